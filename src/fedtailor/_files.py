@@ -119,17 +119,17 @@ def existing_file(path: AnyPath) -> Path:
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
+def reading(path: Path, error_type: type[ValueError] = ValueError) -> Iterator[None]:
     """A file that cannot be read is not a damaged one: failures of the disk and of
     permissions say so.
 
     Raises:
-        ValueError: in place of the block's OSError.
+        ValueError: of `error_type`, in place of the block's OSError.
     """
     try:
         yield
     except OSError as error:
-        raise ValueError(
+        raise error_type(
             f"{path} cannot be read: {reason(error)}; check its permissions and its"
             " disk"
         ) from None

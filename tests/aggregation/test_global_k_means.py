@@ -6,7 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.cluster import KMeans
 
-from fedtailor.aggregation.global_k_means import GroupSums, _none_empty, partitions
+from fedtailor.aggregation.global_k_means import (
+    ClusterSums,
+    _without_empty_clusters,
+    partitions,
+)
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -58,7 +62,10 @@ def test_every_number_of_clusters_is_found_and_none_is_empty(seed, count):
         [one.cost for one in found], costs, rtol=1e-10, atol=1e-10
     )
     np.testing.assert_allclose(
-        [weights @ one.squared_to_own() for one in found], costs, rtol=1e-10, atol=1e-10
+        [weights @ one.squared_to_mean() for one in found],
+        costs,
+        rtol=1e-10,
+        atol=1e-10,
     )
     assert (np.diff(costs) <= 1e-10).all()  # a cluster more never costs more
 
@@ -148,12 +155,12 @@ def test_weights_count_as_copies():
 def test_sums_over_clusters_follow_the_labels(seed):
     rng = np.random.default_rng(seed)
     matrix, weights = rng.uniform(size=(15, 15)), rng.uniform(size=15)
-    sums, labels = GroupSums(matrix, weights), np.zeros(15, np.int64)
+    sums, labels = ClusterSums(matrix, weights), np.zeros(15, np.int64)
     for count in (2, 2, 5, 5, 5):
         labels = np.where(
             rng.uniform(size=15) < 0.5, rng.integers(count, size=15), labels
         )
-        sums = sums.moved(labels, count)
+        sums = sums.relabelled(labels, count)
         np.testing.assert_array_equal(sums.labels, labels)
         np.testing.assert_allclose(
             sums.values,
@@ -166,9 +173,9 @@ def test_sums_of_points_close_together_outlive_a_far_one():
     """What a far point leaves behind must not be its rounding."""
     line = np.array([0, 1e-7, 3e-7, 1.0, 2.0])
     distances = np.abs(line[:, None] - line)
-    sums = GroupSums(distances, np.ones(5))
+    sums = ClusterSums(distances, np.ones(5))
     for labels in ([0, 0, 0, 0, 1], [0, 0, 0, 1, 1]):
-        sums = sums.moved(np.array(labels), 2)
+        sums = sums.relabelled(np.array(labels), 2)
     np.testing.assert_allclose(
         sums.values[0, :3], distances[:3, :3].sum(axis=0), rtol=1e-14
     )
@@ -190,11 +197,11 @@ def test_a_cluster_that_would_be_emptied_keeps_its_members():
         np.array([0, 0, 1, 2]),
         np.array([2, 1, 2, 2]),
     )  # 0 gets the second point back; 1 then needs its own
-    np.testing.assert_array_equal(_none_empty(old, labels, 3), [0, 0, 1, 2])
+    np.testing.assert_array_equal(_without_empty_clusters(old, labels, 3), [0, 0, 1, 2])
     np.testing.assert_array_equal(
-        _none_empty(old, np.array([0, 1, 1, 2]), 3), [0, 1, 1, 2]
+        _without_empty_clusters(old, np.array([0, 1, 1, 2]), 3), [0, 1, 1, 2]
     )
     # the first point founds a cluster of its own, 3: the second has to stay
     np.testing.assert_array_equal(
-        _none_empty(old, np.array([3, 3, 1, 2]), 3, [0]), [3, 0, 1, 2]
+        _without_empty_clusters(old, np.array([3, 3, 1, 2]), 3, [0]), [3, 0, 1, 2]
     )

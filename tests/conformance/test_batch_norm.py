@@ -72,14 +72,13 @@ def test_moons_contrast_compares_training_features_with_those_of_evaluation():
                 model.losses(outputs, y) + 2 * jnp.logaddexp(0, far - near)
             ).mean(), model.vector(renewed)
 
+        gradient = jax.jit(jax.grad(loss, has_aux=True))
         for _ in range(2):
             for i in range(2):
                 x, y = map(jnp.asarray, federation.client(i).train)
                 own = theta
                 for _ in range(2):
-                    g, renewed = jax.grad(loss, has_aux=True)(
-                        own, x, y, (theta, previous[i])
-                    )
+                    g, renewed = gradient(own, x, y, (theta, previous[i]))
                     own = model.statistics.put(
                         own - 0.1 * g, model.statistics.take(renewed)
                     )

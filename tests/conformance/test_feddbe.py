@@ -88,14 +88,13 @@ def check_rounds(kind):
             losses = model.losses(model.head_outputs(theta, z + vector), data[i][1])
             return losses.mean() + kappa * ((after - mean) ** 2).sum(), after
 
+        gradient = jax.jit(jax.grad(loss, has_aux=True), static_argnums=2)
         for _ in range(2):
             locals_ = []
             for i in range(2):
                 own = theta
                 for _ in range(2):
-                    g, after = jax.grad(loss, has_aux=True)(
-                        (own, vector[i]), running[i], i
-                    )
+                    g, after = gradient((own, vector[i]), running[i], i)
                     own, vector[i], running[i] = (
                         own - 0.1 * g[0],
                         vector[i] - 0.1 * g[1],

@@ -327,6 +327,8 @@ def test_hyper_parameters_are_checked():
             HypCluster(**wrong)
     with pytest.raises(ValueError, match="averaging"):
         IFCA(averaging="models and gradients")
+    with pytest.raises(ValueError, match="start='random'"):
+        IFCA(averaging="gradients", start="farthest")
 
 
 def by_id(training, mask):

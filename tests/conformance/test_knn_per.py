@@ -38,15 +38,9 @@ def served(algorithm, federation, rounds=2):
     from fedtailor.protocol import drive
 
     training, found = train(algorithm, federation, mlp(), rounds), {}
-    for table, unseen in (
-        (training.executor.seen, False),
-        (training.executor.unseen, True),
-    ):
-        if len(table):
-            chosen = np.arange(len(table))
-            found |= drive(
-                personal_models(training, chosen, unseen=unseen), training.executor
-            )
+    for table in (training.executor.seen, training.executor.unseen):
+        clients = np.arange(len(table))
+        found |= drive(personal_models(training, table, clients), training.executor)
     return training, [
         jax.tree.map(jnp.asarray, found[name]) for name in federation.names
     ]

@@ -50,9 +50,10 @@ def by_hand(model, x, y, received, previous, mu, tau):
         losses = model.losses(model.logits(model.params(theta), x), y)
         return (losses - mu * jnp.log(near / (near + far))).mean()
 
+    gradient = jax.jit(jax.grad(loss))
     theta = received
     for _ in range(2):
-        theta = theta - 0.1 * jax.grad(loss)(theta)
+        theta = theta - 0.1 * gradient(theta)
     return theta
 
 

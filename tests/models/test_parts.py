@@ -107,21 +107,20 @@ def test_the_head_on_features_is_the_model(name):
         x = x if name == "lstm" else x.astype("float64")
         features = jax.jit(model.features)(theta, x)
         assert features.shape == (4, *model.feature_shape)
-        outputs = model.logits(model.params(theta), x)
-        np.testing.assert_allclose(
-            model.head_outputs(model.params(theta), features), outputs, atol=1e-10
-        )
+        head_outputs = jax.jit(model.head_outputs)
+        outputs = jax.jit(model.logits)(model.params(theta), x)
+        np.testing.assert_allclose(head_outputs(theta, features), outputs, atol=1e-10)
         # the body moves features only, the head outputs only
         moved = model.part("head").put(theta, 2 * model.part("head").take(theta))
         np.testing.assert_array_equal(jax.jit(model.features)(moved, x), features)
-        assert not np.allclose(model.head_outputs(moved, features), outputs)
-        slopes = jax.grad(lambda theta: model.features(theta, x).sum())(theta)
+        assert not np.allclose(head_outputs(moved, features), outputs)
+        slopes = jax.jit(jax.grad(lambda theta: model.features(theta, x).sum()))(theta)
         assert (
             not model.part("head").take(slopes).any()
             and model.part("body").take(slopes).any()
         )
-        slopes = jax.grad(
-            lambda theta: model.head_outputs(theta, features)[:, 0].sum()
+        slopes = jax.jit(
+            jax.grad(lambda theta: model.head_outputs(theta, features)[:, 0].sum())
         )(theta)
         assert (
             not model.part("body").take(slopes).any()

@@ -63,9 +63,7 @@ def test_only_what_a_coordinator_can_ask_for_is_kept(tmp_path):
     # round 9 was never accepted; the coordinator's disk says 2
     store.prune(state_round=6, durable_state_round=2)
     assert store.rounds() == [2, 4, 6]
-    assert store.size() == sum(
-        path.stat().st_size for path in store.directory.glob("round-*")
-    )
+    assert len(list(store.directory.glob("round-*"))) == 3
     store.prune(state_round=6, durable_state_round=6)
     assert store.rounds() == [6]
 

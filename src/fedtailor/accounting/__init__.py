@@ -1,6 +1,4 @@
-"""What personalization costs: the ledger of a run, and the time it would take over a
-wireless network.
-"""
+"""The costs of personalization: traffic, computation, and time over a network."""
 
 from fedtailor.accounting.ledger import MODEL_KINDS, Entry, Ledger, Phase, Totals
 from fedtailor.accounting.wireless import (

@@ -1,6 +1,4 @@
-"""The ledger: what travels and what is computed, derived from the messages
-themselves.
-"""
+"""The ledger of traffic and computation, derived from the messages themselves."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass, fields
@@ -16,10 +14,11 @@ if TYPE_CHECKING:
     import polars as pl
 
 Phase = Literal["probe", "round", "delivery", "unseen"]
-"""When: before training, in a round, when the final models are handed out, or in the
-service of unseen clients.
-"""
+"""When an exchange takes place.
 
+"probe": before training; "round": in a round; "delivery": when the final models are
+handed out; "unseen": in the service of unseen clients.
+"""
 
 SHARING = "sharing"
 """The kind of message under which keys and shares of secure sums are charged."""
@@ -27,8 +26,10 @@ SHARING = "sharing"
 
 @dataclass(frozen=True)
 class Entry:
-    """One row of the ledger: one kind of message in one direction of one exchange, or
-    the computation of the clients.
+    """One row of the ledger.
+
+    It is one kind of message in one direction of one exchange, or the computation of
+    the clients in an exchange.
 
     Attributes:
         round: the round; for `delivery` and `unseen`, the number of rounds done.
@@ -62,8 +63,9 @@ class Entry:
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over training and the delivery of the final models; the service of unseen
-    clients is not included.
+    """Sums over training and the delivery of the final models.
+
+    The service of unseen clients is not included.
 
     Attributes:
         models_down: models (of `MODEL_KINDS`) sent to clients, a stream for many of
@@ -92,8 +94,9 @@ class Totals:
 
 
 class Ledger:
-    """What travelled and what was computed in a run. It reads messages and knows no
-    method.
+    """The traffic and the computation of a run.
+
+    It looks at messages only, whatever the method.
     """
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
@@ -132,10 +135,9 @@ class Ledger:
             raise ValueError(
                 f"phase is {phase!r}; it must be one of {', '.join(get_args(Phase))}"
             )
+        # All clients of the cohort receive and compute; only reporters send.
         clients = len(reporting)
         reporters = int(np.count_nonzero(reporting))
-        # Down: all clients of the cohort receive; up: those send that report;
-        # computing: all of them.
         for kind, sent in downlink.streams.items():
             self.entries.extend(_sent(round, phase, kind, sent))
         for kind in downlink.scalars:
@@ -253,27 +255,29 @@ class Ledger:
 
 
 def _sent(round: int, phase: str, kind: str, sent: Streams) -> Iterator[Entry]:
-    """What one kind of message down costs.
+    """The cost of one kind of message down.
 
     Yields:
         Its entry; nothing where nobody receives it, or all hold it already.
     """
     rows = np.sort(np.asarray(sent.recipients), axis=1)
     # A client that is sent one stream twice needs it once: of equal neighbours only the
-    # first counts.
-    counted = rows >= 0
-    counted[:, 1:] &= rows[:, 1:] != rows[:, :-1]
-    unicasts = int(np.count_nonzero(counted))
+    # first one counts. A row of -1 is not sent.
+    is_counted = rows >= 0
+    is_repeated = rows[:, 1:] == rows[:, :-1]
+    is_counted[:, 1:] &= ~is_repeated
+    unicasts = int(np.count_nonzero(is_counted))
     if unicasts == 0 or sent.already_held:
         return
-    streams = len(np.unique(rows[counted]))
+    streams = len(np.unique(rows[is_counted]))
+    receivers = int(np.count_nonzero(is_counted.any(axis=1)))
     size = _bytes_of_row(sent.values)
     yield Entry(
         round=round,
         phase=phase,
         direction="down",
         kind=kind,
-        clients=int(np.count_nonzero(counted.any(axis=1))),
+        clients=receivers,
         streams=streams,
         unicasts=unicasts,
         bytes_multicast=streams * size,
@@ -282,16 +286,14 @@ def _sent(round: int, phase: str, kind: str, sent: Streams) -> Iterator[Entry]:
 
 
 def _answered(round: int, phase: str, kind: str, value: Any, reporters: int) -> Entry:
-    """What one kind of answer costs.
+    """The cost of one kind of answer.
 
     Args:
+        round, phase, kind: see `Entry`.
         value: the answers of all clients [c, ...]; only shape and type are looked at.
         reporters: how many of them send it.
-
-    Returns:
-        Its entry.
     """
-    # one number a client: a scalar
+    # One number for each client is a scalar.
     if len(value.shape) == 1:
         return Entry(round, phase, "up", kind, reporters, scalars=reporters)
     # A client that trains several models [k, d] sends k vectors; other kinds of answers

@@ -1,8 +1,7 @@
-"""What a run has given away: epsilon of differential privacy, as the package
-`dp-accounting` computes it.
+"""Epsilon of differential privacy, computed by the package `dp-accounting`.
 
-All figures are of its accountant of Rényi differential privacy (Mironov 2017) over
-whole orders. Needs the extra `privacy`.
+By its accountant of Rényi differential privacy (Mironov 2017), over whole orders. Needs
+the extra `privacy`.
 """
 
 import math
@@ -12,18 +11,17 @@ from typing import Any
 from fedtailor.protocol import require
 
 ORDERS = (*range(2, 64), 72, 80, 96, 128, 192, 256, 512, 1024)
-"""Orders of the Rényi divergence that the smallest epsilon is sought over: below 2 only
-very large ones need any.
+"""Orders of the Rényi divergence, of which the one of smallest epsilon counts.
+
+Orders below 2 would matter for a very large epsilon only.
 """
 
 
 def batch_room(batch_size: int) -> int:
-    """Places for the examples that a private step draws, when `batch_size` are
-    expected.
+    """The size of the batches of private steps, which draw `batch_size` in expectation.
 
     Returns:
-        So many that more are drawn less than once in 10^12 steps (Poisson's upper
-        tail).
+        A size that a draw exceeds less than once in 10^12 steps (Poisson's upper tail).
     """
     return batch_size + 8 * math.ceil(math.sqrt(batch_size)) + 8
 
@@ -48,14 +46,15 @@ def require_accountant() -> Any:
 def sampled_gaussian_epsilon(
     multiplier: float, probability: float, steps: int, delta: float
 ) -> float:
-    """Epsilon of noisy sums of which each took every unit (client, example) with a
-    probability of its own draw.
+    """Epsilon of noisy sums over random samples of units (clients or examples).
+
+    Each sum takes each unit with the same probability, independently.
 
     Args:
         multiplier: deviation of the noise over the largest norm that a unit adds to a
             sum.
         probability: with which a unit takes part in a sum; 1 = always.
-        steps: sums.
+        steps: the number of sums.
         delta: probability that the guarantee may fail.
 
     Returns:
@@ -64,14 +63,11 @@ def sampled_gaussian_epsilon(
     if steps == 0:
         return 0.0
     library = require_accountant()
-    # A noisy sum over all units, or over a sample of them, whose privacy is amplified
-    # by the sampling; composed `steps` times by adding Rényi divergences up.
-    sum_of_all = library.GaussianDpEvent(multiplier)
-    event = (
-        sum_of_all
-        if probability == 1
-        else library.PoissonSampledDpEvent(probability, sum_of_all)
-    )
+    event = library.GaussianDpEvent(multiplier)
+    # Sampling amplifies the privacy of a sum.
+    if probability < 1:
+        event = library.PoissonSampledDpEvent(probability, event)
+    # Composition over steps adds Rényi divergences up.
     accountant = library.rdp.RdpAccountant(ORDERS)
     accountant.compose(event, steps)
     return float(accountant.get_epsilon(delta))
@@ -90,7 +86,7 @@ def sgd_epsilon(
         multiplier: deviation of the noise over the bound of an example's gradient.
         batch_size: examples expected in a step.
         examples: that the client trains on.
-        steps: that it has taken.
+        steps: the number of steps that it has taken.
         delta: probability that the guarantee may fail.
 
     Returns:
@@ -100,18 +96,18 @@ def sgd_epsilon(
         return 0.0
     probability = min(1.0, batch_size / examples)
     epsilon = sampled_gaussian_epsilon(multiplier, probability, steps, delta)
-    from scipy import stats  # it takes half a second to import
+    # Imported here, as it takes half a second.
+    from scipy import stats
 
-    # of two mechanisms that differ with probability p, one has delta + (1 + e^epsilon)
-    # p of the other's delta
-    differ = steps * float(
-        stats.binom.sf(batch_room(batch_size), examples, probability)
-    )
-    if differ == 0:
+    # If two mechanisms differ with probability p at most and one is (epsilon, delta)-
+    # private, the other is (epsilon, delta + (1 + e^epsilon) p)-private.
+    overfull = float(stats.binom.sf(batch_room(batch_size), examples, probability))
+    p = steps * overfull
+    if p == 0:
         return epsilon
-    # With at most half of delta gone epsilon grows by less than 1 (by log 2 at the
+    # With at most half of delta lost epsilon grows by less than 1 (by log 2 at the
     # order 2, less at larger ones); 700 keeps exp from overflowing.
-    lost = differ * (1 + math.exp(min(epsilon + 1, 700)))
+    lost = p * (1 + math.exp(min(epsilon + 1, 700)))
     if lost >= delta / 2:
         return math.inf
     return sampled_gaussian_epsilon(multiplier, probability, steps, delta - lost)

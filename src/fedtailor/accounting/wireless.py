@@ -1,6 +1,4 @@
-"""Time over a wireless network: the model of Mestoukirdi et al. 2022, section V-D, on
-top of the ledger.
-"""
+"""Time over a wireless network (Mestoukirdi et al. 2022, section V-D), by the ledger."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,18 +19,19 @@ FORWARD = 1 / 3
 
 @dataclass(frozen=True)
 class Wireless:
-    """A server that broadcasts to clients of random computing time; all times in one
-    unit of your choice.
+    """A server that broadcasts to clients whose computing time is random.
 
         T_round = streams T_dl + passes (T_min + H_m / mu) + uploads rho T_dl
 
     Computing times are T_min plus an exponential delay of mean 1/mu, the server waits
     for the slowest of m clients (H_m is the m-th harmonic number), each distinct
-    downlink model takes T_dl and is heard by all clients. The paper defines rho and the
-    computing time; that a round is the sum of its three parts is our reading, and so is
-    that clients compute longer in proportion to their passes through their data, which
-    the paper takes for one in every method. Only vectors of the model's size take time;
-    scalars, examples and the like do not.
+    downlink model takes T_dl and is heard by all clients. All times are in one unit of
+    your choice. Only vectors of the model's size take time; scalars, examples and the
+    like do not.
+
+    The paper defines rho and the computing time. Two things are our reading: that a
+    round is the sum of its three parts, and that computing takes time in proportion to
+    the passes through a client's data, which the paper takes for one in every method.
 
     Attributes:
         rho: time of a model's uplink over that of its downlink, T_ul / T_dl (2 to 4 in
@@ -68,8 +67,7 @@ class Wireless:
     def times(
         self, ledger: "pl.DataFrame", rounds: ArrayLike, *, samples: float | None = None
     ) -> NDArray[np.float64]:
-        """Time from the start until the models of numbers of rounds [n] are with the
-        clients, from `Ledger.frame()`.
+        """Time until the clients hold the models of some numbers of rounds.
 
         A probe counts as a round of its own, before the first. m is the number of
         clients that answer, or of all that compute where nobody answers. After any
@@ -77,7 +75,7 @@ class Wireless:
         (`delivery`); before the first, and where the ledger has no delivery, none.
 
         Args:
-            ledger: what travelled and what was computed.
+            ledger: `Ledger.frame()` of a run.
             rounds: [n] numbers of rounds done.
             samples: training samples of a client, the mean over clients. With them,
                 passes are counted from the ledger: examples over samples, a forward
@@ -96,24 +94,25 @@ class Wireless:
             samples is None or samples > 0, f"samples is {samples}; it must be above 0"
         )
         wanted = np.asarray(rounds, np.int64)
-        # elapsed[t]: the time after t rounds, before the models of the last one are
-        # handed out
-        elapsed = np.concatenate([[0.0], np.cumsum(self._round_times(ledger, samples))])
-        if wanted.size and (wanted.min() < 0 or wanted.max() >= len(elapsed)):
+        durations = self._round_times(ledger, samples)
+        known = (wanted >= 0) & (wanted <= len(durations))
+        if not known.all():
             raise ValueError(
-                f"the ledger has {len(elapsed) - 1} rounds; there is no time for"
+                f"the ledger has {len(durations)} rounds; there is no time for"
                 f" {wanted.tolist()}"
             )
-        return elapsed[wanted] + np.where(wanted > 0, self._delivery_time(ledger), 0.0)
+        # elapsed[t]: the time after t rounds, before the delivery of the models
+        elapsed = np.concatenate([[0.0], np.cumsum(durations)])
+        delivery = np.where(wanted > 0, self._delivery_time(ledger), 0.0)
+        return elapsed[wanted] + delivery
 
     def _delivery_time(self, ledger: "pl.DataFrame") -> float:
-        """Until the final models have been sent, each stream once."""
+        """The time of sending the final models, each stream once."""
         import polars as pl
 
         sent = (pl.col("phase") == "delivery") & (pl.col("direction") == "down")
-        streams = ledger.filter(sent & pl.col("kind").is_in(list(MODEL_KINDS)))[
-            "streams"
-        ].sum()
+        models = pl.col("kind").is_in(list(MODEL_KINDS))
+        streams = ledger.filter(sent & models)["streams"].sum()
         return self.t_dl * float(streams)
 
     def _round_times(
@@ -122,44 +121,43 @@ class Wireless:
         """The duration of every round, with the probe that precedes it."""
         import polars as pl
 
-        sends = pl.col("direction") == "down"
+        clients = pl.col("clients")
+        unicasts = pl.col("unicasts")
         answers = pl.col("direction") == "up"
         models = pl.col("kind").is_in(list(MODEL_KINDS))
+        models_down = models & (pl.col("direction") == "down")
+        models_up = models & answers
+        # If all clients send at once, the models that one of them sends take time; if
+        # they send one after the other, those of all clients do.
+        simultaneous = self.uplink == "simultaneous"
+        uploads = unicasts / clients if simultaneous else unicasts
+        work = pl.col("gradients") + FORWARD * pl.col("forwards")
         # One row for each exchange: a round may have two, when a probe precedes it.
         exchanges = (
             ledger.filter(pl.col("phase").is_in(["probe", "round"]))
             .group_by("round", "phase")
             .agg(
-                streams=pl.col("streams").filter(sends & models).sum(),
-                uploads=(pl.col("unicasts") / pl.col("clients"))
-                .filter(answers & models)
-                .sum(),
-                all_uploads=pl.col("unicasts").filter(answers & models).sum(),
-                awaited=pl.coalesce(
-                    pl.col("clients").filter(answers).max(), pl.col("clients").max()
-                ),
-                # examples of all clients that compute, over their number
-                examples=(pl.col("gradients") + FORWARD * pl.col("forwards")).sum()
-                / pl.col("clients").max(),
+                streams=pl.col("streams").filter(models_down).sum(),
+                uploads=uploads.filter(models_up).sum(),
+                # The server waits for those who answer or, if nobody does, for all.
+                awaited=pl.coalesce(clients.filter(answers).max(), clients.max()),
+                # the examples that a client computes on, the mean over clients
+                examples=work.sum() / clients.max(),
             )
         )
-        # models that one client sends, all sending at once; or that all clients send,
-        # one after the other
-        uploads = exchanges[
-            "uploads" if self.uplink == "simultaneous" else "all_uploads"
-        ].to_numpy()
-        passes = 1.0 if samples is None else exchanges["examples"].to_numpy() / samples
+        streams = exchanges["streams"].to_numpy()
+        uploads_of_round = exchanges["uploads"].to_numpy()
         # The expected maximum of m independent exponential delays is their mean times
         # H_m.
         slowest_delay = self.mean_delay * _harmonic(exchanges["awaited"].to_numpy())
+        passes = 1.0 if samples is None else exchanges["examples"].to_numpy() / samples
+        # T_round of the class's docstring
         computing = passes * (self.t_min + slowest_delay)
-        sending = self.t_dl * (exchanges["streams"].to_numpy() + self.rho * uploads)
-        # T_round of the class's docstring; a probe's time is added to the round that it
-        # precedes.
+        sending = self.t_dl * (streams + self.rho * uploads_of_round)
         durations = computing + sending
-        return np.bincount(exchanges["round"].to_numpy(), weights=durations).astype(
-            np.float64
-        )
+        # A probe's time is added to the round that it precedes.
+        rounds = exchanges["round"].to_numpy()
+        return np.bincount(rounds, weights=durations).astype(np.float64)
 
 
 WIRELESS_PRESETS: Mapping[str, Wireless] = {
@@ -226,7 +224,9 @@ def time_to_reach(
         is none.
     """
     reached = [t for t in sorted(accuracies) if accuracies[t] >= target]
-    return float(system.times(ledger, reached[0], samples=samples)) if reached else None
+    if not reached:
+        return None
+    return float(system.times(ledger, reached[0], samples=samples))
 
 
 def _harmonic(counts: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -1,6 +1,4 @@
-"""From what clients send to the models of the streams: the affine mix, and where its
-weights come from.
-"""
+"""Aggregation: the weighted mix of clients' models, and where its weights come from."""
 
 from fedtailor.aggregation.best_rows import BestRows, best_rows
 from fedtailor.aggregation.kernel import (

@@ -1,6 +1,4 @@
-"""Weights of sources that have few samples, or another distribution, where both cost
-something.
-"""
+"""Weights of data sources that trade few samples against another distribution."""
 
 from dataclasses import dataclass
 
@@ -28,12 +26,15 @@ def best_rows(
     sizes: Int[np.ndarray, " m"] | Float[np.ndarray, " m"],
     complexity: float,
 ) -> BestRows:
-    """The exact minimum over the simplex of c sqrt(sum_j w_j^2 / n_j) + sum_j w_j b_ij,
-    for each row.
+    """Minimise c sqrt(sum_j w_j^2 / n_j) + sum_j w_j b_ij over the simplex, row by row.
 
-    Stationarity gives w_j in proportion to n_j max(nu - b_j, 0) with sum_j n_j max(nu -
-    b_j, 0)^2 = c^2, and nu is the minimum: a quadratic equation once it is known which
-    clients take part, and these are the ones of least bias.
+    The minimum is exact. Stationarity gives w_j proportional to n_j max(nu - b_j, 0),
+    where nu, which is the minimum itself, solves
+
+        sum_j n_j max(nu - b_j, 0)^2 = c^2
+
+    This is a quadratic equation once it is known which clients have weight, and these
+    are the ones of least bias.
 
     Args:
         biases: b_ij, the cost of client j's data to client i, as 2 d(P_i, P_j).
@@ -48,11 +49,12 @@ def best_rows(
     """
     require(complexity > 0, f"complexity is {complexity}; it must be above 0")
     sizes = np.asarray(sizes, np.float64)
-    rows = [
-        _best_row(bias, sizes, complexity) for bias in np.asarray(biases, np.float64)
-    ]
-    weights = np.array([weights for weights, _ in rows]).reshape(np.shape(biases))
-    return BestRows(weights, np.array([bound for _, bound in rows], np.float64))
+    biases = np.asarray(biases, np.float64)
+    weights = np.zeros(biases.shape)
+    bound = np.zeros(len(biases))
+    for i, bias in enumerate(biases):
+        weights[i], bound[i] = _best_row(bias, sizes, complexity)
+    return BestRows(weights, bound)
 
 
 def _best_row(
@@ -68,22 +70,25 @@ def _best_row(
     Returns:
         The weights [m], which sum to 1, and the minimum.
     """
-    # A constant added to all costs changes the minimum by that constant, and no weight:
-    # small numbers lose no digits.
-    least = bias.min()
-    above_least = bias - least
-    order = np.argsort(bias, kind="stable")
-    b = above_least[order]
-    samples = n[order]
+    # Subtracting the least bias lowers the minimum by as much and changes no weight;
+    # differences of large biases keep their digits.
+    least_bias = bias.min()
+    shifted = bias - least_bias
+    ascending = np.argsort(bias, kind="stable")
+    b = shifted[ascending]
+    samples = n[ascending]
+    # If just the k clients of least bias have weight, the equation for nu is
+    # s0 nu^2 - 2 s1 nu + s2 = c^2, where s_p is the sum of their n_j b_j^p. It is
+    # solved for all k = 1..m at once; nu is the larger root.
     s0 = np.cumsum(samples)
     s1 = np.cumsum(samples * b)
     s2 = np.cumsum(samples * b**2)
-    # For the k nearest the equation is s0 nu^2 - 2 s1 nu + s2 = c^2, with s_p the sum
-    # of their n_j b_j^p, of which nu is the larger root. They are all that take part if
-    # nu does not reach the next one's cost.
-    mean = s1 / s0
-    nus = mean + np.sqrt(np.maximum(mean**2 - (s2 - complexity**2) / s0, 0.0))
+    mean_bias = s1 / s0
+    discriminant = mean_bias**2 - (s2 - complexity**2) / s0
+    larger_root = mean_bias + np.sqrt(np.maximum(discriminant, 0.0))
+    # The right k is the first whose root does not exceed the bias of the next client.
     next_bias = np.append(b[1:], np.inf)
-    nu = nus[int(np.argmax(nus <= next_bias))]
-    mass = n * np.maximum(nu - above_least, 0.0)
-    return mass / mass.sum(), float(nu + least)
+    k = int(np.argmax(larger_root <= next_bias))
+    nu = larger_root[k]
+    unnormalised = n * np.maximum(nu - shifted, 0.0)
+    return unnormalised / unnormalised.sum(), float(nu + least_bias)

@@ -1,9 +1,8 @@
-"""Clusters of clients: k-means on rows of weights or on models, how many of them, and
-splits in two.
+"""Clusters of clients, by k-means or by agglomerative clustering.
 
-All functions are host code that draws nothing, and number clusters by their first
-member; for results that do not depend on the order in which clients are listed, give
-the rows sorted by client id.
+All functions run on the host, draw no random numbers, and number clusters by their
+first member. For results that do not depend on the order in which clients are listed,
+give the rows sorted by client id.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedtailor.aggregation.distances import Rows, squared_distances
 from fedtailor.aggregation.global_k_means import (
-    GroupSums,
+    ClusterSums,
     Labels,
     Partition,
     partitions,
@@ -23,16 +22,12 @@ from fedtailor.aggregation.global_k_means import (
 from fedtailor.protocol import require
 
 TradeOff = Callable[[int, float], float]
-"""c(k, s): the value of k streams whose silhouette is s (Mestoukirdi et al., algorithm
-2).
-"""
+"""c(k, s): the value of k streams of silhouette s (Mestoukirdi et al., algorithm 2)."""
 
 _SAME = 1e-9
-"""Merges of a tree whose heights differ by this part of the largest are at one height.
-"""
+"""Merge heights of a tree count as equal up to this share of the largest height."""
 _ALL_UP_TO = 100
-"""Every number of clusters up to this is tried; from there on, numbers a tenth apart.
-"""
+"""Every number of clusters up to this is tried, above it only numbers a tenth apart."""
 
 
 def k_means(
@@ -54,10 +49,9 @@ def k_means(
         1 <= k <= len(rows),
         f"cannot make {k} clusters of {len(rows)} rows; ask for 1 to {len(rows)}",
     )
-    labels = _of_rows(rows).labels(k)
-    centroids = [
-        rows[labels == label].mean(axis=0) for label in range(labels.max() + 1)
-    ]
+    labels = _distinct_rows(rows).labels(k)
+    clusters = range(labels.max() + 1)
+    centroids = [rows[labels == cluster].mean(axis=0) for cluster in clusters]
     return labels, np.stack(centroids)
 
 
@@ -77,14 +71,13 @@ def clusterings(
     Raises:
         ValueError: a row is not finite.
     """
-    points = _of_rows(np.asarray(rows, np.float64))
-    distances = GroupSums(np.sqrt(points.squared), points.multiplicity)
+    points = _distinct_rows(np.asarray(rows, np.float64))
+    distances = ClusterSums(np.sqrt(points.squared), points.multiplicity)
     for partition in points.partitions(largest):
-        distances = distances.moved(partition.labels, partition.count)
-        yield (
-            _by_first_member(partition.labels[points.of_row]),
-            _silhouette(distances, points.multiplicity),
-        )
+        distances = distances.relabelled(partition.labels, partition.count)
+        labels_of_rows = partition.labels[points.point_of_row]
+        score = _silhouette(distances, points.multiplicity)
+        yield _by_first_member(labels_of_rows), score
 
 
 def k_means_of_models(models: Float[Rows, "m d"], k: int) -> Labels:
@@ -100,14 +93,18 @@ def k_means_of_models(models: Float[Rows, "m d"], k: int) -> Labels:
         1 <= k <= len(models),
         f"cannot make {k} clusters of {len(models)} models; ask for 1 to {len(models)}",
     )
-    return _of_models(models).labels(k)
+    return _distinct_models(models).labels(k)
 
 
 def costs_of_models(
     models: Float[Rows, "m d"], weights: Float[np.ndarray, " m"], largest: int
 ) -> tuple[NDArray[np.int64], Float[np.ndarray, " n"]]:
-    """How far models lie from the means of their clusters, for numbers of clusters that
-    are worth comparing.
+    """The k-means cost of models, for each number of clusters worth comparing.
+
+    Args:
+        models: what is clustered.
+        weights: of the models in the cost.
+        largest: the most clusters.
 
     Returns:
         Numbers of clusters [n]: 1, 2, 3, ... up to `largest` as far as there are
@@ -117,13 +114,13 @@ def costs_of_models(
     Raises:
         ValueError: a model is not finite.
     """
-    points = _of_models(models)
-    point_weights = np.bincount(points.of_row, weights)
+    points = _distinct_models(models)
+    point_weights = np.bincount(points.point_of_row, weights)
     numbers = []
     costs = []
     for partition in points.partitions(largest):
         numbers.append(partition.count)
-        costs.append(np.einsum("i,i->", point_weights, partition.squared_to_own()))
+        costs.append(np.einsum("i,i->", point_weights, partition.squared_to_mean()))
     return np.array(numbers), np.array(costs)
 
 
@@ -180,14 +177,15 @@ def silhouette(rows: Float[np.ndarray, "m p"], labels: ArrayLike) -> float:
     """
     from scipy.spatial.distance import pdist, squareform
 
-    names, labels = np.unique(labels, return_inverse=True)
-    each = np.ones(len(labels))
-    distances = GroupSums(squareform(pdist(np.asarray(rows, np.float64))), each)
-    return _silhouette(distances.moved(labels, len(names)), each)
+    clusters, labels = np.unique(labels, return_inverse=True)
+    weights = np.ones(len(labels))
+    distances = squareform(pdist(np.asarray(rows, np.float64)))
+    sums = ClusterSums(distances, weights).relabelled(labels, len(clusters))
+    return _silhouette(sums, weights)
 
 
 def match(cost: Float[np.ndarray, "new old"]) -> NDArray[np.int64]:
-    """The one-to-one assignment of new clusters to old ones with the least total cost.
+    """Match new clusters with old ones, one to one, at the least total cost.
 
     Returns:
         The old cluster of every new one [new].
@@ -195,8 +193,8 @@ def match(cost: Float[np.ndarray, "new old"]) -> NDArray[np.int64]:
     Raises:
         ValueError: there are more new clusters than old ones.
     """
-    # SciPy is imported where it is used: it takes its time, and most methods need none
-    # of it.
+    # SciPy is imported where it is used: its import is slow, and most methods do not
+    # need it.
     from scipy.optimize import linear_sum_assignment
 
     new, old = cost.shape
@@ -233,9 +231,7 @@ def bipartition(
         linkage in ("complete", "single"),
         f"linkage is {linkage!r}; it must be 'complete' or 'single'",
     )
-    # `squareform` reads one triangle of the matrix; the two may differ by rounding.
-    symmetric = (np.asarray(similarity, np.float64) + np.transpose(similarity)) / 2
-    dissimilarity = 1.0 - symmetric
+    dissimilarity = 1.0 - _symmetric(similarity)
     tree = merge(squareform(dissimilarity, checks=False), linkage)
     return _by_first_member(cut_tree(tree, n_clusters=2).ravel())
 
@@ -253,11 +249,11 @@ def agglomerative(
         distances: of all pairs.
         linkage: how far apart two clusters are: by the mean, the largest or the
             smallest distance between members.
-        clusters: how many to end with; or
-        threshold: the distance from which on clusters are not merged. With neither, the
-            tree is cut where the distance at which clusters merge grows most from one
-            merge to the next: in 2 to m - 1 clusters, or in one where all distances are
-            equal or there are two rows.
+        clusters: how many clusters to make.
+        threshold: the distance from which on clusters are not merged; give this or the
+            number of clusters. With neither the tree is cut at the largest gap between
+            the distances of successive merges: in 2 to m - 1 clusters, or in one where
+            all distances are equal or there are two rows.
 
     Returns:
         Labels [m].
@@ -281,8 +277,7 @@ def agglomerative(
     )
     if count == 1:
         return np.zeros(1, np.int64)
-    symmetric = (np.asarray(distances, np.float64) + np.transpose(distances)) / 2
-    tree = merge(squareform(symmetric, checks=False), linkage)
+    tree = merge(squareform(_symmetric(distances), checks=False), linkage)
     if threshold is not None:
         return _by_first_member(fcluster(tree, threshold, "distance"))
     if clusters is not None:
@@ -293,39 +288,51 @@ def agglomerative(
     gaps = np.diff(heights)
     if count == 2 or gaps.max() <= _SAME * heights[-1]:
         return np.zeros(count, np.int64)
-    # The merges before the largest gap are made, those behind it are not.
+    # The merges below the largest gap are made, those above it are not.
     merges = int(np.argmax(gaps)) + 1
     return _by_first_member(cut_tree(tree, count - merges).ravel())
 
 
-class _Points:
-    """The distinct rows with their multiplicities: what k-means sees. Rows at most
-    `same` [m, m] apart are one.
+class _DistinctPoints:
+    """The n distinct points among m rows, which are what k-means clusters.
+
+    Attributes:
+        point_of_row: the point of each row [m].
+        squared: squared distances between points [n, n].
+        multiplicity: how many rows each point stands for [n].
     """
 
-    def __init__(self, squared: NDArray[np.float64], same: NDArray[np.float64]) -> None:
+    def __init__(
+        self, squared: NDArray[np.float64], tolerance: NDArray[np.float64]
+    ) -> None:
+        """Merge rows that lie at most a tolerance apart.
+
+        Args:
+            squared: squared distances between rows [m, m].
+            tolerance: for each pair of rows [m, m].
+        """
         from scipy.sparse import csr_array
         from scipy.sparse.csgraph import connected_components
 
-        # "At most `same` apart" is made transitive: whatever hangs together by such
-        # pairs is one point.
-        _, points = connected_components(
-            csr_array(squared <= np.square(same)), directed=False
-        )
-        self.of_row = _by_first_member(points)
-        # of each point one row stands for all
-        _, first = np.unique(self.of_row, return_index=True)
-        self.squared = squared[np.ix_(first, first)]
-        self.multiplicity = np.bincount(self.of_row).astype(np.float64)
+        # Made transitive: rows that are connected by such pairs are one point.
+        is_same = csr_array(squared <= np.square(tolerance))
+        _, components = connected_components(is_same, directed=False)
+        self.point_of_row = _by_first_member(components)
+        # The first row of each point stands for all of them.
+        _, first_row = np.unique(self.point_of_row, return_index=True)
+        self.squared = squared[np.ix_(first_row, first_row)]
+        self.multiplicity = np.bincount(self.point_of_row).astype(np.float64)
 
     def labels(self, k: int) -> Labels:
-        """Labels of the rows in k clusters, or as many as there are points."""
+        """Labels [m] of the rows in k clusters, or in n where there are fewer points."""
         *_, last = self.partitions(k)
-        return _by_first_member(last.labels[self.of_row])
+        return _by_first_member(last.labels[self.point_of_row])
 
     def partitions(self, largest: int) -> Iterator[Partition]:
-        """Of the points in 1, 2, 3, ... up to 100 clusters, then a tenth apart, up to
-        `largest` or one for each.
+        """Partitions of the points in 1, 2, 3, ... clusters.
+
+        All numbers up to 100, then numbers a tenth apart, up to `largest` or to one
+        cluster for each point.
         """
         largest = min(largest, len(self.squared))
         numbers = [1]
@@ -335,7 +342,7 @@ class _Points:
         return partitions(self.squared, self.multiplicity, numbers)
 
 
-def _of_rows(rows: NDArray[np.float64]) -> _Points:
+def _distinct_rows(rows: NDArray[np.float64]) -> _DistinctPoints:
     """The distinct rows of weights.
 
     Raises:
@@ -343,61 +350,70 @@ def _of_rows(rows: NDArray[np.float64]) -> _Points:
     """
     from scipy.spatial.distance import pdist, squareform
 
-    broken = ~np.isfinite(rows).all(axis=1)
+    is_finite = np.isfinite(rows).all(axis=1)
     require(
-        not broken.any(),
-        f"row {np.argmax(broken)} is not finite; rows of weights are finite numbers",
+        bool(is_finite.all()),
+        f"row {np.argmin(is_finite)} is not finite; rows of weights are finite numbers",
     )
-    return _Points(squareform(pdist(rows, "sqeuclidean")), same=1e-9 * _longer(rows))
+    squared = squareform(pdist(rows, "sqeuclidean"))
+    return _DistinctPoints(squared, tolerance=1e-9 * _longer_length(rows))
 
 
-def _of_models(models: Rows) -> _Points:
+def _distinct_models(models: Rows) -> _DistinctPoints:
     """The distinct models."""
-    # models are single-precision vectors, and distances from a Gram matrix have an
-    # error of this order too
-    return _Points(squared_distances(models), same=1e-7 * _longer(np.asarray(models)))
+    # Models are single-precision vectors, and distances from a Gram matrix have an
+    # error of this order, too.
+    tolerance = 1e-7 * _longer_length(np.asarray(models))
+    return _DistinctPoints(squared_distances(models), tolerance)
 
 
-def _silhouette(distances: GroupSums, weights: NDArray[np.float64]) -> float:
-    """`silhouette` of points that stand for several rows each.
+def _silhouette(distances: ClusterSums, weights: NDArray[np.float64]) -> float:
+    """`silhouette` of n points in k clusters, each of which stands for several rows.
 
     Args:
-        distances: sums of each point's distances to the members of each cluster.
-        weights: multiplicities [n] of the points.
+        distances: sums [k, n] of each point's distances to the members of each cluster.
+        weights: multiplicities of the points [n].
 
     Returns:
         The mean over all rows, to 12 decimals.
     """
     labels = distances.labels
     points = np.arange(len(weights))
-    sizes = np.bincount(labels, weights)
-    if len(sizes) == 1:
+    cluster_sizes = np.bincount(labels, weights)
+    if len(cluster_sizes) == 1:
         return 0.0
-    size = sizes[labels]
-    # a: the mean over the other members of the own cluster
-    a = distances.values[labels, points] / np.maximum(size - 1, 1)
-    # b: the least of the means over the other clusters
-    means = distances.values / sizes[:, None]
+    own_size = cluster_sizes[labels]
+    # a: the mean distance to the other members of the own cluster
+    a = distances.values[labels, points] / np.maximum(own_size - 1, 1)
+    # b: the mean distance to the members of the nearest other cluster
+    means = distances.values / cluster_sizes[:, None]
     means[labels, points] = np.inf
     b = means.min(axis=0)
+    # A row alone in its cluster counts 0, and so do rows that all lie at one place.
     larger = np.maximum(a, b)
-    # alone in a cluster, or at one place with everything: 0
-    defined = (larger > 0) & (size > 1)
-    of_point = np.divide(b - a, larger, where=defined, out=np.zeros(len(size)))
-    # sums in another order differ by rounding, which must neither make a silhouette
-    # positive nor break ties
-    return round(float(weights @ of_point / weights.sum()), 12)
+    is_defined = (larger > 0) & (own_size > 1)
+    zeros = np.zeros(len(points))
+    silhouettes = np.divide(b - a, larger, where=is_defined, out=zeros)
+    # Sums in another order differ by rounding, which must neither make a silhouette
+    # positive nor break ties.
+    return round(float(weights @ silhouettes / weights.sum()), 12)
+
+
+def _symmetric(matrix: NDArray[Any]) -> NDArray[np.float64]:
+    """The mean of a matrix and its transpose, from which it differs by rounding."""
+    # SciPy's `squareform` reads one triangle only.
+    return (np.asarray(matrix, np.float64) + np.transpose(matrix)) / 2
 
 
 def _by_first_member(labels: NDArray[Any]) -> Labels:
     """The same clusters, numbered in the order of their first members."""
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
     # Sorting twice gives ranks: the new number of each old label.
-    rank = np.argsort(np.argsort(first)).astype(np.int64)
-    return rank[inverse]
+    new_label = np.argsort(np.argsort(first)).astype(np.int64)
+    return new_label[inverse]
 
 
-def _longer(rows: NDArray[Any]) -> NDArray[np.float64]:
-    """The length of the longer one of each two rows [m, m]."""
+def _longer_length(rows: NDArray[Any]) -> NDArray[np.float64]:
+    """For each pair of rows the length of the longer one [m, m]."""
     lengths = np.sqrt([np.einsum("i,i->", row, row, dtype=np.float64) for row in rows])
     return np.maximum(lengths[:, None], lengths[None])

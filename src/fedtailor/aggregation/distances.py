@@ -1,6 +1,4 @@
-"""Distances and similarities between the models or gradients of all pairs of clients,
-in double precision.
-"""
+"""Distances and similarities between all pairs of models or gradients, in float64."""
 
 from collections.abc import Iterator
 
@@ -12,7 +10,7 @@ from numpy.typing import NDArray
 Rows = jax.Array | np.ndarray
 
 _BLOCK_ELEMENTS = 1 << 23
-"""Elements that are held in double precision at once (64 MiB)."""
+"""Elements that are converted to double precision at once (64 MiB)."""
 
 
 def gram(
@@ -31,21 +29,19 @@ def gram(
         ValueError: a row is not finite.
     """
     rows = np.asarray(rows)
-    # A few columns at a time: models are long, and all of them in double precision
-    # would be twice as large again.
+    # A few columns at a time: a copy of all models in double precision would need twice
+    # the memory of the models themselves.
     products = np.zeros((len(rows), len(rows)))
-    for block in _columns(rows):
+    for block in _column_blocks(rows):
         if centred:
             block -= block.mean(axis=0)
         products += block @ block.T
-    # One entry that is not finite makes its row's product with itself not finite: a
-    # look at m numbers is enough.
-    broken = ~np.isfinite(products.diagonal())
-    if broken.any():
-        rows_finite = np.isfinite(rows).all(axis=1)
+    # An entry that is not finite makes the product of its row with itself not finite,
+    # so the m diagonal entries tell.
+    if not np.isfinite(products.diagonal()).all():
+        is_finite = np.isfinite(rows).all(axis=1)
         raise ValueError(
-            f"row {np.argmin(rows_finite)} is not finite; distances to it are not"
-            " defined"
+            f"row {np.argmin(is_finite)} is not finite; distances to it are not defined"
         )
     return products
 
@@ -60,24 +56,16 @@ def squared_distances(
     differences in rounding.
 
     Args:
-        rows: where distances start from.
-        others: where they lead to; None = to `rows` themselves.
+        rows: from which distances are measured.
+        others: to which they are measured; None = `rows` themselves.
 
     Returns:
-        The squared distance from every row to every other one, never negative; a row's
-        to itself is exactly 0.
+        Squared distances [r, m], never negative. From a row to itself it is exactly 0.
     """
-    count = len(rows)
-    all_rows = (
-        rows
-        if others is None
-        else np.concatenate([np.asarray(rows), np.asarray(others)])
-    )
-    # |a - b|^2 = |a|^2 + |b|^2 - 2 <a, b>, which rounding may have made negative
-    products = gram(all_rows, centred=True)
-    norms = products.diagonal()
-    distances = np.maximum(norms[:, None] + norms[None] - 2 * products, 0.0)
-    return distances if others is None else distances[:count, count:]
+    if others is None:
+        return _squared_distances_of_all(rows)
+    stacked = np.concatenate([np.asarray(rows), np.asarray(others)])
+    return _squared_distances_of_all(stacked)[: len(rows), len(rows) :]
 
 
 def cosine_similarity(rows: Float[Rows, "m d"]) -> Float[np.ndarray, "m m"]:
@@ -104,7 +92,15 @@ def cosine_similarity(rows: Float[Rows, "m d"]) -> Float[np.ndarray, "m m"]:
     return similarity
 
 
-def _columns(rows: NDArray[np.floating]) -> Iterator[NDArray[np.float64]]:
+def _squared_distances_of_all(rows: Float[Rows, "m d"]) -> Float[np.ndarray, "m m"]:
+    # |a - b|^2 = |a|^2 + |b|^2 - 2 <a, b>, which rounding may make negative
+    products = gram(rows, centred=True)
+    squared_norms = products.diagonal()
+    sums = squared_norms[:, None] + squared_norms[None]
+    return np.maximum(sums - 2 * products, 0.0)
+
+
+def _column_blocks(rows: NDArray[np.floating]) -> Iterator[NDArray[np.float64]]:
     """The columns of `rows` in float64, a few at a time."""
     width = max(_BLOCK_ELEMENTS // max(len(rows), 1), 1)
     for start in range(0, rows.shape[1], width):

@@ -1,13 +1,15 @@
-"""Global k-means on squared distances: what choosing among hundreds of numbers of
-clusters can afford.
+"""Global k-means on squared distances, for hundreds of numbers of clusters in one pass.
 
-One cluster after another is added where it lowers the cost most (Likas, Vlassis and
-Verbeek 2003); then points move between clusters, all to their nearest mean (Lloyd) and,
-once none is nearer to another, one by one where that lowers the cost, the change of
-both means included (Hartigan 1975). Each number of clusters starts from the one before,
-so few points move; distances to means come from sums over the members of clusters, of
-which a move changes two. Nothing is drawn: the same distances give the same clusters,
-at a cost that the best of ten k-means++ starts seldom undercuts.
+Clusters are added one after another where they lower the cost most (Likas, Vlassis and
+Verbeek 2003). After each addition points change clusters: first all of them go to their
+nearest mean (Lloyd); when none is nearer to another mean, single points move where that
+lowers the cost, the shift of both means included (Hartigan 1975).
+
+It is cheap because each number of clusters starts from the partition before, so that
+few points move, and because distances to means follow from sums over the members of
+clusters, of which a move changes two. No random numbers are drawn: the same distances
+give the same clusters, at a cost that the best of ten k-means++ starts seldom
+undercuts.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,14 +23,14 @@ Labels = NDArray[np.int64]
 Values = NDArray[np.float64]
 
 _TRIES = 5
-"""Seeds tried for a new cluster, of which the one of lowest cost is kept."""
-_TRIED_CELLS = 10_000
-"""The largest product of points, clusters and tries: where it would be larger there are
-fewer tries, at least one.
+"""Seeds that are tried for a new cluster; the one of lowest cost is used."""
+_LARGEST_WORK = 10_000
+"""The largest product of points, clusters and tries; above it fewer seeds are tried."""
+_LEAST_DECREASE = 1e-5
+"""Moves of single points end when together they lower the cost by less than this share.
+
+In data without structure they would otherwise go on for thousands of passes.
 """
-_LEAST_GAIN = 1e-5
-"""Moves of single points end when together they lower the cost by less than this share:
-where there is no structure they would go on for thousands of times and win nothing."""
 _ROUNDING = 1e-12
 """Differences below this share of the cost are rounding."""
 
@@ -40,8 +42,8 @@ def partitions(
 ) -> Iterator["Partition"]:
     """Cluster points for several numbers of clusters.
 
-    Clusters that are added between two numbers are seeded at once: those of a number
-    depend on the numbers before it.
+    Clusters that are added between two numbers are seeded together, so the clusters of
+    a number depend on the numbers before it.
 
     Args:
         squared: squared distances of distinct points.
@@ -49,34 +51,40 @@ def partitions(
         numbers: of clusters, ascending, in 1..n.
 
     Yields:
-        The points in so many clusters, for each of `numbers`.
+        For each of `numbers` the points in so many clusters.
     """
     partition = Partition(squared, weights)
     for number in numbers:
-        # Where one cluster is added, several seeds are tried; where numbers leap, the
-        # seeds are taken as they come.
-        more = number - partition.count
-        if more > 1:
-            partition = partition.grown(partition.seeds(more))
-        elif more:
-            tries = max(min(_TRIES, _TRIED_CELLS // (len(weights) * number)), 1)
-            grown = [partition.grown([seed]) for seed in partition.seeds(tries)]
-            partition = min(grown, key=lambda candidate: candidate.cost)
+        added = number - partition.count
+        if added == 1:
+            # Several seeds are tried for a single new cluster.
+            affordable = _LARGEST_WORK // (len(weights) * number)
+            tries = max(min(_TRIES, affordable), 1)
+            candidates = [
+                partition.with_clusters_at([seed]) for seed in partition.seeds(tries)
+            ]
+            partition = min(candidates, key=lambda candidate: candidate.cost)
+        elif added > 1:
+            partition = partition.with_clusters_at(partition.seeds(added))
         yield partition
 
 
-class GroupSums:
-    """Weighted sums of the rows of a matrix [n, n] over the members of each cluster:
-    `values` [k, n].
+class ClusterSums:
+    """Weighted sums of the rows of a matrix over the members of each cluster.
+
+    Attributes:
+        weighted: the rows of the matrix times their weights [n, n].
+        labels: the cluster of each row [n].
+        values: the sums [k, n].
     """
 
     def __init__(self, matrix: Values, weights: Values) -> None:
-        """All points in one cluster."""
-        self.rows = matrix * weights[:, None]
+        """The sums of one cluster of all points."""
+        self.weighted = matrix * weights[:, None]
         self.labels: Labels = np.zeros(len(matrix), np.int64)
-        self.values = self.rows.sum(axis=0, keepdims=True)
+        self.values = self.weighted.sum(axis=0, keepdims=True)
 
-    def moved(self, labels: Labels, count: int) -> "GroupSums":
+    def relabelled(self, labels: Labels, count: int) -> "ClusterSums":
         """The sums after some points have changed clusters.
 
         Args:
@@ -91,241 +99,260 @@ class GroupSums:
         new.labels = labels
         empty = np.zeros((count - len(self.values), len(old)))
         new.values = np.concatenate([self.values, empty])
-        # Only clusters that a point has left or joined have other sums than before.
-        moved = np.flatnonzero(labels != old)
-        target, origin = labels[moved], old[moved]
+        # The sums of a cluster change only where points have left or joined it.
+        movers = np.flatnonzero(labels != old)
+        target = labels[movers]
+        origin = old[movers]
         for cluster in sorted({*target.tolist(), *origin.tolist()}):
-            members = labels == cluster
-            joined = moved[target == cluster]
-            left = moved[origin == cluster]
+            is_member = labels == cluster
+            joined = movers[target == cluster]
+            left = movers[origin == cluster]
             before = new.values[cluster]
-            gained = self.rows[joined].sum(axis=0)
-            lost = self.rows[left].sum(axis=0)
+            gained = self.weighted[joined].sum(axis=0)
+            lost = self.weighted[left].sum(axis=0)
             updated = before + gained - lost
-            # Sum anew where that is no more work than an update, or where little
-            # remains of a large sum: it has the rounding of the large one, in which
-            # members that lie close together would be lost.
-            no_more_work = len(joined) + len(left) >= members.sum()
-            inexact = (updated[members] < before[members] / 2).any()
-            new.values[cluster] = (
-                self.rows[members].sum(axis=0) if no_more_work or inexact else updated
-            )
+            # Sum anew where that is no more work than an update, or where the sum has
+            # shrunk to less than half: the rounding of the large sum is still in it,
+            # and may exceed the distances between members that lie close together.
+            no_more_work = len(joined) + len(left) >= is_member.sum()
+            inexact = (updated[is_member] < before[is_member] / 2).any()
+            if no_more_work or inexact:
+                updated = self.weighted[is_member].sum(axis=0)
+            new.values[cluster] = updated
         return new
 
 
 class Partition:
-    """Points in clusters, none of which is empty.
+    """Points in clusters, none of which is empty. Methods return new partitions.
 
     Attributes:
-        sizes: the clusters' weights [k].
-        cost: weighted sum of the squared distances of points to the means of their
+        sums: for each cluster and point the weighted sum of squared distances between
+            the point and the cluster's members.
+        sizes: the sum of the weights of each cluster's members [k].
+        cluster_costs: each cluster's part of the cost [k].
+        cost: the weighted sum of squared distances of points to the means of their
             clusters.
     """
 
     def __init__(self, squared: Values, weights: Values) -> None:
-        self.squared, self.weights = squared, weights
-        self.each = np.arange(len(weights))
-        self._take(GroupSums(squared, weights))
+        """All points in one cluster."""
+        self.squared = squared
+        self.weights = weights
+        self.points = np.arange(len(weights))
+        self._set_sums(ClusterSums(squared, weights))
 
     @property
     def labels(self) -> Labels:
-        """The cluster of every point [n], in no order."""
-        return self.groups.labels
+        """The cluster of every point [n], in no particular order."""
+        return self.sums.labels
 
     @property
     def count(self) -> int:
-        """Clusters."""
+        """The number of clusters."""
         return len(self.sizes)
 
-    def squared_to_own(self) -> Values:
+    def squared_to_mean(self) -> Values:
         """Squared distances of the points to the means of their clusters.
 
-        They follow from distances between points, without coordinates: over the members
-        j of a point's cluster,
+        They follow from distances between points, without coordinates. With j over the
+        members of the cluster of point i,
 
-            |x_i - mean|^2 = ( sum_j w_j |x_i - x_j|^2 - sum_j w_j |x_j - mean|^2 ) / sum_j w_j
+            |x_i - mean|^2
+                = ( sum_j w_j |x_i - x_j|^2 - sum_j w_j |x_j - mean|^2 ) / sum_j w_j
 
         Returns:
             [n], never negative.
         """
-        from_members = self.groups.values[self.labels, self.each]
-        squared = (from_members - self.within[self.labels]) / self.sizes[self.labels]
-        # Rounding may have made those of points at the mean negative.
+        to_members = self.sums.values[self.labels, self.points]
+        own_cost = self.cluster_costs[self.labels]
+        squared = (to_members - own_cost) / self.sizes[self.labels]
+        # Rounding may make it negative for points at the mean.
         return np.maximum(squared, 0)
 
     def seeds(self, number: int) -> list[int]:
-        """Points to start new clusters from, one after another where a cluster would
-        lower the cost most.
+        """Points to start new clusters from, each where it lowers the cost most.
 
-        Only points of clusters with others in them count. The cost falls by at least
-        sum_i w_i max(d_i - d(i, seed), 0), d_i the distance of i to the nearest mean or
-        seed: a first sum over all points, then the differences of those that a seed has
-        taken over.
+        A new cluster at point j lowers the cost by at least
+
+            sum_i w_i max(d_i - |x_i - x_j|^2, 0)
+
+        where d_i is the squared distance of point i to the nearest mean or seed so far.
+        The sums are computed for all j, and updated after each seed for the points that
+        are nearest to it. A point that is alone in its cluster is no seed.
+
+        Returns:
+            The points, at most `number` of them.
         """
-        nearest = self.squared_to_own()
-        # falls[j]: by how much the cost would fall, at least, with a new cluster at
-        # point j.
-        falls = nearest[:, None] - self.squared
-        falls = _weighted(self.weights, np.maximum(falls, 0, out=falls))
+        nearest = self.squared_to_mean()
+        # decrease[j]: by how much a new cluster at point j would lower the cost
+        gains = nearest[:, None] - self.squared
+        decrease = _weighted_sum(self.weights, np.maximum(gains, 0, out=gains))
         remaining = np.bincount(self.labels)
-        falls[remaining[self.labels] == 1] = -np.inf
+        decrease[remaining[self.labels] == 1] = -np.inf
         seeds: list[int] = []
-        while len(seeds) < number and np.isfinite(falls.max()):
-            seed = int(falls.argmax())
+        while len(seeds) < number and np.isfinite(decrease.max()):
+            seed = int(decrease.argmax())
             seeds.append(seed)
-            # Points that the seed takes over win less by any other seed than they did
-            # before.
-            taken = np.flatnonzero(self.squared[seed] < nearest)
-            to_others = self.squared[taken]
-            to_seed = self.squared[seed, taken]
-            won_before = np.maximum(nearest[taken, None] - to_others, 0)
-            won_now = np.maximum(to_seed[:, None] - to_others, 0)
-            falls -= _weighted(self.weights[taken], won_before - won_now)
-            nearest[taken] = to_seed
-            # The last point of a cluster is no seed: the cluster would be empty.
+            # Points that join the seed would gain less from any other one than before.
+            joining = np.flatnonzero(self.squared[seed] < nearest)
+            to_others = self.squared[joining]
+            to_seed = self.squared[seed, joining]
+            gain_before = np.maximum(nearest[joining, None] - to_others, 0)
+            gain_now = np.maximum(to_seed[:, None] - to_others, 0)
+            decrease -= _weighted_sum(self.weights[joining], gain_before - gain_now)
+            nearest[joining] = to_seed
+            # The last point of a cluster must not leave: the cluster would be empty.
             cluster = self.labels[seed]
             remaining[cluster] -= 1
             if remaining[cluster] == 1:
-                falls[self.labels == cluster] = -np.inf
-            falls[seed] = -np.inf
+                decrease[self.labels == cluster] = -np.inf
+            decrease[seed] = -np.inf
         return seeds
 
-    def grown(self, seeds: list[int]) -> "Partition":
-        """With one cluster more at each of the seeds.
+    def with_clusters_at(self, seeds: list[int]) -> "Partition":
+        """Add a cluster at each of the seeds, and move points while the cost falls.
 
         Args:
             seeds: points, none of which is the last one of its cluster.
-
-        Returns:
-            The partition after points have moved until no move lowers the cost.
         """
-        # Each point joins the nearest seed that is nearer to it than its mean; a seed
-        # stays its own cluster's (-1).
-        nearest = self.squared_to_own()
+        # Each point joins the nearest seed, unless its mean is nearer. -1 keeps a seed
+        # in its own new cluster.
+        nearest = self.squared_to_mean()
         nearest[seeds] = -1
         labels = self.labels.copy()
         labels[seeds] = self.count + np.arange(len(seeds))
         for label, seed in enumerate(seeds, self.count):
-            taken = self.squared[seed] < nearest
-            labels[taken] = label
-            nearest[taken] = self.squared[seed, taken]
-        labels = _none_empty(self.labels, labels, self.count, seeds)
-        # Then Lloyd's and Hartigan's moves in turn, as long as the cost falls.
-        new = self._moved(labels, self.count + len(seeds))
-        better = new._improved()
-        while better.cost < new.cost:
-            new = better
-            better = new._improved()
-        return new
+            joins = self.squared[seed] < nearest
+            labels[joins] = label
+            nearest[joins] = self.squared[seed, joins]
+        labels = _without_empty_clusters(self.labels, labels, self.count, seeds)
+        best = self._relabelled(labels, self.count + len(seeds))
+        candidate = best._after_one_pass()
+        while candidate.cost < best.cost:
+            best = candidate
+            candidate = best._after_one_pass()
+        return best
 
-    def _moved(self, labels: Labels, count: int) -> "Partition":
+    def _relabelled(self, labels: Labels, count: int) -> "Partition":
         new = copy(self)
-        new._take(self.groups.moved(labels, count))
+        new._set_sums(self.sums.relabelled(labels, count))
         return new
 
-    def _take(self, groups: GroupSums) -> None:
-        self.groups = groups
-        self.sizes = np.bincount(groups.labels, self.weights)
-        # Each cluster's part of the cost: sum_i w_i |x_i - mean|^2 = sum_ij w_i w_j
-        # |x_i - x_j|^2 / (2 sum_i w_i).
-        from_members = self.weights * groups.values[groups.labels, self.each]
-        self.within = np.bincount(groups.labels, from_members) / (2 * self.sizes)
-        self.cost = float(self.within.sum())
+    def _set_sums(self, sums: ClusterSums) -> None:
+        self.sums = sums
+        self.sizes = np.bincount(sums.labels, self.weights)
+        # The cost of a cluster, with i and j over its members:
+        # sum_i w_i |x_i - mean|^2 = sum_ij w_i w_j |x_i - x_j|^2 / (2 sum_i w_i)
+        to_members = self.weights * sums.values[sums.labels, self.points]
+        self.cluster_costs = np.bincount(sums.labels, to_members) / (2 * self.sizes)
+        self.cost = float(self.cluster_costs.sum())
 
-    def _improved(self) -> "Partition":
-        """After moves of all points that are nearer to another mean or, where none is,
-        of single points; or itself.
+    def _after_one_pass(self) -> "Partition":
+        """One pass of Lloyd's moves or, where there is none, of Hartigan's.
+
+        Returns:
+            A new partition, or itself where no point moves.
         """
-        # to_means[k, i] = |x_i - mean_k|^2, as in `squared_to_own` but for every
-        # cluster
-        mean_distances = self.groups.values / self.sizes[:, None]
-        spreads = (self.within / self.sizes)[:, None]
-        to_means = mean_distances - spreads
-        labels = self._nearest(to_means)
+        # to_means[k, i] = |x_i - mean_k|^2, as in `squared_to_mean`, for every cluster
+        mean_squared = self.sums.values / self.sizes[:, None]
+        variances = (self.cluster_costs / self.sizes)[:, None]
+        to_means = mean_squared - variances
+        labels = self._lloyd_labels(to_means)
         if (labels == self.labels).all():
-            labels = self._exchanged(to_means)
+            labels = self._hartigan_labels(to_means)
         if (labels == self.labels).all():
             return self
-        return self._moved(labels, self.count)
+        return self._relabelled(labels, self.count)
 
-    def _nearest(self, to_means: Values) -> Labels:
-        """After moves of all points to their nearest mean (Lloyd)."""
-        other = to_means.argmin(axis=0)
-        falls = self.weights * (
-            to_means[self.labels, self.each] - to_means[other, self.each]
-        )
-        # a difference by rounding is no reason to move
-        labels = np.where(falls > _ROUNDING * self.cost, other, self.labels)
-        return _none_empty(self.labels, labels, self.count)
+    def _lloyd_labels(self, to_means: Values) -> Labels:
+        """Labels [n] after all points have gone to their nearest mean.
 
-    def _exchanged(self, to_means: Values) -> Labels:
-        """After moves of single points (Hartigan).
-
-        Moves that share no cluster do not influence each other: the best of those are
-        made together.
+        Args:
+            to_means: squared distances of points to the means of all clusters [k, n].
         """
-        other, falls = self._best_single_moves(to_means)
-        better = np.flatnonzero(falls > _ROUNDING * self.cost)
-        best_first = better[np.argsort(-falls[better], kind="stable")]
+        nearest = to_means.argmin(axis=0)
+        to_own = to_means[self.labels, self.points]
+        decrease = self.weights * (to_own - to_means[nearest, self.points])
+        # A difference by rounding is no reason to move.
+        labels = np.where(decrease > _ROUNDING * self.cost, nearest, self.labels)
+        return _without_empty_clusters(self.labels, labels, self.count)
+
+    def _hartigan_labels(self, to_means: Values) -> Labels:
+        """Labels [n] after moves of single points, each of which lowers the cost.
+
+        Moves that have no cluster in common do not influence each other: the best of
+        those are made together.
+
+        Args:
+            to_means: squared distances of points to the means of all clusters [k, n].
+        """
+        target, decrease = self._best_single_moves(to_means)
+        useful = np.flatnonzero(decrease > _ROUNDING * self.cost)
+        best_first = useful[np.argsort(-decrease[useful], kind="stable")]
         labels = self.labels.copy()
-        changed: set[int] = set()
-        total = 0.0
+        changed_clusters: set[int] = set()
+        total_decrease = 0.0
         for point in best_first.tolist():
-            pair = {int(self.labels[point]), int(other[point])}
-            if not pair & changed:
-                labels[point] = other[point]
-                changed |= pair
-                total += float(falls[point])
-        return labels if total >= _LEAST_GAIN * self.cost else self.labels
+            clusters = {int(self.labels[point]), int(target[point])}
+            if not clusters & changed_clusters:
+                labels[point] = target[point]
+                changed_clusters |= clusters
+                total_decrease += float(decrease[point])
+        return labels if total_decrease >= _LEAST_DECREASE * self.cost else self.labels
 
     def _best_single_moves(self, to_means: Values) -> tuple[Labels, Values]:
-        """The other cluster [n] to which each point would best move, and by how much
-        [n] that lowers the cost.
+        """For each point the best other cluster to move to.
 
-        A point of weight w that leaves a cluster of weight W lowers its cost by w W /
-        (W - w) times the squared distance to the mean; one that joins raises it by w W
-        / (W + w) times that.
+        A point of weight w that leaves a cluster of weight W lowers that cluster's cost
+        by w W / (W - w) times its squared distance to the mean; one that joins raises
+        the cost by w W / (W + w) times that distance.
+
+        Args:
+            to_means: squared distances of points to the means of all clusters [k, n].
+
+        Returns:
+            The clusters [n], and by how much each move lowers the cost [n].
         """
         weights = self.weights
         sizes = self.sizes[:, None]
         own_size = self.sizes[self.labels]
         remaining = own_size - weights
-        less = weights * own_size * to_means[self.labels, self.each]
-        # Alone in its cluster a point wins nothing by moving: it is the mean.
-        less = np.divide(
-            less, remaining, where=remaining > 0, out=np.zeros(len(remaining))
-        )
-        more = to_means * ((weights * sizes) / (weights + sizes))
-        more[self.labels, self.each] = np.inf
-        other = more.argmin(axis=0)
-        return other, less - more[other, self.each]
+        # A point that is alone in its cluster is its mean, and saves nothing.
+        scaled = weights * own_size * to_means[self.labels, self.points]
+        zeros = np.zeros(len(remaining))
+        saved = np.divide(scaled, remaining, where=remaining > 0, out=zeros)
+        added = to_means * ((weights * sizes) / (weights + sizes))
+        added[self.labels, self.points] = np.inf
+        target = added.argmin(axis=0)
+        return target, saved - added[target, self.points]
 
 
-def _none_empty(
-    old: Labels, labels: Labels, count: int, leave: Sequence[int] = ()
+def _without_empty_clusters(
+    old: Labels, labels: Labels, count: int, seeds: Sequence[int] = ()
 ) -> Labels:
-    """Gives clusters that would lose all their members those back, but for `leave`;
-    until none is empty.
+    """Take back the moves that would leave a cluster without members.
 
     Args:
         old: [n] labels before the moves.
         labels: [n] labels after them.
         count: the number of old clusters.
-        leave: points that start new clusters, and do not go back.
+        seeds: points that start new clusters, and do not go back.
 
     Returns:
-        Labels [n] of which each of the old clusters has a member.
+        Labels [n] with which each of the old clusters has a member.
     """
+    # A point that goes back may leave another cluster empty, hence the loop.
     while True:
         is_empty = np.bincount(labels, minlength=count) == 0
-        lost = is_empty[old] & (labels != old)
-        lost[[*leave]] = False
-        if not lost.any():
+        goes_back = is_empty[old] & (labels != old)
+        goes_back[[*seeds]] = False
+        if not goes_back.any():
             return labels
-        labels = np.where(lost, old, labels)
+        labels = np.where(goes_back, old, labels)
 
 
-def _weighted(weights: Values, rows: Values) -> Values:
-    # a product of matrices would add up in an order that depends on the threads it may
-    # use
+def _weighted_sum(weights: Values, rows: Values) -> Values:
+    """sum_i weights_i rows_i."""
+    # Not a matrix product, which adds up in an order that depends on the number of
+    # threads.
     return np.einsum("i,ij->j", weights, rows)

@@ -1,6 +1,4 @@
-"""The user-centric weights of Mestoukirdi et al.: who learns from whom, from one
-gradient of every client.
-"""
+"""The user-centric weights of Mestoukirdi et al., from one gradient of every client."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -14,19 +12,23 @@ from fedtailor.aggregation.distances import Rows, squared_distances
 from fedtailor.protocol import Cohort, require
 
 Kernel = Literal["eq9", "eq6", "bound"]
-"""`eq9` (the long paper): w_ij ~ n_j exp(-|g_i - g_j|^2 / (2 sigma_i^2)); `eq6` (the
-short paper and the released code): 2 sigma_i sigma_j instead, a symmetric kernel. Equal
-where all deviations are. `bound` (not of the papers): the weights that minimise
-sqrt(sum_j w_j^2 v_j) + sum_j w_j |E g_i - E g_j|, a bound on how far the mixed gradient
-sum_j w_j g_j is from E g_i, where v_j is the variance of g_j."""
+"""The rule that makes weights of gradients g_i and deviations sigma_i.
+
+* `eq9` (the long paper): w_ij ~ n_j exp(-|g_i - g_j|^2 / (2 sigma_i^2)).
+* `eq6` (the short paper and the released code): 2 sigma_i sigma_j instead, a symmetric
+  kernel. It equals `eq9` where all deviations are equal.
+* `bound` (not of the papers): the weights that minimise
+  sqrt(sum_j w_j^2 v_j) + sum_j w_j |E g_i - E g_j|, a bound on how far the mixed
+  gradient sum_j w_j g_j is from E g_i, where v_j is the variance of g_j.
+"""
 
 _LEAST_MASS = 0.1
-"""Mass of a row on the reporters, relative to their share of all samples, below which
-its stream stays as it is.
+"""A stream stays as it is where its row's mass on the reporters is less than this.
+
+Relative to the reporters' share of all samples.
 """
 _LEAST_NOISE = 1e-12
-"""The least variance of a gradient that `bound` reckons with, relative to the largest.
-"""
+"""`bound` takes smaller variances of gradients for this, relative to the largest."""
 
 
 @dataclass(frozen=True)
@@ -48,14 +50,15 @@ class Probe:
     sizes: NDArray[np.integer]
 
     def __post_init__(self) -> None:
-        shapes = (np.shape(self.gradients), np.shape(self.sigma2), np.shape(self.sizes))
-        of_gradients, of_sigma2, of_sizes = shapes
+        gradients = np.shape(self.gradients)
+        sigma2 = np.shape(self.sigma2)
+        sizes = np.shape(self.sizes)
         require(
-            len(of_gradients) == 2 and of_sigma2 == of_sizes == of_gradients[:1],
-            f"answers to the probe have shapes {shapes}; they must be gradients [m, d],"
-            " sigma2 [m] and sizes [m]",
+            len(gradients) == 2 and sigma2 == sizes == gradients[:1],
+            f"answers to the probe have shapes {(gradients, sigma2, sizes)}; they must"
+            " be gradients [m, d], sigma2 [m] and sizes [m]",
         )
-        # "not at least 0", which NaN is not either
+        # In this form, not sigma2 < 0, NaN is refused, too.
         bad_variance = (self.sizes > 1) & ~(np.asarray(self.sigma2) >= 0)
         bad_size = np.asarray(self.sizes) < 1
         for name, bad in (("sigma2", bad_variance), ("sizes", bad_size)):
@@ -68,8 +71,9 @@ class Probe:
                 )
 
     def widened(self, bandwidth: float) -> "Probe":
-        """The same with sigma2 times `bandwidth`: 0 makes every client keep to itself,
-        infinity averages them all.
+        """The same answers with `sigma2` times `bandwidth`.
+
+        0 makes every client keep to itself, infinity averages them all.
         """
         if bandwidth == np.inf:
             return replace(self, sigma2=np.full(len(self.sizes), np.inf))
@@ -81,13 +85,11 @@ class Probe:
 def user_centric_weights(
     probe: Probe, kernel: Kernel = "eq9"
 ) -> Float[np.ndarray, "m m"]:
-    """The collaboration matrix W: row i weighs all clients for client i (Mestoukirdi et
-    al., eq. 9 or 6).
+    """The collaboration matrix W, whose row i weighs all clients for client i.
 
-    Exponents are taken relative to the largest of a row, since the kernel itself
-    underflows for networks. A client of variance exactly 0 keeps to itself: its row is
-    the identity's, even where another client has the same gradient, and under `eq6`
-    nobody else uses it either. If every client has a single sample nothing tells their
+    Mestoukirdi et al., eq. 9 or 6. A client of variance exactly 0 keeps to itself: its
+    row is the identity's, even where another client has the same gradient, and under
+    `eq6` nobody else uses it either. If every client has a single sample nothing tells
     distances from noise, and the rows are those of FedAvg.
 
     Returns:
@@ -96,12 +98,12 @@ def user_centric_weights(
     distances = squared_distances(probe.gradients)
     if kernel == "bound":
         noise = _noise(probe, probe)
-        return _bound_rows(distances, noise, noise, own=True)
+        return _bound_rows(distances, noise, noise, same_clients=True)
     sigma = _deviations(probe, probe)
-    weights = _rows(distances, sigma, probe, sigma, kernel)
-    # The limit sigma_i -> 0 of either kernel, which the quotient does not give.
-    alone = sigma == 0
-    weights[alone] = np.eye(len(sigma))[alone]
+    weights = _kernel_rows(distances, sigma, probe, sigma, kernel)
+    # The limit sigma_i -> 0 of either kernel, in which the quotient is not defined.
+    is_exact = sigma == 0
+    weights[is_exact] = np.eye(len(sigma))[is_exact]
     return weights
 
 
@@ -111,8 +113,9 @@ def newcomer_weights(
     kernel: Kernel = "eq9",
     among: Bool[np.ndarray, " m"] | None = None,
 ) -> Float[np.ndarray, "c m"]:
-    """Rows over the seen clients for clients that arrive after training (they have no
-    weight of their own).
+    """Weights of the seen clients for clients that arrive after training.
+
+    Newcomers have no weight themselves: their models have not been trained.
 
     Args:
         newcomers: their answers to the probe.
@@ -134,19 +137,18 @@ def newcomer_weights(
         return rows
     own = _deviations(newcomers, seen)
     sigma = _deviations(seen, seen)
-    return _rows(distances, own, seen, sigma, kernel, among)
+    return _kernel_rows(distances, own, seen, sigma, kernel, among)
 
 
 def restrict_to_reporters(
     rows: Float[np.ndarray, "s m"], sizes: NDArray[np.integer], cohort: Cohort
 ) -> Float[np.ndarray, "s c"]:
-    """Rows of weights over the population, as rows over a cohort: renormalised over the
-    clients that report.
+    """Restrict rows of weights to the clients that report, and renormalise them.
 
-    A row with less mass on the reporters than a tenth of their share of all samples
-    becomes zero, which leaves its stream as it is: a mass of 1e-30 scaled up to 1 would
-    replace the stream by the model of a client that it hardly uses. (The papers define
-    full participation only.)
+    A row becomes zero, which leaves its stream as it is, where its mass on the
+    reporters is less than a tenth of their share of all samples: a mass of 1e-30 scaled
+    up to 1 would replace the stream by the model of a client that it hardly uses. (The
+    papers define full participation only.)
 
     Args:
         rows: weights over the whole population.
@@ -156,50 +158,50 @@ def restrict_to_reporters(
     Returns:
         Rows over the cohort's clients, each of sum 1 or zero.
     """
-    # What is left of each row on the reporters, against their share of the samples (the
-    # mass that FedAvg's row has).
-    present = np.where(cohort.reporting, rows[:, cohort.position], 0.0)
-    mass = present.sum(axis=1, keepdims=True)
-    share = sizes[cohort.position][cohort.reporting].sum() / sizes.sum()
-    enough = (mass > 0) & (mass >= _LEAST_MASS * share)
-    return np.divide(present, mass, out=np.zeros_like(present), where=enough)
+    weights = np.where(cohort.reporting, rows[:, cohort.position], 0.0)
+    mass = weights.sum(axis=1, keepdims=True)
+    # The reporters' share of all samples is the mass that FedAvg's row has on them.
+    reporters_share = sizes[cohort.position][cohort.reporting].sum() / sizes.sum()
+    is_enough = (mass > 0) & (mass >= _LEAST_MASS * reporters_share)
+    return np.divide(weights, mass, out=np.zeros_like(weights), where=is_enough)
 
 
 def _deviations(probe: Probe, others: Probe) -> NDArray[np.float64]:
-    """Deviations of the clients' batch gradients.
+    """Standard deviations of the clients' batch gradients.
 
     Args:
-        probe: whose deviations.
-        others: clients whose median stands in for what a single sample does not tell.
+        probe: the clients whose deviations are wanted.
+        others: clients with more than one sample among these give the median that
+            replaces the unknown deviation of a client with a single sample.
 
     Returns:
         sigma [m]; infinite for single samples where nobody has more.
     """
-    several = np.asarray(others.sizes) > 1
-    known = np.sqrt(np.asarray(others.sigma2, np.float64)[several])
-    stand_in = np.median(known) if len(known) else np.inf
-    single = np.asarray(probe.sizes) == 1
-    # What single samples sent is not read: it may be NaN.
-    variances = np.where(single, 0.0, np.asarray(probe.sigma2, np.float64))
-    return np.where(single, stand_in, np.sqrt(variances))
+    has_several = np.asarray(others.sizes) > 1
+    known = np.sqrt(np.asarray(others.sigma2, np.float64)[has_several])
+    median = np.median(known) if len(known) else np.inf
+    is_single = np.asarray(probe.sizes) == 1
+    # What a client with a single sample sent is not read: it may be NaN.
+    variances = np.where(is_single, 0.0, np.asarray(probe.sigma2, np.float64))
+    return np.where(is_single, median, np.sqrt(variances))
 
 
 def _noise(probe: Probe, others: Probe) -> NDArray[np.float64]:
     """Variances of the clients' whole gradients, as the kernel `bound` takes them.
 
     Args:
-        probe: whose variances.
-        others: clients whose median stands in for what a single sample does not tell.
+        probe: the clients whose variances are wanted.
+        others: clients with more than one sample among these give the median that
+            replaces the unknown variance of a client with a single sample.
 
     Returns:
         v [m] = tr S / n; for a single sample, the median of the others' tr S.
     """
-    several = np.asarray(others.sizes) > 1
-    traces = (np.asarray(others.sigma2, np.float64) * others.sizes)[several]
-    stand_in = np.median(traces) if several.any() else np.inf
-    return np.where(
-        np.asarray(probe.sizes) == 1, stand_in, np.asarray(probe.sigma2, np.float64)
-    )
+    has_several = np.asarray(others.sizes) > 1
+    traces = np.asarray(others.sigma2, np.float64) * others.sizes
+    median = np.median(traces[has_several]) if has_several.any() else np.inf
+    is_single = np.asarray(probe.sizes) == 1
+    return np.where(is_single, median, np.asarray(probe.sigma2, np.float64))
 
 
 def _bound_rows(
@@ -207,51 +209,59 @@ def _bound_rows(
     own_noise: NDArray[np.float64],
     noise: NDArray[np.float64],
     *,
-    own: bool = False,
+    same_clients: bool = False,
 ) -> NDArray[np.float64]:
-    """The kernel `bound`'s rows [r, m] from squared distances [r, m], which hold the
-    noise of both ends.
+    """The rows of weights of the kernel `bound`.
 
     Args:
-        own_noise, noise: variances v of the rows' [r] and the columns' [m] gradients.
-        own: whether the rows are the columns' clients, each at no distance from itself.
+        squared: squared distances [r, m] between gradients, noise included.
+        own_noise: variances v of the rows' gradients [r].
+        noise: variances v of the columns' gradients [m].
+        same_clients: whether rows and columns are the same clients, each at distance 0
+            from itself.
 
     Returns:
         Rows [r, m] that sum to 1.
     """
-    if np.isinf(noise).all():  # single samples only: nothing tells distance from noise
+    # With single samples only nothing tells distances from noise.
+    if np.isinf(noise).all():
         return np.full(squared.shape, 1 / len(noise))
-    # E |g_i - g_j|^2 = |E g_i - E g_j|^2 + v_i + v_j: what is left without the noise is
-    # the distance itself.
-    apart = np.sqrt(np.maximum(squared - own_noise[:, None] - noise[None], 0.0))
-    if own:
-        np.fill_diagonal(apart, 0.0)
+    # E |g_i - g_j|^2 = |E g_i - E g_j|^2 + v_i + v_j, so the distance of the means is
+    # what remains without the noise.
+    without_noise = squared - own_noise[:, None] - noise[None]
+    distances = np.sqrt(np.maximum(without_noise, 0.0))
+    if same_clients:
+        np.fill_diagonal(distances, 0.0)
     largest = noise.max()
-    if largest == 0:  # exact gradients: the nearest, equally
-        nearest = apart == apart.min(axis=1, keepdims=True)
-        return nearest / nearest.sum(axis=1, keepdims=True)
-    # sqrt(sum_j w_j^2 v_j) is what `best_rows` charges for 1 / v_j samples
+    # Exact gradients: the nearest clients get all the weight, in equal shares.
+    if largest == 0:
+        is_nearest = distances == distances.min(axis=1, keepdims=True)
+        return is_nearest / is_nearest.sum(axis=1, keepdims=True)
+    # The first term of the bound, sqrt(sum_j w_j^2 v_j), is that of `best_rows` with
+    # n_j = 1 / v_j samples and c = 1.
     samples = 1 / np.maximum(noise, _LEAST_NOISE * largest)
-    return best_rows(apart, samples, complexity=1.0).weights
+    return best_rows(distances, samples, complexity=1.0).weights
 
 
-def _rows(
+def _kernel_rows(
     distances: NDArray[np.float64],
-    own: NDArray[np.float64],
+    own_sigma: NDArray[np.float64],
     clients: Probe,
     sigma: NDArray[np.float64],
     kernel: Kernel,
     among: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.float64]:
-    """The rows of `eq9` or `eq6`, as a softmax: the factors exp(-distance / scale) of
-    networks underflow.
+    """The rows of weights of the kernels `eq9` and `eq6`.
+
+    They are computed as a softmax: for networks the factors exp(-distance / scale)
+    underflow.
 
     Args:
         distances: |g_i - g_j|^2 [r, m].
-        own: sigma_i of the rows' clients [r].
+        own_sigma: sigma_i of the rows' clients [r].
         clients: the columns' clients.
-        sigma: sigma_j of these [m].
-        kernel: which.
+        sigma: sigma_j of the columns' clients [m].
+        kernel: `eq9` or `eq6`.
         among: [m] the clients that may have weight; None = all.
 
     Returns:
@@ -259,8 +269,8 @@ def _rows(
     """
     if kernel not in ("eq9", "eq6"):
         raise ValueError(f"kernel is {kernel!r}; it must be 'eq9', 'eq6' or 'bound'")
-    own = own[:, None]
-    # 0 * inf, and quotients beyond the range: weight 0
+    own = own_sigma[:, None]
+    # Where the scale is 0, or 0 * infinity, the weight is 0.
     with np.errstate(invalid="ignore", over="ignore"):
         scale = 2 * own * (own if kernel == "eq9" else sigma[None])
         divisor = np.where(scale > 0, scale, 1.0)
@@ -268,11 +278,11 @@ def _rows(
     if among is not None:
         exponents = np.where(among, exponents, -np.inf)
         distances = np.where(among, distances, np.inf)
-    # A row all of whose weights would be 0 goes to the nearest.
-    lost = np.isneginf(exponents).all(axis=1, keepdims=True)
-    nearest = np.where(distances == distances.min(axis=1, keepdims=True), 0.0, -np.inf)
-    exponents = np.where(lost, nearest, exponents)
-    # n_j exp(...), relative to the largest exponent of the row, which is 0 then and
-    # cannot vanish.
-    weights = clients.sizes * np.exp(exponents - exponents.max(axis=1, keepdims=True))
+    # A row in which all weights would be 0 weighs the nearest clients by their samples.
+    is_zero = np.isneginf(exponents).all(axis=1, keepdims=True)
+    is_nearest = distances == distances.min(axis=1, keepdims=True)
+    exponents = np.where(is_zero, np.where(is_nearest, 0.0, -np.inf), exponents)
+    # Relative to the largest exponent of its row, which becomes 0, no row underflows.
+    relative = exponents - exponents.max(axis=1, keepdims=True)
+    weights = clients.sizes * np.exp(relative)
     return weights / weights.sum(axis=1, keepdims=True)

@@ -1,4 +1,4 @@
-"""The affine mix: how stream models and clients' models become new stream models."""
+"""The affine mix: new models of the streams, from the old ones and the clients'."""
 
 from functools import partial
 from typing import Literal
@@ -21,21 +21,24 @@ def mix(
     x: ClientRows | Float[Array | np.ndarray, "c _"],
     weights: ArrayLike,
 ) -> Float[Array, "s d"]:
-    """The affine mix (1 - sum_i W_si) theta_s + sum_i W_si x_i of every stream s.
+    """The affine mix of every stream s, for weights W:
 
-    A row summing to 1 averages the clients (FedAvg; the user-centric rule of
-    Mestoukirdi et al., eq. 8), a row summing to beta relaxes towards their average, and
-    a zero row leaves its stream untouched, bit for bit. A one-hot row returns that
-    client's model exactly. Nothing without weight is read: neither the old model of a
-    stream that is replaced, nor a client whose column is zero, whatever they hold (NaN,
-    say). A client that is not finite does spoil every stream, also those where it
-    weighs nothing, once any stream uses it.
+        theta_s <- (1 - sum_i W_si) theta_s + sum_i W_si x_i
+
+    A row of W that sums to 1 averages the clients (FedAvg; the user-centric rule of
+    Mestoukirdi et al., eq. 8), a row that sums to beta goes that share of the way to
+    their average, and a row of zeros leaves its stream as it is, bit for bit. A one-hot
+    row returns that client's model exactly.
+
+    What has no weight is not read, so it may be NaN: the old model of a stream that is
+    replaced, and a client whose column is zero. But a client that is not finite spoils
+    all streams, also those in which its weight is 0, as soon as one stream uses it.
 
     Args:
         theta: the streams' models, on the host or any device.
-        x: what the clients sent: models [c, d], or the rows of an answer, wherever they
-            are. Where these are sharded over a mesh of devices the result is on all of
-            them. Of hidden rows the clients add up what is needed.
+        x: what the clients sent: models [c, d], or the rows of an answer, on any
+            device. If they are sharded over a mesh of devices, the result is replicated
+            on all of them. If they are hidden, the clients compute the sums.
         weights: W [s, c], on the host in double precision.
 
     Returns:
@@ -47,65 +50,64 @@ def mix(
     rows = x if isinstance(x, ClientRows) else ClientRows(x, np.arange(len(x)))
     w = np.asarray(weights, np.float64)
     same_models = theta.shape[1:] == rows.shape[1:]
-    fits = same_models and w.shape == (len(theta), len(rows))
-    if not fits:
+    if not same_models or w.shape != (len(theta), len(rows)):
         raise ValueError(
             f"cannot mix streams {theta.shape} and clients {rows.shape} with weights"
             f" {w.shape}; they must be [s, d], [c, d] and [s, c]"
         )
     require(bool(np.isfinite(w).all()), "weights of an aggregation must be finite")
-    # The part of the old model that stays. Rows that should sum to 1 do so up to
-    # rounding, and keep nothing.
-    keep = 1.0 - w.sum(axis=1)
-    keep[np.abs(keep) < _ROUNDING] = 0.0
+    # The weight of the old model: 0 where the row sums to 1 up to rounding.
+    own_weight = 1.0 - w.sum(axis=1)
+    own_weight[np.abs(own_weight) < _ROUNDING] = 0.0
     if isinstance(x, HiddenRows):
-        return _mix_hidden(theta, x, w, keep)
-    # The models stay in the executor's rows; instead the weights get a column for each
-    # of these, 0 for padding. What stays of the old models is the last column: an array
-    # more would cost the host as much as the rest of this call.
+        return _mix_hidden(theta, x, w, own_weight)
+    # The models stay where the executor has them, in its order and with its padding;
+    # the columns of W are put into that order instead, with zeros for padding. The
+    # weights of the old models are the last column: another array would cost the host
+    # as much time as the rest of this call.
     padded = np.zeros((len(w), len(rows.values) + 1), theta.dtype)
     padded[:, rows.row] = w
-    # Which clients any stream uses: the others' rows need not even be finite.
+    padded[:, -1] = own_weight
     all_used = bool(padded[:, :-1].any(axis=0).all())
-    padded[:, -1] = keep
-    everywhere = _on_all_devices_of(rows.values)
-    if everywhere is not None and getattr(theta, "sharding", None) != everywhere:
-        theta = jax.device_put(theta, everywhere)
-    return _mix(
-        theta,
-        rows.values,
-        padded,
-        all_used=all_used,
-        sharding=everywhere,
-    )
+    replicated = _replicated_over_devices_of(rows.values)
+    if replicated is not None and getattr(theta, "sharding", None) != replicated:
+        theta = jax.device_put(theta, replicated)
+    return _mix(theta, rows.values, padded, all_used=all_used, sharding=replicated)
 
 
 def _mix_hidden(
     theta: Float[Array | np.ndarray, "s d"],
     x: HiddenRows,
     w: Float[np.ndarray, "s c"],
-    keep: Float[np.ndarray, " s"],
+    own_weight: Float[np.ndarray, " s"],
 ) -> Float[Array, "s d"]:
-    """`mix` of vectors of which only sums can be had.
+    """`mix` of vectors of which the server can see weighted sums only.
+
+    Args:
+        theta: the streams' models.
+        x: the clients' vectors.
+        w: their weights.
+        own_weight: the weight of each stream's old model.
 
     Returns:
-        The new models. A stream stays as it is where the sum cannot be had either, as
-        all its clients are lost.
+        The new models. A stream stays as it is where the sum is not known, because all
+        its clients were lost.
     """
     mixed = np.array(theta)
-    moved = np.flatnonzero(w.any(axis=1))
-    if not len(moved):
+    used = np.flatnonzero(w.any(axis=1))
+    if not len(used):
         return jnp.asarray(mixed)
-    # One masked sum for each stream that moves: the clients weigh their own vectors by
-    # the rows of w.
-    sums, is_known = x.sums(w[moved])
-    for place, stream in enumerate(moved):
-        if is_known[place]:
-            # nothing of an old model that is replaced is read, as it may be NaN
-            kept = (
-                keep[stream] * mixed[stream].astype(np.float64) if keep[stream] else 0.0
-            )
-            mixed[stream] = kept + sums[place]
+    # One masked sum for each stream that has weights: the clients multiply their own
+    # vectors by their entry of the row of w.
+    sums, is_known = x.sums(w[used])
+    for stream, total, known in zip(used, sums, is_known, strict=True):
+        if not known:
+            continue
+        # An old model without weight is not read, as it may be NaN.
+        old = 0.0
+        if own_weight[stream]:
+            old = own_weight[stream] * mixed[stream].astype(np.float64)
+        mixed[stream] = old + total
     return jnp.asarray(mixed)
 
 
@@ -122,9 +124,9 @@ def reporter_weights(
     """
     if weights not in ("samples", "uniform"):
         raise ValueError(f"weights is {weights!r}; it must be 'samples' or 'uniform'")
-    of_client = cohort.sizes if weights == "samples" else 1
-    share = np.where(cohort.reporting, of_client, 0).astype(np.float64)
-    return share / max(share.sum(), 1.0)
+    by_client = cohort.sizes if weights == "samples" else 1
+    reporters_only = np.where(cohort.reporting, by_client, 0).astype(np.float64)
+    return reporters_only / max(reporters_only.sum(), 1.0)
 
 
 def cluster_averages(
@@ -134,16 +136,15 @@ def cluster_averages(
 
     Args:
         label: the cluster of each client [c].
-        clusters: how many there are.
-        share: weight of each client [c], such as `reporter_weights`.
+        clusters: the number of clusters.
+        share: the weight of each client [c], such as `reporter_weights`.
 
     Returns:
-        A row for each cluster: its members' shares, scaled to sum 1; zero where they
-            have none.
+        A row for each cluster with its members' shares, scaled to sum 1; a row of zeros
+        where no member has a share.
     """
-    # Row k is 1[label = k] times the shares; a cluster of nobody divides by 1 and stays
-    # a row of zeros.
-    weights = (label == np.arange(clusters)[:, None]) * share
+    is_member = label == np.arange(clusters)[:, None]  # [clusters, c]
+    weights = is_member * share
     total = weights.sum(axis=1, keepdims=True)
     return weights / np.where(total > 0, total, 1.0)
 
@@ -152,43 +153,50 @@ def cluster_averages(
 def _mix(
     theta: Float[Array, "s d"],
     x: Float[Array, "c d"],
-    weights_and_keep: Float[Array, "s c+1"],
+    weights_and_own: Float[Array, "s c+1"],
     all_used: bool,
     sharding: NamedSharding | None,
 ) -> Float[Array, "s d"]:
-    weights, keep = weights_and_keep[:, :-1], weights_and_keep[:, -1]
+    """`mix` as one compiled program.
 
-    def average(x: Float[Array, "c d"]) -> Float[Array, "s d"]:
-        # full precision, also on accelerators that would round to TF32: a one-hot row
-        # must return its client unchanged
+    Args:
+        theta: the streams' models.
+        x: the clients' models, and padding.
+        weights_and_own: weights of the rows of x, and in the last column the weight of
+            each stream's old model.
+        all_used: whether every row of x has weight in some stream.
+        sharding: of the result; None on a single device.
+    """
+    weights = weights_and_own[:, :-1]
+    own_weight = weights_and_own[:, -1][:, None]
+
+    def weighted_sum(x: Float[Array, "c d"]) -> Float[Array, "s d"]:
+        # Full precision, also on accelerators that would round to TF32: a one-hot row
+        # must return its client's model unchanged.
         return jnp.matmul(
             weights, x, precision=jax.lax.Precision.HIGHEST, out_sharding=sharding
         )
 
-    mixed = average(x)
+    mixed = weighted_sum(x)
     if not all_used:
-        # A client without weight may be NaN, and 0 * NaN is NaN. To clear such rows in
-        # advance would copy every model, so it is done only when the average is not
-        # finite.
-        used = (weights != 0).any(axis=0)
+        # A client without weight may be NaN, and 0 * NaN is NaN. Clearing such rows
+        # first would copy every model, so it is done only if the sum is not finite.
+        is_used = (weights != 0).any(axis=0)
         mixed = jax.lax.cond(
             jnp.isfinite(mixed).all(),
             lambda: mixed,
-            lambda: average(jnp.where(used[:, None], x, 0)),
+            lambda: weighted_sum(jnp.where(is_used[:, None], x, 0)),
         )
-    # (1 - sum_i W_si) theta_s, left out where it is 0: the old model of a stream that
-    # is replaced may be NaN.
-    mixed = jnp.where(keep[:, None] == 0, mixed, keep[:, None] * theta + mixed)
-    # A row of zeros leaves its stream to the bit, which theta + 0 does not for entries
-    # of -0.0.
-    is_moved = (weights != 0).any(axis=1)
-    return jnp.where(is_moved[:, None], mixed, theta)
+    # An old model without weight is not added, as it may be NaN.
+    mixed = jnp.where(own_weight == 0, mixed, own_weight * theta + mixed)
+    # A stream without weights keeps its bits, which theta + 0 does not where an entry
+    # is -0.0.
+    has_weights = (weights != 0).any(axis=1)
+    return jnp.where(has_weights[:, None], mixed, theta)
 
 
-def _on_all_devices_of(x: object) -> NamedSharding | None:
-    """Replication over the mesh of `x`; None where x is on one device or on the
-    host.
-    """
+def _replicated_over_devices_of(x: object) -> NamedSharding | None:
+    """Replication over the mesh of `x`; None if x is on one device or on the host."""
     sharding = getattr(x, "sharding", None)
     if isinstance(sharding, NamedSharding) and sharding.num_devices > 1:
         return NamedSharding(sharding.mesh, PartitionSpec())

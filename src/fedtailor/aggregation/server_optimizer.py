@@ -1,5 +1,8 @@
-"""Server optimisers: the step from a stream's model, one of those that the server
-keeps, towards the mix of its clients, the weighted average of their models."""
+"""Server optimisers (FedOpt): the server's step towards the average of its clients.
+
+A server keeps s models theta [s, d], which are called streams: one in FedAvg, one for
+each cluster in clustered methods. Each has its own average and its own optimiser state.
+"""
 
 from functools import partial
 from typing import Any, Literal
@@ -14,24 +17,34 @@ from numpy.typing import NDArray
 from fedtailor.protocol import hyperparameters, require
 
 State = tuple[Array, ...]
-"""The optimiser's memory: arrays with one row a stream, [s, ...] (a plain tuple, so
-that it can be checkpointed).
+"""The state of the optimiser: arrays with one row for each stream, [s, ...].
+
+It is a plain tuple, so that it can be checkpointed.
 """
 
 
 @hyperparameters
 class ServerOptimizer:
-    """What the server does with the pseudo-gradient Delta = theta - mixed of every
-    stream (Reddi et al. 2021).
+    """ServerOpt of FedOpt (Reddi et al. 2021, algorithm 1).
 
-    * plain:     theta <- theta - lr Delta; with lr 1 exactly the mix.
-    * momentum:  v <- momentum v + Delta; theta <- theta - lr v (FedAvgM, Hsu et al. 2019). No dampening: the
-      effective rate is lr / (1 - momentum).
+    The pseudo-code averages the clients' updates, Delta_t = (1/|S|) sum_i (x_i - x_t),
+    and gives ServerOpt -Delta_t for a gradient. Here the clients' models are averaged
+    first (weights may be unequal), and what is taken for a gradient is
+
+        Delta = theta - average        ( = -Delta_t of the paper)
+
+    The rules, with b1, b2, tau of the paper = `momentum`, `second_moment`, `epsilon`:
+
+    * plain:     theta <- theta - lr Delta; with lr 1 exactly the average (FedAvg).
+    * momentum:  v <- momentum v + Delta; theta <- theta - lr v (FedAvgM, Hsu et al.
+      2019). No dampening: the effective rate is lr / (1 - momentum).
     * adam:      Adam with bias correction on Delta (FedAdam).
-    * yogi:      as adam, but v <- v - (1 - second_moment) sign(v - Delta^2) Delta^2 (FedYogi).
-    * adagrad:   theta <- theta - lr Delta / sqrt(epsilon^2 + sum of all Delta^2 so far) (FedAdagrad, no momentum).
+    * yogi:      as adam, but v <- v - (1 - second_moment) sign(v - Delta^2) Delta^2
+      (FedYogi).
+    * adagrad:   theta <- theta - lr Delta / sqrt(epsilon^2 + sum of all Delta^2 so far)
+      (FedAdagrad, no momentum).
 
-    The last three are optax's; Reddi et al.'s algorithm 2 has no bias correction, which
+    The last three are optax's. The paper's algorithm 2 has no bias correction, which
     only matters in early rounds.
     """
 
@@ -73,29 +86,31 @@ class ServerOptimizer:
         self,
         state: State,
         theta: Float[Array, "s d"],
-        mixed: Float[Array, "s d"],
-        moved: NDArray[np.bool_],
+        average: Float[Array, "s d"],
+        is_updated: NDArray[np.bool_],
     ) -> tuple[State, Float[Array, "s d"]]:
-        """One step of every stream from `theta` towards `mixed`.
+        """One step of the streams' models towards the averages of their clients.
 
-        Streams with `moved` [s] False (nobody reported: a zero row of weights) keep
-        model and state, bit for bit.
+        Args:
+            state: of `init`, or of the step before.
+            theta: the streams' models.
+            average: for each stream the weighted average of its clients' models.
+            is_updated: [s] which streams take a step. The others, whose clients did not
+                report, keep model and state bit for bit.
 
         Returns:
             The new state and models.
         """
-        moved = np.asarray(moved, bool)
+        is_updated = np.asarray(is_updated, bool)
         takes_whole_step = self.kind == "plain" and self.lr == 1
-        if takes_whole_step and moved.all():
-            # The rule's result is `mixed`, too. Not to call it saves some 0.2 ms in
-            # every round of most methods.
-            return tuple(state), mixed
-        return _apply(self, tuple(state), theta, mixed, moved)
+        if takes_whole_step and is_updated.all():
+            # The compiled step would return `average`, too. Not to call it saves some
+            # 0.2 ms in every round of most methods.
+            return tuple(state), average
+        return _apply(self, tuple(state), theta, average, is_updated)
 
     def _rule(self) -> optax.GradientTransformation:
-        """The rule as optax has it: of Delta it makes the direction, which `lr` is not
-        yet part of.
-        """
+        """The rule in optax: from Delta to the direction, which `lr` then scales."""
         if self.kind == "momentum":
             return optax.trace(self.momentum)
         if self.kind == "adam":
@@ -112,33 +127,36 @@ def _apply(
     optimizer: ServerOptimizer,
     state: State,
     theta: Float[Array, "s d"],
-    mixed: Float[Array, "s d"],
-    moved: Bool[Array, " s"],
+    average: Float[Array, "s d"],
+    is_updated: Bool[Array, " s"],
 ) -> tuple[State, Float[Array, "s d"]]:
-    """`ServerOptimizer.apply` as one program: the rule for every stream, and the old
-    rows back where none moved.
+    """`ServerOptimizer.apply` as one compiled program.
+
+    The rule is applied to every stream; streams that are not updated then get their old
+    rows back.
     """
 
-    def where_moved(new: Array, old: Array) -> Array:
+    def select(new: Array, old: Array) -> Array:
+        """The new rows [s, ...] of streams that are updated, the old ones of others."""
         other_axes = [1] * (old.ndim - 1)
-        return jnp.where(moved.reshape(-1, *other_axes), new, old)
+        return jnp.where(is_updated.reshape(-1, *other_axes), new, old)
 
     if optimizer.kind == "plain":
-        # not theta - lr Delta: this is exactly `mixed` for a rate of 1
-        stepped = (1 - optimizer.lr) * theta + optimizer.lr * mixed
-        return state, where_moved(stepped, theta)
+        # In this form, not theta - lr Delta, it is exactly `average` for a rate of 1.
+        new_theta = (1 - optimizer.lr) * theta + optimizer.lr * average
+        return state, select(new_theta, theta)
     rule = optimizer._rule()
-    # optax's state is a tree of its own classes; ours is the tuple of its leaves.
+    # optax's state is a tree of its own classes, ours the tuple of its leaves.
     state_shapes = jax.eval_shape(jax.vmap(rule.init), theta)
     structure = jax.tree.structure(state_shapes)
+    optax_state = jax.tree.unflatten(structure, state)
+    # One update for each stream, with Delta for the gradient.
     update: Any = jax.vmap(partial(rule.update, params=None))
-    # Delta = theta - mixed is what optax takes for the gradient; every stream has a
-    # state, and a step, of its own.
-    old_state = jax.tree.unflatten(structure, state)
-    direction, new_state = update(theta - mixed, old_state)
-    new_leaves = jax.tree.leaves(new_state)
-    next_state = tuple(
-        where_moved(new, old) for new, old in zip(new_leaves, state, strict=True)
+    delta = theta - average
+    direction, new_optax_state = update(delta, optax_state)
+    new_theta = theta - optimizer.lr * direction
+    new_leaves = jax.tree.leaves(new_optax_state)
+    new_state = tuple(
+        select(new, old) for new, old in zip(new_leaves, state, strict=True)
     )
-    stepped = theta - optimizer.lr * direction
-    return next_state, where_moved(stepped, theta)
+    return new_state, select(new_theta, theta)

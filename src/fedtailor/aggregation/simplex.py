@@ -8,10 +8,10 @@ from fedtailor.protocol import require
 
 
 def project_onto_simplex(v: ArrayLike) -> Float[np.ndarray, " m"]:
-    """The nearest point of the probability simplex, {x : x >= 0, sum x = 1}, in time
-    O(m log m) by sorting.
+    """The nearest point of the probability simplex {x : x >= 0, sum x = 1}.
 
-    It is the dual step of agnostic federated learning (Mohri et al. 2019).
+    By sorting, in time O(m log m). Agnostic federated learning takes it in its dual
+    step (Mohri et al. 2019).
 
     Args:
         v: any point [m].
@@ -23,16 +23,18 @@ def project_onto_simplex(v: ArrayLike) -> Float[np.ndarray, " m"]:
         ValueError: v is not a vector of finite numbers.
     """
     x = np.asarray(v, np.float64)
-    finite = x.ndim == 1 and x.size > 0 and bool(np.isfinite(x).all())
+    is_vector = x.ndim == 1 and x.size > 0
     require(
-        finite,
+        is_vector and bool(np.isfinite(x).all()),
         f"only a vector of finite numbers can be projected onto the simplex, not {x}",
     )
-    x = x - x.max()  # changes nothing on paper, and keeps tau small
+    # A shift of all entries does not change the projection; this one keeps tau small.
+    x = x - x.max()
     descending = np.sort(x)[::-1]
-    # taus[k - 1] makes max(v - tau, 0) sum to 1 if just the k largest entries stay
-    # above tau. They do for the true number k of positive entries, and for every
-    # smaller one, but for no larger one.
-    taus = (np.cumsum(descending) - 1) / np.arange(1, x.size + 1)
+    # taus[k - 1] is the tau for which max(x - tau, 0) sums to 1, if just the k largest
+    # entries exceed it. That holds for the number of positive entries of the result and
+    # for every smaller k, but for no larger one.
+    counts = np.arange(1, x.size + 1)
+    taus = (np.cumsum(descending) - 1) / counts
     support = np.count_nonzero(descending > taus)
     return np.maximum(x - taus[support - 1], 0.0)

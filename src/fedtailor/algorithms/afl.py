@@ -35,14 +35,14 @@ from fedtailor.protocol import (
 
 @server_state
 class AFLState(ServerState):
-    """A saddle point on its way."""
+    """The iterates of model and mixture."""
 
     model: Float[Array, "1 d"]
     """w, the last iterate."""
     average: Float[Array, "1 d"]
     """The average of all iterates so far."""
     rounds: int
-    """How many iterates that are."""
+    """The number of iterates in that average."""
     mixture: Float[np.ndarray, " m"]
     """lambda, a point of the simplex."""
     shares: Float[np.ndarray, " m"]
@@ -50,14 +50,15 @@ class AFLState(ServerState):
 
     @property
     def skewness(self) -> float:
-        """s(lambda); see `skewness`."""
+        """s(lambda), see the function `skewness`."""
         return skewness(self.mixture, self.shares)
 
 
 @hyperparameters
 class AFL(Algorithm):
-    """Agnostic federated learning (Mohri et al. 2019, algorithm 1; Mansour et al. 2020,
-    appendix B).
+    """Agnostic federated learning.
+
+    Mohri et al. 2019, algorithm 1; Mansour et al. 2020, appendix B.
 
     A saddle point of the loss over all mixtures lambda of the clients,  min_w max_lambda sum_k lambda_k F_k(w):
 
@@ -144,33 +145,31 @@ class AFL(Algorithm):
     ) -> AFLState:
         if not cohort.reporting.any():
             return server
-        mixture, theta, rounds = server.mixture, server.model, server.rounds + 1
-        # m / |S|: a sum over the reporters is then, in expectation, the sum over all
-        # clients.
+        mixture, theta = server.mixture, server.model
+        # With the factor m / |S| a sum over the reporters is, in expectation, the sum
+        # over all clients.
         scale = cohort.reporting * len(mixture) / cohort.reporting.sum()
-        weights = (mixture[cohort.position] * scale)[None]
-        if self.update == "model":
-            # more than the whole way to the clients' mean would overshoot it; rounding
-            # is no overshooting
+        weights = (mixture[cohort.position] * scale)[None]  # [1, c]
+        # Primal step: w <- w - gamma_w sum_k lambda_k grad F_k(w)
+        if self.update == "gradient":
+            # Mixed onto zeros, the row of weights gives the sum alone.
+            gradient = mix(jnp.zeros_like(theta), answers["gradient"], weights)
+            theta = theta - self.lr * gradient
+        else:
+            # Weights of a sum above 1 would step beyond the clients' mean.
             total = round(weights.sum(), 12)
             theta = mix(theta, answers["model"], weights / max(1.0, total))
-        else:
-            # Primal step. Mixed onto zeros, the row of weights gives the sum of
-            # lambda_k grad F_k(w) alone.
-            theta = theta - self.lr * mix(
-                jnp.zeros_like(theta), answers["gradient"], weights
-            )
+        # Dual step, with the losses at the old w; absent clients count with loss 0:
+        # lambda <- projection of lambda + gamma_l (F_1(w), ..., F_m(w))
         losses = np.zeros(len(mixture))
-        # Dual step, with the losses at that same old w; clients that are absent count
-        # as without loss.
         sent = answers.host("loss").astype(np.float64)
         losses[cohort.position] = np.where(cohort.reporting, sent, 0) * scale
+        mixture = project_onto_simplex(mixture + self.lambda_lr * losses)
+        # The output of algorithm 1, (1/T) sum_t w_t, as a running mean
+        rounds = server.rounds + 1
+        average = server.average + (theta - server.average) / rounds
         return server.replace(
-            model=theta,
-            # (1/T) sum_t w_t, the output of algorithm 1, as a running mean.
-            average=server.average + (theta - server.average) / rounds,
-            rounds=rounds,
-            mixture=project_onto_simplex(mixture + self.lambda_lr * losses),
+            model=theta, average=average, rounds=rounds, mixture=mixture
         )
 
     def serve(self, server: AFLState, cohort: Cohort) -> Downlink:
@@ -192,8 +191,9 @@ class AFL(Algorithm):
 
 
 def skewness(mixture: NDArray[np.floating], shares: NDArray[np.floating]) -> float:
-    """How unevenly a mixture relies on clients, for the samples that they have (Mansour
-    et al. 2020, appendix B).
+    """How far a mixture departs from the clients' shares of samples.
+
+    s(lambda) of Mansour et al. 2020, appendix B.
 
     Args:
         mixture: lambda [m], which sums to 1.

@@ -27,6 +27,7 @@ from fedtailor.protocol import (
 )
 
 Pair = tuple[Params, Params]
+"""v, the personal model, and w, the client's copy of the global one."""
 
 
 @hyperparameters
@@ -101,32 +102,24 @@ class APFL(FedAvg):
             carry: tuple[Pair, Array], batch: Batch, index: Int[Array, ""]
         ) -> tuple[Pair, Array]:
             (v, w), alpha = carry
-            # Both gradients are taken before anything moves: the mixture is made of the
-            # w that this batch has not trained yet.
-            of_v, slope = self._gradients(local, (v, w), alpha, batch)
+            # The mixture's gradients are taken before v and w take their steps.
+            grad_v, grad_alpha = self._gradients(local, (v, w), alpha, batch)
             if not is_off(self.alpha_lr):
-                # Once a round, on its first batch; in all other steps the slope is not
-                # computed.
-                is_first = index == 0
+                # Once a round, on its first batch; later its gradient is not computed.
                 alpha = jax.lax.cond(
-                    is_first,
-                    lambda: jnp.clip(alpha - self.alpha_lr * slope(), 0, 1),
+                    index == 0,
+                    lambda: jnp.clip(alpha - self.alpha_lr * grad_alpha(), 0, 1),
                     lambda: alpha,
                 )
-            v = descend(v, of_v, sgd, rate)
+            v = descend(v, grad_v, sgd, rate)
             w = descend(w, local.batch_gradient(w, batch), sgd, rate)
             return (v, w), alpha
 
-        # v goes on from where the client's last round left it, w_i from the model
-        # received.
+        # v goes on from the client's last round, w_i starts at the model received.
         start = local.params(state["model"]), local.params(inbox["model"][0])
-        steps = local.steps(sgd)
+        carry = start, state["alpha"]
         (v, w), alpha = local.loop(
-            (start, state["alpha"]),
-            step,
-            steps,
-            sgd.batch_size,
-            drop_last=sgd.drop_last,
+            carry, step, local.steps(sgd), sgd.batch_size, drop_last=sgd.drop_last
         )
         return {"model": local.vector(v), "alpha": alpha}, {"model": local.vector(w)}
 
@@ -140,36 +133,35 @@ class APFL(FedAvg):
             alpha: share of v in the mixture.
 
         Returns:
-            The gradient with respect to v, and a function that gives the derivative
-            with respect to alpha (which costs another pass over the models' entries and
-            is wanted once a round only).
+            The gradient with respect to v, and a function that returns the derivative
+            with respect to alpha (a function, as it is wanted once a round only).
         """
         v, w = pair
         if self.mix == "parameters":
             mixture = jax.tree.map(lambda v, w: alpha * v + (1 - alpha) * w, v, w)
-            # By the chain rule d mixture / dv = alpha, and d mixture / d alpha = v - w:
-            # one gradient serves both.
+            # One gradient g at the mixture gives both, by the chain rule:
+            # d mixture / dv = alpha, and d mixture / d alpha = v - w.
             g = local.batch_gradient(mixture, batch)
 
-            def slope() -> Array:
-                leaves = zip(*map(jax.tree.leaves, (g, v, w)), strict=True)
-                return jnp.stack([jnp.vdot(g, v - w) for g, v, w in leaves]).sum()
+            def grad_alpha() -> Array:
+                """< g, v - w >, a sum over all leaves."""
+                products = jax.tree.map(lambda g, v, w: jnp.vdot(g, v - w), g, v, w)
+                return jnp.stack(jax.tree.leaves(products)).sum()
 
-            return jax.tree.map(lambda g: alpha * g, g), slope
+            return jax.tree.map(lambda g: alpha * g, g), grad_alpha
 
         # Outputs, not parameters, are mixed here, so no single model has this loss:
         # differentiate through both.
         def loss(v: Params, alpha: Array) -> Array:
-            mixed = alpha * local.logits(v, batch.x) + (1 - alpha) * local.logits(
-                w, batch.x
-            )
-            return jnp.vdot(local.losses(mixed, batch.y), batch.weight) / jnp.maximum(
-                batch.weight.sum(), 1
-            )
+            outputs_v = local.logits(v, batch.x)
+            outputs_w = local.logits(w, batch.x)
+            mixed = alpha * outputs_v + (1 - alpha) * outputs_w
+            total = jnp.vdot(local.losses(mixed, batch.y), batch.weight)
+            return total / jnp.maximum(batch.weight.sum(), 1)
 
         local.count_work(gradients=1, forwards=1)
-        of_v, of_alpha = jax.grad(loss, argnums=(0, 1))(v, alpha)
-        return of_v, lambda: of_alpha
+        grad_v, derivative = jax.grad(loss, argnums=(0, 1))(v, alpha)
+        return grad_v, lambda: derivative
 
     def personal(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer

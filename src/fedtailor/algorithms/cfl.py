@@ -45,22 +45,23 @@ from fedtailor.protocol import (
 
 @server_state
 class Split(ServerState):
-    """What the server remembers of a split: who went where, and from which model."""
+    """A split of a cluster: which clients went where, and from which model."""
 
     round: int
-    """When."""
+    """The round of the split."""
     parent: int
-    """The cluster that was split. Its first half keeps the number; split k makes
-    cluster k + 1 of the second.
+    """The cluster that was split.
+
+    The first half keeps its number; the second half of split k becomes cluster k + 1.
     """
     model: Float[np.ndarray, " d"]
     """The parent's model before the split."""
     first: NDArray[np.int64]
     """Positions of the clients that stayed in the parent cluster."""
     second: NDArray[np.int64]
-    """Positions of those in the new cluster."""
+    """Positions of the clients in the new cluster."""
     directions: Float[np.ndarray, "2 d"]
-    """The mean of either half's updates, each scaled to length 1."""
+    """For each half the mean of its updates, which are scaled to length 1."""
 
 
 @server_state
@@ -207,12 +208,11 @@ class CFL(Algorithm):
         self, server: CFLState, downlink: Downlink, answers: Answers, cohort: Cohort
     ) -> CFLState:
         models = answers["model"]
-        # The averages of the present clusters say which of these are stationary. Where
-        # one is split, each half starts from the parent's old model, too, and so is
-        # averaged anew.
+        # The averages of the present clusters tell which of these are stationary. If
+        # one is split, its halves are averaged anew, from the parent's old model.
         averages = self._averages(server, models, cohort)
         after = server
-        for members in self._unsettled(server, averages, models, cohort):
+        for members in self._clusters_to_split(server, averages, models, cohort):
             after = self._split(after, members, models, cohort)
         if after is not server:
             averages = self._averages(after, models, cohort)
@@ -221,17 +221,16 @@ class CFL(Algorithm):
     def _averages(
         self, server: CFLState, models: ClientRows, cohort: Cohort
     ) -> Float[Array, "s d"]:
-        """Every cluster's average; a cluster nobody of which reports stays as it is."""
+        """The averages of all clusters; one in which nobody reports stays as it is."""
         share = reporter_weights(cohort, self.weights)
         cluster = server.cluster[cohort.position]
-        return mix(
-            server.model, models, cluster_averages(cluster, len(server.model), share)
-        )
+        weights = cluster_averages(cluster, len(server.model), share)
+        return mix(server.model, models, weights)
 
-    def _unsettled(
+    def _clusters_to_split(
         self, server: CFLState, averages: Array, models: ClientRows, cohort: Cohort
     ) -> list[NDArray[np.int64]]:
-        """The clusters that have come to rest although some of their clients have not.
+        """The clusters that are stationary although some of their clients are not.
 
         Returns:
             For each cluster to be split, the rows of its members in the cohort.
@@ -239,28 +238,24 @@ class CFL(Algorithm):
         if cohort.round < self.first_split:
             return []
         cluster = server.cluster[cohort.position]
-        # | mean D_i | of every cluster and | D_i | of every client: how far averages and models are from where they
-        # started.
-        of_clusters = np.asarray(
-            _distances(averages, server.model, np.arange(len(averages)))
-        )
+        # | mean D_i | of every cluster: from its model to the average
+        own = np.arange(len(averages))
+        mean_norms = np.asarray(_distances(averages, server.model, own))
+        # | D_i | of every client: from its cluster's model to its own
         starts = models.to_rows(cluster, fill=0)
-        of_clients = np.asarray(_distances(models.values, server.model, starts))[
-            models.row
-        ]
-        unsettled = []
+        distances = np.asarray(_distances(models.values, server.model, starts))
+        norms = distances[models.row]
+        to_split = []
         for number in np.unique(cluster):
             members = np.flatnonzero((cluster == number) & cohort.reporting)
-            # updates compare only within a whole cluster
-            whole = len(members) == np.count_nonzero(server.cluster == number)
-            divisible = whole and len(members) >= self.min_clients
-            if (
-                divisible
-                and of_clusters[number] < self.eps1
-                and of_clients[members].max() > self.eps2
-            ):
-                unsettled.append(members)
-        return unsettled
+            # Only whole clusters are split.
+            is_whole = len(members) == np.count_nonzero(server.cluster == number)
+            if not is_whole or len(members) < self.min_clients:
+                continue
+            is_stationary = mean_norms[number] < self.eps1
+            if is_stationary and norms[members].max() > self.eps2:
+                to_split.append(members)
+        return to_split
 
     def _split(
         self,
@@ -269,42 +264,53 @@ class CFL(Algorithm):
         models: ClientRows,
         cohort: Cohort,
     ) -> CFLState:
-        """The server with one more cluster, on its parent's model; unchanged if the
-        split is rejected.
+        """Split a cluster in two.
+
+        Args:
+            server: before the split.
+            members: rows of the cluster's clients in the cohort.
+            models: what the clients sent.
+            cohort: the clients of the round.
+
+        Returns:
+            The server with one more cluster, which starts from its parent's model;
+            unchanged if the split is rejected.
         """
         parent = int(server.cluster[cohort.position[members[0]]])
         model = server.model[parent]
-        updates = np.asarray(models.take(members)) - np.asarray(model)
-        similarity = cosine_similarity(updates)
-        second = bipartition(similarity, self.linkage) == 1
-        # The paper's test of a bipartition needs the largest similarity between its
-        # halves, alpha_cross^max there.
-        across = similarity[second][:, ~second].max()
-        if self.gamma_max is not None and np.sqrt((1 - across) / 2) <= self.gamma_max:
+        updates = np.asarray(models.take(members)) - np.asarray(model)  # D_i
+        similarity = cosine_similarity(updates)  # S_ij
+        in_second = bipartition(similarity, self.linkage) == 1
+        first, second = members[~in_second], members[in_second]
+        # The paper accepts a split iff sqrt((1 - max_across S_ij) / 2) > gamma_max.
+        max_across = similarity[in_second][:, ~in_second].max()
+        if (
+            self.gamma_max is not None
+            and np.sqrt((1 - max_across) / 2) <= self.gamma_max
+        ):
             return server
-        # The mean of unit vectors is all that newcomers need: its product with an
-        # update is |update| times the mean cosine.
+        # Newcomers need no more than the mean of each half's unit vectors: its product
+        # with an update is |update| times the mean cosine.
         lengths = np.linalg.norm(updates, axis=1, keepdims=True)
         units = updates / np.maximum(lengths, np.finfo(updates.dtype).tiny)
+        directions = [units[~in_second].mean(axis=0), units[in_second].mean(axis=0)]
         split = Split(
             round=cohort.round,
             parent=parent,
             model=np.asarray(model),
-            first=cohort.position[members[~second]],
-            second=cohort.position[members[second]],
-            directions=np.stack(
-                [units[~second].mean(axis=0), units[second].mean(axis=0)]
-            ),
+            first=cohort.position[first],
+            second=cohort.position[second],
+            directions=np.stack(directions),
         )
         splits = [*server.splits, split]
         # The first half keeps the parent's number and model, the second gets the next
         # number and a copy of that model.
+        new_cluster = len(splits)
         cluster = server.cluster.copy()
-        cluster[split.second] = len(splits)
-        grown = _with_capacity(server.model, _capacity(len(splits) + 1))
-        return CFLState(
-            model=grown.at[len(splits)].set(model), cluster=cluster, splits=splits
-        )
+        cluster[split.second] = new_cluster
+        models_of_clusters = _with_capacity(server.model, _capacity(new_cluster + 1))
+        models_of_clusters = models_of_clusters.at[new_cluster].set(model)
+        return CFLState(model=models_of_clusters, cluster=cluster, splits=splits)
 
     def diagnostics(self, server: CFLState) -> Sequence[Diagnostic]:
         return [
@@ -325,58 +331,58 @@ class CFL(Algorithm):
             return self.broadcast(server, cohort)
         if not server.splits:
             return Downlink({"model": Streams.everyone(server.model[0], len(cohort))})
-        # the whole tree, in arrays of the capacity: clusters 0..splits, and what is
-        # known of splits 0..splits-1
-        numbers = np.arange(len(server.model))
+        # The whole tree travels, in arrays of constant size: the models of clusters
+        # 0..splits, and of each split its parent's number and model, and the directions
+        # of its halves.
+        capacity = len(server.model)
         splits = len(server.splits)
-        clusters = numbers <= splits
-        nodes = numbers < splits
+        is_cluster = np.arange(capacity) <= splits
+        is_split = np.arange(capacity) < splits
 
         def of_splits(name: str) -> Array:
             values = np.stack([getattr(split, name) for split in server.splits])
-            return _with_capacity(values, len(numbers))
+            return _with_capacity(values, capacity)
 
-        def to_everyone(values: Array, used: NDArray[np.bool_]) -> Streams:
-            recipients = np.where(used, np.arange(len(values)), -1).astype(np.int32)
+        def to_everyone(values: Array, is_sent: NDArray[np.bool_]) -> Streams:
+            recipients = np.where(is_sent, np.arange(len(values)), -1).astype(np.int32)
             return Streams(values, np.tile(recipients, (len(cohort), 1)))
 
         models = jnp.concatenate([server.model, of_splits("model")])
-        directions = of_splits("directions").reshape(2 * len(numbers), -1)
+        directions = of_splits("directions").reshape(2 * capacity, -1)
+        parents = of_splits("parent").astype(jnp.int32)
         return Downlink(
             {
-                "model": to_everyone(models, np.concatenate([clusters, nodes])),
-                "gradient": to_everyone(directions, np.repeat(nodes, 2)),
-                "parent": to_everyone(of_splits("parent").astype(jnp.int32), nodes),
+                "model": to_everyone(models, np.concatenate([is_cluster, is_split])),
+                "gradient": to_everyone(directions, np.repeat(is_split, 2)),
+                "parent": to_everyone(parents, is_split),
             }
         )
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         if "parent" not in inbox.values:
             return ()
-        parent, capacity = inbox["parent"], len(inbox["parent"])
-        clusters, parents_models = inbox["model"][:capacity], inbox["model"][capacity:]
+        parent = inbox["parent"]  # of each split
+        capacity = len(parent)
+        cluster_models = inbox["model"][:capacity]
+        parent_models = inbox["model"][capacity:]
         directions = inbox["gradient"].reshape(capacity, 2, -1)
 
-        # In the order in which they were made, splits lead from the root to a leaf:
-        # after split k the client stands in one of clusters 0..k+1.
+        # Taken in the order in which they were made, splits lead from the root of the
+        # tree to a leaf. The client starts in cluster 0.
         def descend(split: Array, cluster: Array) -> Array:
-            # only at splits of the cluster that it stands in does it train; elsewhere
-            # its update is 0
-            here = inbox.received["parent"][split] & (parent[split] == cluster)
-            steps = jnp.where(here, local.steps(self.sgd), 0)
-            update = (
-                local.sgd(parents_models[split], self.sgd, steps=steps)
-                - parents_models[split]
-            )
-            # Both mean cosines times |update|, which does not matter for which of them
-            # is larger.
+            # The client trains only at splits of the cluster that it is in; at others
+            # its update is 0, and it stays.
+            is_own = inbox.received["parent"][split] & (parent[split] == cluster)
+            steps = jnp.where(is_own, local.steps(self.sgd), 0)
+            start = parent_models[split]
+            update = local.sgd(start, self.sgd, steps=steps) - start
+            # Both mean cosines, times |update|, which does not change which is larger.
             first, second = (directions[split] * update).sum(axis=1)
-            return jnp.where(
-                second > first, split + 1, cluster
-            )  # split k made cluster k + 1
+            # Split k made cluster k + 1 of its second half.
+            return jnp.where(second > first, split + 1, cluster)
 
         leaf = local.fori_loop(capacity, descend, jnp.int32(0))
-        return {"model": clusters[leaf]}
+        return {"model": cluster_models[leaf]}
 
     def personal(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
@@ -385,14 +391,15 @@ class CFL(Algorithm):
 
 
 def _capacity(clusters: int) -> int:
-    """Rows kept for clusters: powers of two, so that most splits change no shape and
-    recompile nothing.
+    """Rows for the models of so many clusters.
+
+    A power of two, so that most splits change no shape and recompile nothing.
     """
     return max(next_power_of_two(clusters), 4)
 
 
 def _with_capacity(rows: ArrayLike, capacity: int) -> Array:
-    """The rows, and zeros below them."""
+    """The rows [k, ...], padded with zeros to [capacity, ...]."""
     rows = jnp.asarray(rows)
     missing = capacity - len(rows)
     zeros = jnp.zeros((missing, *rows.shape[1:]), rows.dtype)
@@ -403,14 +410,11 @@ def _with_capacity(rows: ArrayLike, capacity: int) -> Array:
 def _distances(
     models: Float[Array, "c d"], starts: Float[Array, "s d"], start: Int[Array, " c"]
 ) -> Float[Array, " c"]:
-    """How far each model is from the one it started from.
+    """The Euclidean distance of each model from the one that it started from.
 
     Args:
-        models: what is measured.
+        models: after training.
         starts: models to start from.
-        start: the row of `starts` that belongs to each model.
-
-    Returns:
-        The Euclidean norm of each difference [c].
+        start: for each model the row of `starts` that it started from.
     """
     return jnp.linalg.norm(models - starts[start], axis=1)

@@ -1,6 +1,4 @@
-"""CGPFL: personal models pulled towards the model of a context, a cluster of clients
-that is found anew every round.
-"""
+"""CGPFL: personal models near the model of a context, a cluster of clients."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
@@ -54,9 +52,7 @@ class ContextualState(ServerState):
 
 @hyperparameters
 class Contextual(Algorithm):
-    """What CGPFL and CGPFL-Heur share: everything but the number of contexts. See
-    `CGPFL`.
-    """
+    """CGPFL without the number K of contexts; the base of `CGPFL` and `CGPFLHeur`."""
 
     sgd: SGD = SGD(lr=0.005, steps=10, batch_size=20)
     """Inner steps: their rate eta, and the number R of mini-batches in a round (Tang et
@@ -107,12 +103,15 @@ class Contextual(Algorithm):
         )
 
     def _gamma(self, rate: Any) -> Any:
-        """gamma at a learning rate: a number of a number, traced of a traced one."""
+        """gamma at a learning rate eta, a number or traced."""
         return rate * self.lam if self.gamma is None else self.gamma
 
     def _number(self, models: Float[Array, "c d"], sizes: NDArray[np.int64]) -> int:
-        """How many contexts there are, from the first uploads and the clients' training
-        samples.
+        """K, the number of contexts.
+
+        Args:
+            models: the first models that clients send.
+            sizes: their training samples [c].
         """
         raise NotImplementedError
 
@@ -125,20 +124,16 @@ class Contextual(Algorithm):
         )
 
     def broadcast(self, server: ContextualState, cohort: Cohort) -> Downlink:
-        # Three cases: nobody has a context yet, all clients of the cohort have one, or
-        # some come for the first time.
         context = server.context[cohort.position].astype(np.int32)
         if (server.context < 0).all():
-            # nobody has reported, and all contexts are still the common initial model
-            return Downlink(
-                {"model": Streams(server.model, np.zeros((len(cohort), 1), np.int32))}
-            )
-        if (context >= 0).all():
-            return Downlink({"model": Streams(server.model, context[:, None])})
-        # clients that report for the first time choose among all contexts, as they
-        # would to be served
-        numbers = np.arange(len(server.model), dtype=np.int32)
-        return Downlink({"model": Streams(server.model, _own_or_all(context, numbers))})
+            # Nobody has reported, so all contexts still are the common initial model.
+            recipients = np.zeros((len(cohort), 1), np.int32)
+        elif (context >= 0).all():
+            recipients = context[:, None]
+        else:
+            # Clients that report for the first time choose among all contexts.
+            recipients = _own_or_all(context, len(server.model))
+        return Downlink({"model": Streams(server.model, recipients)})
 
     def server(
         self,
@@ -150,37 +145,34 @@ class Contextual(Algorithm):
         rows = np.flatnonzero(cohort.reporting)
         if len(rows) == 0:
             return server
-        uploads = answers["model"].take(rows)
-        contexts = server.model
+        uploads = answers["model"].take(rows)  # w_i of the reporters
+        contexts = server.model  # omega_k
         context = server.context.copy()
         if (context < 0).all():
-            # The first uploads: until now all contexts were one model, and only now is
-            # there anything to count them by.
+            # With the first uploads the number of contexts is known; all of them start
+            # from the common initial model.
             number = self._number(uploads, cohort.sizes[rows])
             contexts = jnp.repeat(contexts[:1], number, axis=0)
-        # cluster what was received, and find out which context each cluster goes on
-        # from
+        # Cluster the uploads, and average each cluster.
         label = k_means_of_models(uploads, len(contexts))
         clusters = label.max() + 1
         share = reporter_weights(cohort, self.weights)[rows]
-        means = mix(
-            contexts[:clusters], uploads, cluster_averages(label, clusters, share)
-        )
-        # k-means numbers its clusters anew in every round: a context goes on as the
-        # cluster that is nearest to it.
-        continued = match(squared_distances(means, contexts))
-        context[cohort.reporters] = continued[label]
-        # omega_k <- (1 - alpha) omega_k + alpha times the mean of its cluster, for
-        # every context that is continued; a row of zeros leaves the others as they are
-        moves = self.alpha * (np.arange(len(contexts))[:, None] == continued)
-        return server.replace(model=mix(contexts, means, moves), context=context)
+        weights = cluster_averages(label, clusters, share)
+        means = mix(contexts[:clusters], uploads, weights)
+        # k-means numbers its clusters anew in every round: each cluster continues the
+        # context that is nearest to its mean.
+        context_of_cluster = match(squared_distances(means, contexts))
+        context[cohort.reporters] = context_of_cluster[label]
+        # omega_k <- (1 - alpha) omega_k + alpha mean_k; a context that no cluster
+        # continues has a row of zeros and stays as it is.
+        continues = np.arange(len(contexts))[:, None] == context_of_cluster
+        model = mix(contexts, means, self.alpha * continues)
+        return server.replace(model=model, context=context)
 
     def serve(self, server: ContextualState, cohort: Cohort) -> Downlink:
-        return (
-            Downlink()
-            if cohort.seen
-            else Downlink({"model": Streams.all_to_all(server.model, len(cohort))})
-        )
+        if cohort.seen:
+            return Downlink()
+        return Downlink({"model": Streams.all_to_all(server.model, len(cohort))})
 
     def diagnostics(self, server: ContextualState) -> Sequence[Diagnostic]:
         reported = np.flatnonzero(server.context >= 0)
@@ -204,16 +196,15 @@ class Contextual(Algorithm):
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
-        # As a rule one context was received. A client that reports for the first time
-        # was sent all, and chooses by its loss.
+        # A client that reports for the first time is sent all contexts, and chooses
+        # by its loss; all others are sent their own.
         choice, _ = closest(inbox["model"], inbox.received["model"], local)
-        start = state["model"] if self.start == "personal" else None
-        share = self._gamma(self.sgd.rate(local.round))
         omega = inbox["model"][choice]
-        # Algorithm 1's local part: on each of R batches S inner steps of theta, and a
-        # step of w towards it.
+        # On each of R batches: S steps of theta, and a step of w towards theta.
+        start = state["model"] if self.start == "personal" else None
+        gamma = self._gamma(self.sgd.rate(local.round))
         theta, w = envelope_steps(
-            local, omega, self.sgd, self.inner_steps, self.lam, share, theta=start
+            local, omega, self.sgd, self.inner_steps, self.lam, gamma, theta=start
         )
         return {"model": theta}, {"model": w}
 
@@ -223,7 +214,7 @@ class Contextual(Algorithm):
         return state["model"]
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
-        # inner solves around the nearest context, which stays where it is
+        # theta around the context of lowest loss, which stays as it is (gamma = 0)
         choice, _ = closest(inbox["model"], inbox.received["model"], local)
         omega = inbox["model"][choice]
         theta, _ = envelope_steps(
@@ -232,26 +223,27 @@ class Contextual(Algorithm):
         return {"model": theta}
 
 
-def _own_or_all(
-    context: NDArray[np.int32], numbers: NDArray[np.int32]
-) -> NDArray[np.int32]:
-    """Who is sent which contexts: its own where a client has one, else all.
+def _own_or_all(context: NDArray[np.int32], contexts: int) -> NDArray[np.int32]:
+    """Send each client its own context or, where it has none, all contexts.
 
     Args:
         context: the context of each client [c]; -1 = it has none.
-        numbers: of all contexts [K].
+        contexts: K, the number of contexts.
 
     Returns:
         Recipients [c, K] as `Streams` takes them.
     """
-    own = (context[:, None] == numbers) | (context < 0)[:, None]
-    return np.where(own, numbers, -1).astype(np.int32)
+    numbers = np.arange(contexts)
+    is_own = context[:, None] == numbers
+    has_none = context[:, None] < 0
+    return np.where(is_own | has_none, numbers, -1).astype(np.int32)
 
 
 @hyperparameters
 class CGPFL(Contextual):
-    """Personalized federated learning with contextualized generalization (Tang et al.
-    2022, algorithm 1).
+    """Personalized federated learning with contextualized generalization.
+
+    Tang et al. 2022, algorithm 1.
 
     The server keeps K context models omega_k and sends each client that of its own
     context. From w = omega, on each of R mini-batches,

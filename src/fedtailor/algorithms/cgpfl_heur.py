@@ -16,8 +16,9 @@ _ROUNDING = 1e-9
 
 @hyperparameters
 class CGPFLHeur(Contextual):
-    """CGPFL whose number of contexts minimises a bound on the generalization error
-    (Tang et al. 2022, section 4.4).
+    """CGPFL whose number of contexts minimises a bound on the generalization error.
+
+    Tang et al. 2022, section 4.4.
 
     After the first round, with m training samples in all and m_i of client i, K
     minimises eq. 11
@@ -73,23 +74,21 @@ class CGPFLHeur(Contextual):
     def _number(
         self, models: Float[Array | np.ndarray, "c d"], sizes: NDArray[np.int64]
     ) -> int:
-        # The second term's sums for every K that is worth comparing, clients weighted
-        # by their samples.
-        numbers, costs = costs_of_models(models, sizes / sizes.sum(), len(models) // 2)
+        # Second term of eq. 11 without mu, for every K that is worth comparing, with
+        # clients weighted by their samples.
+        share = sizes / sizes.sum()
+        numbers, costs = costs_of_models(models, share, len(models) // 2)
+        # First term. d is at most m: above e m the logarithm would be negative.
         samples = float(sizes.sum())
-        # First term of eq. 11, with d at most m: for a d above e m the logarithm would
-        # be negative.
-        d = min(
-            models.shape[1] if self.complexity is None else self.complexity, samples
-        )
+        d = models.shape[1] if self.complexity is None else self.complexity
+        d = min(d, samples)
         bound = np.sqrt(d * numbers / samples * np.log(np.e * samples / d))
         mu = self.mu
         if mu is None:
-            # mu of the class's docstring: the bound rises from K = 1 to N/2 by as much
-            # as mu times the cost falls.
-            falls = costs[0] - costs[-1]
-            mu = (bound[-1] - bound[0]) / falls if falls > 0 else 0.0
+            # From K = 1 to N/2 the first term rises by as much as the second one falls.
+            decrease = costs[0] - costs[-1]
+            mu = (bound[-1] - bound[0]) / decrease if decrease > 0 else 0.0
         value = bound + mu * costs
-        # e(1) and e(N/2) differ by rounding only; the smallest number wins such ties
-        least = value <= value.min() + _ROUNDING * value.max()
-        return int(numbers[np.argmax(least)])
+        # e(1) and e(N/2) differ by rounding only; the smallest number wins such ties.
+        is_least = value <= value.min() + _ROUNDING * value.max()
+        return int(numbers[np.argmax(is_least)])

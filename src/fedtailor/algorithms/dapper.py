@@ -62,21 +62,16 @@ Sampler = Callable[[np.random.Generator, int], tuple[NDArray[Any], NDArray[Any]]
 """(generator, n) -> n examples x [n, ...], y [n, ...], as the federation stores them.
 """
 
-
-_LINEAR = (
+_NOT_LINEAR = (
     "source='moments' needs a linear model with squared error, such as"
     " models.logistic() with loss squared_error"
 )
 _ROUNDING = 1e-3
-"""Relative deviation from a linear model's squared error that single precision may
-cause.
-"""
+"""A loss may differ by this from a linear model's squared error, relative to it."""
 
 
 DAPPERState = HypClusterState | BestRound | WithMoments
-"""The common models, perhaps with a memory of the best round, or with second moments
-beside them.
-"""
+"""The common models: alone, in their best round (`best`), or with second moments."""
 
 
 @hyperparameters
@@ -223,18 +218,14 @@ class DAPPER(Algorithm):
             self.source != "moments"
             or population.model is None
             or not population.model.classification,
-            _LINEAR,
+            _NOT_LINEAR,
         )
 
-    # training: the common models
+    # phase 1, training: the common models
     # ----------------------------------------------------------------------------------
 
     def _training(self) -> HypCluster:
-        """What trains the common models; of a single one it is FedAvgM.
-
-        Phase 1 of the method is another method as it stands: all its hyper-parameters
-        have the same names there.
-        """
+        """The method that trains the common models; with one model it is FedAvgM."""
         return HypCluster(
             sgd=self.sgd,
             weights=self.weights,
@@ -245,9 +236,10 @@ class DAPPER(Algorithm):
         )
 
     def init_server(self, init: Init, population: Population) -> DAPPERState:
-        begun = self._training().init_server(init, population)
-        begun = BestRound(begun, begun, None) if self.best else begun
-        return WithMoments(begun, None) if self.source == "moments" else begun
+        server = self._training().init_server(init, population)
+        if self.best:
+            server = BestRound(server, server, None)
+        return WithMoments(server, None) if self.source == "moments" else server
 
     def broadcast(self, server: DAPPERState, cohort: Cohort) -> Downlink:
         return self._training().broadcast(present(models_of(server)), cohort)
@@ -255,23 +247,24 @@ class DAPPER(Algorithm):
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
-        sent = train_closest(
-            inbox,
-            local,
-            self.clusters,
-            lambda theta: {"model": local.sgd(theta, self.sgd)},
-        )
-        return state, (
-            {**sent, **validation_loss(inbox["model"][0], local)} if self.best else sent
-        )
+        def train(theta: Float[Array, " d"]) -> ClientUpdate:
+            return {"model": local.sgd(theta, self.sgd)}
+
+        update = train_closest(inbox, local, self.clusters, train)
+        if self.best:
+            update = {**update, **validation_loss(inbox["model"][0], local)}
+        return state, update
 
     def server(
         self, server: DAPPERState, downlink: Downlink, answers: Answers, cohort: Cohort
     ) -> DAPPERState:
+        # A step of phase 1's method on its own state, which then goes back into what
+        # `best` and `moments` have wrapped around it.
         models = models_of(server)
-        moved = self._training().server(present(models), downlink, answers, cohort)
-        moved = models.after(moved, answers, cohort) if self.best else moved
-        return server.replace(models=moved) if self.source == "moments" else moved
+        new = self._training().server(present(models), downlink, answers, cohort)
+        if self.best:
+            new = models.after(new, answers, cohort)
+        return server.replace(models=new) if self.source == "moments" else new
 
     def global_model(self, server: DAPPERState) -> Float[Array, " d"]:
         return self._training().global_model(chosen(models_of(server)))
@@ -279,81 +272,87 @@ class DAPPER(Algorithm):
     def diagnostics(self, server: DAPPERState) -> Sequence[Diagnostic]:
         return cluster_diagnostics(present(models_of(server)))
 
-    # before training: second moments
-    # ---------------------------------------------------------------------------------
+    # before training: second moments, for source="moments"
+    # ----------------------------------------------------------------------------------
 
     def probe_downlink(self, server: WithMoments, cohort: Cohort) -> Downlink:
-        # theta^0 is common knowledge (the seed)
+        # Clients know the initial model (from the seed), so it does not travel.
         start = present(server.models).model[0]
         return Downlink(
             {"model": Streams.everyone(start, len(cohort), already_held=True)}
         )
 
     def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
-        sums = sums_of_moments(inbox["model"][0], local, self.tune.batch_size)
-        return {"moments": sums[0] / jnp.maximum(local.size, 1), "deviation": sums[1]}
+        theta = inbox["model"][0]
+        sums, deviation = sums_of_moments(theta, local, self.tune.batch_size)
+        means = sums / jnp.maximum(local.size, 1)
+        return {"moments": means, "deviation": deviation}
 
     def aggregate_probe(
         self, server: WithMoments, answers: Answers, cohort: Cohort
     ) -> WithMoments:
-        means, deviation = (
-            answers.host("moments"),
-            answers.host("deviation")[cohort.reporting],
-        )
-        require(not len(deviation) or float(deviation.max()) < _ROUNDING, _LINEAR)
-        # The mean over all clients' samples is the mean of the clients' means, weighted
-        # by n_k.
+        deviation = answers.host("deviation")[cohort.reporting]
+        require(bool((deviation < _ROUNDING).all()), _NOT_LINEAR)
+        # The mean over all clients' samples is the mean of the clients' means [c, ...],
+        # weighted by n_k.
+        means = answers.host("moments")
         share = reporter_weights(cohort, "samples")
         moments = (share[:, None, None] * means).sum(axis=0)
         return server.replace(moments=moments.astype(means.dtype))
 
-    # after training: examples C' for every client
-    # -------------------------------------------------------------------
+    # phase 2, on the server: models, and examples C' or moments, for every client
+    # ----------------------------------------------------------------------------------
 
     def serve(self, server: DAPPERState, cohort: Cohort) -> Downlink:
-        models = self._training().serve(chosen(models_of(server)), cohort)
+        common = chosen(models_of(server))
+        models = self._training().serve(common, cohort).streams
         if self.source == "model":
-            return models
+            return Downlink(models)
         if self.source == "moments":
             assert isinstance(server, WithMoments)
             to_everyone = np.zeros((len(cohort), 1), np.int32)
             moments = Streams(jnp.asarray(server.moments)[None], to_everyone)
-            return Downlink({**models.streams, "moments": moments})
-        common = chosen(models_of(server))
-        counts = self.r * cohort.sizes
-        # C' of a client is a function of the run's seed and its id: the same whoever
-        # else is served, and whenever.
+            return Downlink({**models, "moments": moments})
+        # C' of a client depends on the run's seed and the client's id alone: it is the
+        # same whoever else is served, and whenever.
         bits = draw_bits(cohort.seed, "dapper", 0, cohort.ids)
-        clusters = (
-            common.cluster[cohort.position] if cohort.seen else np.full(len(cohort), -1)
-        )
+        clusters = np.full(len(cohort), -1)
+        if cohort.seen:
+            clusters = common.cluster[cohort.position]
+        counts = self.r * cohort.sizes
         samples = []
-        for of_client, cluster, count in zip(bits, clusters, counts, strict=True):
-            samples.append(self._draw(common, cohort, of_client, cluster, count))
-        return Downlink({**models.streams, **example_streams(samples, counts)})
+        for seed, cluster, count in zip(bits, clusters, counts, strict=True):
+            # C' is drawn from the data of the client's cluster only (figure 2), or of
+            # all clients where its cluster is not known (-1).
+            members = None
+            if cluster >= 0:
+                members = np.flatnonzero(common.cluster == cluster)
+            rng = np.random.default_rng(seed)
+            samples.append(self._sample(rng, count, members, cohort))
+        return Downlink({**models, **example_streams(samples, counts)})
 
-    def _draw(
+    def _sample(
         self,
-        server: HypClusterState,
-        cohort: Cohort,
-        bits: np.uint64,
-        cluster: int,
+        rng: np.random.Generator,
         count: int,
+        members: NDArray[np.int64] | None,
+        cohort: Cohort,
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """C' for one client; of all clients where its cluster is not known (-1) from a
-        round that it took part in.
+        """C' for one client: x [count, ...] and y [count, ...].
+
+        Args:
+            rng: draws them.
+            count: r m_k.
+            members: clients whose data are drawn from; None = all.
+            cohort: gives access to the clients' data.
         """
-        rng = np.random.default_rng(bits)
         if self.proxy is not None:
             return self.proxy(rng, count)
         assert cohort.examples is not None
-        # figure 2 with clusters: C' is drawn from the data of the cluster's clients
-        # only
-        members = np.flatnonzero(server.cluster == cluster) if cluster >= 0 else None
         return cohort.examples(rng, count, members)
 
-    # after training: the client's choice of lambda
-    # ------------------------------------------------------------------
+    # phase 2, on the client: the choice of lambda
+    # ----------------------------------------------------------------------------------
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         return {"model": self._personalize(inbox, local, use_val=False)}
@@ -361,77 +360,80 @@ class DAPPER(Algorithm):
     def personal(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> Predictor:
-        # only a client that never took part has a state: its model, chosen without its
-        # validation split
-        return (
-            state["model"] if state else self._personalize(inbox, local, use_val=True)
-        )
+        # Only a client that never took part has a state: the model of `init_unseen`.
+        if state:
+            return state["model"]
+        return self._personalize(inbox, local, use_val=True)
 
     def _personalize(
         self, inbox: Inbox, local: LocalTrainer, use_val: bool
     ) -> Float[Array, " d"]:
-        """The client's part of figure 2: minimise eq. 7 for every lambda of the cover,
-        and keep the best model.
+        """The client's part of figure 2.
+
+        It minimises eq. 7 for every lambda of the cover, and keeps the best model.
 
         Args:
-            use_val: choose lambda on the validation split where there is one; newcomers
-                give training data only.
+            inbox: what `serve` sent.
+            local: the client's data and training.
+            use_val: choose lambda on the validation split where there is one; clients
+                that never took part give training data only.
 
         Returns:
             The personal model.
         """
-        nearest, *_ = closest(inbox["model"], inbox.received["model"], local)
         # h_c: the only common model, or with clusters the one that fits the client's
-        # data best.
-        start = inbox["model"][nearest]
-        # Nothing is held out where there is nothing to choose, or where training data
-        # choose (the pseudocode).
-        if len(self.cover) == 1 or self.select == "train":
-            fit_on, loss = local, local.loss
-        else:
+        # data best
+        choice, _ = closest(inbox["model"], inbox.received["model"], local)
+        start = inbox["model"][choice]
+        # Nothing is held out where there is nothing to choose, or where the training
+        # data choose (the pseudocode).
+        has_choice = len(self.cover) > 1
+        if has_choice and self.select == "held-out":
             fit_on, loss = self._hold_out(local, use_val)
+        else:
+            fit_on, loss = local, local.loss
         cover = jnp.asarray(self.cover, start.dtype)
         models = local.map(lambda lam: self._fit(start, lam, inbox, fit_on), cover)
-        if len(self.cover) == 1:
+        if not has_choice:
             return models[0]
         return models[jnp.argmin(local.map(loss, models))]
 
     def _hold_out(
         self, local: LocalTrainer, use_val: bool
     ) -> tuple[LocalTrainer, Callable[[Array], Array]]:
-        """What the client trains on, and what it chooses lambda by.
+        """Divide the client's data into samples to fit on and samples to choose by.
 
         Args:
+            local: the client's data and training.
             use_val: choose by the validation split where there is one, else by some of
                 the training data.
 
         Returns:
-            The client with the samples to train on, and the loss of a model on samples
+            The client with the samples to fit on, and the loss of a model on samples
             that are not among them.
         """
         n = local.size
         has_val = local.count("val") > 0 if use_val else jnp.bool_(False)
-        # One sample at least is left to train on.
+        # At least one sample is left to fit on.
         wanted = jnp.ceil(self.held_out * n).astype(jnp.int32)
         taken = jnp.minimum(wanted, jnp.maximum(n - 1, 0))
         cut = jnp.where(has_val, n, n - taken)
-        rest = local.part(cut, n, "dapper")
+        held_out = local.part(cut, n, "dapper")
 
         def loss(h: Float[Array, " d"]) -> Float[Array, ""]:
             if not use_val:
-                return rest.loss(h)
-            return jnp.where(has_val, local.loss(h, "val"), rest.loss(h))
+                return held_out.loss(h)
+            return jnp.where(has_val, local.loss(h, "val"), held_out.loss(h))
 
         return local.part(0, cut, "dapper"), loss
 
     def _fit(
         self, start: Float[Array, " d"], lam: Array, inbox: Inbox, local: LocalTrainer
     ) -> Float[Array, " d"]:
-        """The minimisation of eq. 7, lambda F_k(h) + (1 - lambda) F_C'(h), by SGD from
-        `start`.
+        """Minimise lambda F_k(h) + (1 - lambda) F_C'(h) (eq. 7) by SGD.
 
         Args:
-            start: h_c.
+            start: h_c, from which the steps start.
             lam: lambda, traced.
             inbox: what `serve` sent: C', or the moments.
             local: the client with the samples that it fits on.
@@ -439,55 +441,54 @@ class DAPPER(Algorithm):
         Returns:
             h_lambda.
         """
-        batch_size = self.tune.batch_size
 
-        def weighted(params: Params, batch: Batch, step: Array) -> Params:
-            others = self._batch_of_others(
-                start, inbox, local, step, self.r * len(batch.y)
-            )
+        def gradient_of_both(params: Params, batch: Batch, step: Array) -> Params:
+            """A batch of b own examples, and one of r b examples of C'."""
+            size = self.r * len(batch.y)
+            others = self._batch_of_others(start, inbox, local, step, size)
             local.count_work(gradients=self.r)
-            # One batch for both data sets: weights lambda / b and (1 - lambda) / (r b),
-            # which sum to 1, make its weighted mean loss eq. 7.
+            # Both as one batch: with weights lambda / b and (1 - lambda) / (r b), which
+            # sum to 1, its weighted mean loss is eq. 7.
             both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), batch, others)
-            weight = jnp.concatenate(
-                [lam * _mean(batch.weight), (1 - lam) * _mean(others.weight)]
-            )
+            own_weight = lam * _mean_weights(batch.weight)
+            others_weight = (1 - lam) * _mean_weights(others.weight)
+            weight = jnp.concatenate([own_weight, others_weight])
             return local.batch_gradient(params, Batch(both.x, both.y, weight))
 
-        def tossed(params: Params, batch: Batch, step: Array) -> Params:
-            # The pseudocode's coin: own batch with probability lambda. Both are drawn,
-            # as a traced choice has to. A client has r samples of others for each of
-            # its own, so that their batch may have more than its own has.
-            size = min(batch_size, self.r * len(batch.y))
+        def gradient_of_either(params: Params, batch: Batch, step: Array) -> Params:
+            """The pseudocode's coin: an own batch with probability lambda, or of C'."""
+            # Both batches are made, as the choice is traced. A client that has fewer
+            # own examples than a batch takes may have more of C'.
+            size = min(self.tune.batch_size, self.r * len(batch.y))
             others = self._batch_of_others(start, inbox, local, step, size)
-            is_own = jax.random.bernoulli(
-                jax.random.fold_in(local.key("coin"), step), lam
-            )
-            chosen_batch = jax.tree.map(
+            key = jax.random.fold_in(local.key("coin"), step)
+            is_own = jax.random.bernoulli(key, lam)
+            either = jax.tree.map(
                 lambda a, b: jnp.where(is_own, a, b), _padded(batch, size), others
             )
-            return local.batch_gradient(params, chosen_batch)
+            return local.batch_gradient(params, either)
 
-        def from_moments(params: Params, batch: Batch, step: Array) -> Params:
+        def gradient_by_moments(params: Params, batch: Batch, step: Array) -> Params:
+            """A batch of own examples, and the exact gradient of F_C'."""
+            input_shape = batch.x.shape[1:]
+
             def loss_of_others(params: Params) -> Float[Array, ""]:
-                return loss_by_moments(
-                    params, inbox["moments"][0], local, batch.x.shape[1:]
-                )
+                return loss_by_moments(params, inbox["moments"][0], local, input_shape)
 
             own = local.batch_gradient(params, batch)
-            # grad F_C' exactly, from M_uu and M_uy: no example, no chance.
             others = jax.grad(loss_of_others)(params)
             return jax.tree.map(lambda a, b: lam * a + (1 - lam) * b, own, others)
 
+        steps = local.steps(self.tune)
         if self.source == "moments":
-            gradient = from_moments
+            gradient = gradient_by_moments
         elif self.coin:
-            gradient = tossed
+            # A step sees a batch of one of the two data sets, so it takes r times as
+            # many steps to see as many examples.
+            gradient = gradient_of_either
+            steps = steps * self.r
         else:
-            gradient = weighted
-        # With the coin a step sees one batch of either data set: r times as many steps
-        # visit as many examples.
-        steps = local.steps(self.tune) * (self.r if self.coin else 1)
+            gradient = gradient_of_both
         return local.sgd(start, self.tune, gradient=gradient, steps=steps)
 
     def _batch_of_others(
@@ -502,10 +503,13 @@ class DAPPER(Algorithm):
 
         Args:
             start: h_c, which generates the examples of `source="model"`.
+            inbox: the examples of the other sources.
+            local: the client.
+            step: the number of the step.
             size: examples in the batch.
 
         Returns:
-            Received examples, or generated ones; padding has weight 0.
+            The examples that were received, or generated ones; padding has weight 0.
         """
         if self.source != "model":
             return received_batch(inbox, local, step, size, start.dtype)
@@ -519,17 +523,19 @@ class DAPPER(Algorithm):
             " inputs",
         )
         x = jnp.zeros((size, *x.shape[1:]), x.dtype)
-        # by position: an example is the same one each time that its turn comes
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(
-            local.key("generated"), positions
-        )
+        # The key of an example depends on its position in C', so that every pass over
+        # C' generates the same examples.
+        key = local.key("generated")
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, positions)
         y = jax.vmap(jax.random.categorical)(keys, local.logits(local.params(start), x))
         return Batch(x, y, weight)
 
 
 def sampler(x: ArrayLike, y: ArrayLike) -> Sampler:
-    """Draws from public examples x [n, ...], y [n, ...], with replacement, for
-    `DAPPER(source="proxy", proxy=...)`.
+    """Draws public examples with replacement, for `DAPPER(source="proxy", proxy=...)`.
+
+    Args:
+        x, y: the examples [n, ...] and [n, ...].
     """
     x, y = np.asarray(x), np.asarray(y)
     require(
@@ -546,15 +552,18 @@ def sampler(x: ArrayLike, y: ArrayLike) -> Sampler:
 
 
 def _padded(batch: Batch, size: int) -> Batch:
-    """The batch with so many places: those behind its samples have weight 0."""
+    """The batch padded to `size` rows; padding has weight 0."""
     missing = size - len(batch.y)
     if not missing:
         return batch
-    return jax.tree.map(
-        lambda leaf: jnp.pad(leaf, [(0, missing)] + [(0, 0)] * (leaf.ndim - 1)), batch
-    )
+
+    def pad(leaf: Array) -> Array:
+        other_axes = [(0, 0)] * (leaf.ndim - 1)
+        return jnp.pad(leaf, [(0, missing), *other_axes])
+
+    return jax.tree.map(pad, batch)
 
 
-def _mean(weight: Float[Array, " b"]) -> Float[Array, " b"]:
-    """Weights of a mean over the samples of a batch."""
+def _mean_weights(weight: Float[Array, " b"]) -> Float[Array, " b"]:
+    """Weights of a mean over the samples of a batch, padding (weight 0) left out."""
     return weight / jnp.maximum(weight.sum(), 1)

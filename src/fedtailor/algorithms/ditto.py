@@ -94,9 +94,8 @@ class Ditto(FedAvg):
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
         w = inbox["model"][0]
-        # Both start from what was there before the round: v is pulled to w as received,
-        # not as trained below, so that the two trainings do not depend on each other's
-        # order.
+        # v is pulled towards w as received, not as trained below, so the two trainings
+        # may run in either order.
         v = self._best_of_pulls(state["model"], w, local)
         return {"model": v}, {"model": local.sgd(w, self.sgd)}
 
@@ -114,12 +113,11 @@ class Ditto(FedAvg):
     def _best_of_pulls(
         self, v: Float[Array, " d"], w: Float[Array, " d"], local: LocalTrainer
     ) -> Float[Array, " d"]:
-        """v after the local steps of whichever pull does best on the validation
-        samples.
+        """v after the local steps of the best pull on the validation samples.
 
         Returns:
-            The v of least validation loss; that of `lam` where there is nothing to
-            choose from, or by.
+            The v of least validation loss; that of `lam` where there is no other pull,
+            or no validation sample.
         """
         if not self.lams:
             return self._personal_steps(v, w, local)
@@ -127,7 +125,7 @@ class Ditto(FedAvg):
         pulls = jnp.asarray((self.lam, *self.lams), v.dtype)
         models = local.map(lambda lam: local.sgd(v, sgd, pull=(lam, w)), pulls)
         losses = local.map(lambda model: local.loss(model, "val"), models)
-        # without samples all losses are 0, and the first pull is taken
+        # Without samples all losses are 0, and the first pull is chosen.
         return models[jnp.argmin(losses)]
 
     def serve(self, server: AveragedModels, cohort: Cohort) -> Downlink:

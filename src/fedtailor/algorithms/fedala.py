@@ -1,6 +1,4 @@
-"""FedALA: each client mixes the global model into its own, entry by entry, before it
-trains.
-"""
+"""FedALA: clients mix the global model into their own, entry by entry, then train."""
 
 from typing import Any, ClassVar
 
@@ -29,9 +27,7 @@ from fedtailor.protocol import (
 )
 
 RECENT = 10
-"""Losses whose deviation decides when the first learning of weights is over (the
-paper).
-"""
+"""Passes whose losses decide when the first learning of weights is over (the paper)."""
 
 
 @hyperparameters
@@ -109,12 +105,10 @@ class FedALA(FedAvg):
     ) -> tuple[Any, ClientUpdate]:
         theta = inbox["model"][0]
         weights, began = self._learn(state, theta, local)
-        trained = local.sgd(
-            self._start(state["model"], theta, weights, local), self.sgd
-        )
-        return {"model": trained, "weights": weights, "began": began}, {
-            "model": trained
-        }
+        start = self._start(state["model"], theta, weights, local)
+        trained = local.sgd(start, self.sgd)
+        state = {"model": trained, "weights": weights, "began": began}
+        return state, {"model": trained}
 
     def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
         theta = inbox["model"][0]
@@ -136,22 +130,25 @@ class FedALA(FedAvg):
         weights: Float[Array, " k"],
         local: LocalTrainer,
     ) -> Float[Array, " d"]:
-        """theta_i + (theta - theta_i) * W_i in the part, theta elsewhere: where a
-        client's training starts.
+        """The start of a client's training.
+
+        It is theta_i + (theta - theta_i) * W_i in the part, and theta elsewhere.
 
         Args:
             own: theta_i, the model that the client trained last.
             theta: the global model.
             weights: W_i, one for each entry of the part.
+            local: the client.
         """
         part: ModelPart = local.part_of_model(self.part)
-        kept = part.take(own)
-        return part.put(theta, kept + (part.take(theta) - kept) * weights)
+        own_part = part.take(own)
+        mixed = own_part + (part.take(theta) - own_part) * weights
+        return part.put(theta, mixed)
 
     def _learn(
         self, state: Any, theta: Float[Array, " d"], local: LocalTrainer
     ) -> tuple[Float[Array, " k"], Bool[Array, ""]]:
-        """The rule for W_i, over one pass or, the first time, over as many as it takes.
+        """Learn W_i in one pass or, the first time, in as many passes as it takes.
 
         Returns:
             The new weights, and whether learning has ever begun: it cannot while both
@@ -160,46 +157,44 @@ class FedALA(FedAvg):
         part = local.part_of_model(self.part)
         own = state["model"]
         # theta - theta_i, the derivative of the start with respect to W_i. It is zero
-        # in a client's first round, where no W is better than another.
-        away = part.take(theta) - part.take(own)
-        differs = (away != 0).any()
+        # in a client's first round, where all W are equally good.
+        difference = part.take(theta) - part.take(own)
+        differs = (difference != 0).any()
         if is_off(self.eta):
             return state["weights"], state["began"] | differs
-        few = self._share(local)
-        pass_steps = few.steps(SGD(batch_size=self.sgd.batch_size))
+        sampled = self._sampled(local)
+        pass_steps = sampled.steps(SGD(batch_size=self.sgd.batch_size))
 
         def step(
             carry: tuple[Array, Array], batch: Batch, index: Int[Array, ""]
         ) -> tuple[Array, Array]:
             weights, total = carry
             params = local.params(self._start(own, theta, weights, local))
-            few.count_work(gradients=1)
-            few.renew_statistics(params, batch)  # of a model that is thrown away
-            loss, g = jax.value_and_grad(few.batch_loss)(params, batch)
+            sampled.count_work(gradients=1)
+            sampled.renew_statistics(params, batch)  # of a model that is thrown away
+            loss, g = jax.value_and_grad(sampled.batch_loss)(params, batch)
             # W <- clip(W - eta grad F_i(start) * (theta - theta_i), 0, 1), by the chain
-            # rule through `_start`.
-            weights = jnp.clip(
-                weights - self.eta * part.take(local.vector(g)) * away, 0, 1
-            )
+            # rule through `_start`
+            g_part = part.take(local.vector(g))
+            weights = jnp.clip(weights - self.eta * g_part * difference, 0, 1)
             return weights, total + loss * batch.weight.sum()
 
         def one_pass(
             k: Int[Array, ""], carry: tuple[Array, Array, Array]
         ) -> tuple[Array, Array, Array]:
             weights, recent, done = carry
-            # How many passes there are is traced: all of `max_passes` are gone through,
-            # and those behind the end take no step.
+            # The loop always has `max_passes` passes; after the last one that is needed
+            # they take no steps.
             steps = jnp.where(done, 0, pass_steps)
             zero = jnp.zeros((), theta.dtype)
-            weights, total = few.loop(
+            weights, total = sampled.loop(
                 (weights, zero), step, steps, self.sgd.batch_size, purpose="weights"
             )
-            # The last ten passes' mean losses; once they hardly differ, the first
-            # learning is over.
-            recent = jnp.append(recent[1:], total / jnp.maximum(few.size, 1))
-            settled = (k + 1 >= RECENT) & (recent.std() < self.threshold)
-            # A client that has begun in an earlier round makes this one pass only.
-            return weights, recent, done | state["began"] | settled
+            # The first learning is over when the last ten mean losses hardly differ.
+            recent = jnp.append(recent[1:], total / jnp.maximum(sampled.size, 1))
+            converged = (k + 1 >= RECENT) & (recent.std() < self.threshold)
+            # A client that began in an earlier round makes one pass only.
+            return weights, recent, done | state["began"] | converged
 
         recent = jnp.zeros(RECENT, theta.dtype)
         weights, _, _ = local.fori_loop(
@@ -207,10 +202,8 @@ class FedALA(FedAvg):
         )
         return weights, state["began"] | differs
 
-    def _share(self, local: LocalTrainer) -> LocalTrainer:
-        """The client with those samples only that the weights are learned on in this
-        round.
-        """
+    def _sampled(self, local: LocalTrainer) -> LocalTrainer:
+        """The client with the samples on which it learns weights in this round."""
         count = jnp.maximum(jnp.round(self.share * local.size), 1).astype(jnp.int32)
         first = jax.random.randint(
             local.key("fedala start"), (), 0, local.size - count + 1

@@ -1,6 +1,4 @@
-"""FedAMP: every client is drawn to a mean of its own, of the models that are like its
-own.
-"""
+"""FedAMP: every client is pulled to its own mean, of the models most like its own."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
@@ -40,12 +38,10 @@ from fedtailor.protocol import (
 
 @server_state
 class FedAMPState(ServerState):
-    """What every client sent last, and how much each attends to the others."""
+    """The models that clients sent last, and their attention to one another."""
 
     models: Float[np.ndarray, "m d"]
-    """w_1, ..., w_m, on the host; the common initial model of those that have sent
-    none.
-    """
+    """w_1, ..., w_m, on the host; the initial model for clients that have sent none."""
     sent: Bool[np.ndarray, " m"]
     """Who has ever sent one."""
     attention: Float[np.ndarray, "m m"]
@@ -56,8 +52,9 @@ class FedAMPState(ServerState):
 
 @hyperparameters
 class FedAMP(Algorithm):
-    """Federated attentive message passing (Huang et al. 2021, algorithm 1, equations 5
-    to 8).
+    """Federated attentive message passing.
+
+    Huang et al. 2021, algorithm 1, equations 5 to 8.
 
     The server keeps every client's last model and sends client i a mean of its own,
 
@@ -152,8 +149,7 @@ class FedAMP(Algorithm):
 
     def broadcast(self, server: FedAMPState, cohort: Cohort) -> Downlink:
         clients = cohort.position
-        # u_i, a row of xi for each client of the cohort; rows sum to 1, so nothing of
-        # `mix`'s old models stays.
+        # u_i = sum_j xi_ij w_j for each client of the cohort; rows of xi sum to 1
         means = mix(server.models[clients], server.models, server.attention[clients])
         return Downlink({"model": Streams.one_each(means)})
 
@@ -178,44 +174,44 @@ class FedAMP(Algorithm):
             diagonal.
         """
         clients = len(models)
-        like = cosine_similarity(models) if self.heur else squared_distances(models)
-        other = ~np.eye(clients, dtype=bool)
-        weights = np.asarray(self._weights(like, other, clients, np))
-        weights[~other] = 1 - weights.sum(axis=1)
+        alike = cosine_similarity(models) if self.heur else squared_distances(models)
+        is_other = ~np.eye(clients, dtype=bool)
+        weights = np.asarray(self._weights(alike, is_other, clients, np))
+        weights[~is_other] = 1 - weights.sum(axis=1)
         return weights
 
     def _scale(self, clients: int) -> float:
-        """sigma as it is used: given, or such that no own weight of so many clients is
-        negative.
-        """
+        """sigma, by default such that no client's own weight is negative."""
         if self.sigma is not None:
             return self.sigma
         return 1.0 if self.heur else max(1.0, self.alpha * clients)
 
-    def _weights(self, like: Any, other: Any, clients: int, xp: Any) -> Any:
-        """xi of the others.
+    def _weights(self, alike: Any, is_other: Any, clients: int, xp: Any) -> Any:
+        """xi_ij for j != i.
 
         Args:
-            like: squared distances or, for `heur`, cosines [..., m].
-            other: [..., m] which entries are other clients.
-            clients: how many clients there are, the own one included.
+            alike: squared distances or, for `heur`, cosines [..., m].
+            is_other: [..., m] which entries are other clients.
+            clients: the number of clients, the own one included.
             xp: the library of the arrays: NumPy on the server, JAX on a newcomer.
 
         Returns:
-            [..., m], zero where not `other`.
+            [..., m], zero where not `is_other`.
         """
         sigma = self.sigma
         if not self.heur:
             # alpha A'(|w_i - w_j|^2), where A(x) = 1 - exp(-x / sigma) is the paper's
             # attention-inducing function.
             scale = xp.maximum(1.0, self.alpha * clients) if sigma is None else sigma
-            return xp.where(other, self.alpha / scale * xp.exp(-like / scale), 0.0)
+            weights = self.alpha / scale * xp.exp(-alike / scale)
+            return xp.where(is_other, weights, 0.0)
         own = 1 / clients if self.own_weight is None else self.own_weight
-        temperature = 1.0 if sigma is None else sigma
-        # Cosines less 1, which changes no quotient and lets nothing overflow.
-        each = xp.where(other, xp.exp(temperature * (like - 1)), 0.0)
-        total = each.sum(axis=-1, keepdims=True)
-        return (1 - own) * each / xp.where(total > 0, total, 1.0)
+        inverse_temperature = 1.0 if sigma is None else sigma
+        # The cosine less 1 changes no quotient, and nothing overflows.
+        exponentials = xp.exp(inverse_temperature * (alike - 1))
+        exponentials = xp.where(is_other, exponentials, 0.0)
+        total = exponentials.sum(axis=-1, keepdims=True)
+        return (1 - own) * exponentials / xp.where(total > 0, total, 1.0)
 
     def global_model(self, server: FedAMPState) -> Float[Array, " d"]:
         return jnp.asarray(server.models.mean(axis=0))  # there is no global model
@@ -223,14 +219,12 @@ class FedAMP(Algorithm):
     def serve(self, server: FedAMPState, cohort: Cohort) -> Downlink:
         if cohort.seen:
             return Downlink()
-        # Every newcomer receives the models of those that have ever sent one.
-        available = np.where(server.sent, np.arange(len(server.sent)), -1).astype(
-            np.int32
-        )
-        models = Streams(
-            jnp.asarray(server.models), np.tile(available, (len(cohort), 1))
-        )
-        # theta^0 is common knowledge (the seed)
+        # Newcomers receive the models of all clients that have ever sent one.
+        numbers = np.arange(len(server.sent))
+        available = np.where(server.sent, numbers, -1).astype(np.int32)
+        recipients = np.tile(available, (len(cohort), 1))
+        models = Streams(jnp.asarray(server.models), recipients)
+        # They know the initial model (from the seed).
         start = Streams.everyone(server.initial, len(cohort), already_held=True)
         return Downlink({"model": models, "initial": start})
 
@@ -258,9 +252,8 @@ class FedAMP(Algorithm):
     def _train(
         self, w: Float[Array, " d"], u: Float[Array, " d"], local: LocalTrainer
     ) -> Float[Array, " d"]:
-        """The client's problem: F_i(w) + lam / (2 alpha) |w - u|^2, whose gradient is a
-        pull of lam / alpha to u.
-        """
+        """Minimise F_i(w) + lam / (2 alpha) |w - u|^2."""
+        # The gradient of the second term is a pull of strength lam / alpha towards u.
         pull = None if is_off(self.lam) else (self.lam / self.alpha, u)
         return local.sgd(w if self.start == "own" else u, self.sgd, pull=pull)
 
@@ -272,18 +265,19 @@ class FedAMP(Algorithm):
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         models = inbox["model"]
         sent = inbox.received["model"]
-        # First a model of its own, to be compared by: a training from the mean of what
-        # others sent.
+        # First w, a model of its own to compare with the others: it is trained from
+        # the mean of what they sent.
         average = sent @ models / jnp.maximum(sent.sum(), 1)
         mean = jnp.where(sent.any(), average, inbox["initial"][0])
         w = local.sgd(mean, self.sgd)
         if self.heur:
             lengths = jnp.linalg.norm(models, axis=1) * jnp.linalg.norm(w)
-            like = (models @ w) / jnp.where(lengths > 0, lengths, 1)
+            alike = (models @ w) / jnp.where(lengths > 0, lengths, 1)
         else:
-            like = jnp.square(models - w).sum(axis=1)
-        # Then its own row of xi, and a round's training towards the u that it makes.
-        xi = self._weights(like, sent, len(models) + 1, jnp)
-        xi = xi / jnp.maximum(xi.sum(), 1)  # one client more than alpha was checked for
+            alike = jnp.square(models - w).sum(axis=1)
+        # Then its row of xi, and a training as in a round, towards u. alpha was checked
+        # for one client less, so the row may sum to more than 1.
+        xi = self._weights(alike, sent, len(models) + 1, jnp)
+        xi = xi / jnp.maximum(xi.sum(), 1)
         u = xi @ models + (1 - xi.sum()) * w
         return {"model": self._train(w, u, local)}

@@ -9,8 +9,9 @@ from fedtailor.protocol import SGD, About, hyperparameters
 
 @hyperparameters
 class FedAvgM(FedAvg):
-    """Federated averaging with server momentum (Hsu et al. 2019; the baseline of
-    Mansour et al. 2020, section 6).
+    """Federated averaging with server momentum.
+
+    Hsu et al. 2019; the baseline of Mansour et al. 2020, section 6.
 
         Delta = sum_i q_i (theta - theta_i),    v <- beta v + Delta,    theta <- theta - eta v
 

@@ -24,8 +24,9 @@ from fedtailor.protocol import (
 
 @hyperparameters
 class FedBABU(FedPer):
-    """Federated averaging with body aggregation and body update (Oh et al. 2022,
-    algorithm 1).
+    """Federated averaging with body aggregation and body update.
+
+    Oh et al. 2022, algorithm 1.
 
     The head stays as it was drawn, the same for all clients and never trained; the body
     below it is FedAvg's:
@@ -76,15 +77,12 @@ class FedBABU(FedPer):
         model.part(self.tune_part)
 
     def broadcast(self, server: SharedPart, cohort: Cohort) -> Downlink:
-        # Clients put the received body under h^0, which is common knowledge (the seed):
-        # it costs no traffic.
+        # Clients put the received body under the head h^0, which they know (from the
+        # seed): it costs no traffic.
         clients = len(cohort)
-        return Downlink(
-            {
-                "model": server.to_everyone(clients),
-                "initial": server.initial_to_everyone(clients),
-            }
-        )
+        body = server.to_everyone(clients)
+        initial = server.initial_to_everyone(clients)
+        return Downlink({"model": body, "initial": initial})
 
     def serve(self, server: SharedPart, cohort: Cohort) -> Downlink:
         return self.broadcast(server, cohort)
@@ -98,8 +96,8 @@ class FedBABU(FedPer):
     def client(
         self, state: Any, inbox: Inbox, local: LocalTrainer
     ) -> tuple[Any, ClientUpdate]:
-        # b_i = SGD(b; h^0, D_i): the head is part of the model that computes the loss,
-        # and does not move.
+        # b_i = SGD(b; h^0, D_i): the loss is that of the whole model, of which the body
+        # alone is trained.
         body = self._own(local).complement
         theta = local.sgd(self._received(inbox, local), self.sgd, train_only=body)
         return state, {"model": body.take(theta)}
@@ -109,5 +107,6 @@ class FedBABU(FedPer):
         return local.sgd(self._received(inbox, local), self.tune, train_only=part)
 
     def _received(self, inbox: Inbox, local: LocalTrainer) -> Float[Array, " d"]:
-        """The received body under the head as it was drawn."""
-        return self._own(local).complement.put(inbox["initial"][0], inbox["model"][0])
+        """The received body under the initial head h^0."""
+        body = self._own(local).complement
+        return body.put(inbox["initial"][0], inbox["model"][0])

@@ -18,8 +18,9 @@ from fedtailor.protocol import (
 
 @hyperparameters
 class FedBN(FedPer):
-    """Federated learning on non-IID features via local batch normalization (Li et al.
-    2021, algorithm 1).
+    """Federated learning on non-IID features via local batch normalization.
+
+    Li et al. 2021, algorithm 1.
 
     Scales, offsets and running statistics of all normalisation layers stay on the
     client; everything else is FedAvg's:

@@ -1,8 +1,5 @@
-"""FedDBE: a client's bias is taken out of its features and put into a vector of its
-own.
-"""
+"""FedDBE: a vector of each client's own takes the bias out of its features."""
 
-from dataclasses import fields
 from typing import Any, ClassVar
 
 import jax
@@ -59,8 +56,9 @@ class FedDBEState(AveragedModels):
 
 @hyperparameters
 class FedDBE(FedAvg):
-    """Eliminating domain bias (Zhang et al. 2023, algorithm 1: the domain bias
-    eliminator on FedAvg).
+    """Eliminating domain bias.
+
+    Zhang et al. 2023, algorithm 1: the domain bias eliminator on FedAvg.
 
     Once, before training, the server takes the mean zbar of the clients' mean features
     at the initial model, weighted by samples. From then on the head of client i sees z
@@ -125,15 +123,14 @@ class FedDBE(FedAvg):
             )
 
     def init_server(self, init: Init, population: Population) -> FedDBEState:
-        begun = super().init_server(init, population)
-        mean = np.zeros(
-            model_of(population, self.about.name).feature_shape, begun.model.dtype
-        )
-        shared = {
-            field.name: getattr(begun, field.name) for field in fields(AveragedModels)
-        }
+        averaged = super().init_server(init, population)
+        shape = model_of(population, self.about.name).feature_shape
         return FedDBEState(
-            **shared, initial=init(0), mean=mean, told=np.zeros(len(population), bool)
+            model=averaged.model,
+            optimizer=averaged.optimizer,
+            initial=init(0),
+            mean=np.zeros(shape, averaged.model.dtype),
+            told=np.zeros(len(population), bool),
         )
 
     def aggregate_probe(
@@ -141,31 +138,31 @@ class FedDBE(FedAvg):
     ) -> FedDBEState:
         share = reporter_weights(cohort, "samples")
         means = answers.host("features")
-        # zbar, weighted by samples. Not a product of matrices, whose rounding depends
-        # on where in memory they lie.
-        weighted = share.reshape(-1, *[1] * (means.ndim - 1)) * means
+        # zbar, weighted by samples. Not a matrix product, whose rounding depends on
+        # where in memory the matrices are.
+        other_axes = [1] * (means.ndim - 1)
+        weighted = share.reshape(-1, *other_axes) * means
         return server.replace(mean=weighted.sum(axis=0).astype(means.dtype))
 
     def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
         # zbar travels to every client once: in its first round, or when it is served as
         # a newcomer.
-        told = (
-            server.told[cohort.position] if cohort.seen else np.zeros(len(cohort), bool)
-        )
+        told = np.zeros(len(cohort), bool)
+        if cohort.seen:
+            told = server.told[cohort.position]
         recipients = np.where(told, -1, 0).astype(np.int32)
-        once = Streams(jnp.asarray(server.mean)[None], recipients[:, None])
-        return Downlink(
-            {"model": Streams.everyone(server.model, len(cohort)), "features": once}
-        )
+        features = Streams(jnp.asarray(server.mean)[None], recipients[:, None])
+        model = Streams.everyone(server.model, len(cohort))
+        return Downlink({"model": model, "features": features})
 
     def server(
         self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort
     ) -> FedDBEState:
-        moved = super().server(server, downlink, answers, cohort)
-        assert isinstance(moved, FedDBEState)
-        told = moved.told.copy()
+        new = super().server(server, downlink, answers, cohort)
+        assert isinstance(new, FedDBEState)
+        told = new.told.copy()
         told[cohort.reporters] = True
-        return moved.replace(told=told)
+        return new.replace(told=told)
 
     def serve(self, server: Any, cohort: Cohort) -> Downlink:
         if not cohort.seen:
@@ -177,19 +174,18 @@ class FedDBE(FedAvg):
 
     def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
         params = local.params(inbox["model"][0])
-        some = local.draw("features", 0, 1)
-        shape = jax.eval_shape(local.features, params, some.x)
+        example = local.draw("features", 0, 1)
+        features = jax.eval_shape(local.features, params, example.x)
 
         def add(total: Array, batch: Batch, step: Int[Array, ""]) -> Array:
             local.count_work(forwards=1)
-            # by the statistics of batches where the running mean of training will be of
-            # such features
+            # By the statistics of batches, as the features of training will be.
             local.renew_statistics(params, batch)  # of a model that is thrown away
             z = local.features(params, batch.x, training=local.has_statistics)
             return total + _weighted_sum(z, batch.weight)
 
         one_pass = SGD(batch_size=self.sgd.batch_size)
-        zero = jnp.zeros(shape.shape[1:], shape.dtype)
+        zero = jnp.zeros(features.shape[1:], features.dtype)
         total = local.loop(zero, add, local.steps(one_pass), one_pass.batch_size)
         return {"features": total / jnp.maximum(local.size, 1)}
 
@@ -200,21 +196,20 @@ class FedDBE(FedAvg):
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
-        # Whoever is sent zbar in this round starts its running mean r_i there; the
-        # others go on with what they keep.
-        new = inbox.received["features"][0]
-        mean = jnp.where(new, inbox["features"][0], state["mean"])
-        running = jnp.where(new, mean, state["running"])
+        # A client that is sent zbar in this round starts its running mean r_i there;
+        # the others keep both.
+        is_sent = inbox.received["features"][0]
+        mean = jnp.where(is_sent, inbox["features"][0], state["mean"])
+        running = jnp.where(is_sent, mean, state["running"])
         start = local.params(inbox["model"][0]), state["vector"], running
-        params, vector, running = self._train(start, mean, local, whole=True)
-        return {"vector": vector, "running": running, "mean": mean}, {
-            "model": local.vector(params)
-        }
+        params, vector, running = self._train(start, mean, local, train_model=True)
+        state = {"vector": vector, "running": running, "mean": mean}
+        return state, {"model": local.vector(params)}
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         mean = inbox["features"][0]
         start = local.params(inbox["model"][0]), jnp.zeros_like(mean), mean
-        _, vector, running = self._train(start, mean, local, whole=False)
+        _, vector, running = self._train(start, mean, local, train_model=False)
         return {"vector": vector, "running": running, "mean": mean}
 
     def _train(
@@ -222,14 +217,15 @@ class FedDBE(FedAvg):
         start: tuple[Params, Array, Array],
         mean: Array,
         local: LocalTrainer,
-        whole: bool,
+        train_model: bool,
     ) -> tuple[Params, Array, Array]:
         """A round's steps.
 
         Args:
             start: the model's parameters, the vector m_i, and the running mean r_i.
             mean: zbar.
-            whole: whether the model is trained along, or the vector only.
+            local: the client's data and training.
+            train_model: whether the model is trained, too, or the vector only.
 
         Returns:
             The three of `start`, after the steps.
@@ -243,31 +239,26 @@ class FedDBE(FedAvg):
 
             def loss(params: Params, vector: Array) -> tuple[Array, Array]:
                 z = local.features(params, batch.x)
-                # r = (1 - momentum) r_i + momentum mean_b z, through which the gradient
-                # of the pull passes
-                of_batch = jnp.tensordot(
-                    batch.weight / jnp.maximum(batch.weight.sum(), 1), z, 1
-                )
-                after = running + self.momentum * (of_batch - running)
+                # r = (1 - momentum) r_i + momentum mean_b z; the gradient of the pull
+                # passes through it
+                mean_weights = batch.weight / jnp.maximum(batch.weight.sum(), 1)
+                batch_mean = jnp.tensordot(mean_weights, z, 1)
+                new_running = running + self.momentum * (batch_mean - running)
+                # loss_b( h(z + m_i) ) + kappa |r - zbar|^2
                 outputs = local.head_outputs(params, z + vector if self.vector else z)
-                pull = (
-                    0
-                    if is_off(self.kappa)
-                    else self.kappa * jnp.square(after - mean).sum()
-                )
-                return (
-                    mean_over(local.losses(outputs, batch.y), batch.weight) + pull,
-                    after,
-                )
+                total = mean_over(local.losses(outputs, batch.y), batch.weight)
+                if not is_off(self.kappa):
+                    pull = self.kappa * jnp.square(new_running - mean).sum()
+                    total = total + pull
+                return total, new_running
 
             local.count_work(gradients=1)
-            (of_params, of_vector), running = jax.grad(
-                loss, argnums=(0, 1), has_aux=True
-            )(params, vector)
-            # One step of body, head and m_i at once, all from the same gradient.
-            moved = descend_in_training(params, of_params, batch, sgd, rate, local)
-            params = moved if whole else params
-            return params, vector - rate * of_vector, running
+            gradient = jax.grad(loss, argnums=(0, 1), has_aux=True)
+            (grad_params, grad_vector), running = gradient(params, vector)
+            # One step of body, head and m_i, from the same gradient.
+            new = descend_in_training(params, grad_params, batch, sgd, rate, local)
+            params = new if train_model else params
+            return params, vector - rate * grad_vector, running
 
         return local.loop(
             start, step, local.steps(sgd), sgd.batch_size, drop_last=sgd.drop_last
@@ -279,12 +270,11 @@ class FedDBE(FedAvg):
         theta = inbox["model"][0]
         if not self.vector:
             return theta
-        # the head is linear: h(z + m) = h(z) + (h(m) - h(0)), which is another bias
-        both = jnp.stack([state["vector"], jnp.zeros_like(state["vector"])])
-        outputs = local.head_outputs(local.params(theta), both)
-        bias = np.intersect1d(
-            head_of(local).indices, local.part_of_model("bias").indices
-        )
+        # The head is linear: h(z + m) = h(z) + (h(m) - h(0)), so m is another bias.
+        inputs = jnp.stack([state["vector"], jnp.zeros_like(state["vector"])])
+        outputs = local.head_outputs(local.params(theta), inputs)
+        head = head_of(local).indices
+        bias = np.intersect1d(head, local.part_of_model("bias").indices)
         require(
             len(bias) == outputs.shape[-1],
             "feddbe's vector moves the bias of the head; this head has none",
@@ -295,5 +285,6 @@ class FedDBE(FedAvg):
 def _weighted_sum(
     z: Float[Array, "b ..."], weight: Float[Array, " b"]
 ) -> Float[Array, "..."]:
-    """Features of a batch, summed without padding."""
-    return (z * weight.reshape(-1, *[1] * (z.ndim - 1))).sum(axis=0)
+    """The sum of a batch's features; padding has weight 0."""
+    other_axes = [1] * (z.ndim - 1)
+    return (z * weight.reshape(-1, *other_axes)).sum(axis=0)

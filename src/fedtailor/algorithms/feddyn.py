@@ -1,6 +1,4 @@
-"""FedDyn: FedAvg whose fixed point is the minimum of the mean loss, by dynamic
-regularization.
-"""
+"""FedDyn: FedAvg with dynamic regularization, whose fixed point is the minimum."""
 
 from typing import ClassVar
 
@@ -32,9 +30,7 @@ from fedtailor.protocol import (
 
 @server_state
 class FedDynState(ServerState):
-    """The global model and how far clients' models have drifted from it in all
-    rounds.
-    """
+    """The global model, and the mean of the clients' linear terms."""
 
     model: Float[Array, "1 d"]
     """theta."""
@@ -104,11 +100,9 @@ class FedDyn(Algorithm):
         # alpha to theta.
         theta, g = inbox["model"][0], state["gradient"]
         trained = local.sgd(theta, self.sgd, pull=(self.alpha, theta), drift=-g)
-        # g_i and the server's c must stay in step (c is the mean of all -g_i): a change
-        # of one that the other does not see, because this client does not report, must
-        # not happen.
-        kept = jnp.where(inbox.reply, g - self.alpha * (trained - theta), g)
-        return {"gradient": kept}, {"model": trained}
+        # c must stay the mean of all -g_i, so a client that does not report keeps g_i.
+        new = g - self.alpha * (trained - theta)
+        return {"gradient": jnp.where(inbox.reply, new, g)}, {"model": trained}
 
     def server(
         self, server: FedDynState, downlink: Downlink, answers: Answers, cohort: Cohort
@@ -116,11 +110,10 @@ class FedDyn(Algorithm):
         reporters = int(cohort.reporting.sum())
         if not reporters:
             return server
-        average = mix(
-            server.model, answers["model"], reporter_weights(cohort, "uniform")[None]
-        )
-        # c <- c - (alpha / m) sum_S (theta_i - theta): the sum over S is |S| times the
-        # move of their average.
+        weights = reporter_weights(cohort, "uniform")[None]
+        average = mix(server.model, answers["model"], weights)
+        # c <- c - (alpha / m) sum_S (theta_i - theta), where the sum is |S| times the
+        # difference of the average from theta
         share = reporters / server.clients
         drift = server.drift - self.alpha * share * (average - server.model)
         return server.replace(model=average - drift / self.alpha, drift=drift)

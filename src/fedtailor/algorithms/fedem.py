@@ -48,8 +48,9 @@ class FedEMState(ServerState):
 
 @hyperparameters
 class FedEM(Algorithm):
-    """Federated multi-task learning under a mixture of distributions (Marfoq et al.
-    2021, algorithm 1).
+    """Federated multi-task learning under a mixture of distributions.
+
+    Marfoq et al. 2021, algorithm 1.
 
     Client i's data are drawn from K distributions that all clients share, in
     proportions pi_i of its own. A round is a step of expectation maximization, from the
@@ -125,7 +126,8 @@ class FedEM(Algorithm):
         averages = []
         for k in range(self.components):
             component = answers["model"].item(k)
-            averages.append(mix(server.model[k : k + 1], component, weights))
+            old = server.model[k : k + 1]  # [1, d]
+            averages.append(mix(old, component, weights))
         return FedEMState(jnp.concatenate(averages))
 
     # on the client
@@ -140,21 +142,20 @@ class FedEM(Algorithm):
         pi, received = state["weights"], self._models(inbox, local)
         sgd, rate = self.sgd, self.sgd.rate(local.round)
 
-        def gradients(models: Models, batch: Batch) -> Models:
-            # r is made of the models as received, in every step: with weights of the
-            # models being trained it is another method.
-            r = self._responsibilities(received, pi, batch, local)
-            return tuple(
-                gradient(params, batch, share)
-                for params, share in zip(models, r, strict=True)
-            )
-
-        def gradient(params: Params, batch: Batch, share: Float[Array, " b"]) -> Params:
-            weight = batch.weight * share
+        def gradient(params: Params, batch: Batch, r: Float[Array, " b"]) -> Params:
+            """The gradient of (1/b) sum_s r(s) loss(s) over the batch."""
+            weight = batch.weight * r
             g = local.batch_gradient(params, Batch(batch.x, batch.y, weight))
-            # a mean over the batch's samples, not over the sum of their weights
+            # `batch_gradient` divides by the sum of the weights, not by b.
             scale = jnp.maximum(weight.sum(), 1) / jnp.maximum(batch.weight.sum(), 1)
             return jax.tree.map(lambda g: scale * g, g)
+
+        def gradients(models: Models, batch: Batch) -> Models:
+            # In every step r is that of the models as received. With that of the models
+            # being trained this would be another method.
+            r = self._responsibilities(received, pi, batch, local)
+            pairs = zip(models, r, strict=True)
+            return tuple(gradient(params, batch, r_k) for params, r_k in pairs)
 
         def plain(models: Models, batch: Batch, index: Int[Array, ""]) -> Models:
             return descend(models, gradients(models, batch), sgd, rate)
@@ -163,26 +164,25 @@ class FedEM(Algorithm):
             carry: tuple[Models, Models], batch: Batch, index: Int[Array, ""]
         ) -> tuple[Models, Models]:
             models, velocities = carry
-            return descend_with_momentum(
-                models, velocities, gradients(models, batch), sgd, rate
-            )
+            g = gradients(models, batch)
+            return descend_with_momentum(models, velocities, g, sgd, rate)
 
         def loop(carry: Any, step: Callable[..., Any]) -> Any:
+            steps = local.steps(sgd)
             return local.loop(
-                carry, step, local.steps(sgd), sgd.batch_size, drop_last=sgd.drop_last
+                carry, step, steps, sgd.batch_size, drop_last=sgd.drop_last
             )
 
-        # M step. Without momentum nothing but the models is carried along.
+        # M step: theta_ik = SGD(theta_k; (1/n_i) sum_s r_is(k) loss_k(s))
         if is_off(sgd.momentum):
             trained = loop(received, plain)
         else:
-            trained, _ = loop(
-                (received, jax.tree.map(jnp.zeros_like, received)), momentum
-            )
-        # E step of pi, on the received models, too: pi_ik <- mean_s r_is(k).
-        new = self._expectation(received, pi, local)
+            velocities = jax.tree.map(jnp.zeros_like, received)
+            trained, _ = loop((received, velocities), momentum)
+        # E step, on the received models, too: pi_ik <- mean_s r_is(k)
+        pi = self._expectation(received, pi, local)
         models = jnp.stack([local.vector(params) for params in trained])
-        return {"weights": new}, {"model": models}
+        return {"weights": pi}, {"model": models}
 
     def personal(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
@@ -190,15 +190,14 @@ class FedEM(Algorithm):
         return Mixture(state["weights"], inbox["model"])
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
-        # Its proportions only, by E steps from equal ones: the models stay as they are.
-        start = self.init_client(inbox["model"][0])["weights"]
+        # E steps from equal proportions; the models stay as they are.
         models = self._models(inbox, local)
-        steps = self.newcomer_steps
-        return {
-            "weights": local.fori_loop(
-                steps, lambda _, pi: self._expectation(models, pi, local), start
-            )
-        }
+
+        def e_step(_: Array, pi: Array) -> Array:
+            return self._expectation(models, pi, local)
+
+        start = self.init_client(inbox["model"][0])["weights"]
+        return {"weights": local.fori_loop(self.newcomer_steps, e_step, start)}
 
     def _models(self, inbox: Inbox, local: LocalTrainer) -> Models:
         return tuple(local.params(theta) for theta in inbox["model"])
@@ -206,7 +205,7 @@ class FedEM(Algorithm):
     def _responsibilities(
         self, models: Models, pi: Float[Array, " k"], batch: Batch, local: LocalTrainer
     ) -> Float[Array, "k b"]:
-        """r of a batch's samples: how much of each is due to which model.
+        """r of a batch's samples, the posterior probability of each model.
 
         Returns:
             r_is(k) ~ pi_ik exp(-loss_k(s)) [k, b], which sums to 1 over the models.
@@ -216,32 +215,27 @@ class FedEM(Algorithm):
         for params in models:
             outputs = local.logits(params, batch.x, training=False)
             losses.append(local.losses(outputs, batch.y))
-        # in the log domain: likelihoods of networks underflow
-        return jax.nn.softmax(jnp.log(pi)[:, None] - jnp.stack(losses), axis=0)
+        # In the log domain, as likelihoods of networks underflow
+        log_joint = jnp.log(pi)[:, None] - jnp.stack(losses)
+        return jax.nn.softmax(log_joint, axis=0)
 
     def _expectation(
         self, models: Models, pi: Float[Array, " k"], local: LocalTrainer
     ) -> Float[Array, " k"]:
-        """The new proportions pi_i [k], the mean of r over the client's training
-        samples.
+        """The new proportions pi_ik = mean_s r_is(k), which sum to 1.
 
-        Returns:
-            They sum to 1; `pi` itself for a client without samples.
+        They are the mean of r over the client's training samples; `pi` itself for a
+        client without samples.
         """
 
         def add(
             total: Float[Array, " k"], batch: Batch, index: Int[Array, ""]
         ) -> Float[Array, " k"]:
-            return (
-                total + self._responsibilities(models, pi, batch, local) @ batch.weight
-            )
+            r = self._responsibilities(models, pi, batch, local)
+            return total + r @ batch.weight
 
         size = self.sgd.batch_size
-        total = local.loop(
-            jnp.zeros_like(pi),
-            add,
-            local.steps(SGD(batch_size=size)),
-            size,
-            purpose="expectation",
-        )
+        one_pass = local.steps(SGD(batch_size=size))
+        zero = jnp.zeros_like(pi)
+        total = local.loop(zero, add, one_pass, size, purpose="expectation")
         return jnp.where(local.size > 0, total / jnp.maximum(local.size, 1), pi)

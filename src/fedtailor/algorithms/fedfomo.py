@@ -1,6 +1,4 @@
-"""FedFomo: every client weighs other clients' models by what they do on its own
-validation samples.
-"""
+"""FedFomo: clients weigh one another's models by their own validation samples."""
 
 from collections.abc import Sequence
 from typing import ClassVar, Literal
@@ -37,14 +35,12 @@ from fedtailor.protocol import (
 
 @server_state
 class FedFomoState(ServerState):
-    """The clients' last models, and whose models each found useful."""
+    """The clients' last models, and the weights that they gave to one another's."""
 
     initial: Float[Array, " d"]
     """The common initial model."""
     model: Float[Array, "m d"]
-    """The model that each client uploaded last; the initial one before its first
-    upload.
-    """
+    """The model that each client uploaded last; the initial one before the first."""
     uploaded: Bool[np.ndarray, " m"]
     """Who has uploaded a model."""
     affinity: Float[np.ndarray, "m m"]
@@ -53,8 +49,9 @@ class FedFomoState(ServerState):
 
 @hyperparameters
 class FedFomo(Algorithm):
-    """Personalized federated learning with first order model optimization (Zhang et al.
-    2021).
+    """Personalized federated learning with first order model optimization.
+
+    Zhang et al. 2021.
 
     The server keeps the last model that each client uploaded and sends a client M of
     them. The client weighs these and its own, with L its validation loss and b its
@@ -152,62 +149,60 @@ class FedFomo(Algorithm):
         return Downlink({"model": Streams(server.model, self._choose(server, cohort))})
 
     def _choose(self, server: FedFomoState, cohort: Cohort) -> Int[np.ndarray, "c k"]:
-        """Whose models each client is sent.
+        """The clients whose models each client of the cohort is sent.
 
         Returns:
             Positions of clients [c, M]; -1 where fewer than M others have uploaded a
             model.
         """
-        clients, rng = len(server.uploaded), cohort.rng("fedfomo")
-        chosen = np.full((len(cohort), min(self.downloads, clients - 1)), -1, np.int32)
+        clients = len(server.uploaded)
+        rng = cohort.rng("fedfomo")
+        most = min(self.downloads, clients - 1)
+        chosen = np.full((len(cohort), most), -1, np.int32)
         explore = max(self.explore - self.explore_decay * cohort.round, 0.0)
         for row, client in enumerate(cohort.position):
-            uniform = rng.random() < explore
+            # By affinity, the largest first, ties at random; or all at random.
+            explores = rng.random() < explore
             ties = rng.random(clients)
-            # By affinity, the largest first, and by the random `ties` among equals; to
-            # explore, by these alone.
-            merit = np.zeros(clients) if uniform else server.affinity[client]
-            ranked = np.lexsort((ties, -merit))
-            available = server.uploaded[ranked] & (ranked != client)
-            ranked = ranked[available][: chosen.shape[1]]
-            chosen[row, : len(ranked)] = ranked
+            affinity = np.zeros(clients) if explores else server.affinity[client]
+            ranked = np.lexsort((ties, -affinity))
+            is_available = server.uploaded[ranked] & (ranked != client)
+            best = ranked[is_available][:most]
+            chosen[row, : len(best)] = best
         return chosen
 
     def server(
         self, server: FedFomoState, downlink: Downlink, answers: Answers, cohort: Cohort
     ) -> FedFomoState:
-        clients, models = len(server.uploaded), answers["model"]
-        # where each model is stored; one past the end = nowhere
-        position = models.to_rows(
-            np.where(cohort.reporting, cohort.position, clients), fill=clients
-        )
-        uploaded, affinity = server.uploaded.copy(), server.affinity.copy()
+        clients = len(server.uploaded)
+        uploaded = server.uploaded.copy()
         uploaded[cohort.reporters] = True
-        # weights belong to the models that were sent, of which the positions name the
-        # owners
-        weights, owners = answers.host("weights"), downlink.streams["model"].recipients
+        # Store the models of the reporters; one past the end = nowhere.
+        models = answers["model"]
+        position = np.where(cohort.reporting, cohort.position, clients)
+        rows = models.to_rows(position, fill=clients)
+        model = _store(server.model, models.values, rows)
+        # Add the weights [c, M] to the affinities of the clients whose models were sent
+        # (-1 = none).
+        weights = answers.host("weights")
+        owners = downlink.streams["model"].recipients
         row, column = np.nonzero((owners >= 0) & cohort.reporting[:, None])
+        affinity = server.affinity.copy()
         affinity[cohort.position[row], owners[row, column]] += weights[row, column]
-        return server.replace(
-            model=_store(server.model, models.values, position),
-            uploaded=uploaded,
-            affinity=affinity,
-        )
+        return server.replace(model=model, uploaded=uploaded, affinity=affinity)
 
     def global_model(self, server: FedFomoState) -> Float[Array, " d"]:
-        return server.model.mean(
-            axis=0
-        )  # of all clients' last uploads: there is no global model
+        # There is no global model: the mean of all clients' last uploads.
+        return server.model.mean(axis=0)
 
     def serve(self, server: FedFomoState, cohort: Cohort) -> Downlink:
         if cohort.seen:
             return Downlink()
-        # Every newcomer receives the models of those that have ever uploaded one.
-        uploads = np.where(server.uploaded, np.arange(len(server.uploaded)), -1).astype(
-            np.int32
-        )
-        models = Streams(server.model, np.tile(uploads, (len(cohort), 1)))
-        # theta^0 is common knowledge (the seed)
+        # Newcomers receive the models of all clients that have ever uploaded one.
+        numbers = np.arange(len(server.uploaded))
+        available = np.where(server.uploaded, numbers, -1).astype(np.int32)
+        models = Streams(server.model, np.tile(available, (len(cohort), 1)))
+        # They know the initial model (from the seed).
         start = Streams.everyone(server.initial, len(cohort), already_held=True)
         return Downlink({"model": models, "initial": start})
 
@@ -233,9 +228,9 @@ class FedFomo(Algorithm):
         return state, {"model": state["model"], "weights": weights[:-1]}
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
-        return self._update(
-            self.init_client(inbox["initial"][0]), inbox, local, use_val=False
-        )[0]
+        start = self.init_client(inbox["initial"][0])
+        state, _ = self._update(start, inbox, local, use_val=False)
+        return state
 
     def personal(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
@@ -245,54 +240,57 @@ class FedFomo(Algorithm):
     def _update(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer, use_val: bool
     ) -> tuple[ClientState, Float[Array, " k"]]:
-        """A weighting and a training.
+        """Weigh models, mix them, and train the mixture.
 
         Args:
+            state: the client's.
+            inbox: the models of other clients.
+            local: the client's data and training.
             use_val: weigh on the validation split where there is one; else on held-out
                 training samples.
 
         Returns:
-            The new state, and the weights of what was sent and, last, of the client's
-            own model.
+            The new state, and the weights of the models that were sent and, last, of
+            the client's own model.
         """
-        # The candidates: the models received, and last the client's own after its last
-        # training; b is that before it.
+        # The candidates theta_n are the models received and, last, the client's own
+        # after its last training; b is its model before that.
         base = state["base"]
         models = jnp.concatenate([inbox["model"], state["model"][None]])
-        available = jnp.append(inbox.received["model"], True)
-        # How many training samples are held out: none where a validation split does
-        # their work. A single sample is both trained on and validated on.
-        held = jnp.clip(jnp.int32(self.holdout * local.size), 1, local.size)
+        is_available = jnp.append(inbox.received["model"], True)
+        # No training samples are held out where there is a validation split. A client
+        # with a single sample trains on it and validates on it.
+        n = local.size
+        held = jnp.clip(jnp.int32(self.holdout * n), 1, n)
         if use_val:
             held = jnp.where(local.count("val") > 0, 0, held)
-        kept = jnp.maximum(local.size - held, jnp.minimum(local.size, 1))
-        held_out = local.part(local.size - held, local.size, "holdout")
+        trained_on = jnp.maximum(n - held, jnp.minimum(n, 1))
+        held_out = local.part(n - held, n, "holdout")
 
-        def validate(theta: Float[Array, " d"]) -> Float[Array, ""]:
+        def validation_loss(theta: Float[Array, " d"]) -> Float[Array, ""]:
             loss = held_out.loss(theta, "train")
-            # one of the two is of no samples, and 0
+            # One of the two is over no samples, and 0.
             return local.loss(theta, "val") + loss if use_val else loss
 
-        # w_n ~ max( L(b) - L(theta_n), 0 ) / |theta_n - b|; where no model is better
-        # all are 0, and theta stays b.
-        better_by = validate(base) - local.map(validate, models)
-        gain = jnp.where(available, jnp.maximum(better_by, 0), 0)
-        away = models - base
-        distance = (
-            jnp.abs(away).sum(axis=1)
-            if self.norm == "l1"
-            else jnp.linalg.norm(away, axis=1)
-        )
+        # w_n ~ max( L(b) - L(theta_n), 0 ) / |theta_n - b|; all are 0 where no model is
+        # better than b.
+        decrease = validation_loss(base) - local.map(validation_loss, models)
+        gain = jnp.where(is_available, jnp.maximum(decrease, 0), 0)
+        differences = models - base
+        distance = jnp.linalg.norm(differences, axis=1)
+        if self.norm == "l1":
+            distance = jnp.abs(differences).sum(axis=1)
         weights = gain / (distance + 1e-12)
         weights = weights / jnp.where(weights.sum() > 0, weights.sum(), 1)
-        theta = base + (weights[:, None] * away).sum(axis=0)
-        trained = local.part(0, kept, "holdout").sgd(theta, self.sgd)
+        # theta <- b + sum_n w_n (theta_n - b)
+        theta = base + (weights[:, None] * differences).sum(axis=0)
+        trained = local.part(0, trained_on, "holdout").sgd(theta, self.sgd)
         return {"base": theta, "model": trained}, weights
 
 
 @jax.jit
 def _store(
-    bank: Float[Array, "m d"], models: Float[Array, "c d"], position: NDArray[np.int64]
+    table: Float[Array, "m d"], models: Float[Array, "c d"], rows: NDArray[np.int64]
 ) -> Float[Array, "m d"]:
-    """The bank with `models` at their positions; those past its end are dropped."""
-    return bank.at[position].set(models, mode="drop")
+    """The table with `models` in these rows; those past its end are dropped."""
+    return table.at[rows].set(models, mode="drop")

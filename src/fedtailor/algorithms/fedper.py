@@ -28,8 +28,9 @@ from fedtailor.protocol import (
 
 @hyperparameters
 class FedPer(Algorithm):
-    """Federated learning with personalization layers (Arivazhagan et al. 2019,
-    algorithms 1 and 2).
+    """Federated learning with personalization layers.
+
+    Arivazhagan et al. 2019, algorithms 1 and 2.
 
     The model is theta = (b, h): a body b that all share, and a head h_i that never
     leaves client i. A client trains both jointly and sends the body, of which the
@@ -67,8 +68,10 @@ class FedPer(Algorithm):
     """
 
     def own_part(self, parts: tuple[str, ...]) -> str:
-        """The name of the part that stays on the client, of a model that has these
-        named parts.
+        """The name of the part that stays on the client.
+
+        Args:
+            parts: the names of the model's parts.
         """
         return self.part
 
@@ -81,9 +84,8 @@ class FedPer(Algorithm):
 
     def init_server(self, init: Init, population: Population) -> SharedPart:
         model = model_of(population, self.about.name)
-        return SharedPart.begin(
-            init, model.part(self.own_part(model.parts)).complement, self.optimizer
-        )
+        own = model.part(self.own_part(model.parts))
+        return SharedPart.begin(init, own.complement, self.optimizer)
 
     def broadcast(self, server: SharedPart, cohort: Cohort) -> Downlink:
         return Downlink({"model": server.to_everyone(len(cohort))})
@@ -93,11 +95,9 @@ class FedPer(Algorithm):
     ) -> SharedPart:
         if "model" not in answers:
             return server  # all of the model stays on the clients
-        return server.averaged(
-            self.optimizer,
-            answers["model"],
-            reporter_weights(cohort, self.weights)[None],
-        )
+        # b <- sum_i q_i b_i
+        weights = reporter_weights(cohort, self.weights)[None]
+        return server.averaged(self.optimizer, answers["model"], weights)
 
     def serve(self, server: SharedPart, cohort: Cohort) -> Downlink:
         streams = {"model": server.to_everyone(len(cohort))}
@@ -121,9 +121,7 @@ class FedPer(Algorithm):
         return named("own", own.take(theta)), named("model", own.complement.take(theta))
 
     def _own(self, local: LocalTrainer) -> ModelPart:
-        """The part of this client's model that stays on it; its complement is what
-        travels.
-        """
+        """The part of the model that stays on the client; its complement travels."""
         return local.part_of_model(self.own_part(local.parts_of_model))
 
     def _train(
@@ -138,8 +136,7 @@ class FedPer(Algorithm):
         return joined(self._own(local), state, inbox["model"][0])
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
-        # It has no head yet: theta^0's, under which the shared body is put, is what all
-        # others began with.
+        # It starts from the initial head, as all others did, on the shared body.
         own = self._own(local)
         theta = own.complement.put(inbox["initial"][0], inbox["model"][0])
         return named("own", own.take(self._train_newcomer(theta, own, local)))
@@ -147,7 +144,11 @@ class FedPer(Algorithm):
     def _train_newcomer(
         self, theta: Float[Array, " d"], own: ModelPart, local: LocalTrainer
     ) -> Float[Array, " d"]:
-        """The model of a client that never took part, from the shared part and the
-        initial rest.
+        """The model of a client that never took part.
+
+        Args:
+            theta: the shared part as received, with the initial own part.
+            own: the part that stays on the client.
+            local: the client's data and training.
         """
         return local.sgd(theta, self.sgd, train_only=own) if own.size else theta

@@ -61,12 +61,10 @@ class FedProx(FedAvg):
 
 
 def require_stable(name: str, pull: float, sgd: SGD) -> None:
-    """Raise where a pull towards an anchor is negative, or so strong that every SGD
-    step overshoots it further.
-    """
+    """Refuse a pull towards an anchor with which SGD diverges, or a negative one."""
     require(pull >= 0, f"{name} is {pull}; it must be 0 or more")
-    # A plain step multiplies the distance to the anchor by 1 - lr pull, which is beyond
-    # -1 from lr pull = 2 on.
+    # A plain step multiplies the distance to the anchor by 1 - lr pull, which is -1 or
+    # less from lr pull = 2 on.
     require(
         sgd.optimizer is not None or sgd.lr * pull < 2,
         f"the learning rate {sgd.lr} times {name} {pull} is {sgd.lr * pull:g}; from 2"

@@ -1,6 +1,4 @@
-"""FedRep: a shared body, and a head of each client's own, trained one after the
-other.
-"""
+"""FedRep: each client's own head, then the shared body, one after the other."""
 
 from typing import ClassVar
 
@@ -54,8 +52,8 @@ class FedRep(FedPer):
     def _train(
         self, theta: Float[Array, " d"], own: ModelPart, local: LocalTrainer
     ) -> Float[Array, " d"]:
-        # Line by line as in algorithm 1: the head first, on the received body; then the
-        # body, below the head just trained.
+        # algorithm 1: the head first, on the received body; then the body, below the
+        # head just trained
         theta = local.sgd(theta, self.head, train_only=own)
         return local.sgd(theta, self.sgd, train_only=own.complement)
 

@@ -1,6 +1,4 @@
-"""FedRoD: a generic model trained as if classes were balanced, and a residual head of
-each client's own.
-"""
+"""FedRoD: a class-balanced generic model, and a residual head of each client's own."""
 
 from typing import Any, ClassVar
 
@@ -34,15 +32,17 @@ from fedtailor.protocol import (
 )
 
 ABSENT = -1e30
-"""Added to the score of a class that a client does not have: its probability is 0, and
-no gradient comes of it.
+"""Added to the score of a class that a client does not have.
+
+The probability of the class is then 0, and it contributes no gradient.
 """
 
 
 @hyperparameters
 class FedRoD(FedAvg):
-    """On bridging generic and personalized federated learning (Chen and Chao 2022,
-    algorithm 1).
+    """On bridging generic and personalized federated learning.
+
+    Chen and Chao 2022, algorithm 1.
 
     The generic model, body z and head h, is FedAvg's with the balanced softmax in place
     of the loss: scores h(z) + gamma log n_ic for the n_ic training samples of class c,
@@ -114,17 +114,15 @@ class FedRoD(FedAvg):
         self, state: Any, inbox: Inbox, local: LocalTrainer
     ) -> tuple[Any, ClientUpdate]:
         theta, head = inbox["model"][0], head_of(local)
-        generic, own = self._train(
-            theta, head.put(theta, state["head"]), local, local.steps(self.sgd)
-        )
-        return {"head": head.take(own)}, {"model": generic}
+        own = head.put(theta, state["head"])
+        theta, own = self._train(theta, own, local)
+        return {"head": head.take(own)}, {"model": theta}
 
     def _train(
         self,
         theta: Float[Array, " d"],
         own: Float[Array, " d"],
         local: LocalTrainer,
-        steps: Any,
     ) -> tuple[Float[Array, " d"], Float[Array, " d"]]:
         """Steps of the generic model and, on the same batches, of the residual head.
 
@@ -132,10 +130,10 @@ class FedRoD(FedAvg):
             theta: the generic model.
             own: a model whose head is the residual head p_i; the rest of it does not
                 matter.
-            steps: how many.
+            local: the client's data and training.
 
         Returns:
-            Both after the steps, vectors as they were given.
+            Both after the steps.
         """
         sgd, prior = self.sgd, self._log_prior(theta, local)
         rate = sgd.rate(local.round)
@@ -148,65 +146,61 @@ class FedRoD(FedAvg):
             def loss(generic: Params, own: Params) -> Float[Array, ""]:
                 z = local.features(generic, batch.x)
                 scores = local.head_outputs(generic, z)
-                # Detached features and scores: no gradient of the personal loss reaches
-                # the generic model, and one gradient of the sum of both losses is the
-                # gradient of either.
-                residual = local.head_outputs(own, jax.lax.stop_gradient(z))
+                # No gradient of the personal loss reaches the generic model, so one
+                # gradient of the sum of both losses has the gradient of either.
+                fixed_z = jax.lax.stop_gradient(z)
+                fixed_scores = jax.lax.stop_gradient(scores)
+                residual = local.head_outputs(own, fixed_z)
                 balanced = local.losses(scores + prior, batch.y)
-                personal = local.losses(
-                    jax.lax.stop_gradient(scores) + residual, batch.y
-                )
+                personal = local.losses(fixed_scores + residual, batch.y)
                 return mean_over(balanced + personal, batch.weight)
 
             local.count_work(gradients=1)
             generic, own = carry
-            of_generic, of_own = jax.grad(loss, argnums=(0, 1))(generic, own)
-            # p_i lies in a whole model: what is outside the head gets no gradient, but
-            # weight decay, and is put back.
-            moved = descend(own, of_own, sgd, own_rate)
+            grad_generic, grad_own = jax.grad(loss, argnums=(0, 1))(generic, own)
+            # p_i is stored in a whole model, whose other entries have no gradient but
+            # are subject to weight decay, so they are put back.
+            new_own = descend(own, grad_own, sgd, own_rate)
             own = jax.tree.map(
-                lambda new, old, inside: new if inside else old, moved, own, in_head
+                lambda new, old, inside: new if inside else old, new_own, own, in_head
             )
-            return (
-                descend_in_training(generic, of_generic, batch, sgd, rate, local),
-                own,
+            generic = descend_in_training(
+                generic, grad_generic, batch, sgd, rate, local
             )
+            return generic, own
 
         carry = local.params(theta), local.params(own)
         generic, own_params = local.loop(
-            carry, step, steps, sgd.batch_size, drop_last=sgd.drop_last
+            carry, step, local.steps(sgd), sgd.batch_size, drop_last=sgd.drop_last
         )
         return local.vector(generic), local.vector(own_params)
 
     def _log_prior(
         self, theta: Float[Array, " d"], local: LocalTrainer
     ) -> Float[Array, " classes"]:
-        """What the balanced softmax adds to the scores of classes.
+        """gamma log n_ic, which the balanced softmax adds to the score of class c.
 
         Returns:
-            gamma log n_ic for the n_ic training samples of class c, `ABSENT` where
-            there are none; zeros for gamma 0.
+            `ABSENT` where n_ic, the number of training samples of class c, is 0; zeros
+            for gamma 0.
         """
         params = local.params(theta)
-        some = local.draw("classes", 0, 1)
-        zero = jnp.zeros(
-            jax.eval_shape(local.logits, params, some.x).shape[-1], theta.dtype
-        )
+        example = local.draw("classes", 0, 1)
+        outputs = jax.eval_shape(local.logits, params, example.x)
+        zero = jnp.zeros(outputs.shape[-1], theta.dtype)
         if is_off(self.gamma):
             return zero
 
         def add(
             counts: Float[Array, " classes"], batch: Batch, step: Int[Array, ""]
         ) -> Float[Array, " classes"]:
-            return counts + batch.weight @ jax.nn.one_hot(
-                batch.y, len(zero), dtype=zero.dtype
-            )
+            labels = jax.nn.one_hot(batch.y, len(zero), dtype=zero.dtype)
+            return counts + batch.weight @ labels
 
         one_pass = SGD(batch_size=self.sgd.batch_size)
         counts = local.loop(zero, add, local.steps(one_pass), one_pass.batch_size)
-        return jnp.where(
-            counts > 0, self.gamma * jnp.log(jnp.maximum(counts, 1)), ABSENT
-        )
+        log_counts = jnp.log(jnp.maximum(counts, 1))
+        return jnp.where(counts > 0, self.gamma * log_counts, ABSENT)
 
     def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
         # Heads are linear: h(z) + p(z) is the output of one model whose head is h + p.
@@ -215,14 +209,11 @@ class FedRoD(FedAvg):
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
         theta, head = inbox["model"][0], head_of(local)
-        # p from 0 on the generic model as it is: the usual loss, with h + p in the
-        # place of the head
-        one_pass = SGD(batch_size=self.sgd.batch_size, drop_last=self.sgd.drop_last)
-        steps = self.newcomer_epochs * local.steps(one_pass)
         if self.newcomer_epochs == 0:
             return {"head": jnp.zeros(head.size, theta.dtype)}
-        return {
-            "head": head.take(
-                local.sgd(theta, self.sgd, steps=steps, train_only=head) - theta
-            )
-        }
+        # Training p from 0 on a fixed generic model is training h + p from h, with the
+        # usual loss.
+        one_pass = SGD(batch_size=self.sgd.batch_size, drop_last=self.sgd.drop_last)
+        steps = self.newcomer_epochs * local.steps(one_pass)
+        trained = local.sgd(theta, self.sgd, steps=steps, train_only=head)
+        return {"head": head.take(trained - theta)}

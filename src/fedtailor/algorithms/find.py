@@ -1,6 +1,4 @@
-"""Which method a name means: a built-in one, one of an installed package, or a class in
-a file of one's own.
-"""
+"""Find a method by its name: built in, of an installed package, or in a user's file."""
 
 from pathlib import Path
 
@@ -18,8 +16,9 @@ ENTRY_POINTS = "fedtailor.algorithms"
 
 
 def find_algorithm(name: str) -> type[Algorithm]:
-    """The method of a name, or of `FILE.py:CLASS`; it is registered under the name that
-    its `about` gives it.
+    """The method of a name, or of `FILE.py:CLASS`.
+
+    It is registered under the name in its `about`.
 
     Raises:
         ValueError: there is no such method, the file cannot be loaded, or it takes the
@@ -51,24 +50,20 @@ def _from_file(path: Path, kind: str) -> type[Algorithm]:
     # method is sent back.
     before = dict(Algorithm.registry)
     module = module_of(path)
-    replaced = [
-        name for name, known in before.items() if Algorithm.registry[name] is not known
-    ]
-    taken = replaced[0] if replaced else None
-    if taken is not None:
-        Algorithm.registry.update(before)
-        raise ValueError(
-            f"{path}: there is already a method {taken!r}; give yours another name in"
-            " its `about`"
-        )
+    for name, known in before.items():
+        if Algorithm.registry[name] is not known:
+            Algorithm.registry.update(before)
+            raise ValueError(
+                f"{path}: there is already a method {name!r}; give yours another name in"
+                " its `about`"
+            )
     algorithm = getattr(module, kind, None)
-    # its own classes, not those that it imports to build on
-    defined = [
-        it
-        for it in vars(module).values()
-        if _is_method(it) and it.__module__ == module.__name__
-    ]
-    methods = sorted(it.__name__ for it in defined)
+    # The file's own classes, not those that it imports to build on.
+    methods = sorted(
+        value.__name__
+        for value in vars(module).values()
+        if _is_method(value) and value.__module__ == module.__name__
+    )
     require(
         _is_method(algorithm),
         f"{path} has no method {kind!r}; its methods are:"

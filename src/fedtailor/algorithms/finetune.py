@@ -66,8 +66,8 @@ class FineTune(FedAvg):
     """
 
     def init_server(self, init: Init, population: Population) -> Any:
-        begun = super().init_server(init, population)
-        return BestRound(begun, begun, None) if self.best else begun
+        server = super().init_server(init, population)
+        return BestRound(server, server, None) if self.best else server
 
     def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
         return super().broadcast(present(server), cohort)
@@ -78,15 +78,15 @@ class FineTune(FedAvg):
         state, update = super().client(state, inbox, local)
         if not self.best:
             return state, update
-        # the loss of the model as received: it is one model for all, so that the
-        # reporters' mean compares rounds
+        # The loss of the model as received, which is the same model for all: the
+        # reporters' mean compares rounds.
         return state, {**update, **validation_loss(inbox["model"][0], local)}
 
     def server(
         self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort
     ) -> Any:
-        moved = super().server(present(server), downlink, answers, cohort)
-        return server.after(moved, answers, cohort) if self.best else moved
+        new = super().server(present(server), downlink, answers, cohort)
+        return server.after(new, answers, cohort) if self.best else new
 
     def serve(self, server: Any, cohort: Cohort) -> Downlink:
         return super().broadcast(chosen(server), cohort)

@@ -34,6 +34,18 @@ from fedtailor.protocol import (
     server_state,
 )
 
+Phase = Literal["find", "warm", "choose"]
+"""What a round is for, and what clients receive and send in it.
+
+* "find" (the first q rounds of `farthest`): all train the common initial model, of
+  which the next of the q models is made. Down: the models found so far, and the initial
+  one [q + 1, d]; up: the trained model, and the least loss of the models found so far.
+* "warm" (the first q * `warm` rounds of `random`): all train one of the models. Down:
+  that model [1, d]; up: the trained model.
+* "choose" (all later rounds): each trains the model that fits it best. Down: all models
+  [q, d]; up: the trained model and, for q > 1, its number.
+"""
+
 
 @server_state
 class HypClusterState(AveragedModels):
@@ -44,9 +56,7 @@ class HypClusterState(AveragedModels):
     round: int
     """Rounds done by this method (those before it in a schedule do not count)."""
     initial: Float[Array, " d"] | None
-    """The common initial model, where `farthest` finds the q models one after another;
-    else None.
-    """
+    """The common initial model, for `farthest`; else None."""
 
 
 @hyperparameters
@@ -118,9 +128,6 @@ class HypCluster(Algorithm):
             "warm rounds belong to start='random'; leave one of them out",
         )
 
-    # on the server
-    # ----------------------------------------------------------------------------------
-
     def check(self, population: Population) -> None:
         # A few clusters more than clients do no harm, and small federations are often
         # given a default; many are a typo.
@@ -131,9 +138,13 @@ class HypCluster(Algorithm):
         )
         require(self.clusters <= 10 * clients, message)
 
-    @property
-    def _rounds_before_choices(self) -> int:
-        return self.clusters if self.start == "farthest" else self.clusters * self.warm
+    # on the server
+    # ----------------------------------------------------------------------------------
+
+    def _phase(self, server: HypClusterState) -> Phase:
+        if self.start == "farthest":
+            return "find" if server.round < self.clusters else "choose"
+        return "warm" if server.round < self.clusters * self.warm else "choose"
 
     def init_server(self, init: Init, population: Population) -> HypClusterState:
         independent = self.start == "random"
@@ -148,22 +159,22 @@ class HypCluster(Algorithm):
 
     def broadcast(self, server: HypClusterState, cohort: Cohort) -> Downlink:
         clients = len(cohort)
-        if server.round >= self._rounds_before_choices:
-            return Downlink({"model": Streams.all_to_all(server.model, clients)})
-        if server.initial is None:
-            # a warm round: everybody trains the model whose turn it is
-            turn = server.round // self.warm
-            return Downlink(
-                {"model": Streams(server.model, np.full((clients, 1), turn))}
-            )
-        # The models found so far, and in the last position the initial one, from which
-        # the next is trained; -1 where no model is sent.
-        numbers = np.arange(self.clusters)
-        sent = np.where(numbers < server.round, numbers, -1)
-        models = jnp.concatenate([server.model, server.initial[None]])
-        initial_number = self.clusters
-        to_everyone = np.tile([*sent, initial_number], (clients, 1))
-        return Downlink({"model": Streams(models, to_everyone)})
+        phase = self._phase(server)
+        if phase == "warm":
+            # `warm` rounds for each model, one model after another
+            number = server.round // self.warm
+            to_everyone = np.full((clients, 1), number)
+            return Downlink({"model": Streams(server.model, to_everyone)})
+        if phase == "find":
+            # One model is found in each round: 0..round-1 are there (-1 = not sent).
+            # The initial model comes last.
+            assert server.initial is not None
+            numbers = np.arange(self.clusters)
+            found = np.where(numbers < server.round, numbers, -1)
+            models = jnp.concatenate([server.model, server.initial[None]])
+            to_everyone = np.tile([*found, self.clusters], (clients, 1))
+            return Downlink({"model": Streams(models, to_everyone)})
+        return Downlink({"model": Streams.all_to_all(server.model, clients)})
 
     def server(
         self,
@@ -174,26 +185,25 @@ class HypCluster(Algorithm):
     ) -> HypClusterState:
         if not cohort.reporting.any():
             return server
-        if "loss" in answers:
-            # A `farthest` round: the next of the q models is what the worst-served
-            # reporter made of the initial one.
-            chosen = _worst_served(
-                answers.host("loss"), cohort, first=server.round == 0
-            )
-            model = server.model.at[server.round].set(answers["model"].take(chosen))
+        phase = self._phase(server)
+        if phase == "find":
+            # The next of the q models is what the reporter of largest loss made of the
+            # initial model.
+            is_first = server.round == 0
+            row = _largest_loss(answers.host("loss"), cohort, is_first)
+            model = server.model.at[server.round].set(answers["model"].take(row))
             return server.replace(model=model, round=server.round + 1)
         cluster = server.cluster.copy()
-        if "cluster" in answers:
+        if phase == "choose" and self.clusters > 1:
             # f(k), the clients' choices (eq. 6)
             trained = answers.host("cluster")
             cluster[cohort.reporters] = trained[cohort.reporting]
         else:
-            # a warm round: nobody chose, all trained the one model that they were sent
+            # Nobody had a choice: all trained the one model that they were sent.
             trained = downlink.streams["model"].recipients[:, 0]
-        next_server = self.aggregate(
-            server, answers, trained, reporter_weights(cohort, self.weights), cohort
-        )
-        return next_server.replace(cluster=cluster, round=server.round + 1)
+        share = reporter_weights(cohort, self.weights)
+        server = self.aggregate(server, answers, trained, share, cohort)
+        return server.replace(cluster=cluster, round=server.round + 1)
 
     def aggregate(
         self,
@@ -203,18 +213,22 @@ class HypCluster(Algorithm):
         share: NDArray[np.float64],
         cohort: Cohort,
     ) -> HypClusterState:
-        """The server after the step of every model.
+        """The server's step of every model.
 
         Args:
-            trained: the model that each client trained [c].
-            share: each client's share of the reporters [c].
+            server: before the step.
+            answers: what the clients sent.
+            trained: the number of the model that each client trained [c].
+            share: q_k, each client's share of the reporters [c].
+            cohort: the clients of the round.
 
         Returns:
-            A state with another `model` and `optimizer`.
+            The server with a new `model` and `optimizer`.
         """
-        # W of h_i <- h_i - opt_i( h_i - sum_k W_ik h_k ): row i holds the clients that
-        # trained model i, scaled to sum 1; the row of a model that nobody trained is
-        # zero, which freezes the model and its optimiser.
+        # h_i <- h_i - opt_i( h_i - sum_{k: f(k) = i} q_k SGD(h_i; D_k) ). Row i of the
+        # weights holds the q_k of the clients that trained model i, scaled to sum 1. A
+        # model that nobody trained has a row of zeros, which leaves the model and its
+        # optimiser as they are.
         weights = cluster_averages(trained, self.clusters, share)
         return average_step(server, self.optimizer, answers["model"], weights)
 
@@ -253,23 +267,26 @@ def train_closest(
 ) -> ClientUpdate:
     """A client's part of a round of HypCluster: it trains the model that fits it best.
 
+    A client tells the phase of the round by the number of models that it is sent.
+
     Args:
-        clusters: q.
+        inbox: the models of the round.
+        local: the client's data and training.
+        clusters: q, the number of models.
         train: model -> what the client sends of its training.
 
     Returns:
-        What it sends. With q models received also the number of its choice; with one
-        more, from which the next model is to be found (`farthest`), the loss of the
-        best model so far.
+        What the client sends in this `Phase`.
     """
     models, received = inbox["model"], inbox.received["model"]
-    # How many models travelled says what kind of round this is (see
-    # `HypCluster.broadcast`).
-    if len(models) > clusters:
+    # "find": the initial model is the last one, the others are those found so far
+    if len(models) == clusters + 1:
         _, loss = closest(models[:-1], received[:-1], local)
         return {"model": train(models[-1])["model"], "loss": loss}
+    # "warm", or a single cluster
     if len(models) == 1:
         return train(models[0])
+    # "choose": f(k) = argmin_i F_k(h_i)   (eq. 6)
     choice, _ = closest(models, received, local)
     return {**train(models[choice]), "cluster": choice}
 
@@ -289,11 +306,15 @@ def cluster_diagnostics(server: HypClusterState) -> Sequence[Diagnostic]:
     ]
 
 
-def _worst_served(loss: NDArray[np.floating], cohort: Cohort, first: bool) -> int:
-    """The reporter (its row in the cohort) with the largest loss; for the first model,
-    which has none, any of them.
+def _largest_loss(loss: NDArray[np.floating], cohort: Cohort, is_first: bool) -> int:
+    """The reporter, by its row in the cohort, with the largest loss.
+
+    Args:
+        loss: the least loss of each client under the models found so far [c].
+        cohort: the clients of the round.
+        is_first: no model has been found yet, so a reporter is drawn at random.
     """
     reporters = np.flatnonzero(cohort.reporting)
-    if first:
+    if is_first:
         return int(cohort.rng("first model").choice(reporters))
     return int(reporters[np.argmax(loss[reporters])])

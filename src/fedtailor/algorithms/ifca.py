@@ -1,4 +1,4 @@
-"""IFCA: several models, equal weights, models or gradients averaged."""
+"""IFCA: several models, each trained by the clients whose data it fits best."""
 
 from typing import ClassVar, Literal
 
@@ -61,10 +61,14 @@ class IFCA(HypCluster):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        known = self.averaging in ("models", "gradients")
         require(
-            known,
+            self.averaging in ("models", "gradients"),
             f"averaging is {self.averaging!r}; it must be 'models' or 'gradients'",
+        )
+        require(
+            self.averaging == "models" or self.start == "random",
+            "start='farthest' makes models of what clients send, which gradients are"
+            " not; give start='random' with averaging='gradients'",
         )
 
     def train(self, theta: Float[Array, " d"], local: LocalTrainer) -> ClientUpdate:
@@ -82,15 +86,15 @@ class IFCA(HypCluster):
     ) -> HypClusterState:
         if self.averaging == "models":
             return super().aggregate(server, answers, trained, share, cohort)
-        # shares are not scaled to sum 1 in each cluster: gradients are divided by the
-        # number of all reporters
-        weights = (trained == np.arange(self.clusters)[:, None]) * share
-        # theta_j - (eta / |S|) sum_{i: s_i = j} grad F_i(theta_j): mixed onto zeros the
-        # rows give these sums alone
+        # (1/|S|) sum_{i: s_i = j} grad F_i(theta_j) for every model j. Shares are not
+        # scaled to sum 1 in each cluster: gradients are divided by the number of all
+        # reporters. Mixed onto zeros, the rows of weights give these sums alone.
+        picked = trained == np.arange(self.clusters)[:, None]  # [q, c]
+        weights = picked * share
         gradients = mix(jnp.zeros_like(server.model), answers["gradient"], weights)
         descended = server.model - self.sgd.rate(cohort.round) * gradients
-        moved = weights.sum(axis=1) > 0
-        memory, model = self.optimizer.apply(
-            server.optimizer, server.model, descended, moved
+        is_updated = weights.sum(axis=1) > 0
+        state, model = self.optimizer.apply(
+            server.optimizer, server.model, descended, is_updated
         )
-        return server.replace(model=model, optimizer=memory)
+        return server.replace(model=model, optimizer=state)

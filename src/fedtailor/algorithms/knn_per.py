@@ -23,18 +23,19 @@ from fedtailor.protocol import (
 )
 
 BLOCK = 64
-"""Samples at a time whose features are stored, or that a lambda is judged on."""
+"""Samples at a time, where features are stored and where lambda is chosen."""
 GRID = 11
 """Lambdas 0, 0.1, ..., 1 to choose from."""
 
 Store = tuple[Float[Array, "s f"], Int[Array, " s"], Bool[Array, " s"]]
-"""Features and labels of a client's examples, and which rows hold one."""
+"""Features and labels of a client's examples, and which rows hold an example."""
 
 
 @hyperparameters
 class KNNPer(FedAvg):
-    """Personalized federated learning through local memorization (Marfoq et al. 2022,
-    algorithm 1).
+    """Personalized federated learning through local memorization.
+
+    Marfoq et al. 2022, algorithm 1.
 
     The global model is FedAvg's. After training client i stores features and labels of
     its own training samples and predicts with the k of them that are nearest to the
@@ -126,32 +127,31 @@ class KNNPer(FedAvg):
             Rows padded to whole blocks, as many for every client: shapes must not
             depend on how many samples it has.
         """
+
+        def features_of(x: Array) -> Array:
+            return local.features(params, x, training=False).reshape(len(x), -1)
+
         blocks = -(-self.capacity // BLOCK)
-        some = local.draw("store", 0, 1)
-        shape = jax.eval_shape(
-            lambda x: local.features(params, x, training=False).reshape(1, -1), some.x
-        )
+        rows = blocks * BLOCK
+        example = local.draw("store", 0, 1)
+        z = jax.eval_shape(features_of, example.x)
         start = (
-            jnp.zeros((blocks * BLOCK, shape.shape[1]), shape.dtype),
-            jnp.zeros(blocks * BLOCK, some.y.dtype),
-            jnp.zeros(blocks * BLOCK, bool),
+            jnp.zeros((rows, z.shape[1]), z.dtype),
+            jnp.zeros(rows, example.y.dtype),
+            jnp.zeros(rows, bool),
         )
 
         def add(store: Store, batch: Batch, step: Int[Array, ""]) -> Store:
             local.count_work(forwards=1)
-            # As many rows as the batch has room for: fewer than a block where no client
-            # has so many samples. What only pads the batch is zero, as the rest of the
-            # store is.
+            # A batch has fewer rows than a block where no client has so many samples.
+            # Padding is stored as zeros.
             is_held = batch.weight > 0
-            z = local.features(params, batch.x, training=False).reshape(
-                len(batch.y), -1
-            )
             new = (
-                jnp.where(is_held[:, None], z, 0),
+                jnp.where(is_held[:, None], features_of(batch.x), 0),
                 jnp.where(is_held, batch.y, 0),
                 is_held,
             )
-            # block number `step` of the store is this batch
+            # Block number `step` of the store is this batch.
             first = step * BLOCK
             return tuple(  # pyright: ignore[reportReturnType]
                 jax.lax.dynamic_update_slice_in_dim(
@@ -169,11 +169,11 @@ class KNNPer(FedAvg):
     def _best_share(
         self, predictor: NearestNeighbors, params: Params, local: LocalTrainer
     ) -> Float[Array, ""]:
-        """lambda with the least mean loss on the validation samples.
+        """The lambda of least mean loss on the validation samples.
 
         Returns:
-            A point of the grid, the smallest of equally good ones; the given share
-            where there are no such samples.
+            A point of the grid, the smallest of equally good ones;
+            `lam_without_validation` where there are no such samples.
         """
         grid = jnp.linspace(0, 1, GRID, dtype=predictor.model.dtype)
 
@@ -183,8 +183,8 @@ class KNNPer(FedAvg):
             local.count_work(forwards=1)
             z = local.features(params, batch.x, training=False)
             outputs = local.head_outputs(params, z)
-            # The search for neighbours is the expensive part, and the same for all
-            # lambdas: one pass judges the whole grid.
+            # The search for neighbours is the expensive part, and the same for every
+            # lambda, so one pass evaluates the whole grid.
             neighbors = predictor.probabilities(z, outputs.shape[-1])
             losses = []
             for lam in grid:
@@ -193,14 +193,8 @@ class KNNPer(FedAvg):
             return total + jnp.stack(losses) @ batch.weight
 
         count = local.count("val")
-        total = local.loop(
-            jnp.zeros_like(grid),
-            add,
-            -(-count // BLOCK),
-            BLOCK,
-            purpose="share",
-            split="val",
-        )
-        return jnp.where(
-            count > 0, grid[jnp.argmin(total)], self.lam_without_validation
-        )
+        batches = -(-count // BLOCK)
+        zero = jnp.zeros_like(grid)
+        total = local.loop(zero, add, batches, BLOCK, purpose="share", split="val")
+        best = grid[jnp.argmin(total)]
+        return jnp.where(count > 0, best, self.lam_without_validation)

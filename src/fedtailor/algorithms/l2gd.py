@@ -31,7 +31,7 @@ from fedtailor.protocol import (
 
 @server_state
 class L2GDState(ServerState):
-    """The clients' mean, and how far they are."""
+    """The clients' mean, and the number of rounds."""
 
     model: Float[Array, "1 d"]
     """xbar, as the clients last sent it."""
@@ -43,8 +43,9 @@ class L2GDState(ServerState):
 
 @hyperparameters
 class L2GD(Algorithm):
-    """Loopless local gradient descent for a mixture of local and global models (Hanzely
-    and Richtarik 2020).
+    """Loopless local gradient descent for a mixture of local and global models.
+
+    Hanzely and Richtarik 2020.
 
     Minimises  (1/m) sum_i f_i(x_i) + lam/(2m) sum_i |x_i - xbar|^2  over personal models x_i. One coin for everybody
     decides what a round is:
@@ -101,18 +102,13 @@ class L2GD(Algorithm):
         )
 
     def _tau(self, rate: Any) -> Any:
-        """How far an averaging step goes at a learning rate: a number of a number,
-        traced of a traced one.
-        """
+        """tau at a learning rate eta, a number or traced."""
         return rate * self.lam * (1 - self.p) / self.p
 
     def _averages(self, cohort: Cohort, ahead: int = 0) -> bool:
-        """The coin of this round, or of one some rounds ahead: whether it is an
-        averaging round.
-        """
-        return bool(
-            server_rng(cohort.seed, "l2gd", cohort.round + ahead).random() < self.p
-        )
+        """Whether this round, or one some rounds ahead, is an averaging round."""
+        coin = server_rng(cohort.seed, "l2gd", cohort.round + ahead).random()
+        return bool(coin < self.p)
 
     def init_server(self, init: Init, population: Population) -> L2GDState:
         return L2GDState(model=init(0)[None], rounds=0, local_rounds=0)
@@ -122,7 +118,7 @@ class L2GD(Algorithm):
 
     def broadcast(self, server: L2GDState, cohort: Cohort) -> Downlink:
         if not self._averages(cohort):
-            # The server needs their models for the mean of the next round only.
+            # The server needs the clients' models only if the next round averages.
             return Downlink(reply=self._averages(cohort, 1))
         # Averaging keeps the mean: after another averaging round clients hold it.
         held = server.rounds == 0 or self._averages(cohort, -1)
@@ -147,13 +143,12 @@ class L2GD(Algorithm):
     def server(
         self, server: L2GDState, downlink: Downlink, answers: Answers, cohort: Cohort
     ) -> L2GDState:
-        # xbar of what was sent; in a round that asks for no reply nobody reports, and
-        # it stays.
-        model = mix(
-            server.model, answers["model"], reporter_weights(cohort, self.weights)[None]
-        )
-        local = not downlink.streams  # the mean travels in averaging rounds only
-        return L2GDState(model, server.rounds + 1, server.local_rounds + local)
+        # xbar is the mean of what was sent; it stays in rounds that ask for no reply,
+        # in which nobody reports.
+        weights = reporter_weights(cohort, self.weights)[None]
+        model = mix(server.model, answers["model"], weights)
+        is_local = not downlink.streams  # the mean travels in averaging rounds only
+        return L2GDState(model, server.rounds + 1, server.local_rounds + is_local)
 
     def serve(self, server: L2GDState, cohort: Cohort) -> Downlink:
         if cohort.seen:
@@ -175,11 +170,12 @@ class L2GD(Algorithm):
         first = local.round - rounds
 
         def train(k: Array, x: Float[Array, " d"]) -> Float[Array, " d"]:
-            # The k-th of its local rounds stands for a round of training as far along,
-            # with that round's learning rate.
-            view = local.in_round(first + k * rounds // jnp.maximum(local_rounds, 1))
-            # more overshoots the mean in one step
-            strength = jnp.minimum(self.lam, 1 / self.sgd.rate(view.round))
-            return view.sgd(x, self.sgd, pull=(strength, mean))
+            # The local rounds are spread evenly over all rounds; each has the learning
+            # rate of its round.
+            spread = k * rounds // jnp.maximum(local_rounds, 1)
+            in_round = local.in_round(first + spread)
+            # A stronger pull would overshoot the mean in one step.
+            strength = jnp.minimum(self.lam, 1 / self.sgd.rate(in_round.round))
+            return in_round.sgd(x, self.sgd, pull=(strength, mean))
 
         return {"model": local.fori_loop(local_rounds, train, mean)}

@@ -8,8 +8,9 @@ from fedtailor.protocol import About, hyperparameters
 
 @hyperparameters
 class LGFedAvg(FedPer):
-    """Think locally, act globally (Liang et al. 2020, algorithm 1 without the auxiliary
-    losses).
+    """Think locally, act globally.
+
+    Liang et al. 2020, algorithm 1 without the auxiliary losses.
 
     The mirror image of FedPer: each client keeps the representation b_i that it trains,
     and the head is averaged:

@@ -110,7 +110,7 @@ class MAPPER(FedAvg):
     def _interpolate(
         self, theta: Float[Array, " d"], fit_on: LocalTrainer, choose_on: LocalTrainer
     ) -> tuple[Float[Array, ""], Float[Array, " d"]]:
-        """The client's side of the mixture, for a global model as it is (eq. 9 and 10).
+        """Fit the client's side of the mixture to a global model (eq. 9 and 10).
 
         Args:
             theta: h_c.
@@ -122,14 +122,13 @@ class MAPPER(FedAvg):
         """
         cover = jnp.asarray(self.cover, theta.dtype)
 
-        # eq. 9, for one lambda: SGD through the mixture, started from h_c
         def fit(lam: Float[Array, ""]) -> Float[Array, " d"]:
-            return fit_on.sgd(
-                theta, self.fit, gradient=through_mixture(fit_on, theta, lam)
-            )
+            """h_l(lambda) of eq. 9, by SGD from h_c."""
+            gradient = through_mixture(fit_on, theta, lam)
+            return fit_on.sgd(theta, self.fit, gradient=gradient)
 
-        # eq. 10, for one lambda
         def loss(lam: Float[Array, ""], own: Float[Array, " d"]) -> Float[Array, ""]:
+            """What eq. 10 minimises."""
             return choose_on.loss(_mixture(lam, own, theta))
 
         own = fit_on.map(fit, cover)
@@ -166,36 +165,34 @@ class MAPPER(FedAvg):
 def through_mixture(
     local: LocalTrainer, frozen: Float[Array, " d"], share: Float[Array, ""]
 ) -> StepGradient:
-    """What a step of SGD descends along where a model is trained as one half of a
-    mixture.
+    """The gradient for SGD on one model of a mixture, the other one frozen.
 
     Args:
-        frozen: the other half, theta [d].
+        local: the client.
+        frozen: the other model.
         share: of the trained model in the mixture.
 
     Returns:
         The gradient of -log( share p(y) + (1 - share) p_frozen(y) ) with respect to the
-        model of p. It is the gradient of -log p(y), sample by sample times the
+        model of p: sample by sample, the gradient of -log p(y) times the
         responsibility share p(y) / (the mixture).
     """
-    other = local.params(frozen)
-    log_share, log_rest = (
-        jnp.log(share),
-        jnp.log(1 - share),
-    )  # -inf for a share of 0 or 1: the other term is all
+    frozen_params = local.params(frozen)
+    # For a share of 0 or 1 one of the two is -inf, and the mixture is the other model.
+    log_share = jnp.log(share)
+    log_rest = jnp.log(1 - share)
+
+    def log_probabilities(params: Params, batch: Batch) -> Array:
+        return jax.nn.log_softmax(local.logits(params, batch.x), axis=-1)
 
     def gradient(params: Params, batch: Batch, step: Array) -> Params:
         local.count_work(gradients=1, forwards=1)
-        rest = log_rest + jax.nn.log_softmax(local.logits(other, batch.x), axis=-1)
+        rest = log_rest + log_probabilities(frozen_params, batch)
 
         def loss(params: Params) -> Float[Array, ""]:
-            mixed = jnp.logaddexp(
-                log_share + jax.nn.log_softmax(local.logits(params, batch.x), axis=-1),
-                rest,
-            )
-            return jnp.vdot(local.losses(mixed, batch.y), batch.weight) / jnp.maximum(
-                batch.weight.sum(), 1
-            )
+            mixed = jnp.logaddexp(log_share + log_probabilities(params, batch), rest)
+            total = jnp.vdot(local.losses(mixed, batch.y), batch.weight)
+            return total / jnp.maximum(batch.weight.sum(), 1)
 
         return jax.grad(loss)(params)
 

@@ -33,8 +33,9 @@ code).
 
 @hyperparameters
 class MOON(FedAvg):
-    """Model-contrastive federated learning (Li et al. 2021, algorithm 1 and equation
-    3).
+    """Model-contrastive federated learning.
+
+    Li et al. 2021, algorithm 1 and equation 3.
 
     As FedAvg, but a client minimises F_i(w) + mu l(w), where l draws the features z of
     its model towards those of the global model that it received, and away from those of
@@ -82,9 +83,9 @@ class MOON(FedAvg):
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
         theta = inbox["model"][0]
-        gradient = (
-            None if is_off(self.mu) else self._gradient(theta, state["previous"], local)
-        )
+        gradient = None  # of the usual loss
+        if not is_off(self.mu):
+            gradient = self._gradient(theta, state["previous"], local)
         trained = local.sgd(theta, self.sgd, gradient=gradient)
         return {"previous": trained}, {"model": trained}
 
@@ -94,31 +95,31 @@ class MOON(FedAvg):
         previous: Float[Array, " d"],
         local: LocalTrainer,
     ) -> StepGradient:
-        """The gradient of a batch's mean loss with the contrast to two models.
+        """The gradient of a batch's mean of F_i(w) + mu l(w).
 
         Args:
-            received: the global model, whose features are drawn near.
-            previous: the client's last model, whose features are pushed away.
+            received: the global model, whose features attract.
+            previous: the client's last model, whose features repel.
+            local: the client.
 
         Returns:
             (parameters, batch, step) -> the gradient, as a pytree.
         """
-        others = local.params(received), local.params(previous)
+        global_params = local.params(received)
+        previous_params = local.params(previous)
 
         def gradient(params: Params, batch: Batch, step: Int[Array, ""]) -> Params:
             local.count_work(gradients=1, forwards=2)
-            # Neither model moves in a step: their features are constants of the loss.
-            near, far = (
-                local.features(other, batch.x, training=False) for other in others
-            )
+            # The features of both models are constants of the loss.
+            z_global = local.features(global_params, batch.x, training=False)
+            z_previous = local.features(previous_params, batch.x, training=False)
 
             def loss(params: Params) -> Float[Array, ""]:
                 z = local.features(params, batch.x)
-                # -log( e^a / (e^a + e^b) ) = log(1 + e^(b - a)), which no temperature
-                # makes overflow
-                contrast = jax.nn.softplus(
-                    (_cosine(z, far) - _cosine(z, near)) / self.tau
-                )
+                # -log( e^a / (e^a + e^b) ) = log(1 + e^(b - a)), which does not
+                # overflow
+                difference = _cosine(z, z_previous) - _cosine(z, z_global)
+                contrast = jax.nn.softplus(difference / self.tau)
                 losses = local.losses(local.head_outputs(params, z), batch.y)
                 return mean_over(losses + self.mu * contrast, batch.weight)
 
@@ -128,9 +129,7 @@ class MOON(FedAvg):
 
 
 def _cosine(a: Float[Array, "b ..."], b: Float[Array, "b ..."]) -> Float[Array, " b"]:
-    """Cosine of the angle between features, example by example; 0 where one of them is
-    zero.
-    """
+    """Cosines between features, example by example; 0 where one of them is zero."""
     a = a.reshape(len(a), -1)
     b = b.reshape(len(b), -1)
     length_of_a = jnp.sqrt(jnp.maximum((a * a).sum(1), SMALLEST))

@@ -23,8 +23,9 @@ from fedtailor.protocol import (
 
 @hyperparameters
 class MRMTL(FedAvg):
-    """Mean-regularized multi-task learning (Liu et al. 2022, section 5; the objective
-    is Evgeniou and Pontil's, 2004).
+    """Mean-regularized multi-task learning.
+
+    Liu et al. 2022, section 5; the objective is Evgeniou and Pontil's, 2004.
 
     Clients train their own models v_i towards the mean of all, and the server averages
     just these:

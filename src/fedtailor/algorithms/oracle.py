@@ -37,8 +37,7 @@ class OracleState(AveragedModels):
 
 @hyperparameters
 class Oracle(Algorithm):
-    """One FedAvg for each true group: the reference that clustered methods try to
-    reach.
+    """One FedAvg for each true group, the reference for clustered methods.
 
         theta_g <- theta_g - opt( theta_g - sum_(i in g) q_i SGD(theta_g; D_i) ),    q_i = n_i / sum_(j in g, S) n_j
 
@@ -83,9 +82,8 @@ class Oracle(Algorithm):
         return OracleState(theta, self.optimizer.init(theta), groups)
 
     def broadcast(self, server: OracleState, cohort: Cohort) -> Downlink:
-        return Downlink(
-            {"model": Streams(server.model, _stream_of_group(server, cohort)[:, None])}
-        )
+        stream = _stream_of_group(server, cohort)
+        return Downlink({"model": Streams(server.model, stream[:, None])})
 
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
@@ -95,12 +93,10 @@ class Oracle(Algorithm):
     def server(
         self, server: OracleState, downlink: Downlink, answers: Answers, cohort: Cohort
     ) -> OracleState:
-        # The block matrix W: row g holds the shares of group g's reporters, and zeros
-        # elsewhere.
+        # Row g of the weights holds the shares of group g's reporters.
         share = reporter_weights(cohort, self.weights)
-        weights = cluster_averages(
-            _stream_of_group(server, cohort), len(server.groups), share
-        )
+        stream = _stream_of_group(server, cohort)
+        weights = cluster_averages(stream, len(server.groups), share)
         return average_step(server, self.optimizer, answers["model"], weights)
 
 
@@ -111,15 +107,14 @@ def _stream_of_group(server: OracleState, cohort: Cohort) -> NDArray[np.int32]:
         ValueError: an unseen client of a group that nobody trained.
     """
     assert cohort.groups is not None
-    # `groups` is ascending. A group that is not in it is searched to some row all the
-    # same, and found out there.
-    stream = np.minimum(
-        np.searchsorted(server.groups, cohort.groups), len(server.groups) - 1
-    )
-    known = server.groups[stream] == cohort.groups
+    # `groups` is ascending. The search gives a row for unknown groups, too, which then
+    # holds another group.
+    last = len(server.groups) - 1
+    stream = np.minimum(np.searchsorted(server.groups, cohort.groups), last)
+    is_known = server.groups[stream] == cohort.groups
     require(
-        bool(known.all()),
-        f"no seen client belongs to group {cohort.groups[~known][:1]}; oracle cannot"
+        bool(is_known.all()),
+        f"no seen client belongs to group {cohort.groups[~is_known][:1]}; oracle cannot"
         " serve it",
     )
     return stream.astype(np.int32)

@@ -35,12 +35,13 @@ from fedtailor.protocol import (
 )
 
 _ITERATIONS = 40
-"""Passes of subspace iteration over a client's inputs: the part of the next singular
-value s' in a vector of s falls as (s' / s)^80, with s' a few places further down."""
-_SPARE = 4
-"""Vectors that are iterated beside those that are sent, so that s' is that much further
-down.
+"""Iterations of subspace iteration, each of them a pass over a client's inputs.
+
+The error of a vector of singular value s falls as (s' / s)^80, where s' is the largest
+singular value beyond the vectors that are iterated.
 """
+_SPARE = 4
+"""Vectors that are iterated beside those that are sent, so that s' is smaller."""
 _BATCH = 64
 """Samples at a time in these passes."""
 
@@ -54,15 +55,16 @@ class PACFLState(AveragedModels):
     cluster: NDArray[np.int64]
     """The cluster of every client [m]; all 0 before the bases are there."""
     bases: Float[np.ndarray, "m classes p features"] | None = None
-    """What the clients sent."""
+    """The bases U_ic that the clients sent."""
     angles: Float[np.ndarray, "m m"] | None = None
     """Between all pairs of clients, in degrees."""
 
 
 @hyperparameters
 class PACFL(Algorithm):
-    """Clusters by principal angles between client data subspaces (Vahidian et al. 2023,
-    algorithm 1).
+    """Clusters by principal angles between client data subspaces.
+
+    Vahidian et al. 2023, algorithm 1.
 
     Before training, every client sends the p leading left singular vectors of the
     inputs of each of its classes,
@@ -177,33 +179,30 @@ class PACFL(Algorithm):
         return self._with_clusters(init(0), np.zeros(len(population), np.int64))
 
     def probe_downlink(self, server: PACFLState, cohort: Cohort) -> Downlink:
-        # theta^0 is common knowledge (the seed); only its shapes are used
+        # Clients know the initial model (from the seed); only its shapes are used.
         return Downlink(
             {"model": Streams.everyone(server.initial, len(cohort), already_held=True)}
         )
 
     def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
-        # One example and the model's outputs for it tell the shapes: inputs as vectors,
-        # and how many classes there are.
+        # One example, and the model's outputs for it, tell how many features an input
+        # has, and how many classes there are.
         params = local.params(inbox["model"][0])
-        sample = local.draw("pacfl", 0, 1)
-        outputs = jax.eval_shape(lambda x: local.logits(params, x), sample.x)
-        features = math.prod(sample.x.shape[1:])
+        example = local.draw("pacfl", 0, 1)
+        outputs = jax.eval_shape(lambda x: local.logits(params, x), example.x)
+        classes = outputs.shape[-1]
+        features = math.prod(example.x.shape[1:])
         require(
-            features > 0 and jnp.issubdtype(sample.x.dtype, jnp.floating),
+            features > 0 and jnp.issubdtype(example.x.dtype, jnp.floating),
             "pacfl compares clients by their inputs, and these data have none that are"
             " real numbers",
         )
-        labels = sample.y.ndim == 1 and jnp.issubdtype(sample.y.dtype, jnp.integer)
         require(
-            labels,
+            example.y.ndim == 1 and jnp.issubdtype(example.y.dtype, jnp.integer),
             "pacfl takes the inputs of each class, and these data have no classes",
         )
-        return {
-            "bases": leading_vectors(
-                local, outputs.shape[-1], features, min(self.vectors, features)
-            )
-        }
+        vectors = min(self.vectors, features)
+        return {"bases": leading_vectors(local, classes, features, vectors)}
 
     def aggregate_probe(
         self, server: PACFLState, answers: Answers, cohort: Cohort
@@ -213,13 +212,13 @@ class PACFL(Algorithm):
         cluster = agglomerative(
             angles, self.linkage, clusters=self.clusters, threshold=self.threshold
         )
-        return self._with_clusters(server.initial, cluster).replace(
-            bases=bases, angles=angles
-        )
+        server = self._with_clusters(server.initial, cluster)
+        return server.replace(bases=bases, angles=angles)
 
     def _with_clusters(
         self, theta: Float[Array, " d"], cluster: NDArray[np.int64]
     ) -> PACFLState:
+        """The server before the first round, when all models are theta."""
         models = jnp.repeat(theta[None], cluster.max() + 1, axis=0)
         return PACFLState(models, self.optimizer.init(models), theta, cluster)
 
@@ -228,40 +227,33 @@ class PACFL(Algorithm):
         bases: Float[np.ndarray, "c classes p features"],
         others: Float[np.ndarray, "m classes p features"],
     ) -> Float[np.ndarray, "c m"]:
-        """The distance between clients, in degrees.
+        """The distance between clients: one angle of 0 to 90 degrees for each pair.
 
         Args:
             bases: what some clients sent.
             others: what other clients sent.
-
-        Returns:
-            One angle for each pair, of 0 to 90 degrees (see `angle`).
         """
-        if self.angle == "smallest":
-            # one subspace a client, whatever the classes
+        smallest = self.angle == "smallest"
+        if smallest:
+            # one subspace for each client, of the vectors of all classes
             bases, others = _spans(bases), _spans(others)
         angles = np.stack([principal_angles(one, others) for one in bases])
-        # NaN stands for directions, or classes, that one of the two does not have
-        return (
-            np.nanmin(angles, axis=-1)
-            if self.angle == "smallest"
-            else np.nanmean(angles, axis=-1)
-        )
+        # NaN = one of the two clients lacks this direction, or class.
+        reduce = np.nanmin if smallest else np.nanmean
+        return reduce(angles, axis=-1)
 
     # rounds
     # ----------------------------------------------------------------------------------
 
     def broadcast(self, server: PACFLState, cohort: Cohort) -> Downlink:
-        return Downlink(
-            {"model": Streams(server.model, self._stream(server, cohort)[:, None])}
-        )
+        cluster = self._cluster(server, cohort)
+        return Downlink({"model": Streams(server.model, cluster[:, None])})
 
-    def _stream(self, server: PACFLState, cohort: Cohort) -> NDArray[np.int32]:
+    def _cluster(self, server: PACFLState, cohort: Cohort) -> NDArray[np.int32]:
         """The cluster of each client of a cohort [c].
 
-        Returns:
-            Of a client that never took part, the cluster of the client at the smallest
-            angle to it.
+        For a client that never took part, that of the seen client at the smallest angle
+        to it.
         """
         if cohort.seen:
             return server.cluster[cohort.position].astype(np.int32)
@@ -278,10 +270,10 @@ class PACFL(Algorithm):
     def server(
         self, server: PACFLState, downlink: Downlink, answers: Answers, cohort: Cohort
     ) -> PACFLState:
+        # FedAvg in every cluster
         share = reporter_weights(cohort, self.weights)
-        weights = cluster_averages(
-            self._stream(server, cohort), len(server.model), share
-        )
+        cluster = self._cluster(server, cohort)
+        weights = cluster_averages(cluster, len(server.model), share)
         return average_step(server, self.optimizer, answers["model"], weights)
 
     def diagnostics(self, server: PACFLState) -> Sequence[Diagnostic]:
@@ -297,89 +289,100 @@ class PACFL(Algorithm):
 def leading_vectors(
     local: LocalTrainer, classes: int, features: int, vectors: int
 ) -> Float[Array, "classes p features"]:
-    """The leading right singular vectors of the inputs [n_c, features] of each class of
-    one client, as rows.
+    """The leading right singular vectors of one client's inputs, class by class.
 
-    By subspace iteration, so that no more than a batch and a few vectors are held at
-    once. Rows are zero where a class has fewer directions than `vectors`.
+    With X_c [n_c, features] the inputs of class c, these are the eigenvectors of
+    X_c' X_c of largest eigenvalue. They are found by subspace iteration, which needs no
+    more memory than a batch and a few vectors.
+
+    Args:
+        local: the client.
+        classes: the number of classes.
+        features: of an input.
+        vectors: p.
+
+    Returns:
+        The vectors as rows; zero where a class has fewer directions than p.
     """
     width = min(vectors + _SPARE, features)
     dtype = local.draw("pacfl", 0, 1).x.dtype
-    passes = local.steps(SGD(batch_size=_BATCH))
+    batches = local.steps(SGD(batch_size=_BATCH))
 
     def times_gram(
         basis: Float[Array, "classes features w"],
     ) -> Float[Array, "classes features w"]:
-        """X_c' X_c times the basis of each class."""
+        """X_c' X_c V_c for the basis V_c of each class, in one pass over the data."""
 
         def add(total: Array, batch: Batch, index: Int[Array, ""]) -> Array:
-            # X_c' (X_c V_c): first every sample's products with the basis of its class,
-            # then its outer product into that class.
-            x = batch.x.reshape(len(batch.x), -1) * batch.weight[:, None].astype(dtype)
-            parts = jnp.einsum("bf,bfw->bw", x, basis[batch.y])
-            return total.at[batch.y].add(x[:, :, None] * parts[:, None])
+            # X_c' X_c V_c is a sum over samples x of x (x' V_c). Padding has weight 0.
+            weight = batch.weight[:, None].astype(dtype)
+            x = batch.x.reshape(len(batch.x), -1) * weight  # [b, features]
+            products = jnp.einsum("bf,bfw->bw", x, basis[batch.y])
+            return total.at[batch.y].add(x[:, :, None] * products[:, None])
 
-        return local.loop(jnp.zeros_like(basis), add, passes, _BATCH, purpose="pacfl")
+        return local.loop(jnp.zeros_like(basis), add, batches, _BATCH, purpose="pacfl")
 
-    # Orthogonal iteration: multiply, and make orthonormal again before all columns
-    # become the first singular vector.
     def iterate(_: Any, basis: Array) -> Array:
+        # Without orthonormalisation all columns would become the first singular vector.
         return jnp.linalg.qr(times_gram(basis))[0]
 
     start = jax.random.normal(jax.random.key(0), (features, width), dtype)
-    orthonormal = jnp.linalg.qr(start)[0]
-    basis = local.fori_loop(
-        _ITERATIONS, iterate, jnp.broadcast_to(orthonormal, (classes, features, width))
-    )
-    # Rayleigh-Ritz: the singular vectors within the subspace, from the eigenvectors of
-    # V' (X' X) V
-    squares, turn = jnp.linalg.eigh(
-        jnp.einsum("cfv,cfw->cvw", basis, times_gram(basis))
-    )
-    # `eigh` is ascending: the largest come last
-    ascending = jnp.einsum("cfv,cvw->cwf", basis, turn)
-    leading = ascending[:, ::-1][:, :vectors]
-    squares = squares[:, ::-1]
-    # squared singular values that are rounding of the first one are directions that the
-    # class does not have
-    is_direction = (
-        squares[:, :vectors] > jnp.finfo(dtype).eps * features * squares[:, :1]
-    )
-    return jnp.where(is_direction[:, :, None], leading, 0)
+    start = jnp.linalg.qr(start)[0]
+    start = jnp.broadcast_to(start, (classes, features, width))
+    basis = local.fori_loop(_ITERATIONS, iterate, start)
+    # Rayleigh-Ritz: the singular vectors within the subspace follow from the
+    # eigenvectors of V' X' X V. `eigh` is ascending, and the largest are wanted first.
+    projected = jnp.einsum("cfv,cfw->cvw", basis, times_gram(basis))
+    eigenvalues, rotation = jnp.linalg.eigh(projected)
+    singular_vectors = jnp.einsum("cfv,cvw->cwf", basis, rotation)[:, ::-1]
+    eigenvalues = eigenvalues[:, ::-1]
+    # Eigenvalues that are no more than rounding of the largest belong to directions
+    # that the class does not have.
+    rounding = jnp.finfo(dtype).eps * features * eigenvalues[:, :1]
+    is_direction = eigenvalues[:, :vectors] > rounding
+    return jnp.where(is_direction[:, :, None], singular_vectors[:, :vectors], 0)
 
 
 def principal_angles(
     one: Float[np.ndarray, "classes p features"],
     others: Float[np.ndarray, "m classes p features"],
 ) -> Float[np.ndarray, "m n"]:
-    """Principal angles in degrees between one client's subspaces and each other's, of
-    all classes [m, classes * p].
+    """Principal angles between one client's subspaces and those of other clients.
 
-    NaN where one of two clients has no such direction. In a row that would be all NaN,
-    all are 90: no class is shared.
+    Args:
+        one: the bases of one client.
+        others: the bases of m other clients.
+
+    Returns:
+        Angles in degrees [m, classes * p]; NaN where one of two clients has no such
+        direction. Where two clients share no class, all of their angles are 90.
     """
-    # Cosines of the principal angles are the singular values of U_ic' U_jc, class by
-    # class.
-    cosines = np.linalg.svd(np.einsum("cpf,mcqf->mcpq", one, others), compute_uv=False)
-    # Rows of zeros are no directions; two subspaces have as many angles as the smaller
-    # one has dimensions.
-    dimensions = (one != 0).any(axis=-1).sum(axis=-1)
-    other_dimensions = (others != 0).any(axis=-1).sum(axis=-1)
-    rank = np.minimum(dimensions, other_dimensions)
+    # The cosines of the principal angles are the singular values of U_ic' U_jc [p, p].
+    products = np.einsum("cpf,mcqf->mcpq", one, others)
+    cosines = np.linalg.svd(products, compute_uv=False)
     angles = np.degrees(np.arccos(np.clip(cosines, 0.0, 1.0)))
+    # Two subspaces have as many angles as the smaller one has dimensions; a row of
+    # zeros is no dimension.
+    dimensions = (one != 0).any(axis=-1).sum(axis=-1)  # [classes]
+    other_dimensions = (others != 0).any(axis=-1).sum(axis=-1)  # [m, classes]
+    rank = np.minimum(dimensions, other_dimensions)
     beyond_rank = np.arange(cosines.shape[-1]) >= rank[..., None]
     angles[beyond_rank] = np.nan
     angles = angles.reshape(len(others), -1)
-    angles[np.isnan(angles).all(axis=1)] = 90.0
+    shares_nothing = np.isnan(angles).all(axis=1)
+    angles[shares_nothing] = 90.0
     return angles
 
 
 def _spans(
     bases: Float[np.ndarray, "c classes p features"],
 ) -> Float[np.ndarray, "c 1 n features"]:
-    """Orthonormal vectors, as rows, of the span of all of a client's; zero rows beyond
-    its dimension.
+    """One subspace for each client, the span of the vectors of all its classes.
+
+    Returns:
+        Orthonormal rows; zero beyond the dimension of the span.
     """
     stacked = bases.reshape(len(bases), 1, -1, bases.shape[-1])
-    _, singular, rows = np.linalg.svd(stacked, full_matrices=False)
-    return np.where(singular[..., None] > 1e-6, rows, 0.0)
+    _, singular_values, rows = np.linalg.svd(stacked, full_matrices=False)
+    is_direction = singular_values[..., None] > 1e-6
+    return np.where(is_direction, rows, 0.0)

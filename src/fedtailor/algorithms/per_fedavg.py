@@ -25,8 +25,9 @@ from fedtailor.protocol import (
 
 @hyperparameters
 class PerFedAvg(FedAvg):
-    """Personalized federated learning by meta-learning (Fallah et al. 2020, algorithm
-    1).
+    """Personalized federated learning by meta-learning.
+
+    Fallah et al. 2020, algorithm 1.
 
     The global model minimises mean_i F_i( w - alpha grad F_i(w) ): the loss after one
     gradient step of rate alpha. A local step takes three batches D, D', D'' that are
@@ -92,14 +93,12 @@ class PerFedAvg(FedAvg):
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
         sgd = self.sgd
-        # Batches of a permutation, and those of them that an epoch uses.
+        # The number of batches in a permutation of the data, and in an epoch.
         drawn = jnp.maximum(-(-local.size // sgd.batch_size), 1)
         used = jnp.maximum(local.size // sgd.batch_size, 1) if sgd.drop_last else drawn
 
         def other(step: Int[Array, ""], ahead: int) -> Batch:
-            """The batch so many batches ahead of that of this step, in the same
-            epoch.
-            """
+            """The batch `ahead` places after that of this step, in the same epoch."""
             epoch = step // used
             position = (step - epoch * used + ahead) % used
             return local.draw("batches", epoch * drawn + position, sgd.batch_size)

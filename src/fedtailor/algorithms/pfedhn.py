@@ -1,6 +1,4 @@
-"""pFedHN: the server learns to generate every client's model from an embedding of the
-client.
-"""
+"""pFedHN: a hypernetwork on the server generates every client's model."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -52,8 +50,7 @@ from fedtailor.protocol import (
 )
 
 Layers = list[dict[str, Array]]
-"""Dense layers: "weights" [in, out] and, except in a linear hypernetwork, "bias" [out].
-"""
+"""Dense layers: "weights" [in, out] and, but for a linear hypernetwork, "bias" [out]."""
 
 
 @server_state
@@ -65,12 +62,11 @@ class PFedHNState(ServerState):
     embeddings: Float[Array, "m e"]
     """e_1, ..., e_m."""
     optimizer: tuple[Array, ...]
-    """The memory of the server's optimiser."""
+    """The state of the server's optimiser."""
     initial: Float[Array, " d"]
-    """The common initial model, to which the last layer adds."""
+    """The common initial model theta^0, to which the output of H is added."""
     runs: Int[np.ndarray, "runs 2"]
-    """Where the generated entries lie in theta: first entry, and one past the last, of
-    every run.
+    """Where the generated entries lie in theta: [first, one past the last) of each run.
     """
 
     @property
@@ -81,8 +77,9 @@ class PFedHNState(ServerState):
 
 @hyperparameters
 class PFedHN(Algorithm):
-    """Personalized federated learning using hypernetworks (Shamsian et al. 2021,
-    algorithm 1).
+    """Personalized federated learning using hypernetworks.
+
+    Shamsian et al. 2021, algorithm 1.
 
     The server holds a network H with parameters phi, and an embedding e_i of every
     client, and sends client i the model theta_i = H(e_i; phi). The client trains it and
@@ -206,7 +203,7 @@ class PFedHN(Algorithm):
         )
 
     def _generated(self, population: Population) -> ModelPart | None:
-        """What the hypernetwork generates; None = all of the model."""
+        """The part of the model that the hypernetwork generates; None = all of it."""
         if self.part == "nothing":
             return None
         return model_of(population, self.about.name).part(self.part).complement
@@ -220,48 +217,53 @@ class PFedHN(Algorithm):
         if self.embedding == "one-hot":
             embeddings = np.eye(clients)
         else:
-            embeddings = rng.normal(
-                size=(clients, self.embedding_size or 1 + clients // 4)
-            )
+            embedding_size = self.embedding_size or 1 + clients // 4
+            embeddings = rng.normal(size=(clients, embedding_size))
+        generated_size = int(np.diff(runs).sum())
         hidden_sizes = [self.hidden_size] * self.hidden_layers
-        sizes = [embeddings.shape[1], *hidden_sizes, int(np.diff(runs).sum())]
+        sizes = [embeddings.shape[1], *hidden_sizes, generated_size]
+        layers = self._init_layers(rng, sizes, theta.dtype)
+        embeddings = jnp.asarray(embeddings, theta.dtype)
+        optimizer = self._optimizer().init((layers, embeddings))
+        leaves = tuple(jax.tree.leaves(optimizer))
+        return PFedHNState(layers, embeddings, leaves, theta, runs)
+
+    def _init_layers(
+        self, rng: np.random.Generator, sizes: Sequence[int], dtype: Any
+    ) -> Layers:
+        """phi before the first round.
+
+        Args:
+            rng: draws it.
+            sizes: of the embedding, the hidden layers and the output.
+            dtype: of the layers.
+        """
+        if self.hidden_layers == 0:
+            return [{"weights": jnp.zeros(tuple(sizes), dtype)}]
         layers: Layers = []
         for inputs, outputs in pairwise(sizes):
-            # as PyTorch draws dense layers, except that the last one's bias, and a
-            # linear map, are zero
-            reach = 1 / np.sqrt(inputs)
+            # Dense layers as PyTorch draws them, but for the last bias, which is zero.
+            bound = 1 / np.sqrt(inputs)
+            weights = rng.uniform(-bound, bound, (inputs, outputs))
             is_last = len(layers) == self.hidden_layers
-            if not self.hidden_layers:
-                layers.append({"weights": jnp.zeros((inputs, outputs), theta.dtype)})
-                break
-            weights = rng.uniform(-reach, reach, (inputs, outputs))
-            bias = np.zeros(outputs) if is_last else rng.uniform(-reach, reach, outputs)
-            layer = {"weights": weights, "bias": bias}
-            layers.append(
-                {
-                    name: jnp.asarray(values, theta.dtype)
-                    for name, values in layer.items()
-                }
-            )
-        embeddings = jnp.asarray(embeddings, theta.dtype)
-        memory = tuple(jax.tree.leaves(self._optimizer().init((layers, embeddings))))
-        return PFedHNState(layers, embeddings, memory, theta, runs)
+            bias = np.zeros(outputs) if is_last else rng.uniform(-bound, bound, outputs)
+            layer = {
+                "weights": jnp.asarray(weights, dtype),
+                "bias": jnp.asarray(bias, dtype),
+            }
+            layers.append(layer)
+        return layers
 
     def _optimizer(self) -> optax.GradientTransformation:
-        """SGD with momentum and weight decay, behind the clipping of the whole
-        gradient's norm.
-        """
-        clip = (
-            optax.identity()
-            if is_off(self.clip)
-            else optax.clip_by_global_norm(self.clip)
-        )
+        """SGD with momentum and weight decay, after clipping the gradient's norm."""
+        clip = optax.identity()
+        if not is_off(self.clip):
+            clip = optax.clip_by_global_norm(self.clip)
         decay = optax.add_decayed_weights(self.server_decay)
         return optax.chain(clip, decay, optax.sgd(self.server_lr, self.server_momentum))
 
     def broadcast(self, server: PFedHNState, cohort: Cohort) -> Downlink:
-        # theta_i = theta^0 + H(e_i; phi): every client of the cohort has a stream of
-        # its own.
+        # theta_i = theta^0 + H(e_i; phi), a stream for every client of the cohort
         start = server.part.take(server.initial)
         models = _generate(server.layers, start, server.embeddings[cohort.position])
         return Downlink({"model": Streams.one_each(models)})
@@ -271,35 +273,36 @@ class PFedHN(Algorithm):
     ) -> PFedHNState:
         if not cohort.reporting.any():
             return server
+        trained = answers.reporters("model")  # theta_i'
         share = reporter_weights(cohort, "uniform")[cohort.reporting]
-        trained = answers.reporters("model")
+        share = share.astype(trained.dtype)
         start = server.part.take(server.initial)
-        layers, embeddings, memory = _step(
-            self, server, start, cohort.reporters, trained, share.astype(trained.dtype)
+        layers, embeddings, optimizer = _step(
+            self, server, start, cohort.reporters, trained, share
         )
-        return server.replace(layers=layers, embeddings=embeddings, optimizer=memory)
+        return server.replace(layers=layers, embeddings=embeddings, optimizer=optimizer)
 
     def global_model(self, server: PFedHNState) -> Float[Array, " d"]:
+        # the model of the mean embedding
         part = server.part
-        mean = _generate(
-            server.layers, part.take(server.initial), server.embeddings.mean(axis=0)
-        )
-        return part.put(server.initial, mean)
+        start = part.take(server.initial)
+        model = _generate(server.layers, start, server.embeddings.mean(axis=0))
+        return part.put(server.initial, model)
 
     def serve(self, server: PFedHNState, cohort: Cohort) -> Downlink:
         if cohort.seen:
             return self.broadcast(server, cohort)
-        sent = {name: value[None] for name, value in _named(server.layers).items()}
-        sent["embedding"] = server.embeddings.mean(axis=0)[None]
-        everyone = np.zeros((len(cohort), 1), np.int32)
-        # theta^0 is common knowledge (the seed)
-        start = Streams.everyone(server.initial, len(cohort), already_held=True)
-        return Downlink(
-            {
-                "initial": start,
-                **{name: Streams(value, everyone) for name, value in sent.items()},
-            }
-        )
+        # Newcomers are sent phi, and the mean embedding to start from. They know the
+        # initial model (from the seed).
+        sent = _named(server.layers)
+        sent["embedding"] = server.embeddings.mean(axis=0)
+        to_everyone = np.zeros((len(cohort), 1), np.int32)
+        streams = {
+            "initial": Streams.everyone(server.initial, len(cohort), already_held=True)
+        }
+        for name, value in sent.items():
+            streams[name] = Streams(value[None], to_everyone)
+        return Downlink(streams)
 
     def diagnostics(self, server: PFedHNState) -> Sequence[Diagnostic]:
         title = "Cosines between clients' embeddings"
@@ -333,17 +336,16 @@ class PFedHN(Algorithm):
             return _generate(layers, own.complement.take(initial), e)
 
         def fit(k: Array, carry: tuple[Array, Any]) -> tuple[Array, Any]:
-            # As a round with phi fixed: generate, train, and step e along the
-            # vector-Jacobian product of its delta.
+            # A round with phi fixed: generate a model, train it, and step e along the
+            # vector-Jacobian product of delta = theta' - theta.
             e, kept = carry
-            shared, pull_back = jax.vjp(generate, e)
-            theta = local.in_round(local.round + k).sgd(
-                joined(own, kept, shared), self.sgd
-            )
+            shared, vjp = jax.vjp(generate, e)
+            start = joined(own, kept, shared)
+            theta = local.in_round(local.round + k).sgd(start, self.sgd)
             delta = own.complement.take(theta) - shared
-            return e + self.newcomer_lr * pull_back(delta)[0], named(
-                "own", own.take(theta)
-            )
+            (direction,) = vjp(delta)
+            e = e + self.newcomer_lr * direction
+            return e, named("own", own.take(theta))
 
         start = inbox["embedding"][0], named("own", own.take(initial))
         e, kept = local.fori_loop(self.newcomer_steps, fit, start)
@@ -369,20 +371,18 @@ def _named(layers: Layers) -> dict[str, Array]:
 def _generate(
     layers: Layers, initial: Float[Array, " d"], embedding: Float[Array, "*c e"]
 ) -> Float[Array, "*c d"]:
-    """The models that the hypernetwork makes of one embedding or of several.
+    """theta^0 + H(e; phi), the model of each embedding.
 
     Args:
         layers: phi.
-        initial: theta^0 (or its generated part), to which the last layer adds.
-        embedding: e.
-
-    Returns:
-        theta^0 + H(e; phi) for each embedding.
+        initial: theta^0, or its generated part.
+        embedding: e, one or several.
     """
     h = embedding
     for number, layer in enumerate(layers):
         h = h @ layer["weights"] + layer.get("bias", 0)
-        h = jax.nn.relu(h) if number + 1 < len(layers) else h
+        is_last = number + 1 == len(layers)
+        h = h if is_last else jax.nn.relu(h)
     return initial + h
 
 
@@ -395,44 +395,42 @@ def _step(
     trained: Float[Array | np.ndarray, "r d_shared"],
     share: Float[Array | np.ndarray, " r"],
 ) -> tuple[Layers, Float[Array, "m e"], tuple[Array, ...]]:
-    """One step of the hypernetwork and the embeddings, from what some clients made of
-    their models.
+    """One step of the hypernetwork and the embeddings.
 
     Args:
-        initial: what the hypernetwork adds to.
-        clients: [r] their rows in the table of embeddings.
+        algorithm: with the rates of the server's optimiser.
+        server: before the step.
+        initial: theta^0, or its generated part.
+        clients: the reporters' rows in the table of embeddings.
+        trained: the models theta_i' that they sent.
         share: their weights in the mean.
 
     Returns:
-        New layers, embeddings and memory of the optimiser.
+        New layers, embeddings and optimiser state.
     """
     params = (server.layers, server.embeddings)
 
-    # The gradient of - sum_i share_i < delta_i, H(e_i; phi) > in phi and all e_i at
-    # once, delta_i held fixed.
     def generate(params: tuple[Layers, Array]) -> Float[Array, "r d_shared"]:
         layers, embeddings = params
         return _generate(layers, initial, embeddings[clients])
 
-    models, pull_back = jax.vjp(generate, params)
-    (gradient,) = pull_back(-share[:, None] * (trained - models))
-    fixed = algorithm.embedding == "one-hot"
-    if fixed:
-        gradient = (
-            gradient[0],
-            jnp.zeros_like(gradient[1]),
-        )  # the norm that is clipped is that of what is learned
+    # The gradient of - sum_i share_i < delta_i, H(e_i; phi) > with respect to phi and
+    # all e_i, where delta_i = theta_i' - theta_i is held fixed
+    models, vjp = jax.vjp(generate, params)
+    (gradient,) = vjp(-share[:, None] * (trained - models))
+    is_fixed = algorithm.embedding == "one-hot"
+    if is_fixed:
+        # Fixed embeddings do not count in the norm that is clipped.
+        of_layers, of_embeddings = gradient
+        gradient = of_layers, jnp.zeros_like(of_embeddings)
     # optax's state is a tree of its own classes; the server's is the tuple of its
     # leaves, which a checkpoint can hold.
     optimizer = algorithm._optimizer()
     structure = jax.tree.structure(jax.eval_shape(optimizer.init, params))
-    updates, memory = optimizer.update(
-        gradient, jax.tree.unflatten(structure, server.optimizer), params
-    )
-    moved: Any = optax.apply_updates(params, updates)
-    layers, embeddings = moved
-    return (
-        layers,
-        server.embeddings if fixed else embeddings,
-        tuple(jax.tree.leaves(memory)),
-    )
+    old_state = jax.tree.unflatten(structure, server.optimizer)
+    updates, new_state = optimizer.update(gradient, old_state, params)
+    new_params: Any = optax.apply_updates(params, updates)
+    layers, embeddings = new_params
+    if is_fixed:
+        embeddings = server.embeddings
+    return layers, embeddings, tuple(jax.tree.leaves(new_state))

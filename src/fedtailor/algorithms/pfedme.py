@@ -30,8 +30,9 @@ from fedtailor.protocol import (
 
 @hyperparameters
 class PFedMe(Algorithm):
-    """Personalized federated learning with Moreau envelopes (Dinh et al. 2020,
-    algorithm 1).
+    """Personalized federated learning with Moreau envelopes.
+
+    Dinh et al. 2020, algorithm 1.
 
     The global model w minimises the mean of the envelopes min_theta f_i(theta) + lam/2
     |theta - w|^2, whose gradient is lam (w - theta_i(w)). In a round every client takes

@@ -131,16 +131,13 @@ class SCAFFOLD(Algorithm):
         if self.option == "I":
             new = local.gradient(x)
         else:
-            # K_i eta: the steps that this client really takes, times the rate of this
-            # round
-            way = local.steps(self.sgd) * self.sgd.rate(local.round)
-            new = own - c + (x - y) / way
-        # c must stay the mean of all c_i: a control that the server does not add to its
-        # own must not change here either.
-        return {"control": jnp.where(inbox.reply, new, own)}, {
-            "model": y,
-            "control": new - own,
-        }
+            # K_i eta: the steps that this client takes, times the rate of this round
+            steps_times_rate = local.steps(self.sgd) * self.sgd.rate(local.round)
+            new = own - c + (x - y) / steps_times_rate
+        # c must stay the mean of all c_i, so a client that does not report keeps its
+        # control.
+        state = {"control": jnp.where(inbox.reply, new, own)}
+        return state, {"model": y, "control": new - own}
 
     def server(
         self,
@@ -149,15 +146,11 @@ class SCAFFOLD(Algorithm):
         answers: Answers,
         cohort: Cohort,
     ) -> SCAFFOLDState:
-        # x <- x + server_lr (1/|S|) sum_S (y_i - x): a row of weights that sums to
-        # server_lr
-        model = mix(
-            server.model,
-            answers["model"],
-            self.server_lr * reporter_weights(cohort, self.weights)[None],
-        )
-        # c moves by the mean over all m clients, of which those that are absent have
-        # not changed theirs; x above by the mean over the reporters S.
+        # x <- x + server_lr (1/|S|) sum_S (y_i - x): the weights sum to server_lr
+        weights = self.server_lr * reporter_weights(cohort, self.weights)[None]
+        model = mix(server.model, answers["model"], weights)
+        # c <- c + (1/m) sum_S (c_i+ - c_i): a mean over all m clients, of which those
+        # that are absent keep their c_i
         share = np.where(cohort.reporting, server.share[cohort.position], 0.0)
         change = mix(jnp.zeros_like(server.model), answers["control"], share[None])
         return server.replace(model=model, control=server.control + change[0])

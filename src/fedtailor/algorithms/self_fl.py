@@ -1,6 +1,4 @@
-"""Self-FL: local steps, starting points and weights of the average from the uncertainty
-of models.
-"""
+"""Self-FL: start, steps and weight of a client's training follow from variances."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
@@ -43,9 +41,7 @@ from fedtailor.protocol import (
 _UNKNOWN = -1.0
 """What a client sends for its variance before it has two models."""
 _LEAST = 1e-30
-"""Sums of variances are not smaller than this, so that their inverses can be added up
-in single precision.
-"""
+"""The least sum of variances, so that sums of inverses stay finite in float32."""
 
 
 @server_state
@@ -207,97 +203,95 @@ class SelfFL(Algorithm):
         )
 
     def broadcast(self, server: SelfFLState, cohort: Cohort) -> Downlink:
-        # the model, s0, the sum A of the others' precisions, and the variance of those
-        # who do not know theirs
+        # "others" is A, the sum of the precisions of all other clients: of all clients
+        # for one that never took part.
         precisions = self._precisions(server)
         others: float | NDArray[np.float64] = precisions.sum()
-        own: float | NDArray[np.float64] = _median_variance(server)
-        # for a newcomer all clients are others; to a seen one its own a_m does not
-        # count
         if cohort.seen:
             others = _sums_of_others(precisions)[cohort.position]
-            if self.intra_variances is not None:
-                own = server.intra[cohort.position]
+        # "intra" is s_m, for clients that do not estimate it (yet).
+        intra: float | NDArray[np.float64] = _median_variance(server)
+        if cohort.seen and self.intra_variances is not None:
+            intra = server.intra[cohort.position]
         models = {"model": Streams.everyone(server.model, len(cohort))}
-        return Downlink(
-            models, scalars={"inter": server.inter, "others": others, "intra": own}
-        )
+        scalars = {"inter": server.inter, "others": others, "intra": intra}
+        return Downlink(models, scalars=scalars)
 
     def server(
         self, server: SelfFLState, downlink: Downlink, answers: Answers, cohort: Cohort
     ) -> SelfFLState:
         server = self._with_variances(server, answers, cohort)
         if self.dynamic_steps and self.curvature == "literal":
-            least = min(_known(server), default=np.inf)
+            least = min(_known_variances(server), default=np.inf)
             require(
                 self.sgd.lr < least,
                 f"eq. 8 has no solution: the learning rate {self.sgd.lr} is not below"
                 f" the smallest variance {least:.3g}; lower it or choose another"
                 " curvature",
             )
-        # eq. 11 and the smoothing of section 4.1: a row of weights that sums to C moves
-        # by that share.
+        # eq. 11, smoothed as in section 4.1: weights that sum to C go that share of the
+        # way to the average.
         weights = server.smoothing * self._weights(server, cohort)
         return server.replace(model=mix(server.model, answers["model"], weights[None]))
 
     def _with_variances(
         self, server: SelfFLState, answers: Answers, cohort: Cohort
     ) -> SelfFLState:
-        """The server that has taken note of what this round says of the variances (eq.
-        13 and 14).
-        """
+        """The server with the variances of this round (eq. 13 and 14)."""
         reporters = cohort.reporters
-        models = answers["model"]
         took_part = server.took_part.copy()
-        intra = server.intra.copy()
-        inter = server.inter
         took_part[reporters] = True
-        # eq. 13 is the client's own estimate; the server takes note of the last one
-        # that each has sent
+        # eq. 13: s_m is the client's own estimate, of which the last one counts
+        intra = server.intra.copy()
         if self.intra_variances is None:
             sent = answers.reporters("intra").astype(np.float64)
             intra[reporters] = np.where(sent == _UNKNOWN, np.nan, sent)
-        # eq. 14, from this round's models: algorithm 1 has it before their average,
-        # which uses it
+        # eq. 14: s0 from this round's models; algorithm 1 computes it before the
+        # average, whose weights depend on it
+        inter = server.inter
         if self.inter_variance is None and len(reporters) > 1:
+            models = answers["model"]
             reporting = models.to_rows(cohort.reporting, fill=False)
             inter = float(variance_between(models.values, reporting))
         return server.replace(took_part=took_part, intra=intra, inter=inter)
 
     def _weights(self, server: SelfFLState, cohort: Cohort) -> NDArray[np.float64]:
-        """Weights [c] of the average over reporters."""
+        """Weights [c] of the average over reporters (eq. 11: a_m, scaled to sum 1)."""
         if self.weights != "variance":
             return reporter_weights(cohort, self.weights)
-        precisions = np.where(
-            cohort.reporting, self._precisions(server)[cohort.position], 0.0
-        )
+        of_cohort = self._precisions(server)[cohort.position]
+        precisions = np.where(cohort.reporting, of_cohort, 0.0)
         total = precisions.sum()
+        # While nobody has a variance, rounds are plain averages.
         return precisions / total if total > 0 else reporter_weights(cohort, "uniform")
 
     def _precisions(self, server: SelfFLState) -> NDArray[np.float64]:
         """a_m = 1 / (s0 + s_m) of all clients.
 
+        An unknown s_m is replaced by the median of those that are known.
+
         Returns:
-            [m], with the median of the known variances for s_m that are not known; 0
-            for clients that never took part, and for all clients while no variance is
-            known.
+            [m]; 0 for clients that never took part, and for all clients while no
+            variance is known.
         """
-        is_given = self.intra_variances is not None
-        anything_known = len(_known(server)) > 0
         intra = np.where(np.isnan(server.intra), _median_variance(server), server.intra)
-        counts = (server.took_part | is_given) & anything_known
-        return np.where(counts, 1 / np.maximum(server.inter + intra, _LEAST), 0.0)
+        precisions = 1 / np.maximum(server.inter + intra, _LEAST)
+        is_given = self.intra_variances is not None
+        any_known = len(_known_variances(server)) > 0
+        is_used = (server.took_part | is_given) & any_known
+        return np.where(is_used, precisions, 0.0)
 
     def serve(self, server: SelfFLState, cohort: Cohort) -> Downlink:
         return Downlink() if cohort.seen else self.broadcast(server, cohort)
 
     def personalization_gain(self, server: SelfFLState) -> NDArray[np.float64]:
-        """GAIN_m (section 2.1): variance of client m's model learned alone over that of
-        its model learned together.
+        """GAIN_m = 1 + s_m A (section 2.1), what client m gains from learning together.
+
+        It is the variance of the client's model learned alone over that of its model
+        learned together.
 
         Returns:
-            1 + s_m A [m], in the order of client ids; NaN for clients without a
-            variance.
+            [m], in the order of client ids; NaN for clients without a variance.
         """
         others = _sums_of_others(self._precisions(server))
         return 1 + server.intra * self._precision_of_others(others, server.inter)
@@ -320,76 +314,85 @@ class SelfFL(Algorithm):
     # ----------------------------------------------------------------------------------
 
     def init_client(self, theta: Float[Array, " d"]) -> ClientState:
-        none = jnp.zeros((), theta.dtype)
-        return {"model": theta, "moments": (none, jnp.zeros_like(theta), none)}
+        zero = jnp.zeros((), theta.dtype)
+        # (count, mean, M2) of the models that the client has trained; see `variances`
+        return {"model": theta, "moments": (zero, jnp.zeros_like(theta), zero)}
 
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
         theta = inbox["model"][0]
-        others, inter, s = (
-            inbox.scalars[name] for name in ("others", "inter", "intra")
-        )
+        others = inbox.scalars["others"]
+        inter = inbox.scalars["inter"]
+        s = inbox.scalars["intra"]
         moments = state["moments"]
-        models_before, *_ = moments
-        estimates = self.intra_variances is None
-        # s_m: the client's own estimate from two models on, until then what the server
-        # sent in its place.
-        if estimates:
-            s = jnp.where(models_before > 1, variance(moments) / theta.size, s)
-        start, steps = theta, local.steps(self.sgd)
+        past_models, *_ = moments
+        # s_m: the client's own estimate as soon as it has two models, until then the
+        # one that the server sent
+        is_estimated = self.intra_variances is None
+        if is_estimated:
+            s = jnp.where(past_models > 1, variance(moments) / theta.size, s)
+        start = theta
         if self.initialisation:
-            # eq. 10, as soon as the client has a model and others have a precision
-            defined = (others > 0) & (models_before > 0)
-            # a_m / A
-            share = 1 / (jnp.maximum(inter + s, _LEAST) * jnp.where(defined, others, 1))
-            start = theta - jnp.where(defined, share, 0) * (state["model"] - theta)
+            # eq. 10, as soon as the client has a model and others have a precision:
+            # theta - (a_m / A) (theta_m - theta), with a_m = 1 / (s0 + s_m)
+            is_defined = (others > 0) & (past_models > 0)
+            total = jnp.where(is_defined, others, 1)
+            share = 1 / (jnp.maximum(inter + s, _LEAST) * total)
+            start = theta - jnp.where(is_defined, share, 0) * (state["model"] - theta)
+        steps = local.steps(self.sgd)
         if self.dynamic_steps:
             steps = self._steps(s, inbox, local)
-            steps = (
-                jnp.where(models_before > 1, steps, self.l_max) if estimates else steps
-            )
-        new = local.sgd(start, self.sgd, steps=steps)
-        # The variance sent up includes the model just trained (eq. 13 sums up to round
-        # t). Forgetting takes weight off the past models: a smaller count and a smaller
-        # sum of squares, around the same mean.
+            if is_estimated:
+                steps = jnp.where(past_models > 1, steps, self.l_max)
+        trained = local.sgd(start, self.sgd, steps=steps)
+        # Forgetting reduces the weight of past models: the count and the sum of squares
+        # shrink, and the mean stays.
         if not is_off(self.forget):
             count, mean, m2 = moments
             moments = (1 - self.forget) * count, mean, (1 - self.forget) * m2
-        moments = update(moments, new)
+        # eq. 13 sums up to round t, so the variance includes the model just trained.
+        moments = update(moments, trained)
         models, *_ = moments
-        own_variance = jnp.where(models > 1, variance(moments) / theta.size, _UNKNOWN)
-        return {"model": new, "moments": moments}, {"model": new, "intra": own_variance}
+        intra = jnp.where(models > 1, variance(moments) / theta.size, _UNKNOWN)
+        return (
+            {"model": trained, "moments": moments},
+            {"model": trained, "intra": intra},
+        )
 
     def _steps(self, s: Array, inbox: Inbox, local: LocalTrainer) -> Array:
-        """Eq. 8, solved for the number of steps: l = log(rho) / log(1 - eta h), rounded
-        up, from 1 to l_max.
+        """The number of steps l = log(rho) / log(1 - eta h), from 1 to l_max (eq. 8).
 
         Args:
             s: the client's variance s_m.
+            inbox: what the server sent.
+            local: the client.
 
         Returns:
             l, an integer; l_max where nothing is known of the others.
         """
-        # With x = s_m A eq. 8's rho is x / (1 + x), and -log(rho) = log(1 + 1/x), exact
-        # also for rho near 1.
-        x = s * self._precision_of_others(
-            inbox.scalars["others"], inbox.scalars["inter"]
-        )
+        others, inter = inbox.scalars["others"], inbox.scalars["inter"]
+        # With x = s_m A, rho = A / (1/s_m + A) = x / (1 + x), so -log(rho) is
+        # log(1 + 1/x), which is exact also for rho near 1.
+        x = s * self._precision_of_others(others, inter)
         rate: Any = self.sgd.rate(local.round)
-        contraction = jnp.log1p(-rate * self._curvature(s, inbox["model"][0], local))
-        wanted = jnp.log1p(1 / jnp.where(x > 0, x, 1)) / -contraction
-        # a quotient that is whole on paper must not be rounded up to the next number
+        h = self._curvature(s, inbox["model"][0], local)
+        log_contraction = jnp.log1p(-rate * h)
+        exact = jnp.log1p(1 / jnp.where(x > 0, x, 1)) / -log_contraction
+        # A quotient that is whole on paper must not be rounded up to the next number.
         rounding = 1e-3
-        wanted = jnp.where(
-            jnp.isfinite(contraction), jnp.ceil(wanted - rounding), 1
-        )  # one step goes all the way
-        steps = jnp.where(x > 0, jnp.clip(wanted, 1, self.l_max), self.l_max)
+        rounded = jnp.ceil(exact - rounding)
+        # With eta h = 1 a single step reaches the minimum.
+        steps = jnp.where(jnp.isfinite(log_contraction), rounded, 1)
+        steps = jnp.where(x > 0, jnp.clip(steps, 1, self.l_max), self.l_max)
         return steps.astype(jnp.int32)
 
     def _precision_of_others(self, others: Any, inter: Any) -> Any:
-        """The inverse of the variance of what all other clients' models say about one
-        client's.
+        """The precision with which the other clients' models predict a client's own.
+
+        Args:
+            others: A, the sum of their precisions a_k.
+            inter: s0.
         """
         return others if self.posterior == "paper" else others / (1 + inter * others)
 
@@ -414,23 +417,22 @@ class SelfFL(Algorithm):
         return state["model"]
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
-        theta, steps = inbox["model"][0], local.steps(self.sgd)
+        theta = inbox["model"][0]
+        steps = local.steps(self.sgd)
         if self.dynamic_steps:
             steps = self._steps(inbox.scalars["intra"], inbox, local)
-        return {
-            **self.init_client(theta),
-            "model": local.sgd(theta, self.sgd, steps=steps),
-        }
+        trained = local.sgd(theta, self.sgd, steps=steps)
+        return {**self.init_client(theta), "model": trained}
 
 
-def _known(server: SelfFLState) -> NDArray[np.float64]:
+def _known_variances(server: SelfFLState) -> NDArray[np.float64]:
     """The variances s_m of the clients that have one."""
     return server.intra[~np.isnan(server.intra)]
 
 
 def _median_variance(server: SelfFLState) -> float:
-    """What stands in for a variance that is not known; 0 while nobody has one."""
-    known = _known(server)
+    """The median of the known variances s_m; 0 while nobody has one."""
+    known = _known_variances(server)
     return float(np.median(known)) if len(known) else 0.0
 
 

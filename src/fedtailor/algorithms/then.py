@@ -7,8 +7,9 @@ from fedtailor.protocol import Algorithm, hyperparameters, require
 
 @hyperparameters
 class Then(Algorithm):
-    """`first` for some rounds, then `next` from the model that it hands over (warm
-    starts, fine-tuned schedules).
+    """`first` for some rounds, then `next` from the model that it hands over.
+
+    For warm starts and fine-tuned schedules.
 
         Then(FedAvg(), rounds=20, next=SelfFL())
 

@@ -1,4 +1,4 @@
-"""UCFL: user-centric aggregation, with as many downlink streams as one can afford."""
+"""UCFL: every client is sent a mix of all models, weighted by similar gradients."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,8 +22,8 @@ from fedtailor.algorithms.helpers.user_centric import (
     BeforeProbe,
     Trial,
     UCFLState,
-    late_rows,
     nearest_streams,
+    newcomer_rows,
     probe_of,
     stream_diagnostics,
 )
@@ -49,11 +49,15 @@ from fedtailor.protocol import (
 )
 
 CANDIDATES = (0.0, 0.1, 0.25, 0.5, 1.0, np.nan)
-"""n_k as shares of a client's samples that `sigma_batch="auto"` compares: 0 is FedAvg,
-1 trains alone, and NaN stands for the kernel `bound`, which has no n_k."""
+"""The candidates of `sigma_batch="auto"`: n_k as a share of a client's samples.
+
+0 is FedAvg, 1 trains alone, and NaN stands for the kernel `bound`, which has no n_k.
+"""
 PROBED = 0.1
-"""The share in whose batches the probe measures variances that are not those of a given
-n_k: the smaller the batches, the more there are."""
+"""n_k, as a share, of the batches in which the probe measures tr S.
+
+The smaller the batches, the more there are.
+"""
 
 
 @hyperparameters
@@ -202,47 +206,46 @@ class UCFL(Algorithm):
 
     def init_server(self, init: Init, population: Population) -> BeforeProbe:
         server = BeforeProbe(init(0), population.ids, population.sizes)
-        return (
-            server
-            if self.rows is None
-            else self._with_streams(server, np.asarray(self.rows, np.float64))
-        )
+        if self.rows is None:
+            return server
+        return self._with_streams(server, np.asarray(self.rows, np.float64))
 
     def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
         theta, n = inbox["model"][0], local.size
-        given = self.sigma_batch
-        # "auto" and `bound` want the variance of a single sample's gradient, from which
-        # that of every n_k follows.
-        for_every_batch = given == "auto" or self.kernel == "bound"
-        wanted = PROBED if for_every_batch else given
-        assert not isinstance(wanted, str)
-        # a third of 9 samples is 3 of them, whatever 1/3 is in single precision
-        rounding = 1e-3
-        batch = wanted if isinstance(wanted, int) else jnp.int32(wanted * n + rounding)
-        # at most half of the samples, so that there are two batches to compare
-        batch = jnp.maximum(jnp.minimum(batch, n // 2), 1)
-        batches = jnp.maximum(n // batch, 1)
+        # "auto" and `bound` do not need sigma^2 of one given n_k, but tr S / n, from
+        # which that of every n_k follows.
+        wants_trace = self.sigma_batch == "auto" or self.kernel == "bound"
+        n_k = PROBED if wants_trace else self.sigma_batch
+        assert not isinstance(n_k, str)
+        if not isinstance(n_k, int):
+            # A third of 9 samples is 3 of them, whatever 1/3 is in single precision.
+            rounding = 1e-3
+            n_k = jnp.int32(n_k * n + rounding)
+        # At most half of the samples, so that there are two batches to compare.
+        batch_size = jnp.maximum(jnp.minimum(n_k, n // 2), 1)
+        batches = jnp.maximum(n // batch_size, 1)
         gradient = local.gradient(theta)
 
         def add(k: Array, total: Array) -> Array:
-            # batches of a random partition: the order of the data may go by label, say
-            part = local.gradient(theta, k * batch, (k + 1) * batch, purpose="sigma")
-            return total + jnp.sum(jnp.square(part - gradient))
+            # Batch k of a random partition: the data may be sorted, by label say.
+            first = k * batch_size
+            last = (k + 1) * batch_size
+            g_k = local.gradient(theta, first, last, purpose="sigma")
+            return total + jnp.sum(jnp.square(g_k - gradient))
 
         # eq. 10: sigma_i^2 = (1/K) sum_k |g_k - g_i|^2 over K disjoint batches of n_k
         # samples
         total = local.fori_loop(batches, add, jnp.zeros((), theta.dtype))
+        sigma2 = total / batches
+        if wants_trace:
+            # sigma_i^2 = tr S (1/n_k - 1/n) = (tr S / n) (n / n_k - 1), in expectation
+            factor = jnp.where(n > batch_size, n / batch_size - 1, 1)
+            sigma2 = sigma2 / factor.astype(theta.dtype)
         answer = {
             "gradient": gradient,
-            "sigma2": total / batches,
+            "sigma2": sigma2,
             "samples": n.astype(theta.dtype),
         }
-        if for_every_batch:
-            # tr S / n, the variance of the whole gradient, from which the server makes
-            # sigma^2 of every n_k
-            answer["sigma2"] /= jnp.where(n > batch, n / batch - 1, 1).astype(
-                theta.dtype
-            )
         if self._competes:
             answer["validation"] = local.count("val").astype(theta.dtype)
         return answer
@@ -252,9 +255,8 @@ class UCFL(Algorithm):
     ) -> UCFLState | Trial:
         probe = probe_of(answers, cohort)
         if not self._competes:
-            return self._with_streams(
-                server, user_centric_weights(probe, self.kernel), probe
-            )
+            rows = user_centric_weights(probe, self.kernel)
+            return self._with_streams(server, rows, probe)
         validates = answers.host("validation") > 0
         require(
             bool(validates.any()),
@@ -272,21 +274,17 @@ class UCFL(Algorithm):
         )
 
     def _candidate(self, server: BeforeProbe, probe: Probe, share: float) -> UCFLState:
-        """What the server would hold with one candidate for the weights.
+        """The server's state with one of the `CANDIDATES` for the weights.
 
         Args:
             server: the server before the probe.
             probe: with tr S_i / n_i for sigma_i^2.
-            share: of the batch n_k = share n_i, for which sigma_i^2 is tr S_i / n_i
-                (1/share - 1); NaN = the kernel `bound`.
-
-        Returns:
-            A state with the candidate's rows and streams.
+            share: n_k = share n_i, with which sigma_i^2 is tr S_i / n_i (1/share - 1);
+                NaN = the kernel `bound`.
         """
         if np.isnan(share):
-            return self._with_streams(
-                server, user_centric_weights(probe, "bound"), probe
-            ).replace(kernel="bound")
+            rows = user_centric_weights(probe, "bound")
+            return self._with_streams(server, rows, probe).replace(kernel="bound")
         bandwidth = np.inf if share == 0 else 1 / share - 1
         rows = user_centric_weights(probe.widened(bandwidth), self.kernel)
         return self._with_streams(server, rows, probe).replace(bandwidth=bandwidth)
@@ -297,28 +295,26 @@ class UCFL(Algorithm):
         rows: Float[np.ndarray, "m m"],
         probe: Probe | None = None,
     ) -> UCFLState:
-        """The server with the streams that rows of weights ask for.
+        """The server before the first round, when all streams' models are theta^0.
 
         Args:
             server: the server before the probe.
             rows: w_ij.
             probe: what the rows were made of; None for rows of the user's own.
-
-        Returns:
-            The server before the first round: all streams' models are theta^0.
         """
         clients = len(rows)
         silhouettes: dict[int, float] = {}
         streams = clients if self.streams is None else self.streams
-        # Algorithm 2: the number of streams with the best silhouette.
+        # Algorithm 2: the number of streams with the best silhouette
         if streams == "auto":
             streams, silhouettes = choose_streams(rows, self.trade_off)
-        # eq. 11: the clients of a cluster share a stream, which mixes by the mean of
-        # their rows.
+        # eq. 11: the clients of a cluster share a stream, whose weights are the mean of
+        # their rows
         if streams == clients:
             labels, weights = np.arange(clients), rows
         else:
             labels, weights = k_means(rows, int(streams))
+        compared = [[k, s] for k, s in silhouettes.items()]
         return UCFLState(
             initial=server.initial,
             ids=server.ids,
@@ -330,9 +326,7 @@ class UCFL(Algorithm):
             stream=labels,
             model=jnp.repeat(server.initial[None], len(weights), axis=0),
             mixed=np.zeros(len(weights), bool),
-            silhouettes=np.array(
-                [[k, s] for k, s in silhouettes.items()], np.float64
-            ).reshape(-1, 2),
+            silhouettes=np.array(compared, np.float64).reshape(-1, 2),
             kernel=self.kernel,
             bandwidth=1.0,
             fresh=True,
@@ -345,11 +339,10 @@ class UCFL(Algorithm):
         if isinstance(server, Trial):
             return server.downlink(cohort)
         stream = server.stream[cohort.position].astype(np.int32)
-        # In the first round clients hold the model that they were probed at.
+        # In the first round clients still hold theta^0, from the probe.
         held = self.probes and server.fresh
-        return Downlink(
-            {"model": Streams(server.model, stream[:, None], already_held=held)}
-        )
+        models = Streams(server.model, stream[:, None], already_held=held)
+        return Downlink({"model": models})
 
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
@@ -357,8 +350,8 @@ class UCFL(Algorithm):
         models = inbox["model"]
         if len(models) == 1:
             return state, {"model": local.sgd(models[0], self.sgd)}
-        # Several are the candidates'; their errors are those of the models as they were
-        # sent.
+        # Several models are those of the candidates. Their validation errors are
+        # measured before they are trained.
         errors = local.map(lambda theta: validation_error(local, theta), models)
         trained = local.map(lambda theta: local.sgd(theta, self.sgd), models)
         return state, {"model": trained, "error": errors}
@@ -370,25 +363,24 @@ class UCFL(Algorithm):
         answers: Answers,
         cohort: Cohort,
     ) -> UCFLState | Trial:
-        if isinstance(server, UCFLState):
-            return self._mixed(server, answers["model"], cohort)
         models = answers["model"]
-        # Candidate k mixes what the clients made of its stream: the k-th of the models
-        # that each sent.
-        mixed = []
+        if isinstance(server, UCFLState):
+            return self._mix_streams(server, models, cohort)
+        # Of the models that each client sent, the k-th belongs to candidate k.
+        candidates = []
         for k, candidate in enumerate(server.candidates):
-            mixed.append(self._mixed(candidate, models.item(k), cohort))
-        server = server.after(mixed, answers, cohort)
-        return server.chosen() if server.is_over(self.trial) else server
+            candidates.append(self._mix_streams(candidate, models.item(k), cohort))
+        trial = server.after(candidates, answers, cohort)
+        return trial.chosen() if trial.is_over(self.trial) else trial
 
-    def _mixed(
+    def _mix_streams(
         self, server: UCFLState, models: ClientRows, cohort: Cohort
     ) -> UCFLState:
         """The server after a round in which the cohort sent these models [c, d]."""
-        # eq. 8, theta_s = sum_j W_sj theta_j, over the clients that report.
+        # eq. 8: theta_s = sum_j W_sj theta_j, over the clients that report
         weights = restrict_to_reporters(server.weights, server.sizes, cohort)
-        # With a stream for each client, newcomers will want a mix of their own, of what
-        # the clients sent last.
+        # With a stream for each client, newcomers will be sent a mix of their own, of
+        # the models that clients sent last.
         uploads = None
         if server.one_for_each:
             before = server.uploads or LastUploads.none_yet(server.model)
@@ -406,45 +398,44 @@ class UCFL(Algorithm):
     def serve(self, server: UCFLState | Trial, cohort: Cohort) -> Downlink:
         server = server.leader if isinstance(server, Trial) else server
         if not cohort.seen:
-            return Downlink({"model": self._late(server, cohort)})
+            return Downlink({"model": self._streams_for_newcomers(server, cohort)})
         stream = server.stream[cohort.position].astype(np.int32)
-        started = server.mixed[stream]
-        if started.all() or server.fresh:
+        is_mixed = server.mixed[stream]
+        if is_mixed.all() or server.fresh:
             return Downlink({"model": Streams(server.model, stream[:, None])})
-        # under sampling some streams are still theta^0: their clients are served as if
-        # they arrived now
+        # When clients are sampled, some streams may still be theta^0. Their clients are
+        # served as if they arrived now; those streams follow the server's own.
         waiting = replace(
-            cohort, rows=cohort.rows[~started], reporting=cohort.reporting[~started]
+            cohort, rows=cohort.rows[~is_mixed], reporting=cohort.reporting[~is_mixed]
         )
-        late = self._late(server, waiting)
-        models = jnp.concatenate([server.model, late.values])
-        stream[~started] = len(server.model) + late.recipients[:, 0]
+        added = self._streams_for_newcomers(server, waiting)
+        models = jnp.concatenate([server.model, added.values])
+        stream[~is_mixed] = len(server.model) + added.recipients[:, 0]
         return Downlink({"model": Streams(models, stream[:, None])})
 
-    def _late(self, server: UCFLState, cohort: Cohort) -> Streams:
-        """Models for clients that have no stream of their own that was ever mixed.
+    def _streams_for_newcomers(self, server: UCFLState, cohort: Cohort) -> Streams:
+        """Models for clients that have no stream, or one that was never mixed.
 
         Returns:
-            With a stream for each client, a mix of its own for each late one; else all
-            streams, of which each late client receives the one whose weights are
-            nearest to its row.
+            With a stream for each client, a mix of its own for each newcomer; else all
+            streams, of which each newcomer receives the one whose weights are nearest
+            to its row.
         """
         if server.one_for_each:
-            models, usable = self._mixed_for_newcomers(server)
-            rows = late_rows(server, cohort, usable)
-            start = jnp.repeat(
-                server.initial[None], len(rows), axis=0
-            )  # stays where there is nothing to mix yet
+            models, is_trained = self._models_for_newcomers(server)
+            rows = newcomer_rows(server, cohort, is_trained)
+            # A newcomer stays at theta^0 where nothing was trained yet.
+            start = jnp.repeat(server.initial[None], len(rows), axis=0)
             return Streams.one_each(mix(start, models, rows))
-        rows = late_rows(server, cohort, np.ones(len(server.rows), bool))
-        return Streams(
-            server.model, nearest_streams(server, rows).astype(np.int32)[:, None]
-        )
+        everybody = np.ones(len(server.rows), bool)
+        rows = newcomer_rows(server, cohort, everybody)
+        stream = nearest_streams(server, rows).astype(np.int32)
+        return Streams(server.model, stream[:, None])
 
-    def _mixed_for_newcomers(
+    def _models_for_newcomers(
         self, server: UCFLState
     ) -> tuple[ClientRows, Bool[np.ndarray, " m"]]:
-        """What a newcomer's own model is mixed of.
+        """The models that a newcomer's own model is a mix of.
 
         Returns:
             One model for each client [m, d], and which of them were ever trained [m].
@@ -452,10 +443,8 @@ class UCFL(Algorithm):
         if server.uploads is None:
             nobody = np.zeros(len(server.rows), bool)
             return ClientRows(server.model, np.arange(len(server.rows))), nobody
-        return (
-            ClientRows(server.uploads.models, server.uploads.row),
-            server.uploads.sent,
-        )
+        uploads = server.uploads
+        return ClientRows(uploads.models, uploads.row), uploads.sent
 
     # reports
     # ----------------------------------------------------------------------------------

@@ -27,8 +27,9 @@ from fedtailor.protocol import (
 
 @hyperparameters
 class UCFLParallel(UCFL):
-    """The parallel variant of user-centric federated learning (Mestoukirdi et al. 2022,
-    eq. 12).
+    """The parallel variant of user-centric federated learning.
+
+    Mestoukirdi et al. 2022, eq. 12.
 
         theta_s = sum_j W_sj theta_sj,    theta_sj = SGD(theta_s; D_j)
 
@@ -64,7 +65,7 @@ class UCFLParallel(UCFL):
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
-        # theta_sj = SGD(theta_s; D_j) for every stream s
+        # eq. 12: theta_sj = SGD(theta_s; D_j) for every stream s
         trained = local.map(lambda theta: local.sgd(theta, self.sgd), inbox["model"])
         return state, {"model": trained}
 
@@ -72,19 +73,20 @@ class UCFLParallel(UCFL):
         self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort
     ) -> UCFLState:
         weights = restrict_to_reporters(server.weights, server.sizes, cohort)
-        # eq. 12: every stream is mixed of what the clients made of that stream, which
-        # is the s-th that each sent
-        mixed = []
+        # eq. 12: theta_s = sum_j W_sj theta_sj, stream by stream; theta_sj is the s-th
+        # of the models that client j sent
+        streams = []
         for s in range(len(weights)):
-            models = answers["model"].item(s)
-            mixed.append(mix(server.model[s : s + 1], models, weights[s : s + 1]))
+            old = server.model[s : s + 1]  # [1, d]
+            row = weights[s : s + 1]  # [1, c]
+            streams.append(mix(old, answers["model"].item(s), row))
         return server.replace(
-            model=jnp.concatenate(mixed),
+            model=jnp.concatenate(streams),
             mixed=server.mixed | weights.any(axis=1),
             fresh=False,
         )
 
-    def _mixed_for_newcomers(
+    def _models_for_newcomers(
         self, server: UCFLState
     ) -> tuple[ClientRows, Bool[np.ndarray, " m"]]:
         return ClientRows(server.model, server.stream), server.mixed

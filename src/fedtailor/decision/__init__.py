@@ -1,6 +1,4 @@
-"""From scores to a decision: who gains, which method is best, and what must be said
-before either is believed.
-"""
+"""From scores to a decision: who gains, which method is best, and what to beware of."""
 
 from fedtailor.decision.choice import Choice, choose_by_validation
 from fedtailor.decision.gains import client_gains, holm

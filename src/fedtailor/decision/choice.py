@@ -1,6 +1,4 @@
-"""A method for each client, chosen by its validation data, and whether that beats one
-method for all.
-"""
+"""A method for each client, chosen by validation, against one method for all."""
 
 from dataclasses import dataclass
 
@@ -13,16 +11,15 @@ from fedtailor.decision.winner import dense_values
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen by validation data, and what test data say of it.
+    """The methods chosen by validation data, judged by test data.
 
     Attributes:
         chosen: a line for each seed and client: `seed`, `client`, `method` (chosen for
             the client), `val`, `test` (its values), `single` (the method chosen for all
             clients in that seed) and `single_test`.
-        value: mean test value over clients and seeds where each client's method is
-            chosen for it.
-        single_value: the same where one method is chosen for all.
-        gain: of the former over the latter (positive is better), over clients and seeds
+        value: mean test value over clients and seeds, with each client's own method.
+        single_value: the same, with one method for all.
+        gain: `value` less `single_value` (positive is better), over clients and seeds
             as in `two_way_interval`.
     """
 
@@ -52,10 +49,9 @@ def choose_by_validation(
     higher_is_better: bool,
     confidence: float = 0.95,
 ) -> Choice:
-    """Choose a method for each client (and seed) by its validation data; test data only
-    judge the choice.
+    """Choose a method for each client and seed by its validation data.
 
-    The one method for all is the one with the best mean over clients on validation
+    Test data only judge the choice. The one method for all is the one with the best mean over clients on validation
     data, in each seed. Of methods that are equal on a client's validation data, the
     better one on all clients' is chosen. A method without a value (it diverged) is not
     chosen; clients without validation or test data are left out.
@@ -75,10 +71,8 @@ def choose_by_validation(
     """
     keys = ["method", "seed", "client"]
     both = val.join(test, on=keys, suffix="_test")
-    finite = [
-        pl.col(name).cast(pl.Float64).is_finite() for name in ("value", "value_test")
-    ]
-    both = both.filter(pl.all_horizontal(finite)).sort(*keys)
+    values = pl.col("value", "value_test").cast(pl.Float64)
+    both = both.filter(pl.all_horizontal(values.is_finite())).sort(*keys)
     if not len(both):
         raise ValueError(
             "no client has both validation and test values; nothing can be chosen"
@@ -88,36 +82,36 @@ def choose_by_validation(
     seeds = np.unique(both["seed"].to_numpy())
     clients = np.unique(both["client"].to_numpy())
     sign = 1 if higher_is_better else -1
-    # [methods, seeds, clients]; minus infinity where a method has no value
+    # Higher is better; minus infinity where a method has no value.
+    # [methods, seeds, clients]
     score = np.where(np.isnan(val_table), -np.inf, sign * val_table)
     lines = []
     gains = np.full(score.shape[1:], np.nan)
     for s, seed in enumerate(seeds):
-        present = np.isfinite(score[:, s]).any(axis=0)
-        if not present.any():
+        is_present = np.isfinite(score[:, s]).any(axis=0)
+        if not is_present.any():
             continue
         # A method that lacks a client that others have cannot be the one method for
         # all: its mean is minus infinity.
-        overall = score[:, s, present].mean(axis=1)
-        order = np.argsort(-overall, kind="stable")
-        single = order[0]
-        for c in np.flatnonzero(present):
-            # argmax takes the first of equal scores: in this order, the method that is
-            # better overall
-            best = order[np.argmax(score[order, s, c])]
-            value, other = test_table[best, s, c], test_table[single, s, c]
-            gains[s, c] = (value - other) * sign
-            lines.append(
-                (
-                    seed,
-                    clients[c],
-                    methods[best],
-                    val_table[best, s, c],
-                    value,
-                    methods[single],
-                    other,
-                )
-            )
+        means = score[:, s, is_present].mean(axis=1)
+        best_first = np.argsort(-means, kind="stable")
+        single = best_first[0]
+        for c in np.flatnonzero(is_present):
+            # Of equal scores argmax takes the first, the method of better mean.
+            best = best_first[np.argmax(score[best_first, s, c])]
+            best_test = test_table[best, s, c]
+            single_test = test_table[single, s, c]
+            gains[s, c] = (best_test - single_test) * sign
+            line = {
+                "seed": seed,
+                "client": clients[c],
+                "method": methods[best],
+                "val": val_table[best, s, c],
+                "test": best_test,
+                "single": methods[single],
+                "single_test": single_test,
+            }
+            lines.append(line)
     chosen = pl.DataFrame(
         lines,
         schema={
@@ -129,7 +123,6 @@ def choose_by_validation(
             "single": pl.String,
             "single_test": pl.Float64,
         },
-        orient="row",
     )
     # Both means over the same clients: the method for all may lack test values of some.
     judged = chosen.filter(pl.col("single_test").is_not_nan())

@@ -1,4 +1,4 @@
-"""Who gains from sharing: every client's gain over training alone, with an interval."""
+"""Every client's gain over training alone, with an interval and a verdict."""
 
 from collections.abc import Sequence
 
@@ -33,8 +33,7 @@ def client_gains(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> pl.DataFrame:
-    """Each client's metric by each method, the gain over `base`, its interval and a
-    verdict.
+    """Each client's gain over the method `base` by each other method.
 
     For one client and one method the verdict "helps" is wrong in at most (1 -
     confidence) / 2 of repetitions with other test rows of the same client (and, with
@@ -84,10 +83,11 @@ def client_gains(
             base_scores, other_scores, score, seed, draws, confidence
         )
         for method, value, interval in zip(others, values, intervals, strict=True):
-            # the seeds that both methods have been trained with
+            # the seeds with which both methods have been trained
             shared = ~np.isnan(value) & ~np.isnan(base_values)
             if not shared.any():
                 continue
+            was_tested = ~np.isnan(base_scores[shared])  # [seeds, rows]
             line = {
                 "client": client,
                 "method": method,
@@ -98,7 +98,7 @@ def client_gains(
                 "high": interval.high,
                 "p": interval.p,
                 "verdict": interval.verdict,
-                "test_rows": int((~np.isnan(base_scores[shared])).any(axis=0).sum()),
+                "test_rows": int(was_tested.any(axis=0).sum()),
                 "seeds": int(shared.sum()),
             }
             lines.append(line)
@@ -119,9 +119,10 @@ def holm(p: NDArray[np.float64]) -> NDArray[np.float64]:
     adjusted = np.full(p.shape, np.nan)
     known = np.flatnonzero(~np.isnan(p))
     smallest_first = known[np.argsort(p[known], kind="stable")]
-    # The smallest counts n times, the next n - 1 times, ...; an adjusted value is never
-    # below one before it.
-    scaled = p[smallest_first] * np.arange(len(smallest_first), 0, -1)
+    # The smallest p is multiplied by n, the next one by n - 1, ...; no adjusted value is
+    # below one of a smaller p.
+    factors = np.arange(len(smallest_first), 0, -1)
+    scaled = p[smallest_first] * factors
     adjusted[smallest_first] = np.minimum(np.maximum.accumulate(scaled), 1.0)
     return adjusted
 
@@ -148,13 +149,15 @@ def _require_columns(frame: pl.DataFrame, columns: Sequence[str]) -> None:
 def _dense(
     part: pl.DataFrame, methods: list[str], column: str, client: str
 ) -> tuple[NDArray[np.float64], NDArray[np.generic]]:
-    """One client's scores [methods, seeds, rows], NaN where there are none, and its
-    seeds.
+    """One client's table of scores as an array.
+
+    Returns:
+        The scores [methods, seeds, rows], NaN where there is none, and the seeds.
     """
     seeds, seed = np.unique(part["seed"].to_numpy(), return_inverse=True)
     numbers, row = np.unique(part["row"].to_numpy(), return_inverse=True)
-    order = {method: index for index, method in enumerate(methods)}
-    method = part["method"].replace_strict(order, return_dtype=pl.Int64).to_numpy()
+    index = {method: number for number, method in enumerate(methods)}
+    method = part["method"].replace_strict(index, return_dtype=pl.Int64).to_numpy()
     shape = len(methods), len(seeds), len(numbers)
     cell = np.ravel_multi_index((method, seed, row), shape)
     if len(np.unique(cell)) < len(cell):
@@ -175,15 +178,25 @@ def _require_same_rows(
     client: str,
     seeds: NDArray[np.generic],
 ) -> None:
-    """Raise `ValueError` where a method has a seed in common with the base, but not all
-    of its rows.
+    """Refuse methods that were not tested on the same rows as the base.
+
+    Args:
+        base: scores [seeds, rows] of the base, NaN where a row was not tested.
+        others: scores [methods, seeds, rows] of the other methods.
+        name, names: of the base and of the other methods.
+        client: its name.
+        seeds: the seeds.
+
+    Raises:
+        ValueError: a method has a seed in common with the base, but not all its rows.
     """
-    of_others = ~np.isnan(others)
-    of_base = ~np.isnan(base)
-    in_both = of_others.any(axis=2) & of_base.any(axis=1)
-    differ = in_both & (of_others != of_base).any(axis=2)
-    if differ.any():
-        method, seed = np.argwhere(differ)[0]
+    others_tested = ~np.isnan(others)
+    base_tested = ~np.isnan(base)
+    is_shared_seed = others_tested.any(axis=2) & base_tested.any(axis=1)
+    has_other_rows = (others_tested != base_tested).any(axis=2)
+    differs = is_shared_seed & has_other_rows
+    if differs.any():
+        method, seed = np.argwhere(differs)[0]
         raise ValueError(
             f"{names[method]!r} and {name!r} were not tested on the same rows of client"
             f" {client!r} (seed {seeds[seed]}); a paired comparison needs the same"

@@ -1,6 +1,4 @@
-"""Confidence intervals of paired differences that vary over two things: test rows (or
-clients) and training seeds.
-"""
+"""Confidence intervals of paired differences, over test rows or clients and over seeds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,8 +8,10 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 
 LEAST_SEEDS = 3
-"""From fewer seeds nothing can be said of others (of two, Student's quantile is 12.7):
-intervals then speak of the trainings at hand."""
+"""With fewer seeds, intervals say nothing of other seeds than those at hand.
+
+Of two seeds Student's quantile is 12.7.
+"""
 _LEAST_LOG_P = -300.0
 """Smaller p-values count as 0."""
 
@@ -32,19 +32,21 @@ class Interval:
 
     @property
     def verdict(self) -> str:
-        """ "helps" or "hurts" where the interval excludes 0 (positive is better), else
-        "cannot tell".
+        """The verdict "helps" or "hurts" if the interval excludes 0, else "cannot tell".
+
+        Positive is better.
         """
         if self.low > 0:
             return "helps"
-        return "hurts" if self.high < 0 else "cannot tell"
+        if self.high < 0:
+            return "hurts"
+        return "cannot tell"
 
 
 def two_way_interval(
     differences: Float[np.ndarray, "seeds clients"], confidence: float = 0.95
 ) -> Interval:
-    """The mean paired difference of two methods, over clients and seeds as they might
-    have been drawn.
+    """The mean paired difference of two methods, over clients and over seeds.
 
     A client's differences in several seeds are no independent observations, and neither
     are those of all clients in one seed, for they share a federated training: clients
@@ -58,7 +60,7 @@ def two_way_interval(
 
     Args:
         differences: NaN where a client was not measured in a seed. A client, or seed,
-            without any is left out.
+            without any difference is left out.
         confidence: of the interval.
 
     Returns:
@@ -66,16 +68,18 @@ def two_way_interval(
         without any difference.
     """
     values = np.asarray(differences, np.float64)
-    known = ~np.isnan(values)
-    values = values[known.any(axis=1)][:, known.any(axis=0)]
+    is_known = ~np.isnan(values)
+    seeds = is_known.any(axis=1)
+    clients = is_known.any(axis=0)
+    values = values[seeds][:, clients]
     if not values.size:
         return Interval(np.nan, np.nan, np.nan, np.nan)
     by_client = np.nanmean(values, axis=0)
     by_seed = np.nanmean(values, axis=1)
-    clients = len(by_client)
+    count = len(by_client)
     # One client says nothing of how clients vary.
-    over_clients = float(by_client.var(ddof=1)) / clients if clients > 1 else np.inf
-    sources = variance_sources(over_clients, clients - 1, by_seed, values)
+    over_clients = float(by_client.var(ddof=1)) / count if count > 1 else np.inf
+    sources = variance_sources(over_clients, count - 1, by_seed, values)
     return student_interval(float(by_client.mean()), sources, confidence)
 
 
@@ -86,18 +90,17 @@ def student_interval(
     *,
     estimate: float | None = None,
 ) -> Interval:
-    """An interval for a mean whose variance has several sources, each estimated from
-    few values.
+    """An interval for a mean whose variance has several sources.
 
-    The reach is the root of the sum of t_k^2 V_k, with each source's own quantile of
-    Student's t: exact where one source is all there is, and wider than needed in
-    between (Cochran's rule; Satterthwaite's degrees of freedom are too optimistic where
-    three seeds happen to agree).
+    Each source's variance V_k is estimated from few values. The half-width is the root
+    of the sum of t_k^2 V_k, with each source's own quantile of Student's t: exact with
+    a single source, and wider than needed with several (Cochran's rule; Satterthwaite's
+    degrees of freedom are too optimistic where three seeds happen to agree).
 
     Args:
         centre: of the interval.
-        sources: of each the variance of the mean that it brings (infinite where it
-            cannot be judged), and its degrees of freedom.
+        sources: for each source V_k, its part of the variance of the mean (infinite
+            where it cannot be estimated), and its degrees of freedom.
         confidence: of the interval, in (0, 1).
         estimate: what to report, where it is not the centre.
 
@@ -105,22 +108,20 @@ def student_interval(
         The interval, and the p-value of "the mean is 0": the level at which the
         interval would just exclude 0.
     """
-    from scipy import (
-        optimize,
-        special,
-    )  # 30 MB, which clients of a federation of machines never need
+    # SciPy takes 30 MB, which clients of a federation of machines never need.
+    from scipy import optimize, special
 
     estimate = centre if estimate is None else estimate
     if np.isnan(centre):
         return Interval(np.nan, np.nan, np.nan, np.nan)
 
-    # In logarithms, since p-values of 1e-100 do occur and a root finder's steps are
-    # absolute.
-    def reach(log_alpha: float) -> float:
+    def half_width(log_alpha: float) -> float:
+        """Of the interval at level alpha, in logarithms: p may be as small as 1e-100,
+        and the steps of a root finder are absolute."""
         alpha = np.exp(log_alpha)
         square = 0.0
         for variance, degrees in sources:
-            # Else 0 times an infinite quantile would be NaN.
+            # 0 times an infinite quantile would be NaN.
             if variance > 0:
                 square += variance * special.stdtrit(degrees, alpha / 2) ** 2
         return float(np.sqrt(square))
@@ -128,14 +129,15 @@ def student_interval(
     total = sum(variance for variance, _ in sources)
     if not np.isfinite(total):
         return Interval(estimate, -np.inf, np.inf, 1.0)
-    half_width = reach(np.log1p(-confidence))
-    low, high = centre - half_width, centre + half_width
+    width = half_width(np.log1p(-confidence))
+    low, high = centre - width, centre + width
     if centre == 0:
         return Interval(estimate, low, high, 1.0)
-    if total == 0 or reach(_LEAST_LOG_P) <= abs(centre):
+    if total == 0 or half_width(_LEAST_LOG_P) <= abs(centre):
         return Interval(estimate, low, high, 0.0)
+    # p is the level at which the interval just reaches 0.
     solution = optimize.root_scalar(
-        lambda log_p: reach(log_p) - abs(centre), bracket=(_LEAST_LOG_P, 0.0)
+        lambda log_p: half_width(log_p) - abs(centre), bracket=(_LEAST_LOG_P, 0.0)
     )
     return Interval(estimate, low, high, float(np.exp(solution.root)))
 
@@ -146,18 +148,21 @@ def variance_sources(
     by_seed: NDArray[np.float64],
     values: NDArray[np.float64],
 ) -> list[tuple[float, int]]:
-    """The variance of the mean that comes from rows and from seeds, each with its
-    degrees of freedom.
+    """The parts of the variance of a mean that come from rows and from seeds.
 
-    Both contain the residual's part, which is taken off the one with more degrees of
-    freedom: the other one would then be a difference of two uncertain numbers. Where
-    rows differ from seed to seed it is not known, and nothing is taken off.
+    Both contain the variance of the residual, which must count once. It is subtracted
+    from the part with more degrees of freedom: subtracted from the other one it would
+    leave a difference of two uncertain numbers. It is not known, and not subtracted,
+    where rows differ from seed to seed.
 
     Args:
-        over_rows: the variance over rows, residual included.
+        over_rows: the variance of the mean over rows, residual included.
         degrees: its degrees of freedom.
         by_seed: [seeds] means over rows.
         values: [seeds, rows].
+
+    Returns:
+        For each source its part of the variance, and its degrees of freedom.
     """
     seeds, rows = values.shape
     if seeds < LEAST_SEEDS:
@@ -165,12 +170,12 @@ def variance_sources(
     over_seeds = float(by_seed.var(ddof=1)) / seeds
     residual_variance = 0.0
     if rows > 1 and not np.isnan(values).any():
-        by_row = values.mean(axis=0)
-        residual = values - by_row - values.mean(axis=1, keepdims=True) + values.mean()
+        row_means = values.mean(axis=0)
+        seed_means = values.mean(axis=1, keepdims=True)
+        residual = values - row_means - seed_means + values.mean()
         residual_degrees = (seeds - 1) * (rows - 1)
-        residual_variance = (
-            float(np.square(residual).sum()) / residual_degrees / values.size
-        )
+        squares = float(np.square(residual).sum())
+        residual_variance = squares / residual_degrees / values.size
     if degrees >= seeds - 1:
         over_rows = max(over_rows - residual_variance, 0.0)
     else:

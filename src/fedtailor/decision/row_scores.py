@@ -1,6 +1,4 @@
-"""A metric as a mean over test rows, and intervals that follow from the rows: of one
-client, in one run or several.
-"""
+"""Metrics as means over one client's test rows, and intervals that follow from rows."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -13,12 +11,12 @@ from numpy.typing import NDArray
 from fedtailor.decision.intervals import Interval, student_interval, variance_sources
 
 _COUNTS_AT_ONCE = 1 << 22
-"""Numbers that a bootstrap holds at once (32 MiB)."""
+"""Numbers in memory at once during a bootstrap (32 MiB)."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """What is known of each test row, and how a method's metric follows from it.
+    """A score of each test row, and the metric that follows from it.
 
     Attributes:
         column: of the table of rows: "loss", "correct" or "squared_error".
@@ -42,8 +40,9 @@ class Score:
         return np.sqrt(means) if self.root else means
 
     def linear(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Each row's part [seeds, rows] in the metric, to first order, up to a
-        constant.
+        """Each row's contribution [seeds, rows] to the metric, to first order.
+
+        Up to a constant; for a root, by the delta method.
         """
         if not self.root:
             return scores
@@ -62,15 +61,16 @@ SCORES = {
 def metric_interval(
     scores: Float[np.ndarray, " rows"], score: Score, confidence: float = 0.95
 ) -> Interval:
-    """One client's metric in one run, as it might be on other test rows of its; nothing
-    is said of other trainings.
+    """One client's metric in one run, with an interval over test rows.
 
-    A share of rows (accuracy) has Wilson's interval (1927), which holds for few rows
-    and near 0 and 1; a mean has Student's, and a root that of the delta method.
+    The interval is for other test rows of the same client; it says nothing of other
+    trainings. A share of rows (accuracy) has Wilson's interval (1927), which holds for
+    few rows and near 0 and 1; a mean has Student's, and a root that of the delta
+    method.
 
     Args:
         scores: of the test rows.
-        score: what they are.
+        score: the kind of score.
         confidence: of the interval.
     """
     values = np.asarray(scores, np.float64)
@@ -79,12 +79,11 @@ def metric_interval(
         return Interval(np.nan, np.nan, np.nan, np.nan)
     estimate = float(score.metric(values.mean(keepdims=True))[0])
     if score.bounds == (0.0, 1.0):
-        from scipy import (
-            stats,
-        )  # 30 MB, which clients of a federation of machines never need
+        # SciPy takes 30 MB, which clients of a federation of machines never need.
+        from scipy import stats
 
-        right = round(float(values.sum()))
-        wilson = stats.binomtest(right, rows).proportion_ci(confidence, "wilson")
+        correct = round(float(values.sum()))
+        wilson = stats.binomtest(correct, rows).proportion_ci(confidence, "wilson")
         return Interval(estimate, float(wilson.low), float(wilson.high), np.nan)
     linear = score.linear(values[None])[0]
     variance = float(linear.var(ddof=1)) / rows if rows > 1 else np.inf
@@ -102,8 +101,7 @@ def bootstrap_gains(
 ) -> tuple[
     Float[np.ndarray, "methods seeds"], Float[np.ndarray, " seeds"], list[Interval]
 ]:
-    """One client's gains over the base, each with the interval of a paired bootstrap
-    over test rows and seeds.
+    """One client's gains over the base, with intervals of a paired bootstrap.
 
     Test rows are drawn with replacement, a row with its scores by all methods in all
     seeds, which gives the variance that comes from rows. That from seeds is the
@@ -133,7 +131,8 @@ def bootstrap_gains(
         method its mean gain over the seeds that it shares with the base; positive is
         better.
     """
-    once = np.ones((1, base.shape[1]))  # every row counts once: the metric itself
+    # Where every row counts once, the result is the metric itself.
+    once = np.ones((1, base.shape[1]))
     base_values = score.metric(_means(once, base)[0])
     values = [score.metric(_means(once, scores)[0]) for scores in methods]
     intervals = []
@@ -157,25 +156,32 @@ def _gain_interval(
     draws: int,
     confidence: float,
 ) -> Interval:
-    """The interval of one method's gain, from scores [seeds, rows] and the seeds' gains
-    [seeds].
+    """The interval of one method's gain.
+
+    Args:
+        base: scores of the base [seeds, rows].
+        scores: of the method [seeds, rows].
+        by_seed: the gain in each seed.
+        score, seed, draws, confidence: see `bootstrap_gains`.
     """
     if not len(by_seed):
         return Interval(np.nan, np.nan, np.nan, np.nan)
-    present = ~np.isnan(base).all(axis=0)
-    base, scores = base[:, present], scores[:, present]
+    was_tested = ~np.isnan(base).all(axis=0)
+    base, scores = base[:, was_tested], scores[:, was_tested]
     rows = base.shape[1]
     differences = score.linear(scores) - score.linear(base)
     if score.bounds is not None:
         base, scores = _with_two_rows(base, scores, score.bounds)
     resampled_rows = base.shape[1]
-    gains = []
-    for counts in _resampled(seed, resampled_rows, draws):
-        gains.append(score.sign * _gain(counts, base, scores, score))
-    # The variance of a mean over n rows drawn with replacement is (n - 1) / n of the
-    # unbiased estimate.
-    correction = resampled_rows / max(resampled_rows - 1, 1)
-    over_rows = correction * float(np.concatenate(gains).var()) if rows > 1 else np.inf
+    over_rows = np.inf
+    if rows > 1:
+        gains = []
+        for counts in _resampled_counts(seed, resampled_rows, draws):
+            gains.append(score.sign * _gain(counts, base, scores, score))
+        # The variance of a mean over n rows drawn with replacement is (n - 1) / n of
+        # the unbiased estimate.
+        correction = resampled_rows / max(resampled_rows - 1, 1)
+        over_rows = correction * float(np.concatenate(gains).var())
     once = np.ones((1, resampled_rows))
     centre = score.sign * float(_gain(once, base, scores, score)[0])
     sources = variance_sources(over_rows, rows - 1, by_seed, differences)
@@ -194,7 +200,7 @@ def _gain_interval(
 def _with_two_rows(
     base: NDArray[np.float64], scores: NDArray[np.float64], bounds: tuple[float, float]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Both methods' scores [seeds, rows + 2], with one more row in favour of either."""
+    """Add a row in favour of either method: scores [seeds, rows + 2] of both."""
     low, high = bounds
     largest_difference = float(np.abs(np.nanmean(scores - base, axis=0)).max())
     size = max(largest_difference, (high - low) / len(base))
@@ -205,9 +211,12 @@ def _with_two_rows(
     return base, scores
 
 
-def _resampled(seed: int, rows: int, draws: int) -> Iterator[NDArray[np.float64]]:
-    """How often each row is drawn, [some draws, rows] at a time; the same for all
-    methods, and clients of one size.
+def _resampled_counts(
+    seed: int, rows: int, draws: int
+) -> Iterator[NDArray[np.float64]]:
+    """How often each row is drawn, for a block of draws at a time [draws, rows].
+
+    The counts are the same for all methods, and for all clients of one size.
     """
     at_once = max(_COUNTS_AT_ONCE // rows, 1)
     for start in range(0, draws, at_once):
@@ -216,9 +225,10 @@ def _resampled(seed: int, rows: int, draws: int) -> Iterator[NDArray[np.float64]
 
 @lru_cache(maxsize=4)
 def _counts(seed: int, rows: int, start: int, draws: int) -> NDArray[np.float64]:
-    """`_resampled` from draw number `start` on."""
+    """The block of `_resampled_counts` that begins with draw number `start`."""
     rng = np.random.default_rng([seed, rows, start])
-    return rng.multinomial(rows, np.full(rows, 1 / rows), size=draws).astype(np.float64)
+    equal = np.full(rows, 1 / rows)
+    return rng.multinomial(rows, equal, size=draws).astype(np.float64)
 
 
 def _gain(
@@ -227,27 +237,34 @@ def _gain(
     scores: NDArray[np.float64],
     score: Score,
 ) -> NDArray[np.float64]:
-    """Mean over seeds of the difference of metrics [draws], for rows that count so
-    often [draws, rows].
+    """The difference of metrics in each draw, a mean over seeds [draws].
+
+    Args:
+        counts: how often each row counts [draws, rows].
+        base, scores: of both methods [seeds, rows].
+        score: the kind of score.
     """
-    gains = score.metric(_means(counts, scores)) - score.metric(_means(counts, base))
-    # A draw may hold no row of a small split: it then has no gain of that seed.
-    known = ~np.isnan(gains)
-    total = np.where(known, gains, 0.0).sum(axis=1)
-    return np.divide(
-        total, known.sum(axis=1), out=np.zeros(len(gains)), where=known.any(axis=1)
-    )
+    method_values = score.metric(_means(counts, scores))
+    base_values = score.metric(_means(counts, base))
+    gains = method_values - base_values  # [draws, seeds]
+    # A draw may have no row of a seed's small split, and then no gain in that seed.
+    is_known = ~np.isnan(gains)
+    totals = np.where(is_known, gains, 0.0).sum(axis=1)
+    numbers = is_known.sum(axis=1)
+    return np.divide(totals, numbers, out=np.zeros(len(gains)), where=numbers > 0)
 
 
 def _means(
     counts: NDArray[np.float64], scores: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Means [draws, seeds] of scores [seeds, rows] over rows that count so often
-    [draws, rows]; NaN without any.
+    """Means of scores in each draw and seed [draws, seeds]; NaN without any row.
+
+    Args:
+        counts: how often each row counts [draws, rows].
+        scores: [seeds, rows], NaN where a row is not in a seed's split.
     """
-    known = ~np.isnan(scores)
-    sums = counts @ np.where(known, scores, 0.0).T
-    numbers = counts @ known.T.astype(np.float64)
-    return np.divide(
-        sums, numbers, out=np.full(numbers.shape, np.nan), where=numbers > 0
-    )
+    is_known = ~np.isnan(scores)
+    sums = counts @ np.where(is_known, scores, 0.0).T
+    numbers = counts @ is_known.T.astype(np.float64)
+    without_rows = np.full(numbers.shape, np.nan)
+    return np.divide(sums, numbers, out=without_rows, where=numbers > 0)

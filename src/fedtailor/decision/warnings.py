@@ -1,4 +1,4 @@
-"""What a reader of a comparison must know before believing it."""
+"""Warnings for the readers of a comparison."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -8,30 +8,26 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 FEW_ROWS = 10
-"""Fewer test rows than this say little of a client."""
+"""Clients with fewer test rows are warned of."""
 FALLING = 0.02
-"""A curve still falls if its last tenth brought more than this share of all it has
-fallen.
-"""
+"""A loss still falls if its last tenth brought more than this share of its decrease."""
 _NAMED = 3
 """Names that a warning lists; the others are counted."""
 FEW_TO_CHOOSE_BY = 2500
-"""Below so many validation rows an accuracy of one half has a standard error above one
-point.
-"""
+"""With fewer validation rows an accuracy of 1/2 has a standard error above one point."""
 
 
 def warn_small_tests(
     test_labels: Mapping[str, ArrayLike], *, classification: bool = True
 ) -> list[str]:
-    """Clients whose test rows are of one class, or fewer than ten.
+    """Warn of clients whose test rows are of one class, or fewer than ten.
 
     Args:
         test_labels: client -> labels or targets of its test rows.
         classification: whether they are labels.
 
     Returns:
-        One line for each problem; empty where there is none (as of all functions here).
+        A line for each problem, none where all is well (so all functions here).
     """
     labels = {client: np.asarray(values) for client, values in test_labels.items()}
     none = [client for client, values in labels.items() if not len(values)]
@@ -66,7 +62,7 @@ def warn_small_tests(
 def warn_repeated_rows(
     test: Mapping[str, NDArray[Any]], train: Mapping[str, NDArray[Any]] | None = None
 ) -> list[str]:
-    """Test rows that occur more than once, or in training data too, of whatever client.
+    """Warn of test rows that occur more than once, or in any client's training data.
 
     Args:
         test: client -> inputs [n, ...] of its test rows.
@@ -102,8 +98,7 @@ def warn_repeated_rows(
 
 
 def warn_few_validation_rows(rows: int) -> list[str]:
-    """Successive halving that chose by few rows: the standard error of an accuracy is
-    above one point there.
+    """Warn of successive halving by few rows (see `FEW_TO_CHOOSE_BY`).
 
     Args:
         rows: for validation, of all clients that train.
@@ -123,7 +118,7 @@ def warn_grid_edges(
     grid: Mapping[str, Sequence[Any]],
     limited: Collection[str] = (),
 ) -> list[str]:
-    """Settings chosen from the edge of their grid, beyond which a better one may lie.
+    """Warn of settings at the edge of their grid, beyond which a better one may lie.
 
     Args:
         chosen: setting -> chosen value.
@@ -137,20 +132,11 @@ def warn_grid_edges(
     """
     warnings = []
     for name, tried in grid.items():
-        numbers = sorted(
-            {
-                float(v)
-                for v in tried
-                if isinstance(v, int | float) and not isinstance(v, bool)
-            }
-        )
+        numbers = sorted({float(value) for value in tried if _is_number(value)})
         all_are_numbers = len(numbers) == len(set(tried))
+        has_edges = all_are_numbers and len(numbers) >= 2
         value = chosen.get(name)
-        if (
-            len(numbers) < 2
-            or not all_are_numbers
-            or not isinstance(value, int | float)
-        ):
+        if not has_edges or not isinstance(value, int | float):
             continue
         if value == numbers[0]:
             warnings.append(
@@ -175,26 +161,25 @@ def still_falling(rounds: ArrayLike, losses: ArrayLike) -> bool:
         than 2 % of all that the loss has fallen, and nothing in the tenth before was
         lower than the end.
     """
-    at = np.asarray(rounds, np.float64)
+    when = np.asarray(rounds, np.float64)
     values = np.asarray(losses, np.float64)
     if len(values) < 4 or not np.isfinite(values).all():
         return False
-    span = at[-1] - at[0]
-    in_last = at > at[-1] - 0.1 * span
-    in_before = (at > at[-1] - 0.2 * span) & ~in_last
+    span = when[-1] - when[0]
+    in_last = when > when[-1] - 0.1 * span
+    in_before = (when > when[-1] - 0.2 * span) & ~in_last
     last, before = values[in_last], values[in_before]
-    # few evaluations: the last two of them
+    # With few evaluations, the last two of them are compared.
     if not len(before):
         last, before = values[-1:], values[-2:-1]
-    all_fallen = values[0] - values.min()
-    recently_fallen = before.mean() - last.mean()
-    return bool(
-        recently_fallen > FALLING * all_fallen > 0 and last.mean() <= before.min()
-    )
+    decrease = values[0] - values.min()
+    recent_decrease = before.mean() - last.mean()
+    is_falling = recent_decrease > FALLING * decrease > 0
+    return bool(is_falling and last.mean() <= before.min())
 
 
 def warn_still_falling(curves: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> list[str]:
-    """Methods whose validation loss was still falling in the last round.
+    """Warn of methods whose validation loss was still falling in the last round.
 
     Args:
         curves: method -> rounds [r] and losses [r], see `still_falling`.
@@ -207,18 +192,24 @@ def warn_still_falling(curves: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> lis
         for method, (rounds, losses) in curves.items()
         if still_falling(rounds, losses)
     ]
-    return (
-        [f"validation loss was still falling: {named(falling)}; train for more rounds"]
-        if falling
-        else []
-    )
+    if not falling:
+        return []
+    return [
+        f"validation loss was still falling: {named(falling)}; train for more rounds"
+    ]
 
 
 def named(names: Sequence[str]) -> str:
     """Names in a warning: "a, b, c and 4 more"."""
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
+    listed = ", ".join(names[:_NAMED])
+    others = len(names) - _NAMED
+    return f"{listed} and {others} more" if others > 0 else listed
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _keys(x: NDArray[Any]) -> list[bytes]:
+    """The bytes of every row, by which equal rows are found."""
     return [np.ascontiguousarray(row).tobytes() for row in np.asarray(x)]

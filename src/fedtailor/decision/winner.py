@@ -1,4 +1,4 @@
-"""Which method is best over all clients, or that these data cannot show it."""
+"""The best method over all clients, if these data can show one."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -17,7 +17,7 @@ NO_DIFFERENCE = "no difference that these data can show"
 
 @dataclass(frozen=True)
 class Winner:
-    """What a comparison of methods over clients and seeds has shown.
+    """The result of a comparison of methods over clients and seeds.
 
     Attributes:
         winner: the method that is better than every other one, or None.
@@ -42,14 +42,12 @@ class Winner:
     alpha: float = 0.05
 
     def verdict(self, method: str, other: str) -> str:
-        """Whether a method is shown to be "better" or "worse" than another one, or
-        "cannot tell".
-        """
-        for name, against, gain, p in self.pairs.select(
-            "method", "other", "difference", "p_holm"
-        ).iter_rows():
-            if {name, against} == {method, other} and p < self.alpha:
-                return "better" if (gain > 0) == (name == method) else "worse"
+        """How a method compares with another one: "better", "worse" or "cannot tell"."""
+        for pair in self.pairs.iter_rows(named=True):
+            first, second = pair["method"], pair["other"]
+            if {first, second} == {method, other} and pair["p_holm"] < self.alpha:
+                first_is_better = pair["difference"] > 0
+                return "better" if first_is_better == (first == method) else "worse"
         return "cannot tell"
 
     def sentence(self) -> str:
@@ -114,29 +112,30 @@ def best_method(
     if "round" not in values.columns:
         values = values.with_columns(round=pl.lit(0))
     methods = values["method"].unique(maintain_order=True).to_list()
-    rounds = {
-        name: set(values.filter(pl.col("method") == name)["round"].to_list())
-        for name in methods
-    }
-    tables = _tables(values)
     sign = 1.0 if higher_is_better else -1.0
-    last = {name: max(rounds[name]) for name in methods}
-    means = {
-        name: _mean_over_clients(_measured(tables[last[name]][name]))
-        for name in methods
-    }
-    best_first = sorted(
-        methods,
-        key=lambda name: (np.isnan(means[name]), name in left_out, -sign * means[name]),
-    )
+    tables = _tables(values)
+    # the rounds after which each method was measured, and its mean after the last one
+    rounds: dict[str, set[int]] = {}
+    means: dict[str, float] = {}
+    for name in methods:
+        rounds[name] = {after for after in tables if name in tables[after]}
+        means[name] = _mean_over_clients(tables[max(rounds[name])][name])
+
+    def rank(name: str) -> tuple[bool, bool, float]:
+        # Methods without a mean come last, and before them those that were left out.
+        return np.isnan(means[name]), name in left_out, -sign * means[name]
+
+    best_first = sorted(methods, key=rank)
+    # Every pair is compared after the last round in which both were measured.
     lines = []
     for one, other in combinations(best_first, 2):
-        if not rounds[one] & rounds[other]:
+        common_rounds = rounds[one] & rounds[other]
+        if not common_rounds:
             raise ValueError(
                 f"{one} and {other} were never measured after the same round; give one"
                 " to compare them by"
             )
-        table = tables[max(rounds[one] & rounds[other])]
+        table = tables[max(common_rounds)]
         interval = two_way_interval(sign * (table[one] - table[other]), 1 - alpha)
         lines.append(
             (one, other, interval.estimate, interval.low, interval.high, interval.p)
@@ -144,25 +143,19 @@ def best_method(
     names = {"method": pl.String, "other": pl.String}
     numbers = dict.fromkeys(("difference", "low", "high", "p"), pl.Float64)
     pairs = pl.DataFrame(lines, schema=names | numbers, orient="row")
-    pairs = pairs.with_columns(
-        p_holm=pl.Series(holm(pairs["p"].to_numpy()), dtype=pl.Float64)
-    )
-
-    # (better, worse) for every pair whose difference is shown
-    shown = pairs.filter(pl.col("p_holm") < alpha).select(
-        "method", "other", "difference"
-    )
-    better = [
-        (method, other) if gain > 0 else (other, method)
-        for method, other, gain in shown.iter_rows()
-    ]
-    beaten = {worse for _, worse in better}
-    wins = Counter(name for name, _ in better)
-    beats_all = [
-        name
-        for name in best_first
-        if len(methods) > 1 and wins[name] == len(methods) - 1
-    ]
+    p_holm = holm(pairs["p"].to_numpy())
+    pairs = pairs.with_columns(p_holm=pl.Series(p_holm, dtype=pl.Float64))
+    # Count how many others each method is shown to be better than.
+    wins: Counter[str] = Counter()
+    beaten: set[str] = set()
+    for pair in pairs.filter(pl.col("p_holm") < alpha).iter_rows(named=True):
+        better, worse = pair["method"], pair["other"]
+        if pair["difference"] <= 0:
+            better, worse = worse, better
+        wins[better] += 1
+        beaten.add(worse)
+    others = len(methods) - 1
+    beats_all = [name for name in best_first if others > 0 and wins[name] == others]
     measured = values.filter(
         pl.col("value").is_not_nan() & pl.col("value").is_not_null()
     )
@@ -179,7 +172,7 @@ def best_method(
 
 
 def _tables(values: pl.DataFrame) -> dict[int, dict[str, NDArray[np.float64]]]:
-    """The values [seeds, clients] of every method after each round."""
+    """The values [seeds, clients] of every method: {round: {method: values}}."""
     tables = {}
     for (after,), part in values.group_by(["round"]):
         methods, table = dense_values(part)
@@ -203,8 +196,8 @@ def dense_values(values: pl.DataFrame) -> tuple[list[str], NDArray[np.float64]]:
     """
     _require_values(values)
     methods = values["method"].unique(maintain_order=True).to_list()
-    order = {method: index for index, method in enumerate(methods)}
-    method = values["method"].replace_strict(order, return_dtype=pl.Int64).to_numpy()
+    index = {method: number for number, method in enumerate(methods)}
+    method = values["method"].replace_strict(index, return_dtype=pl.Int64).to_numpy()
     seeds, seed = np.unique(values["seed"].to_numpy(), return_inverse=True)
     clients, client = np.unique(values["client"].to_numpy(), return_inverse=True)
     shape = len(methods), len(seeds), len(clients)
@@ -228,16 +221,15 @@ def _require_values(values: pl.DataFrame) -> None:
         )
 
 
-def _measured(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A method's values [seeds, clients] over the clients and seeds that it has."""
-    known = ~np.isnan(values)
-    return values[known.any(axis=1)][:, known.any(axis=0)]
-
-
 def _mean_over_clients(values: NDArray[np.float64]) -> float:
-    """The mean over clients of each one's mean over seeds, of values [seeds, clients];
-    NaN without any.
+    """The mean over clients of each one's mean over seeds; NaN without any value.
+
+    Args:
+        values: [seeds, clients], NaN where a client was not measured in a seed.
     """
-    if values.size == 0:
+    is_known = ~np.isnan(values)
+    if not is_known.any():
         return np.nan
-    return float(np.nanmean(np.nanmean(values, axis=0)))
+    seeds = is_known.any(axis=1)
+    clients = is_known.any(axis=0)
+    return float(np.nanmean(np.nanmean(values[seeds][:, clients], axis=0)))

@@ -35,8 +35,8 @@ class DebugTrainer(DeviceTrainer):
         return carry
 
     def _check(self, carry: Any, step: int) -> None:
-        """After every step, so that the first NaN is reported and not its
-        consequences.
+        """Refuse NaN and infinity after every step: what is reported is the first one,
+        not its consequences.
         """
         if not all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(carry)):
             raise Diverged(self.name, int(self.round), step=step)
@@ -48,6 +48,7 @@ class DebugExecutor(DeviceExecutor):
     """
 
     def _order(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
+        # There are no devices to balance: the first error is of the first client by id.
         return np.arange(len(clients))
 
     def _trainer(self, name: str) -> Callable[..., DeviceTrainer]:

@@ -3,7 +3,6 @@ devices.
 """
 
 import math
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,9 +54,11 @@ class DeviceExecutor:
         model: what is trained.
         settings: devices and the like.
         states: the seen clients' states, in the order of their ids.
+        concurrency: how many runs share the devices' time; a `LockstepGroup` sets it.
     """
 
     states: States
+    concurrency: int = 1
 
     def __init__(
         self,
@@ -94,11 +95,6 @@ class DeviceExecutor:
         self._phase = self._saved_phase = 0
 
     @property
-    def concurrency(self) -> int:
-        """Runs that share the devices' time."""
-        return 1
-
-    @property
     def client_states(self) -> ClientState:
         """The algorithm's states of all seen clients, stacked in the order of their
         ids: every leaf is [m, ...].
@@ -114,20 +110,18 @@ class DeviceExecutor:
         returns.
         """
         requests = self.requests(exchange)
-        # In parts each waits for the one before: only then is the memory of its states
-        # free again.
         if len(requests) == 1:
             return self.answers(requests[0], self._run(requests[0]))
-        return concatenate(
-            [
-                self.answers(request, self._run(request)).checked()
-                for request in requests
-            ]
-        )
+        # One after another: `checked` waits for a part, whose states' memory is free
+        # again before the next part begins.
+        parts = [
+            self.answers(request, self._run(request)).checked() for request in requests
+        ]
+        return concatenate(parts)
 
     def _run(self, request: ExchangeRequest) -> Outputs:
-        (outputs,) = self.devices.run([request])
-        return outputs
+        """What the clients of a request yield, stacked by rows; see `run_one`."""
+        return self.devices.run([request])[0]
 
     def requests(self, exchange: Exchange) -> list[ExchangeRequest]:
         """The exchange as the programs take it.
@@ -142,6 +136,8 @@ class DeviceExecutor:
         if exchange.task in ("probe", "init_unseen"):
             # These tasks read no state.
             return [self._request(exchange, states=())]
+        # Only evaluations and personal models come in parts: in a round the server mixes
+        # what one program left on the devices.
         if exchange.task == "client" or len(cohort) <= self.states.at_once:
             return [self._request(exchange)]
         count = math.ceil(len(cohort) / self.states.at_once)
@@ -151,16 +147,19 @@ class DeviceExecutor:
     def _request(
         self, exchange: Exchange, states: ClientState = None
     ) -> ExchangeRequest:
-        # Three orders meet here: the cohort's (by id), the federation's (as listed),
-        # and the program's rows.
+        """A request for all clients of an exchange; `states` None = those kept here."""
+        # Three orders meet here: the cohort's (by id), the federation's (as the user
+        # listed the clients), and the program's rows (`order` of the cohort).
         cohort = exchange.cohort
-        listed = cohort.clients.listed[cohort.rows]
-        order = self._order(listed)
-        clients = listed[order]
+        positions = cohort.clients.listed[cohort.rows]
+        order = self._order(positions)
+        clients = positions[order]
         row_count = self._row_count(exchange)
         reporting = cohort.reporting & np.asarray(exchange.downlink.reply, bool)
-        of_round = client_keys(cohort.seed, cohort.round, cohort.ids[order])
-        of_all_rounds = self._keys(cohort.seed)[clients]
+        round_keys = client_keys(cohort.seed, cohort.round, cohort.ids[order])
+        fixed_keys = self._keys(cohort.seed)[clients]
+        if states is None:
+            states = self.states.read(cohort.rows[order], row_count)
         return ExchangeRequest(
             federation=self.number,
             exchange=exchange,
@@ -169,13 +168,9 @@ class DeviceExecutor:
             order=order,
             sizes=self.split_sizes[clients],
             row_count=row_count,
-            keys=(of_round, of_all_rounds),
+            keys=(round_keys, fixed_keys),
             reporting=reporting[order],
-            states=(
-                self.states.read(cohort.rows[order], row_count)
-                if states is None
-                else states
-            ),
+            states=states,
         )
 
     def _row_count(self, exchange: Exchange) -> int:
@@ -200,26 +195,29 @@ class DeviceExecutor:
         Returns:
             What the server is given; to wait for its `work` is to wait for the devices.
         """
-        # The row of each client, in the order of the cohort; rows stay where they were
-        # computed.
+        # Back from the program's rows to the cohort's order: the arrays stay where they
+        # were computed, and `rows` says in which row each client is.
         rows = np.argsort(request.order)
-        reporting = request.reporting[rows]
-        blame = partial(self._blame, request)
         output = outputs.get("predictor", outputs.get("scores"))
         return Answers(
-            reporting=reporting,
+            reporting=request.reporting[rows],
             update={
                 kind: ClientRows(value, rows)
                 for kind, value in outputs.get("update", {}).items()
             },
             output=jax.tree.map(lambda leaf: ClientRows(leaf, rows), output),
             states=outputs.get("state"),
-            wait=partial(_wait, outputs["done"], rows, blame),
+            wait=partial(_wait, request.exchange, outputs["done"], rows),
         )
 
     def _order(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The order of a cohort's clients [c] (positions in the federation) in the rows
-        of the program.
+        """Which client of a cohort each row of the program is for.
+
+        Args:
+            clients: [c] the cohort's clients, as positions in the federation.
+
+        Returns:
+            [c] positions in the cohort.
         """
         if self.settings.canonical:
             return np.arange(len(clients))
@@ -229,22 +227,12 @@ class DeviceExecutor:
 
     def _keys(self, seed: int) -> NDArray[np.uint32]:
         """[m, 2] what every client of the federation draws once for all rounds."""
-        # Kept: they are the same in every round, and there is one for each client of
-        # the federation.
+        # Computed once: they are the same in every round, and there is one for each
+        # client of the federation.
         if self._fixed_keys is None or self._fixed_keys[0] != seed:
             self._fixed_keys = seed, client_keys(seed, ALL_ROUNDS, self.federation.ids)
         _, keys = self._fixed_keys
         return keys
-
-    def _blame(self, request: ExchangeRequest, client: int) -> Diverged:
-        """The error for a client of the cohort whose answer is NaN or infinite."""
-        exchange = request.exchange
-        name = exchange.cohort.clients.names[exchange.cohort.rows[client]]
-        return Diverged(
-            name,
-            exchange.cohort.round,
-            doing=DOING.get(exchange.task, "the personal model"),
-        )
 
     # states
     # ----------------------------------------------------------------------------------
@@ -258,16 +246,19 @@ class DeviceExecutor:
     ) -> None:
         """Give every seen client the state that `algorithm` starts from."""
         self._phase = phase
-        first = (algorithm.init_state(theta, self.model), init_pipeline(uplink, theta))
-        self._first = jax.tree.map(jnp.asarray, first)
-        self.states = self._stored(in_file=False)
+        state = (algorithm.init_state(theta, self.model), init_pipeline(uplink, theta))
+        self._initial_state = jax.tree.map(jnp.asarray, state)
+        self.states = self._initial_states(in_file=False)
 
-    def _stored(self, in_file: bool) -> States:
-        """The states at the start of a phase: in a file where they exceed the limit."""
+    def _initial_states(self, in_file: bool) -> States:
+        """All clients' states at the start of a phase.
+
+        They are kept in a file if they exceed the limit, or if `in_file` says so: a
+        checkpoint of states in a file can only be continued from that file.
+        """
         clients = len(self.seen)
-        size = clients * sum(
-            leaf.nbytes for leaf in jax.tree.leaves(self._first)
-        )  # bytes
+        leaves = jax.tree.leaves(self._initial_state)
+        size = clients * sum(leaf.nbytes for leaf in leaves)
         if in_file or size > self.settings.state_limit:
             require(
                 jax.process_count() == 1,
@@ -280,44 +271,49 @@ class DeviceExecutor:
                 if self.directory is None
                 else states_path(self.directory, self._phase)
             )
-            return FileStates(self._first, clients, path, self.settings.state_dir)
-        # On CPUs states are in the host's memory anyway; of several processes each
-        # keeps all of them.
+            return FileStates(
+                self._initial_state, clients, path, self.settings.state_dir
+            )
+        # On CPUs states are in the host's memory anyway. Of several processes each keeps
+        # all of them.
         if jax.default_backend() == "cpu" or jax.process_count() > 1:
-            return HostStates(self._first, clients)
-        return DeviceStates(self._first, clients)
+            return HostStates(self._initial_state, clients)
+        return DeviceStates(self._initial_state, clients)
 
     def commit(self, exchange: Exchange, answers: Answers) -> None:
         """Make the answers' states the clients' states."""
         if not jax.tree.leaves(answers.states):
             return
+        # The answers' states are in the rows of the program, as the request read them.
         cohort = exchange.cohort
-        # in the order in which the request read them
         order = self._order(cohort.clients.listed[cohort.rows])
         self.states.write(cohort.rows[order], answers.states)
 
     def snapshot(self) -> Any:
-        """All states, or, of states in a file of `directory`, where they stand
-        there.
+        """All states; of states in a file of `directory`, which slots of it hold
+        them.
         """
         return self.states.snapshot()
 
     def saved(self) -> None:
-        """From now on keep what the last two snapshots need, and only that."""
+        """A checkpoint holds the last snapshot: files that neither it nor the one
+        before needs are removed.
+        """
         self.states.saved()
         if self.directory is not None:
             remove_others(self.directory, {self._phase, self._saved_phase})
         self._saved_phase = self._phase
 
     def restore(self, snapshot: Any) -> None:
-        """Put the states where they stood at a snapshot."""
+        """Go back to the states of a snapshot."""
         self._saved_phase = self._phase
-        self.states = self._stored(in_file=isinstance(snapshot, dict))
+        # `FileStates.snapshot` gives a dict, the others a list of arrays.
+        self.states = self._initial_states(in_file=isinstance(snapshot, dict))
         self.states.restore(snapshot)
 
 
 def _table(federation: Federation, chosen: NDArray[np.bool_]) -> Clients:
-    """Some clients of a federation, sorted by id."""
+    """Some clients of a federation, sorted by id; `chosen` [m] is a mask."""
     listed = np.flatnonzero(chosen)
     listed = listed[np.argsort(federation.ids[listed])]
     return Clients(
@@ -329,14 +325,27 @@ def _table(federation: Federation, chosen: NDArray[np.bool_]) -> Clients:
     )
 
 
-def _wait(
-    done: Any, rows: NDArray[np.int64], blame: Callable[[int], Diverged]
-) -> tuple[int, int]:
-    """Gradients and forward passes of a cohort; raises for the first client whose
-    answer is not finite.
+def _wait(exchange: Exchange, done: Any, rows: NDArray[np.int64]) -> tuple[int, int]:
+    """Wait for the devices.
+
+    Args:
+        exchange: what was asked.
+        done: [r, 3] gradients, forward passes and whether all outputs are finite, by
+            rows; see `run_one`.
+        rows: [c] the row of each client of the cohort.
+
+    Returns:
+        Gradients and forward passes of the whole cohort.
+
+    Raises:
+        Diverged: a client's answer is NaN or infinite; names the first one.
     """
     done = np.asarray(done)[rows]
-    if not done[:, 2].all():
-        raise blame(int(np.argmin(done[:, 2])))
+    is_finite = done[:, 2]
+    if not is_finite.all():
+        cohort = exchange.cohort
+        name = cohort.clients.names[cohort.rows[np.argmin(is_finite)]]
+        doing = DOING.get(exchange.task, "the personal model")
+        raise Diverged(name, cohort.round, doing=doing)
     gradients, forwards = done[:, :2].sum(axis=0, dtype=np.int64)
     return int(gradients), int(forwards)

@@ -41,14 +41,17 @@ Rows = tuple[PackedInputs, ClientState, dict[str, NDArray[Any]]]
 class ExchangeRequest:
     """An exchange as programs take it: numbers in place of clients.
 
+    A program has one row for each client, in an order that balances the devices, and
+    rows of padding behind them.
+
     Attributes:
-        federation: whose clients they are: a position among the federations of the
+        federation: whose clients they are, as a position among the federations of the
             `Devices`.
         exchange: what is asked of them.
         model: what is trained.
         clients: [c] the clients' positions in that federation, in the order of the
             rows.
-        order: [c] which client of the cohort stands in each row.
+        order: [c] for each row, its client's position in the cohort.
         sizes: [c, 3] their samples in train, val and test, by rows.
         row_count: c rounded up to whole shards.
         keys: [c, 2] and [c, 2] raw keys of this round, and of all rounds, by rows.
@@ -69,7 +72,8 @@ class ExchangeRequest:
 
     @cached_property
     def program(self) -> Hashable:
-        """Equal for requests that one call of one compiled program can serve.
+        """A key that is equal for requests which one call of a compiled program can
+        serve.
 
         They have the same task, hyper-parameters (to the bit: they are shared), model
         and number of rows, and states and messages of equal shapes and types.
@@ -116,24 +120,22 @@ class Devices:
     def __init__(
         self, federations: Sequence[Federation], dtype: str, settings: Settings
     ) -> None:
-        self.federations = federations
         self.dtype = dtype
         self.settings = settings
         self.mesh = settings.mesh()
         self.everywhere = NamedSharding(self.mesh, PartitionSpec())
         self.sharded = NamedSharding(self.mesh, PartitionSpec(AXIS))
-        # What leads to all devices from shards on several processes.
+        # Brings shards of several processes to all devices.
         self._gather = jax.jit(lambda outputs: outputs, out_shardings=self.everywhere)
         self._separate = jax.jit(
             _separate, static_argnames="requests", out_shardings=self.sharded
         )
         pool, self.start = build_pool(federations, dtype)
         self.pool = jax.tree.map(lambda leaf: place(leaf, self.everywhere), pool)
-        # The hyper-parameters of the last exchange on the devices, and the objects that
-        # they came from: nearly all exchanges have the same, which need not travel
-        # again.
-        self._shipped_from: tuple[Any, ...] = (None, None, None)
-        self._shipped: Any = None
+        # The last exchange's hyper-parameters on the devices, and the host's objects
+        # that they are copies of. Nearly all exchanges have the same ones.
+        self._last_parts: tuple[Any, ...] = (None, None, None)
+        self._last_numbers: Any = None
         self.chunks: dict[Hashable, int] = {}
         self._counts_memory = free_memory(self.mesh.local_devices) < math.inf
 
@@ -149,17 +151,15 @@ class Devices:
         # hyper-parameters, model.
         first = requests[0].exchange
         values, rows = self.inputs(requests)
-        cohort = rows[0] if len(requests) == 1 else _interleaved(rows)
-        stacked = jax.tree.map(self._shard_rows, cohort)
+        cohort = rows[0] if len(requests) == 1 else _interleave(rows)
+        sharded_rows = jax.tree.map(self._shard_rows, cohort)
         arguments = (first.task, *self._numbers(first), requests[0].model, self.mesh)
-        inputs = (self.pool, values, *stacked)
+        inputs = (self.pool, values, *sharded_rows)
         chunk = self._chunk(arguments, inputs, first.metrics)
         outputs = map_clients(*arguments, chunk, *inputs, first.metrics)
-        parts = (
-            [outputs]
-            if len(requests) == 1
-            else self._separate(outputs, requests=len(requests))
-        )
+        parts = [outputs]
+        if len(requests) > 1:
+            parts = self._separate(outputs, requests=len(requests))
         return [self._to_server(part) for part in parts]
 
     def inputs(
@@ -171,33 +171,27 @@ class Devices:
             kind -> the streams of all requests one after another, on every device; and
             for each request the rows of its clients.
         """
-        # Streams of one kind of all requests lie one below the other; each request's
-        # recipients move by as many rows as stand before its own.
-        kinds = requests[0].exchange.downlink.streams
+        # The streams of one kind are those of all requests, one below the other. So the
+        # numbers of a request's streams grow by the count of those above its own.
         values = {}
-        first_stream: list[dict[str, int]] = [{} for _ in requests]
-        for kind in kinds:
-            parts = [
-                request.exchange.downlink.streams[kind].values for request in requests
-            ]
-            values[kind] = self._streams(parts)
-            offsets = np.cumsum([0, *map(len, parts)])
-            for number in range(len(requests)):
-                first_stream[number][kind] = int(offsets[number])
-        rows = [
-            self._pack(request, first)
-            for request, first in zip(requests, first_stream, strict=True)
-        ]
-        return values, rows
+        offsets: list[dict[str, int]] = [{} for _ in requests]
+        for kind in requests[0].exchange.downlink.streams:
+            parts = []
+            count = 0
+            for request, offset in zip(requests, offsets, strict=True):
+                streams = request.exchange.downlink.streams[kind].values
+                parts.append(place(streams, self.everywhere))
+                offset[kind] = count
+                count += len(streams)
+            values[kind] = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
+        return values, list(map(self._pack, requests, offsets))
 
-    def _streams(self, parts: Sequence[ArrayLike]) -> Array:
-        """The streams of one kind of all requests, on every device."""
-        placed = [place(part, self.everywhere) for part in parts]
-        return placed[0] if len(parts) == 1 else jnp.concatenate(placed)
+    def _pack(self, request: ExchangeRequest, offset: dict[str, int]) -> Rows:
+        """A request's rows for the program.
 
-    def _pack(self, request: ExchangeRequest, first_stream: dict[str, int]) -> Rows:
-        """A request's rows for the program, whose streams of each kind begin at
-        `first_stream`.
+        Args:
+            request: the clients, and what they are sent.
+            offset: kind -> the number of the request's first stream.
         """
         downlink = request.exchange.downlink
         addresses = (
@@ -207,9 +201,7 @@ class Devices:
         )
         recipients = {}
         for kind, sent in downlink.streams.items():
-            streams = np.where(
-                sent.recipients >= 0, sent.recipients + first_stream[kind], -1
-            )
+            streams = np.where(sent.recipients >= 0, sent.recipients + offset[kind], -1)
             recipients[kind] = streams[request.order]
         round = request.exchange.cohort.round
         inputs = PackedInputs.pack(
@@ -231,31 +223,27 @@ class Devices:
         return row
 
     def _shard_rows(self, values: ArrayLike) -> ArrayLike:
-        """Rows of the cohort for the program, which shards host arrays over the devices
-        of this process itself.
+        """Rows of the cohort as the program takes them, which shards the host's arrays
+        itself where all devices are this process's.
         """
-        program_shards = (
-            isinstance(values, np.ndarray) and self.sharded.is_fully_addressable
-        )
-        return values if program_shards else place(values, self.sharded)
+        if isinstance(values, np.ndarray) and self.sharded.is_fully_addressable:
+            return values
+        return place(values, self.sharded)
 
     def _numbers(self, exchange: Exchange) -> tuple[Algorithm, Pipelines]:
-        """The algorithm and the pipelines with their numbers on every device, where
-        they stay from round to round.
+        """The algorithm and the pipelines with their numbers (hyper-parameters) on every
+        device, where they stay from round to round.
         """
         parts = exchange.algorithm, exchange.uplink, exchange.received_through
-        changed = any(
-            part is not before
-            for part, before in zip(parts, self._shipped_from, strict=True)
-        )
-        if changed:
-            self._shipped_from = parts
+        # Identity, for equality of hyper-parameters would have to compare arrays.
+        pairs = zip(parts, self._last_parts, strict=True)
+        if any(part is not last for part, last in pairs):
+            self._last_parts = parts
             numbers = (exchange.algorithm, (exchange.uplink, exchange.received_through))
-            one_process = self.everywhere.is_fully_addressable
-            self._shipped = (
-                jax.device_put(numbers, self.everywhere) if one_process else numbers
-            )
-        return self._shipped
+            if self.everywhere.is_fully_addressable:
+                numbers = jax.device_put(numbers, self.everywhere)
+            self._last_numbers = numbers
+        return self._last_numbers
 
     def _chunk(
         self, arguments: tuple, inputs: tuple, metrics: tuple[BatchMetric, ...]
@@ -270,8 +258,8 @@ class Devices:
             return self.settings.chunk
         if not self._counts_memory:
             return UNPLANNED_CHUNK if self.settings.several_at_once else 1
-        # What decides on the compiled program: all arguments, arrays by their shapes
-        # and types.
+        # A compiled program is determined by all arguments, arrays by their shapes and
+        # types.
         leaves, structure = jax.tree.flatten((arguments[1:3], inputs))
         shapes = ((np.shape(leaf), leaf.dtype) for leaf in leaves)
         program = (*arguments[:1], *arguments[3:], metrics, structure, *shapes)
@@ -295,10 +283,9 @@ class Devices:
                 .compile()
                 .memory_analysis()
             )
-            assert (
-                planned is not None
-            )  # by a backend that keeps an account of its memory
-            # the outputs twice: the server works on what it makes of them
+            # A backend that keeps an account of its memory plans with it.
+            assert planned is not None
+            # The outputs twice: the server works on what it makes of them.
             needed = planned.temp_size_in_bytes + 2 * planned.output_size_in_bytes
             if needed <= usable:
                 break
@@ -317,16 +304,16 @@ class Devices:
             outputs = jax.tree.map(
                 lambda leaf: leaf.addressable_data(0), self._gather(outputs)
             )
-        return (
-            jax.device_put(outputs, jax.local_devices()[0])
-            if self.settings.canonical
-            else outputs
-        )
+        # On one device sums are taken in the order of the clients, on several ones in an
+        # order that depends on how many there are.
+        if self.settings.canonical:
+            outputs = jax.device_put(outputs, jax.local_devices()[0])
+        return outputs
 
 
 def place(values: ArrayLike, sharding: Sharding) -> Array:
     """Put an array on devices; of several processes, each holds all of it."""
-    # JAX, too, would move nothing then, but take its time.
+    # JAX would move nothing either, but it takes its time to find that out.
     if isinstance(values, Array) and values.sharding == sharding:
         return values
     if sharding.is_fully_addressable:
@@ -340,7 +327,7 @@ def free_memory(devices: Sequence[Any]) -> float:
 
     Returns:
         Bytes that are free on the fullest of `devices`, of all processes; infinite
-        where nobody counts them (CPUs).
+        where the backend does not count them (CPUs).
     """
     counts = [device.memory_stats() or {} for device in devices]
     free = min(
@@ -353,24 +340,21 @@ def free_memory(devices: Sequence[Any]) -> float:
     return float(process_allgather(np.asarray(free)).min())
 
 
-def _interleaved(rows: Sequence[Rows]) -> Rows:
-    """Row r of every request next to each other, so that every device gets an equal
-    share of each request.
+def _interleave(rows: Sequence[Rows]) -> Rows:
+    """The rows of several requests as one cohort: row r of every request, then row r +
+    1, so that every device gets an equal share of each request.
     """
 
     def interleave(*leaves: Array | np.ndarray) -> Array | np.ndarray:
-        stack = (
-            np.stack
-            if all(isinstance(leaf, np.ndarray) for leaf in leaves)
-            else jnp.stack
-        )
+        on_host = all(isinstance(leaf, np.ndarray) for leaf in leaves)
+        stack = np.stack if on_host else jnp.stack
         return stack(leaves, axis=1).reshape(-1, *leaves[0].shape[1:])
 
     return jax.tree.map(interleave, *rows)
 
 
 def _separate(outputs: Outputs, requests: int) -> list[Outputs]:
-    """The outputs of each of the interleaved requests."""
+    """The outputs of each of several requests: the opposite of `_interleave`."""
 
     def of_request(number: int, leaf: Array) -> Array:
         return leaf.reshape(-1, requests, *leaf.shape[1:])[:, number]
@@ -381,4 +365,5 @@ def _separate(outputs: Outputs, requests: int) -> list[Outputs]:
 
 
 def _is_integer(value: ArrayLike) -> bool:
+    """Whether a number that travels is a count or a flag, which stays an integer."""
     return np.asarray(value).dtype.kind in "iub"

@@ -27,11 +27,12 @@ def examples_of(federation: Federation, seen: NDArray[np.integer[Any]]) -> Examp
         clients: NDArray[np.integer[Any]] | None = None,
     ) -> tuple[NDArray[Any], NDArray[Any]]:
         chosen = seen if clients is None else seen[clients]
-        # Examples of the union are numbered one client after another; a client's end
-        # where `ends` says.
+        # The examples of the union are numbered one client after another: those of the
+        # i-th chosen client end before number ends[i].
         ends = np.cumsum(train.sizes[chosen])
         number = rng.integers(ends[-1], size=count)
         owner = np.searchsorted(ends, number, side="right")
+        # Counted from a client's last example backwards, in both numberings.
         before_end = ends[owner] - number
         rows = train.rows[train.offsets[chosen[owner] + 1] - before_end]
         return federation.x[rows], federation.y[rows]

@@ -56,8 +56,7 @@ def guest_executor(
         x.shape[1:] == federation.input_shape,
         f"inputs have shape {x.shape[1:]}, expected {federation.input_shape}",
     )
-    # A federation of one client with the same kind of data: the executor needs no other
-    # code for it.
+    # A federation of this client alone: so executors need no code for newcomers.
     guest = Federation(
         x=x.astype(federation.x.dtype),
         y=y.astype(federation.y.dtype),
@@ -71,9 +70,8 @@ def guest_executor(
         scale=federation.scale,
         name=federation.name,
     )
-    executor = executor_kind(model, settings)(
-        guest, model, replace(settings, devices=1)
-    )
-    # a federation must have a client that trains; to the server this one is a newcomer
+    executor_class = executor_kind(model, settings)
+    executor = executor_class(guest, model, replace(settings, devices=1))
+    # A federation must have a client that trains, but to the server this one is unseen.
     executor.seen, executor.unseen = executor.unseen, executor.seen
     return executor

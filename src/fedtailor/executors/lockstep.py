@@ -26,24 +26,11 @@ from fedtailor.protocol import Answers, Exchange, Exchanges, require
 T = TypeVar("T")
 
 
-class LockstepExecutor(DeviceExecutor):
-    """The clients of one run, on devices that also hold the clients of others."""
-
-    def __init__(self, group: "LockstepGroup", *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._group = group
-
-    @property
-    def concurrency(self) -> int:
-        return max(self._group.running, 1)
-
-
 class LockstepGroup:
     """The executors of several runs, and how these are driven together.
 
     Attributes:
         executors: one for each federation.
-        running: how many of the runs have not ended.
     """
 
     def __init__(
@@ -63,36 +50,30 @@ class LockstepGroup:
             jax.process_count() == 1,
             "trainings at once need one process; with several, train one after another",
         )
-        self.running = 0
-        members = list(zip(federations, models, directories, strict=True))
         # Examples of one form lie in one pool, so that one program can train clients of
         # several runs.
-        of_one_form: dict[Hashable, list[int]] = {}
-        for number, (federation, model, _) in enumerate(members):
-            of_one_form.setdefault((model.dtype, *_form(federation)), []).append(number)
-        self.executors: list[DeviceExecutor] = [None] * len(members)  # pyright: ignore[reportAttributeAccessIssue]
-        for numbers in of_one_form.values():
-            dtype = models[numbers[0]].dtype
+        same_form: dict[Hashable, list[int]] = {}
+        for run, (federation, model) in enumerate(
+            zip(federations, models, strict=True)
+        ):
+            same_form.setdefault((model.dtype, *_form(federation)), []).append(run)
+        executors: dict[int, DeviceExecutor] = {}
+        for runs in same_form.values():
             devices = Devices(
-                [federations[number] for number in numbers], dtype, settings
+                [federations[run] for run in runs], models[runs[0]].dtype, settings
             )
-            for position, number in enumerate(numbers):
-                federation, model, directory = members[number]
-                kind = executor_kind(model, settings)
-                if issubclass(kind, DebugExecutor):
-                    self.executors[number] = kind(
-                        federation, model, settings, directory=directory
-                    )
-                else:
-                    self.executors[number] = LockstepExecutor(
-                        self,
-                        federation,
-                        model,
-                        settings,
-                        directory=directory,
-                        devices=devices,
-                        number=position,
-                    )
+            for position, run in enumerate(runs):
+                executor_class = executor_kind(models[run], settings)
+                # What runs without compilation shares no program, and no pool.
+                shared: dict[str, Any] = {"devices": devices, "number": position}
+                executors[run] = executor_class(
+                    federations[run],
+                    models[run],
+                    settings,
+                    directory=directories[run],
+                    **({} if issubclass(executor_class, DebugExecutor) else shared),
+                )
+        self.executors = [executors[run] for run in range(len(federations))]
 
     def drive(self, runs: Sequence[Exchanges[T]], stopped: threading.Event) -> list[T]:
         """Let the executors answer the exchanges of their runs, step by step.
@@ -111,25 +92,22 @@ class LockstepGroup:
             _Member(run, executor)
             for run, executor in zip(runs, self.executors, strict=True)
         ]
-        waiting = members
-        self.running = len(members)
+        running = members
         try:
-            # Each goes on to its first exchange; from then on all answers of a step are
-            # made before any run goes on.
-            for member in members:
-                member.resume()
-            waiting = [member for member in members if member.exchange is not None]
-            while waiting:
-                self.running = len(waiting)
-                _answer(waiting)
-                for member in waiting:
+            # A step: every run goes on to its next exchange (the first, to begin with),
+            # then all of these are answered together.
+            while running:
+                for member in running:
+                    member.executor.concurrency = len(running)
+                for member in running:
                     member.resume()
                 if any(member.error is not None for member in members):
                     stopped.set()
-                waiting = [member for member in members if member.exchange is not None]
+                running = [member for member in running if member.exchange is not None]
+                _answer(running)
         finally:
-            self.running = 0
             for member in members:
+                member.executor.concurrency = 1
                 member.exchanges.close()
 
         # An interruption is raised only if nothing else went wrong: it may be the
@@ -154,7 +132,8 @@ class _Member(Generic[T]):
     result: T
 
     def __init__(self, exchanges: Exchanges[T], executor: DeviceExecutor) -> None:
-        self.exchanges, self.executor = exchanges, executor
+        self.exchanges = exchanges
+        self.executor = executor
         self.exchange: Exchange | None = None
         self.answer: Answers | Exception | None = None
         self.error: BaseException | None = None
@@ -182,20 +161,23 @@ class _Member(Generic[T]):
 
 
 def _answer(members: Sequence[_Member]) -> None:
-    """Answer what the members ask: requests of equal programs as one."""
+    """Answer the exchanges of all members: requests of equal programs as one.
+
+    An error becomes the answer of the members that it concerns, and is raised in their
+    runs.
+    """
     groups: dict[Hashable, list[tuple[_Member, ExchangeRequest]]] = {}
     for member in members:
         exchange = member.exchange
         assert exchange is not None
         try:
             requests = member.executor.requests(exchange)
-            # what comes in parts, or runs without compilation, cannot share a program
+            # What comes in parts, or runs without compilation, cannot share a program.
             if len(requests) > 1 or isinstance(member.executor, DebugExecutor):
                 member.answer = member.executor.exchange(exchange)
             else:
-                (request,) = requests
-                key = id(member.executor.devices), request.program
-                groups.setdefault(key, []).append((member, request))
+                key = id(member.executor.devices), requests[0].program
+                groups.setdefault(key, []).append((member, requests[0]))
         except Exception as error:
             member.answer = error
     for group in groups.values():

@@ -29,6 +29,7 @@ from fedtailor.protocol import (
 )
 
 AXIS = "clients"
+"""The axis of the mesh of devices."""
 
 Pipelines = tuple[Pipeline, Pipeline]
 """What is applied to messages up, and what was applied to messages down."""
@@ -95,12 +96,9 @@ def map_clients(
         one = partial(
             run_one, task, algorithm, pipelines, model, pool, values, metrics=metrics
         )
-        # A batch of one would be vmapped all the same, and cost what batching costs.
-        return (
-            jax.lax.map(one, rows)
-            if chunk == 1
-            else jax.lax.map(one, rows, batch_size=chunk)
-        )
+        # Without a batch size `lax.map` does not vmap, whose batched products are slower
+        # even for a batch of one.
+        return jax.lax.map(one, rows, batch_size=None if chunk == 1 else chunk)
 
     return shard(algorithm, pipelines, pool, values, (inputs, states, scalars))
 
@@ -120,14 +118,14 @@ def run_one(
 
     Args:
         row: the client's inputs, state and scalars; all else is as for `map_clients`.
-        trainer: makes its `DeviceTrainer`.
+        trainer: makes the client's `DeviceTrainer`.
 
     Returns:
         The outputs of `client_task`, and "done" [3]: gradients, forward passes, whether
         all outputs are finite.
     """
-    # Down: what was packed becomes an inbox, and the pipeline is undone on it; then the
-    # client's part; then up.
+    # Down: the packed numbers become an inbox, on which the server's pipeline is undone.
+    # Then the client's part of the algorithm, and the pipeline up (`client_task`).
     inputs, state, scalars = row
     local = trainer(model, pool, inputs.address, inputs.round)
     inbox = Inbox(
@@ -180,15 +178,13 @@ def balanced_order(
     if as_given:
         return longest_first
     rows = -(-clients // devices)
-    # The last shards have fewer clients, the rest of their rows is padding.
-    room = np.clip(clients - rows * np.arange(devices), 0, rows)
-    # Turn by turn each device picks one client; every second turn goes back, as the
-    # first pick is the longest.
-    turn = np.arange(rows)[:, None]
-    forth, back = np.arange(devices), np.arange(devices)[::-1]
-    device = np.where(turn % 2 == 0, forth, back)  # [turn, position]: who picks
-    device_of = device[
-        turn < room[device]
-    ]  # [c]: the device of the n-th longest client
-    shards = [longest_first[device_of == d] for d in range(devices)]
+    # The last shards have fewer clients: the rest of their rows is padding.
+    capacity = np.clip(clients - rows * np.arange(devices), 0, rows)
+    # In each pass every device that has room gets one client. Every second pass goes
+    # backwards, as the first client of a pass is its longest.
+    number = np.arange(rows)[:, None]
+    forwards = np.arange(devices)
+    passes = np.where(number % 2 == 0, forwards, forwards[::-1])  # [pass, position]
+    device_of = passes[number < capacity[passes]]  # [c]: of the n-th longest client
+    shards = [longest_first[device_of == device] for device in range(devices)]
     return np.concatenate(shards if by_work else [np.sort(shard) for shard in shards])

@@ -1,4 +1,4 @@
-"""What a client task needs besides streams and states, packed into one array of
+"""`PackedInputs`: what a client task needs besides streams and states, in one array of
 integers.
 """
 
@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 from fedtailor.client.pool import ClientAddress
 
 FIXED = 12
-"""Columns before the messages: start (3), size (3), key (2) and fixed key (2) of the
-address, round, reply.
+"""Columns before those of the streams: start (3), size (3), key (2) and fixed key (2)
+of the address, round, reply.
 """
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PackedInputs:
-    """All that clients are sent in integers, in one array: to ship an array costs 0.1
-    ms, whatever its size.
+    """All integers that clients are given, in one array: moving an array to a device
+    costs 0.1 ms, whatever its size.
 
     Attributes:
         numbers: [w] address (10), round, reply, then the streams of every kind of
@@ -74,7 +74,7 @@ class PackedInputs:
     @property
     def address(self) -> ClientAddress:
         """Where the client's examples are, and its keys."""
-        # unsigned words travelled as signed ones, bit for bit
+        # Keys are unsigned words, which were packed as signed ones, bit for bit.
         keys = jax.lax.bitcast_convert_type(self.numbers[6:10], jnp.uint32)
         return ClientAddress(self.numbers[:3], self.numbers[3:6], keys[:2], keys[2:])
 

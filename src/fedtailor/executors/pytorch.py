@@ -38,8 +38,8 @@ from fedtailor.protocol import (
 )
 
 compiled = partial(jax.disable_jit, disable=False)
-"""For what has no part of the model in it: the executor runs all else without
-compilation.
+"""Compiles again what does not call the model, inside an executor that runs everything
+without compilation.
 """
 
 
@@ -88,11 +88,8 @@ class TorchTrainer(DebugTrainer):
         split: str = "train",
         train_only: ModelPart | None = None,
     ) -> Float[Array, " d"]:
-        if (
-            gradient is not None
-            or sgd.optimizer is not None
-            or sgd.dp_noise is not None
-        ):
+        is_plain = gradient is None and sgd.optimizer is None and sgd.dp_noise is None
+        if not is_plain:
             return super().sgd(
                 theta,
                 sgd,
@@ -110,22 +107,16 @@ class TorchTrainer(DebugTrainer):
         live = self._engine.live(self.model.dtype)
         live.theta.copy_(live.inputs(np.asarray(theta)))
         descent = Descent(live, sgd, sgd.rate(self.round), pull, drift, train_only)
-        mode = (
-            "training"
-            if self.model.stochastic or self.model.has_statistics
-            else "evaluation"
-        )
+        has_modes = self.model.stochastic or self.model.has_statistics
+        mode = "training" if has_modes else "evaluation"
         room = self.room(sgd.batch_size)
         for step, (x, y, words) in enumerate(self._host_batches(n, times, sgd, split)):
             # PyTorch's backward pass starts from the derivatives of the loss by the
-            # outputs, which JAX takes: the loss is the model's own, and PyTorch knows
-            # nothing of it.
-            found = live.forward(live.inputs(x), mode, words)
-            self.model.require_outputs(found.shape, len(x))
-            gradient = live.backward(
-                found, slopes(self.model, found.detach().numpy(), y, room)
-            )
-            descent.step(gradient)
+            # outputs. These come from JAX: the loss is a JAX function of the model's.
+            predicted = live.forward(live.inputs(x), mode, words)
+            self.model.require_outputs(predicted.shape, len(x))
+            slopes = output_gradients(self.model, predicted.detach().numpy(), y, room)
+            descent.step(live.backward(predicted, slopes))
             if self._every_step and not bool(live.theta.isfinite().all()):
                 raise Diverged(self.name, int(self.round), step=step)
         with compiled():
@@ -149,12 +140,11 @@ class TorchTrainer(DebugTrainer):
         x, y = np.asarray(own.x)[:n], np.asarray(own.y)[:n]
         with compiled():
             order_words = jax.random.bits(self.key("batches"), (2,), jnp.uint32)
-            dropout = (
-                _step_words(self.key("dropout"), next_power_of_two(times))
-                if self.model.stochastic
-                else None
-            )
-            words = None if dropout is None else np.asarray(dropout)
+            words = None
+            if self.model.stochastic:
+                words = np.asarray(
+                    _step_words(self.key("dropout"), next_power_of_two(times))
+                )
         batches = int(batches_in_epoch(jnp.int32(n), sgd.batch_size, sgd.drop_last))
         order = positions
         for step in range(times):
@@ -174,9 +164,9 @@ class TorchTrainer(DebugTrainer):
         self, predictor: Predictor, split: str, metrics: Sequence[BatchMetric]
     ) -> dict[str, dict[str, Array]]:
         count = int(self.count(split))
-        predict, total = outputs(self.model, predictor), None
-        # Without examples one block of padding is measured all the same, for the shapes
-        # of the sums.
+        predict = outputs(self.model, predictor)
+        total = None
+        # An empty split is one block of padding, which gives sums of the right shapes.
         block = min(next_power_of_two(count), BLOCK)
         for first in range(0, max(count, 1), block):
             positions = first + np.arange(block, dtype=np.int32)
@@ -184,9 +174,11 @@ class TorchTrainer(DebugTrainer):
             batch = self.examples(
                 jnp.asarray(positions.clip(0, max(count - 1, 0))), inside, split
             )
-            found = predict(batch.x)
+            predicted = predict(batch.x)
             with compiled():
-                total = _statistics(self.model, tuple(metrics), found, batch, total)
+                total = _add_statistics(
+                    self.model, tuple(metrics), predicted, batch, total
+                )
         self.trace.add_work(forwards=count)
         assert total is not None
         return total
@@ -216,7 +208,8 @@ class Descent:
         train_only: ModelPart | None,
     ) -> None:
         """Start at the present parameters; for the arguments see `LocalTrainer.sgd`."""
-        self._live, self._rate = live, float(rate)
+        self._live = live
+        self._rate = float(rate)
         self._decay = 0.0 if is_off(sgd.weight_decay) else float(sgd.weight_decay)
         self._momentum = None if is_off(sgd.momentum) else float(sgd.momentum)
         self._pull = (
@@ -224,13 +217,11 @@ class Descent:
         )
         self._drift = None if drift is None else live.inputs(np.asarray(drift))
         self._velocity = live.theta.new_zeros(live.theta.shape)
-        frozen = (
-            np.zeros(0, np.int64)
-            if train_only is None
-            else train_only.complement.indices
-        )
+        frozen = np.zeros(0, np.int64)
+        if train_only is not None:
+            frozen = train_only.complement.indices
         self._frozen = live.inputs(frozen)
-        self._kept = live.theta[self._frozen]
+        self._frozen_values = live.theta[self._frozen]
 
     def step(self, gradient: Any) -> None:
         """w = w - rate v, where v collects the gradient [d] and all other terms; frozen
@@ -244,13 +235,14 @@ class Descent:
             gradient = gradient + mu * (live.theta - anchor)
         if self._drift is not None:
             gradient = gradient + self._drift
-        # the terms must not move running statistics, which the pass itself has renewed
+        # The terms must not change running statistics, which the pass has renewed.
         gradient[live.statistics] = 0
         gradient[self._frozen] = 0
         if self._momentum is not None:
             gradient = self._velocity.mul_(self._momentum).add_(gradient)
         live.theta.sub_(self._rate * gradient)
-        live.theta[self._frozen] = self._kept
+        # Renewed statistics of frozen layers, too, go back to what they were.
+        live.theta[self._frozen] = self._frozen_values
 
 
 class TorchExecutor(DebugExecutor):
@@ -279,8 +271,8 @@ class TorchExecutor(DebugExecutor):
         try:
             return super()._run(request)
         except TypeError as error:
-            # JAX says so itself of a Hessian times a vector: its `custom_vjp` has no
-            # forward mode
+            # Of a Hessian times a vector JAX says itself that its `custom_vjp` has no
+            # forward mode.
             if not isinstance(error, NotDifferentiable) and "custom_vjp" not in str(
                 error
             ):
@@ -293,24 +285,22 @@ class TorchExecutor(DebugExecutor):
             ) from None
 
 
-def slopes(
+def output_gradients(
     model: Model, outputs: NDArray[Any], y: NDArray[Any], batch_size: int
 ) -> NDArray[Any]:
     """The derivatives of a batch's mean loss by its outputs [b, ...]; one program
     serves all b up to `batch_size`.
     """
-    missing = batch_size - len(outputs)
-    fill = [(0, missing)]
-    outputs_padded = np.pad(outputs, fill + [(0, 0)] * (outputs.ndim - 1))
-    y_padded = np.pad(y, fill + [(0, 0)] * (y.ndim - 1))
+    count = len(outputs)
+    padding = [(0, batch_size - count)]
+    outputs = np.pad(outputs, padding + [(0, 0)] * (outputs.ndim - 1))
+    y = np.pad(y, padding + [(0, 0)] * (y.ndim - 1))
     with compiled():
-        return np.asarray(_slopes(model, outputs_padded, y_padded, len(outputs)))[
-            : len(outputs)
-        ]
+        return np.asarray(_output_gradients(model, outputs, y, count))[:count]
 
 
 @partial(jax.jit, static_argnums=0)
-def _slopes(model: Model, outputs: Array, y: Array, count: Any) -> Array:
+def _output_gradients(model: Model, outputs: Array, y: Array, count: Any) -> Array:
     weight = (jnp.arange(len(outputs)) < count).astype(outputs.dtype)
 
     def loss(outputs: Array) -> Array:
@@ -322,16 +312,16 @@ def _slopes(model: Model, outputs: Array, y: Array, count: Any) -> Array:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _statistics(
+def _add_statistics(
     model: Model,
     metrics: tuple[BatchMetric, ...],
-    found: Array,
+    outputs: Array,
     batch: Batch,
     total: Any,
 ) -> Any:
     """`total` (None = nothing yet) with the statistics of one more batch."""
     new = {
-        metric.name: metric.statistic(model, found, batch.y, batch.weight)
+        metric.name: metric.statistic(model, outputs, batch.y, batch.weight)
         for metric in metrics
     }
     return new if total is None else add_statistics(total, new)

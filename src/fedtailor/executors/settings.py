@@ -59,16 +59,16 @@ class Settings:
         Raises:
             ValueError: more devices asked for than JAX has.
         """
-        # a number of devices counts this process's own; without one, those of all
-        # processes work together
+        # A number of devices counts those of this process alone; without one, the
+        # devices of all processes work together.
         own_only = self.debug or self.devices is not None
         available = jax.local_devices() if own_only else jax.devices()
-        wanted = 1 if self.debug else self.devices or len(available)
+        count = 1 if self.debug else self.devices or len(available)
         require(
-            wanted <= len(available),
-            f"{wanted} devices asked for, but JAX has {len(available)}",
+            count <= len(available),
+            f"{count} devices asked for, but JAX has {len(available)}",
         )
-        return Mesh(np.array(available[:wanted]), (AXIS,))
+        return Mesh(np.array(available[:count]), (AXIS,))
 
     @property
     def several_at_once(self) -> bool:

@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from fedtailor.protocol import ClientState, require
 
 AT_ONCE = 2**28
-"""Bytes of states in memory when all clients are gone through (evaluation)."""
+"""Bytes of states that are in memory at a time when all clients are evaluated."""
 
 SLOTS = 3
 """Slots of a client in the file: two that checkpoints may hold, and one to write to."""
 
 FIRST = -1
-"""The slot of a client that still holds the state that all start from; it takes no room
-in the file.
+"""The slot of a client that still has the initial state, which takes no room in the
+file.
 """
 
 
@@ -35,10 +35,10 @@ def states_path(directory: Path, phase: int) -> Path:
 
 
 def remove_others(directory: Path, phases: set[int]) -> None:
-    """Remove the states of other phases, which are over."""
-    kept = {states_path(directory, phase) for phase in phases}
+    """Remove the states of all phases but these."""
+    needed = {states_path(directory, phase) for phase in phases}
     for path in directory.glob("states-*.bin"):
-        if path not in kept:
+        if path not in needed:
             path.unlink()
 
 
@@ -47,11 +47,11 @@ class FileStates:
 
     The file has three slots for every client. What the last two checkpoints hold is
     never overwritten: the first write after one goes to a client's free slot, later
-    ones replace that. So a checkpoint is the list of slots in force (and of checksums),
-    no state is written for it, and whenever the process dies the last two can be
-    resumed.
+    ones replace that. So a checkpoint is the list of the current slots (and of
+    checksums), no state is written for it, and whenever the process dies the last two
+    can be resumed.
 
-    Plain reads and writes at offsets, no memory map: there a full disk kills the
+    Plain reads and writes at offsets, no memory map: with one a full disk kills the
     process.
     """
 
@@ -68,15 +68,17 @@ class FileStates:
             state: one client's pytree of arrays.
             clients: how many, m.
             path: the file, which the first write makes; None = a nameless one, which
-                goes with the process.
+                ends with the process.
             directory: where a nameless file is; None = where temporary files go.
         """
-        self._tree = jax.tree.structure(state)
-        self._path, self._directory = path, directory
+        leaves, self._tree = jax.tree.flatten(state)
+        self._path = path
+        self._directory = directory
         self._file: int | None = None
-        self._begin([np.asarray(leaf) for leaf in jax.tree.leaves(state)], clients)
+        self._begin([np.asarray(leaf) for leaf in leaves], clients)
 
     def _begin(self, first: list[NDArray], clients: int) -> None:
+        """No client has a slot yet: all have the state whose leaves are `first`."""
         # one record holds all leaves of a client's state
         self._type = np.dtype(
             [(str(number), leaf.dtype, leaf.shape) for number, leaf in enumerate(first)]
@@ -107,25 +109,23 @@ class FileStates:
         Raises:
             ValueError: the file cannot be read, or it does not hold what was written.
         """
-        # Whoever has no slot yet holds the first state, which is never read from the
-        # file.
+        # Clients without a slot have the first state, which is not in the file.
         records = np.full(padded, self._first)
         rows = _bytes(records)
-        with self._one_line():
+        with self._as_value_error():
             for row in np.flatnonzero(self._slot[index] != FIRST):
                 client = int(index[row])
                 offset = self._offset(client, int(self._slot[client]))
-                read = os.preadv(self._opened(), [rows[row]], offset)
-                whole = (
-                    read == self._type.itemsize
-                    and zlib.crc32(rows[row]) == self._checksum[client]
-                )
+                count = os.preadv(self._descriptor(), [rows[row]], offset)
+                # Fewer bytes, or others: a disk or another process damaged the file.
                 require(
-                    whole,
+                    count == self._type.itemsize
+                    and zlib.crc32(rows[row]) == self._checksum[client],
                     f"the states of clients in {self._where()} are damaged; start the"
                     " run again",
                 )
-        return self._unpacked(records)
+        leaves = [records[name] for name in self._type.names or ()]
+        return jax.tree.unflatten(self._tree, leaves)
 
     def write(self, index: NDArray[np.int64], rows: ClientState) -> None:
         """Store the first len(index) of `rows` at `index`.
@@ -139,23 +139,23 @@ class FileStates:
             self._type.names or (), jax.tree.leaves(rows), strict=True
         ):
             records[name] = np.asarray(leaf)[: len(index)]
-        with self._one_line():
+        with self._as_value_error():
             for client, record in zip(index.tolist(), _bytes(records), strict=True):
-                # of three slots one at least is in neither of the last two checkpoints
+                # Of three slots at least one is in neither of the last two checkpoints.
                 in_checkpoints = self._saved[client], self._saved_before[client]
                 free = next(slot for slot in range(SLOTS) if slot not in in_checkpoints)
-                _write(self._opened(), record.data, self._offset(client, free))
+                _write(self._descriptor(), record.data, self._offset(client, free))
                 self._slot[client] = free
                 self._checksum[client] = zlib.crc32(record)
 
     def snapshot(self) -> Any:
-        """The slots in force, after all states are safely on the disk; of a nameless
+        """The current slots, once all states are safely on the disk; of a nameless
         file, all states.
         """
         if self._path is None:
             return jax.tree.leaves(self.rows)
-        with self._one_line():
-            os.fsync(self._opened())
+        with self._as_value_error():
+            os.fsync(self._descriptor())
         first = [np.asarray(self._first[name]) for name in self._type.names or ()]
         # "place" is the name in checkpoints of fedtailor 0.1
         return {
@@ -165,19 +165,22 @@ class FileStates:
         }
 
     def saved(self) -> None:
-        """A checkpoint holds the last snapshot: what it names stays until the next but
-        one.
+        """A checkpoint holds the last snapshot, whose slots are not written to until
+        there are two newer ones.
         """
-        self._saved, self._saved_before = self._slot.copy(), self._saved
+        self._saved_before = self._saved
+        self._saved = self._slot.copy()
 
     def restore(self, saved: Any) -> None:
         if isinstance(saved, list):
             self.rows = jax.tree.unflatten(self._tree, saved)
             return
         self._begin(saved["first"], len(saved["place"]))
-        self._slot, self._checksum = saved["place"].copy(), saved["checksum"].copy()
+        self._slot = saved["place"].copy()
+        self._checksum = saved["checksum"].copy()
         self._saved = self._saved_before = self._slot.copy()
-        with self._one_line():
+        # Without O_CREAT: where the file is missing, there is nothing to continue from.
+        with self._as_value_error():
             self._keep(os.open(self._path or "", os.O_RDWR))
 
     def _offset(self, client: int, slot: int) -> int:
@@ -186,32 +189,30 @@ class FileStates:
         """
         return (slot * len(self._slot) + client) * self._type.itemsize
 
-    def _unpacked(self, records: NDArray) -> ClientState:
-        return jax.tree.unflatten(
-            self._tree, [records[name] for name in self._type.names or ()]
-        )
-
-    def _opened(self) -> int:
-        """The file's descriptor; an old file under its name is emptied."""
-        if self._file is None:
-            if self._path is not None:
-                return self._keep(
-                    os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
-                )
+    def _descriptor(self) -> int:
+        """The file's descriptor; the first call makes the file, or empties an old one
+        of its name.
+        """
+        if self._file is not None:
+            return self._file
+        if self._path is None:
             with tempfile.TemporaryFile(dir=self._directory) as file:
                 return self._keep(os.dup(file.fileno()))
-        return self._file
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
+        return self._keep(os.open(self._path, flags, 0o666))
 
-    def _keep(self, file: int) -> int:
-        self._file = file
-        weakref.finalize(self, os.close, file)
-        return file
+    def _keep(self, descriptor: int) -> int:
+        """Close a descriptor when this object goes."""
+        self._file = descriptor
+        weakref.finalize(self, os.close, descriptor)
+        return descriptor
 
     def _where(self) -> str:
+        """The file or its directory, for messages."""
         return str(self._path or self._directory or tempfile.gettempdir())
 
     @contextmanager
-    def _one_line(self) -> Iterator[None]:
+    def _as_value_error(self) -> Iterator[None]:
         """Failures of the disk, as a `ValueError`."""
         try:
             yield

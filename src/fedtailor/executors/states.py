@@ -17,17 +17,15 @@ class States(Protocol):
     never touched.
 
     Attributes:
-        rows: all states, stacked: every leaf is [m, ...]. A copy, or (`DeviceStates`)
-            gone after the next `write`.
+        rows: all states, stacked: every leaf is [m, ...]. A copy (`HostStates`), or
+            deleted by the next `write` (`DeviceStates`).
     """
 
     rows: ClientState
 
     @property
     def at_once(self) -> int:
-        """How many clients' states to read at a time when all clients are gone
-        through.
-        """
+        """How many clients' states may be in memory at a time."""
         ...
 
     def read(self, index: NDArray[np.int64], padded: int) -> ClientState:
@@ -35,8 +33,8 @@ class States(Protocol):
 
         Args:
             index: [c] the clients.
-            padded: how many rows to return, c or more; what stands in those past c does
-                not matter.
+            padded: how many rows to return, c or more; what is in those past c does not
+                matter.
 
         Returns:
             A tree whose leaves are [padded, ...].
@@ -56,17 +54,19 @@ class States(Protocol):
         ...
 
     def restore(self, saved: Any) -> None:
-        """Put the states where they stood at a snapshot."""
+        """Go back to the states of a snapshot."""
         ...
 
 
 class _InMemory:
-    """What states in memory have in common: all can be read at once."""
+    """What states in memory have in common: all can be read at once, and a checkpoint
+    holds copies.
+    """
 
     at_once = sys.maxsize
 
     def saved(self) -> None:
-        """A checkpoint holds copies."""
+        """Nothing is kept for a checkpoint."""
 
 
 class HostStates(_InMemory):
@@ -76,18 +76,18 @@ class HostStates(_InMemory):
 
     def __init__(self, state: ClientState, clients: int) -> None:
         """All m clients start from `state` (one client's pytree of arrays)."""
-        # leaves, not a tree: a checkpoint holds them as a list
-        first = [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
-        self._tree = jax.tree.structure(state)
-        self._leaves = [np.repeat(leaf[None], clients, axis=0) for leaf in first]
+        leaves, self._tree = jax.tree.flatten(state)
+        self._leaves = [
+            np.repeat(np.asarray(leaf)[None], clients, axis=0) for leaf in leaves
+        ]
 
     @property
     def rows(self) -> ClientState:
-        return jax.tree.unflatten(self._tree, [leaf.copy() for leaf in self._leaves])
+        return jax.tree.unflatten(self._tree, self.snapshot())
 
     @rows.setter
     def rows(self, rows: ClientState) -> None:
-        self._leaves = [np.array(leaf) for leaf in jax.tree.leaves(rows)]
+        self.restore(jax.tree.leaves(rows))
 
     def read(self, index: NDArray[np.int64], padded: int) -> ClientState:
         index = _padded(index, padded)
@@ -98,10 +98,11 @@ class HostStates(_InMemory):
             leaf[index] = np.asarray(new)[: len(index)]
 
     def snapshot(self) -> Any:
-        return jax.tree.leaves(self.rows)
+        # A list of leaves, as checkpoints hold them.
+        return [leaf.copy() for leaf in self._leaves]
 
     def restore(self, saved: Any) -> None:
-        self.rows = saved
+        self._leaves = [np.array(leaf) for leaf in saved]
 
 
 class DeviceStates(_InMemory):
@@ -120,11 +121,9 @@ class DeviceStates(_InMemory):
         return _take(self.rows, _padded(index, padded))
 
     def write(self, index: NDArray[np.int64], rows: ClientState) -> None:
-        # `_put` donates the old rows: they are updated where they are, not copied.
-        if jax.tree.leaves(self.rows):
-            self.rows = _put(
-                self.rows, index, jax.tree.map(lambda leaf: leaf[: len(index)], rows)
-            )
+        # `_put` donates the old rows: they are updated in place, not copied.
+        new = jax.tree.map(lambda leaf: leaf[: len(index)], rows)
+        self.rows = _put(self.rows, index, new)
 
     def snapshot(self) -> Any:
         return [np.asarray(leaf) for leaf in jax.tree.leaves(self.rows)]

@@ -23,13 +23,10 @@ def check_choice(
     known = list(names)
     if isinstance(name, str) and name in known:
         return
-    # One line for everybody: who mistyped sees the name, who guessed sees what there
-    # is.
+    # One line for both: a user who mistyped sees the name, one who guessed all names.
     near = difflib.get_close_matches(str(name), known, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    rest = (
-        f"choose one of {', '.join(known) or 'none'}"
-        if listed_by is None
-        else f"`{listed_by}` lists them"
-    )
+    rest = f"choose one of {', '.join(known) or 'none'}"
+    if listed_by is not None:
+        rest = f"`{listed_by}` lists them"
     raise ValueError(f"there is no {what} {name!r}; {hint}{rest}")

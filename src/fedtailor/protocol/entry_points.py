@@ -1,5 +1,5 @@
-"""What packages' folders and installed packages offer by name (methods, metrics, ...),
-and files of one's own.
+"""Finding methods, metrics and the like by name: in a package's folder, in installed
+packages (entry points), in a user's file.
 """
 
 import importlib.util
@@ -25,8 +25,7 @@ def find_registered(
     base: type | None = None,
     listed_by: str | None = None,
 ) -> T:
-    """What is registered under a name; what an installed package offers under it is
-    registered first.
+    """What a registry holds under a name, which an installed package may provide.
 
     Args:
         registry: name -> what it names.
@@ -66,28 +65,29 @@ def offered(group: str, name: str, what: str, base: type | None = None) -> Any:
         ValueError: it cannot be imported, or is something else.
     """
     for entry in entry_points(group=group, name=name):
+        # Another package's module may raise anything while it is imported.
         try:
             loaded = entry.load()
-        except (
-            Exception
-        ) as error:  # whatever a foreign module raises while it is imported
+        except Exception as error:
             raise ValueError(
                 f"the {what} {name!r} of {entry.value} cannot be imported: {error}"
             ) from error
-        fits = base is None or (isinstance(loaded, type) and issubclass(loaded, base))
-        wanted = "" if base is None else base.__name__
-        require(
-            fits,
-            f"the {what} {name!r} of {entry.value} is {loaded!r}; it must be a subclass"
-            f" of {wanted}",
-        )
+        if base is not None:
+            require(
+                isinstance(loaded, type) and issubclass(loaded, base),
+                f"the {what} {name!r} of {entry.value} is {loaded!r}; it must be a"
+                f" subclass of {base.__name__}",
+            )
         return loaded
     return None
 
 
 def import_modules(package: str) -> list[ModuleType]:
-    """Every module of a package's folder, imported, so that what they define is
-    registered; in alphabetical order.
+    """Import every module of a package's folder, so that their classes register
+    themselves.
+
+    Returns:
+        The modules in alphabetical order.
     """
     folder = sys.modules[package].__path__
     return [
@@ -109,8 +109,8 @@ def module_of(path: Path) -> ModuleType:
         ValueError: there is no such file, it cannot be loaded, or another module has
             its name.
     """
-    # Under the file's own name, so that its classes are called the same in every
-    # process: checkpoints name them.
+    # Under the file's own name, so that its classes have the same name in every
+    # process: checkpoints refer to them by it.
     name = path.stem
     module = sys.modules.get(name)
     if (
@@ -130,12 +130,10 @@ def module_of(path: Path) -> ModuleType:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    # A script may exit where it is imported.
     try:
         spec.loader.exec_module(module)
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # a script may end the process where it is not run as one
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise ValueError(
             f"{path} cannot be loaded: {type(error).__name__}: {error}"

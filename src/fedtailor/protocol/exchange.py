@@ -1,5 +1,5 @@
-"""The waist: what the server's side asks of clients, what it is answered, and who
-answers.
+"""The waist between server and clients: `Exchange` (what the server's side asks),
+`Answers` (what it gets) and `Executor` (who answers).
 
 A round is a generator of exchanges: it yields an `Exchange` and is handed `Answers`. An
 `Executor` makes the answers; it owns the examples and the clients' states. Neither side
@@ -149,10 +149,9 @@ class ClientRows:
         Returns:
             [r], in the order of `self.values`.
         """
-        # the opposite of `host`: from the order of the cohort into the executor's
-        spread = np.full(len(self.values), fill, np.asarray(values).dtype)
-        spread[self.row] = values
-        return spread
+        rows = np.full(len(self.values), fill, np.asarray(values).dtype)
+        rows[self.row] = values
+        return rows
 
 
 def on_host(output: Any) -> Any:
@@ -235,7 +234,10 @@ class Answers(Mapping[str, ClientRows]):
         return self.wait()
 
     def checked(self) -> "Answers":
-        """The same, when it is there and finite.
+        """Wait for the answers.
+
+        Returns:
+            The same answers, which are now computed and finite.
 
         Raises:
             Diverged: a client's answer is NaN or infinite.
@@ -323,16 +325,15 @@ def drive(exchanges: Exchanges[T], executor: Executor) -> T:
     Returns:
         What the generator returns.
     """
-    # An exchange's answers are sent into the generator, which yields the next exchange,
-    # until it returns.
+    # Answers are sent into the generator, which yields the next exchange, until it
+    # returns.
     try:
         exchange = next(exchanges)
         while True:
             try:
                 answers = executor.exchange(exchange)
             except Exception as error:
-                # raised inside the generator, so that the run that asked can save what
-                # it has
+                # Raised inside the generator, so that the run can save what it has.
                 exchange = exchanges.throw(error)
             else:
                 exchange = exchanges.send(answers)

@@ -45,17 +45,15 @@ class HiddenRows(ClientRows):
             number: of clients that each sent several arrays: which of them is meant;
                 None = the only one.
         """
-        # the base class is a frozen dataclass, and its field `values` is what must not
-        # be there
-        for name, value in {
-            "_shape": shape,
-            "_dtype": dtype,
-            "_add_up": add_up,
-            "_travelled": travelled,
-            "_number": number,
-            "row": np.arange(shape[0]),
-        }.items():
-            object.__setattr__(self, name, value)
+        # Past the base class, a frozen dataclass: its field `values` must not exist here.
+        vars(self).update(
+            _shape=shape,
+            _dtype=dtype,
+            _add_up=add_up,
+            _travelled=travelled,
+            _number=number,
+            row=np.arange(shape[0]),
+        )
 
     _shape: tuple[int, ...]
     _dtype: np.dtype[Any]

@@ -71,8 +71,7 @@ def hyperparameters(cls: type[T]) -> type[T]:
     # Equality is identity: JAX compares the static part of the tree, and leaves may be
     # arrays, which do not compare.
     made = dataclasses.dataclass(frozen=True, eq=False)(cls)
-    # What the annotations allow to be traced; whether a field is, depends on its value,
-    # too.
+    # The fields whose annotations allow a leaf; their values decide, too.
     names = [field.name for field in dataclasses.fields(typing.cast(Any, made))]
     floats = {name for name in names if _mentions(hints[name], float)}
     traced_ints = {name for name in names if _mentions(hints[name], _TRACED)}
@@ -95,12 +94,11 @@ def hyperparameters(cls: type[T]) -> type[T]:
         )
 
     def structure_of(value: Any) -> Structure:
-        # Which fields are leaves is decided once: JAX also builds instances whose
-        # leaves are placeholders, and those do not show the type that `is_leaf` looks
-        # at.
-        decided = vars(value).get(_STRUCTURE)
-        if decided is not None:
-            return decided
+        # An instance that JAX rebuilt keeps the structure of the original: its leaves may
+        # be placeholders, whose types say nothing.
+        known = vars(value).get(_STRUCTURE)
+        if known is not None:
+            return known
         dynamic = tuple(name for name in names if is_leaf(name, getattr(value, name)))
         static = tuple(
             (name, getattr(value, name)) for name in names if name not in dynamic
@@ -120,13 +118,12 @@ def hyperparameters(cls: type[T]) -> type[T]:
 
     def unflatten(structure: Structure, leaves: Iterable[Any]) -> T:
         dynamic, static = structure
-        # not __init__: leaves may be tracers, which no validation can read
+        # Not through __init__: leaves may be tracers, which cannot be validated.
         value = object.__new__(made)
-        for name, leaf in zip(dynamic, leaves, strict=True):
-            object.__setattr__(value, name, leaf)
-        for name, setting in static:
-            object.__setattr__(value, name, setting)
-        object.__setattr__(value, _STRUCTURE, structure)
+        attributes = vars(value)
+        attributes.update(zip(dynamic, leaves, strict=True))
+        attributes.update(static)
+        attributes[_STRUCTURE] = structure
         return value
 
     jax.tree_util.register_pytree_with_keys(made, flatten_with_keys, unflatten, flatten)
@@ -153,10 +150,8 @@ def _mentions(hint: Any, wanted: Any) -> bool:
 
 
 def _accept_integers_as_floats(cls: Any, hints: dict[str, Any]) -> None:
-    """`SGD(lr=1)` must be the same program as `SGD(lr=1.0)`: integers given for float
-    fields become floats.
-
-    What is no finite number is refused, for nothing can be trained with it.
+    """Add to `__post_init__`: integers given for float fields become floats, so that
+    `SGD(lr=1)` is the same program as `SGD(lr=1.0)`; NaN and infinity are refused.
     """
     names = [
         name
@@ -175,7 +170,9 @@ def _accept_integers_as_floats(cls: Any, hints: dict[str, Any]) -> None:
             validate(self)
         for name in finite:
             value = getattr(self, name)
-            number = not isinstance(value, float) or math.isfinite(value)
-            require(number, f"{name} is {value}; it must be a finite number")
+            require(
+                not isinstance(value, float) or math.isfinite(value),
+                f"{name} is {value}; it must be a finite number",
+            )
 
     cls.__post_init__ = post_init

@@ -1,6 +1,4 @@
-"""What stands between a client and the server: transforms of what travels, one after
-another.
-"""
+"""Pipelines: transforms of the messages between clients and server, one after another."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -202,9 +200,8 @@ def decode(
         What the algorithm's server sees, and each transform's new state, in the order
         of the pipeline.
     """
-    # what was applied last is undone first
-    kept = []
+    new_states = []
     for transform, state in zip(reversed(pipeline), reversed(states), strict=True):
-        update, state = transform.decode(update, downlink, cohort, state)
-        kept.append(state)
-    return update, kept[::-1]
+        update, new_state = transform.decode(update, downlink, cohort, state)
+        new_states.append(new_state)
+    return update, new_states[::-1]

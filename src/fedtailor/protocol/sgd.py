@@ -85,9 +85,8 @@ class SGD:
         require(
             0 <= self.lr_decay < 1, f"lr_decay is {self.lr_decay}; it must be in [0, 1)"
         )
-        usable = self.optimizer is None or hasattr(self.optimizer, "update")
         require(
-            usable,
+            self.optimizer is None or hasattr(self.optimizer, "update"),
             f"optimizer is {self.optimizer!r}; it must be an"
             " optax.GradientTransformation, set in Python",
         )
@@ -102,10 +101,14 @@ class SGD:
             self.dp_norm is None or self.dp_norm > 0,
             f"dp_norm is {self.dp_norm}; it must be above 0",
         )
-        delta = self.dp_delta is None or 0 < self.dp_delta < 1
-        require(delta, f"dp_delta is {self.dp_delta}; it must be between 0 and 1")
-        both = (self.dp_noise is None) == (self.dp_norm is None)
-        require(both, "private steps need dp_noise and dp_norm; give both, or neither")
+        require(
+            self.dp_delta is None or 0 < self.dp_delta < 1,
+            f"dp_delta is {self.dp_delta}; it must be between 0 and 1",
+        )
+        require(
+            (self.dp_noise is None) == (self.dp_norm is None),
+            "private steps need dp_noise and dp_norm; give both, or neither",
+        )
 
     def rate(self, round: ArrayLike) -> ScalarLike:
         """The learning rate in a round.
@@ -114,8 +117,8 @@ class SGD:
             round: 0-based; may be traced.
 
         Returns:
-            lr (1 - lr_decay)^round, a number of numbers.
+            lr (1 - lr_decay)^round, a Python number if both are.
         """
-        return (
-            self.lr if is_off(self.lr_decay) else self.lr * (1 - self.lr_decay) ** round
-        )
+        if is_off(self.lr_decay):
+            return self.lr
+        return self.lr * (1 - self.lr_decay) ** round

@@ -1,13 +1,12 @@
 """What a client keeps from round to round, on its own disk and nowhere else.
 
-A state is written under the round after which it holds, whole or not at all. Which
-round is the last one accepted is the coordinator's to say, and it says so in every
-request; so an answer that was lost, late or refused leaves no trace: the next request
-names an older state, and the newer one is dropped.
+A state is written under the round after which it holds, whole or not at all. The
+coordinator decides which round counts, and every request names the state to start from.
+So an answer that was lost, late or refused leaves no trace: the next request names an
+older state, and the newer one is dropped.
 """
 
 import fcntl
-import os
 import re
 from pathlib import Path
 from types import TracebackType
@@ -22,11 +21,11 @@ _NAME = re.compile(r"round-(\d{8})\.safetensors")
 class ClientStore:
     """The states of one client in one experiment.
 
-    Used as a context manager it holds the directory's lock, so that two processes never
-    work in it.
+    As a context manager it holds the directory's lock, so that two processes never work
+    in it.
 
     Args:
-        directory: of the client; made if it is not there, readable by its owner only.
+        directory: of the client; made if it does not exist, readable by its owner only.
         experiment: identity of the job (`Job.identity`).
 
     Raises:
@@ -44,7 +43,11 @@ class ClientStore:
             ) from None
 
     def __enter__(self) -> "ClientStore":
-        """Take the lock; raises `ValueError` if another process has it."""
+        """Take the lock.
+
+        Raises:
+            ValueError: another process has it.
+        """
         self._lock = (self.directory / ".lock").open("wb")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -68,13 +71,16 @@ class ClientStore:
             self._lock = None
 
     def rounds(self) -> list[int]:
-        """Rounds after which a state is here, in order."""
-        found = (_NAME.fullmatch(path.name) for path in self.directory.iterdir())
-        return sorted(int(match[1]) for match in found if match)
+        """The rounds after which a state is stored, in order."""
+        matches = (_NAME.fullmatch(path.name) for path in self.directory.iterdir())
+        return sorted(int(match[1]) for match in matches if match)
 
     def load(self, state_round: int) -> Any | None:
-        """The state after a round; None for -1, the state of a client that has not
-        taken part.
+        """Read the state after a round.
+
+        Returns:
+            What `save` was given; None for round -1, as a client that has not taken
+            part has no state.
 
         Raises:
             ValueError: it is not here, or damaged.
@@ -90,34 +96,31 @@ class ClientStore:
         return load_tree(path)
 
     def save(self, round: int, state: Any) -> None:
-        """Write the state after a round (a tree of plain containers and arrays), whole
-        or not at all.
+        """Write the state after a round, whole or not at all.
+
+        Args:
+            round: after which it holds.
+            state: a tree of plain containers and arrays.
         """
         save_tree(self._path(round), state)
 
     def prune(self, state_round: int, durable_state_round: int) -> None:
-        """Drop what no coordinator can ask for any more.
+        """Delete the states that no coordinator can ask for any more.
 
-        That is what is older than the coordinator's disk says, and what is newer than
-        it accepted.
+        Those are older than the state on the coordinator's disk, where it would start
+        again after a crash, or newer than the last one it accepted.
 
         Args:
             state_round: of the request: the state that the coordinator accepted last.
-            durable_state_round: of the request: the same, as it stands on the
-                coordinator's disk.
+            durable_state_round: of the request: the same, as it is on the coordinator's
+                disk.
         """
         for round in self.rounds():
-            # the state on the disk stays also where a new phase of a schedule starts
-            # without one (state_round = -1)
-            if (
-                round != durable_state_round
-                and not durable_state_round <= round <= state_round
-            ):
+            needed = durable_state_round <= round <= state_round
+            # A new phase of a schedule starts without a state (state_round = -1). Until
+            # the coordinator has saved that, it may still go back to the durable one.
+            if not needed and round != durable_state_round:
                 self._path(round).unlink(missing_ok=True)
-
-    def size(self) -> int:
-        """Bytes of all states here."""
-        return sum(os.path.getsize(self._path(round)) for round in self.rounds())
 
     def _path(self, round: int) -> Path:
         return self.directory / f"round-{round:08d}.safetensors"

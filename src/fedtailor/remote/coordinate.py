@@ -1,5 +1,6 @@
-"""A training over machines from its first round to the delivery of personal models, in
-a run directory.
+"""A training over machines, from its first round to the delivery of personal models.
+
+The run directory has the form of a simulated run's, so all that reads runs reads it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,8 +11,6 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from fedtailor._files import replacing
-from fedtailor._parquet import write_parquet
 from fedtailor.accounting import Ledger
 from fedtailor.federation.checks import SPLITS
 from fedtailor.protocol import Clients, Exchanges, drive
@@ -26,7 +25,7 @@ from fedtailor.runs import Run
 from fedtailor.runs.run import train_until
 from fedtailor.storage import Checkpoints, RunDirectory, interrupts
 from fedtailor.storage.manifest import settings, versions
-from fedtailor.storage.run_directory import CLIENTS, read_frame
+from fedtailor.storage.run_files import CLIENTS, LEDGER, read_frame
 from fedtailor.training import Callback, Training
 
 
@@ -48,34 +47,37 @@ def coordinate(
     Args:
         job: of the federation.
         transport: carries messages to the clients.
-        rows: of each client that is there: its numbers [3] of rows that train, validate
-            and test.
+        rows: how many rows of each client that is online train, validate and test [3].
         directory: keeps the run: settings, measurements, ledger, a checkpoint after
             every round.
-        resume: go on with the run in `directory`, with the clients that began it;
-            others that are there now are served as newcomers.
-        agreed: what the clients' tables hold together, where the job asks for federated
+        resume: go on with the run in `directory`, with the clients that began it; the
+            others that are online now are served as newcomers.
+        agreed: the statistics of all clients' tables, where the job asks for federated
             preprocessing.
-        remember: name vectors that clients hold instead of sending them; clients are
-            processes that last.
+        remember: name vectors that clients hold instead of sending them; needs clients
+            that are processes which last from message to message.
         evaluate_every: evaluate after every n-th round, and after the last.
-        callbacks: look on.
+        callbacks: are called as in a simulation.
         tell: is given a line for every answer that is refused, and for clients that are
             missing.
 
+    Returns:
+        The training after its last round.
+
     Raises:
         ValueError: something does not fit together, in one line.
-        TooFewClients: the minimum of clients is not there; everything up to the round
-            before is saved.
+        TooFewClients: fewer clients than the minimum answered; everything up to the
+            round before is saved.
         Interrupted: Ctrl-C; the last finished round is saved.
     """
-    plan, store = plan_of(job, agreed), RunDirectory(directory)
-    began = _began(directory) if resume else None
-    seen_rows = dict(rows) if began is None else began
-    seen = _table(seen_rows, 0)
-    unseen = _table(
-        {name: own for name, own in rows.items() if name not in seen_rows}, len(seen)
-    )
+    plan = plan_of(job, agreed)
+    store = RunDirectory(directory)
+    seen_rows = _stored_clients(directory) if resume else None
+    if seen_rows is None:
+        seen_rows = dict(rows)
+    unseen_rows = {name: sizes for name, sizes in rows.items() if name not in seen_rows}
+    seen = _table(seen_rows)
+    unseen = _table(unseen_rows, first=len(seen))
     if plan.sums is not None:
         plan.sums.check_crowd(plan.algorithm, job.participation.reporters(len(seen)))
     continued = store.open(_manifest(job, plan, seen_rows, evaluate_every), resume)
@@ -90,6 +92,9 @@ def coordinate(
             tell=tell,
             remember=remember,
         )
+        target_scale = 1.0
+        if agreed is not None:
+            target_scale = agreed.preprocessing(job.schema).target_scale
         training = Training(
             plan.algorithm,
             executor,
@@ -99,34 +104,29 @@ def coordinate(
             uplink=plan.uplink,
             downlink=plan.downlink,
             secret=secret_in(directory) if plan.coordinator_needs_secret else None,
-            target_scale=(
-                1.0 if agreed is None else agreed.preprocessing(job.schema).target_scale
-            ),
+            target_scale=target_scale,
         )
         if continued:
             store.load(training)
         else:
-            with replacing(directory / CLIENTS) as temporary:
-                write_parquet(_clients(seen_rows), temporary)
+            store.write_table(CLIENTS, _clients_frame(seen_rows))
         with interrupts() as stop:
-            every_round = Checkpoints(store, 1, stop)
-            drive(
-                train_until(
-                    training,
-                    job.rounds,
-                    evaluate_every,
-                    (every_round, *callbacks),
-                    stop,
-                ),
-                executor,
+            # A checkpoint after every round: clients drop older states once it is on
+            # the disk, and a coordinator that dies loses one round at most.
+            checkpoints = Checkpoints(store, 1, stop)
+            rounds = train_until(
+                training, job.rounds, evaluate_every, (checkpoints, *callbacks), stop
             )
+            drive(rounds, executor)
+            # The delivery is charged to a copy: the checkpoint's ledger ends with the
+            # training, so that a run may go on after it was delivered.
             ledger = Ledger.from_frame(training.ledger.frame())
             drive(_deliver(training, ledger), executor)
-        store.write_ledger(ledger)
-        done = Run(cast(Any, training), cast(Any, executor), ledger).summary().as_dict()
+        store.write_table(LEDGER, ledger.frame())
+        summary = Run(cast(Any, training), cast(Any, executor), ledger).summary()
         store.write_summary(
             {
-                **done,
+                **summary.as_dict(),
                 "training_seconds": sum(training.round_seconds),
                 "asked_rounds": job.rounds,
             }
@@ -137,19 +137,20 @@ def coordinate(
 
 
 def _deliver(training: Training[RemoteExecutor], ledger: Ledger) -> Exchanges[None]:
-    """Have every client make its personal model, and store it where it is."""
+    """Have every client make its personal model and store it on its own machine."""
     for table in (training.executor.seen, training.executor.unseen):
         services = yield from training.services(table, np.arange(len(table)), ledger)
         for service in services:
             yield from training.run_personal("personal", service)
 
 
-def _table(rows: Mapping[str, NDArray[np.int64]], first: int) -> Clients:
-    return client_table(tuple(rows), [own[0] for own in rows.values()], first=first)
+def _table(rows: Mapping[str, NDArray[np.int64]], first: int = 0) -> Clients:
+    train_sizes = [sizes[0] for sizes in rows.values()]
+    return client_table(tuple(rows), train_sizes, first=first)
 
 
-def _began(directory: Path) -> dict[str, NDArray[np.int64]] | None:
-    """Who took part when the run began; None if it never did."""
+def _stored_clients(directory: Path) -> dict[str, NDArray[np.int64]] | None:
+    """The clients that began the run, with their numbers of rows; None before that."""
     path = directory / CLIENTS
     if not path.is_file():
         return None
@@ -160,28 +161,26 @@ def _began(directory: Path) -> dict[str, NDArray[np.int64]] | None:
     }
 
 
-def _clients(rows: Mapping[str, NDArray[np.int64]]) -> pl.DataFrame:
-    """Who takes part, in the form of simulated runs."""
+def _clients_frame(rows: Mapping[str, NDArray[np.int64]]) -> pl.DataFrame:
+    """The table of clients that a simulated run stores, too."""
     columns: dict[str, Any] = {
         "client": list(rows),
         "group": [None] * len(rows),
         "unseen": [False] * len(rows),
     }
-    sizes = {
-        split: [int(own[place]) for own in rows.values()]
-        for place, split in enumerate(SPLITS)
-    }
-    return pl.DataFrame(columns | sizes, schema_overrides={"group": pl.Int64})
+    for index, split in enumerate(SPLITS):
+        columns[split] = [int(sizes[index]) for sizes in rows.values()]
+    return pl.DataFrame(columns, schema_overrides={"group": pl.Int64})
 
 
 def _manifest(
-    job: Job, plan: Plan, rows: Mapping[str, NDArray[np.int64]], every: int
+    job: Job, plan: Plan, rows: Mapping[str, NDArray[np.int64]], evaluate_every: int
 ) -> dict[str, Any]:
-    """The settings of the run, in the form of simulated ones."""
+    """The settings of the run, under the keys of a simulated run's."""
     return {
         "run": {
             "seed": job.seed,
-            "evaluate_every": every,
+            "evaluate_every": evaluate_every,
             "participation": settings(job.participation),
         },
         "algorithm": settings(plan.algorithm),

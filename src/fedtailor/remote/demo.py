@@ -1,9 +1,8 @@
-"""`python -m fedtailor.remote.demo [DIR]`: a federation of real processes on this
-machine, beside its simulation.
+"""A federation of real processes on this machine, beside its simulation.
 
-A coordinator and four clients, each with a file of its own and known by its key, talk
-over TLS on the loopback interface. One client is killed in the middle and comes back.
-The personal models must be those of the simulation.
+Run `python -m fedtailor.remote.demo [DIR]`. A coordinator and four clients, each with a
+file and a key of its own, talk over TLS on the loopback interface. One client is killed
+in the middle and comes back. The personal models must be those of the simulation.
 """
 
 import os
@@ -36,13 +35,38 @@ from fedtailor.storage import Unusable, load_models
 from fedtailor.storage.run_files import METRICS, read_frame
 
 NAMES = ("north", "east", "south", "west")
-METHOD = (
-    '[method]\nuse = "ucfl"\nstreams = 2\nsgd = { lr = 0.05, momentum = 0.9, epochs ='
-    " 1, batch_size = 32 }\n"
-)
-ROUNDS, KILLED, KILLED_AFTER = 6, "east", 2
+METHOD = """\
+[method]
+use = "ucfl"
+streams = 2
+sgd = { lr = 0.05, momentum = 0.9, epochs = 1, batch_size = 32 }
+"""
+ROUNDS = 6
+KILLED = "east"
+"""The client that is killed."""
+KILLED_AFTER = 2
+"""The round after which it is killed."""
 WAIT_S = 180.0
 """How long to wait for a round."""
+
+JOB_FILE = """\
+title = "rotated digits"
+[coordinator]
+address = "127.0.0.1:{port}"
+[data]
+target = "digit"
+classes = [{classes}]
+validation = 0.0
+test = 0.2
+[data.columns]
+{columns}[model]
+use = "mlp"
+hidden = 32
+{method}[training]
+rounds = {rounds}
+minimum = {minimum}
+deadline = {deadline}
+{privacy}"""
 
 COMMAND = (
     "import sys; from fedtailor.cli import main; raise SystemExit(main(sys.argv[1:]))"
@@ -50,18 +74,17 @@ COMMAND = (
 
 
 def main(arguments: list[str]) -> int:
-    """Run the demonstration in a directory that is given, or in a temporary one; 0 if
-    both results are equal.
+    """Run the demonstration in the given directory, or in a temporary one.
+
+    Returns:
+        The exit code: 0 if both results are equal.
     """
     require_flower()
     save_memory()
     with ExitStack() as stack:
-        directory = Path(
-            arguments[0]
-            if arguments
-            else stack.enter_context(tempfile.TemporaryDirectory())
-        )
-        federation = directory / "digits"
+        if not arguments:
+            arguments = [stack.enter_context(tempfile.TemporaryDirectory())]
+        federation = Path(arguments[0]) / "digits"
         files = prepare(federation)
         print(f"Simulating UCFL with two streams, {ROUNDS} rounds", flush=True)
         simulated = simulate(federation, files)
@@ -77,64 +100,58 @@ def main(arguments: list[str]) -> int:
 def prepare(
     directory: Path, method: str = METHOD, rounds: int = ROUNDS, privacy: str = ""
 ) -> dict[str, Path]:
-    """Make a federation's directory with its keys, and a file for each client; client
-    -> file.
+    """Make a federation's directory with its keys, and a file for each client.
 
-    Each client sees digits turned by another angle.
+    The digits of each client are rotated by an angle of its own.
 
     Args:
         directory: to be made.
         method: that table of the job.
         rounds: of training.
         privacy: that table of the job, if any.
+
+    Returns:
+        The file of each client, by name.
     """
     images = scenarios.find("digits-rotated").build(0, clients=len(NAMES))
-    x = (
-        ((images.x - images.shift) * images.scale)
-        .reshape(len(images.x), -1)
-        .astype(np.float32)
-    )
+    pixels = (images.x - images.shift) * images.scale
+    x = pixels.reshape(len(pixels), -1).astype(np.float32)
     columns = [f"p{number}" for number in range(x.shape[1])]
     directory.parent.mkdir(parents=True, exist_ok=True)
     job = directory.parent / f"{directory.name}-job.toml"
-    classes = ", ".join(f'"{digit}"' for digit in range(10))
     job.write_text(
-        'title = "rotated digits"\n[coordinator]\naddress ='
-        f' "127.0.0.1:{free_port()}"\n[data]\ntarget = "digit"\nclasses ='
-        f" [{classes}]\nvalidation = 0.0\ntest = 0.2\n[data.columns]\n"
-        + "".join(f'{column} = "number"\n' for column in columns)
-        + f'[model]\nuse = "mlp"\nhidden = 32\n{method}[training]\nrounds ='
-        f" {rounds}\nminimum = {len(NAMES)}\ndeadline = {WAIT_S}\n{privacy}"
+        JOB_FILE.format(
+            port=free_port(),
+            classes=", ".join(f'"{digit}"' for digit in range(10)),
+            columns="".join(f'{column} = "number"\n' for column in columns),
+            method=method,
+            rounds=rounds,
+            minimum=len(NAMES),
+            deadline=WAIT_S,
+            privacy=privacy,
+        )
     )
     make_federation(directory, NAMES, job=job)
     files = {}
     for client, name in enumerate(NAMES):
-        rows = np.concatenate(
-            [split[client] for split in (images.train, images.val, images.test)]
-        )
+        splits = (images.train, images.val, images.test)
+        rows = np.concatenate([split[client] for split in splits])
+        frame = pl.DataFrame(x[rows], schema=columns, orient="row")
+        digits = pl.Series(images.y[rows].astype(str))
         files[name] = directory / f"{name}.csv"
-        frame = pl.DataFrame(
-            {column: x[rows, place] for place, column in enumerate(columns)}
-        )
-        frame.with_columns(digit=pl.Series(images.y[rows].astype(str))).write_csv(
-            files[name]
-        )
+        frame.with_columns(digit=digits).write_csv(files[name])
         (directory / "kits" / name / JOB).write_bytes((directory / JOB).read_bytes())
     return files
 
 
 def simulate(directory: Path, files: Mapping[str, Path]) -> Run:
-    """The job on this machine."""
+    """Run the job as a simulation."""
     job = read_job(directory / JOB)
     clients, agreed = read_all(job, dict(sorted(files.items())))
     plan = plan_of(job, agreed)
-    print(
-        {
-            name: split_sizes(clients)[place].tolist()
-            for place, name in enumerate(clients.names)
-        },
-        "train, val, test",
-    )
+    sizes = zip(clients.names, split_sizes(clients).tolist(), strict=True)
+    print(dict(sizes), "train, val, test")
+    # The settings of a client's own executor, so that the results are equal to the bit.
     settings = Settings(devices=1, canonical=True)
     return run(
         plan.algorithm,
@@ -150,7 +167,12 @@ def simulate(directory: Path, files: Mapping[str, Path]) -> Run:
 def deploy(
     directory: Path, files: Mapping[str, Path], killed: str | None = KILLED
 ) -> None:
-    """The job as processes; one client is killed after some rounds, and started again.
+    """Run the job as processes.
+
+    Args:
+        directory: of the federation.
+        files: of the clients, by name.
+        killed: client that is killed after some rounds, and started again.
 
     Raises:
         RuntimeError: the coordinator failed.
@@ -170,10 +192,7 @@ def deploy(
                     " again",
                     flush=True,
                 )
-                with (directory / f"{killed}.log").open("ab") as again:
-                    clients[killed] = start(
-                        join_command(directory, killed, files), again
-                    )
+                clients[killed] = start_client(directory, killed, files)
             code = serving.wait(WAIT_S * 2)
         finally:
             stop(serving)
@@ -187,22 +206,30 @@ def deploy(
 def clients_of(
     directory: Path, files: Mapping[str, Path]
 ) -> Iterator[dict[str, "subprocess.Popen[bytes]"]]:
-    """All clients as processes, by name; what they say is in NAME.log."""
+    """All clients as processes, by name; they are stopped at the end."""
     processes: dict[str, subprocess.Popen[bytes]] = {}
     try:
         for name in files:
-            with (directory / f"{name}.log").open("ab") as log:
-                processes[name] = start(join_command(directory, name, files), log)
+            processes[name] = start_client(directory, name, files)
         yield processes
     finally:
+        # All are asked to end before any is waited for.
         for process in processes.values():
             process.terminate()
         for process in processes.values():
             stop(process)
 
 
+def start_client(
+    directory: Path, name: str, files: Mapping[str, Path]
+) -> "subprocess.Popen[bytes]":
+    """Start a client; what it prints is appended to NAME.log."""
+    with (directory / f"{name}.log").open("ab") as log:
+        return start(join_command(directory, name, files), log)
+
+
 def start(arguments: list[str], log: IO[bytes]) -> "subprocess.Popen[bytes]":
-    """A command of `fedtailor federation` as a process."""
+    """Start a command of `fedtailor federation` as a process."""
     command = [sys.executable, "-c", COMMAND, "federation", *arguments]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
@@ -243,31 +270,30 @@ def wait_for_round(
 
 
 def compare(directory: Path, simulated: Run) -> int:
-    """Print both results; 0 if all personal models are equal to the bit."""
+    """Print both results.
+
+    Returns:
+        The exit code: 0 if all personal models are equal to the bit.
+    """
     frame = read_frame(directory / "run" / METRICS).filter(
         (pl.col("metric") == "accuracy")
         & (pl.col("split") == "test")
         & (pl.col("round") == pl.col("round").max())
     )
     deployed = dict(zip(frame["client"], frame["value"], strict=True))
-    expected = dict(
-        zip(
-            simulated.federation.names,
-            simulated.metrics.values("accuracy"),
-            strict=True,
-        )
-    )
+    accuracies = simulated.metrics.values("accuracy")
+    expected = dict(zip(simulated.federation.names, accuracies, strict=True))
     models = personal_models(directory, list(expected))
     print(
         f"\n{'client':<8}  simulated  machines  largest difference between the two"
         " models"
     )
-    furthest = 0.0
+    largest = 0.0
     for name, accuracy in expected.items():
         difference = float(np.abs(models[name] - simulated.personal(name).theta).max())
-        furthest = max(furthest, difference)
+        largest = max(largest, difference)
         print(f"{name:<8}  {accuracy:9.4f}  {deployed[name]:8.4f}  {difference:.1e}")
-    if deployed == expected and furthest == 0:
+    if deployed == expected and largest == 0:
         print(
             "The machines' personal models and accuracies are equal to the"
             " simulation's, to the bit."
@@ -279,12 +305,12 @@ def compare(directory: Path, simulated: Run) -> int:
 
 def personal_models(directory: Path, names: list[str]) -> dict[str, np.ndarray]:
     """The vectors of the personal models that the clients have stored, by name."""
-    found = {}
+    thetas = {}
     for name in names:
         kit = read_kit(directory / "kits" / name)
         path = ClientStore(kit.state, kit.job.identity).directory / PERSONAL
-        found[name] = load_models(path)[name].theta
-    return found
+        thetas[name] = load_models(path)[name].theta
+    return thetas
 
 
 def join_command(directory: Path, name: str, files: Mapping[str, Path]) -> list[str]:

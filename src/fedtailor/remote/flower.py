@@ -1,6 +1,4 @@
-"""What both sides of a federation need of Flower: its settings, bodies in its messages,
-and its errors in one line.
-"""
+"""What both sides of a federation need of Flower: settings, messages and errors."""
 
 import logging
 import os
@@ -18,18 +16,19 @@ SETTINGS = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "FLWR_LOG_LEVEL": "WARNING",
 }
-"""Environment of all of Flower that runs here: it contacts nobody but the addresses
-given, and installs nothing.
+"""Environment variables with which Flower runs here.
+
+It contacts nobody but the addresses that it is given, and installs nothing.
 """
 
 MESSAGE_TYPE = "query"
-"""Flower's type of our messages; what they are for stands inside."""
+"""Flower's type of our messages; the task is part of the body."""
 
 _RECORD, _BODY = "fedtailor", "body"
 
 
 def require_flower() -> None:
-    """Set Flower's environment before its first import.
+    """Check that Flower is installed, and set its environment before its first import.
 
     Raises:
         ValueError: Flower is not installed.
@@ -71,6 +70,7 @@ def unwrap(message: "Message") -> bytes:
 
 def is_untrusted(error: "httpx.TransportError") -> bool:
     """Whether a connection failed because of the other side's certificate."""
+    # httpx wraps the error of the TLS library, some versions more than once.
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):

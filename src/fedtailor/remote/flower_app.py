@@ -1,6 +1,6 @@
-"""A federation as a plain Flower app, for those who run Flower already: `flwr run`
-starts it.
+"""A federation as a plain Flower app that `flwr run` starts.
 
+It is for those who run Flower already.
 The app's own module holds two names, `from fedtailor.remote.flower_app import client,
 server`. Flower then starts a process for each message, so a client keeps nothing in
 memory: every request carries all of its vectors.
@@ -40,15 +40,14 @@ if TYPE_CHECKING:
 client, server = ClientApp(), ServerApp()
 
 WAIT_S = 600.0
-"""How long the coordinator waits for the clients; `wait` in the app's configuration
-changes it.
-"""
+"""Seconds that the coordinator waits for clients, unless the app sets `wait`."""
 
 
 @client.query()
 def answer(message: Message, context: Context) -> Message:
-    """Answer one message of the coordinator; the node's configuration names `kit` and
-    `data`.
+    """Answer one message of the coordinator.
+
+    The node's configuration names the client's kit and its file (`kit`, `data`).
     """
     settings = context.node_config
     for name in ("kit", "data"):
@@ -57,25 +56,23 @@ def answer(message: Message, context: Context) -> Message:
             f'start the SuperNode with --node-config \'kit="DIR" data="FILE"\'; {name}'
             " is missing",
         )
-    return Message(
-        wrap(_responder(str(settings["kit"]), str(settings["data"]))(unwrap(message))),
-        reply_to=message,
-    )
+    respond = _responder(str(settings["kit"]), str(settings["data"]))
+    return Message(wrap(respond(unwrap(message))), reply_to=message)
 
 
 @cache
-def _responder(kit: str, data: str) -> Responder:
-    own = read_kit(Path(kit))
-    work = JobWork(
-        own.job, own.name, Path(data), ClientStore(own.state, own.job.identity)
-    )
-    return Responder(own.job.identity, own.name, work, work.common_vectors)
+def _responder(kit_directory: str, data: str) -> Responder:
+    kit = read_kit(Path(kit_directory))
+    experiment = kit.job.identity
+    work = JobWork(kit.job, kit.name, Path(data), ClientStore(kit.state, experiment))
+    return Responder(experiment, kit.name, work, work.common_vectors)
 
 
 @server.main()
 def serve(grid: Grid, context: Context) -> None:
-    """Coordinate the federation in the directory that the app's configuration names
-    `federation`.
+    """Coordinate a federation.
+
+    The app's configuration names its directory (`federation`).
     """
     settings: dict[str, Any] = dict(context.run_config)
     require(
@@ -84,7 +81,8 @@ def serve(grid: Grid, context: Context) -> None:
         " [tool.flwr.app.config]",
     )
     directory = Path(str(settings["federation"]))
-    job, wait = read_job(directory / JOB), float(settings.get("wait", WAIT_S))
+    job = read_job(directory / JOB)
+    wait = float(settings.get("wait", WAIT_S))
     require(
         job.sums is None,
         "secure_aggregation needs clients that last from message to message; a plain"
@@ -98,9 +96,10 @@ def serve(grid: Grid, context: Context) -> None:
     }
     http: HttpGrid = grid  # type: ignore[assignment]  # which lists nodes with their keys
     transport = GridTransport(http, keys, lambda: None)
-    found = greet(Connection(job, tuple(keys), transport), wait=wait)
-    rows = {name: reply.arrays["rows"] for name, reply in found.replies.items()}
+    greeted = greet(Connection(job, tuple(keys), transport), wait=wait)
+    rows = {name: reply.arrays["rows"] for name, reply in greeted.replies.items()}
     run = directory / "run"
+    # A run that was begun goes on with the statistics that its models were trained on.
     resume = (run / MANIFEST).exists()
     known = Statistics.load(directory / COORDINATOR, job.schema) if resume else None
     agreed = agree(job, transport, rows, wait, known)

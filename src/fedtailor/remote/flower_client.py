@@ -1,9 +1,8 @@
-"""A client's end on Flower: it speaks the SuperLink's fleet interface with the client's
-key, and answers messages.
+"""A client's end on Flower, in the place of Flower's SuperNode.
 
-Flower's own SuperNode runs the code that the server sends. This one runs none: a
-message is bytes for `Responder`, and the client does what the method named in its own
-job file does, with the fedtailor installed here.
+It speaks the SuperLink's fleet interface with the client's key. A SuperNode runs code
+that the server sends. This one runs none: a message is bytes for `Responder`, and the
+client runs the method named in its own job file, with the fedtailor installed here.
 """
 
 import re
@@ -23,34 +22,33 @@ if TYPE_CHECKING:
     from flwr.app import Message
 
 HEARTBEAT_S = 10.0
-"""The shortest interval that Flower allows: a client that died is held to be there for
-twice as long.
+"""Seconds between heartbeats that this client promises: the fewest that Flower allows.
+
+Flower takes a client that died for online for twice as long.
 """
 
 RETRY_S = 1.0
 """Seconds between attempts to connect."""
 
 REFUSED_S = 3 * HEARTBEAT_S
-"""How long a known key may be refused: its former connection is held for two
-heartbeats.
+"""Seconds for which the SuperLink may refuse a key that it knows.
+
+It refuses the key while it takes a former connection of this client for online, which
+is two heartbeats after that client died.
 """
 
 POLL_S = (0.1, 2.0)
-"""Seconds between looks for a message: just after one, and after a long silence."""
+"""Seconds between polls for a message: just after one, and after a long silence."""
 
 T = TypeVar("T")
 
 
 class Disconnected(RuntimeError):
-    """The coordinator cannot be reached, or does not know this connection (any
-    more).
-    """
+    """The coordinator cannot be reached, or this connection to it is not valid."""
 
 
 class Refused(Disconnected):
-    """The coordinator can be reached, but does not accept this client's key or
-    connection.
-    """
+    """The coordinator was reached, and refuses this client's key or connection."""
 
 
 class FleetConnection:
@@ -90,8 +88,14 @@ class FleetConnection:
         )
 
     def activate(self, former: int | None = None) -> int:
-        """Come online; `former` is the id of a connection of this client that was cut
-        off. Returns the node id.
+        """Come online.
+
+        Args:
+            former: node id of a connection of this client that was cut off. It is ended
+                first, as the SuperLink accepts a key once at a time.
+
+        Returns:
+            The node id of this connection.
 
         Raises:
             ValueError: the certificate is not trusted.
@@ -100,9 +104,8 @@ class FleetConnection:
         from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
 
         if former is not None:
-            with suppress(
-                Disconnected
-            ):  # the coordinator has been restarted since, or has noticed
+            # The coordinator knows nothing of it if it was restarted, or noticed.
+            with suppress(Disconnected):
                 self._call(
                     self._client.DeactivateNode, DeactivateNodeRequest(node_id=former)
                 )
@@ -113,7 +116,7 @@ class FleetConnection:
         return self.node_id
 
     def heartbeat(self) -> None:
-        """Say that this client is still there.
+        """Tell the coordinator that this client is alive.
 
         Raises:
             Disconnected: the coordinator cannot be reached.
@@ -142,33 +145,27 @@ class FleetConnection:
             pull_and_inflate_object_from_tree,
         )
 
-        found = self._call(
+        pulled = self._call(
             self._client.PullMessages, PullMessagesRequest(node=self._node())
         )
-        if not found.messages_list:
+        if not pulled.messages_list:
             return None
-        run_id, tree = (
-            found.messages_list[0].metadata.run_id,
-            found.message_object_trees[0],
+        run_id = pulled.messages_list[0].metadata.run_id
+        tree = pulled.message_object_trees[0]
+        pull_object = make_pull_object_fn_protobuf(
+            self._client.PullObject, self._node(), run_id
         )
-
-        def fetch() -> "Message":
-            message = pull_and_inflate_object_from_tree(
-                tree,
-                make_pull_object_fn_protobuf(
-                    self._client.PullObject, self._node(), run_id
-                ),
-                make_confirm_message_received_fn_protobuf(
-                    self._client.ConfirmMessageReceived, self._node(), run_id
-                ),
-                return_type=Message,
+        confirm = make_confirm_message_received_fn_protobuf(
+            self._client.ConfirmMessageReceived, self._node(), run_id
+        )
+        message = self._guard(
+            lambda: pull_and_inflate_object_from_tree(
+                tree, pull_object, confirm, return_type=Message
             )
-            message.metadata.__dict__["_message_id"] = (
-                tree.object_id
-            )  # which Flower leaves out of the content
-            return message
-
-        return self._guard(fetch)
+        )
+        # Flower leaves the id out of the content, and an answer must name it.
+        message.metadata.__dict__["_message_id"] = tree.object_id
+        return message
 
     def push(self, message: "Message", body: bytes) -> None:
         """Answer a message.
@@ -192,27 +189,29 @@ class FleetConnection:
         from flwr.supercore.task_identity import TaskIdentity
 
         run_id = message.metadata.run_id
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = (
-            0,
-            run_id,
-            self._node().node_id,
-        )
+        # Flower's messages read where they come from in this process-wide place.
+        TaskIdentity.task_id = 0
+        TaskIdentity.run_id = run_id
+        TaskIdentity.node_id = self._node().node_id
         reply = Message(wrap(body), reply_to=message)
         reply.metadata.__dict__["_message_id"] = reply.object_id
+        # The answer is announced first, and its content follows, object by object, as
+        # far as the SuperLink does not have it. Whoever dies in between is asked again.
         with no_object_id_recompute():
             request = PushMessagesRequest(
                 node=self._node(),
                 messages_list=[message_to_proto(remove_content_from_message(reply))],
                 message_object_trees=[get_object_tree(reply)],
             )
-            answer = self._call(self._client.PushMessages, request)
-            push = make_push_object_fn_protobuf(
-                self._client.PushObject, self._node(), run_id, answer.session_id
+            pushed = self._call(self._client.PushMessages, request)
+            push_object = make_push_object_fn_protobuf(
+                self._client.PushObject, self._node(), run_id, pushed.session_id
             )
-            wanted = set(answer.objects_to_push)
             self._guard(
                 lambda: push_objects(
-                    get_all_nested_objects(reply), push, object_ids_to_push=wanted
+                    get_all_nested_objects(reply),
+                    push_object,
+                    object_ids_to_push=set(pushed.objects_to_push),
                 )
             )
 
@@ -239,8 +238,14 @@ class FleetConnection:
         return self._guard(lambda: method(request))
 
     def _guard(self, action: Callable[[], T]) -> T:
-        """Do something over the connection; all that Flower and the network raise
-        becomes `Disconnected`.
+        """Do something over the connection.
+
+        Returns:
+            What `action` returns.
+
+        Raises:
+            ValueError: the certificate is not trusted, which no retry mends.
+            Disconnected: in place of everything else that Flower and the network raise.
         """
         import httpx
         from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
@@ -279,15 +284,16 @@ def answer_messages(
     stop: threading.Event,
     tell: Callable[[str], None] = print,
 ) -> None:
-    """Answer the coordinator's messages until `stop` is set, through every loss of the
-    connection.
+    """Answer the coordinator's messages until `stop` is set.
+
+    Where the connection is lost, it is made again, however long that takes.
 
     Args:
         connection: to the coordinator.
         respond: from a message to its answer; a message for which it raises
             `ValueError` stays without one.
-        memory: file that keeps the node id, so that a client that was killed need not
-            wait to come back.
+        memory: file that stores the node id, so that a client that was killed need not
+            wait until the SuperLink gives up its former connection.
         stop: set by another thread or a signal handler.
         tell: is given lines for the user.
 
@@ -300,50 +306,48 @@ def answer_messages(
     try:
         while not stop.is_set():
             try:
-                node = connection.activate(_former_node(memory))
+                node_id = connection.activate(_former_node(memory))
                 with replacing(memory) as temporary:
-                    temporary.write_text(str(node))
+                    temporary.write_text(str(node_id))
                 refused_since, told = None, ""
                 tell(f"connected to {connection.address}")
                 _serve(connection, respond, stop, tell)
             except Disconnected as error:
+                # A coordinator that is away for hours makes one line, not thousands.
                 if str(error) != told:
                     told = str(error)
                     tell(f"{told}; trying again")
-                refused_since = (
-                    _refused_since(connection, refused_since)
-                    if isinstance(error, Refused)
-                    else None
-                )
+                if not isinstance(error, Refused):
+                    refused_since = None
+                elif refused_since is None:
+                    refused_since = time.monotonic()
+                else:
+                    _check_refusal(connection, refused_since)
                 stop.wait(RETRY_S)
     finally:
         connection.close()
 
 
 def _former_node(memory: Path) -> int | None:
-    """The node id that a file keeps; None where it keeps none, or is damaged: then the
-    client may have to wait.
-    """
+    """The node id that a file stores; None if there is none, or it is damaged."""
     text = memory.read_bytes() if memory.is_file() else b""
-    return (
-        int(text) if re.fullmatch(rb"[0-9]{1,20}", text) and int(text) < 2**64 else None
-    )
+    if not re.fullmatch(rb"[0-9]{1,20}", text) or int(text) >= 2**64:
+        return None
+    return int(text)
 
 
-def _refused_since(connection: FleetConnection, since: float | None) -> float:
-    """Since when the coordinator refuses this client, from the time known so far.
+def _check_refusal(connection: FleetConnection, since: float) -> None:
+    """Stop trying where the coordinator has refused this client for too long.
 
     Raises:
         ValueError: for longer than a former connection of this client could explain.
     """
-    since = time.monotonic() if since is None else since
     require(
         time.monotonic() - since < REFUSED_S,
         f"the coordinator at {connection.address} refuses this client's key; it must be"
         " registered there, no other process may use it, and the clocks of both"
         " machines must agree to 5 seconds",
     )
-    return since
 
 
 def _serve(
@@ -352,18 +356,24 @@ def _serve(
     stop: threading.Event,
     tell: Callable[[str], None],
 ) -> None:
-    """Answer messages while the connection lasts."""
-    lost = threading.Event()
-    beating = threading.Thread(target=_beat, args=(connection, stop, lost), daemon=True)
-    beating.start()
+    """Answer messages while the connection lasts.
+
+    Raises:
+        Disconnected: it was lost.
+    """
+    over = threading.Event()
+    # In a thread of its own, as a client may train for longer than a heartbeat.
+    threading.Thread(
+        target=_send_heartbeats, args=(connection, stop, over), daemon=True
+    ).start()
     try:
         last = time.monotonic()
         while not stop.is_set():
             message = connection.pull()
             if message is None:
-                stop.wait(
-                    min(POLL_S[1], max(POLL_S[0], (time.monotonic() - last) / 20))
-                )
+                shortest, longest = POLL_S
+                silence = time.monotonic() - last
+                stop.wait(min(longest, max(shortest, silence / 20)))
                 continue
             try:
                 body = respond(unwrap(message))
@@ -373,25 +383,27 @@ def _serve(
             connection.push(message, body)
             last = time.monotonic()
     finally:
-        lost.set()
+        over.set()
 
 
-def _beat(
-    connection: FleetConnection, stop: threading.Event, lost: threading.Event
+def _send_heartbeats(
+    connection: FleetConnection, stop: threading.Event, over: threading.Event
 ) -> None:
-    """Send heartbeats, several in the time in which one must arrive, until the
-    connection is over.
+    """Send heartbeats, three in the time in which one must arrive.
+
+    Args:
+        connection: to the coordinator.
+        stop: set when the client ends.
+        over: set when the connection is lost.
     """
-    while not (stop.is_set() or lost.wait(HEARTBEAT_S / 3)):
-        try:
+    while not (stop.is_set() or over.wait(HEARTBEAT_S / 3)):
+        # The thread that pulls messages meets the same error, and connects again.
+        with suppress(Disconnected, ValueError):
             connection.heartbeat()
-        except (Disconnected, ValueError):
-            # the thread that pulls messages meets the same error, and connects again
-            continue
 
 
 def read_key(path: Path) -> bytes:
-    """A client's private key.
+    """Read a client's private key.
 
     Raises:
         ValueError: it is missing, or others can read it.

@@ -1,13 +1,12 @@
-"""The coordinator's end on Flower: registers the clients' keys, and carries messages
-over the SuperLink's grid.
+"""The coordinator's end on Flower, in the place of a `ServerApp`.
 
-The process that trains does this itself: Flower would start a `ServerApp` of its own
-for it, and call a strategy that can hand out one model only. Here the round loop drives
-the grid (push and pull), and no code travels with a run.
+It registers the clients' keys, and carries messages over the SuperLink's grid. The
+process that trains does this itself: Flower would start another process for it, and
+call a strategy that can hand out one model only. Here the round loop pushes to the grid
+and pulls from it, and no code travels with a run.
 """
 
 import hashlib
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -26,10 +25,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PATIENCE_S = 30.0
-"""How long a busy SuperLink may fail to answer."""
+"""Seconds for which a busy SuperLink may fail to answer."""
 
 START_S = 30.0
-"""How long a run may take to start."""
+"""Seconds that a run may take to start."""
 
 APP = {
     "pyproject.toml": (
@@ -52,13 +51,16 @@ clientapp = "fedtailor_federation:client"
         b'raise RuntimeError("join this federation with `fedtailor federation join`")\n'
     ),
 }
-"""The app that Flower wants with every run. Nobody runs it; a SuperNode that tries is
-told what to do.
+"""The app that Flower wants with every run: its files, by name.
+
+Nobody runs it; a SuperNode that tries prints what to do instead.
 """
 
 
 @dataclass(frozen=True)
 class _Sent:
+    """To whom a message went, whose answer has not been announced yet."""
+
     client: str
     node_id: int
 
@@ -69,9 +71,10 @@ class GridTransport:
     Args:
         grid: of a run that has started.
         keys: public key (PEM, as the SuperLink lists it) by client; nodes with other
-            keys are not seen.
+            keys are ignored.
         check: raises `RuntimeError` if the SuperLink has ended.
-        tell: is given a line for every message that is not from where it should be.
+        tell: is given a line for every answer that comes from another node than its
+            client's.
     """
 
     def __init__(
@@ -82,18 +85,21 @@ class GridTransport:
         tell: Callable[[str], None] = print,
     ) -> None:
         self._grid, self._check, self._tell = grid, check, tell
-        self._lost = dict.fromkeys(keys, 0)
         self._names = {key: name for name, key in keys.items()}
-        self._nodes: dict[str, int] = {}
-        self._sent: dict[str, _Sent] = {}
+        self._nodes: dict[str, int] = {}  # by client, as of the last look
+        self._sent: dict[str, _Sent] = {}  # by id of the message
         self._arriving: list[Arriving] = []
+        self._lost = dict.fromkeys(keys, 0)  # messages and answers, by client
 
     def online(self) -> Mapping[str, str]:
-        """Clients that are there, with the time at which each connected and how many of
-        its messages were lost.
+        """The clients that are online, each with a mark (see `Transport`).
+
+        The mark is made of the time at which the client connected, and of how many of
+        its messages and answers were lost: a client that is still connected is asked
+        again, too, if what it was sent or has sent is gone.
         """
         marks: dict[str, str] = {}
-        for node in self._patiently(self._grid.get_nodes):
+        for node in self._retry(self._grid.get_nodes):
             name = self._names.get(node.public_key)
             if name is not None and node.status == "online":
                 marks[name] = f"{node.last_activated_at} {self._lost[name]}"
@@ -110,16 +116,16 @@ class GridTransport:
 
         node_id = self._nodes[client]
         message = Message(wrap(body), node_id, MESSAGE_TYPE, ttl=LONGEST_S)
-        taken = list(self._patiently(lambda: self._grid.push_messages([message])))
-        if not taken:
+        message_ids = list(self._retry(lambda: self._grid.push_messages([message])))
+        if not message_ids:
             raise RuntimeError(
                 f"the SuperLink takes no message of {len(body) / 1e6:.0f} MB"
             )
-        if taken[0] is None:  # the client has left since it was seen
+        if message_ids[0] is None:  # the client has left since it was seen
             self._lost[client] += 1
         else:
-            self._sent[taken[0]] = _Sent(client, node_id)
-        # What the client was sending is not waited for: it answers again.
+            self._sent[message_ids[0]] = _Sent(client, node_id)
+        # What the client was still sending is not awaited: it answers again.
         self._arriving = [
             answer for answer in self._arriving if answer.client != client
         ]
@@ -130,17 +136,17 @@ class GridTransport:
 
         try:
             self._take_announced()
-            whole = self._take_whole()
+            complete = self._take_complete()
         except httpx.HTTPError:
-            # What the SuperLink has handed out it does not hand out again, and nobody
-            # knows what that was.
+            # The SuperLink hands each announcement out once, and nobody knows which of
+            # them were in the response that is lost: everybody is asked again.
             for awaited in (*self._sent.values(), *self._arriving):
                 self._lost[awaited.client] += 1
             self._sent.clear()
             self._arriving.clear()
             return
-        for answer, reply in whole:
-            if reply.has_error():  # of Flower's own: the client is gone
+        for answer, reply in complete:
+            if reply.has_error():  # made by Flower: the client is gone
                 self._lost[answer.client] += 1
             elif reply.metadata.src_node_id != answer.node_id:
                 self._tell(
@@ -151,21 +157,22 @@ class GridTransport:
                 yield answer.client, _body(reply)
 
     def _take_announced(self) -> None:
-        """Note which answers are under way."""
-        for asked, message_id, tree in (
-            announced(self._grid, list(self._sent)) if self._sent else ()
-        ):
-            sent = self._sent.pop(asked, None)
+        """Move the messages whose answers are announced from `_sent` to `_arriving`."""
+        if not self._sent:
+            return
+        for asked_id, answer_id, tree in announced(self._grid, list(self._sent)):
+            sent = self._sent.pop(asked_id, None)
             if sent is not None:
-                self._arriving.append(
-                    Arriving(sent.client, sent.node_id, message_id, tree)
-                )
+                answer = Arriving(sent.client, sent.node_id, answer_id, tree)
+                self._arriving.append(answer)
 
-    def _take_whole(self) -> list[tuple[Arriving, "Message"]]:
-        """The answers that have arrived since the last look, with what they were
-        announced as.
+    def _take_complete(self) -> list[tuple[Arriving, "Message"]]:
+        """Remove the answers that have arrived whole from `_arriving`.
+
+        Returns:
+            Each with its message.
         """
-        whole, under_way = [], []
+        complete, incomplete = [], []
         for answer in self._arriving:
             try:
                 message = answer.look(self._grid)
@@ -173,14 +180,14 @@ class GridTransport:
                 self._lost[answer.client] += 1
                 continue
             if message is None:
-                under_way.append(answer)
+                incomplete.append(answer)
             else:
-                whole.append((answer, message))
-        self._arriving = under_way
-        return whole
+                complete.append((answer, message))
+        self._arriving = incomplete
+        return complete
 
-    def _patiently(self, action: Callable[[], T]) -> T:
-        """Ask the SuperLink, again if it is busy; it is on this machine.
+    def _retry(self, action: Callable[[], T]) -> T:
+        """Ask the SuperLink, and again while it is busy; it is on this machine.
 
         Raises:
             RuntimeError: it has ended, or does not answer.
@@ -193,6 +200,7 @@ class GridTransport:
                 return action()
             except httpx.HTTPError as error:
                 self._check()
+                # A status is an answer: the same question gets the same again.
                 if time.monotonic() >= end or isinstance(error, httpx.HTTPStatusError):
                     raise RuntimeError(
                         f"the SuperLink does not answer as it should: {error}"
@@ -201,20 +209,25 @@ class GridTransport:
 
 
 def _body(reply: "Message") -> bytes:
-    """What an answer carries; one that is no message of ours is refused where it is
-    decoded, with the client's name.
-    """
+    """The body of an answer; empty if it is no message of ours."""
     try:
         return unwrap(reply)
     except ValueError:
-        return b""
+        return b""  # which is refused where it is decoded, with the client's name
 
 
 def register(
     address: str, authority: bytes, public_keys: Mapping[str, bytes]
 ) -> dict[str, bytes]:
-    """Make the SuperLink know the clients' public keys (OpenSSH); returns them as it
-    lists them.
+    """Register the clients' public keys at the SuperLink.
+
+    Args:
+        address: "host:port" of the SuperLink.
+        authority: PEM certificate of the federation's authority.
+        public_keys: in OpenSSH's form, by client.
+
+    Returns:
+        The keys in the form in which the SuperLink lists them (PEM), by client.
 
     Raises:
         ValueError: a key is none, or the SuperLink does not take it.
@@ -235,11 +248,9 @@ def register(
                     RegisterNodeRequest(public_key=registered[name], name=name)
                 )
             except httpx.HTTPStatusError as error:
-                found = FlowerError.from_json(error.response.text)
-                if (
-                    found is None
-                    or found.code != ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE
-                ):
+                reason = FlowerError.from_json(error.response.text)
+                known = ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE
+                if reason is None or reason.code != known:
                     raise ValueError(
                         f"the SuperLink does not take the key of client {name}"
                     ) from None
@@ -248,14 +259,16 @@ def register(
 
 @contextmanager
 def open_grid(address: str, authority: bytes, secret: bytes) -> Iterator["HttpGrid"]:
-    """Start a run at the SuperLink and take it over: the grid over which this process
-    talks to the clients.
+    """Start a run at the SuperLink, and be its server until the end of the block.
 
     Args:
         address: "host:port" of the SuperLink, on this machine.
         authority: PEM certificate of the federation's authority.
-        secret: the SuperLink's secret for whoever carries out runs; without it, runs
-            that others start never begin.
+        secret: proves to the SuperLink that this process may carry out runs; nobody
+            else has it, so runs that others start never begin.
+
+    Yields:
+        The grid over which this process talks to the clients.
 
     Raises:
         TimeoutError: the SuperLink did not start the run.
@@ -269,16 +282,18 @@ def open_grid(address: str, authority: bytes, secret: bytes) -> Iterator["HttpGr
 
     token = _acquire(address, authority, secret, _start_run(address, authority))
     grid = HttpGrid(address, False, authority, token=token)
-    grid._retry_invoker = None  # type: ignore[assignment]  # Flower's would retry for ever, and end this process on 401
+    # Flower's own would retry for ever, and end this process on a 401.
+    grid._retry_invoker = None  # type: ignore[assignment]
     runtime = grid._runtime_client
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(runtime))
     heartbeat.start()
     try:
-        given = runtime.PullTaskInput(PullTaskInputRequest())
-        # Flower's messages read where they come from in this process-wide place
-        TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, given.run.run_id
-        TaskIdentity.node_id = given.context.node_id
-        grid.set_run(run_from_proto(given.run))
+        task = runtime.PullTaskInput(PullTaskInputRequest())
+        # Flower's messages read where they come from in this process-wide place.
+        TaskIdentity.task_id = task.task_id
+        TaskIdentity.run_id = task.run.run_id
+        TaskIdentity.node_id = task.context.node_id
+        grid.set_run(run_from_proto(task.run))
         yield grid
     finally:
         with suppress(Exception):  # the run is over in any case
@@ -303,8 +318,15 @@ def _start_run(address: str, authority: bytes) -> int:
 
 
 def _acquire(address: str, authority: bytes, secret: bytes, run_id: int) -> str:
-    """The token of the run's server task; tasks of runs that somebody else started are
-    taken, and left alone.
+    """Acquire the server task of a run.
+
+    Tasks of runs that somebody else started are acquired on the way, and left alone.
+
+    Returns:
+        The task's token.
+
+    Raises:
+        TimeoutError: the SuperLink did not start the run.
     """
     from flwr.proto.runtime_pb2 import AcquireTaskRequest
     from flwr.supercore.constant import TaskType
@@ -323,13 +345,13 @@ def _acquire(address: str, authority: bytes, secret: bytes, run_id: int) -> str:
     end = time.monotonic() + START_S
     try:
         while time.monotonic() < end:
-            found = client.AcquireTask(
+            acquired = client.AcquireTask(
                 AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
             )
-            if found.token and found.task.run_id == run_id:
-                return found.token
-            if not found.token:
-                threading.Event().wait(0.1)
+            if acquired.token and acquired.task.run_id == run_id:
+                return acquired.token
+            if not acquired.token:
+                time.sleep(0.1)
     finally:
         client.close()
     raise TimeoutError(f"the SuperLink did not start the run within {START_S:.0f} s")

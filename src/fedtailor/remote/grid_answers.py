@@ -1,10 +1,9 @@
-"""An answer that a client is still sending to the SuperLink, and its parts as far as
-they are there.
+"""Answers that clients are still sending to the SuperLink.
 
 The SuperLink announces an answer before its content has arrived, and Flower's grid
 waits for the content of one answer before it looks at the next: a client that was
 killed while it sent would hold up all others for minutes, whatever the deadline. Here
-each look takes what is there.
+each look takes the parts that have arrived, and goes on with the next answer.
 """
 
 from dataclasses import dataclass, field
@@ -21,11 +20,11 @@ class Lost(Exception):
 
 @dataclass
 class Arriving:
-    """An answer of a client.
+    """An answer that was announced.
 
     Attributes:
-        client: its name.
-        node_id: where it was asked.
+        client: who was asked.
+        node_id: of the connection on which it was asked.
         message_id: of the answer.
         tree: Flower's tree of the objects that the answer is made of.
         content: bytes of the objects that have arrived, by their ids.
@@ -38,10 +37,13 @@ class Arriving:
     content: dict[str, bytes] = field(default_factory=dict)
 
     def look(self, grid: "HttpGrid") -> "Message | None":
-        """The answer, or None if a part of it is still under way.
+        """Take the parts that have arrived since the last look.
+
+        Returns:
+            The answer, or None while a part of it is under way.
 
         Raises:
-            Lost: the SuperLink waits for its content no more.
+            Lost: the SuperLink has given up waiting for its content.
             httpx.HTTPError: the SuperLink does not answer.
         """
         from flwr.app import Message
@@ -58,16 +60,17 @@ class Arriving:
         for part in iterate_object_tree(self.tree):
             if part.object_id in self.content:
                 continue
-            found = runtime.PullObject(
+            pulled = runtime.PullObject(
                 PullObjectRequest(
                     node=grid.node, run_id=run_id, object_id=part.object_id
                 )
             )
-            if not found.object_found:
+            if not pulled.object_found:
                 raise Lost
-            if not found.object_available:
+            if not pulled.object_available:
                 return None
-            self.content[part.object_id] = found.object_content
+            self.content[part.object_id] = pulled.object_content
+        # The SuperLink deletes the answer once this is confirmed, so not before.
         received = ConfirmMessageReceivedRequest(
             node=grid.node, run_id=run_id, message_object_id=self.message_id
         )
@@ -78,7 +81,7 @@ class Arriving:
 
 
 def announced(grid: "HttpGrid", asked: list[str]) -> list[tuple[str, str, Any]]:
-    """Answers that the SuperLink announces for the first time.
+    """Pull the answers that the SuperLink has not announced before.
 
     Args:
         grid: of the run.
@@ -92,10 +95,10 @@ def announced(grid: "HttpGrid", asked: list[str]) -> list[tuple[str, str, Any]]:
     """
     from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 
-    found = grid._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=asked))
+    request = PullAppMessagesRequest(message_ids=asked)
+    pulled = grid._runtime_client.PullMessages(request)
+    pairs = zip(pulled.messages_list, pulled.message_object_trees, strict=True)
     return [
         (message.metadata.reply_to_message_id, message.metadata.message_id, tree)
-        for message, tree in zip(
-            found.messages_list, found.message_object_trees, strict=True
-        )
+        for message, tree in pairs
     ]

@@ -1,13 +1,13 @@
-"""Vectors that a client holds already are named, by their digests, instead of being
-sent again.
+"""Requests that name the vectors which their client holds, instead of sending them.
 
-A client holds the initial model, which follows from the job's seed, and of every kind
-of message what it received last. So an evaluation and the round after it send a model
-once. What the coordinator believes a client to hold is no more than that: a client that
-lacks a vector (it was started again) says so, and is sent all of them.
+A vector is named by its digest. A client holds the initial model, which follows from
+the job's seed, and of every kind of message what it received last. So an evaluation and
+the round after it send a model once. The coordinator may be wrong about what a client
+holds: one that lacks a vector (as it was started again) says so, and is sent all.
 
-stream/KIND and initial    hold the rows that are new, each once
-known/stream/KIND, ...     [n, 16] bytes for each of the n rows: its digest, or zeros for the next of those that are new
+stream/KIND, initial    the rows that are new, each once
+known/stream/KIND,      [n, 16] bytes for each of the n rows: its digest, or zeros for
+known/initial           the next of those that are new
 """
 
 import hashlib
@@ -27,6 +27,7 @@ INITIAL, STREAM = "initial", "stream/"
 """Arrays of vectors: the model that a state starts from [d], and streams [n, ...]."""
 
 _NEW = bytes(DIGEST_BYTES)
+"""In the place of a digest: the next of the new rows."""
 
 
 class Lacks(ValueError):
@@ -34,7 +35,7 @@ class Lacks(ValueError):
 
 
 def digest(row: np.ndarray) -> bytes:
-    """What names a vector: a fingerprint of its shape, type and bytes."""
+    """The name of a vector: a fingerprint of its shape, type and bytes."""
     row = np.ascontiguousarray(row)
     form = f"{row.dtype.str}{row.shape}".encode()
     return hashlib.blake2b(
@@ -60,41 +61,38 @@ class Holdings:
 
         Args:
             request: with all vectors.
-            digests: of the rows of its arrays of vectors, by name.
+            digests: of the rows of its arrays of vectors, by the arrays' names.
         """
         held = self._common.union(*self._held.get(request.client, {}).values())
         arrays, sent = dict(request.arrays), set()
         for name, rows in digests.items():
-            new = []
-            for place, found in enumerate(rows):
-                if found not in held and found not in sent:
-                    new.append(place)
-                    sent.add(found)
+            new, named = [], []  # positions of new rows; a digest or _NEW for every row
+            for index, row_digest in enumerate(rows):
+                if row_digest in held or row_digest in sent:
+                    named.append(row_digest)
+                else:
+                    named.append(_NEW)
+                    new.append(index)
+                    sent.add(row_digest)
             if len(new) < len(rows):
-                named = np.frombuffer(
-                    b"".join(
-                        _NEW if row in new else rows[row] for row in range(len(rows))
-                    ),
-                    np.uint8,
-                )
-                arrays[KNOWN + name] = named.reshape(len(rows), DIGEST_BYTES)
+                known = np.frombuffer(b"".join(named), np.uint8)
+                arrays[KNOWN + name] = known.reshape(len(rows), DIGEST_BYTES)
                 arrays[name] = _as_rows(name, arrays[name])[new]
         return replace(request, arrays=arrays)
 
     def received(self, client: str, digests: Mapping[str, Sequence[bytes]]) -> None:
-        """A client has answered a request with these vectors, so it holds them."""
-        self._held.setdefault(client, {}).update(
-            {name: frozenset(rows) for name, rows in digests.items()}
-        )
+        """Note that a client has answered a request with these vectors."""
+        held = self._held.setdefault(client, {})
+        for name, rows in digests.items():
+            held[name] = frozenset(rows)
 
 
 class HeldVectors:
-    """What a client holds: the vectors that it can make by itself, and of every kind
-    those that it received last.
+    """What a client holds: its own vectors, and of every kind those received last.
 
     Args:
-        own: makes the former; called once, when the first request that names a vector
-            arrives.
+        own: makes the vectors that the client can make by itself; called once, when the
+            first request that names a vector arrives.
     """
 
     def __init__(self, own: Callable[[], Iterable[np.ndarray]] = tuple) -> None:
@@ -105,62 +103,68 @@ class HeldVectors:
         """The request with all vectors in it.
 
         Raises:
-            Lacks: one of them is not here.
+            Lacks: the client does not hold one of them.
             ValueError: the request is not well formed.
         """
-        arrays = {
-            name: array
-            for name, array in request.arrays.items()
-            if not name.startswith(KNOWN)
-        }
+        arrays, known = {}, {}
+        for name, array in request.arrays.items():
+            if name.startswith(KNOWN):
+                known[name.removeprefix(KNOWN)] = array
+            else:
+                arrays[name] = array
         names = [name for name in arrays if is_vectors(name)]
-        named = {
-            name: request.arrays[KNOWN + name]
-            for name in names
-            if KNOWN + name in request.arrays
-        }
-        fits = len(arrays) + len(named) == len(request.arrays) and all(
-            map(_is_digests, named.values())
-        )
+        fits = set(known) <= set(names) and all(map(_is_digests, known.values()))
         require(fits, "the digests of a request do not fit its vectors")
         require(
             all(arrays[name].ndim for name in names),
             "a request holds a number where vectors belong",
         )
-        whole = {
-            name: _as_rows(name, arrays[name]) for name in names if name not in named
-        }
-        here = {digest(row): row for name in named for row in arrays[name]}
-        here |= {digest(row): row for rows in whole.values() for row in rows}
-        for name, digests in named.items():
-            whole[name] = self._joined(arrays[name], digests, here)
-        for name, rows in whole.items():
+        # A vector that travels in one array may be named in another.
+        travelled: dict[bytes, np.ndarray] = {}
+        for name in names:
+            rows = arrays[name] if name in known else _as_rows(name, arrays[name])
+            travelled |= {digest(row): row for row in rows}
+        complete = {}
+        for name in names:
+            if name in known:
+                complete[name] = self._join(arrays[name], known[name], travelled)
+            else:
+                complete[name] = _as_rows(name, arrays[name])
+        # Only now, as an array may name what another one held before this request.
+        for name, rows in complete.items():
             self._received[name] = {digest(row): row for row in rows}
             arrays[name] = rows[0] if name == INITIAL else rows
         return replace(request, arrays=arrays)
 
-    def _joined(
-        self, new: np.ndarray, digests: np.ndarray, here: Mapping[bytes, np.ndarray]
+    def _join(
+        self,
+        new: np.ndarray,
+        digests: np.ndarray,
+        travelled: Mapping[bytes, np.ndarray],
     ) -> np.ndarray:
-        """All rows of an array: the new ones in their order, the others by their
-        digests.
-        """
-        order, found = iter(new), []
-        for name in map(bytes, digests):
-            row = next(order, None) if name == _NEW else self._find(name, here)
+        """All rows of an array: the new ones in their order, the others by digest."""
+        remaining, rows = iter(new), []
+        for row_digest in map(bytes, digests):
+            if row_digest != _NEW:
+                rows.append(self._find(row_digest, travelled))
+                continue
+            row = next(remaining, None)
             require(row is not None, "a request names more new vectors than it holds")
-            found.append(row)
+            rows.append(row)
         require(
-            next(order, None) is None, "a request holds more new vectors than it names"
+            next(remaining, None) is None,
+            "a request holds more new vectors than it names",
         )
-        return np.stack(found)
+        return np.stack(rows)
 
-    def _find(self, name: bytes, here: Mapping[bytes, np.ndarray]) -> np.ndarray:
+    def _find(
+        self, row_digest: bytes, travelled: Mapping[bytes, np.ndarray]
+    ) -> np.ndarray:
         if self._own is None:
             self._own = {digest(row): row for row in self._make_own()}
-        for rows in (here, self._own, *self._received.values()):
-            if name in rows:
-                return rows[name]
+        for rows in (travelled, self._own, *self._received.values()):
+            if row_digest in rows:
+                return rows[row_digest]
         raise Lacks("it does not hold a vector that the request names")
 
 

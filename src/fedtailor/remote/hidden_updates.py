@@ -1,6 +1,4 @@
-"""What clients hold after training where the coordinator sees sums only, in the place
-of what they would have sent.
-"""
+"""Updates that stay with their clients, where the coordinator sees sums only."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -16,8 +14,7 @@ from fedtailor.remote.sum_server import MASKED, Arrays, SecureSum, Stage
 
 
 class HiddenUpdates:
-    """What the clients of one exchange have trained and hold, until the server asks for
-    sums of it.
+    """What the clients of one exchange hold until the server asks for sums of it.
 
     Attributes:
         beside: [2] bytes down and up so far beside the masked vectors: keys, shares,
@@ -34,79 +31,66 @@ class HiddenUpdates:
         minimum: int,
         tell: Callable[[str], None],
     ) -> None:
-        """The updates of those of a cohort that report.
+        """Make the updates of a cohort; nothing is asked yet.
 
         Args:
             settings: of the job.
             cohort: the clients.
             reporting: [c] who holds an update.
-            ask: carries the stages of a sum, with what names the vectors that are
-                added.
+            ask: carries a stage of a sum; its second argument names the vectors that
+                are added.
             minimum, tell: as for `SecureSum`.
         """
-        self._settings, self._ask, self._minimum, self._tell = (
-            settings,
-            ask,
-            minimum,
-            tell,
-        )
-        self._clients, self._places = len(cohort), np.flatnonzero(reporting)
-        self._names = [
-            cohort.clients.names[cohort.rows[place]] for place in self._places
-        ]
+        self._settings, self._ask = settings, ask
+        self._minimum, self._tell = minimum, tell
+        self._clients, self._reporting = len(cohort), np.flatnonzero(reporting)
+        self._names = [cohort.clients.names[row] for row in cohort.rows[reporting]]
         self.beside = np.zeros(2, np.int64)
 
-    def rows(self, kind: str, form: Any) -> HiddenRows:
-        """What each client holds of one kind, in the place of rows.
+    def rows(self, kind: str, shape: Any) -> HiddenRows:
+        """The clients' vectors of one kind, of which sums can be had.
 
         Args:
             kind: of message.
-            form: shape and type of one client's.
+            shape: shape and type of one client's (`jax.ShapeDtypeStruct`).
         """
-        sent = [0, 0]
+        vectors_sent, entries = 0, 0  # by each client so far; of each vector
 
         def ask(stage: Stage, asked: Mapping[str, Any]) -> Mapping[str, Arrays]:
-            found = self._ask(stage, asked)
-            self._count(stage, found)
-            masked = next(
-                (answer[MASKED] for answer in found.values() if MASKED in answer), None
-            )
-            if masked is not None:
-                sent[:] = sent[0] + masked.shape[0], masked.shape[1]
-            return found
+            nonlocal vectors_sent, entries
+            answers = self._ask(stage, asked)
+            self._count(stage, answers)
+            masked = [answer[MASKED] for answer in answers.values() if MASKED in answer]
+            if masked:  # all have the same shape
+                vectors_sent += masked[0].shape[0]
+                entries = masked[0].shape[1]
+            return answers
 
         def add_up(weights: NDArray[np.float64], number: int | None) -> Sums:
-            others = np.delete(weights, self._places, axis=1)
+            others = np.delete(weights, self._reporting, axis=1)
             require(not others.any(), "the method weighs clients that do not report")
-            size = math.prod(form.shape if number is None else form.shape[1:])
-            asking = partial(ask, asked={"kind": kind, "number": number})
-            one = SecureSum(
-                asking,
+            secure_sum = SecureSum(
+                partial(ask, asked={"kind": kind, "number": number}),
                 self._names,
-                size,
+                math.prod(shape.shape if number is None else shape.shape[1:]),
                 self._settings,
                 minimum=self._minimum,
                 tell=self._tell,
             )
-            return one.run(weights[:, self._places])
+            return secure_sum.run(weights[:, self._reporting])
 
         return HiddenRows(
-            (self._clients, *form.shape),
-            np.dtype(form.dtype),
+            (self._clients, *shape.shape),
+            np.dtype(shape.dtype),
             add_up,
-            lambda: (sent[0], sent[1]),
+            lambda: (vectors_sent, entries),
         )
 
-    def _count(self, stage: Stage, found: Mapping[str, Arrays]) -> None:
-        """Count all but what is masked, which is charged as the method's own
-        message.
-        """
-        self.beside[0] += sum(
-            array.nbytes for sent in stage.arrays.values() for array in sent.values()
-        )
-        self.beside[1] += sum(
-            array.nbytes
-            for answer in found.values()
-            for name, array in answer.items()
-            if name != MASKED
-        )
+    def _count(self, stage: Stage, answers: Mapping[str, Arrays]) -> None:
+        """Add the bytes of a stage; masked vectors are charged as the method's own."""
+        for arrays in stage.arrays.values():
+            self.beside[0] += sum(array.nbytes for array in arrays.values())
+        for answer in answers.values():
+            for name, array in answer.items():
+                if name != MASKED:
+                    self.beside[1] += array.nbytes

@@ -1,10 +1,12 @@
-"""`job.toml`: what a federation trains, on which columns, and what may leave a client;
-all machines have the same.
+"""`job.toml`: what a federation trains, on which columns, and what may leave a client.
+
+All machines have the same file.
 """
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -25,13 +27,15 @@ from fedtailor.tables.kinds import Kind
 from fedtailor.training import Participation, Sampling, as_participation
 
 NUMBER = "number"
-"""How the file says that a column holds numbers; a list of texts says which categories
-it holds.
+"""How the file says that a column holds numbers.
+
+A list of texts says that it holds these categories.
 """
 
 KINDS = (NUMBER, "category", "boolean", "date")
-"""What a column can hold where the clients agree on the preprocessing; else numbers, or
-the categories in a list.
+"""What a column can hold where the clients agree on the preprocessing.
+
+Else it holds numbers, or the categories in a list.
 """
 
 T = TypeVar("T", bound=BaseModel)
@@ -39,6 +43,8 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class _Table(BaseModel):
+    """A table of the file; its names and values are checked, nothing is converted."""
+
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
@@ -81,14 +87,14 @@ class Schema:
     Attributes:
         target: column to predict.
         classes: what it can be; None for a regression.
-        columns: inputs in order: the categories, or None where the job does not list
-            them.
-        validation, test: shares of each client's rows that do not train.
+        columns: the inputs in order, with the categories of each; None where the job
+            does not list them.
+        validation, test: shares of each client's rows that validate and test.
         kinds: what each input holds.
         federated: whether clients agree on the preprocessing before the first round;
-            else tables are taken as they stand, numbers and listed categories without
+            else tables are taken as they stand: numbers and listed categories, without
             gaps.
-        decorrelate: whether they tell sums of products of their inputs, by which these
+        decorrelate: whether they send sums of products of their inputs, by which these
             are decorrelated.
     """
 
@@ -103,8 +109,9 @@ class Schema:
 
     @property
     def width(self) -> int:
-        """Inputs of the model: one for a number, one for each category (of tables taken
-        as they stand).
+        """Number of inputs of the model, where tables are taken as they stand.
+
+        A column of numbers is one input, a column of categories one for each of them.
         """
         return sum(
             1 if categories is None else len(categories)
@@ -121,14 +128,16 @@ class Job:
         host, port: where clients reach the coordinator.
         schema: the table that every client brings.
         model: what is trained.
-        algorithm: how.
-        rounds, seed, minimum, deadline: how long, from which random numbers, with how
-            many clients at least, and how many seconds a round waits.
+        algorithm: the method, or a schedule of several.
+        rounds: of training.
+        seed: of all random numbers but those that hide something.
+        minimum: answers without which a round does not count.
+        deadline: seconds that a round waits for them.
         participation: who reports in a round.
         evaluate: whether clients send sums of losses and of correct predictions.
         uplink: what happens to an update before it leaves a client, in this order.
         sums: how updates are added where the coordinator sees sums only; None where it
-            sees each.
+            sees each update.
         content: the file as plain values.
     """
 
@@ -151,26 +160,22 @@ class Job:
     @property
     def address(self) -> str:
         """ "host:port" of the coordinator."""
-        return (
-            f"[{self.host}]:{self.port}"
-            if ":" in self.host
-            else f"{self.host}:{self.port}"
-        )
+        host = f"[{self.host}]" if ":" in self.host else self.host  # IPv6
+        return f"{host}:{self.port}"
 
     @property
     def identity(self) -> str:
-        """Fingerprint of all that a client agrees to: data, model, method, seed and
-        what may leave it.
+        """Fingerprint of all that a client agrees to.
 
-        The number of rounds, deadlines, the minimum and the address may change while
-        clients go on with their copies.
+        That is data, model, method, seed and what may leave the client. The number of
+        rounds, deadlines, the minimum and the address may change while clients go on
+        with their copies.
         """
-        agreed = {
-            name: self.content.get(name)
-            for name in ("data", "model", "method", "privacy")
-        }
-        order = list(self.schema.columns)  # which sorting would lose
-        text = json.dumps(agreed | {"seed": self.seed, "order": order}, sort_keys=True)
+        tables = ("data", "model", "method", "privacy")
+        agreed: dict[str, Any] = {name: self.content.get(name) for name in tables}
+        agreed["seed"] = self.seed
+        agreed["order"] = list(self.schema.columns)  # which `sort_keys` would lose
+        text = json.dumps(agreed, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -216,45 +221,43 @@ def _job(document: Document) -> Job:
     title = content.get("title", "federation")
     if not isinstance(title, str):
         raise ConfigError(("title",), f"title is {title!r}; it must be a text")
-    try:
-        host, port = split_address(_table(_Coordinator, content, "coordinator").address)
-    except ConfigError:
-        raise
-    except ValueError as error:
-        raise ConfigError(("coordinator", "address"), str(error)) from None
-    training, privacy = (
-        _table(_Training, content, "training"),
-        _table(_Privacy, content, "privacy"),
-    )
-    try:
+    coordinator = _table(_Coordinator, content, "coordinator")
+    with _errors_at("coordinator", "address"):
+        host, port = split_address(coordinator.address)
+    training = _table(_Training, content, "training")
+    privacy = _table(_Privacy, content, "privacy")
+    with _errors_at("training", "deadline"):
         check_wait("deadline", training.deadline)
-    except ValueError as error:
-        raise ConfigError(("training", "deadline"), str(error)) from None
-    try:
+    with _errors_at("training", "participation"):
         participation = as_participation(training.participation, training.sampling)
-    except ValueError as error:
-        raise ConfigError(("training", "participation"), str(error)) from None
-    algorithm, uplink = (
-        _algorithm(content["method"]),
-        uplink_of_tables(privacy.uplink, ("privacy", "uplink")),
-    )
+    algorithm = _algorithm(content["method"])
+    uplink = uplink_of_tables(privacy.uplink, ("privacy", "uplink"))
     return Job(
-        title,
-        host,
-        port,
-        _schema(_table(_Data, content, "data")),
-        architecture(content["model"], ("model",)),
-        algorithm,
-        training.rounds,
-        training.seed,
-        training.minimum,
-        training.deadline,
-        participation,
-        privacy.evaluate,
-        uplink,
-        _sums(privacy, algorithm, uplink, participation),
-        content,
+        title=title,
+        host=host,
+        port=port,
+        schema=_schema(_table(_Data, content, "data")),
+        model=architecture(content["model"], ("model",)),
+        algorithm=algorithm,
+        rounds=training.rounds,
+        seed=training.seed,
+        minimum=training.minimum,
+        deadline=training.deadline,
+        participation=participation,
+        evaluate=privacy.evaluate,
+        uplink=uplink,
+        sums=_sums(privacy, algorithm, uplink, participation),
+        content=content,
     )
+
+
+@contextmanager
+def _errors_at(*key: str) -> Iterator[None]:
+    """Say of a `ValueError` which setting it is about."""
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError(key, str(error)) from None
 
 
 def _sums(
@@ -263,10 +266,14 @@ def _sums(
     uplink: Pipeline,
     participation: Participation,
 ) -> SecureSums | None:
-    """How updates are added, if the job asks for it and its method needs no more."""
+    """How updates are added behind masks, if the job asks for it.
+
+    Raises:
+        ConfigError: the method needs more than sums, or a setting is out of range.
+    """
     if not privacy.secure_aggregation:
         return None
-    try:
+    with _errors_at("privacy", "secure_aggregation"):
         sums = SecureSums(
             privacy.sum_threshold, privacy.sum_range, privacy.probe == "open"
         )
@@ -276,15 +283,12 @@ def _sums(
             "secure_aggregation needs clients enough in every round, which "
             'sampling = "poisson" does not promise',
         )
-    except ValueError as error:
-        raise ConfigError(("privacy", "secure_aggregation"), str(error)) from None
     return sums
 
 
 def _schema(data: _Data) -> Schema:
-    if data.classes is not None and (
-        len(data.classes) < 2 or len(set(data.classes)) < len(data.classes)
-    ):
+    classes = None if data.classes is None else tuple(data.classes)
+    if classes is not None and not _are_distinct(classes):
         raise ConfigError(
             ("data", "classes"),
             f"classes is {data.classes}; it needs two or more, each once",
@@ -301,40 +305,47 @@ def _schema(data: _Data) -> Schema:
             ("data", "test"),
             f"validation and test take {data.validation + data.test:g} of all rows",
         )
-    columns: dict[str, tuple[str, ...] | None] = {}
-    for name, kind in data.columns.items():
-        if isinstance(kind, list) and len(set(kind)) < max(2, len(kind)):
-            said = f"{name} has the categories {kind}; it needs two or more, each once"
-            raise ConfigError(("data", "columns", name), said)
-        if isinstance(kind, str) and kind != NUMBER and data.preprocessing == "none":
-            said = (
-                f'{name} is {kind!r}, which needs preprocessing = "federated"; or list'
-                " the categories"
-            )
-            raise ConfigError(("data", "columns", name), said)
-        columns[name] = None if isinstance(kind, str) else tuple(kind)
-    classes = None if data.classes is None else tuple(data.classes)
-    kinds: dict[str, Kind] = {
-        name: kind if isinstance(kind, str) else "category"
-        for name, kind in data.columns.items()
-    }
     federated = data.preprocessing == "federated"
+    columns: dict[str, tuple[str, ...] | None] = {}
+    kinds: dict[str, Kind] = {}
+    for name, kind in data.columns.items():
+        if isinstance(kind, list):
+            if not _are_distinct(kind):
+                raise ConfigError(
+                    ("data", "columns", name),
+                    f"{name} has the categories {kind}; it needs two or more, each"
+                    " once",
+                )
+            columns[name], kinds[name] = tuple(kind), "category"
+        else:
+            if kind != NUMBER and not federated:
+                raise ConfigError(
+                    ("data", "columns", name),
+                    f'{name} is {kind!r}, which needs preprocessing = "federated"; or'
+                    " list the categories",
+                )
+            columns[name], kinds[name] = None, kind
     if data.decorrelate and (classes is not None or not federated):
-        said = (
+        raise ConfigError(
+            ("data", "decorrelate"),
             "decorrelate is for regressions (no classes) with preprocessing ="
-            ' "federated"; leave it out'
+            ' "federated"; leave it out',
         )
-        raise ConfigError(("data", "decorrelate"), said)
     return Schema(
-        data.target,
-        classes,
-        columns,
-        data.validation,
-        data.test,
-        kinds,
-        federated,
-        data.decorrelate,
+        target=data.target,
+        classes=classes,
+        columns=columns,
+        validation=data.validation,
+        test=data.test,
+        kinds=kinds,
+        federated=federated,
+        decorrelate=data.decorrelate,
     )
+
+
+def _are_distinct(names: Sequence[str]) -> bool:
+    """Whether there are two names or more, each once."""
+    return len(names) >= 2 and len(set(names)) == len(names)
 
 
 def _algorithm(given: Mapping[str, Any]) -> Algorithm:
@@ -355,37 +366,31 @@ def _algorithm(given: Mapping[str, Any]) -> Algorithm:
 
 
 def _table(kind: type[T], content: Mapping[str, Any], name: str) -> T:
-    """A table of the file, checked; whole numbers stand for others where those are
-    wanted.
+    """Check a table of the file.
+
+    Raises:
+        ConfigError: about the setting that a person should mend first.
     """
+    # Through JSON, where a whole number may stand for any number.
+    text = json.dumps(content.get(name, {}), default=str)
     try:
-        return kind.model_validate_json(json.dumps(content.get(name, {}), default=str))
+        return kind.model_validate_json(text)
     except ValidationError as error:
-        # a key that is misspelt is also missing under its name: say the former
-        first = min(
-            error.errors(include_url=False),
-            key=lambda one: one["type"] != "extra_forbidden",
-        )
-        loc = [
-            str(part)
-            for part in first["loc"]
-            if not str(part).startswith(("literal[", "list["))
-        ]
-        place = (name, *loc)
-        key = loc[-1] if loc else name
-        if first["type"] == "extra_forbidden":
-            check_choice_at(
-                key, tuple(kind.model_fields), place, f"setting of [{name}]"
-            )
-        if first["type"] == "missing":
-            raise ConfigError((name,), f"{key} is missing in [{name}]") from None
-        if kind is _Data and loc[:1] == ["columns"]:
-            said = ", ".join(f'"{kind}"' for kind in KINDS)
-            wrong = (
-                f"{key} is {first['input']!r}; a column is {said}, or a list of"
-                " categories"
-            )
-            raise ConfigError(place, wrong) from None
-        raise ConfigError(
-            place, f"{key} is {first['input']!r}; {first['msg'].lower()}"
-        ) from None
+        errors = error.errors(include_url=False)
+    # A misspelt key is also missing under its right name: say the former.
+    unknown = [one for one in errors if one["type"] == "extra_forbidden"]
+    first = (unknown or errors)[0]
+    # pydantic adds which alternative of a union it tried.
+    path = [str(part) for part in first["loc"]]
+    path = [part for part in path if not part.startswith(("literal[", "list["))]
+    key = path[-1] if path else name
+    if unknown:
+        choices = tuple(kind.model_fields)
+        check_choice_at(key, choices, (name, *path), f"setting of [{name}]")
+    if first["type"] == "missing":
+        raise ConfigError((name,), f"{key} is missing in [{name}]")
+    problem = first["msg"].lower()
+    if kind is _Data and path[:1] == ["columns"]:
+        listed = ", ".join(f'"{choice}"' for choice in KINDS)
+        problem = f"a column is {listed}, or a list of categories"
+    raise ConfigError((name, *path), f"{key} is {first['input']!r}; {problem}")

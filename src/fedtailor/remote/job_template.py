@@ -23,7 +23,7 @@ use = "mlp"                       # any model of `fedtailor scenarios`, with its
 hidden = 32
 
 [method]
-use = "{method}"                  # any of `fedtailor algorithms`, with its hyper-parameters
+use = "ucfl"                  # any of `fedtailor algorithms`, with its hyper-parameters
 sgd = {{ lr = 0.05, epochs = 1, batch_size = 32 }}
 
 [training]
@@ -41,11 +41,16 @@ secure_aggregation = false        # true: the coordinator sees sums over clients
 """
 
 
-def template(title: str, address: str, clients: int, method: str = "ucfl") -> str:
-    """The job file that `init` writes, to be edited."""
+def template(title: str, address: str, clients: int) -> str:
+    """The job file that `init` writes.
+
+    Args:
+        title: for people; what would end a TOML string is replaced.
+        address: "host:port" of the coordinator.
+        clients: that have a kit; a round needs half of them.
+    """
     return TEMPLATE.format(
         title=title.replace("\\", "/").replace('"', "'"),
         address=address,
-        method=method,
         minimum=max(1, clients // 2),
     )

@@ -1,8 +1,7 @@
-"""Keys and certificates of a federation, in the forms that Flower's SuperLink and
-SuperNode read.
+"""Keys and certificates of a federation, in the forms that Flower reads.
 
 The coordinator proves who it is by a TLS certificate, signed by an authority that only
-this federation trusts; a client proves who it is by an EC key whose public half the
+this federation trusts. A client proves who it is by an EC key whose public half the
 coordinator registers under the client's name. Needs the extra `flower` (package
 `cryptography`).
 """
@@ -22,53 +21,53 @@ if TYPE_CHECKING:
         EllipticCurvePrivateKey,
         EllipticCurvePublicKey,
     )
-    from cryptography.x509 import Certificate, CertificateBuilder, GeneralName, Name
+    from cryptography.x509 import (
+        Certificate,
+        CertificateBuilder,
+        GeneralName,
+        KeyUsage,
+        Name,
+    )
 
 VALID_DAYS = 3 * 365
-"""How long certificates hold. Longer than a study, shorter than people remember who
-keeps the authority's key.
+"""How long certificates are valid.
+
+Longer than a study, shorter than people remember who keeps the authority's key.
 """
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-"""Names that every server certificate covers: the coordinator's own process reaches the
-SuperLink by them.
+"""Names that every server certificate covers.
+
+The coordinator's own process reaches the SuperLink by them.
 """
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A private key and its public half, or a private key and its certificate, as the
-    bytes of two files.
-    """
+    """The contents of two files: a private key, and its public half or certificate."""
 
     private: bytes
     public: bytes
 
 
 def make_authority(name: str) -> Pair:
-    """A certificate authority of its own for one federation: (PEM private key, PEM
-    certificate).
+    """Make a certificate authority for one federation.
+
+    Args:
+        name: of the federation.
+
+    Returns:
+        Its private key and its certificate (both PEM).
     """
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
 
     key = ec.generate_private_key(ec.SECP384R1())
-    subject = _named(f"fedtailor authority of {name}")
-    usage = x509.KeyUsage(
-        digital_signature=False,
-        key_cert_sign=True,
-        crl_sign=True,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
+    subject = _x509_name(f"fedtailor authority of {name}")
     builder = (
         _certificate(subject, subject, key.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage, critical=True)
+        .add_extension(_key_usage("key_cert_sign", "crl_sign"), critical=True)
         .add_extension(
             x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
         )
@@ -77,13 +76,15 @@ def make_authority(name: str) -> Pair:
 
 
 def make_server_certificate(authority: Pair, addresses: Sequence[str]) -> Pair:
-    """The coordinator's TLS key and certificate: (PEM private key, PEM certificate
-    signed by the authority).
+    """Make the coordinator's TLS key, and have the authority sign its certificate.
 
     Args:
         authority: from `make_authority`.
         addresses: host names and IP addresses under which clients reach the
             coordinator; loopback is added.
+
+    Returns:
+        The private key and the certificate (both PEM).
 
     Raises:
         ValueError: an address is no host name or IP address.
@@ -96,28 +97,16 @@ def make_server_certificate(authority: Pair, addresses: Sequence[str]) -> Pair:
     authority_key = serialization.load_pem_private_key(authority.private, None)
     assert isinstance(authority_key, ec.EllipticCurvePrivateKey)
     names = list(dict.fromkeys((*addresses, *LOOPBACK)))
-    alternatives = [_alternative(name) for name in names]
+    alternatives = [_alternative_name(name) for name in names]
     key = ec.generate_private_key(ec.SECP384R1())
-    usage = x509.KeyUsage(
-        digital_signature=True,
-        key_cert_sign=False,
-        crl_sign=False,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
+    subject, issuer = _x509_name(names[0]), authority_certificate.subject
+    server_auth = x509.oid.ExtendedKeyUsageOID.SERVER_AUTH
     builder = (
-        _certificate(_named(names[0]), authority_certificate.subject, key.public_key())
+        _certificate(subject, issuer, key.public_key())
         .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(usage, critical=True)
-        .add_extension(
-            x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]),
-            critical=False,
-        )
+        .add_extension(_key_usage("digital_signature"), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([server_auth]), critical=False)
         .add_extension(
             x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
         )
@@ -127,8 +116,10 @@ def make_server_certificate(authority: Pair, addresses: Sequence[str]) -> Pair:
 
 
 def make_client_key() -> Pair:
-    """A client's key pair on the curve P-384, both halves in OpenSSH's form, as
-    SuperNodes and `flwr` read them.
+    """Make a client's key pair, on the curve P-384.
+
+    Returns:
+        Both halves in OpenSSH's form, as SuperNodes and `flwr` read them.
     """
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -146,8 +137,13 @@ def make_client_key() -> Pair:
 
 
 def registered_form(public: bytes) -> bytes:
-    """A client's public key (OpenSSH) in the form in which the SuperLink registers and
-    lists it (PEM).
+    """Convert a client's public key to the form in which the SuperLink lists it.
+
+    Args:
+        public: in OpenSSH's form.
+
+    Returns:
+        The same key as PEM.
 
     Raises:
         ValueError: it is no EC public key on a curve that Flower accepts.
@@ -171,16 +167,19 @@ def registered_form(public: bytes) -> bytes:
 
 
 def write_new(path: Path, content: bytes, *, secret: bool = False) -> None:
-    """Write a file that must not exist; a secret one can be read by its owner only,
-    from the first moment on.
+    """Write a file that must not exist.
+
+    Args:
+        path: of the file.
+        content: of the file.
+        secret: let only its owner read it, from the first moment on.
 
     Raises:
         ValueError: there is such a file already, or it cannot be written.
     """
+    mode = 0o600 if secret else 0o644
     try:
-        descriptor = os.open(
-            path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644
-        )
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     except FileExistsError:
         raise ValueError(
             f"{path} is there already, and nothing is overwritten; move it away first"
@@ -208,16 +207,32 @@ def check_secret(path: Path) -> None:
     )
 
 
-def _named(name: str) -> "Name":
+def _x509_name(name: str) -> "Name":
     from cryptography import x509
 
     return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name[:64])])
 
 
-def _alternative(address: str) -> "GeneralName":
-    """An entry of a certificate's list of names: an IP address where it is one, else a
-    host name.
-    """
+def _key_usage(*usages: str) -> "KeyUsage":
+    """What a certificate's key may be used for: these usages and no others."""
+    from cryptography import x509
+
+    known = (
+        "digital_signature",
+        "content_commitment",
+        "key_encipherment",
+        "data_encipherment",
+        "key_agreement",
+        "key_cert_sign",
+        "crl_sign",
+        "encipher_only",
+        "decipher_only",
+    )
+    return x509.KeyUsage(**{usage: usage in usages for usage in known})
+
+
+def _alternative_name(address: str) -> "GeneralName":
+    """An IP address or a host name as an entry of a certificate's list of names."""
     from cryptography import x509
 
     try:
@@ -243,15 +258,14 @@ def _certificate(
     from cryptography import x509
 
     now = datetime.datetime.now(datetime.UTC)
+    begin = now - datetime.timedelta(hours=1)  # clocks of machines differ
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(public)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(
-            now - datetime.timedelta(hours=1)
-        )  # clocks of machines differ
+        .not_valid_before(begin)
         .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
     )
 

@@ -1,9 +1,13 @@
-"""The directory of a federation: the coordinator's files, and for each client a kit to
-be copied to its machine.
+"""The directory of a federation: the coordinator's files, and a kit for each client.
 
 DIR/job.toml                  what is trained; a copy goes into every kit
 DIR/coordinator/              ca.crt, ca.key, server.crt, server.key, clients/NAME.pub
 DIR/kits/NAME/                ca.crt, client.key, client.toml
+
+A kit is copied to its client's machine. Private keys are written once, readable by
+their owner only, and nothing is overwritten. Whatever is cut off, the command can be
+given again: `server.crt` is written last of the coordinator's files, and a client's
+public key last of its kit.
 """
 
 import re
@@ -35,7 +39,7 @@ class Kit:
     """A client's kit.
 
     Attributes:
-        directory: where it lies.
+        directory: that holds it.
         name: of the client.
         job: of the federation.
         authority: PEM certificate of the federation's authority.
@@ -61,8 +65,7 @@ def make_federation(
     address: str | None = None,
     job: Path | None = None,
 ) -> tuple[str, ...]:
-    """Make a federation's directory, or add clients to one that is there. Nothing is
-    overwritten.
+    """Make a federation's directory, or add clients to one. Nothing is overwritten.
 
     Args:
         directory: of the federation.
@@ -76,7 +79,7 @@ def make_federation(
         The names of the clients for which kits were made.
 
     Raises:
-        ValueError: a name or the address is not valid, a client is there already, or a
+        ValueError: a name or the address is not valid, a client exists already, or a
             file cannot be written.
     """
     _check_names(clients)
@@ -84,14 +87,14 @@ def make_federation(
     if not (coordinator / "server.crt").exists():
         _make_coordinator(directory, len(clients), address, job)
     else:
-        wrong = (
-            f"{directory} holds a federation already; give only --clients, to add some"
-        )
-        require(address is None and job is None, wrong)
-    for name in clients:
-        there = (coordinator / "clients" / f"{name}.pub", directory / "kits" / name)
         require(
-            not any(path.exists() for path in there),
+            address is None and job is None,
+            f"{directory} holds a federation already; give only --clients, to add some",
+        )
+    for name in clients:
+        key = coordinator / "clients" / f"{name}.pub"
+        require(
+            not key.exists() and not _kit_directory(directory, name).exists(),
             f"there is a client {name} already; choose another name",
         )
     for name in clients:
@@ -116,14 +119,12 @@ def read_kit(directory: Path) -> Kit:
         f"copy the coordinator's {JOB} into {directory} first",
     )
     check_secret(directory / "client.key")
+    settings = directory / "client.toml"
     try:
-        name = tomllib.loads((directory / "client.toml").read_text(encoding="utf-8"))[
-            "name"
-        ]
+        name = tomllib.loads(settings.read_text(encoding="utf-8"))["name"]
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError):
         raise ValueError(
-            f"{directory / 'client.toml'} does not say the client's name; copy the"
-            " whole kit"
+            f"{settings} does not say the client's name; copy the whole kit"
         ) from None
     _check_names([name])
     return Kit(
@@ -136,32 +137,29 @@ def read_kit(directory: Path) -> Kit:
 
 
 def read_public_keys(coordinator: Path) -> dict[str, bytes]:
-    """Public key (OpenSSH) by client, in order of the names.
+    """Read the clients' public keys.
+
+    Returns:
+        The key (OpenSSH) by client, in the order of the names.
 
     Raises:
         ValueError: there is none.
     """
-    found = {
-        path.stem: path.read_bytes()
-        for path in sorted((coordinator / "clients").glob("*.pub"))
-    }
+    paths = sorted((coordinator / "clients").glob("*.pub"))
     require(
-        bool(found),
+        bool(paths),
         f"{coordinator} knows no clients; make kits with `fedtailor federation init`",
     )
-    return found
+    return {path.stem: path.read_bytes() for path in paths}
 
 
 def _check_names(clients: Sequence[str]) -> None:
     require(len(clients) > 0, "there are no clients; name some: --clients a,b,c")
     for name in clients:
-        fits = (
-            isinstance(name, str)
-            and _NAME.fullmatch(name) is not None
-            and ".." not in name
-        )
+        # Names become file names, so none may lead out of the directory.
+        fits = isinstance(name, str) and _NAME.fullmatch(name) and ".." not in name
         require(
-            fits,
+            bool(fits),
             f"{name!r} is no name for a client; use letters, digits, dots, dashes and"
             " underscores",
         )
@@ -172,8 +170,13 @@ def _check_names(clients: Sequence[str]) -> None:
 def _make_coordinator(
     directory: Path, clients: int, address: str | None, job: Path | None
 ) -> None:
-    """The job, the authority and the coordinator's certificate; the last file written
-    is what marks them complete.
+    """Write the job, the authority and the coordinator's certificate.
+
+    Args:
+        directory: of the federation.
+        clients: how many it begins with.
+        address: "host:port" for the template of a job file.
+        job: file to copy instead; exactly one of both must be given.
     """
     coordinator, job_file = directory / COORDINATOR, directory / JOB
     if job is not None:
@@ -199,21 +202,19 @@ def _make_coordinator(
     if not job_file.exists():
         write_new(job_file, content)
     server = make_server_certificate(authority, [host])
-    (coordinator / "server.key").unlink(
-        missing_ok=True
-    )  # of an earlier attempt that was cut off: no certificate fits it
+    # A key of an earlier attempt that was cut off goes: no certificate fits it. The
+    # certificate comes last, as it marks all of this as complete.
+    (coordinator / "server.key").unlink(missing_ok=True)
     write_new(coordinator / "server.key", server.private, secret=True)
     write_new(coordinator / "server.crt", server.public)
 
 
 def _authority(coordinator: Path, name: str) -> Pair:
-    """The authority, new, or from an earlier attempt that was cut off after it was
-    made.
-    """
+    """The authority: a new one, or that of an earlier attempt that was cut off."""
     key, certificate = coordinator / "ca.key", coordinator / "ca.crt"
     if certificate.exists():
         return Pair(key.read_bytes(), certificate.read_bytes())
-    key.unlink(missing_ok=True)
+    key.unlink(missing_ok=True)  # no certificate fits it
     authority = make_authority(name)
     write_new(key, authority.private, secret=True)
     write_new(certificate, authority.public)
@@ -221,9 +222,7 @@ def _authority(coordinator: Path, name: str) -> Pair:
 
 
 def _make_kit(directory: Path, name: str) -> None:
-    """A client's kit, put in its place as a whole; then the coordinator knows the
-    client.
-    """
+    """Make a client's kit as a whole, then make its key known to the coordinator."""
     pair, coordinator = make_client_key(), directory / COORDINATOR
     unfinished = directory / "kits" / f".{name}.part"
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -231,5 +230,9 @@ def _make_kit(directory: Path, name: str) -> None:
     write_new(unfinished / "ca.crt", (coordinator / "ca.crt").read_bytes())
     write_new(unfinished / "client.key", pair.private, secret=True)
     write_new(unfinished / "client.toml", f'name = "{name}"\n'.encode())
-    unfinished.rename(directory / "kits" / name)
+    unfinished.rename(_kit_directory(directory, name))
     write_new(coordinator / "clients" / f"{name}.pub", pair.public)
+
+
+def _kit_directory(directory: Path, name: str) -> Path:
+    return directory / "kits" / name

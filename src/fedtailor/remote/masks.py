@@ -1,10 +1,9 @@
-"""What secure sums are made of: keys that two clients agree on, masks, sealed shares of
-secrets, and fixed point.
+"""The cryptography of secure sums: keys, masks, sealed shares of secrets, fixed point.
 
 X25519, HKDF, ChaCha20 and ChaCha20-Poly1305 are those of `cryptography`, Shamir's
-shares those of PyCryptodome, on which Flower's own secure aggregation stands, too (both
-come with the extra `flower`). Flower's generator of masks is not used: it folds a key
-to 32 bits, which a coordinator could try out, and seeds a Mersenne Twister with them.
+secret sharing is that of PyCryptodome, which Flower's own secure aggregation uses, too
+(both come with the extra `flower`). Flower's generator of masks is not used: it folds a
+key to 32 bits, which a coordinator could try out, and seeds a Mersenne Twister.
 """
 
 import hashlib
@@ -19,22 +18,19 @@ from numpy.typing import NDArray
 from fedtailor.protocol import require
 
 SECRET_BYTES = 16
-"""Length of a secret from which a key or a mask follows; Shamir's shares are as long.
-"""
+"""Length of a secret from which a key or a mask follows, and of each of its shares."""
 
 KEY_BYTES, NONCE_BYTES, TAG_BYTES = 32, 12, 16
 SEALED_BYTES = NONCE_BYTES + 2 * SECRET_BYTES + TAG_BYTES
 """Length of two sealed shares."""
 
 _HEADROOM = 2.0**20
-"""Whole steps that are left for what rounding adds to a sum: half a step for each
-client.
-"""
+"""Steps by which rounding may make a sum larger: half a step for each client."""
 
 
 @dataclass(frozen=True)
 class KeyPair:
-    """A key for agreements with others (X25519), which follows from a secret."""
+    """A key pair for key agreement (X25519), derived from a secret."""
 
     secret: bytes
 
@@ -44,10 +40,17 @@ class KeyPair:
         return self._private().public_key().public_bytes_raw()
 
     def agree(self, public: bytes, purpose: str) -> bytes:
-        """A key for one purpose that only the owners of two key pairs know.
+        """Agree on a key with the owner of another key pair.
+
+        Args:
+            public: the public half of the other pair.
+            purpose: different purposes give independent keys.
+
+        Returns:
+            A key that only the two owners can compute.
 
         Raises:
-            ValueError: the other one's public key is none.
+            ValueError: `public` is no public key.
         """
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
@@ -65,31 +68,30 @@ class KeyPair:
 
 
 def _derived(secret: bytes, purpose: str) -> bytes:
+    """Derive a key for one purpose from a secret."""
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
     info = f"fedtailor secure sums: {purpose}".encode()
-    return HKDF(
-        algorithm=hashes.SHA256(), length=KEY_BYTES, salt=None, info=info
-    ).derive(secret)
+    hkdf = HKDF(algorithm=hashes.SHA256(), length=KEY_BYTES, salt=None, info=info)
+    return hkdf.derive(secret)
 
 
 def mask_of(secret: bytes, size: int) -> UInt32[np.ndarray, " size"]:
-    """Numbers that look uniformly random to whoever does not know the secret: a key
-    stream of ChaCha20.
+    """Expand a secret to a mask, by the key stream of ChaCha20.
 
-    A secret makes one mask: the nonce is always the same.
+    To whoever does not know the secret its numbers look uniformly random. A secret may
+    be used for one mask only, as the nonce is always the same.
     """
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
-    stream = Cipher(
-        algorithms.ChaCha20(_derived(secret, "mask"), bytes(16)), mode=None
-    ).encryptor()
-    return np.frombuffer(stream.update(bytes(4 * size)), "<u4").astype(np.uint32)
+    cipher = algorithms.ChaCha20(_derived(secret, "mask"), bytes(16))
+    stream = Cipher(cipher, mode=None).encryptor().update(bytes(4 * size))
+    return np.frombuffer(stream, "<u4").astype(np.uint32)
 
 
 def seal(key: bytes, content: bytes, label: str) -> bytes:
-    """Encrypt, such that any change of the content or of the label is noticed."""
+    """Encrypt `content`, such that a change of it or of the label is detected."""
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
     nonce = os.urandom(NONCE_BYTES)
@@ -97,7 +99,7 @@ def seal(key: bytes, content: bytes, label: str) -> bytes:
 
 
 def unseal(key: bytes, sealed: bytes, label: str) -> bytes:
-    """The opposite of `seal`.
+    """Decrypt what `seal` made.
 
     Raises:
         ValueError: it was changed, or sealed with another key or label.
@@ -105,60 +107,62 @@ def unseal(key: bytes, sealed: bytes, label: str) -> bytes:
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
+    nonce, encrypted = sealed[:NONCE_BYTES], sealed[NONCE_BYTES:]
     try:
-        return ChaCha20Poly1305(key).decrypt(
-            sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], label.encode()
-        )
+        return ChaCha20Poly1305(key).decrypt(nonce, encrypted, label.encode())
     except InvalidTag:
         raise ValueError("it was changed on the way") from None
 
 
 def commitment(secret: bytes) -> bytes:
-    """What shows later that a secret is the one that was shared, and does not tell
-    it.
-    """
+    """A hash by which a secret can be recognized later, and that does not tell it."""
     return hashlib.sha256(b"fedtailor secure sums" + secret).digest()
 
 
 def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
-    """Shares of a secret, of which `threshold` give it and fewer say nothing (Shamir
-    1979, over GF(2^128)).
+    """Split a secret into shares (Shamir 1979, over GF(2^128)).
+
+    Returns:
+        `count` shares, of which any `threshold` give the secret and fewer say nothing.
     """
     from Crypto.Protocol.SecretSharing import Shamir
 
-    return [
-        share for _, share in sorted(Shamir.split(threshold, count, secret, ssss=False))
-    ]
+    shares = Shamir.split(threshold, count, secret, ssss=False)
+    return [share for _, share in sorted(shares)]
 
 
 def join(shares: Mapping[int, bytes]) -> bytes:
-    """The secret of as many shares as it takes, by their places (from 0); of wrong ones
-    something else.
+    """Recover a secret from exactly `threshold` of its shares.
+
+    Args:
+        shares: by their positions in the list that `split` returned.
+
+    Returns:
+        The secret; something else if a share is wrong.
     """
     from Crypto.Protocol.SecretSharing import Shamir
 
-    return Shamir.combine(
-        [(place + 1, share) for place, share in shares.items()], ssss=False
-    )
+    numbered = [(position + 1, share) for position, share in shares.items()]
+    return Shamir.combine(numbered, ssss=False)
 
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """Numbers of at most `range` as whole steps modulo 2^32, which add up exactly.
+    """Numbers of at most `range` as integers modulo 2^32, which add up exactly.
 
-    A rounded number is off by at most half a step, so a sum over n clients by at most n
-    / 2 steps.
+    A rounded number is off by at most half a step, so a sum over n clients by at most
+    n/2 steps.
     """
 
     range: float
 
     @property
     def step(self) -> float:
-        """The distance of neighbouring numbers: 3e-8 for a range of 64."""
+        """The difference of neighbouring numbers: 3e-8 for a range of 64."""
         return self.range / (2.0**31 - _HEADROOM)
 
     def check(self, vector: Float[np.ndarray, "..."]) -> None:
-        """Refuse a vector that does not fit.
+        """Refuse a vector that cannot be encoded.
 
         Raises:
             ValueError: a number is out of range, or not finite.
@@ -171,13 +175,10 @@ class FixedPoint:
         )
 
     def encode(self, values: Float[np.ndarray, "..."]) -> UInt32[np.ndarray, "..."]:
-        """Numbers within the range as steps."""
-        return (
-            np.rint(values.astype(np.float64) / self.step)
-            .astype(np.int64)
-            .astype(np.uint32)
-        )
+        """Numbers within the range as numbers of steps, modulo 2^32."""
+        steps = np.rint(values.astype(np.float64) / self.step).astype(np.int64)
+        return steps.astype(np.uint32)
 
     def decode(self, steps: UInt32[np.ndarray, "..."]) -> NDArray[np.float64]:
-        """The opposite of `encode`, also of sums."""
+        """The numbers that were encoded, or their sum from a sum of steps."""
         return steps.view(np.int32).astype(np.float64) * self.step

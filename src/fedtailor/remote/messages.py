@@ -1,5 +1,4 @@
-"""One exchange between the coordinator and one client, as bytes, and back with nothing
-taken on trust.
+"""Requests and replies as bytes, and back with nothing taken on trust.
 
 A message is a safetensors file: arrays as raw little-endian bytes behind a header of
 names, types and shapes. The rest (who, which round, which method) is JSON in the file's
@@ -36,10 +35,10 @@ DTYPES = {
     "F32": np.dtype("<f4"),
     "F64": np.dtype("<f8"),
 }
-"""Types that may cross the wire, by their names in safetensors."""
+"""Types of the arrays in messages, by their names in safetensors."""
 
 MAX_TEXT = 2**22
-"""Entries of an array whose length is the sender's to choose."""
+"""The most entries of an array whose length the sender chooses."""
 
 _ENVELOPE = "fedtailor"
 
@@ -49,20 +48,16 @@ E = TypeVar("E", bound="_Envelope")
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """What an array in a message must be.
+    """What an array in a message must look like.
 
     Attributes:
         shape: its exact shape; (None,) for an array of one dimension, of at most
             `MAX_TEXT` entries.
-        dtype: its exact type, such as "float32".
-        optional: whether it may be missing.
-        finite: whether NaN and infinity are refused.
+        dtype: its exact type, such as "float32"; NaN and infinity are refused.
     """
 
     shape: tuple[int | None, ...]
     dtype: str
-    optional: bool = False
-    finite: bool = True
 
 
 @dataclass(frozen=True)
@@ -76,10 +71,10 @@ class Request:
             train and evaluate).
         task: what to do: "client", "probe", ...
         client: whom this is for.
-        state_round: round after which the client's state is what the coordinator last
-            accepted from it, -1 for none: what it does now starts there.
-        durable_state_round: the same, as the coordinator has it on its disk; older
-            states of the client may go.
+        state_round: round after which the coordinator last accepted an answer of the
+            client, -1 for none; what the client does now starts from its state then.
+        durable_state_round: the same, as the coordinator has it on its disk; the client
+            may delete older states.
         deadline: seconds since the epoch after which an answer is of no use.
         reply: whether the client is asked to report what it trained.
         nonce: a secret between the coordinator and this client, which the answer
@@ -112,7 +107,7 @@ class Reply:
         problem: in one line, why the client could not do what it was asked; empty if it
             could.
         lacks: whether the client must be asked again with all vectors, as it does not
-            hold one that was only named.
+            hold one that the request only named.
     """
 
     experiment: str
@@ -134,23 +129,30 @@ class Reply:
         *,
         lacks: bool = False,
     ) -> "Reply":
-        """The answer to a request; what goes wrong is said in one line of at most 300
-        characters.
+        """The answer to a request.
+
+        Args:
+            request: that is answered.
+            arrays: what the method reports, by name.
+            problem: what went wrong; cut to one line of at most 300 characters.
+            lacks: see above.
         """
         return cls(
-            request.experiment,
-            request.round,
-            request.exchange,
-            request.task,
-            request.client,
-            request.nonce,
-            arrays or {},
-            " ".join(problem.split())[:300],
-            lacks,
+            experiment=request.experiment,
+            round=request.round,
+            exchange=request.exchange,
+            task=request.task,
+            client=request.client,
+            nonce=request.nonce,
+            arrays=arrays or {},
+            problem=" ".join(problem.split())[:300],
+            lacks=lacks,
         )
 
 
 class _Envelope(BaseModel):
+    """All of a message but its arrays; checked when a message is decoded."""
+
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
     format: Annotated[int, Field(ge=FORMAT, le=FORMAT)]
@@ -190,69 +192,58 @@ def encode_request(request: Request) -> bytes:
     return _pack(envelope, request.arrays)
 
 
-def decode_request(
-    data: bytes, expected: Mapping[str, ArraySpec] | None = None
-) -> Request:
+def decode_request(data: bytes) -> Request:
     """A request from bytes.
 
-    Args:
-        data: what arrived.
-        expected: the arrays that must be there; None if any may be.
-
     Raises:
-        ValueError: it is no request, or its arrays are not the expected ones.
+        ValueError: it is no request.
     """
     envelope, arrays = _unpack(data, _RequestEnvelope)
-    if expected is not None:
-        check_arrays(arrays, expected)
-    deadline = float("inf") if envelope.deadline is None else envelope.deadline
     return Request(
-        envelope.experiment,
-        envelope.round,
-        envelope.exchange,
-        envelope.task,
-        envelope.client,
-        envelope.state_round,
-        envelope.durable_state_round,
-        deadline,
-        envelope.reply,
-        envelope.nonce,
-        envelope.algorithm,
-        arrays,
+        experiment=envelope.experiment,
+        round=envelope.round,
+        exchange=envelope.exchange,
+        task=envelope.task,
+        client=envelope.client,
+        state_round=envelope.state_round,
+        durable_state_round=envelope.durable_state_round,
+        deadline=float("inf") if envelope.deadline is None else envelope.deadline,
+        reply=envelope.reply,
+        nonce=envelope.nonce,
+        algorithm=envelope.algorithm,
+        arrays=arrays,
     )
 
 
 def encode_reply(reply: Reply) -> bytes:
     """A reply as bytes."""
-    return _pack(
-        _common(reply)
-        | {
-            "kind": "reply",
-            "problem": reply.problem,
-            "lacks": reply.lacks,
-        },
-        reply.arrays,
-    )
+    envelope = _common(reply) | {
+        "kind": "reply",
+        "problem": reply.problem,
+        "lacks": reply.lacks,
+    }
+    return _pack(envelope, reply.arrays)
 
 
 def decode_reply(data: bytes) -> Reply:
-    """A reply from bytes; whether it answers what was asked is for `check_identity` and
-    `check_content` to say.
+    """A reply from bytes.
+
+    Whether it answers what was asked, `check_identity` and `check_content` say.
 
     Raises:
         ValueError: it is no reply.
     """
     envelope, arrays = _unpack(data, _ReplyEnvelope)
     return Reply(
-        envelope.experiment,
-        envelope.round,
-        envelope.exchange,
-        envelope.task,
-        envelope.client,
-        envelope.nonce,
-        arrays,
-        envelope.problem,
-        envelope.lacks,
+        experiment=envelope.experiment,
+        round=envelope.round,
+        exchange=envelope.exchange,
+        task=envelope.task,
+        client=envelope.client,
+        nonce=envelope.nonce,
+        arrays=arrays,
+        problem=envelope.problem,
+        lacks=envelope.lacks,
     )
 
 
@@ -293,39 +284,33 @@ def check_content(reply: Reply, expected: Mapping[str, ArraySpec]) -> None:
 def check_arrays(
     arrays: Mapping[str, np.ndarray], expected: Mapping[str, ArraySpec]
 ) -> None:
-    """Refuse arrays of other names, shapes or types, and (where the specification says
-    so) NaN and infinity.
+    """Refuse arrays of other names, shapes or types than expected, NaN and infinity.
 
     Raises:
         ValueError: what is wrong with the first such array.
     """
     extra = sorted(set(arrays) - set(expected))
-    require(
-        not extra,
-        f"it has an array {extra[0]!r} that nobody asked for" if extra else "",
-    )
+    if extra:
+        raise ValueError(f"it has an array {extra[0]!r} that nobody asked for")
     for name, spec in expected.items():
-        if name not in arrays:
-            require(spec.optional, f"the array {name!r} is missing")
-            continue
+        require(name in arrays, f"the array {name!r} is missing")
         array = arrays[name]
         require(
             array.dtype == np.dtype(spec.dtype),
             f"array {name!r} is {array.dtype}; it must be {spec.dtype}",
         )
-        fits = array.shape == spec.shape or (
-            spec.shape == (None,) and array.ndim == 1 and array.size <= MAX_TEXT
-        )
+        any_length = spec.shape == (None,) and array.ndim == 1
+        fits = array.size <= MAX_TEXT if any_length else array.shape == spec.shape
         require(
             fits, f"array {name!r} has shape {array.shape}; it must be {spec.shape}"
         )
-        if spec.finite and array.dtype.kind == "f":
-            require(
-                bool(np.isfinite(array).all()), f"array {name!r} holds NaN or infinity"
-            )
+        if array.dtype.kind == "f":
+            finite = bool(np.isfinite(array).all())
+            require(finite, f"array {name!r} holds NaN or infinity")
 
 
 def _common(message: Request | Reply) -> dict[str, Any]:
+    """The part of an envelope that requests and replies share."""
     return {
         "format": FORMAT,
         "experiment": message.experiment,
@@ -338,30 +323,37 @@ def _common(message: Request | Reply) -> dict[str, Any]:
 
 
 def _pack(envelope: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
-    tensors = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    for name, array in zip(arrays, tensors.values(), strict=True):
-        # `ascontiguousarray` makes vectors of scalars
-        tensors[name] = array.reshape(np.shape(arrays[name]))
-        wire = (
-            array.dtype.newbyteorder("<")
-            if array.dtype.byteorder == ">"
-            else array.dtype
-        )
+    """A message from its envelope and its arrays.
+
+    Raises:
+        ValueError: an array is of a type that no message may hold.
+    """
+    tensors = {}
+    for name, array in arrays.items():
+        contiguous = np.ascontiguousarray(array)
+        dtype = contiguous.dtype
+        # safetensors writes little-endian bytes, whatever the order here
+        sent_as = dtype.newbyteorder("<") if dtype.byteorder == ">" else dtype
         require(
-            wire in DTYPES.values(),
-            f"array {name!r} is {array.dtype}, a type that cannot cross the wire",
+            sent_as in DTYPES.values(),
+            f"array {name!r} is {dtype}, a type that cannot cross the wire",
         )
-    return save(
-        tensors,
-        {_ENVELOPE: json.dumps(envelope, separators=(",", ":"), allow_nan=False)},
-    )
+        # `ascontiguousarray` makes vectors of scalars
+        tensors[name] = contiguous.reshape(np.shape(array))
+    text = json.dumps(envelope, separators=(",", ":"), allow_nan=False)
+    return save(tensors, {_ENVELOPE: text})
 
 
 def _unpack(data: bytes, kind: type[E]) -> tuple[E, dict[str, np.ndarray]]:
+    """The envelope and the arrays of a message.
+
+    Raises:
+        ValueError: it is no message, or not of this kind.
+    """
     try:
         entries = deserialize(data)
-        # safetensors checked the header; its metadata have to be read by hand, as it
-        # gives them for files only
+        # safetensors has checked the header, but returns the metadata of files only,
+        # so those are read by hand: 8 bytes of length, then JSON.
         length = int.from_bytes(data[:8], "little")
         metadata = json.loads(data[8 : 8 + length]).get("__metadata__") or {}
         text = metadata[_ENVELOPE]
@@ -390,6 +382,7 @@ def _unpack(data: bytes, kind: type[E]) -> tuple[E, dict[str, np.ndarray]]:
 
 
 def _array(name: str, entry: Mapping[str, Any]) -> np.ndarray:
+    """An array from its entry in a safetensors file: type, shape and bytes."""
     require(
         entry["dtype"] in DTYPES,
         f"array {name!r} is of the type {entry['dtype']}, which no message may hold",

@@ -1,5 +1,7 @@
-"""What the machines of a federation have agreed to do: the same on both sides, taken
-from the job.
+"""What the machines of a federation have agreed to do.
+
+Each machine makes the plan from its own copy of the job, and refuses a request that
+does not fit it.
 """
 
 import json
@@ -31,7 +33,7 @@ class Plan:
         experiment: identity of the job (`Job.identity`).
         algorithm: the method, or a schedule of several.
         model: what is trained.
-        seed: of everything random.
+        seed: of all random numbers but those that hide something.
         uplink: what clients apply to their updates before they send them.
         downlink: what the server applies to what it sends.
         evaluate: whether clients send sums of losses and of correct predictions.
@@ -58,24 +60,15 @@ class Plan:
 
     @property
     def clients_need_secrets(self) -> bool:
-        """Whether the promise rests on random numbers of a client that the coordinator
-        must not know.
-        """
-        by_client = any(
-            isinstance(it, GaussianNoise) and it.by == "client" for it in self.uplink
-        )
-        return by_client or any(
+        """Whether clients add noise that the coordinator must not be able to compute."""
+        return _adds_noise(self.uplink, by="client") or any(
             private_settings(phase) for phase, _ in self.algorithm.phases()
         )
 
     @property
     def coordinator_needs_secret(self) -> bool:
-        """Whether the promise rests on random numbers of the coordinator that the
-        clients must not know.
-        """
-        return any(
-            isinstance(it, GaussianNoise) and it.by == "server" for it in self.uplink
-        )
+        """Whether the server adds noise that clients must not be able to compute."""
+        return _adds_noise(self.uplink, by="server")
 
     def phase(self, number: int) -> Algorithm:
         """The method of a phase of the schedule.
@@ -98,69 +91,75 @@ class Plan:
         )
 
     def common_vectors(self) -> list[np.ndarray]:
-        """Vectors that all machines can make, as they are and as they would travel:
-        nobody need send them.
+        """Vectors that need not be sent, as all machines can make them.
+
+        Returns:
+            The initial model [d], as it is and as the downlink would change it.
         """
         theta = self.initial()
-        sent = send(
-            self.downlink, Downlink({"model": Streams.everyone(jnp.asarray(theta), 1)})
-        )
+        downlink = Downlink({"model": Streams.everyone(jnp.asarray(theta), 1)})
+        sent = send(self.downlink, downlink)
         return [theta, np.asarray(sent.streams["model"].values)[0]]
 
     def describe(self, phase: int) -> dict[str, Any]:
         """A phase as the plain values of a message: both sides must give the same."""
-        described = {
+        description = {
             "phase": phase,
             "seed": self.seed,
             "method": settings(self.phase(phase)),
         }
         if self.inputs:
-            described["inputs"] = self.inputs
-        for name, pipeline in (("uplink", self.uplink), ("downlink", self.downlink)):
-            if pipeline:
-                described[name] = settings(pipeline)
-        return json.loads(json.dumps(_finite(described)))
+            description["inputs"] = self.inputs
+        if self.uplink:
+            description["uplink"] = settings(self.uplink)
+        if self.downlink:
+            description["downlink"] = settings(self.downlink)
+        return json.loads(json.dumps(_json_values(description)))
 
 
 def plan_of(job: Job, agreed: Statistics | None = None) -> Plan:
     """The plan that a job file describes.
 
     Args:
-        agreed: what the clients' tables hold together, where the job asks for federated
+        job: of the federation.
+        agreed: the statistics of all clients' tables, where the job asks for federated
             preprocessing.
 
     Raises:
         ValueError: the job asks for what this version cannot do.
     """
     model = bind(job.model, template_of(job, agreed))
-    inputs = "" if agreed is None else agreed.fingerprint
-    plan = Plan(
+    require(
+        not (_adds_noise(job.uplink, by="client") and job.evaluate),
+        "the clients' noise does not cover the sums that they send with "
+        "evaluate = true; set evaluate = false",
+    )
+    return Plan(
         job.identity,
         job.algorithm,
         model,
         job.seed,
         job.uplink,
         evaluate=job.evaluate,
-        inputs=inputs,
+        inputs="" if agreed is None else agreed.fingerprint,
         sums=job.sums,
     )
-    by_client = any(
-        isinstance(it, GaussianNoise) and it.by == "client" for it in job.uplink
-    )
-    require(
-        not (by_client and job.evaluate),
-        "the clients' noise does not cover the sums that they send with "
-        "evaluate = true; set evaluate = false",
-    )
-    return plan
 
 
-def _finite(value: Any) -> Any:
-    """Plain values without NaN and infinity, which JSON cannot say: these become
-    texts.
-    """
+def _adds_noise(pipeline: Pipeline, by: str) -> bool:
+    """Whether a pipeline adds noise on one side ("client", "server")."""
+    return any(
+        isinstance(transform, GaussianNoise) and transform.by == by
+        for transform in pipeline
+    )
+
+
+def _json_values(value: Any) -> Any:
+    """Plain values with texts for NaN and infinity, which JSON does not have."""
     if isinstance(value, dict):
-        return {name: _finite(part) for name, part in value.items()}
+        return {name: _json_values(part) for name, part in value.items()}
     if isinstance(value, list):
-        return [_finite(part) for part in value]
-    return repr(value) if isinstance(value, float) and not np.isfinite(value) else value
+        return [_json_values(part) for part in value]
+    if isinstance(value, float) and not np.isfinite(value):
+        return repr(value)
+    return value

@@ -1,5 +1,7 @@
-"""The SuperLink as a process of this one: started with TLS and authentication of
-clients, and never left behind.
+"""Flower's SuperLink as a child process, with TLS and authentication of clients.
+
+It never outlives the process that started it: it is stopped at the end, and ends by
+itself where that process was killed.
 """
 
 import os
@@ -16,26 +18,26 @@ from pathlib import Path
 
 from fedtailor.protocol import require
 from fedtailor.remote.flower import SETTINGS, require_flower
-from fedtailor.remote.keys import check_secret
+from fedtailor.remote.keys import check_secret, write_new
 
 READY_S = 60.0
-"""How long a SuperLink may take until it answers (about 2 s on an idle machine)."""
+"""Seconds that a SuperLink may take until it answers (about 2 on an idle machine)."""
 
 STOP_S = 10.0
-"""How long a process may take to end when asked."""
+"""Seconds that a process may take to end when asked."""
 
 
 @dataclass(frozen=True)
 class SuperLink:
-    """A SuperLink that runs.
+    """A running SuperLink.
 
     Attributes:
         address: "host:port" on which this machine reaches it.
         authority: PEM certificate of the federation's authority.
-        secret: what proves that a request to carry out runs comes from the process that
+        secret: proves that a request to carry out runs comes from the process that
             started it.
         process: its process.
-        log: file with what it says.
+        log: file with its output.
     """
 
     address: str
@@ -45,7 +47,11 @@ class SuperLink:
     log: Path
 
     def check(self) -> None:
-        """Raise `RuntimeError`, in one line, if it has ended."""
+        """Check that it runs.
+
+        Raises:
+            RuntimeError: it has ended; with the last line of its output.
+        """
         if self.process.poll() is not None:
             raise RuntimeError(
                 f"the SuperLink ended: {_last_line(self.log)} (all of it in {self.log})"
@@ -56,8 +62,7 @@ class SuperLink:
 def running_superlink(
     coordinator: Path, port: int, *, host: str = "0.0.0.0"
 ) -> Iterator[SuperLink]:
-    """Start a SuperLink with the certificates of a coordinator's directory, and stop it
-    at the end.
+    """Start a SuperLink, and stop it at the end of the block.
 
     Args:
         coordinator: directory with ca.crt, server.crt and server.key.
@@ -76,9 +81,11 @@ def running_superlink(
         )
     check_secret(coordinator / "server.key")
     _wait_for_port(host, port)
-    secret_file, log = coordinator / ".superlink-secret", coordinator / "superlink.log"
+    log = coordinator / "superlink.log"
+    secret_file = coordinator / ".superlink-secret"
     secret = secrets.token_bytes(32)
-    _write_private(secret_file, secret)
+    secret_file.unlink(missing_ok=True)  # of a coordinator that was killed
+    write_new(secret_file, secret, secret=True)
     command = [
         sys.executable,
         "-m",
@@ -122,7 +129,7 @@ def running_superlink(
 
 
 def stop(process: "subprocess.Popen[bytes]") -> None:
-    """End a process: ask, wait, then kill."""
+    """End a process: ask it to, wait, then kill it."""
     if process.poll() is None:
         process.terminate()
     try:
@@ -140,28 +147,38 @@ def free_port() -> int:
 
 
 def _wait_for_port(host: str, port: int) -> None:
-    """Wait for a SuperLink whose coordinator was killed a moment ago to be gone."""
+    """Wait until a port is free.
+
+    It may still be in use by the SuperLink of a coordinator that was killed a moment
+    ago.
+
+    Raises:
+        ValueError: it stays in use.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     end = time.monotonic() + STOP_S
     while True:
-        with socket.socket(
-            socket.AF_INET6 if ":" in host else socket.AF_INET
-        ) as listener:
+        with socket.socket(family) as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 listener.bind((host, port))
                 return
             except OSError as error:
-                taken = (
-                    f"cannot listen on {host}:{port}: {error.strerror}; is another"
-                    " coordinator running?"
-                )
-        require(time.monotonic() < end, taken)
+                problem = error.strerror
+        require(
+            time.monotonic() < end,
+            f"cannot listen on {host}:{port}: {problem}; is another coordinator"
+            " running?",
+        )
         time.sleep(0.2)
 
 
 def _wait_until_ready(link: SuperLink, host: str, port: int) -> None:
-    """Wait until TLS connections are answered, with a certificate of this
-    federation.
+    """Wait until the SuperLink answers TLS connections.
+
+    Raises:
+        ValueError: its certificate is not of this federation.
+        RuntimeError: it has ended, or takes too long.
     """
     context = ssl.create_default_context(cadata=link.authority.decode())
     end = time.monotonic() + READY_S
@@ -184,17 +201,6 @@ def _wait_until_ready(link: SuperLink, host: str, port: int) -> None:
     )
 
 
-def _write_private(path: Path, content: bytes) -> None:
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-
-
 def _last_line(log: Path) -> str:
-    lines = [
-        line.strip()
-        for line in log.read_text(errors="replace").splitlines()
-        if line.strip()
-    ]
-    return lines[-1] if lines else "it said nothing"
+    text = log.read_text(errors="replace").strip()
+    return text.splitlines()[-1].strip() if text else "it said nothing"

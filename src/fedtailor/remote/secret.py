@@ -1,6 +1,4 @@
-"""Random numbers that one machine keeps to itself, so that nobody else can compute the
-noise that it adds.
-"""
+"""The secret seed of one machine, so that nobody else can compute the noise it adds."""
 
 import os
 import secrets
@@ -9,26 +7,28 @@ from pathlib import Path
 from fedtailor.protocol import require
 
 SECRET = ".secret"
-"""File with a seed of 64 bits, as a number in hexadecimal; only its owner can read it.
-"""
+"""File with a seed of 64 bits in hexadecimal; only its owner can read it."""
 
 
 def secret_in(directory: Path) -> int:
-    """The seed that a directory keeps; drawn by the operating system at the first call.
+    """The seed that a directory keeps.
+
+    The operating system draws it at the first call. It is on the disk before it is
+    used, so what is computed again after a crash adds the same noise: two draws of
+    noise on one update could be averaged.
 
     Raises:
         ValueError: it cannot be read or written.
     """
     path = directory / SECRET
     try:
-        with os.fdopen(
-            os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w"
-        ) as file:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
             file.write(f"{secrets.randbits(64):016x}\n")
             file.flush()
             os.fsync(file.fileno())
     except FileExistsError:
-        pass
+        pass  # it was drawn before, or by another process just now
     except OSError as error:
         raise ValueError(f"cannot write {path}: {error.strerror}") from None
     try:

@@ -1,23 +1,24 @@
-"""Secure sums: the coordinator learns weighted sums of what clients send, and nobody's
-own vector.
+"""Secure sums: the coordinator learns weighted sums of clients' vectors, and no vector.
 
 The protocol is SecAgg+ (Bell et al. 2020, Secure Single-Server Aggregation with
 (Poly)Logarithmic Overhead), after Bonawitz et al. 2017. Every two neighbours agree on a
-mask that one adds and the other subtracts, and every client adds a mask of its own;
-what the coordinator is sent looks random, and the sum of all is what remains when the
-clients' own masks are taken off. Secrets of both kinds of masks are shared among
-neighbours, so that the sum can be had although some of them are gone. Stages, each an
-exchange of the coordinator with all clients that are left:
+pairwise mask that one adds and the other subtracts, and every client adds a self mask
+of its own. So what the coordinator receives looks random; in the sum over all clients
+the pairwise masks cancel, and the self masks are removed. The secrets of both kinds of
+masks are shared among neighbours, so that the sum can be unmasked although some clients
+are gone. Each stage is an exchange of the coordinator with all clients that are left:
 
 sum-keys     each client makes two key pairs, for masks and for sealing
-sum-shares   each shares its secrets with its neighbours, sealed for them, through the coordinator
+sum-shares   each shares its secrets with its neighbours, sealed for them, by way of the
+             coordinator
 sum-vectors  each weighs its vector, once for each sum, and sends it masked
-sum-unmask   each opens its shares: of the own masks of those that sent theirs, and of the keys of those that did not
+sum-unmask   each opens one share of every neighbour: of the self mask if the
+             neighbour's vector arrived, of the mask key if it did not
 
-It hides vectors from a coordinator that looks at all it gets and follows the protocol,
-and from clients together with it, as long as these are fewer than the threshold. A
-coordinator that answers for clients that it invents is not held off: it is the one who
-says which keys belong to whom.
+Trusted for what: vectors are hidden from a coordinator that follows the protocol and
+looks at everything it receives, even together with clients, as long as these are fewer
+than the threshold. They are not hidden from a coordinator that invents clients and
+answers for them, as it is the coordinator who says which keys belong to whom.
 """
 
 import math
@@ -38,16 +39,16 @@ KEYS, SHARES, VECTORS, UNMASK = "sum-keys", "sum-shares", "sum-vectors", "sum-un
 STAGES = (KEYS, SHARES, VECTORS, UNMASK)
 
 SUM = "sum"
-"""Of a request: which sum a stage belongs to."""
+"""Key in a request's description of the method: which sum a stage belongs to."""
 
 FEWEST = 3
-"""Clients without which there is no sum: of two, each knows the other's vector."""
+"""The fewest clients of a sum: of two, each knows the other's vector."""
 
 NEIGHBOURS = 50
-"""With how many others a client shares masks and secrets, where there are more."""
+"""The most others with whom a client shares masks and secrets."""
 
 LARGEST_SHARE = 0.9
-"""How much of a sum one client may weigh: a sum of one vector hides nothing."""
+"""The largest weight of a client in a sum of weights 1: one vector hides nothing."""
 
 
 @dataclass(frozen=True)
@@ -70,21 +71,20 @@ class SecureSums:
             0.5 < self.threshold <= 1,
             f"sum_threshold is {self.threshold:g}; it must be above 0.5, and at most 1",
         )
-        fits = (
-            1e-3 <= self.range <= 1e6
-        )  # a sum is rounded to its 2^31-th: beyond, little of a model is left
+        # A sum is rounded to a 2^31-th of the range: beyond, little of a model is left.
         require(
-            fits,
+            1e-3 <= self.range <= 1e6,
             f"sum_range is {self.range:g}; it must be at least 0.001, and at most"
             " 1000000",
         )
 
-    def needed(self, clients: int) -> int:
-        """How many of some neighbours must be there till the end."""
-        return max(FEWEST, math.ceil(self.threshold * clients - 1e-9))
+    def needed(self, neighbours: int) -> int:
+        """How many of some neighbours must answer until the last stage."""
+        # 1e-9: 2/3 of 3 is 2, also in floating point
+        return max(FEWEST, math.ceil(self.threshold * neighbours - 1e-9))
 
     def check(self, algorithm: Algorithm, uplink: Pipeline) -> None:
-        """Refuse what sums do not suffice for.
+        """Refuse methods for which sums do not suffice.
 
         Raises:
             ValueError: a method's server needs single clients' vectors, or its probe
@@ -125,8 +125,7 @@ class SecureSums:
             )
 
     def check_crowd(self, algorithm: Algorithm, clients: int) -> None:
-        """Refuse sums over so few clients, or so many sums, that single vectors follow
-        from them.
+        """Refuse sums from which single vectors follow.
 
         Args:
             algorithm: the method, or a schedule.
@@ -153,27 +152,27 @@ class SecureSums:
 
 
 def _is_ucfl(method: Algorithm) -> TypeGuard[UCFL]:
-    """Whether a method's server is UCFL's: a subclass with one of its own promises
-    nothing.
-    """
+    """Whether a method's server is UCFL's, which needs no more than sums."""
+    # A subclass with a server of its own promises nothing.
     return type(method).server is UCFL.server
 
 
 def hidden_kinds(update: Mapping[str, Any]) -> list[str]:
-    """Kinds of message of an update that are added behind masks: all but the number of
-    private steps.
+    """The kinds of message of an update that are added behind masks.
+
+    These are all but the number of private steps.
 
     Args:
-        update: kind -> array, or the form of one, of a single client.
+        update: kind -> array (or its shape and type) of a single client.
 
     Raises:
-        ValueError: it holds single numbers, with which a server does more than add.
+        ValueError: it holds scalars, with which a server does more than add.
     """
     hidden = [kind for kind in update if kind != PRIVATE_STEPS]
-    numbers = [kind for kind in hidden if not len(update[kind].shape)]
+    scalars = [kind for kind in hidden if not len(update[kind].shape)]
     require(
-        not numbers,
-        f"clients would send numbers beside the model ({', '.join(numbers)}), which"
+        not scalars,
+        f"clients would send numbers beside the model ({', '.join(scalars)}), which"
         " secure_aggregation does not hide; leave out the setting of the method that"
         " asks for them",
     )
@@ -183,54 +182,70 @@ def hidden_kinds(update: Mapping[str, Any]) -> list[str]:
 def neighbourhoods(
     names: Sequence[str], neighbours: int = NEIGHBOURS
 ) -> dict[str, tuple[str, ...]]:
-    """With whom each client shares, itself among them, in order: all, or as many on a
-    ring of random order.
+    """The graph of clients that share masks and secrets.
+
+    Args:
+        names: of the clients.
+        neighbours: with how many others each shares, if there are more than that.
+
+    Returns:
+        For each client its neighbours, itself among them, in alphabetical order: all
+        clients, or those beside it on a ring of random order.
     """
     if len(names) <= neighbours + 1:
         everybody = tuple(sorted(names))
         return dict.fromkeys(names, everybody)
+    # The order is drawn by the operating system, so that no client can foresee it.
     ring = list(names)
     random.SystemRandom().shuffle(ring)
     half = neighbours // 2
-    return {
-        name: tuple(
-            sorted(ring[(place + step) % len(ring)] for step in range(-half, half + 1))
-        )
-        for place, name in enumerate(ring)
-    }
+    neighbourhood = {}
+    for index, name in enumerate(ring):
+        nearby = (ring[(index + step) % len(ring)] for step in range(-half, half + 1))
+        neighbourhood[name] = tuple(sorted(nearby))
+    return neighbourhood
 
 
-def lonely(
+def revealing_sums(
     weights: Float[np.ndarray, "s c"],
-    there: Bool[np.ndarray, " c"],
+    present: Bool[np.ndarray, " c"],
     names: Sequence[str],
 ) -> dict[int, str]:
-    """In which sums a client stands almost alone, and which client, in words.
+    """The sums that would not hide a client's vector, as it weighs almost all of them.
 
     Args:
         weights: of each client in each sum.
-        there: whose vectors will be in the sums.
+        present: whose vectors will be in the sums.
         names: of the clients.
+
+    Returns:
+        For the number of each such sum, a line that names the client.
     """
-    left, found = np.abs(np.where(there, weights, 0.0)), {}
-    for number, row in enumerate(left):
-        client, total = int(row.argmax()), float(row.sum())
-        if row[client] > LARGEST_SHARE * total:
-            weight = f"{row[client] / total:.0%} of sum {number + 1}"
-            most = f"(at most {LARGEST_SHARE:.0%})"
-            found[number] = (
-                f"client {names[client]} would be {weight}, which would not hide its"
-                f" vector {most}"
+    revealing = {}
+    for number, sizes in enumerate(np.abs(np.where(present, weights, 0.0))):
+        client, total = int(sizes.argmax()), float(sizes.sum())
+        if sizes[client] > LARGEST_SHARE * total:
+            revealing[number] = (
+                f"client {names[client]} would be {sizes[client] / total:.0%} of sum"
+                f" {number + 1}, which would not hide its vector (at most"
+                f" {LARGEST_SHARE:.0%})"
             )
-    return found
+    return revealing
 
 
-def rescaled(
-    weights: NDArray[np.float64], there: Bool[np.ndarray, " c"]
+def normalized(
+    weights: NDArray[np.float64], present: Bool[np.ndarray, " c"]
 ) -> NDArray[np.float64]:
-    """The weights [s, c] of those that are there, each row's sizes summing to 1; zero
-    where nobody is.
+    """The weights of the clients that are present, of size 1 in every sum.
+
+    Args:
+        weights: [s, c] of each client in each sum.
+        present: whose vectors will be in the sums.
+
+    Returns:
+        [s, c] weights whose absolute values sum to 1 in each row; zero for clients that
+        are absent, and in rows where nobody is left.
     """
-    left = np.where(there, weights, 0.0)
+    left = np.where(present, weights, 0.0)
     total = np.abs(left).sum(axis=1, keepdims=True)
     return np.divide(left, total, out=np.zeros_like(left), where=total > 0)

@@ -1,5 +1,7 @@
-"""The two sides of a federation as they run: a coordinator's connection to its clients,
-and a client that answers.
+"""The two sides of a federation as processes.
+
+The coordinator starts a SuperLink, greets its clients and has them agree on the
+preprocessing; a client joins and answers until it is told to stop.
 """
 
 import signal
@@ -30,11 +32,11 @@ HELLO_ANSWER = {"rows": ArraySpec((3,), "int64")}
 
 @dataclass(frozen=True)
 class Connection:
-    """A coordinator that is connected.
+    """What a coordinator needs to ask its clients.
 
     Attributes:
         job: of the federation.
-        clients: all that have keys, by name.
+        clients: names of all that have keys.
         transport: carries messages to them.
     """
 
@@ -47,13 +49,15 @@ class Connection:
 def connected(
     directory: Path, *, host: str = "0.0.0.0", tell: Callable[[str], None] = print
 ) -> Iterator[Connection]:
-    """Start a federation's coordinator: a SuperLink that knows the clients' keys, and a
-    grid over it.
+    """Start a SuperLink that knows the clients' keys; it ends with the block.
 
     Args:
         directory: of the federation (`make_federation`).
         host: address to listen on.
         tell: is given lines for the user.
+
+    Yields:
+        The connection over it.
 
     Raises:
         ValueError: Flower or a file is missing or wrong, or the port is taken.
@@ -68,37 +72,44 @@ def connected(
     with running_superlink(coordinator, job.port, host=host) as link:
         keys = register(link.address, link.authority, public)
         with open_grid(link.address, link.authority, link.secret) as grid:
-            yield Connection(
-                job, tuple(keys), GridTransport(grid, keys, link.check, tell)
-            )
+            transport = GridTransport(grid, keys, link.check, tell)
+            yield Connection(job, tuple(keys), transport)
 
 
 def check_crowd(job: Job, clients: int) -> None:
-    """Refuse a job that no round of this federation could fulfil, before anybody waits
-    for it.
+    """Refuse a job that wants more clients than there are, before anybody waits for it.
+
+    Args:
+        job: of the federation.
+        clients: how many have a kit.
 
     Raises:
-        ValueError: it wants more clients than have a kit.
+        ValueError: with the setting that wants more.
     """
-    for name, wanted in (
-        ("minimum", job.minimum),
-        ("participation", job.participation.count or 0),
-    ):
-        said = (
-            f"{JOB}: {name} is {wanted}, and {clients} clients have a kit; lower it, or"
-            " add clients"
+    wanted = {"minimum": job.minimum, "participation": job.participation.count or 0}
+    for name, count in wanted.items():
+        require(
+            count <= clients,
+            f"{JOB}: {name} is {count}, and {clients} clients have a kit; lower it, or"
+            " add clients",
         )
-        require(wanted <= clients, said)
 
 
 def greet(
     connection: Connection, *, wait: float, tell: Callable[[str], None] = print
 ) -> Collected:
-    """Ask all clients whether they are ready, and wait for them for `wait` seconds;
-    each answers its numbers of rows.
+    """Ask all clients whether they are ready.
+
+    Args:
+        connection: to the clients.
+        wait: seconds after which those that have not answered are left out.
+        tell: is given lines for the user.
+
+    Returns:
+        The replies, each with the client's numbers of rows ("rows" [3]).
 
     Raises:
-        TooFewClients: fewer are there than the job's minimum.
+        TooFewClients: fewer answered than the job's minimum.
     """
     deadline, identity = time.time() + wait, connection.job.identity
     requests = {
@@ -122,14 +133,20 @@ def agree(
     known: Statistics | None = None,
     tell: Callable[[str], None] = print,
 ) -> Statistics | None:
-    """Have clients agree on the preprocessing of their tables; None where the job takes
-    tables as they stand.
+    """Have clients agree on the preprocessing of their tables.
 
     Args:
-        names: of the clients that are there.
+        job: of the federation.
+        transport: carries messages to the clients.
+        names: of the clients that answered the greeting.
         wait: seconds that each of the messages may take.
-        known: what was agreed before, to be told again; else all clients' statistics
-            are asked for.
+        known: what was agreed before, to be sent again; by default all clients'
+            statistics are asked for.
+        tell: is given lines for the user.
+
+    Returns:
+        The statistics of all clients' tables; None where the job takes tables as they
+        stand.
 
     Raises:
         TooFewClients: a client did not answer: its rows would be missing.
@@ -138,51 +155,48 @@ def agree(
     """
     if not job.schema.federated:
         return None
+    # Sums are taken in this order, whoever answers first: floating-point sums depend on
+    # it, and everything that follows depends on them.
     order = sorted(names)
 
     def ask(
         task: str, expected: Mapping[str, ArraySpec], **arrays: np.ndarray
     ) -> Collected:
+        deadline = time.time() + wait
         requests = {
             name: Request(
-                job.identity,
-                0,
-                0,
-                task,
-                name,
-                deadline=time.time() + wait,
-                arrays=arrays,
+                job.identity, 0, 0, task, name, deadline=deadline, arrays=arrays
             )
             for name in order
         }
         return exchange(transport, requests, expected, minimum=len(order), tell=tell)
 
-    def hear(task: str, **arrays: np.ndarray) -> list[Statistics]:
-        found, parts = (
-            ask(task, {STATISTICS: ArraySpec((None,), "uint8")}, **arrays).replies,
-            [],
-        )
+    def ask_statistics(task: str, **arrays: np.ndarray) -> list[Statistics]:
+        expected = {STATISTICS: ArraySpec((None,), "uint8")}
+        replies = ask(task, expected, **arrays).replies
+        parts = []
         for name in order:
             try:
-                told = from_arrays(found[name].arrays, job.schema)
+                part = from_arrays(replies[name].arrays, job.schema)
                 require(
-                    task != INPUTS or told.inputs is not None,
+                    task != INPUTS or part.inputs is not None,
                     "the message holds no sums of products",
                 )
-                parts.append(told)
             except ValueError as error:
                 raise ValueError(f"client {name}: {error}") from None
+            parts.append(part)
         return parts
 
-    if known is None:
-        known = together(hear(STATISTICS))
-        known.preprocessing(
-            job.schema
-        )  # what cannot be used is said before anybody is told
-        if known.lacks_inputs(job.schema):
-            known = known.with_inputs(hear(INPUTS, statistics=as_array(known)))
-    ask(AGREED, {}, statistics=as_array(known))
-    return known
+    agreed = known
+    if agreed is None:
+        agreed = together(ask_statistics(STATISTICS))
+        # Statistics that cannot be used are refused here, before any client stores them.
+        agreed.preprocessing(job.schema)
+        if agreed.lacks_inputs(job.schema):
+            parts = ask_statistics(INPUTS, statistics=as_array(agreed))
+            agreed = agreed.with_inputs(parts)
+    ask(AGREED, {}, statistics=as_array(agreed))
+    return agreed
 
 
 def join(
@@ -197,14 +211,14 @@ def join(
     Args:
         kit: of this client.
         data: its file.
-        make_work: from the kit, its own examples and its store to what answers requests
-            other than "hello"; by default what the job's method does.
+        make_work: makes what answers the requests of rounds, from the kit, the client's
+            examples and its store; `ClientWork` by default.
         tell: is given lines for the user.
 
     Raises:
         ValueError: Flower is missing, the file does not fit the job, another process
-            takes part with this kit, or the coordinator is not the kit's or refuses the
-            key.
+            takes part with this kit, or the coordinator is not that of the kit or
+            refuses the key.
     """
     require_flower()
     from fedtailor.remote.flower_client import (
@@ -214,14 +228,9 @@ def join(
     )
 
     stop = threading.Event()
-    with ClientStore(kit.state, kit.job.identity) as store, _stopping(stop):
-        work = JobWork(
-            kit.job,
-            kit.name,
-            data,
-            store,
-            None if make_work is None else partial(make_work, kit),
-        )
+    make = None if make_work is None else partial(make_work, kit)
+    with ClientStore(kit.state, kit.job.identity) as store, _stop_on_signals(stop):
+        work = JobWork(kit.job, kit.name, data, store, make)
         tell(
             f"{kit.name}: {work.sizes.sum()} rows of {data.name} fit the job"
             f" {kit.job.title!r}"
@@ -234,8 +243,8 @@ def join(
 
 
 @contextmanager
-def _stopping(stop: threading.Event) -> Iterator[None]:
-    """Set `stop` on SIGTERM and Ctrl-C; a second Ctrl-C interrupts at once."""
+def _stop_on_signals(stop: threading.Event) -> Iterator[None]:
+    """Set `stop` on SIGTERM and Ctrl-C; a second signal interrupts at once."""
 
     def handle(number: int, frame: object) -> None:
         if stop.is_set():

@@ -1,11 +1,10 @@
-"""Federated preprocessing: clients' tables as they come, made alike by counts and sums
-over all of them.
+"""Federated preprocessing: one preprocessing for the tables of all clients.
 
-Before the first round each client tells counts, means and sums of squares of its
-training rows; everybody derives the same preprocessing from their sum. The rows
-themselves, and categories of fewer than five rows, are never told.
+Before the first round each client sends counts, means and sums of squares of its
+training rows, and everybody derives the same preprocessing from their sum. Rows, and
+categories of fewer than five rows, never leave a client.
 
-Where the job has the inputs of a regression decorrelated, each client then tells sums
+Where the job has the inputs of a regression decorrelated, each client then sends sums
 of products of its inputs, too.
 """
 
@@ -38,18 +37,17 @@ from fedtailor.tables.sums import ColumnSums, InputSums
 from fedtailor.tables.target import TargetEncoding
 
 FILE = "statistics.json"
-"""Where each machine keeps what was agreed."""
+"""Where each machine stores what was agreed."""
 
 
 class Statistics(BaseModel):
-    """What the training rows of one client, or of all together, say about the columns
-    of a job.
+    """Sums over the training rows of one client, or of all clients together.
 
     Attributes:
-        columns: of the inputs.
+        columns: of each input column of the job.
         target: of the numbers to predict; None where the job predicts classes.
-        inputs: of what the columns become, where the job has inputs decorrelated; asked
-            for once the columns are known.
+        inputs: of the model's inputs, where the job has them decorrelated; they follow
+            from the columns' statistics of all clients, so they are asked for later.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -63,20 +61,18 @@ class Statistics(BaseModel):
         columns = {
             name: sums + other.columns[name] for name, sums in self.columns.items()
         }
-        target = (
-            None
-            if self.target is None or other.target is None
-            else self.target + other.target
-        )
+        target = None
+        if self.target is not None and other.target is not None:
+            target = self.target + other.target
         return Statistics(columns=columns, target=target)
 
     @property
     def fingerprint(self) -> str:
-        """The same on all machines that agreed on the same."""
+        """A hash: equal on all machines that agreed on the same."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:32]
 
     def to_json(self) -> str:
-        """As text; `from_json` gives the same numbers, to the bit."""
+        """These as text, from which `from_json` reads the same numbers to the bit."""
         return self.model_dump_json(exclude={"inputs"} if self.inputs is None else None)
 
     @staticmethod
@@ -87,23 +83,26 @@ class Statistics(BaseModel):
             ValueError: it is something else, or of other columns.
         """
         try:
-            found = Statistics.model_validate_json(text)
+            statistics = Statistics.model_validate_json(text)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"]))
             raise ValueError(
                 f"these are no statistics of columns ({where}: {first['msg'].lower()})"
             ) from None
-        same = list(found.columns) == list(schema.columns) and (
-            found.target is None
-        ) == (schema.classes is not None)
-        require(same, "these statistics are of other columns than the job's")
-        if found.inputs is not None:
-            asked = schema.decorrelate and found.inputs.fits(
-                len(found.columns_only.preprocessing(schema).inputs)
+        same_columns = list(statistics.columns) == list(schema.columns)
+        same_target = (statistics.target is None) == (schema.classes is not None)
+        require(
+            same_columns and same_target,
+            "these statistics are of other columns than the job's",
+        )
+        if statistics.inputs is not None:
+            width = len(statistics.columns_only.preprocessing(schema).inputs)
+            require(
+                schema.decorrelate and statistics.inputs.fits(width),
+                "these sums of products are not of the job's inputs",
             )
-            require(asked, "these sums of products are not of the job's inputs")
-        return found
+        return statistics
 
     @property
     def columns_only(self) -> "Statistics":
@@ -111,15 +110,14 @@ class Statistics(BaseModel):
         return self.model_copy(update={"inputs": None})
 
     def save(self, directory: Path) -> None:
-        """Keep them in a directory, whole or not at all."""
+        """Write them to a directory, whole or not at all."""
+        text = json.dumps(sealed(json.loads(self.to_json()))) + "\n"
         with replacing(directory / FILE) as temporary:
-            temporary.write_text(
-                json.dumps(sealed(json.loads(self.to_json()))) + "\n", encoding="utf-8"
-            )
+            temporary.write_text(text, encoding="utf-8")
 
     @staticmethod
     def load(directory: Path, schema: Schema) -> "Statistics | None":
-        """What was saved in a directory, if anything was.
+        """Read what `save` wrote; None if it wrote nothing.
 
         Raises:
             ValueError: it is damaged.
@@ -164,9 +162,7 @@ class Statistics(BaseModel):
         return Preprocessing(columns, target, "client", {}, decorrelation=decorrelation)
 
     def lacks_inputs(self, schema: Schema) -> bool:
-        """Whether the sums of the inputs, which the job asks for, are still to be
-        told.
-        """
+        """Whether the job asks for sums of the inputs, and they are not here yet."""
         return (
             schema.decorrelate
             and self.inputs is None
@@ -174,8 +170,10 @@ class Statistics(BaseModel):
         )
 
     def with_inputs(self, parts: Iterable["Statistics"]) -> "Statistics":
-        """These, and the sums of the inputs of all clients, which each tells with what
-        was agreed of the columns.
+        """These, with the sums of the inputs of all clients.
+
+        Args:
+            parts: from each client (`OwnTable.with_inputs`).
         """
         sums = [part.inputs for part in parts if part.inputs is not None]
         return self.model_copy(update={"inputs": reduce(add, sums)})
@@ -188,8 +186,8 @@ class OwnTable:
     Attributes:
         schema: of the job.
         path: of the file.
-        frame: the cleaned columns of the inputs.
-        y: numbers of classes, or targets in their own unit; zeros where they were not
+        frame: the columns of the inputs, as they were read.
+        y: numbers of the classes, or targets in their own unit; zeros if they were not
             read.
     """
 
@@ -199,26 +197,25 @@ class OwnTable:
     y: NDArray[np.generic]
 
     def statistics(self, train: Int[NDArray, " n"]) -> Statistics:
-        """What the rows that train say about the columns."""
-        columns = {
-            name: ColumnSums.of(
-                self._parsed(name)[train], self.schema.kinds[name], agreed
-            )
-            for name, agreed in self.schema.columns.items()
-        }
-        target = (
-            None
-            if self.schema.classes is not None
-            else ColumnSums.of(pl.Series(self.y)[train], "number")
-        )
+        """Sums over the columns of the rows that train."""
+        columns = {}
+        for name, categories in self.schema.columns.items():
+            values, kind = self._parsed(name)[train], self.schema.kinds[name]
+            columns[name] = ColumnSums.of(values, kind, categories)
+        target = None
+        if self.schema.classes is None:
+            target = ColumnSums.of(pl.Series(self.y)[train], "number")
         return Statistics(columns=columns, target=target)
 
     def with_inputs(self, train: Int[NDArray, " n"], agreed: Statistics) -> Statistics:
-        """What is agreed of the columns, and what the rows that train say about the
-        inputs that they become.
+        """Sums over the inputs of the rows that train, beside the agreed ones.
+
+        Args:
+            train: which rows train.
+            agreed: the columns' statistics of all clients, which make the inputs.
 
         Raises:
-            ValueError: they are too few for that.
+            ValueError: the rows are too few.
         """
         x = self.rows(agreed.columns_only).x
         return agreed.model_copy(update={"inputs": InputSums.of(x[train])})
@@ -229,29 +226,33 @@ class OwnTable:
         x = preprocessing.transform(self.frame, missing="impute", unknown="other")
         if self.schema.classes is not None:
             return Rows(x, self.y)
-        y = (
-            self.y.astype(np.float64) - preprocessing.target_shift
-        ) / preprocessing.target_scale
-        return Rows(x, y.astype(np.float32))
+        centered = self.y.astype(np.float64) - preprocessing.target_shift
+        return Rows(x, (centered / preprocessing.target_scale).astype(np.float32))
 
     def _parsed(self, name: str) -> pl.Series:
-        values, bad = parse_as(self.frame[name], self.schema.kinds[name], None)
+        """A column as values of the kind that the job expects.
+
+        Raises:
+            ValueError: a cell is of another kind.
+        """
+        column, kind = self.frame[name], self.schema.kinds[name]
+        values, bad = parse_as(column, kind, None)
         if bad.any():
             row = int(bad.arg_max() or 0)
-            said = (
-                f"{name!r} is {self.frame[name][row]!r}, which is no"
-                f" {self.schema.kinds[name]}"
-            )
             raise ValueError(
-                f"{self.path.name}, row {row + 1}: {said}; mend it, or leave the cell"
-                " empty"
+                f"{self.path.name}, row {row + 1}: {name!r} is {column[row]!r}, which"
+                f" is no {kind}; mend it, or leave the cell empty"
             )
         return values
 
 
 def read_table(path: Path, schema: Schema, *, target: bool = True) -> OwnTable:
-    """Read a client's table for federated preprocessing; without `target`, that column
-    is not read.
+    """Read a client's table for federated preprocessing.
+
+    Args:
+        path: of the file.
+        schema: of the job.
+        target: whether to read that column, too.
 
     Raises:
         ValueError: it cannot be read, lacks a column, or holds a cell that does not
@@ -264,46 +265,46 @@ def read_table(path: Path, schema: Schema, *, target: bool = True) -> OwnTable:
             f"{path.name} has no column {name!r}; its columns are"
             f" {', '.join(frame.columns)}",
         )
-    y: NDArray[np.generic] = np.zeros(
-        frame.height, np.float64 if schema.classes is None else np.int32
-    )
-    if target:
-        column = frame[schema.target]
-        y = (
-            numbers(column, path).astype(np.float64)
-            if schema.classes is None
-            else codes(column, schema.classes, path)
-        )
+    y: NDArray[np.generic]
+    if not target:
+        dtype = np.float64 if schema.classes is None else np.int32
+        y = np.zeros(frame.height, dtype)
+    elif schema.classes is None:
+        y = numbers(frame[schema.target], path).astype(np.float64)
+    else:
+        y = codes(frame[schema.target], schema.classes, path)
     table = OwnTable(schema, path, frame.select(list(schema.columns)), y)
-    for name, agreed in schema.columns.items():
+    for name, categories in schema.columns.items():
         values = table._parsed(name)
-        if agreed is not None:
-            strange = values.is_not_null() & ~values.is_in(list(agreed)).fill_null(True)
-            if strange.any():
-                row = int(strange.arg_max() or 0)
-                said = (
-                    f"{path.name}, row {row + 1}: {name!r} is {values[row]!r}; the job"
-                    f" knows {', '.join(agreed)}"
-                )
-                raise ValueError(said)
+        if categories is None:
+            continue
+        known = values.is_in(list(categories)).fill_null(True)
+        unknown = values.is_not_null() & ~known
+        if unknown.any():
+            row = int(unknown.arg_max() or 0)
+            raise ValueError(
+                f"{path.name}, row {row + 1}: {name!r} is {values[row]!r}; the job"
+                f" knows {', '.join(categories)}"
+            )
     return table
 
 
 def together(parts: Iterable[Statistics]) -> Statistics:
-    """The statistics of all clients' rows together."""
+    """The statistics of all clients' rows together, added in the given order."""
     return reduce(add, parts)
 
 
 def about_inputs(schema: Schema, agreed: Statistics | None) -> str | None:
-    """A line on whether the inputs of a regression are decorrelated, as `fedtailor
-    compare` does; None for classes.
+    """A line on whether the inputs of a regression are decorrelated; None for classes.
+
+    `fedtailor compare` decorrelates them, so a person who comes from there should know.
     """
     if schema.classes is not None:
         return None
     if agreed is not None and agreed.inputs is not None:
-        told = 1 + len(agreed.inputs.mean) + len(agreed.inputs.products)
+        sums = 1 + len(agreed.inputs.mean) + len(agreed.inputs.products)
         return (
-            f"The inputs are decorrelated; for this each client told {told:,} sums and"
+            f"The inputs are decorrelated; for this each client told {sums:,} sums and"
             " products of its inputs."
         )
     if schema.decorrelate:
@@ -316,17 +317,17 @@ def about_inputs(schema: Schema, agreed: Statistics | None) -> str | None:
 
 
 def as_array(statistics: Statistics) -> NDArray[np.uint8]:
-    """Statistics as an array that can travel."""
+    """Statistics as an array of a message."""
     return np.frombuffer(statistics.to_json().encode(), np.uint8)
 
 
 def from_arrays(
     arrays: Mapping[str, NDArray[np.generic]], schema: Schema
 ) -> Statistics:
-    """Statistics that have travelled.
+    """The statistics in the arrays of a message.
 
     Raises:
-        ValueError: the arrays hold none.
+        ValueError: there are none, or they are not of this job.
     """
     text = arrays.get("statistics")
     require(

@@ -1,5 +1,9 @@
-"""A client's part in secure sums: it keeps what it trained, and sends it masked, once,
-in sums with enough others.
+"""A client's part in secure sums.
+
+It keeps what it trained, and sends each vector masked, once, in a sum with enough
+others. The coordinator is not trusted: what it asks is checked at every stage, and
+refused where the answer would show more than a sum. Nothing of a sum is on the disk, so
+a client that was started again has no part in the sums of that round.
 """
 
 import json
@@ -45,33 +49,32 @@ class _Session:
     Attributes:
         name: that the coordinator gave it.
         vector: what is added.
-        done: stages that are over.
+        stages_done: stages that are over.
         masking, sealing: key pairs of this sum alone.
-        own: the secret of this client's own mask.
-        among: the neighbours, this client among them, in order.
-        threshold: how many of them are needed till the end.
-        keys: of each neighbour, to agree on a mask with.
-        sealing_keys: of each neighbour: the key that both agreed on.
-        held: of each neighbour whose vector may be in the sum: its shares of the own
-            mask's and of the key's secret.
+        self_mask: the secret of this client's self mask.
+        neighbours: names of the neighbours, this client's among them, in order.
+        threshold: how many of them must answer until the last stage.
+        masking_keys: public key of each neighbour, to agree on a pairwise mask.
+        sealing_keys: key that this client and each neighbour agreed on.
+        shares: of each neighbour whose vector may be in the sum, one share of the
+            secret of its self mask, and one of the secret of its masking key.
     """
 
     name: str
     vector: np.ndarray
-    done: int = 0
+    stages_done: int = 0
     masking: KeyPair = field(default_factory=lambda: KeyPair(os.urandom(SECRET_BYTES)))
     sealing: KeyPair = field(default_factory=lambda: KeyPair(os.urandom(SECRET_BYTES)))
-    own: bytes = field(default_factory=lambda: os.urandom(SECRET_BYTES))
-    among: tuple[str, ...] = ()
+    self_mask: bytes = field(default_factory=lambda: os.urandom(SECRET_BYTES))
+    neighbours: tuple[str, ...] = ()
     threshold: int = 0
-    keys: dict[str, bytes] = field(default_factory=dict)
+    masking_keys: dict[str, bytes] = field(default_factory=dict)
     sealing_keys: dict[str, bytes] = field(default_factory=dict)
-    held: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)
+    shares: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)
 
 
 class Summand:
-    """What one client adds to the sums of a round (answers the stages of
-    `secure_sums`).
+    """What one client adds to the sums of a round; answers the stages of `secure_sums`.
 
     Args:
         client: its name.
@@ -80,13 +83,17 @@ class Summand:
 
     def __init__(self, client: str, settings: SecureSums) -> None:
         self._client, self._settings = client, settings
+        # By kind, and by number once a kind has been asked for in parts.
         self._vectors: dict[tuple[str, int | None], np.ndarray] = {}
         self._round = -1
         self._session: _Session | None = None
 
     def keep(self, round: int, update: Mapping[str, np.ndarray]) -> None:
-        """Keep what was trained in a round, by kind, until it is asked for; what was
-        kept before goes.
+        """Keep what was trained in a round until it is asked for.
+
+        Args:
+            round: what was kept of others is forgotten.
+            update: vectors by kind of message.
         """
         self._round, self._session = round, None
         self._vectors = {
@@ -94,7 +101,7 @@ class Summand:
         }
 
     def __call__(self, request: Request) -> Arrays:
-        """Do a stage.
+        """Answer a stage.
 
         Raises:
             ValueError: the stage cannot be done, or would show more than a sum.
@@ -105,12 +112,15 @@ class Summand:
         if request.task == KEYS:
             self._session = _Session(name, self._vector(request.round, asked))
         session = self._session
-        require(
-            session is not None and session.name == name and session.done == stage,
-            "it was started again, and has no part in this sum",
+        # Each stage is done once, and in order, whatever the coordinator asks.
+        expected = (
+            session is not None
+            and session.name == name
+            and session.stages_done == stage
         )
+        require(expected, "it was started again, and has no part in this sum")
         assert session is not None
-        session.done = stage + 1
+        session.stages_done = stage + 1
         if request.task == KEYS:
             return {
                 "masking": _bytes(session.masking.public),
@@ -119,14 +129,14 @@ class Summand:
         if request.task == SHARES:
             return self._share(session, asked, request.arrays)
         if request.task == VECTORS:
-            return self._masked(session, asked, request.arrays)
-        # before anything is opened: a second question of which of two secrets is not
-        # answered
+            return self._mask(session, request.arrays)
+        # The session ends before a share is opened: a coordinator that asked twice
+        # could get the shares of both secrets of a neighbour, which show its vector.
         self._session = None
-        return self._opened(session, request.arrays)
+        return self._open(session, request.arrays)
 
     def _vector(self, round: int, asked: Mapping[str, Any]) -> np.ndarray:
-        """What a sum asks for. It stays until it has been sent."""
+        """The vector that a sum asks for; it is kept until it has been sent."""
         kind, number = str(asked.get("kind")), asked.get("number")
         require(
             round == self._round,
@@ -141,8 +151,9 @@ class Summand:
                 fits,
                 f"it is asked for {kind!r} number {number!r}, which it does not have",
             )
-            del self._vectors[kind, None]  # from now on each goes alone
-            self._vectors |= {(kind, place): part for place, part in enumerate(whole)}
+            # From now on each part is sent alone, and none of them with the whole.
+            del self._vectors[kind, None]
+            self._vectors |= {(kind, index): part for index, part in enumerate(whole)}
         key = (kind, number if isinstance(number, int) else None)
         require(
             key in self._vectors,
@@ -156,159 +167,156 @@ class Summand:
         asked: Mapping[str, Any],
         arrays: Mapping[str, np.ndarray],
     ) -> Arrays:
-        """Share the secrets of both masks among the neighbours."""
+        """Share the secrets of both masks among the neighbours.
+
+        Args:
+            session: of the sum.
+            asked: holds the neighbours' names ("among").
+            arrays: their public keys ("masking", "sealing"), in that order.
+
+        Returns:
+            The sealed shares, a row for each neighbour, and a commitment to the secret
+            of the self mask.
+        """
         names = asked.get("among")
-        among = (
-            tuple(names)
-            if isinstance(names, list) and all(isinstance(it, str) for it in names)
-            else ()
-        )
-        masking, sealing = (
-            _rows(arrays, name, len(among), KEY_BYTES)
-            for name in ("masking", "sealing")
-        )
+        neighbours: tuple[str, ...] = ()
+        if isinstance(names, list) and all(isinstance(name, str) for name in names):
+            neighbours = tuple(names)
+        count = len(neighbours)
+        masking = _rows(arrays, "masking", count, KEY_BYTES)
+        sealing = _rows(arrays, "sealing", count, KEY_BYTES)
         require(
-            len(among) >= FEWEST,
-            f"it adds with {FEWEST} clients or more, not with {len(among)}",
+            count >= FEWEST,
+            f"it adds with {FEWEST} clients or more, not with {count}",
         )
-        distinct = len(set(among)) == len(among) and len(
-            {*masking, *sealing}
-        ) == 2 * len(among)
+        # One client under several names, or with another's keys, would make the crowd
+        # in which this client hides smaller than it looks.
+        in_order = neighbours == tuple(sorted(set(neighbours)))
         require(
-            distinct and among == tuple(sorted(among)),
+            in_order and len({*masking, *sealing}) == 2 * count,
             "the clients of a sum are not told apart",
         )
-        mine = among.index(self._client) if self._client in among else -1
-        shown = mine >= 0 and (masking[mine], sealing[mine]) == (
-            session.masking.public,
-            session.sealing.public,
+        shown = None
+        if self._client in neighbours:
+            me = neighbours.index(self._client)
+            shown = (masking[me], sealing[me])
+        require(
+            shown == (session.masking.public, session.sealing.public),
+            "its own keys in this sum are not those that it made",
         )
-        require(shown, "its own keys in this sum are not those that it made")
-        session.among, session.threshold = among, self._settings.needed(len(among))
-        own, key = (
-            split(it, session.threshold, len(among))
-            for it in (session.own, session.masking.secret)
-        )
-        sealed = np.zeros((len(among), SEALED_BYTES), np.uint8)
-        for place, other in enumerate(among):
+        session.neighbours = neighbours
+        session.threshold = self._settings.needed(count)
+        mask_shares = split(session.self_mask, session.threshold, count)
+        key_shares = split(session.masking.secret, session.threshold, count)
+        sealed = np.zeros((count, SEALED_BYTES), np.uint8)
+        for index, other in enumerate(neighbours):
             if other == self._client:
-                session.held[other] = own[place], key[place]
+                session.shares[other] = mask_shares[index], key_shares[index]
                 continue
-            session.keys[other] = masking[place]
-            session.sealing_keys[other] = session.sealing.agree(
-                sealing[place], f"shares {session.name}"
-            )
+            key = session.sealing.agree(sealing[index], f"shares {session.name}")
+            session.masking_keys[other] = masking[index]
+            session.sealing_keys[other] = key
             label = _label(session.name, self._client, other)
-            sealed[place] = _bytes(
-                seal(session.sealing_keys[other], own[place] + key[place], label)
-            )
-        return {"shares": sealed, "commitment": _bytes(commitment(session.own))}
+            shares = mask_shares[index] + key_shares[index]
+            sealed[index] = _bytes(seal(key, shares, label))
+        return {"shares": sealed, "commitment": _bytes(commitment(session.self_mask))}
 
-    def _masked(
-        self,
-        session: _Session,
-        asked: Mapping[str, Any],
-        arrays: Mapping[str, np.ndarray],
-    ) -> Arrays:
-        """The weighted vectors behind all masks. From here on this vector is not sent
-        again.
+    def _mask(self, session: _Session, arrays: Mapping[str, np.ndarray]) -> Arrays:
+        """The weighted vector behind all masks, once for each sum.
+
+        Args:
+            session: of the sum.
+            arrays: the shares that neighbours sealed for this client ("shares"), which
+                of them are left ("there"), and this client's weights ("weights" [s]).
         """
-        count = len(session.among)
+        count = len(session.neighbours)
         sealed = _rows(arrays, "shares", count, SEALED_BYTES)
-        there, weights = arrays.get("there"), arrays.get("weights")
-        fits = there is not None and there.shape == (count,) and there.dtype == np.bool_
-        fits = (
-            fits
+        present, weights = arrays.get("there"), arrays.get("weights")
+        require(
+            present is not None
             and weights is not None
+            and _is_mask(present, count)
             and weights.ndim == 1
             and weights.dtype == np.float64
-            and len(weights) > 0
+            and len(weights) > 0,
+            "the request for its vector is not well formed",
         )
-        require(fits, "the request for its vector is not well formed")
-        assert there is not None and weights is not None
-        enough = int(there.sum()) >= session.threshold
+        assert present is not None and weights is not None
+        left = int(present.sum())
         require(
-            enough,
-            f"only {int(there.sum())} of {count} clients are left in this sum, and"
+            left >= session.threshold,
+            f"only {left} of {count} clients are left in this sum, and"
             f" {session.threshold} are needed",
         )
-        bounded = (
-            bool(np.isfinite(weights).all())
-            and float(np.abs(weights).max()) <= LARGEST_SHARE
-        )
+        bounded = bool((np.abs(weights) <= LARGEST_SHARE).all())  # False for NaN
         require(
             bounded,
             "it is to weigh so much in a sum that this would not hide its vector",
         )
-        point = FixedPoint(self._settings.range)
-        point.check(session.vector)
-        for place, other in enumerate(session.among):
-            if not there[place] or other == self._client:
+        fixed_point = FixedPoint(self._settings.range)
+        fixed_point.check(session.vector)
+        for index, other in enumerate(session.neighbours):
+            if not present[index] or other == self._client:
                 continue
+            key = session.sealing_keys[other]
+            label = _label(session.name, other, self._client)
             try:
-                opened = unseal(
-                    session.sealing_keys[other],
-                    sealed[place],
-                    _label(session.name, other, self._client),
-                )
+                shares = unseal(key, sealed[index], label)
             except ValueError as error:
                 raise ValueError(
                     f"the share of client {other} cannot be read: {error}"
                 ) from None
-            session.held[other] = opened[:SECRET_BYTES], opened[SECRET_BYTES:]
-        flat = session.vector.reshape(-1)
-        masked = np.stack(
-            [point.encode(weight * flat.astype(np.float64)) for weight in weights]
-        )
-        masked += mask_of(session.own, masked.size).reshape(masked.shape)
-        for other in session.held:
+            session.shares[other] = shares[:SECRET_BYTES], shares[SECRET_BYTES:]
+        vector = session.vector.reshape(-1).astype(np.float64)
+        masked = np.stack([fixed_point.encode(weight * vector) for weight in weights])
+        masked += mask_of(session.self_mask, masked.size).reshape(masked.shape)
+        for other in session.shares:
             if other != self._client:
                 add_pair_mask(
                     masked,
                     session.masking,
-                    session.keys[other],
+                    session.masking_keys[other],
                     session.name,
                     self._client,
                     other,
                 )
-        for key in [
-            key for key, vector in self._vectors.items() if vector is session.vector
-        ]:
-            del self._vectors[key]
+        # A vector is sent once: two sums that differ in one client only would show it.
+        self._vectors = {
+            key: kept
+            for key, kept in self._vectors.items()
+            if kept is not session.vector
+        }
         return {"masked": masked}
 
-    def _opened(self, session: _Session, arrays: Mapping[str, np.ndarray]) -> Arrays:
-        """Of each neighbour one share: of its own mask if its vector arrived, of its
-        key if not; never both.
+    def _open(self, session: _Session, arrays: Mapping[str, np.ndarray]) -> Arrays:
+        """One share of each neighbour, never both.
+
+        It is a share of the neighbour's self mask if its vector arrived ("arrived"), of
+        its masking key if not.
         """
-        arrived, count = arrays.get("arrived"), len(session.among)
+        arrived, count = arrays.get("arrived"), len(session.neighbours)
         require(
-            arrived is not None
-            and arrived.shape == (count,)
-            and arrived.dtype == np.bool_,
+            arrived is not None and _is_mask(arrived, count),
             "the request to unmask is not well formed",
         )
         assert arrived is not None
-        known = all(
-            other in session.held
-            for place, other in enumerate(session.among)
-            if arrived[place]
-        )
+        pairs = zip(session.neighbours, arrived, strict=True)
+        senders = {name for name, has_arrived in pairs if has_arrived}
         require(
-            known and bool(arrived[session.among.index(self._client)]),
+            senders <= set(session.shares) and self._client in senders,
             "the vectors of other clients arrived than those of this sum",
         )
-        left = int(arrived.sum())
         require(
-            left >= session.threshold,
-            f"only {left} of {count} vectors arrived, and {session.threshold} are"
-            " needed",
+            len(senders) >= session.threshold,
+            f"only {len(senders)} of {count} vectors arrived, and {session.threshold}"
+            " are needed",
         )
-        shares = np.zeros((count, SECRET_BYTES), np.uint8)
-        for place, other in enumerate(session.among):
-            if other in session.held:
-                shares[place] = _bytes(session.held[other][0 if arrived[place] else 1])
-        return {"shares": shares}
+        opened = np.zeros((count, SECRET_BYTES), np.uint8)
+        for index, other in enumerate(session.neighbours):
+            if other in session.shares:
+                mask_share, key_share = session.shares[other]
+                opened[index] = _bytes(mask_share if arrived[index] else key_share)
+        return {"shares": opened}
 
 
 def add_pair_mask(
@@ -321,23 +329,22 @@ def add_pair_mask(
     *,
     off: bool = False,
 ) -> None:
-    """Add to a client's masked vectors (in place) what it shares with another, or take
-    it off.
+    """Add the pairwise mask of two clients to the vectors of one, in place.
 
-    The client of the name that comes first adds, the other one subtracts.
+    Of two clients, the one whose name comes first adds the mask, and the other
+    subtracts it.
 
     Args:
-        masked: [s, n].
-        keys: the pair of one of the two.
+        masked: [s, n] vectors.
+        keys: the key pair of one of the two.
         other_key: the public key of the other of the two.
         session: name of the sum.
         client: whose vectors these are.
         other: with whom it shares the mask.
-        off: take it off again.
+        off: take the mask off again.
     """
-    mask = mask_of(keys.agree(other_key, f"mask {session}"), masked.size).reshape(
-        masked.shape
-    )
+    secret = keys.agree(other_key, f"mask {session}")
+    mask = mask_of(secret, masked.size).reshape(masked.shape)
     if (client < other) != off:
         masked += mask
     else:
@@ -345,7 +352,12 @@ def add_pair_mask(
 
 
 def _label(session: str, sender: str, recipient: str) -> str:
+    """What sealed shares are bound to, so that they cannot be used anywhere else."""
     return json.dumps([session, sender, recipient])
+
+
+def _is_mask(array: np.ndarray, count: int) -> bool:
+    return array.shape == (count,) and array.dtype == np.bool_
 
 
 def _bytes(content: bytes) -> np.ndarray:

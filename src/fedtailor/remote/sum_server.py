@@ -1,5 +1,9 @@
-"""The coordinator's part in secure sums: it relays keys and sealed shares, adds masked
-vectors, and unmasks the sum.
+"""The coordinator's part in secure sums.
+
+It relays keys and sealed shares between clients, adds masked vectors, and unmasks the
+sum. Clients may be lost at every stage. Until the last one nothing has been unmasked,
+and whoever is missing from a stage is left out of the next; if too few remain, the
+round fails, and all that was sent stays random numbers.
 """
 
 import random
@@ -32,20 +36,22 @@ from fedtailor.remote.secure_sums import (
     UNMASK,
     VECTORS,
     SecureSums,
-    lonely,
     neighbourhoods,
-    rescaled,
+    normalized,
+    revealing_sums,
 )
 from fedtailor.remote.sum_client import add_pair_mask
 from fedtailor.remote.transport import TooFewClients
 
 Arrays = Mapping[str, np.ndarray]
 
+COMMITMENT_BYTES = len(commitment(b""))
+
 MASKED = "masked"
-"""Of an answer: the vectors that are added [s, n]."""
+"""Name of the array in an answer that holds the masked vectors [s, n]."""
 
 TRIES = 100
-"""Choices of shares that are tried at random where several are wrong."""
+"""Subsets of shares that are drawn at random where several shares are wrong."""
 
 
 @dataclass(frozen=True)
@@ -55,26 +61,27 @@ class Stage:
     Attributes:
         task: the stage.
         session: name of the sum.
-        arrays: what each client is sent, by name.
-        among: its neighbours, where it is told them.
-        expected: what each answer must hold.
+        arrays: what each client is sent, by the client's name.
+        expected: what each client's answer must hold.
+        neighbours: of each client, in the stage in which it must know them.
     """
 
     task: str
     session: str
     arrays: Mapping[str, Arrays]
     expected: Mapping[str, Mapping[str, ArraySpec]]
-    among: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    neighbours: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def told(self, client: str) -> dict[str, Any]:
-        """What stands beside the arrays in the message to a client."""
-        return {"name": self.session} | (
-            {"among": list(self.among[client])} if self.among else {}
-        )
+        """The plain values beside the arrays in the message to a client."""
+        told: dict[str, Any] = {"name": self.session}
+        if self.neighbours:
+            told["among"] = list(self.neighbours[client])
+        return told
 
 
 Ask = Callable[[Stage], Mapping[str, Arrays]]
-"""Asks clients to do a stage; returns the answers of those that did."""
+"""Asks clients to do a stage; returns the answers of those that did, by name."""
 
 
 class SecureSum:
@@ -85,9 +92,10 @@ class SecureSum:
         names: of the clients that hold a vector.
         size: entries of each vector.
         settings: of the job.
-        minimum: clients whose vectors must be in the sums.
-        tell: is given a line for every client whose shares are wrong.
-        neighbours: with how many others a client shares, where there are more.
+        minimum: the fewest clients whose vectors must be in the sums.
+        tell: is given a line for every sum that is left out, and for every client whose
+            shares are wrong.
+        neighbours: with how many others a client shares, if there are more than that.
     """
 
     def __init__(
@@ -101,29 +109,29 @@ class SecureSum:
         tell: Callable[[str], None] = lambda line: None,
         neighbours: int = NEIGHBOURS,
     ) -> None:
-        self._ask, self._names, self._size, self._settings = (
-            ask,
-            tuple(names),
-            size,
-            settings,
-        )
-        self._minimum, self._tell, self._neighbours = (
-            max(minimum, FEWEST),
-            tell,
-            neighbours,
-        )
+        self._ask, self._names = ask, tuple(names)
+        self._size, self._settings = size, settings
+        self._minimum, self._tell = max(minimum, FEWEST), tell
+        self._most_neighbours = neighbours
         self._session = secrets.token_hex(8)
-        self._among: dict[str, tuple[str, ...]] = {}
-        self._masking: dict[str, bytes] = {}
+        # Who shares with whom, and what clients sent in the first two stages.
+        self._neighbours: dict[str, tuple[str, ...]] = {}
+        self._masking_keys: dict[str, bytes] = {}
         self._commitments: dict[str, bytes] = {}
 
     def run(self, weights: Float[np.ndarray, "s c"]) -> Sums:
-        """The sums [s, n] over the clients, and which of them there are.
+        """Add the clients' vectors.
 
-        Each row of weights keeps its sum of sizes: where a client is lost, the others
-        weigh more. Off the exact sum by at most half a step (`FixedPoint`) for each
-        client, times that sum over the part of it that is left. A sum that would not
-        hide one client's vector is left out, and said.
+        The sizes of each row of weights keep their sum: where a client is lost, the
+        others weigh more. A sum that would not hide one client's vector is left out.
+
+        Args:
+            weights: of each client in each sum.
+
+        Returns:
+            The sums [s, n], and which of them there are [s]. Each is off by at most
+            half a step (`FixedPoint`) for each client, times the sum of its weights'
+            sizes over the part of that which is left.
 
         Raises:
             TooFewClients: too many are lost for a sum to be had, or to hide anything;
@@ -131,87 +139,89 @@ class SecureSum:
             ValueError: no sum would hide a single client's vector.
         """
         shared = self._share(self._exchange_keys())
-        there = self._are_in(shared)
-        alone = lonely(weights, there, self._names)
+        present = self._present(shared)
+        revealing = revealing_sums(weights, present, self._names)
         require(
-            len(alone) < len(weights),
-            "; ".join(alone.values())
+            len(revealing) < len(weights),
+            "; ".join(revealing.values())
             + "; use fewer streams, or weights that differ less",
         )
-        for line in alone.values():
+        for line in revealing.values():
             self._tell(f"{line}; it is left out of this round")
-        kept = np.array(
-            [number for number in range(len(weights)) if number not in alone]
-        )
-        scaled = rescaled(weights[kept], there)
+        hiding = np.array([row not in revealing for row in range(len(weights))])
+        scaled = normalized(weights[hiding], present)
         masked = self._collect(shared, scaled)
-        arrived = self._are_in(masked)
-        self._require(masked)
-        for line in lonely(scaled, arrived, self._names).values():
+        # The last check before anything is unmasked: which vectors arrived is known.
+        arrived = self._present(masked)
+        self._check_enough(masked)
+        for line in revealing_sums(scaled, arrived, self._names).values():
             raise TooFewClients(f"{line}, as others are lost; the round does not count")
         total = FixedPoint(self._settings.range).decode(self._unmask(masked, shared))
-        # what is there of each row's weights is scaled up to all of it
+        # Each sum is scaled from the weights that are left to what it was asked for.
         left = np.abs(np.where(arrived, scaled, 0.0)).sum(axis=1)
-        whole = np.abs(weights[kept]).sum(axis=1)
+        whole = np.abs(weights[hiding]).sum(axis=1)
         scale = np.divide(whole, left, out=np.zeros_like(left), where=left > 0)
-        sums, found = np.zeros((len(weights), self._size)), np.zeros(len(weights), bool)
-        sums[kept], found[kept] = total * scale[:, None], left > 0
-        return sums, found
+        sums = np.zeros((len(weights), self._size))
+        sums[hiding] = total * scale[:, None]
+        available = np.zeros(len(weights), bool)
+        available[hiding] = left > 0
+        return sums, available
 
     # stages
     # ----------------------------------------------------------------------------------
 
     def _exchange_keys(self) -> Mapping[str, Arrays]:
+        """Ask each client for the public keys of two pairs."""
         key = ArraySpec((KEY_BYTES,), "uint8")
+        arrays: dict[str, Arrays] = {name: {} for name in self._names}
         specs = {name: {"masking": key, "sealing": key} for name in self._names}
-        found = self._ask(
-            Stage(KEYS, self._session, {name: {} for name in self._names}, specs)
-        )
-        self._require(found)
-        return found
+        answers = self._ask(Stage(KEYS, self._session, arrays, specs))
+        self._check_enough(answers)
+        return answers
 
     def _share(self, keys: Mapping[str, Arrays]) -> Mapping[str, Arrays]:
-        self._among = neighbourhoods(tuple(keys), self._neighbours)
-        self._masking = {name: own["masking"].tobytes() for name, own in keys.items()}
-        arrays = {
-            name: {
-                kind: np.stack([keys[other][kind] for other in among])
+        """Send each client its neighbours' keys, and ask for sealed shares for them."""
+        self._neighbours = neighbourhoods(tuple(keys), self._most_neighbours)
+        self._masking_keys = {
+            name: pair["masking"].tobytes() for name, pair in keys.items()
+        }
+        arrays, specs = {}, {}
+        for name, neighbours in self._neighbours.items():
+            arrays[name] = {
+                kind: np.stack([keys[other][kind] for other in neighbours])
                 for kind in ("masking", "sealing")
             }
-            for name, among in self._among.items()
-        }
-        specs = {
-            name: {
-                "shares": ArraySpec((len(among), SEALED_BYTES), "uint8"),
-                "commitment": ArraySpec((commitment_bytes(),), "uint8"),
+            specs[name] = {
+                "shares": ArraySpec((len(neighbours), SEALED_BYTES), "uint8"),
+                "commitment": ArraySpec((COMMITMENT_BYTES,), "uint8"),
             }
-            for name, among in self._among.items()
-        }
-        found = self._ask(Stage(SHARES, self._session, arrays, specs, self._among))
-        self._require(found)
+        answers = self._ask(
+            Stage(SHARES, self._session, arrays, specs, self._neighbours)
+        )
+        self._check_enough(answers)
         self._commitments = {
-            name: own["commitment"].tobytes() for name, own in found.items()
+            name: answer["commitment"].tobytes() for name, answer in answers.items()
         }
-        return found
+        return answers
 
     def _collect(
         self, shared: Mapping[str, Arrays], weights: Float[np.ndarray, "s c"]
     ) -> Mapping[str, Arrays]:
+        """Send each client the shares sealed for it, and ask for its masked vector."""
         nothing = np.zeros(SEALED_BYTES, np.uint8)
         arrays, specs = {}, {}
         for name in shared:
-            among = self._among[name]
-            sealed = [
-                (
-                    shared[other]["shares"][self._among[other].index(name)]
-                    if other in shared
-                    else nothing
-                )
-                for other in among
-            ]
+            neighbours = self._neighbours[name]
+            sealed = []
+            for other in neighbours:
+                if other in shared:
+                    row = self._neighbours[other].index(name)
+                    sealed.append(shared[other]["shares"][row])
+                else:
+                    sealed.append(nothing)
             arrays[name] = {
                 "shares": np.stack(sealed),
-                "there": np.array([other in shared for other in among]),
+                "there": np.array([other in shared for other in neighbours]),
                 "weights": np.ascontiguousarray(weights[:, self._names.index(name)]),
             }
             specs[name] = {MASKED: ArraySpec((len(weights), self._size), "uint32")}
@@ -220,39 +230,38 @@ class SecureSum:
     def _unmask(
         self, masked: Mapping[str, Arrays], shared: Mapping[str, Arrays]
     ) -> UInt32[np.ndarray, "s n"]:
-        """The sum of the masked vectors, without the masks."""
-        arrays = {
-            name: {
-                "arrived": np.array([other in masked for other in self._among[name]])
-            }
-            for name in masked
-        }
-        specs = {
-            name: {"shares": ArraySpec((len(self._among[name]), SECRET_BYTES), "uint8")}
-            for name in masked
-        }
+        """Ask for shares of the masks' secrets, and remove the masks from the sum."""
+        arrays, specs = {}, {}
+        for name in masked:
+            neighbours = self._neighbours[name]
+            arrived = np.array([other in masked for other in neighbours])
+            arrays[name] = {"arrived": arrived}
+            shares = ArraySpec((len(neighbours), SECRET_BYTES), "uint8")
+            specs[name] = {"shares": shares}
         opened = self._ask(Stage(UNMASK, self._session, arrays, specs))
-        total = sum(
-            (own[MASKED] for own in masked.values()), start=np.zeros((), np.uint32)
-        )
+        vectors = [answer[MASKED] for answer in masked.values()]
+        total = sum(vectors, start=np.zeros((), np.uint32))
         for name in shared:
-            others = [other for other in self._among[name] if other in masked]
             if name in masked:
-                total -= mask_of(
-                    self._recover(name, opened, arrived=True), total.size
-                ).reshape(total.shape)
-            elif others:
-                keys = KeyPair(self._recover(name, opened, arrived=False))
-                for other in others:
-                    add_pair_mask(
-                        total,
-                        keys,
-                        self._masking[other],
-                        self._session,
-                        other,
-                        name,
-                        off=True,
-                    )
+                # Its pairwise masks cancel with its neighbours'; its self mask is left.
+                secret = self._recover(name, opened, arrived=True)
+                total -= mask_of(secret, total.size).reshape(total.shape)
+                continue
+            # Lost between two stages: its neighbours' masks for it are left.
+            others = [other for other in self._neighbours[name] if other in masked]
+            if not others:
+                continue
+            keys = KeyPair(self._recover(name, opened, arrived=False))
+            for other in others:
+                add_pair_mask(
+                    total,
+                    keys,
+                    self._masking_keys[other],
+                    self._session,
+                    other,
+                    name,
+                    off=True,
+                )
         return total
 
     # secrets
@@ -261,37 +270,41 @@ class SecureSum:
     def _recover(
         self, owner: str, opened: Mapping[str, Arrays], *, arrived: bool
     ) -> bytes:
-        """The secret of a client's own mask, or of its key, from its neighbours'
-        shares.
+        """Recover a client's secret from the shares that its neighbours opened.
+
+        Args:
+            owner: of the secret.
+            opened: the neighbours' answers.
+            arrived: whether the owner's vector arrived, so that the secret is that of
+                its self mask; else it is that of its masking key.
 
         Raises:
-            TooFewClients: these are too few, or wrong.
+            TooFewClients: the shares are too few, or wrong.
         """
-        among = self._among[owner]
-        threshold = self._settings.needed(len(among))
-        shares = {
-            place: opened[other]["shares"][self._among[other].index(owner)].tobytes()
-            for place, other in enumerate(among)
-            if other in opened
-        }
+        neighbours = self._neighbours[owner]
+        threshold = self._settings.needed(len(neighbours))
+        shares = {}  # by position of their holder among the neighbours
+        for position, other in enumerate(neighbours):
+            if other in opened:
+                row = self._neighbours[other].index(owner)
+                shares[position] = opened[other]["shares"][row].tobytes()
         if len(shares) < threshold:
-            self._refuse(len(shares), len(among), threshold)
+            self._refuse(len(shares), len(neighbours), threshold)
 
-        def secret_of(places: Sequence[int]) -> bytes | None:
-            """What follows from the shares at some places, if it is what the owner has
-            shared.
-            """
-            secret = _joined(shares, places)
-            if secret is None:
+        def join_checked(positions: Sequence[int]) -> bytes | None:
+            """The secret from some shares, or None if that is not what was shared."""
+            try:
+                secret = join({position: shares[position] for position in positions})
+            except ValueError:
                 return None
             if arrived:
-                return (
-                    secret if commitment(secret) == self._commitments[owner] else None
-                )
-            return secret if KeyPair(secret).public == self._masking[owner] else None
+                right = commitment(secret) == self._commitments[owner]
+            else:
+                right = KeyPair(secret).public == self._masking_keys[owner]
+            return secret if right else None
 
-        for good in _choices(tuple(shares), threshold):
-            secret = secret_of(good)
+        for good in _subsets(tuple(shares), threshold):
+            secret = join_checked(good)
             if secret is not None:
                 break
         else:
@@ -299,36 +312,34 @@ class SecureSum:
                 "the shares that clients opened do not unmask the sum with client"
                 f" {owner}: some are wrong; the round does not count"
             )
-        # fewer than `threshold` are left: where the secret follows from all of them,
-        # none need be looked at alone
-        others = tuple(place for place in shares if place not in good)
-        if others and secret_of((*others, *good)[:threshold]) is None:
-            for place in others:
-                if secret_of((*good[1:], place)) is None:
+        # Say whose shares are wrong. Fewer than `threshold` shares are left: where the
+        # secret follows from all of them, none need be tried alone.
+        others = tuple(position for position in shares if position not in good)
+        if others and join_checked((*others, *good)[:threshold]) is None:
+            for position in others:
+                if join_checked((*good[1:], position)) is None:
                     self._tell(
-                        f"client {among[place]}: its share of a secret of client"
-                        f" {owner} is wrong; it is not used"
+                        f"client {neighbours[position]}: its share of a secret of"
+                        f" client {owner} is wrong; it is not used"
                     )
         return secret
 
-    # who is there
+    # who is left
     # ----------------------------------------------------------------------------------
 
-    def _are_in(self, found: Mapping[str, Arrays]) -> NDArray[np.bool_]:
-        return np.array([name in found for name in self._names], bool)
+    def _present(self, answers: Mapping[str, Arrays]) -> NDArray[np.bool_]:
+        return np.array([name in answers for name in self._names], bool)
 
-    def _require(self, found: Mapping[str, Arrays]) -> None:
-        """Refuse to go on with too few clients, of all or of somebody's neighbours."""
-        if len(found) < self._minimum:
-            self._refuse(len(found), len(self._names), self._minimum)
-        for name in found:
-            among = self._among.get(name, ())
-            left, needed = (
-                sum(other in found for other in among),
-                self._settings.needed(len(among)),
-            )
-            if among and left < needed:
-                self._refuse(left, len(among), needed)
+    def _check_enough(self, answers: Mapping[str, Arrays]) -> None:
+        """Refuse to go on with too few clients, of all or of a client's neighbours."""
+        if len(answers) < self._minimum:
+            self._refuse(len(answers), len(self._names), self._minimum)
+        for name in answers:
+            neighbours = self._neighbours.get(name, ())
+            left = sum(other in answers for other in neighbours)
+            needed = self._settings.needed(len(neighbours))
+            if neighbours and left < needed:
+                self._refuse(left, len(neighbours), needed)
 
     def _refuse(self, left: int, of: int, needed: int) -> None:
         raise TooFewClients(
@@ -337,24 +348,16 @@ class SecureSum:
         )
 
 
-def commitment_bytes() -> int:
-    """Length of a commitment."""
-    return len(commitment(b""))
+def _subsets(positions: Sequence[int], size: int) -> Iterator[tuple[int, ...]]:
+    """Subsets of shares to try, until one of them gives the secret.
 
-
-def _choices(places: Sequence[int], count: int) -> Iterator[tuple[int, ...]]:
-    """Choices of `count` places: some, then some without each of them (one of which is
-    wrong, say), then any.
+    The first subset is enough where all shares are right. Then each position is left
+    out once, which is enough where one share is wrong. The rest is drawn at random.
     """
-    yield tuple(places[:count])
-    for wrong in places if len(places) > count else ():
-        yield tuple(random.sample([place for place in places if place != wrong], count))
+    yield tuple(positions[:size])
+    if len(positions) > size:
+        for wrong in positions:
+            others = [position for position in positions if position != wrong]
+            yield tuple(random.sample(others, size))
     for _ in range(TRIES):
-        yield tuple(random.sample(places, count))
-
-
-def _joined(shares: Mapping[int, bytes], places: Sequence[int]) -> bytes | None:
-    try:
-        return join({place: shares[place] for place in places})
-    except ValueError:
-        return None
+        yield tuple(random.sample(positions, size))

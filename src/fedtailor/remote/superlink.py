@@ -1,10 +1,11 @@
-"""`python -m fedtailor.remote.superlink`: Flower's SuperLink, of which other machines
-reach the clients' path only.
+"""Flower's SuperLink, of which other machines reach the clients' interface only.
 
 Flower serves three interfaces on one port: fleet (clients, each known by its key),
-control (start runs, register keys) and runtime (carry out runs). The last two take
-orders from whoever reaches them, so here only this machine does. Takes the options of
-`flower-superlink`, and ends when the process that started it ends.
+control (start runs, register keys) and runtime (carry out runs). The last two obey
+whoever reaches them, so here only this machine does.
+
+`python -m fedtailor.remote.superlink` takes the options of `flower-superlink`, and ends
+when the process that started it ends.
 """
 
 import ipaddress
@@ -21,40 +22,34 @@ App = Callable[[Mapping[str, Any], Any, Send], Awaitable[None]]
 
 
 class LoopbackOnly:
-    """ASGI middleware: refuses requests from other machines, unless they are for
-    clients.
+    """ASGI middleware that lets other machines reach the clients' interface only.
+
+    Args:
+        app: what answers the requests that are let through.
     """
 
     def __init__(self, app: App) -> None:
-        """Stand before `app`."""
         self._app = app
 
     async def __call__(
         self, scope: Mapping[str, Any], receive: Any, send: Send
     ) -> None:
-        """Hand a request on, or answer 403."""
-        if (
+        """Hand a request on, or refuse it."""
+        allowed = (
             scope["type"] == "lifespan"
             or scope["path"].startswith(PUBLIC)
             or _is_local(scope.get("client"))
-        ):
+        )
+        if allowed:
             await self._app(scope, receive, send)
-        elif scope["type"] == "http":
-            await send(
-                {
-                    "type": "http.response.start",
-                    "status": 403,
-                    "headers": [(b"content-type", b"text/plain")],
-                }
-            )
-            await send(
-                {
-                    "type": "http.response.body",
-                    "body": b"only the coordinator's own machine may ask this\n",
-                }
-            )
-        else:
+            return
+        if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
+            return
+        headers = [(b"content-type", b"text/plain")]
+        body = b"only the coordinator's own machine may ask this\n"
+        await send({"type": "http.response.start", "status": 403, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
 
 
 def main() -> None:
@@ -70,20 +65,25 @@ def main() -> None:
         app.add_middleware(LoopbackOnly)
         return app
 
-    superlink.create_app = create_app  # the command imports it by name when it starts
+    # Flower has no option for middleware; its command looks this name up when it
+    # starts.
+    superlink.create_app = create_app
     start_parent_process_monitor(os.getppid())
-    sys.argv[0] = "flower-superlink"
+    sys.argv[0] = "flower-superlink"  # for its messages
     flower_superlink()
 
 
 def _is_local(client: tuple[str, int] | None) -> bool:
     """Whether a peer (address, port) is this machine; one without an address is not."""
+    if not client:
+        return False
     try:
-        address = ipaddress.ip_address(client[0]) if client else None
+        address = ipaddress.ip_address(client[0])
     except ValueError:
         return False
-    mapped = getattr(address, "ipv4_mapped", None)  # IPv4 on a socket for both
-    return address is not None and (mapped or address).is_loopback
+    # On a socket for both versions, IPv4 addresses are written as IPv6.
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""A client's file as arrays, by the schema of the job; nothing in it is guessed from
-the data.
+"""A client's file as arrays, by the schema of the job.
+
+Nothing is guessed from the data: what the schema does not know is refused.
 """
 
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ READERS = {
 """How files are read, by the end of their names."""
 
 _SECOND = "_duplicated_0"
-"""What polars appends to the second of several columns of one name."""
+"""What polars appends to the name of the second of several columns of one name."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,8 @@ class Rows:
     """The examples of one client.
 
     Attributes:
-        x: inputs in the schema's order, categories as indicators; numbers as they stand
-            in the file.
+        x: inputs in the schema's order: numbers as they are in the file, categories as
+            indicators.
         y: numbers of the classes, or targets of a regression.
     """
 
@@ -40,8 +41,12 @@ class Rows:
 
 
 def read_rows(path: Path, schema: Schema, *, target: bool = True) -> Rows:
-    """Read a client's file; without `target`, that column is not read, and all targets
-    are 0.
+    """Read a client's file.
+
+    Args:
+        path: of the file.
+        schema: of the job.
+        target: whether to read that column, too; else all targets are 0.
 
     Raises:
         ValueError: it cannot be read, lacks a column, has a gap, or a value that the
@@ -71,34 +76,29 @@ def read_rows(path: Path, schema: Schema, *, target: bool = True) -> Rows:
             f" {', '.join(frame.columns)}",
         )
     require(frame.height > 0, f"{path.name} has no rows")
-    parts = [
-        (
-            numbers(frame[name], path)[:, None]
-            if categories is None
-            else np.eye(len(categories), dtype=np.float32)[
-                codes(frame[name], categories, path)
-            ]
-        )
-        for name, categories in schema.columns.items()
-    ]
+    parts = []
+    for name, categories in schema.columns.items():
+        if categories is None:
+            parts.append(numbers(frame[name], path)[:, None])
+        else:
+            indicators = np.eye(len(categories), dtype=np.float32)
+            parts.append(indicators[codes(frame[name], categories, path)])
     x = np.concatenate(parts, axis=1, dtype=np.float32)
     if not target:
-        return Rows(
-            x, np.zeros(len(x), np.float32 if schema.classes is None else np.int32)
-        )
+        dtype = np.float32 if schema.classes is None else np.int32
+        return Rows(x, np.zeros(len(x), dtype))
     column = frame[schema.target]
-    return Rows(
-        x,
-        (
-            numbers(column, path).astype(np.float32)
-            if schema.classes is None
-            else codes(column, schema.classes, path)
-        ),
-    )
+    if schema.classes is None:
+        return Rows(x, numbers(column, path).astype(np.float32))
+    return Rows(x, codes(column, schema.classes, path))
 
 
 def numbers(column: pl.Series, path: Path) -> Float[np.ndarray, " rows"]:
-    """A column of numbers, without gaps."""
+    """A column of numbers.
+
+    Raises:
+        ValueError: it holds something else, a gap, NaN or infinity.
+    """
     require(
         column.dtype.is_numeric(),
         f"the column {column.name!r} of {path.name} holds {column.dtype}, not numbers",
@@ -115,14 +115,18 @@ def numbers(column: pl.Series, path: Path) -> Float[np.ndarray, " rows"]:
 def codes(
     column: pl.Series, categories: tuple[str, ...], path: Path
 ) -> Shaped[np.ndarray, " rows"]:
-    """A column of categories, as positions in the schema's list."""
+    """A column of categories, as positions in the schema's list.
+
+    Raises:
+        ValueError: it holds a gap, or a category that the list does not.
+    """
     texts = category_text(column).to_list()
-    position = {name: code for code, name in enumerate(categories)}
+    code_of = {name: code for code, name in enumerate(categories)}
     for row, text in enumerate(texts, 1):
-        if text not in position:
-            said = "is empty" if text is None else f"is {text!r}"
+        if text not in code_of:
+            value = "empty" if text is None else repr(text)
             raise ValueError(
-                f"{path.name}, row {row}: {column.name!r} {said}; the job knows"
+                f"{path.name}, row {row}: {column.name!r} is {value}; the job knows"
                 f" {', '.join(categories)}"
             )
-    return np.array([position[text] for text in texts], np.int32)
+    return np.array([code_of[text] for text in texts], np.int32)

@@ -1,9 +1,9 @@
 """How the coordinator and its clients exchange messages, whoever carries them.
 
-A transport knows who is there and moves bytes; `exchange` asks some clients and
-collects what they answer until all have, or until the deadline. It waits for machines
-that others own, so nothing that arrives can stop it: what is wrong with an answer
-becomes one line that names the client, and the exchange goes on with the others.
+A transport knows who is online and moves bytes. `exchange` asks some clients and
+collects their answers until all are there, or until the deadline. The clients' machines
+belong to others, so nothing that arrives can stop it: a wrong answer becomes one line
+that names the client, and the exchange goes on with the others.
 """
 
 import secrets
@@ -29,36 +29,39 @@ from fedtailor.remote.messages import (
 )
 
 PAUSE_S = 0.1
-"""Seconds between two looks at what has arrived."""
+"""Seconds between two polls for answers."""
 
 
 class Transport(Protocol):
-    """Carries messages between the coordinator and clients whose names it has
-    verified.
+    """Carries messages between the coordinator and clients.
+
+    It has verified the clients' names; it is not trusted to deliver a message, nor to
+    deliver it once.
     """
 
     def online(self) -> Mapping[str, str]:
-        """Clients that are there, by name, each with a mark that changes when the
-        client has left and come back.
+        """The clients that are online, by name.
+
+        Each has a mark that changes when it was away, or when a message to it or from
+        it was lost: then it must be asked again.
         """
         ...
 
     def send(self, client: str, body: bytes) -> None:
-        """Send a message to a client that is there; the client may get it late or
-        never.
+        """Send a message to a client that is online.
+
+        The client may receive it late or never.
         """
         ...
 
     def receive(self) -> Iterable[tuple[str, bytes]]:
-        """Messages that arrived since the last call, each with the verified name of its
-        sender.
-        """
+        """Messages since the last call, each with the verified name of its sender."""
         ...
 
 
 @dataclass(frozen=True)
 class Collected:
-    """What came of an exchange.
+    """The outcome of an exchange.
 
     Attributes:
         replies: accepted answers by client, in the order of the requests.
@@ -77,15 +80,14 @@ class TooFewClients(RuntimeError):
 
 @dataclass
 class AnswerBook:
-    """Which requests of an exchange are open, and which answers were accepted.
+    """The requests of an exchange that are open, and the answers that were accepted.
 
     Attributes:
         requests: all requests, by client.
         expected: from a request to the arrays that its answer must hold.
-        shortened: what is sent in place of the requests to clients that hold some of
-            their vectors.
-        open: clients whose answer is awaited; the mark of the connection on which each
-            was asked, None before.
+        shortened: what is sent instead to clients that hold some of the vectors.
+        open: clients whose answer is awaited, each with the mark of the connection on
+            which it was asked; None before that.
         replies: accepted answers by client.
         refused: why an answer was refused, by client.
     """
@@ -98,15 +100,19 @@ class AnswerBook:
     refused: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.once_shortened = frozenset(self.shortened)
+        self.ever_shortened = frozenset(self.shortened)
 
     def accept(self, sender: str, body: bytes) -> None:
-        """Take an answer, or note that the client needs the whole request.
+        """Take an answer, or note that the client needs all vectors.
+
+        Args:
+            sender: its verified name.
+            body: the message.
 
         Raises:
-            ValueError: in one line that names the client, why the answer is not
-                accepted. A stale answer leaves the request open, as the right one may
-                be under way; every other wrong answer closes it.
+            ValueError: the answer is not accepted; in one line that names the client.
+                A stale answer leaves the request open, as the right one may be under
+                way; every other wrong answer closes it.
         """
         try:
             require(sender in self.requests, "it was not asked")
@@ -119,10 +125,12 @@ class AnswerBook:
             require(
                 sender in self.open, "it answered again after its answer was refused"
             )
-            if reply.lacks and sender in self.once_shortened:
+            if reply.lacks and sender in self.ever_shortened:
+                # Ask again, with all vectors; unless that has been done already, as the
+                # client was started again after it had lacked one.
                 if self.shortened.pop(sender, None) is not None:
-                    self.open[sender] = None  # it is asked again, with everything
-                return  # else that is under way already, as it was started again
+                    self.open[sender] = None
+                return
             require(not reply.lacks, "it says that it lacks what it was sent")
             check_content(reply, self.expected(request))
         except ValueError as error:
@@ -145,37 +153,42 @@ def exchange(
     tell: Callable[[str], None] = lambda line: None,
     pause: float = PAUSE_S,
 ) -> Collected:
-    """Send requests, and collect the answers until all are there or the (common)
-    deadline has passed.
+    """Send requests, and collect the answers until all are there or the deadline.
 
     A client that leaves and comes back is asked again: what it was computing is gone
     with it.
 
     Args:
         transport: carries the messages.
-        requests: by client; each is given a nonce of its own.
+        requests: by client; each is given a nonce of its own. The earliest of their
+            deadlines ends the exchange.
         expected: the arrays that each answer must hold, or a function from a request to
             those of its answer.
-        shortened: of some requests, a form for a client that holds some of the vectors;
-            who lacks one is sent all.
+        shortened: some of the requests without the vectors that their client holds; a
+            client that lacks one of these is sent all.
         minimum: answers without which the exchange fails.
         tell: is given a line for every answer that is not accepted, and for every
             client that is missing.
-        pause: seconds between two looks.
+        pause: seconds between two polls.
+
+    Returns:
+        The accepted answers, and why there are no others.
 
     Raises:
         TooFewClients: fewer than `minimum` answers were accepted by the deadline.
     """
-    marked = {
+    # The nonce tells answers to this request from answers to the same request of a
+    # coordinator that was killed, and from those that somebody else could make up.
+    requests = {
         client: replace(request, nonce=secrets.token_hex(12))
         for client, request in requests.items()
     }
-    short = {
-        client: replace(marked[client], arrays=request.arrays)
+    shortened = {
+        client: replace(requests[client], arrays=request.arrays)
         for client, request in (shortened or {}).items()
     }
     specs = expected if callable(expected) else lambda request: expected
-    book = AnswerBook(marked, specs, short, dict.fromkeys(marked))
+    book = AnswerBook(requests, specs, shortened, dict.fromkeys(requests))
     deadline = min((request.deadline for request in requests.values()), default=0.0)
     while book.open:
         _send_open(transport, book)
@@ -192,8 +205,10 @@ def exchange(
     if missing:
         tell(f"no answer in time from {', '.join(missing)}")
     if len(book.replies) < minimum:
-        counted = f"{len(book.replies)} of {len(requests)} clients answered in time"
-        raise TooFewClients(f"{counted}; the job's minimum is {minimum}")
+        raise TooFewClients(
+            f"{len(book.replies)} of {len(requests)} clients answered in time; the"
+            f" job's minimum is {minimum}"
+        )
     replies = {
         client: book.replies[client] for client in requests if client in book.replies
     }
@@ -202,47 +217,44 @@ def exchange(
 
 def _send_open(transport: Transport, book: AnswerBook) -> None:
     """Send each open request once on every connection that its client makes."""
-    there = transport.online()
+    marks = transport.online()
     for client, asked_on in book.open.items():
-        mark = there.get(client)
-        if mark is not None and mark != asked_on:
-            if asked_on is not None:  # it was started again, and holds nothing any more
-                book.shortened.pop(client, None)
-            transport.send(
-                client,
-                encode_request(book.shortened.get(client, book.requests[client])),
-            )
-            book.open[client] = mark
+        mark = marks.get(client)
+        if mark is None or mark == asked_on:
+            continue
+        if asked_on is not None:
+            # It may have been started again, and then holds nothing.
+            book.shortened.pop(client, None)
+        request = book.shortened.get(client, book.requests[client])
+        transport.send(client, encode_request(request))
+        book.open[client] = mark
 
 
 def _is_stale(body: bytes, request: Request) -> bool:
-    """Whether an answer is one to an earlier request of the same experiment, to the
-    same client.
-    """
+    """Whether an answer is the client's to an earlier request of the experiment."""
     try:
         reply = decode_reply(body)
     except ValueError:
         return False
-    same = (reply.experiment, reply.client) == (request.experiment, request.client)
-    earlier = (reply.round, reply.exchange) < (request.round, request.exchange)
-    resent = (reply.round, reply.exchange) == (
-        request.round,
-        request.exchange,
-    ) and reply.nonce != request.nonce
-    return same and (earlier or resent)
+    if (reply.experiment, reply.client) != (request.experiment, request.client):
+        return False
+    answered = (reply.round, reply.exchange)
+    asked = (request.round, request.exchange)
+    # The same exchange may have been asked before, by a coordinator that was killed.
+    return answered < asked or (answered == asked and reply.nonce != request.nonce)
 
 
 Work = Callable[[Request], Mapping[str, np.ndarray]]
-"""What a client does with a request: the arrays of its answer. A `ValueError` is
-reported to the coordinator.
+"""What a client does with a request, to the arrays of its answer.
+
+A `ValueError` is reported to the coordinator.
 """
 
 
 class Responder:
-    """The client's end: checks a request, lets the client work, and remembers the last
-    answer.
+    """The client's end: checks requests, and has them answered.
 
-    A request that comes again (the coordinator was restarted, or did not get the
+    A request that comes again (the coordinator was started again, or did not get the
     answer) is answered from memory, so that no work is done twice and no state is
     changed twice.
     """
@@ -254,18 +266,17 @@ class Responder:
         work: Work,
         own: Callable[[], Iterable[np.ndarray]] = tuple,
     ) -> None:
-        """Answer for `client` in `experiment` (`Job.identity`) by calling `work`.
+        """Make the end of one client.
 
         Args:
-            own: makes the vectors that need not be sent, as this client knows them
-                anyway.
+            experiment: identity of the job (`Job.identity`).
+            client: its name.
+            work: answers requests that passed the checks.
+            own: makes the vectors that need not be sent, as this client can make them
+                by itself.
         """
-        self.experiment, self.client, self._work, self._held = (
-            experiment,
-            client,
-            work,
-            HeldVectors(own),
-        )
+        self.experiment, self.client, self._work = experiment, client, work
+        self._held = HeldVectors(own)
         self._last: tuple[Request, Mapping[str, np.ndarray]] | None = None
 
     def __call__(self, body: bytes) -> bytes:
@@ -295,8 +306,10 @@ class Responder:
             time.time() <= request.deadline, "the request arrived after its deadline"
         )
         request = self._held.complete(request)
-        if self._last is not None and _same(self._last[0], request):
-            return self._last[1]
+        if self._last is not None:
+            last_request, last_arrays = self._last
+            if _same(last_request, request):
+                return last_arrays
         arrays = self._work(request)
         self._last = (request, arrays)
         return arrays
@@ -304,35 +317,31 @@ class Responder:
 
 def _same(one: Request, other: Request) -> bool:
     """Whether two requests ask for the same, nonce and deadline aside."""
-    if encode_request(
-        replace(one, nonce="", deadline=0.0, arrays={})
-    ) != encode_request(replace(other, nonce="", deadline=0.0, arrays={})):
-        return False
     if one.arrays.keys() != other.arrays.keys():
         return False
-    return all(
+    one_rest = replace(one, nonce="", deadline=0.0, arrays={})
+    other_rest = replace(other, nonce="", deadline=0.0, arrays={})
+    return encode_request(one_rest) == encode_request(other_rest) and all(
         np.array_equal(one.arrays[name], other.arrays[name], equal_nan=True)
         for name in one.arrays
     )
 
 
 class LoopbackTransport:
-    """Clients in this process behind real messages: every request and answer goes
-    through bytes.
+    """Clients in this process, with real messages: all that travels becomes bytes.
 
-    The transport of `fedtailor federation simulate`, and of tests that lose, repeat or
-    change messages.
+    Tests use it, and lose, repeat or change messages.
+
+    Args:
+        clients: `Responder`s or other functions from bytes to bytes, by name.
     """
 
     def __init__(self, clients: Mapping[str, Callable[[bytes], bytes]]) -> None:
-        """Carry messages to `clients`, each a `Responder` or another function from
-        bytes to bytes.
-        """
         self._clients = dict(clients)
         self._arrived: list[tuple[str, bytes]] = []
 
     def online(self) -> Mapping[str, str]:
-        """All clients are always there."""
+        """All clients, always."""
         return dict.fromkeys(self._clients, "here")
 
     def send(self, client: str, body: bytes) -> None:

@@ -3,24 +3,24 @@
 from fedtailor.protocol import require
 
 SHORTEST_S = 5.0
-"""The clocks of two machines may differ by so much: a shorter wait may be over before a
-request arrives.
+"""The shortest wait: by as much may the clocks of two machines differ.
+
+A shorter one might be over on the client's clock before a request arrives.
 """
 
 LONGEST_S = 7 * 24 * 3600.0
-"""The SuperLink keeps a message for so long: nobody answers later."""
+"""The longest wait: the SuperLink deletes a message after as much."""
 
 
 def check_wait(name: str, seconds: float) -> None:
-    """Refuse a wait that no client can answer in, or that ends after its message is
-    gone.
+    """Refuse a wait in which no client can answer.
 
     Args:
         name: of the setting or the option.
-        seconds: what it says.
+        seconds: its value.
 
     Raises:
-        ValueError: with the name and what is allowed.
+        ValueError: it is too short or too long.
     """
     require(
         SHORTEST_S <= seconds <= LONGEST_S,

@@ -1,13 +1,18 @@
-"""What travels in an exchange, as named arrays: a client's share of a downlink, its
-answer, and what that must be.
+"""The named arrays of an exchange: what a client receives, and what it answers.
+
+In a request:
 
 stream/KIND    [n, ...] the streams of a kind that this client receives, each once
-index/KIND     [k] which of them stands in each of its places, -1 = nothing
+index/KIND     [k] which of them each of its k places holds, -1 = none
 scalar/NAME    () a number for this client
 known/...      digests of streams that the client holds, in their place (see `held`)
 initial        [d] the model that its state starts from, in a later phase of a schedule
-update/KIND    what it sends up
-scores/...     sums of losses and of correct predictions over its validation and test rows, and their counts
+
+In an answer:
+
+update/KIND    its update
+scores/...     sums of losses and of correct predictions over its validation and test
+               rows, and their counts
 work           [2] gradients and forward passes of single examples
 """
 
@@ -17,6 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Int
 from numpy.typing import NDArray
 
 from fedtailor.client.pool import Pool
@@ -41,57 +47,66 @@ WORK_SPEC = ArraySpec((2,), "int64")
 def downlink_arrays(
     downlink: Downlink, dtype: str, clients: int
 ) -> list[dict[str, np.ndarray]]:
-    """For each client of a cohort, what it receives."""
+    """What each client of a cohort receives.
+
+    Args:
+        downlink: to the cohort.
+        dtype: of the model, and so of scalars that are no integers.
+        clients: of the cohort.
+
+    Returns:
+        The arrays of each client's request, by name.
+    """
     values = {kind: np.asarray(sent.values) for kind, sent in downlink.streams.items()}
     scalars = {
         name: _scalars(value, dtype, clients)
         for name, value in downlink.scalars.items()
     }
-    found = []
+    requests = []
     for client in range(clients):
         arrays: dict[str, np.ndarray] = {
             f"scalar/{name}": column[client] for name, column in scalars.items()
         }
         for kind, sent in downlink.streams.items():
             recipients = sent.recipients[client]
-            rows = np.unique(recipients[recipients >= 0])
+            rows = _received(recipients)
+            index = np.where(recipients >= 0, np.searchsorted(rows, recipients), -1)
             arrays[STREAM + kind] = values[kind][rows]
-            arrays[f"index/{kind}"] = np.where(
-                recipients >= 0, np.searchsorted(rows, recipients), -1
-            ).astype(np.int32)
-        found.append(arrays)
-    return found
+            arrays[f"index/{kind}"] = index.astype(np.int32)
+        requests.append(arrays)
+    return requests
 
 
 def downlink_digests(downlink: Downlink, clients: int) -> list[dict[str, list[bytes]]]:
-    """The digests of the streams in `downlink_arrays`: for each client, by the array's
-    name.
+    """The digests of the streams in `downlink_arrays`.
+
+    Returns:
+        For each client, those of the rows of each array, by the array's name.
     """
-    rows = {
-        kind: [digest(row) for row in np.asarray(sent.values)]
-        for kind, sent in downlink.streams.items()
-    }
-    return [
-        {
-            STREAM + kind: [
-                rows[kind][row]
-                for row in np.unique(sent.recipients[client])
-                if row >= 0
-            ]
-            for kind, sent in downlink.streams.items()
-        }
-        for client in range(clients)
-    ]
+    requests: list[dict[str, list[bytes]]] = [{} for _ in range(clients)]
+    for kind, sent in downlink.streams.items():
+        digests = [
+            digest(row) for row in np.asarray(sent.values)
+        ]  # of each stream once
+        for client, of_client in enumerate(requests):
+            rows = _received(sent.recipients[client])
+            of_client[STREAM + kind] = [digests[row] for row in rows]
+    return requests
+
+
+def _received(recipients: Int[NDArray, " k"]) -> Int[NDArray, " n"]:
+    """The streams that a client receives, each once, in order (-1 = none)."""
+    return np.unique(recipients[recipients >= 0])
 
 
 def read_downlink(arrays: Mapping[str, np.ndarray]) -> Downlink:
-    """The downlink of a cohort of one, from what that client received.
+    """The downlink of a cohort of one, from the arrays of a request.
 
-    Its streams are padded to as many as it has places, so that rounds share compiled
-    programs.
+    Its streams are padded to as many as the client has places, so that all rounds use
+    one compiled program.
 
     Raises:
-        ValueError: the arrays do not describe one.
+        ValueError: the arrays do not describe a downlink.
     """
     streams, scalars = {}, {}
     for name, array in arrays.items():
@@ -109,16 +124,16 @@ def read_downlink(arrays: Mapping[str, np.ndarray]) -> Downlink:
             )
             require(usable, f"the streams {kind!r} come without places")
             assert index is not None
+            # An index out of range would read another row, or none, without an error.
             fits = (
                 len(index) > 0
                 and index.min() >= -1
                 and index.max() < len(array) <= len(index)
             )
             require(fits, f"the places of the streams {kind!r} do not fit them")
-            padding = np.zeros((len(index) - len(array), *array.shape[1:]), array.dtype)
-            streams[kind] = Streams(
-                jnp.asarray(np.concatenate([array, padding])), index[None]
-            )
+            padded = np.zeros((len(index), *array.shape[1:]), array.dtype)
+            padded[: len(array)] = array
+            streams[kind] = Streams(jnp.asarray(padded), index[None])
         else:
             known = name == INITIAL or (part == "index" and STREAM + kind in arrays)
             require(
@@ -130,17 +145,17 @@ def read_downlink(arrays: Mapping[str, np.ndarray]) -> Downlink:
 def named(tree: Any, prefix: str) -> dict[str, Any]:
     """The leaves of a tree by their paths: "update/model", "scores/val/count"."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {
-        f"{prefix}/{jax.tree_util.keystr(path, simple=True, separator='/')}": leaf
-        for path, leaf in leaves
-    }
+    by_path = {}
+    for path, leaf in leaves:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        by_path[f"{prefix}/{name}"] = leaf
+    return by_path
 
 
 def answer_shapes(
     exchange: Exchange, algorithm: Algorithm, state: Any, model: Model, pool: Pool
 ) -> dict[str, Any]:
-    """The shapes of what one client of an exchange yields ("update", "scores"), without
-    computing it.
+    """The shapes of a client's outputs ("update", "scores"), without computing them.
 
     Args:
         exchange: of which the task and the shapes of the downlink matter.
@@ -148,6 +163,9 @@ def answer_shapes(
         state: a client's state (method and uplink).
         model: what is trained.
         pool: any examples of the right form.
+
+    Returns:
+        For each output, a tree of shapes and types (`jax.ShapeDtypeStruct`).
     """
     streams, scalars = exchange.downlink.streams, exchange.downlink.scalars
     kinds = tuple((kind, sent.recipients.shape[1]) for kind, sent in streams.items())
@@ -156,14 +174,11 @@ def answer_shapes(
         for kind, sent in streams.items()
     }
     numbers = jnp.zeros(12 + sum(width for _, width in kinds), jnp.int32)
-    row = (
-        PackedInputs(numbers, kinds),
-        state,
-        {
-            name: jnp.asarray(_scalars(value, model.dtype, len(exchange.cohort))[0])
-            for name, value in scalars.items()
-        },
-    )
+    row_scalars = {}
+    for name, value in scalars.items():
+        column = _scalars(value, model.dtype, len(exchange.cohort))
+        row_scalars[name] = jnp.asarray(column[0])
+    row = (PackedInputs(numbers, kinds), state, row_scalars)
 
     def one(
         algorithm: Any, pipelines: Any, pool: Any, values: Any, row: Any
@@ -179,13 +194,12 @@ def answer_shapes(
             metrics=exchange.metrics,
         )
 
-    return jax.eval_shape(
-        one, algorithm, (exchange.uplink, exchange.received_through), pool, values, row
-    )
+    pipelines = (exchange.uplink, exchange.received_through)
+    return jax.eval_shape(one, algorithm, pipelines, pool, values, row)
 
 
 def specs_of(shapes: Any, prefix: str) -> dict[str, ArraySpec]:
-    """What the arrays of an answer must be."""
+    """What the arrays of an answer must look like, from a tree of shapes."""
     return {
         name: ArraySpec(tuple(leaf.shape), str(np.dtype(leaf.dtype)))
         for name, leaf in named(shapes, prefix).items()
@@ -198,35 +212,30 @@ def stack(
     prefix: str,
     shapes: Any,
 ) -> Any:
-    """What the clients of a cohort sent, as a tree of `ClientRows` like `shapes`; zeros
-    where nothing came.
+    """Stack the arrays of a cohort's answers.
+
+    Args:
+        answers: of each client, by name; None where nothing came.
+        specs: of the arrays.
+        prefix: of their names.
+        shapes: tree of the shapes of one client's (`answer_shapes`).
+
+    Returns:
+        A tree of `ClientRows` like `shapes`, with zeros where nothing came.
     """
-    rows = np.arange(len(answers))
-    shapes_of = {
-        name: tuple(leaf.shape) for name, leaf in named(shapes, prefix).items()
-    }
-
-    def column(name: str) -> ClientRows:
-        spec = specs[name]
-        nothing = np.zeros(shapes_of[name], spec.dtype)
-        parts = [
-            nothing if answer is None else answer.get(name, nothing)
-            for answer in answers
-        ]
-        values = (
-            np.stack(parts) if parts else np.zeros((0, *shapes_of[name]), spec.dtype)
-        )
-        return ClientRows(jnp.asarray(values), rows)
-
-    structure = jax.tree.structure(shapes)
-    return jax.tree.unflatten(
-        structure, [column(name) for name in named(shapes, prefix)]
-    )
+    leaves = []
+    for name, leaf in named(shapes, prefix).items():
+        # An answer that was not asked to report has no such array.
+        values = np.zeros((len(answers), *leaf.shape), specs[name].dtype)
+        for client, answer in enumerate(answers):
+            if answer is not None and name in answer:
+                values[client] = answer[name]
+        leaves.append(ClientRows(jnp.asarray(values), np.arange(len(answers))))
+    return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
 
 
 def _scalars(value: Any, dtype: str, clients: int) -> NDArray[Any]:
-    """A number for each client, as programs take it."""
+    """A number for each client [c], in the type that programs take."""
     array = np.asarray(value)
-    return np.broadcast_to(array, (clients,)).astype(
-        np.int32 if array.dtype.kind in "iub" else dtype
-    )
+    of_clients = np.broadcast_to(array, (clients,))
+    return of_clients.astype(np.int32 if array.dtype.kind in "iub" else dtype)

@@ -1,9 +1,12 @@
-"""The client's side of a round: it does what the job's method does with its own
-examples, and keeps its own state.
+"""The client's side of a round: it runs the job's method on its own examples.
+
+The coordinator says what to do and from which state to start; which method, with which
+hyper-parameters, and what may leave this machine, is what the client's own copy of the
+job says.
 """
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +37,15 @@ from fedtailor.storage.export import export_models
 from fedtailor.storage.personal_model import PersonalModel
 
 NEWCOMER = "newcomer"
-"""Of a request: the client predicts with the state that `init_unseen` made, as it never
-took part.
+"""Key in a request's description of the method: the client never took part.
+
+It predicts with the state that `init_unseen` made.
 """
 
 PERSONAL = "personal"
-"""Directory, beside the client's states, with the personal model
-(`fedtailor.load_models` reads it).
+"""Directory of the personal model, beside the client's states.
+
+`fedtailor.load_models` reads it.
 """
 
 TASKS = ("probe", "client", "init_unseen", "personal", "evaluate", *STAGES)
@@ -61,18 +66,16 @@ class ClientWork:
             f"a client's own data are one client's, not {len(federation)} clients'",
         )
         self._plan, self._store = plan, store
-        # noise that the coordinator could compute would hide nothing from it
-        self._seed = (
-            secret_in(store.directory) if plan.clients_need_secrets else plan.seed
-        )
-        self._summand = (
-            None if plan.sums is None else Summand(federation.names[0], plan.sums)
-        )
-        # what `init_unseen` made, for the requests that follow it at once; never on the
-        # disk
+        # Noise that the coordinator could compute would hide nothing from it.
+        secret = plan.clients_need_secrets
+        self._seed = secret_in(store.directory) if secret else plan.seed
+        self._summand: Summand | None = None
+        if plan.sums is not None:
+            self._summand = Summand(federation.names[0], plan.sums)
+        # The state that `init_unseen` made in a (round, phase), for the requests that
+        # follow at once; it is never on the disk.
         self._newcomer: tuple[tuple[int, int], Any] = ((-1, -1), None)
-        # canonical: what is computed here does not depend on how many devices this
-        # machine has
+        # Canonical: results do not depend on how many devices this machine has.
         self._executor = DeviceExecutor(
             federation, plan.model, Settings(devices=1, canonical=True)
         )
@@ -84,18 +87,54 @@ class ClientWork:
             ValueError: it asks for something that the job does not hold, its state is
                 not here, or the model became NaN or infinite.
         """
-        plan, task, phase = self._plan, request.task, request.algorithm.get("phase")
-        asked = {
-            name: value
-            for name, value in request.algorithm.items()
-            if name not in (NEWCOMER, SUM)
-        }
-        agreed = isinstance(phase, int) and asked == plan.describe(phase)
+        task = request.task
+        phase = self._check(request)
+        if task in STAGES:
+            require(
+                self._summand is not None, "the job does not add updates behind masks"
+            )
+            assert self._summand is not None
+            return self._summand(request)
+        answers = self._run(request, self._plan.phase(phase))
+        arrays = {WORK: np.asarray(answers.work, np.int64)}
+        if task == "client":
+            # The state is on the disk before the answer is sent: once the coordinator
+            # counts the answer it may ask for that state.
+            self._store.prune(request.state_round, request.durable_state_round)
+            self._save(request.round, answers.states)
+        elif task == "init_unseen":
+            self._newcomer = (request.round, phase), answers.states
+        elif task == "personal":
+            self._store_personal(on_host(answers.output))
+        elif task == "evaluate":
+            scores = named(on_host(answers.output), "scores")
+            return arrays | {name: array[0] for name, array in scores.items()}
+        # A client that is not asked to report keeps its update to itself.
+        if request.reply:
+            update = {kind: rows.host()[0] for kind, rows in answers.update.items()}
+            if self._summand is not None and task == "client":
+                hidden = {kind: update.pop(kind) for kind in hidden_kinds(update)}
+                self._summand.keep(request.round, hidden)
+            arrays |= {f"update/{kind}": array for kind, array in update.items()}
+        return arrays
+
+    def _check(self, request: Request) -> int:
+        """Refuse what the job does not hold.
+
+        Returns:
+            The phase of the schedule that is asked for.
+        """
+        plan, task = self._plan, request.task
+        phase = request.algorithm.get("phase")
+        description = dict(request.algorithm)
+        description.pop(NEWCOMER, None)
+        description.pop(SUM, None)
         require(
-            agreed,
+            isinstance(phase, int) and description == plan.describe(phase),
             "the coordinator asks for another method, hyper-parameter or seed than this"
             " job's",
         )
+        assert isinstance(phase, int)
         require(
             task in TASKS,
             f"this client does not know the task {task!r}; both sides need the same"
@@ -105,46 +144,15 @@ class ClientWork:
             task != "evaluate" or plan.evaluate,
             "the job does not let clients send what they measure",
         )
-        open_probe = plan.sums is None or plan.sums.open_probe
         require(
-            task != "probe" or open_probe,
+            task != "probe" or plan.sums is None or plan.sums.open_probe,
             "the job does not let clients answer a probe openly",
         )
-        assert isinstance(phase, int)
-        if task in STAGES:
-            require(
-                self._summand is not None, "the job does not add updates behind masks"
-            )
-            assert self._summand is not None
-            return self._summand(request)
-        algorithm = plan.phase(phase)
-        answers = self._run(request, algorithm)
-        sent = {WORK: np.asarray(answers.work, np.int64)}
-        if task == "client":
-            self._store.prune(request.state_round, request.durable_state_round)
-            self._keep(request.round, answers.states)
-        elif task == "init_unseen":
-            self._newcomer = (request.round, phase), answers.states
-        elif task == "personal":
-            self._store_personal(on_host(answers.output))
-        elif task == "evaluate":
-            return sent | {
-                name: array[0]
-                for name, array in named(on_host(answers.output), "scores").items()
-            }
-        if request.reply:  # who is not asked keeps its update to itself
-            update = {kind: rows.host()[0] for kind, rows in answers.update.items()}
-            if self._summand is not None and task == "client":
-                self._summand.keep(
-                    request.round,
-                    {kind: update.pop(kind) for kind in hidden_kinds(update)},
-                )
-            sent |= {f"update/{kind}": array for kind, array in update.items()}
-        return sent
+        return phase
 
     def _run(self, request: Request, algorithm: Algorithm) -> Any:
-        """Have the algorithm's function for the task run, and wait for it."""
-        executor, task = self._executor, request.task
+        """Run the method's function for the task, and wait for it."""
+        executor, plan, task = self._executor, self._plan, request.task
         cohort = Cohort(
             clients=executor.seen,
             rows=np.zeros(1, np.int64),
@@ -153,23 +161,18 @@ class ClientWork:
             round=request.round,
             seed=self._seed,
         )
-        states = (
-            self._state(request, algorithm)
-            if task in ("client", "personal", "evaluate")
-            else None
-        )
-        uplink = self._plan.uplink if task == "client" else ()
-        downlink = read_downlink(request.arrays)
-        measured = self._plan.measured if task == "evaluate" else ()
+        states = None
+        if task in ("client", "personal", "evaluate"):
+            states = self._state(request, algorithm)
         exchange = Exchange(
-            task,  # pyright: ignore[reportArgumentType] (checked against TASKS)
-            algorithm,
-            cohort,
-            downlink,
-            states,
-            uplink,
-            self._plan.downlink,
-            measured,
+            task=task,  # pyright: ignore[reportArgumentType] (checked against TASKS)
+            algorithm=algorithm,
+            cohort=cohort,
+            downlink=read_downlink(request.arrays),
+            states=states,
+            uplink=plan.uplink if task == "client" else (),
+            received_through=plan.downlink,
+            metrics=plan.measured if task == "evaluate" else (),
         )
         try:
             return executor.exchange(exchange).checked()
@@ -179,81 +182,78 @@ class ClientWork:
             ) from None
 
     def _state(self, request: Request, algorithm: Algorithm) -> Any:
-        """The state that a request continues from, as that of a cohort of one."""
+        """The state that a request starts from, as that of a cohort of one."""
         if request.algorithm.get(NEWCOMER):
             made_in, state = self._newcomer
             fits = made_in == (request.round, request.algorithm["phase"])
             require(fits, "it was started again, and has no state as a newcomer yet")
             return state
-        first = self._first_state(request, algorithm)
-        structure, leaves = (
-            jax.tree.structure(first),
-            [np.asarray(leaf) for leaf in jax.tree.leaves(first)],
-        )
+        initial = self._initial_state(request, algorithm)
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(initial)]
         if leaves and request.state_round >= 0:
-            stored = self._store.load(request.state_round)
-            fits = isinstance(stored, list) and [np.shape(leaf) for leaf in stored] == [
-                leaf.shape for leaf in leaves
-            ]
+            shapes = [leaf.shape for leaf in leaves]
+            leaves = self._store.load(request.state_round)
             require(
-                fits,
+                isinstance(leaves, list)
+                and [np.shape(leaf) for leaf in leaves] == shapes,
                 f"its state after round {request.state_round + 1} is not one of this"
                 " method",
             )
-            leaves = stored or leaves
-        return jax.tree.unflatten(
-            structure, [np.asarray(leaf)[None] for leaf in leaves]
-        )
+            assert leaves is not None
+        batched = [np.asarray(leaf)[None] for leaf in leaves]
+        return jax.tree.unflatten(jax.tree.structure(initial), batched)
 
-    def _first_state(self, request: Request, algorithm: Algorithm) -> Any:
-        """What a client that has not taken part holds."""
-        model, given = self._plan.model, request.arrays.get(INITIAL)
-        theta = jnp.asarray(self._plan.initial() if given is None else given)
+    def _initial_state(self, request: Request, algorithm: Algorithm) -> Any:
+        """The state of a client that has not taken part."""
+        plan, given = self._plan, request.arrays.get(INITIAL)
+        theta = jnp.asarray(plan.initial() if given is None else given)
+        size = plan.model.size
         require(
-            theta.shape == (model.size,),
-            f"the initial model has shape {theta.shape}; it must be ({model.size},)",
+            theta.shape == (size,),
+            f"the initial model has shape {theta.shape}; it must be ({size},)",
         )
-        return algorithm.init_state(theta, self._plan.model), init_pipeline(
-            self._plan.uplink, theta
-        )
+        state = algorithm.init_state(theta, plan.model)
+        return state, init_pipeline(plan.uplink, theta)
 
-    def _keep(self, round: int, states: Any) -> None:
-        leaves = _first(states)
+    def _save(self, round: int, states: Any) -> None:
+        """Store the state of the cohort's only client, if the method has states."""
+        leaves = [np.asarray(leaf)[0] for leaf in jax.tree.leaves(states)]
         if leaves:
             self._store.save(round, leaves)
 
-    def _store_personal(self, predictor: Any) -> None:
-        """Put the personal model where the one before stood."""
+    def _store_personal(self, predictors: Any) -> None:
+        """Put the personal model of the cohort's only client in the place of the last.
+
+        Where the client dies in between, it is asked for the model again.
+        """
         federation = self._executor.federation
-        mine = jax.tree.map(lambda leaf: leaf[0], predictor)
         model = PersonalModel(
             federation.names[0],
-            mine,
+            jax.tree.map(lambda leaf: leaf[0], predictors),
             self._plan.model,
             federation.shift,
             federation.scale,
         )
-        place = self._store.directory / PERSONAL
         replace_directory(
-            place, lambda path: export_models([model], path, own_examples=True)
+            self._store.directory / PERSONAL,
+            lambda path: export_models([model], path, own_examples=True),
         )
 
 
-def replace_directory(place: Path, write: Any) -> None:
-    """Let `write` make a directory beside `place`, then put it there."""
-    new, old = (
-        place.with_name(f".{place.name}.part"),
-        place.with_name(f".{place.name}.old"),
-    )
+def replace_directory(directory: Path, write: Callable[[Path], object]) -> None:
+    """Replace a directory, which may exist, by another.
+
+    Args:
+        directory: to be replaced.
+        write: makes the new one under the path that it is given.
+    """
+    new = directory.with_name(f".{directory.name}.part")
+    old = directory.with_name(f".{directory.name}.old")
+    # Left behind where an earlier call was cut off.
     shutil.rmtree(new, ignore_errors=True)
     shutil.rmtree(old, ignore_errors=True)
     write(new)
-    if place.exists():
-        place.rename(old)
-    new.rename(place)
+    if directory.exists():
+        directory.rename(old)
+    new.rename(directory)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _first(states: Any) -> list[np.ndarray]:
-    """The only client's state, as a list of arrays on the host."""
-    return [np.asarray(leaf)[0] for leaf in jax.tree.leaves(states)]

@@ -277,7 +277,7 @@ def decide(experiment: Experiment, scenario: str) -> Decision | None:
         gains=gains,
         why_no_gains=why_no_gains,
         left_out={
-            label: candidate.rounds or rounds for label, candidate in left_out.items()
+            label: candidate.rounds_of(rounds) for label, candidate in left_out.items()
         },
         not_tested=not_tested,
         rounds=rounds,

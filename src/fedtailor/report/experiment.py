@@ -75,6 +75,10 @@ class Candidate:
     rounds: int | None = None
     run: str = ""
 
+    def rounds_of(self, whole: int) -> int:
+        """After how many rounds, where a whole run has `whole` of them."""
+        return self.rounds or whole
+
 
 @dataclass(frozen=True)
 class Skipped:

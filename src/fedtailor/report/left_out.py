@@ -47,7 +47,7 @@ def tests_when_left_out(
     Returns:
         Frames with the columns that `fedtailor.decision.best_method` takes.
     """
-    last = {label: candidate.rounds or whole for label, candidate in left_out.items()}
+    last = {label: candidate.rounds_of(whole) for label, candidate in left_out.items()}
     cuts = set(last.values())
     # A method that was left out is measured up to then, all others after every cut.
     wanted: list[tuple[str, StoredRun, set[int]]] = []

@@ -1,5 +1,5 @@
-"""What a model that learns nothing would reach, and what must be known of test rows
-before results are believed.
+"""Two checks on results: what a model that learns nothing would reach, and warnings
+about test rows that prove little.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,9 +20,9 @@ from fedtailor.training.metrics import Evaluation
 if TYPE_CHECKING:
     import polars as pl
 
-_MOST_COMPARED = 200_000
-"""Examples that are searched for repetitions; of more, their bytes would not fit beside
-a run.
+_MAX_COMPARED = 200_000
+"""A federation with more examples is not searched for repeated ones: the copies that
+the comparison makes would not fit into memory beside a run.
 """
 
 
@@ -30,24 +30,24 @@ def baseline(
     federation: Federation,
     model: Model,
     metrics: Iterable[Metric],
-    splits: tuple[str, ...] = ("val", "test"),
 ) -> "pl.DataFrame":
-    """What each client's majority class, or the mean of its targets, reaches.
+    """What predicting each client's majority class, or mean target, reaches.
 
     Args:
         federation: whose clients.
         model: says what is predicted; of sequences there is no such baseline.
-        metrics: which of them to give, as far as they follow from labels alone.
-        splits: where.
+        metrics: which ones to give; those that do not follow from labels alone are
+            left out.
 
     Returns:
         The columns of `Metrics.frame`, with round 0.
     """
     metrics = list(metrics)
     _, scale = target_units(federation)
-    # (unseen, split, metric) -> (client, value) of all clients
+    # An evaluation holds one metric of many clients, so values are gathered by what
+    # they measure: (unseen, split, metric) -> (client, value) of all clients.
     values: dict[tuple[bool, str, str], list[tuple[int, float]]] = {}
-    for client, split, of_client in _baselines(federation, model, splits):
+    for client, split, of_client in _baselines(federation, model):
         for metric in metrics:
             value = of_client.get(metric.name, np.nan)
             if np.isnan(value):
@@ -67,14 +67,14 @@ def baseline(
 
 
 def data_warnings(federation: Federation, model: Model) -> list[str]:
-    """What must be known of the test rows before results on them are believed.
+    """Reasons to distrust results on the test rows: too few, or repeated in training.
 
     Returns:
         One line for each problem; empty where there is none.
     """
     labels = {client.name: client.test.y for client in federation}
     warnings = warn_small_tests(labels, classification=is_classification(model))
-    if 0 < len(federation.x) <= _MOST_COMPARED and federation.x[0].size:
+    if 0 < len(federation.x) <= _MAX_COMPARED and federation.x[0].size:
         test = {client.name: client.test.x for client in federation}
         train = {client.name: client.train.x for client in federation}
         warnings += warn_repeated_rows(test, train)
@@ -82,21 +82,21 @@ def data_warnings(federation: Federation, model: Model) -> list[str]:
 
 
 def _baselines(
-    federation: Federation, model: Model, splits: tuple[str, ...]
+    federation: Federation, model: Model
 ) -> Iterator[tuple[int, str, dict[str, float]]]:
-    """(client, split, metric -> value) for all clients with rows in a split."""
+    """(client, split, metric -> value) of val and test, where a client has rows."""
     for client in federation:
         train = client.train.y
-        for split in splits:
+        for split in ("val", "test"):
             y = getattr(client, split).y
             if not len(y):
                 continue
             if is_classification(model):
                 values = classification_baseline(train, y, model.outputs)
-                # what the model was trained with, where that is the log loss
-                loss = (
-                    {"loss": values["log_loss"]} if model.loss == cross_entropy else {}
-                )
-                yield client.index, split, values | loss
+                # "loss" is what the model is trained with: comparable only if that is
+                # the log loss.
+                if model.loss == cross_entropy:
+                    values["loss"] = values["log_loss"]
+                yield client.index, split, values
             elif is_regression(model):
                 yield client.index, split, regression_baseline(train, y)

@@ -1,5 +1,5 @@
-"""`bind`: an architecture becomes the model of a federation; what is none of these is
-said in one line.
+"""`bind`: an architecture becomes the model of a federation; a wrong kind of argument
+ends in one line that says what to give instead.
 """
 
 from typing import Any
@@ -65,27 +65,21 @@ def require_model(model: object) -> None:
     if isinstance(model, Model | Architecture):
         return
     kind = model if isinstance(model, type) else type(model)
-    homes = [base.__module__ for base in kind.__mro__]
-    said = next(
-        (
-            said
-            for home, said in OF_OTHERS.items()
-            if any(_within(it, home) for it in homes)
-        ),
-        None,
-    )
-    if (
-        said is None
-        and _within(getattr(model, "__module__", None) or "", "fedtailor.models")
-        and callable(model)
-    ):
-        said = (
-            "a function; call it:"
+    # A user's own module is defined in the user's file: the library stands further down
+    # among its base classes.
+    modules = [base.__module__ for base in kind.__mro__]
+    for package, advice in OF_OTHERS.items():
+        if any(_within(module, package) for module in modules):
+            raise ValueError(f"the model is {advice}")
+    own_module = getattr(model, "__module__", None) or ""
+    if callable(model) and _within(own_module, "fedtailor.models"):
+        raise ValueError(
+            "the model is a function; call it:"
             f" fedtailor.models.{getattr(model, '__name__', 'mlp')}()"
         )
     raise ValueError(
-        "the model is"
-        f" {said or _named(model) + '; fedtailor.models makes models, such as mlp(64)'}"
+        f"the model is {_describe(model)}; fedtailor.models makes models, such as"
+        " mlp(64)"
     )
 
 
@@ -100,8 +94,10 @@ def require_algorithm(algorithm: object) -> None:
             f"the method is the class {algorithm.__name__}; make one of it:"
             f" {algorithm.__name__}()"
         )
-    said = f"the method is {_named(algorithm)}; give one such as fedtailor.FedAvg()"
-    require(isinstance(algorithm, Algorithm), said)
+    require(
+        isinstance(algorithm, Algorithm),
+        f"the method is {_describe(algorithm)}; give one such as fedtailor.FedAvg()",
+    )
 
 
 def require_federation(federation: object) -> None:
@@ -110,26 +106,25 @@ def require_federation(federation: object) -> None:
     Raises:
         ValueError: it is none.
     """
-    said = (
-        f"the federation is {_named(federation)}; make one with"
+    require(
+        isinstance(federation, Federation),
+        f"the federation is {_describe(federation)}; make one with"
         " fedtailor.federation.from_arrays, or of a table with"
-        " fedtailor.tables.from_table"
+        " fedtailor.tables.from_table",
     )
-    require(isinstance(federation, Federation), said)
 
 
-def _named(value: Any) -> str:
-    """What somebody gave, in a message: texts and small values as they are, of others
-    their kind.
+def _describe(value: Any) -> str:
+    """A wrong argument in a message: strings and numbers as they are, of everything
+    else the type.
     """
     if isinstance(value, str | int | float | bool | None):
         return repr(value)
-    return (
-        f"the class {value.__name__}"
-        if isinstance(value, type)
-        else f"of the kind {type(value).__name__}"
-    )
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return f"of the kind {type(value).__name__}"
 
 
 def _within(module: str, package: str) -> bool:
+    """Whether a module is a package or lies in it, by their dotted names."""
     return module == package or module.startswith(f"{package}.")

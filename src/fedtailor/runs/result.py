@@ -19,7 +19,7 @@ from fedtailor.storage import PersonalModel
 from fedtailor.storage.export import export_models
 from fedtailor.tables import Preprocessing, Table
 from fedtailor.training import Metrics, Training
-from fedtailor.training.personal import guest_model, personal_models
+from fedtailor.training.personal import personal_models
 
 if TYPE_CHECKING:
     import polars as pl
@@ -77,6 +77,9 @@ class Run:
 
     @cached_property
     def _personal(self) -> dict[str, PersonalModel]:
+        """The personal models that were computed so far, by client; a subclass that
+        does not call `__init__` has them too.
+        """
         return {}
 
     @cached_property
@@ -101,29 +104,22 @@ class Run:
         return {name: self._personal[name] for name in self.federation.names}
 
     def ask_personal(self, clients: Iterable[int]) -> Exchanges[None]:
-        """Ask for the personal models of clients (places in the federation) that nobody
-        has asked for yet.
+        """Compute the personal models of some clients, unless they are there already.
+
+        Args:
+            clients: positions in the federation.
         """
         missing = [
             client
             for client in clients
             if self.federation.names[client] not in self._personal
         ]
-        # one exchange for each table, with all of its clients that are wanted
-        for table, unseen in (
-            (self.executor.seen, False),
-            (self.executor.unseen, True),
-        ):
+        # One request for all clients of a table, not one for each client.
+        for table in (self.executor.seen, self.executor.unseen):
             rows = np.flatnonzero(np.isin(table.listed, missing))
-            if len(rows):
-                self._keep(
-                    (yield from personal_models(self.training, rows, unseen=unseen))
-                )
-
-    def _keep(self, predictors: dict[str, Predictor]) -> None:
-        """Remember what clients predict with, by name: it is asked for once."""
-        for name, predictor in predictors.items():
-            self._personal[name] = self._personal_model(name, predictor)
+            predictors = yield from personal_models(self.training, table, rows)
+            for name, predictor in predictors.items():
+                self._personal[name] = self._personal_model(name, predictor)
 
     def _personal_model(self, name: str, predictor: Predictor) -> PersonalModel:
         federation = self.federation
@@ -153,8 +149,8 @@ class Run:
         Raises:
             ValueError: there is no such client, or all that is wrong with the rows.
         """
-        # raw rows go through the table's preprocessing; arrays are taken for inputs as
-        # the model has them
+        # Raw rows go through the table's preprocessing; an array is taken for inputs as
+        # the model was trained on.
         model = self.personal(client)
         if model.preprocessing is None or isinstance(rows, np.ndarray):
             return model.predict(rows, **options)
@@ -189,14 +185,14 @@ class Run:
             ValueError: the examples do not fit the federation, or the method cannot
                 serve the client.
         """
-        # An executor of its own, whose only client is the newcomer, answers what the
-        # server asks of it.
+        # The newcomer has an executor of its own, whose only client it is: what was
+        # trained stays as it is.
         federation, settings = self.federation, self.executor.settings
         guest = guest_executor(
             federation, self.model, np.asarray(x), np.asarray(y), name, group, settings
         )
-        predictor = drive(guest_model(self.training, guest.unseen), guest)[name]
-        return self._personal_model(name, predictor)
+        newcomer = personal_models(self.training, guest.unseen, np.arange(1))
+        return self._personal_model(name, drive(newcomer, guest)[name])
 
     def export(
         self, directory: Path | str, clients: Iterable[int | str] | None = None
@@ -216,10 +212,12 @@ class Run:
 
     def summary(self) -> Summary:
         """The run in numbers."""
-        training, totals = self.training, self.ledger.totals()
+        training = self.training
+        totals = self.ledger.totals()
         metric = training.metric
         values = self.metrics.values(metric.name)
         unseen = self.metrics.values(metric.name, unseen=True)
+        privacy = training.privacy
         return Summary(
             algorithm=self.algorithm.about.name,
             federation=self.federation.name,
@@ -241,9 +239,5 @@ class Run:
                 if training.round_seconds
                 else 0.0
             ),
-            **(
-                {}
-                if training.privacy is None
-                else training.privacy.largest(training.round)
-            ),
+            **({} if privacy is None else privacy.largest(training.round)),
         )

@@ -48,10 +48,10 @@ def row_outcomes(
     federation, model = executor.federation, training.model
     at_once = max(_MEMORY // (8 * max(model.size, 1)), 1)
     scores: dict[str, dict[str, NDArray[Any]]] = {}
-    for table, unseen in ((executor.seen, False), (executor.unseen, True)):
+    for table in (executor.seen, executor.unseen):
         for start in range(0, len(table), at_once):
             rows = np.arange(start, min(start + at_once, len(table)))
-            predictors = yield from personal_models(training, rows, unseen=unseen)
+            predictors = yield from personal_models(training, table, rows)
             for row in rows:
                 name = table.names[row]
                 tested = federation.test[int(table.listed[row])]

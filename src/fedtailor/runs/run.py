@@ -30,7 +30,7 @@ from fedtailor.storage import (
     interrupts,
     manifest,
 )
-from fedtailor.storage.run_files import BASELINE, ROWS
+from fedtailor.storage.run_files import BASELINE, CLIENTS, LEDGER, ROWS, clients
 from fedtailor.tables import Table
 from fedtailor.training import (
     AfterRound,
@@ -41,8 +41,8 @@ from fedtailor.training import (
 )
 
 MOST_ROUNDS = 2**31 - 1
-_MOST_KEPT = 1 << 25
-"""Bytes of personal models that a run directory keeps."""
+_MAX_KEPT_BYTES = 1 << 25
+"""The most that a run directory spends on personal models."""
 
 
 def run(
@@ -154,8 +154,8 @@ def executor_of(
     check_memory(
         model.size, np.dtype(model.dtype).itemsize, f"a model of {model.size:,} numbers"
     )
-    kind = executor_kind(model, settings)
-    return kind(
+    executor_class = executor_kind(model, settings)
+    return executor_class(
         federation,
         model,
         settings,
@@ -240,7 +240,7 @@ def run_exchanges(
     )
     participation = as_participation(participation)
     federation, model = executor.federation, executor.model
-    asked = find_metrics(metrics or default_metrics(federation), model)
+    requested_metrics = find_metrics(metrics or default_metrics(federation), model)
     # Before anything is written: the method may refuse its settings for these clients.
     training = Training(
         algorithm,
@@ -250,7 +250,7 @@ def run_exchanges(
         participation=participation,
         uplink=uplink,
         downlink=downlink,
-        metrics=asked,
+        metrics=requested_metrics,
         target_scale=target_units(federation)[1],
     )
     if directory is None:
@@ -260,7 +260,7 @@ def run_exchanges(
     # The manifest says what the run is; a directory that holds another one is refused
     # before anything is written.
     store = RunDirectory(Path(directory))
-    settings = manifest(
+    run_settings = manifest(
         algorithm,
         federation,
         model,
@@ -269,17 +269,18 @@ def run_exchanges(
         evaluate_every,
         uplink,
         downlink,
-        asked,
+        requested_metrics,
         devices=executor.shards,
         canonical=executor.settings.canonical,
         origin=_origin(federation, Path(directory)) or origin,
     )
-    continued = store.open(settings, resume)
+    has_checkpoint = store.open(run_settings, resume)
     try:
-        if continued:
+        if has_checkpoint:
             store.load(training)
         else:
-            store.write_clients(federation)
+            # Checkpoints carry a digest of the table of clients, so it comes first.
+            store.write_table(CLIENTS, clients(federation))
             if isinstance(federation, Table) and federation.preprocessing is not None:
                 store.write_preprocessing(federation.preprocessing)
         with interrupts() if stopped is None else nullcontext(stopped) as stop:
@@ -289,36 +290,49 @@ def run_exchanges(
                     training, rounds, evaluate_every, (checkpoints, *callbacks), stop
                 )
             except Interrupted:
-                checkpoints.on_end(
-                    training
-                )  # it may have come after the checkpoint's turn in this round
+                # The signal may have come after `checkpoints` saw this round.
+                checkpoints.on_end(training)
                 raise
             except Diverged as error:
+                # The round before is saved. The summary says how the run ended, so that
+                # a comparison does not train it once more.
                 store.save(training)
                 store.write_summary({"rounds": rounds, "diverged": str(error)})
                 raise
-        # The rounds are done and saved. What follows is made from the final state, the
-        # summary last of all: a directory that has one is whole.
-        done = yield from finished_run(training, executor)
-        store.write_ledger(done.ledger)  # with the delivery of the final models
-        store.write_diagnostics(training.algorithm.diagnostics(training.server))
-        summary = {
-            **done.summary().as_dict(),
-            "training_seconds": sum(training.round_seconds),
-            "asked_rounds": rounds,
-        }
-        size_of_models = len(federation) * model.size * np.dtype(model.dtype).itemsize
-        if keep_models and size_of_models <= _MOST_KEPT:
-            yield from done.ask_personal(range(len(federation)))
-            store.write_models(done.personal_models().values())
-        if keep_rows:
-            store.write_table(ROWS, (yield from row_outcomes(training, executor)))
-            store.write_table(BASELINE, baseline(federation, model, training.measured))
-            summary["warnings"] = data_warnings(federation, model)
-        store.write_summary(summary)
-        return done
+        run = yield from finished_run(training, executor)
+        yield from _write_results(store, run, rounds, keep_models, keep_rows)
+        return run
     finally:
         store.close()
+
+
+def _write_results(
+    store: RunDirectory, run: Run, rounds: int, keep_models: bool, keep_rows: bool
+) -> Exchanges[None]:
+    """Write what a run directory holds beside the last checkpoint.
+
+    All of it follows from the final state: a process that is killed here leaves an
+    unfinished run, which `resume` finishes without training a round. The summary comes
+    last, so that a directory with a summary is complete.
+    """
+    training, federation, model = run.training, run.federation, run.model
+    store.write_table(LEDGER, run.ledger.frame())  # now with the final delivery
+    store.write_diagnostics(training.algorithm.diagnostics(training.server))
+    summary = {
+        **run.summary().as_dict(),
+        "training_seconds": sum(training.round_seconds),
+        "asked_rounds": rounds,
+    }
+    size_of_models = len(federation) * model.size * np.dtype(model.dtype).itemsize
+    if keep_models and size_of_models <= _MAX_KEPT_BYTES:
+        # Asked for here, where lock-step can answer several runs at once.
+        yield from run.ask_personal(range(len(federation)))
+        store.write_models(run.personal_models().values())
+    if keep_rows:
+        store.write_table(ROWS, (yield from row_outcomes(training, run.executor)))
+        store.write_table(BASELINE, baseline(federation, model, training.measured))
+        summary["warnings"] = data_warnings(federation, model)
+    store.write_summary(summary)
 
 
 def train_until(
@@ -340,12 +354,11 @@ def train_until(
         f"the run has already done {training.round} rounds, more than the {rounds}"
         " asked for",
     )
-    ended_by: BaseException | None = None
     try:
         for callback in callbacks:
             callback.on_start(training, rounds)
-        enough = False
-        while training.round < rounds and not enough:
+        stop = False
+        while training.round < rounds and not stop:
             started = perf_counter()
             yield from training.next_round()
             trained = perf_counter()
@@ -353,36 +366,36 @@ def train_until(
             if evaluated:
                 yield from training.evaluation()
             training.count_time(trained - started, perf_counter() - started)
-            # a list, not a generator: every callback sees every round, also behind one
-            # that stops the run
-            enough = any(
+            # A list, not a generator: `any` would end at the first callback that stops
+            # the run, and those after it must see the round too.
+            stop = any(
                 [callback.after_round(training, evaluated) for callback in callbacks]
             )
-            if enough and not evaluated:
+            if stop and not evaluated:
                 yield from training.evaluation()
             if stopped is not None and stopped.is_set():
                 raise Interrupted
         for callback in callbacks:
             callback.on_end(training)
     except BaseException as error:
-        ended_by = error
-        raise
-    finally:
         for callback in callbacks:
-            callback.close(ended_by)
+            callback.close(error)
+        raise
+    for callback in callbacks:
+        callback.close(None)
 
 
 def finished_run(training: Training, executor: DeviceExecutor) -> Exchanges[Run]:
     """The run, with the delivery of its final models charged to its ledger."""
-    # a copy: the training may go on, and its own ledger is of its rounds alone
+    # A copy: the training may go on, and its own ledger must stay that of its rounds.
     ledger = Ledger.from_frame(training.ledger.frame())
     yield from training.deliver(ledger)
     return Run(training, executor, ledger)
 
 
 def _origin(federation: Federation, directory: Path) -> dict[str, Any] | None:
-    """Where a table is to be found again, from the run's directory: no path of this
-    machine stands in it.
+    """Where to find a table again, as a path relative to the run's directory, so that
+    the manifest holds no path of this machine.
     """
     if not isinstance(federation, Table) or federation.origin is None:
         return None
@@ -402,10 +415,10 @@ def _require_count(name: str, value: Any) -> None:
     Raises:
         ValueError: with the name.
     """
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    wanted = whole and bool(1 <= value <= MOST_ROUNDS)
+    is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
     require(
-        wanted, f"{name} is {value!r}; it must be a whole number, 1 to {MOST_ROUNDS}"
+        is_integer and bool(1 <= value <= MOST_ROUNDS),
+        f"{name} is {value!r}; it must be a whole number, 1 to {MOST_ROUNDS}",
     )
 
 

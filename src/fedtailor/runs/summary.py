@@ -58,7 +58,7 @@ class Summary:
     example_epsilon: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """All fields by name, without guarantees that there are not."""
+        """All fields by name; an epsilon only where privacy is promised."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {
             name: value

@@ -1,6 +1,4 @@
-"""The unit of a run's targets, and what a run is judged by where nothing is asked
-for.
-"""
+"""The unit of a run's targets, and the metrics of a run that asks for none."""
 
 from fedtailor.federation import Federation
 from fedtailor.tables import Table
@@ -12,29 +10,22 @@ def target_units(federation: Federation) -> tuple[float, float]:
     Returns:
         (shift, scale): the user's target is y * scale + shift.
     """
-    if (
-        isinstance(federation, Table)
-        and federation.preprocessing is not None
-        and federation.classes is None
-    ):
-        return (
-            federation.preprocessing.target_shift,
-            federation.preprocessing.target_scale,
-        )
-    return 0.0, 1.0
+    # Only a table's preprocessing standardises targets, and only those of regressions.
+    if not isinstance(federation, Table) or federation.classes is not None:
+        return 0.0, 1.0
+    preprocessing = federation.preprocessing
+    if preprocessing is None:
+        return 0.0, 1.0
+    return preprocessing.target_shift, preprocessing.target_scale
 
 
 def default_metrics(federation: Federation) -> tuple[str, ...]:
-    """What a run on these data measures, and is judged by, where the user asks for
-    nothing.
+    """The metrics of a run whose user asks for none.
 
     Returns:
-        Of a regression on a table, errors in the unit of its target, which a loss of
+        For a regression on a table, errors in the unit of its target, which the loss on
         standardised targets is not; else nothing, and the model says by what it is
         judged.
     """
-    return (
-        ("rmse", "mae")
-        if isinstance(federation, Table) and federation.classes is None
-        else ()
-    )
+    is_table_regression = isinstance(federation, Table) and federation.classes is None
+    return ("rmse", "mae") if is_table_regression else ()

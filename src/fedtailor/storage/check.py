@@ -1,5 +1,5 @@
-"""Whether what stands on a disk is what was written: run directories, exports, saved
-federations, comparisons.
+"""`fedtailor check`: whether files are what was written, by their digests: run
+directories, exports, saved federations, comparisons.
 """
 
 import json
@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from fedtailor._files import reading, reason
-from fedtailor.federation import Federation
 from fedtailor.federation.storage import load as load_federation
 from fedtailor.storage import export
-from fedtailor.storage.checkpoint import checkpoint_format, load_tree
+from fedtailor.storage.checkpoint import OLD_FORMAT, checkpoint_format, load_tree
 from fedtailor.storage.digests import (
     SUMS,
     file_digest,
@@ -84,6 +83,9 @@ def check(path: Path) -> list[Finding]:
 
 
 def _below(path: Path) -> Iterator[Finding]:
+    """The findings about a directory, or about those in it where it is none of
+    fedtailor's.
+    """
     if (path / INDEX).exists():
         yield _finding(path / INDEX, _comparison)
     if (path / MANIFEST).exists():
@@ -98,17 +100,14 @@ def _below(path: Path) -> Iterator[Finding]:
                 yield from _below(inner)
 
 
-def _finding(path: Path, look: Callable[[Path], str]) -> Finding:
+def _finding(path: Path, describe: Callable[[Path], str]) -> Finding:
+    """What `describe` says of a path, or the error that it raises."""
     try:
-        return Finding(path, look(path), whole=True)
+        return Finding(path, describe(path), whole=True)
     except ValueError as error:
         return Finding(path, str(error), whole=False)
-    except (
-        KeyError,
-        TypeError,
-        AttributeError,
-        IndexError,
-    ) as error:  # JSON or TOML of another shape
+    # A JSON or TOML file that can be parsed, but has another shape.
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
         return Finding(
             path,
             f"{path} holds something else than fedtailor writes ({reason(error)})",
@@ -117,11 +116,12 @@ def _finding(path: Path, look: Callable[[Path], str]) -> Finding:
 
 
 def _federation(path: Path) -> str:
-    federation: Federation = load_federation(path)
-    return f"a federation of {len(federation)} clients"
+    """Check a saved federation; loading it does."""
+    return f"a federation of {len(load_federation(path))} clients"
 
 
 def _export(path: Path) -> str:
+    """Check exported models."""
     manifest = path / export.MANIFEST
     if not manifest.exists():
         raise Damaged(f"{manifest} is missing; export the models again")
@@ -136,18 +136,16 @@ def _graphs(path: Path) -> str:
             f"{path / SUMS} is missing: the export did not end; export the models again"
         )
     with reading(path):
-        said = set((path / SUMS).read_text("utf-8", errors="replace").splitlines())
-        changed = said.symmetric_difference(sums_of(path).splitlines())
+        written = set((path / SUMS).read_text("utf-8", errors="replace").splitlines())
+        changed = written.symmetric_difference(sums_of(path).splitlines())
     if changed:
         names = ", ".join(sorted({line.partition("  ")[2] for line in changed}))
         raise Damaged(
             f"{path} is damaged ({names}: not what was written); export the models"
             " again"
         )
-    return (
-        f"personal models of {sum(line.endswith('.onnx') for line in said)} clients, as"
-        " ONNX"
-    )
+    count = sum(line.endswith(".onnx") for line in written)
+    return f"personal models of {count} clients, as ONNX"
 
 
 def _comparison(path: Path) -> str:
@@ -163,7 +161,10 @@ def _comparison(path: Path) -> str:
 
 
 def _sealed(path: Path) -> Any:
-    """What a JSON file holds, as it was written; not all of them carry a digest."""
+    """The content of a JSON file; one whose digest is wrong is refused.
+
+    Not all of them carry a digest.
+    """
     content = read_text(path, json.loads, "repeat the command that wrote it")
     if isinstance(content, dict) and not is_sealed(content):
         raise Damaged(f"{path} is damaged (its digest is wrong)")
@@ -180,22 +181,24 @@ def _run(path: Path) -> str:
         Unusable: something is missing, cannot be read or is not what was written.
     """
     read_manifest(path / MANIFEST)
-    names = [name for name in (CHECKPOINT, CHECKPOINT_BEFORE) if (path / name).exists()]
-    old = any(
-        checkpoint_format(path / name) == "fedtailor checkpoint 1" for name in names
-    )
-    if not names and not (path / SUMMARY).exists():
+    checkpoints = [
+        name for name in (CHECKPOINT, CHECKPOINT_BEFORE) if (path / name).exists()
+    ]
+    if not checkpoints and not (path / SUMMARY).exists():
         return "a run that has not come to its first checkpoint"
-    if not old:
-        for name in names:
+    is_old = any(checkpoint_format(path / name) == OLD_FORMAT for name in checkpoints)
+    if not is_old:
+        for name in checkpoints:
             _check_checkpoint(path, name)
     for name in (CLIENTS, METRICS, LEDGER):
         read_frame(path / name)
     for file in sorted(path.glob("*.json")):
         _sealed(file)
     if not (path / SUMMARY).exists():
-        return f"an unfinished run{WITHOUT_DIGESTS if old else ''}"
+        return f"an unfinished run{WITHOUT_DIGESTS if is_old else ''}"
     summary = read_summary(path / SUMMARY)
+    # The digests of the checkpoints are in these themselves; the summary has those of
+    # all other files.
     for name in summary.get(DIGESTS, {}):
         if not (path / name).exists():
             raise Damaged(f"{path / name} is missing; repeat the run")
@@ -209,8 +212,8 @@ def _run(path: Path) -> str:
 
 
 def _check_checkpoint(path: Path, name: str) -> None:
-    """Refuse a checkpoint that is damaged, or that was saved with other files than
-    stand beside it.
+    """Refuse a checkpoint that is damaged, or that belongs to other files than those
+    beside it.
     """
     saved = load_tree(path / name).get("saved")
     if not isinstance(saved, dict):

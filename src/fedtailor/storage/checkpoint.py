@@ -20,11 +20,12 @@ from fedtailor.storage.digests import arrays_digest
 from fedtailor.storage.errors import Damaged, Unusable
 
 _FORMAT = "fedtailor checkpoint 2"
-_OLD_FORMAT = "fedtailor checkpoint 1"  # of fedtailor 0.1
+OLD_FORMAT = "fedtailor checkpoint 1"
+"""Of fedtailor 0.1: without digests."""
 
 
 def wait_for_all(step: str) -> None:
-    """Wait until every process of a run has come to this step."""
+    """Wait until every process of a run has reached this step."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(step)
 
@@ -39,17 +40,13 @@ def save_tree(path: Path, tree: Any) -> None:
 
 def write_tree(path: Path, tree: Any) -> None:
     """Write a tree, as `save_tree` does, to a file that nobody reads yet."""
+    # safetensors knows named arrays and text only, and runs no code when it is read (as
+    # pickle does): the containers become a JSON text beside the arrays. It has no
+    # checksum either, hence a digest over both.
     arrays: dict[str, np.ndarray] = {}
     skeleton = json.dumps(_describe(tree, arrays))
-    save_file(
-        arrays,
-        path,
-        {
-            "format": _FORMAT,
-            "tree": skeleton,
-            "digest": arrays_digest(skeleton, arrays),
-        },
-    )
+    digest = arrays_digest(skeleton, arrays)
+    save_file(arrays, path, {"format": _FORMAT, "tree": skeleton, "digest": digest})
 
 
 def load_tree(path: Path) -> Any:
@@ -61,18 +58,15 @@ def load_tree(path: Path) -> Any:
     """
     if not path.exists():
         raise Damaged(f"{path} is missing; remove the run's directory and start again")
-    try:
-        with reading(path):
-            path.open(
-                "rb"
-            ).close()  # safetensors calls a file damaged that it may not read
-    except ValueError as error:
-        raise Unusable(str(error)) from None
+    # safetensors calls a file damaged that it has no permission to read.
+    with reading(path, Unusable):
+        path.open("rb").close()
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
             refuse_other_format(path, metadata.get("format", "nothing"))
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        # A flipped bit in an array would be trained on without a word.
         if arrays_digest(metadata["tree"], arrays) != metadata["digest"]:
             raise Damaged(
                 f"{path} is damaged (its digest is wrong); remove the run's directory"
@@ -100,7 +94,7 @@ def refuse_other_format(path: Path, made: str) -> None:
         Unusable: with the reason.
         Damaged: it is none of fedtailor's.
     """
-    if made == _OLD_FORMAT:
+    if made == OLD_FORMAT:
         raise Unusable(
             f"{path} was written by fedtailor 0.1, whose runs can be reported but not"
             " resumed; name another directory"
@@ -143,12 +137,11 @@ def _describe(tree: Any, arrays: dict[str, np.ndarray], path: str = "") -> Any:
             }
         }
     if isinstance(tree, ServerState):
-        parts = {
-            field.name: getattr(tree, field.name) for field in fields(cast(Any, tree))
-        }
         described = {
-            name: _describe(value, arrays, f"{path}/{name}")
-            for name, value in parts.items()
+            field.name: _describe(
+                getattr(tree, field.name), arrays, f"{path}/{field.name}"
+            )
+            for field in fields(cast(Any, tree))
         }
         return {"state": state_name(type(tree)), "fields": described}
     # The exact types: a NamedTuple would come back as a tuple.
@@ -162,6 +155,8 @@ def _describe(tree: Any, arrays: dict[str, np.ndarray], path: str = "") -> Any:
         name = path.removeprefix("/")
         # not ascontiguousarray, which makes a scalar a vector
         arrays[name] = np.asarray(tree, order="C")
+        # Where an array was is written too: a resumed round must call the same compiled
+        # programs with arguments of the same kind.
         if isinstance(tree, jax.Array):
             return {"device": name}
         return {"array" if isinstance(tree, np.ndarray) else "number": name}
@@ -177,25 +172,25 @@ def _rebuild(skeleton: dict[str, Any], arrays: dict[str, np.ndarray]) -> Any:
     """The opposite of `_describe`."""
     (kind, content), *_ = skeleton.items()
     if kind == "state":
-        known = ServerState.registry.get(content)
-        if known is None:
+        state_class = ServerState.registry.get(content)
+        if state_class is None:
             raise ValueError(
                 "the checkpoint holds the state of a method that is not loaded"
                 f" ({content})"
             )
-        return known(
-            **{
-                name: _rebuild(value, arrays)
-                for name, value in skeleton["fields"].items()
-            }
-        )
+        state_fields = {
+            name: _rebuild(value, arrays) for name, value in skeleton["fields"].items()
+        }
+        return state_class(**state_fields)
     if kind == "dict":
         return {key: _rebuild(value, arrays) for key, value in content.items()}
     if kind in ("list", "tuple"):
-        parts = [_rebuild(value, arrays) for value in content]
-        return parts if kind == "list" else tuple(parts)
+        entries = [_rebuild(value, arrays) for value in content]
+        return entries if kind == "list" else tuple(entries)
     if kind == "device":
         return jnp.asarray(arrays[content])
-    if kind in ("array", "number"):
-        return arrays[content] if kind == "array" else arrays[content][()]
+    if kind == "array":
+        return arrays[content]
+    if kind == "number":
+        return arrays[content][()]  # a NumPy scalar, as it was
     return content

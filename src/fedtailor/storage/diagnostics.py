@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
@@ -31,16 +30,17 @@ _KINDS: dict[str, type[Any]] = {
 
 
 def write_diagnostics(directory: Path, diagnostics: Sequence[Diagnostic]) -> None:
-    """Write diagnostics into a run directory, in place of those that it has. A method
-    that has none leaves no file.
+    """Write diagnostics into a run directory, in place of those that it has.
+
+    Numbers and texts go into the JSON file, arrays into the other one under
+    "NUMBER/FIELD". A method without diagnostics leaves no file.
 
     Raises:
         OSError: they cannot be written.
         TypeError: something is none of the three kinds of diagnostics.
     """
-    if jax.process_index() != 0:
-        return
-    entries, arrays = [], dict[str, np.ndarray]()
+    entries = []
+    arrays: dict[str, np.ndarray] = {}
     for number, diagnostic in enumerate(diagnostics):
         kind = next(
             (name for name, cls in _KINDS.items() if isinstance(diagnostic, cls)), None
@@ -62,7 +62,7 @@ def write_diagnostics(directory: Path, diagnostics: Sequence[Diagnostic]) -> Non
         (directory / DIAGNOSTICS).unlink(missing_ok=True)
         (directory / ARRAYS).unlink(missing_ok=True)
         return
-    # The arrays first: who can read the description can read them too.
+    # The arrays first: a reader who finds the description must find its arrays.
     with replacing(directory / ARRAYS) as file:
         save_file(arrays, file)
     with replacing(directory / DIAGNOSTICS) as file:
@@ -84,10 +84,11 @@ def read_diagnostics(directory: Path) -> list[Diagnostic]:
         diagnostics: list[Diagnostic] = []
         for number, entry in enumerate(json.loads(path.read_text())):
             kind = _KINDS[entry.pop("kind")]
-            array_fields = {
-                field.name for field in dataclasses.fields(kind)
-            } - entry.keys()
-            own_arrays = {name: arrays[f"{number}/{name}"] for name in array_fields}
+            own_arrays = {
+                field.name: arrays[f"{number}/{field.name}"]
+                for field in dataclasses.fields(kind)
+                if field.name not in entry
+            }
             diagnostics.append(kind(**entry, **own_arrays))
         return diagnostics
     except (
@@ -98,7 +99,5 @@ def read_diagnostics(directory: Path) -> list[Diagnostic]:
         AttributeError,
         RecursionError,
     ) as error:
-        raise ValueError(
-            f"{path} is damaged ({(str(error).splitlines() or [''])[0]}); repeat"
-            " the run"
-        ) from None
+        first_line = (str(error).splitlines() or [""])[0]
+        raise ValueError(f"{path} is damaged ({first_line}); repeat the run") from None

@@ -1,5 +1,6 @@
-"""Digests: a bit that a disk lost, or a file of another run, must not become part of a
-result.
+"""Digests of files, tables, arrays and JSON objects.
+
+Neither a bit that a disk lost nor a file of another run may become part of a result.
 """
 
 import hashlib
@@ -46,23 +47,23 @@ def sums_of(folder: Path) -> str:
 
 
 def frame_digest(frame: pl.DataFrame) -> str:
-    """SHA-256 of the names, types and values of a frame, however it is compressed and
-    laid out in a file.
+    """SHA-256 of the names, types and values of a frame.
+
+    Of the values and not of the Parquet file: a run that goes on appends rows, and the
+    digest of the first ones must not depend on how a version of Polars compresses them.
     """
     digest = hashlib.sha256(f"{len(frame)}".encode())
     for column in frame.iter_columns():
         digest.update(f"\0{column.name}\0{column.dtype}\0".encode())
         digest.update(column.is_null().to_numpy().tobytes())
-        # Of text the lengths too: ("ab", "c") and ("a", "bc") are different columns.
         if column.dtype == pl.String:
-            digest.update(
-                column.str.len_bytes().fill_null(0).cast(pl.Int64).to_numpy().tobytes()
-            )
+            # The lengths too: ("ab", "c") and ("a", "bc") are different columns.
+            lengths = column.str.len_bytes().fill_null(0).cast(pl.Int64)
+            digest.update(lengths.to_numpy().tobytes())
             digest.update(str(column.fill_null("").str.join("")[0]).encode())
         else:
-            digest.update(
-                np.ascontiguousarray(column.fill_null(0).to_numpy()).tobytes()
-            )
+            values = column.fill_null(0).to_numpy()
+            digest.update(np.ascontiguousarray(values).tobytes())
     return digest.hexdigest()
 
 
@@ -76,11 +77,11 @@ def arrays_digest(header: str, arrays: Mapping[str, NDArray[Any]]) -> str:
 
 
 def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
-    """A JSON object with its own digest; what JSON does not know (NaN, infinity)
-    becomes null.
+    """A JSON object with its own digest; NaN and infinity, which JSON does not know,
+    become null.
     """
     plain = finite({key: value for key, value in content.items() if key != SEAL})
-    return {**plain, SEAL: _seal(plain)}
+    return {**plain, SEAL: _json_digest(plain)}
 
 
 def is_sealed(content: Mapping[str, Any]) -> bool:
@@ -90,11 +91,11 @@ def is_sealed(content: Mapping[str, Any]) -> bool:
     if SEAL not in content:
         return True
     plain = {key: value for key, value in content.items() if key != SEAL}
-    return content[SEAL] == _seal(plain)
+    return content[SEAL] == _json_digest(plain)
 
 
 def finite(value: Any) -> Any:
-    """A value for JSON, which knows neither NaN nor infinity: None stands for them, in
+    """A value with None in place of NaN and infinity, which JSON does not know; in
     dicts and lists too.
     """
     if isinstance(value, dict):
@@ -104,5 +105,6 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _seal(content: Mapping[str, Any]) -> str:
+def _json_digest(content: Mapping[str, Any]) -> str:
+    """SHA-256 of a JSON object, whatever the order of its keys."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -39,7 +39,7 @@ MODELS, MANIFEST, PREPROCESSING = (
 )
 
 _FORMAT = "fedtailor personal models 2"
-_WITHOUT_DIGESTS = "fedtailor personal models 1"  # of fedtailor 0.1
+_OLD_FORMAT = "fedtailor personal models 1"  # of fedtailor 0.1: without digests
 _NEIGHBORS = ("features", "labels", "held", "share", "scale")
 _LOSSES: dict[str, Any] = {
     "cross_entropy": cross_entropy,
@@ -67,13 +67,14 @@ def export_models(
             models, or a client predicts with its own examples and `own_examples` is
             False.
     """
-    everyone, path = list(personal), Path(directory)
-    for model in everyone:
+    models = list(personal)
+    path = Path(directory)
+    for model in models:
         if isinstance(model.predictor, NearestNeighbors) and not own_examples:
             _ = model.theta  # its error says why it is not exported
     try:
         make_new(path)
-        write_models(everyone, path)
+        write_models(models, path)
     except (OSError, SafetensorError) as error:
         raise ValueError(
             f"cannot write models to {path}: {reason(error)}; name another directory"
@@ -82,7 +83,7 @@ def export_models(
 
 
 def make_new(directory: Path) -> None:
-    """Make a directory for models; an empty one is as good as a new one.
+    """Make a directory for models, which may exist if it is empty.
 
     Raises:
         ValueError: it holds files.
@@ -101,19 +102,23 @@ def write_models(
 ) -> None:
     """Write personal models of one federation into a folder that may hold other files.
 
+    All files are written into a private folder first. The manifest is moved last, for
+    it has the digests of the others: models without a manifest are no export.
+
     Raises:
         ValueError: there are no models.
         OSError: the files cannot be written.
         SafetensorError: likewise.
     """
-    everyone = list(personal)
-    require(len(everyone) > 0, "there are no personal models to export")
+    models = list(personal)
+    require(len(models) > 0, "there are no personal models to export")
     arrays: dict[str, Any] = {}
     clients = {
         model.name: _client(model.predictor, str(row), arrays)
-        for row, model in enumerate(everyone)
+        for row, model in enumerate(models)
     }
-    first = everyone[0]
+    # Models of one federation share the network, the normalisation and the table.
+    first = models[0]
     manifest: dict[str, Any] = {
         "format": _FORMAT,
         "model": _description(first.model),
@@ -122,7 +127,7 @@ def write_models(
         "clients": clients,
         "arrays": arrays_digest("", arrays),
     }
-    files = [MODELS, manifest_name]  # the manifest last: without it there is no export
+    files = [MODELS, manifest_name]
     with private_folder(path, "export") as folder:
         save_file(arrays, folder / MODELS)
         if first.preprocessing is not None:
@@ -156,12 +161,8 @@ def load_models(
     manifest, arrays = _read(path, manifest_name)
     try:
         return _models(manifest, arrays, _preprocessing(path, manifest), model)
-    except (
-        KeyError,
-        TypeError,
-        AttributeError,
-        IndexError,
-    ) as error:  # of 0.1, which kept no digests
+    # Only without digests, as 0.1 exported, does a changed manifest come this far.
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise ValueError(
             f"{path} is damaged: {manifest_name} is not what was exported"
             f" ({reason(error)})"
@@ -173,16 +174,15 @@ def _preprocessing(path: Path, manifest: dict[str, Any]) -> Preprocessing | None
     if "preprocessing" not in manifest:
         return None
     file = path / PREPROCESSING
-    same = file.is_file() and file_digest(file) == manifest["preprocessing"]
     require(
-        same,
+        file.is_file() and file_digest(file) == manifest["preprocessing"],
         f"{file} is missing or damaged (its digest is wrong); export the models again",
     )
     return Preprocessing.load(file)
 
 
 def read_manifest(path: Path, manifest_name: str = MANIFEST) -> dict[str, Any]:
-    """What an export says of its models.
+    """The manifest of an export.
 
     Raises:
         ValueError: there is none, or a damaged one.
@@ -193,15 +193,14 @@ def read_manifest(path: Path, manifest_name: str = MANIFEST) -> dict[str, Any]:
         raise ValueError(
             f"{path} holds no exported models, or they are damaged ({reason(error)})"
         ) from None
-    made = manifest.get("format") if isinstance(manifest, dict) else None
+    written_format = manifest.get("format") if isinstance(manifest, dict) else None
     require(
-        made in (_FORMAT, _WITHOUT_DIGESTS),
+        written_format in (_FORMAT, _OLD_FORMAT),
         f"{path} holds no exported personal models of fedtailor",
     )
-    if made == _FORMAT:
-        whole = SEAL in manifest and is_sealed(manifest)
+    if written_format == _FORMAT:
         require(
-            whole,
+            SEAL in manifest and is_sealed(manifest),
             f"{path / manifest_name} is damaged (its digest is wrong); export the"
             " models again",
         )
@@ -211,7 +210,7 @@ def read_manifest(path: Path, manifest_name: str = MANIFEST) -> dict[str, Any]:
 def _read(
     path: Path, manifest_name: str = MANIFEST
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Manifest and arrays of an export, as they were written."""
+    """Manifest and arrays of an export, checked against their digests."""
     manifest = read_manifest(path, manifest_name)
     try:
         arrays = load_file(path / MODELS)
@@ -220,9 +219,8 @@ def _read(
             f"{path} holds no exported models, or they are damaged ({reason(error)})"
         ) from None
     if manifest["format"] == _FORMAT:
-        same = arrays_digest("", arrays) == manifest.get("arrays")
         require(
-            same,
+            arrays_digest("", arrays) == manifest.get("arrays"),
             f"{path / MODELS} is damaged (its digest is wrong); export the models"
             " again",
         )
@@ -241,8 +239,15 @@ def check_export(path: Path) -> tuple[int, bool]:
 
 
 def _client(predictor: Predictor, array: str, arrays: dict[str, Any]) -> dict[str, Any]:
-    """What the manifest says of a client's predictor, whose arrays go into `arrays`
-    under names that begin so.
+    """What the manifest says of a client's predictor.
+
+    Args:
+        predictor: of the client.
+        array: the name of its models in `arrays`; others begin with it.
+        arrays: where its arrays are put.
+
+    Returns:
+        The entry that `_predictor` reads.
     """
     if isinstance(predictor, Mixture):
         arrays[array] = np.asarray(predictor.models)
@@ -273,11 +278,9 @@ def _predictor(entry: dict[str, Any], arrays: dict[str, Any]) -> Predictor:
             arrays[array], **rest, k=entry["neighbors"], logits=entry["logits"]
         )
     weights = arrays.get(f"{array}.weights")
-    return (
-        arrays[array]
-        if weights is None
-        else Mixture(weights, arrays[array], entry["logits"])
-    )
+    if weights is None:
+        return arrays[array]
+    return Mixture(weights, arrays[array], entry["logits"])
 
 
 def _models(
@@ -286,16 +289,16 @@ def _models(
     preprocessing: Preprocessing | None,
     model: Model | None,
 ) -> dict[str, PersonalModel]:
-    model = _rebuilt(manifest["model"]) if model is None else model
-    shift, scale = (
-        tuple(part) if isinstance(part, list) else part
-        for part in (manifest["shift"], manifest["scale"])
-    )
-    models = {}
+    """The personal models of a manifest, by client; `model` as in `load_models`."""
+    if model is None:
+        model = _rebuilt(manifest["model"])
+    shift = _from_json(manifest["shift"])
+    scale = _from_json(manifest["scale"])
     require(
         len(manifest["clients"]) > 0,
         "the export names no clients; export the models again",
     )
+    models = {}
     for name, entry in manifest["clients"].items():
         size = arrays[entry["array"]].shape[-1]
         require(
@@ -311,43 +314,43 @@ def _models(
 def _description(model: Model) -> dict[str, Any]:
     """What `_rebuilt` needs, as JSON values."""
     architecture: Any = model.architecture
-    fields = {
-        field.name: getattr(architecture, field.name)
-        for field in dataclasses.fields(architecture)
-    }
-    loss = next((name for name, loss in _LOSSES.items() if loss == model.loss), None)
+    fields = {}
+    for field in dataclasses.fields(architecture):
+        value = getattr(architecture, field.name)
+        fields[field.name] = value if _is_plain(value) else repr(value)
+    loss_names = [name for name, loss in _LOSSES.items() if loss == model.loss]
     return {
         "architecture": type(architecture).__name__,
-        "fields": {
-            name: value if _is_plain(value) else repr(value)
-            for name, value in fields.items()
-        },
+        "fields": fields,
         "input_shape": list(model.input_shape),
         "outputs": model.outputs,
-        "loss": loss or repr(model.loss),
+        "loss": loss_names[0] if loss_names else repr(model.loss),
         "classification": isinstance(model.loss, Classification),
         "dtype": model.dtype,
     }
 
 
 def _rebuilt(description: dict[str, Any]) -> Model:
-    kind = getattr(zoo, description["architecture"], None)
+    """The model that `_description` described.
+
+    Raises:
+        ValueError: its network or its loss is none of fedtailor's.
+    """
+    # A name of the module may also be one of its functions.
+    found = getattr(zoo, description["architecture"], None)
+    is_architecture = isinstance(found, type) and issubclass(found, Architecture)
+    architecture: Any = found if is_architecture else None
     loss = _LOSSES.get(description["loss"])
-    if not (isinstance(kind, type) and issubclass(kind, Architecture)) or loss is None:
-        what = (
-            description["architecture"]
-            if loss is not None
-            else f"loss {description['loss']}"
-        )
+    if architecture is None or loss is None:
+        what = description["architecture"]
+        if loss is None:
+            what = f"loss {description['loss']}"
         raise ValueError(
             f"these models use {what}, which only your code knows; pass model=... to"
             " load them"
         )
-    values = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in description["fields"].items()
-    }
-    return kind(**values).bind(
+    fields = {name: _from_json(value) for name, value in description["fields"].items()}
+    return architecture(**fields).bind(
         tuple(description["input_shape"]),
         description["outputs"],
         loss=loss,
@@ -355,7 +358,13 @@ def _rebuilt(description: dict[str, Any]) -> Model:
     )
 
 
+def _from_json(value: Any) -> Any:
+    """A value as it was before JSON, which has no tuples."""
+    return tuple(value) if isinstance(value, list) else value
+
+
 def _is_plain(value: Any) -> bool:
+    """Whether JSON gives a value back as it was, but for tuples."""
     if isinstance(value, tuple | list):
         return all(_is_plain(part) for part in value)
     return value is None or isinstance(value, bool | int | float | str)

@@ -27,21 +27,26 @@ class Interrupted(KeyboardInterrupt):
 
 @contextmanager
 def interrupts() -> Iterator[threading.Event]:
-    """An event that Ctrl-C or SIGTERM sets, so that a round can end; a second one stops
-    at once.
+    """An event that Ctrl-C or SIGTERM sets, so that the round can end first; a second
+    signal raises `KeyboardInterrupt` at once.
     """
-    stopped, asked = threading.Event(), False
+    stopped = threading.Event()
+    # Python lets only the main thread install handlers; elsewhere nothing sets the event.
     if threading.current_thread() is not threading.main_thread():
         yield stopped
         return
 
     Interrupted.code = 128 + signal.SIGINT
 
+    # Not `stopped.is_set()`: an error in another run of a group sets the event, too, and
+    # the first Ctrl-C after it is still the first.
+    was_signalled = False
+
     def stop(signum: int, frame: Any) -> None:
-        nonlocal asked
-        if asked:
+        nonlocal was_signalled
+        if was_signalled:
             raise KeyboardInterrupt
-        asked = True
+        was_signalled = True
         Interrupted.code = 128 + signum
         stopped.set()
 

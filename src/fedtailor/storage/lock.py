@@ -1,4 +1,4 @@
-"""One writer: a directory belongs to the process that writes to it until it is done."""
+"""A lock on a directory: one process at a time writes to it."""
 
 import os
 from contextlib import suppress
@@ -24,7 +24,9 @@ class DirectoryLock:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._directory, self._path = directory, directory / LOCK
+        self._directory = directory
+        self._path = directory / LOCK
+        # Not thread-local, so that any thread can release it.
         self._lock = FileLock(self._path, thread_local=False)
 
     def acquire(self) -> None:
@@ -34,7 +36,8 @@ class DirectoryLock:
             Unusable: another process has it, or another run of this one.
             OSError: the directory cannot be written.
         """
-        holder = self._take() if jax.process_index() == 0 else 0
+        # All processes of a run must learn of a refusal, or some would wait for ever.
+        holder = self._try_lock() if jax.process_index() == 0 else 0
         if jax.process_count() > 1:
             holder = int(multihost_utils.broadcast_one_to_all(np.int32(holder)))
         if holder:
@@ -47,9 +50,9 @@ class DirectoryLock:
     def release(self) -> None:
         """Give the directory back; nothing happens where it was not taken."""
         if self._lock.is_locked:
+            # Before the release: afterwards another process may have taken the lock, and
+            # its file must stay.
             with suppress(OSError):
-                # before the release: another process may take the lock at once, and its
-                # file must stay
                 self._path.unlink()
             self._lock.release()
 
@@ -60,8 +63,12 @@ class DirectoryLock:
     def __exit__(self, *error: object) -> None:
         self.release()
 
-    def _take(self) -> int:
-        """0, or the id of the process that has the directory."""
+    def _try_lock(self) -> int:
+        """Take the lock if it is free.
+
+        Returns:
+            0, or the id of the process that holds the lock (-1 = unknown).
+        """
         try:
             self._lock.acquire(blocking=False)
         except Timeout:

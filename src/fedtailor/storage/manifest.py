@@ -22,8 +22,9 @@ from fedtailor.protocol import Algorithm, Pipeline
 from fedtailor.training.participation import Participation
 
 CIRCUMSTANCES = ("versions", "machine", "origin")
-"""The tables of a manifest that change last bits at most (or nothing: `origin` says
-where the data, which have their digest elsewhere, are found again)."""
+"""The tables of a manifest that change last bits at most.
+
+`origin` changes nothing: it says where to find the data, whose digest is in "data"."""
 
 
 def manifest(
@@ -94,47 +95,41 @@ def _plain_origin(origin: Mapping[str, Any]) -> dict[str, Any]:
 
 def settings(value: Any) -> Any:
     """A dataclass as a nested dict of TOML values: arrays by digest, functions by name,
-    None left out.
+    None left out, which TOML does not have.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        parts = {
-            field.name: getattr(value, field.name)
-            for field in dataclasses.fields(value)
-        }
-        return _kind(value) | {
-            name: settings(part) for name, part in parts.items() if part is not None
-        }
+        described: dict[str, Any] = _kind(value)
+        for field in dataclasses.fields(value):
+            part = getattr(value, field.name)
+            if part is not None:
+                described[field.name] = settings(part)
+        return described
     if isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):
         return [settings(part) for part in value if part is not None]
     if hasattr(value, "dtype"):
-        return (
-            "array"
-            f" {hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()[:16]}"
-        )
+        sha256 = hashlib.sha256(np.ascontiguousarray(value).tobytes())
+        return f"array {sha256.hexdigest()[:16]}"
     return getattr(value, "__qualname__", repr(value))
 
 
 def _kind(value: Any) -> dict[str, str]:
     """What tells apart dataclasses with the same fields; methods go by their names."""
+    type_name = type(value).__name__
     if isinstance(value, Algorithm):
-        return {
-            "name": (
-                value.about.name
-                if hasattr(value, "about")
-                else type(value).__name__.lower()
-            )
-        }
-    return (
-        {}
-        if isinstance(value, Participation | Model)
-        else {"type": type(value).__name__}
-    )
+        has_name = hasattr(value, "about")
+        return {"name": value.about.name if has_name else type_name.lower()}
+    # A run has one participation and one model: nothing to tell apart.
+    if isinstance(value, Participation | Model):
+        return {}
+    return {"type": type_name}
 
 
 def digest(federation: Federation) -> str:
-    """A fingerprint of all that a federation holds."""
+    """A fingerprint of all that a federation holds: a run is resumed and opened with
+    the same data only.
+    """
     header = repr(
         (federation.names, federation.classes, federation.shift, federation.scale)
     )
@@ -162,7 +157,8 @@ def difference(old: dict[str, Any], new: dict[str, Any], path: str = "") -> str 
     for name in sorted(old.keys() | new.keys()):
         if not path and name in CIRCUMSTANCES:
             continue
-        before, now = old.get(name), new.get(name)
+        before = old.get(name)
+        now = new.get(name)
         if isinstance(before, dict) and isinstance(now, dict):
             inner = difference(before, now, f"{path}{name}.")
             if inner is not None:
@@ -177,8 +173,8 @@ def _or_not_set(setting: Any) -> Any:
 
 
 def stored_versions(path: Path) -> dict[str, str]:
-    """The versions that a run's manifest names (`path` is its file); empty where it
-    cannot be read.
+    """The versions in a run's manifest (`path` is its file); empty where that cannot be
+    read.
     """
     try:
         versions = tomllib.loads(path.read_text("utf-8")).get("versions")
@@ -198,15 +194,16 @@ def other_circumstances(old: dict[str, Any], new: dict[str, Any]) -> str:
     """
     changes = []
     for table in CIRCUMSTANCES:
-        before, now = old.get(table), new.get(table)
+        before = old.get(table)
+        now = new.get(table)
         if isinstance(before, dict) and isinstance(now, dict):
-            names = [
-                name for name in now if name in before and before[name] != now[name]
-            ]
             changes += [
-                f"{name} {now[name]} instead of {before[name]}" for name in names
+                f"{name} {now[name]} instead of {before[name]}"
+                for name in now
+                if name in before and before[name] != now[name]
             ]
     machines = [manifest.get("machine", {}) for manifest in (old, new)]
+    # Canonical aggregation gives the same bits on any number of devices.
     if all(
         isinstance(machine, dict) and machine.get("canonical") for machine in machines
     ):

@@ -49,7 +49,6 @@ from fedtailor._files import (
 )
 from fedtailor._parquet import write_parquet
 from fedtailor.accounting import Ledger
-from fedtailor.federation import Federation
 from fedtailor.protocol.diagnostics import Diagnostic
 from fedtailor.storage.checkpoint import (
     checkpoint_format,
@@ -76,7 +75,6 @@ from fedtailor.storage.run_files import (
     METRICS,
     ROWS,
     SUMMARY,
-    clients,
     read_frame,
     read_manifest,
     read_summary,
@@ -97,8 +95,14 @@ class RunDirectory:
         self._last_is_good = False
 
     def open(self, settings: dict[str, Any], resume: bool) -> bool:
-        """Make the directory this run's until `close`; whether it holds a checkpoint to
-        continue from.
+        """Take the directory for this run, until `close`.
+
+        Args:
+            settings: the run's manifest (`fedtailor.storage.manifest`).
+            resume: whether to continue a run that is there.
+
+        Returns:
+            Whether the directory holds a checkpoint to continue from.
 
         Raises:
             Unusable: it is a file, cannot be written, is in use, or holds other things
@@ -106,7 +110,8 @@ class RunDirectory:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._inside()
+            # Before the lock is made: a directory of somebody else's gets no file.
+            self._require_run_or_empty()
             self._lock.acquire()
         except OSError as error:
             raise Unusable(
@@ -123,33 +128,39 @@ class RunDirectory:
         """Let others write to the directory."""
         self._lock.release()
 
-    def _inside(self) -> list[str]:
-        """What stands in the directory.
+    def _require_run_or_empty(self) -> bool:
+        """Refuse a directory of other files; hidden files do not count.
+
+        Returns:
+            Whether it holds a run; else it is empty.
 
         Raises:
-            Unusable: it is no run.
+            Unusable: it holds something else.
         """
-        inside = sorted(
+        names = sorted(
             entry.name
             for entry in self.path.iterdir()
             if not entry.name.startswith(".")
         )
-        if inside and MANIFEST not in inside:
+        if names and MANIFEST not in names:
             raise Unusable(
-                f"{self.path} holds other files ({inside[0]}, ...), not a run; name an"
+                f"{self.path} holds other files ({names[0]}, ...), not a run; name an"
                 " empty or new directory"
             )
-        return inside
+        return bool(names)
 
     def _open(self, settings: dict[str, Any], resume: bool) -> bool:
-        path, inside = self.path, self._inside()
-        wait_for_all("run directory seen")  # before one of them writes
-        if inside and not resume:
-            raise Unusable(
-                f"{path} already holds a run; continue it with resume, or name another"
-                " directory"
-            )
-        if inside:
+        path = self.path
+        holds_run = self._require_run_or_empty()
+        # Of several processes all must have looked before the first one writes, or some
+        # would find its manifest and take it for an old run.
+        wait_for_all("run directory seen")
+        if holds_run:
+            if not resume:
+                raise Unusable(
+                    f"{path} already holds a run; continue it with resume, or name"
+                    " another directory"
+                )
             old = self._require_equal(settings)
             self._remove_leftovers()
             if (path / CHECKPOINT).exists() or (path / CHECKPOINT_BEFORE).exists():
@@ -174,62 +185,75 @@ class RunDirectory:
         return False
 
     def _remove_leftovers(self) -> None:
-        """What killed processes were writing: folders, and (0.1) files."""
+        """Remove what killed processes left behind: folders, and files of fedtailor
+        0.1.
+        """
         if jax.process_index() == 0:
             remove_leftovers(self.path)
-            with self._one_line():
+            with self._as_unusable():
                 for name in (MANIFEST, CLIENTS, METRICS, LEDGER, CHECKPOINT, SUMMARY):
                     (self.path / f".{name}.part").unlink(missing_ok=True)
 
     def save(self, training: Training) -> None:
-        """Everything up to the last finished round.
+        """Save everything up to the last finished round.
 
-        All is written before anything takes the place of an older file: where that
+        All files are written before any of them replaces an older one: where that
         fails, the directory stays as it is.
 
         Raises:
             Unusable: the files cannot be written (the ones of the save before stay).
         """
-        metrics, ledger = (
-            training.metrics.frame(training.client_names),
-            training.ledger.frame(),
-        )
+        metrics = training.metrics.frame(training.client_names)
+        ledger = training.ledger.frame()
+        # The numbers of rows say which part of the two tables a checkpoint is about:
+        # the tables are replaced before it, so a process that is killed in between
+        # leaves tables with more rows than the checkpoint knows.
         saved = {
             "metrics": len(metrics),
             "ledger": len(ledger),
             "total_seconds": training.seconds,
             "seconds": np.asarray(training.round_seconds, float),
         }
-        snapshot = training.snapshot()  # of several processes, all take part in this
-        with self._one_line():
+        # Of several processes all take part in this, and only the first one writes.
+        snapshot = training.snapshot()
+        with self._as_unusable():
             if jax.process_index() == 0:
                 saved["digests"] = self._digests(metrics, ledger)
-                self._save(metrics, ledger, {**snapshot, "saved": saved})
+                self._replace_files(metrics, ledger, {**snapshot, "saved": saved})
             training.executor.saved()
 
-    def _save(
-        self, metrics: pl.DataFrame, ledger: pl.DataFrame, snapshot: dict[str, Any]
+    def _replace_files(
+        self, metrics: pl.DataFrame, ledger: pl.DataFrame, checkpoint: dict[str, Any]
     ) -> None:
+        """Write a save's three files, and put them in place one after another.
+
+        Whenever the process is killed, there is a checkpoint whose rows are the first
+        ones of the tables: a save only appends rows, and the checkpoint that needs them
+        comes last.
+        """
         with private_folder(self.path, "save") as folder:
             write_parquet(metrics, folder / METRICS)
             write_parquet(ledger, folder / LEDGER)
-            write_tree(folder / CHECKPOINT, snapshot)
+            write_tree(folder / CHECKPOINT, checkpoint)
+            # A full disk shows here, where nothing has been replaced yet.
             sync_tree(folder)
-            # Summary and rows of a finished run that is extended are about fewer
-            # rounds.
-            (self.path / SUMMARY).unlink(missing_ok=True)
-            for name in (ROWS, KEPT, MODELS):
+            # When a finished run is extended, its results are of fewer rounds. The
+            # summary goes first: without it nobody takes the run for finished.
+            for name in (SUMMARY, ROWS, KEPT, MODELS):
                 (self.path / name).unlink(missing_ok=True)
             publish(folder / METRICS, self.path / METRICS)
             publish(folder / LEDGER, self.path / LEDGER)
+            # A damaged checkpoint must not take the place of the good one before it.
             if self._last_is_good:
                 (self.path / CHECKPOINT).replace(self.path / CHECKPOINT_BEFORE)
             publish(folder / CHECKPOINT, self.path / CHECKPOINT)
         self._last_is_good = True
 
     def _digests(self, metrics: pl.DataFrame, ledger: pl.DataFrame) -> dict[str, str]:
-        """What a checkpoint belongs to: manifest and clients of this directory, and the
-        tables so far.
+        """Digests of what a checkpoint belongs to: manifest and clients of this
+        directory, and the tables so far.
+
+        With them a checkpoint that was copied beside another run's files is refused.
         """
         return {
             "manifest": file_digest(self.path / MANIFEST),
@@ -238,62 +262,46 @@ class RunDirectory:
             "ledger": frame_digest(ledger),
         }
 
-    def write_clients(self, federation: Federation) -> None:
-        """Write who takes part.
+    # Of several processes of one run, the first one writes for all.
 
-        Raises:
-            Unusable: it cannot be written.
-        """
-        self._write(CLIENTS, clients(federation))
-
-    def write_ledger(self, ledger: Ledger) -> None:
-        """Write what travelled.
+    def write_table(self, name: str, frame: pl.DataFrame) -> None:
+        """Write a table (`fedtailor.storage.run_files` has the names).
 
         Raises:
             Unusable: it cannot be written (the old file stays).
         """
-        self._write(LEDGER, ledger.frame())
-
-    def write_table(self, name: str, frame: pl.DataFrame) -> None:
-        """Write one more table.
-
-        Raises:
-            ValueError: it cannot be written.
-        """
-        self._write(name, frame)
+        if jax.process_index() == 0:
+            with self._as_unusable(), replacing(self.path / name) as temporary:
+                write_parquet(frame, temporary)
 
     def write_models(self, personal: Iterable[PersonalModel]) -> None:
-        """Put down what clients predict with.
+        """Write what clients predict with.
 
         Raises:
-            ValueError: it cannot be written.
+            Unusable: it cannot be written.
         """
         if jax.process_index() == 0:
-            with self._one_line():
+            with self._as_unusable():
                 write_models(personal, self.path, KEPT)
 
     def write_preprocessing(self, preprocessing: Preprocessing) -> None:
-        """Put down how rows of a table become inputs.
+        """Write how rows of a table become inputs.
 
         Raises:
-            ValueError: it cannot be written.
+            Unusable: it cannot be written.
         """
-        with self._one_line():
+        with self._as_unusable():
             self._write_text(PREPROCESSING, preprocessing.to_json())
 
     def write_diagnostics(self, diagnostics: Sequence[Diagnostic]) -> None:
         """Write the method's diagnostics.
 
         Raises:
-            ValueError: it cannot be written.
+            Unusable: it cannot be written.
         """
-        with self._one_line():
-            write_diagnostics(self.path, diagnostics)
-
-    def _write(self, name: str, frame: pl.DataFrame) -> None:
         if jax.process_index() == 0:
-            with self._one_line(), replacing(self.path / name) as temporary:
-                write_parquet(frame, temporary)
+            with self._as_unusable():
+                write_diagnostics(self.path, diagnostics)
 
     def _write_text(self, name: str, text: str) -> None:
         if jax.process_index() == 0:
@@ -301,7 +309,7 @@ class RunDirectory:
                 temporary.write_text(text, "utf-8")
 
     @contextmanager
-    def _one_line(self) -> Iterator[None]:
+    def _as_unusable(self) -> Iterator[None]:
         """Failures of the disk, as `Unusable`."""
         try:
             yield
@@ -312,50 +320,47 @@ class RunDirectory:
             ) from None
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        """Say that the run is over, and how it ended; with digests of all files that no
-        checkpoint vouches for.
+        """Write how the run ended, with digests of its files.
 
         Raises:
             Unusable: it cannot be written.
         """
-        # Checkpoints hold digests of their own and of the states; hidden files are
-        # locks and leftovers.
+        # Checkpoints hold their own digest and those of the states (*.bin); hidden
+        # files are the lock and leftovers.
         excluded = (CHECKPOINT, CHECKPOINT_BEFORE, SUMMARY)
-        with self._one_line():
-            files = [
-                entry
+        with self._as_unusable():
+            digests = {
+                entry.name: file_digest(entry)
                 for entry in sorted(self.path.iterdir())
-                if entry.is_file() and entry.name not in excluded
-            ]
-            files = [
-                entry
-                for entry in files
-                if not entry.name.startswith(".") and entry.suffix != ".bin"
-            ]
-            content = {
-                **summary,
-                DIGESTS: {entry.name: file_digest(entry) for entry in files},
+                if entry.is_file()
+                and entry.name not in excluded
+                and not entry.name.startswith(".")
+                and entry.suffix != ".bin"
             }
+            content = {**summary, DIGESTS: digests}
             self._write_text(
                 SUMMARY, json.dumps(sealed(content), indent=1, allow_nan=False)
             )
 
     def finished_summary(self, rounds: int) -> dict[str, Any] | None:
-        """The summary of a run that has done `rounds` rounds (or diverged on the way);
-        None if it has not ended, or its summary is damaged."""
+        """The summary of a run of `rounds` rounds that has ended.
+
+        Returns:
+            The summary, also of a run that diverged; None where the run has not ended,
+            has done another number of rounds, or its summary is damaged.
+        """
         try:
             summary = read_summary(self.path / SUMMARY)
         except Unusable:
             return None
-        return (
-            summary
-            if summary.get("asked_rounds", summary.get("rounds")) == rounds
-            else None
-        )
+        # "rounds" alone, where a callback may have stopped the run, is of fedtailor 0.1
+        # and of runs that diverged.
+        asked_rounds = summary.get("asked_rounds", summary.get("rounds"))
+        return summary if asked_rounds == rounds else None
 
     def load(self, training: Training) -> None:
-        """Put a fresh training where the last checkpoint stood; where that is damaged,
-        where the one before did.
+        """Restore a fresh training from the last checkpoint, or, if that is damaged,
+        from the one before.
 
         Raises:
             Unusable: a file is missing, damaged or belongs to another run.
@@ -373,10 +378,8 @@ class RunDirectory:
                 snapshot["round"],
             )
         saved = snapshot.pop("saved")
-        metrics, ledger = (
-            self._frame(METRICS, saved["metrics"]),
-            self._frame(LEDGER, saved["ledger"]),
-        )
+        metrics = self._frame(METRICS, saved["metrics"])
+        ledger = self._frame(LEDGER, saved["ledger"])
         digests = self._digests(metrics, ledger)
         for name, file in (
             ("manifest", MANIFEST),
@@ -396,8 +399,8 @@ class RunDirectory:
         training.seconds = saved["total_seconds"]
 
     def _frame(self, name: str, rows: int) -> pl.DataFrame:
-        """The first `rows` of a table: what is past them was written by a save that did
-        not end.
+        """The first `rows` rows of a table: the others are of a save that was killed
+        before its checkpoint was in place.
         """
         frame = read_frame(self.path / name)
         if len(frame) < rows:
@@ -408,13 +411,17 @@ class RunDirectory:
         return frame.head(rows)
 
     def _require_equal(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """The settings of the run that stands here, which must be these."""
-        path = self.path / MANIFEST
+        """Refuse a run with other settings, or of another version's format.
+
+        Returns:
+            The manifest of the run that is here; versions and machine may differ.
+        """
         for name in (CHECKPOINT, CHECKPOINT_BEFORE):
             made = checkpoint_format(self.path / name)
             if made is not None and made.startswith("fedtailor checkpoint "):
                 refuse_other_format(self.path / name, made)
-        old = read_manifest(path)
+        old = read_manifest(self.path / MANIFEST)
+        # Through TOML and back, as the old ones went: tuples become lists there.
         changed = difference(old, tomllib.loads(tomli_w.dumps(settings)))
         if changed is not None:
             raise Unusable(
@@ -425,24 +432,26 @@ class RunDirectory:
 
 
 class Checkpoints(Callback):
-    """Saves a training into a run directory now and then, at its end, and when it is
-    asked to stop.
+    """Saves a training into a run directory after every n-th round, at the end, and
+    when the run is asked to stop.
     """
 
     def __init__(
         self, store: RunDirectory, every: int, stopped: threading.Event
     ) -> None:
-        self._store, self._every, self._stopped = store, every, stopped
-        self._saved: int | None = None
+        self._store = store
+        self._every = every
+        self._stopped = stopped
+        self._saved_round: int | None = None
 
     def after_round(self, training: Training, evaluated: bool) -> None:
         if training.round % self._every == 0 or self._stopped.is_set():
             self._save(training)
 
     def on_end(self, training: Training) -> None:
-        if self._saved != training.round:
+        if self._saved_round != training.round:
             self._save(training)
 
     def _save(self, training: Training) -> None:
         self._store.save(training)
-        self._saved = training.round
+        self._saved_round = training.round

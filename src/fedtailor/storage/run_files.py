@@ -1,5 +1,6 @@
-"""The files of a run directory: their names, and how they are read. What they hold says
-`run_directory`.
+"""The files of a run directory: their names, and how they are read.
+
+`fedtailor.storage.run_directory` says what each of them holds.
 """
 
 import json
@@ -12,8 +13,7 @@ import polars as pl
 
 from fedtailor._files import reading, reason
 from fedtailor._parquet import read_parquet
-from fedtailor.federation import Federation
-from fedtailor.federation.validation import SPLITS
+from fedtailor.federation import SPLITS, Federation
 from fedtailor.storage.digests import file_digest, is_sealed
 from fedtailor.storage.errors import Damaged, Unusable
 
@@ -40,7 +40,7 @@ Content = TypeVar("Content")
 
 
 def clients(federation: Federation) -> pl.DataFrame:
-    """Who took part, as the table `clients.parquet`.
+    """Who takes part, as the table `clients.parquet`.
 
     Returns:
         The columns client (name), group (null where there are none), unseen, and the
@@ -71,10 +71,8 @@ def read_frame(path: Path) -> pl.DataFrame:
     if not path.exists():
         raise Damaged(f"{path} is missing; remove the directory and start again")
     try:
-        with reading(path):
+        with reading(path, Unusable):
             return read_parquet(path)
-    except ValueError as error:
-        raise Unusable(str(error)) from None
     except pl.exceptions.PolarsError as error:
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise Damaged(
@@ -83,11 +81,11 @@ def read_frame(path: Path) -> pl.DataFrame:
 
 
 def read_text(path: Path, parse: Callable[[str], Content], advice: str) -> Content:
-    """What a text file of a run says.
+    """The content of a text file of a run.
 
     Args:
         path: the file.
-        parse: makes its content of its text: `json.loads` or `tomllib.loads`.
+        parse: `json.loads` or `tomllib.loads`.
         advice: what to do where it is missing or damaged.
 
     Raises:
@@ -96,22 +94,17 @@ def read_text(path: Path, parse: Callable[[str], Content], advice: str) -> Conte
     """
     if not path.exists():
         raise Damaged(f"{path} is missing; {advice}")
+    with reading(path, Unusable):
+        content = path.read_bytes()
+    # The errors of decoding, JSON and TOML are all ValueErrors.
     try:
-        with reading(path):
-            return parse(path.read_text("utf-8"))
-    except (
-        UnicodeDecodeError,
-        json.JSONDecodeError,
-        tomllib.TOMLDecodeError,
-        RecursionError,
-    ) as error:
+        return parse(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
         raise Damaged(f"{path} is damaged ({reason(error)}); {advice}") from None
-    except ValueError as error:
-        raise Unusable(str(error)) from None
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Every setting of a run (`path` is its manifest).
+    """The manifest of a run, which has every setting (`path` is its file).
 
     Raises:
         Unusable: it cannot be read.
@@ -134,8 +127,8 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 
 def require_unchanged(path: Path, summary: dict[str, Any]) -> None:
-    """Refuse a file of a finished run that is not the one that its summary is about
-    (0.1 kept no digests).
+    """Refuse a file of a finished run that was changed since, by the digest in its
+    summary (0.1 kept none).
 
     Raises:
         Unusable: it cannot be read.
@@ -144,10 +137,7 @@ def require_unchanged(path: Path, summary: dict[str, Any]) -> None:
     digests = summary.get(DIGESTS)
     if not isinstance(digests, dict) or path.name not in digests or not path.is_file():
         return
-    try:
-        with reading(path):
-            digest = file_digest(path)
-    except ValueError as error:
-        raise Unusable(str(error)) from None
+    with reading(path, Unusable):
+        digest = file_digest(path)
     if digest != digests[path.name]:
         raise Damaged(f"{path} is damaged (its digest is wrong); repeat the run")

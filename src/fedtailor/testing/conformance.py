@@ -6,7 +6,7 @@ exempted by name, with the reason.
 """
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -65,23 +65,16 @@ def check_algorithm(
         raise ValueError(
             f"there is no check {unknown[0]!r}; the checks are {', '.join(CHECKS)}"
         )
-    passed = []
-    for name, check in CHECKS.items():
-        if name in exempt:
-            continue
-        subject = (
-            for_one_client
-            if name == "one client" and for_one_client is not None
-            else algorithm
-        )
+    checks = {name: check for name, check in CHECKS.items() if name not in exempt}
+    for name, check in checks.items():
+        single = for_one_client if name == "one client" else None
         try:
-            check(subject)
+            check(single or algorithm)
         except AssertionError as error:
             raise AssertionError(
                 f"{algorithm.about.name} fails '{name}': {error}"
             ) from error
-        passed.append(name)
-    return passed
+    return list(checks)
 
 
 def federation(order: NDArray[np.int64] | None = None, **changes: Any) -> Federation:
@@ -106,7 +99,7 @@ def federation(order: NDArray[np.int64] | None = None, **changes: Any) -> Federa
 
 
 def participation_of(algorithm: Algorithm) -> Participation:
-    """Three of four clients, or everybody where the method is not defined for less."""
+    """Three of four clients, or all where the method is only defined for all."""
     try:
         train(algorithm, federation(), softmax_model(), 0, participation=SAMPLED)
     except ValueError:
@@ -118,6 +111,13 @@ def states_of(training: Training[DeviceExecutor]) -> list[NDArray[Any]]:
     """The server's and the clients' states, as a list of arrays."""
     states = training.executor.client_states
     return [np.asarray(leaf) for leaf in jax.tree.leaves((training.server, states))]
+
+
+def assert_finite(models: Sequence[Any]) -> None:
+    """No personal model holds NaN or infinity."""
+    assert all(np.isfinite(leaf).all() for leaf in models), (
+        "a personal model is not finite"
+    )
 
 
 def assert_same(ours: Any, expected: Any, **tolerance: Any) -> None:
@@ -151,14 +151,10 @@ def check_order(algorithm: Algorithm) -> None:
                 **settings,
             )
 
-        base = trained(federation())
-        models = predictors(base)
-        assert all(np.isfinite(leaf).all() for leaf in models), (
-            "a personal model is not finite"
-        )
-        # All three at once, for each is a program of its own to compile: listed in
-        # another order, on one device instead of all, and two clients at a time instead
-        # of one.
+        models = predictors(trained(federation()))
+        assert_finite(models)
+        # Three changes in one run, for each takes a program of its own: listed in another
+        # order, on one device instead of all, two clients at a time instead of one.
         order = np.array([3, 0, 4, 2, 1])
         other = predictors(trained(federation(order), devices=1, chunk=2))
         assert_same(other, [leaf[order] for leaf in models])
@@ -209,9 +205,8 @@ def check_enrolment(algorithm: Algorithm) -> None:
     """An unseen client with a seen client's data gets its model: for methods whose
     personal model is a function of the server's models and the data."""
     with float64():
-        twins = np.array(
-            [0, 1, 2, 1, 4]
-        )  # the unseen one holds client 1's data, in one batch
+        # The unseen client, number 3, has the data of client 1, which are one batch.
+        twins = np.array([0, 1, 2, 1, 4])
         base = classification(sizes=[8] * 5, groups=GROUPS[twins], unseen=UNSEEN)
         training = train(
             algorithm, replace(base, train=base.train.take(twins)), softmax_model(), 2
@@ -226,9 +221,7 @@ def check_no_trace(algorithm: Algorithm) -> None:
         training = train(algorithm, federation(), softmax_model(), 2)
         before = states_of(training)
         first, second = predictors(training), predictors(training)
-        assert all(np.isfinite(leaf).all() for leaf in first), (
-            "a personal model is not finite"
-        )
+        assert_finite(first)
         assert_equal(first, second)
         assert_equal(states_of(training), before)
 
@@ -247,32 +240,27 @@ def check_never_sampled(algorithm: Algorithm) -> None:
         reporting = np.array([False, True, True, True])
         for _ in range(2):
             training.advance(reporting)
-        name, executor = training.population.names[0], training.executor
-        personal = jax.tree.leaves(
-            drive(personal_models(training, np.array([0]), unseen=False), executor)[
-                name
-            ]
+        executor = training.executor
+        never_sampled = np.array([0])
+        models = drive(
+            personal_models(training, executor.seen, never_sampled), executor
         )
+        personal = jax.tree.leaves(models[training.population.names[0]])
         if training.took_part[0] or not training.keeps_states:
-            assert all(np.isfinite(leaf).all() for leaf in personal), (
-                "a personal model is not finite"
-            )
+            assert_finite(personal)
             return
-        newcomer = drive(
-            training.service(executor.seen, np.array([0]), seen=False), executor
+        service = drive(
+            training.service(executor.seen, never_sampled, seen=False), executor
         )
-        assert_equal(
-            personal,
-            [leaf[0] for leaf in jax.tree.leaves(training.predictors(newcomer))],
-        )
+        newcomer = jax.tree.leaves(training.predictors(service))
+        assert_equal(personal, [leaf[0] for leaf in newcomer])
 
 
 def check_test_rows(algorithm: Algorithm) -> None:
     """Garbage in test rows changes no model, no weight and no choice."""
     with float64():
         clean = federation()
-        x = clean.x.copy()
-        y = clean.y.copy()
+        x, y = clean.x.copy(), clean.y.copy()
         rows = clean.test.rows
         assert len(rows) > 0
         x[rows] = 1e3 * np.flip(x[rows], axis=-1) + 7.0
@@ -341,8 +329,9 @@ CHECKS: dict[str, Callable[[Algorithm], None]] = {
 
 
 def _models(training: Training[DeviceExecutor]) -> list[NDArray[Any]]:
-    """The server's models and the clients' states."""
+    """The server's models and the clients' states: `states_of` without what a server
+    may count also in an empty round.
+    """
+    model = getattr(training.server, "model", None)
     states = training.executor.client_states
-    server = training.server
-    model = getattr(server, "model", None)
     return [np.asarray(leaf) for leaf in jax.tree.leaves((model, states))]

@@ -28,13 +28,12 @@ class MLflow(Tracker):
     def begin(
         self, title: str, known: str | None, told: int, described: Mapping[str, Setting]
     ) -> tuple[str, int]:
-        # MLflow reports its use to its makers unless told not to; only who asks for
-        # that should have it.
+        # MLflow reports its use to its makers by default; here only a user who asks for
+        # that does.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # what MLflow and its libraries say to each other
+            # MLflow's own, about its use of other libraries.
+            warnings.simplefilter("ignore")
             entities = self.library("entities")
             self._client: Any = self.library("tracking").MlflowClient(
                 tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or STORE
@@ -61,17 +60,11 @@ class MLflow(Tracker):
             return self._run_id, told
 
     def log(self, round: int, values: Mapping[str, float]) -> None:
-        now, told = (
-            int(time.time() * 1000),
-            {
-                **values,
-                "round": float(round),
-            },
-        )  # milliseconds
-        # `round` comes last: where it is there, everything of the round is.
+        milliseconds = int(time.time() * 1000)
+        # `round` comes last: a store that has it has everything of the round.
         metrics = [
-            self.library("entities").Metric(name, value, now, round)
-            for name, value in told.items()
+            self.library("entities").Metric(name, value, milliseconds, round)
+            for name, value in {**values, "round": float(round)}.items()
         ]
         self._client.log_batch(self._run_id, metrics=metrics)
 

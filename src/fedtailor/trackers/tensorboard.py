@@ -27,10 +27,8 @@ class TensorBoard(Tracker):
         if self.directory is not None:
             folder = self.directory / "tensorboard"
         else:
-            folder = (
-                Path("tensorboard")
-                / f"{title.replace(os.sep, '-')} {datetime.now():%Y-%m-%d %H-%M-%S}"
-            )
+            time = f"{datetime.now():%Y-%m-%d %H-%M-%S}"
+            folder = Path("tensorboard") / f"{title.replace(os.sep, '-')} {time}"
         # tensorboardX names a file by its second: of two in one second, the later one
         # would replace the other.
         suffix = f".{os.getpid()}.{told}"

@@ -1,5 +1,5 @@
-"""`Tracker`: what every experiment tracker is told of a run, and how a resumed run goes
-on in the same one.
+"""`Tracker`: what every experiment tracker is sent of a run, and how a resumed run
+continues in the same one.
 """
 
 import json
@@ -32,18 +32,18 @@ Setting = str | int | float | bool
 
 
 class Tracker(Callback):
-    """Base of all trackers: subclass it, set the three class variables, write `begin`,
-    `log` and `end`.
+    """Base of all trackers: subclass it, set `name` and `package`, write `begin`, `log`
+    and `end`.
 
-    What is told after each evaluation: the mean over clients of every metric on every
+    What is sent after each evaluation: the mean over clients of every metric on every
     split (`test/accuracy`, `unseen_test/accuracy` for clients that never train), the
     worst tenth of what the run is judged by (`test/accuracy_worst10`), the traffic so
     far (`traffic/bytes_down`, multicast, and `traffic/bytes_up`) and the time
     (`time/seconds`).
 
     With a directory, `tracker-NAME.json` in it holds the tracker's own id of the run
-    and the last round that it was told: a run that is resumed goes on there, and rounds
-    that are repeated after a kill are told once.
+    and the last round that it was sent: a run that is resumed continues there, and
+    rounds that are repeated after a kill are sent once.
     """
 
     name: ClassVar[str]
@@ -69,21 +69,19 @@ class Tracker(Callback):
         Raises:
             ValueError: the library is not installed.
         """
-        installed = find_spec(self.package) is not None
-        advice = f"pip install 'fedtailor[{self.name}]'"
         require(
-            installed,
+            find_spec(self.package) is not None,
             f"tracking with {self.name} needs {self.package}, which is not installed:"
-            f" {advice}",
+            f" pip install 'fedtailor[{self.name}]'",
         )
         self.directory = None if directory is None else Path(directory)
         self.experiment, self.run = experiment, run
         self._id: str | None = None
-        self._last_round = 0  # that the tracker was told
+        self._last_round = 0  # the last one that the tracker was sent
 
     def library(self, module: str = "") -> Any:
-        """The library, or one of its modules; imported here, and not known to type
-        checkers, for it may be missing.
+        """The library, or one of its modules. It is imported here, for it may be
+        missing, so type checkers do not know it.
         """
         return import_module(f"{self.package}.{module}" if module else self.package)
 
@@ -104,32 +102,32 @@ class Tracker(Callback):
         Args:
             title: its name.
             known: its id, where it was opened before.
-            told: the last round that it was told then; 0 for none.
+            told: the last round that it was sent then; 0 for none.
             described: every setting by dotted name.
 
         Returns:
-            Its id, and the last round that its store holds (`told`, if it cannot say).
+            Its id, and the last round in its store (`told`, if it cannot say).
         """
 
     @abstractmethod
     def log(self, round: int, values: Mapping[str, float]) -> None:
-        """Put down what was measured after a round, and bring it to the disk."""
+        """Write what was measured after a round to the disk."""
 
     @abstractmethod
     def end(self, ended: Ended) -> None:
         """Close what `begin` opened."""
 
-    # how a run tells it
+    # how a run reports to it
     # ----------------------------------------------------------------------------------
 
     def on_start(self, training: Training, rounds: int) -> None:
-        if jax.process_index():  # of several processes the first one tells
+        # Of several processes only the first one reports.
+        if jax.process_index():
             return
         known, told = self._read()
-        title = (
-            self.run or f"{training.schedule[-1][0].about.name}, seed {training.seed}"
-        )
-        with self._one_line():
+        method = training.schedule[-1][0].about.name
+        title = self.run or f"{method}, seed {training.seed}"
+        with self._as_unusable():
             self._id, self._last_round = self.begin(
                 title, known, told, _described(training, rounds)
             )
@@ -137,70 +135,68 @@ class Tracker(Callback):
 
     def after_round(self, training: Training, evaluated: bool) -> None:
         if evaluated:
-            self._tell(training)
+            self._report(training)
 
     def on_end(self, training: Training) -> None:
-        self._tell(training)  # a run that a callback stopped is evaluated once more
+        # A run that a callback stopped is evaluated once more.
+        self._report(training)
 
     def close(self, error: BaseException | None = None) -> None:
         if self._id is None:
             return
         self._id = None
         ended: Ended = "finished" if error is None else "failed"
-        with self._one_line():
-            self.end(
-                "interrupted"
-                if isinstance(error, KeyboardInterrupt | GeneratorExit)
-                else ended
-            )
+        # A generator is closed when another run of its group is interrupted.
+        if isinstance(error, KeyboardInterrupt | GeneratorExit):
+            ended = "interrupted"
+        with self._as_unusable():
+            self.end(ended)
 
-    def _tell(self, training: Training) -> None:
+    def _report(self, training: Training) -> None:
+        """Send the last round's measurements, unless the tracker has them."""
         if self._id is None or training.round <= self._last_round:
             return
         values = _measured(training)
         if values:
-            with self._one_line():
+            with self._as_unusable():
                 self.log(training.round, values)
             self._last_round = training.round
             self._write()
 
     @property
-    def _state(self) -> Path | None:
-        return (
-            None
-            if self.directory is None
-            else self.directory / f"tracker-{self.name}.json"
-        )
+    def _file(self) -> Path | None:
+        """Where the run's id and the last round are kept."""
+        if self.directory is None:
+            return None
+        return self.directory / f"tracker-{self.name}.json"
 
     def _read(self) -> tuple[str | None, int]:
-        if self._state is None or not self._state.exists():
+        """The tracker's id of the run, and the last round that it was sent."""
+        if self._file is None or not self._file.exists():
             return None, 0
         try:
-            saved = json.loads(self._state.read_text("utf-8"))
+            saved = json.loads(self._file.read_text("utf-8"))
             require(is_sealed(saved), "its digest is wrong")
             return str(saved["run"]), int(saved["round"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             raise Unusable(
-                f"{self._state} is damaged; remove it, and the tracker starts"
+                f"{self._file} is damaged; remove it, and the tracker starts"
                 " another run"
             ) from None
 
     def _write(self) -> None:
-        if self._state is not None:
-            with self._one_line():
-                self._state.parent.mkdir(parents=True, exist_ok=True)
-                with replacing(self._state) as temporary:
-                    temporary.write_text(
-                        json.dumps(
-                            sealed({"run": self._id, "round": self._last_round})
-                        ),
-                        "utf-8",
-                    )
+        if self._file is None:
+            return
+        saved = sealed({"run": self._id, "round": self._last_round})
+        with self._as_unusable():
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(self._file) as temporary:
+                temporary.write_text(json.dumps(saved), "utf-8")
 
     @contextmanager
-    def _one_line(self) -> Iterator[None]:
-        """Whatever the library raises, in one line: no method is to blame for it, so a
-        comparison ends, too.
+    def _as_unusable(self) -> Iterator[None]:
+        """Errors of the library, in one line. `Unusable` also ends a comparison, for the
+        fault is not the method's.
         """
         try:
             yield
@@ -242,24 +238,21 @@ def find_trackers(
 
 
 def _measured(training: Training) -> dict[str, float]:
-    """What was measured after the last round, by the tracker's names; empty where
-    nothing was.
-    """
+    """The last round's measurements by the tracker's names; empty if there are none."""
     values: dict[str, float] = {}
     for evaluation in training.metrics.evaluations:
         if evaluation.round != training.round:
             continue
-        name = f"{'unseen_' if evaluation.unseen else ''}{evaluation.split}/{evaluation.metric}"
+        unseen = "unseen_" if evaluation.unseen else ""
+        name = f"{unseen}{evaluation.split}/{evaluation.metric}"
         values[name] = float(evaluation.values.mean())
         if evaluation.metric == training.metric.name:
             over_clients = spread(evaluation.values, training.metric.higher_is_better)
             values[f"{name}_worst10"] = over_clients["worst10"]
     if values:
         totals = training.ledger.totals()
-        values["traffic/bytes_down"], values["traffic/bytes_up"] = (
-            float(totals.bytes_down),
-            float(totals.bytes_up),
-        )
+        values["traffic/bytes_down"] = float(totals.bytes_down)
+        values["traffic/bytes_up"] = float(totals.bytes_up)
         values["time/seconds"] = training.seconds
     return values
 

@@ -24,9 +24,8 @@ class WandB(Tracker):
     def begin(
         self, title: str, known: str | None, told: int, described: Mapping[str, Setting]
     ) -> tuple[str, int]:
-        os.environ.setdefault(
-            "WANDB_ERROR_REPORTING", "false"
-        )  # its own faults are not reported to its makers either
+        # Nor does it report its own faults to its makers.
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         wandb = self.library()
         quiet = wandb.Settings(
             silent=True,

@@ -1,5 +1,5 @@
-"""What looks on while a run trains, and may stop it: progress bars, checkpoints, early
-stopping, trackers.
+"""`Callback`: follows a run while it trains, and may stop it: progress bars,
+checkpoints, early stopping, trackers.
 """
 
 from collections.abc import Callable
@@ -28,12 +28,12 @@ class Callback:
         """After the last round."""
 
     def close(self, error: BaseException | None = None) -> None:
-        """Last of all, however the training ended, and even if it never started: give
-        back what `on_start` took.
+        """Last of all, however the training ended, and even if it never started:
+        release what `on_start` acquired.
 
         Args:
-            error: what ended it (`Diverged`, an interruption, ...); None if it went to
-                its end.
+            error: what ended it (`Diverged`, an interruption, ...); None if it ended
+                normally.
         """
 
 
@@ -49,8 +49,8 @@ class AfterRound(Callback):
 
 
 class EarlyStopping(Callback):
-    """Stops when the mean validation score over clients has not become better for a
-    number of evaluations.
+    """Stops when the mean validation score over clients has not improved for a number
+    of evaluations.
     """
 
     def __init__(
@@ -63,13 +63,15 @@ class EarlyStopping(Callback):
             patience >= 1, f"patience is {patience}; it must be 1 or more evaluations"
         )
         require(min_gain >= 0, f"min_gain is {min_gain}; it must be 0 or more")
-        self.patience, self.metric, self.min_gain = patience, metric, min_gain
+        self.patience = patience
+        self.metric = metric
+        self.min_gain = min_gain
 
     def after_round(self, training: Training, evaluated: bool) -> bool | None:
         if not evaluated:
             return None
         metric = training.metric if self.metric is None else find_metric(self.metric)
-        measured = [it.name for it in training.measured]
+        measured = [known.name for known in training.measured]
         require(
             metric.name in measured,
             f"early stopping looks at {metric.name}, and the run measures {measured}",
@@ -79,8 +81,8 @@ class EarlyStopping(Callback):
             len(means) > 0,
             "early stopping looks at validation data, and this federation has none",
         )
-        # From all measurements and no state of its own, so that a resumed run stops
-        # where an uninterrupted one does.
+        # Computed from all measurements, without a state of its own, so that a resumed
+        # run stops where an uninterrupted one does.
         scores = means if metric.higher_is_better else -means
         # Evaluations since the last gain; the first one is the score to beat.
         best = scores[0]

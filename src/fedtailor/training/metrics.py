@@ -1,4 +1,4 @@
-"""What was measured: metrics of clients' personal models, by round."""
+"""`Metrics`: the evaluations of clients' personal models, by round."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -70,7 +70,7 @@ class Metrics:
             metrics: what was measured.
             target_scale: what one unit of the model's target is in the user's own.
         """
-        # Clients came in the order of their ids; tables list them as the user did.
+        # Clients are given in the order of their ids; tables list them as the user did.
         order = np.argsort(clients)
         for split, of_split in scores.items():
             present = order[of_split["count"][order] > 0]
@@ -85,13 +85,12 @@ class Metrics:
                     defined = ~np.isnan(values)
                     if not defined.any():
                         continue
-                    scaled = (
-                        values * target_scale if metric.unit == "target" else values
-                    )
+                    if metric.unit == "target":
+                        values = values * target_scale
                     measured = clients[present][defined]
                     self.evaluations.append(
                         Evaluation(
-                            round, measured, unseen, split, name, scaled[defined]
+                            round, measured, unseen, split, name, values[defined]
                         )
                     )
 
@@ -116,9 +115,9 @@ class Metrics:
             measured.
         """
         matching = [
-            it
-            for it in self._select(metric, split, unseen)
-            if round is None or it.round == round
+            evaluation
+            for evaluation in self._select(metric, split, unseen)
+            if round is None or evaluation.round == round
         ]
         return matching[-1].values if matching else np.zeros(0)
 
@@ -138,9 +137,11 @@ class Metrics:
     def _select(self, metric: str, split: str, unseen: bool) -> list[Evaluation]:
         """The evaluations of one kind, in the order in which they were made."""
         return [
-            it
-            for it in self.evaluations
-            if (it.metric, it.split, it.unseen) == (metric, split, unseen)
+            evaluation
+            for evaluation in self.evaluations
+            if evaluation.metric == metric
+            and evaluation.split == split
+            and evaluation.unseen == unseen
         ]
 
     def frame(self, names: tuple[str, ...]) -> "pl.DataFrame":
@@ -154,31 +155,32 @@ class Metrics:
         """
         import polars as pl
 
-        parts = [
-            pl.DataFrame(
-                {
-                    "round": np.full(len(e.clients), e.round, np.int32),
-                    "client": [names[client] for client in e.clients],
-                    "unseen": np.full(len(e.clients), e.unseen),
-                    "split": [e.split] * len(e.clients),
-                    "metric": [e.metric] * len(e.clients),
-                    "value": e.values,
-                }
-            )
-            for e in self.evaluations
-        ]
         types = {
             "round": pl.Int32,
             "client": pl.String,
             "unseen": pl.Boolean,
             "split": pl.String,
             "metric": pl.String,
+            "value": pl.Float64,
         }
-        return (
-            pl.concat(parts)
-            if parts
-            else pl.DataFrame(schema=types | {"value": pl.Float64})
-        )
+        if not self.evaluations:
+            return pl.DataFrame(schema=types)
+        parts = [
+            pl.DataFrame(
+                {
+                    "round": np.full(
+                        len(evaluation.clients), evaluation.round, np.int32
+                    ),
+                    "client": [names[client] for client in evaluation.clients],
+                    "unseen": np.full(len(evaluation.clients), evaluation.unseen),
+                    "split": [evaluation.split] * len(evaluation.clients),
+                    "metric": [evaluation.metric] * len(evaluation.clients),
+                    "value": evaluation.values,
+                }
+            )
+            for evaluation in self.evaluations
+        ]
+        return pl.concat(parts)
 
     @classmethod
     def from_frame(cls, frame: "pl.DataFrame", names: tuple[str, ...]) -> "Metrics":
@@ -191,23 +193,15 @@ class Metrics:
         Returns:
             The evaluations in the order in which they first occur in the frame.
         """
-        # rows of one evaluation stand together in the frame, in the order in which they
-        # were written
+        # The rows of one evaluation follow each other, in the order of its clients.
         position = {name: index for index, name in enumerate(names)}
         metrics = cls()
         keys = ["round", "unseen", "split", "metric"]
-        for key, part in frame.group_by(keys, maintain_order=True):
-            round, unseen, split, metric = key
+        for part in frame.partition_by(keys, maintain_order=True):
             clients = np.array([position[name] for name in part["client"]], np.int64)
             values = part["value"].to_numpy().copy()
+            shared = part.select(keys).row(0, named=True)
             metrics.evaluations.append(
-                Evaluation(
-                    int(str(round)),
-                    clients,
-                    bool(unseen),
-                    str(split),
-                    str(metric),
-                    values,
-                )
+                Evaluation(clients=clients, values=values, **shared)
             )
         return metrics

@@ -40,15 +40,13 @@ class Participation:
             self.count is None or self.count >= 1,
             f"participation count is {self.count}; it must be 1 or more",
         )
-        known = self.sampling in (None, "samples", "poisson")
         require(
-            known,
+            self.sampling in (None, "samples", "poisson"),
             f"participation sampling is {self.sampling!r}; it must be 'samples',"
             " 'poisson' or None",
         )
-        fits = self.sampling != "poisson" or self.count is None
         require(
-            fits,
+            self.sampling != "poisson" or self.count is None,
             "Poisson participation takes a probability (fraction), not a count of"
             " clients",
         )
@@ -60,8 +58,8 @@ class Participation:
         Raises:
             ValueError: a count above the number of clients.
         """
-        # 1e-9 against products just below a whole number, such as 0.29 times 100
         if self.count is None:
+            # 1e-9 against products just below a whole number, such as 0.29 times 100
             return max(int(self.fraction * clients + 1e-9), 1)
         require(
             self.count <= clients,
@@ -75,6 +73,7 @@ class Participation:
         """
         if self.sampling != "poisson":
             return 0
+        # Few sizes, for each is a program to compile; at most half of the rows are empty.
         power = next_power_of_two(max(clients, 8))
         return power * 3 // 4 if clients <= power * 3 // 4 else power
 
@@ -99,22 +98,23 @@ class Participation:
         """
         if self.sampling == "poisson":
             return draw_uniform(seed, "participation", round, ids) < self.fraction
-        report = np.ones(len(ids), bool)
-        if (wanted := self.reporters(len(ids))) < len(ids):
+        reporting = np.ones(len(ids), bool)
+        count = self.reporters(len(ids))
+        if count < len(ids):
             # Every client draws a number, and the smallest ones report: without
             # replacement, each as likely.
-            order: NDArray[Any] = draw_bits(seed, "participation", round, ids)
+            draws: NDArray[Any] = draw_bits(seed, "participation", round, ids)
             if self.sampling == "samples":
                 assert sizes is not None
-                # the first of exponential clocks of rates n_i to ring is client i with
-                # probability n_i / sum n_j
-                uniform = (order.astype(np.float64) + 0.5) / 2.0**64
-                order = -np.log(uniform) / np.maximum(sizes, _LEAST)
-            report[np.argsort(order, kind="stable")[wanted:]] = False
-        return report
+                # Exponential clocks with rates n_i: client i is the first to ring with
+                # probability n_i / sum n_j.
+                uniform = (draws.astype(np.float64) + 0.5) / 2.0**64
+                draws = -np.log(uniform) / np.maximum(sizes, _NO_SAMPLES)
+            reporting[np.argsort(draws, kind="stable")[count:]] = False
+        return reporting
 
 
-_LEAST = 1e-9
+_NO_SAMPLES = 1e-9
 """Counts as the samples of a client that has none: it is drawn when no other is left.
 """
 
@@ -144,18 +144,16 @@ def as_participation(
     if isinstance(value, Participation):
         return value
     if sampling != "uniform":
-        likely = sampling == "samples" or value <= 1
         require(
-            likely,
+            sampling == "samples" or value <= 1,
             f"participation is {value}; of Poisson sampling it must be a probability,"
             " up to 1",
         )
         return replace(as_participation(value), sampling=sampling)
     if value <= 1:
         return Participation(fraction=float(value))
-    whole = math.isfinite(value) and value == int(value)
     require(
-        whole,
+        math.isfinite(value) and value == int(value),
         f"participation is {value}; it must be a share of the clients (up to 1) or a"
         " number (from 2)",
     )

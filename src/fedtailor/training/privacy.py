@@ -1,5 +1,5 @@
-"""What a training gives away, and what it may promise: differential privacy of clients
-and of single examples.
+"""The privacy that a training promises and spends: differential privacy of clients and
+of single examples.
 """
 
 from collections.abc import Sequence
@@ -30,32 +30,29 @@ from fedtailor.protocol import (
 )
 from fedtailor.training.participation import Participation
 
-CLIENT_EPSILON, EXAMPLE_EPSILON = "client_epsilon", "example_epsilon"
-"""Names of what is measured: epsilon for a client with all that it holds, and for one
-example of a client.
-"""
+CLIENT_EPSILON = "client_epsilon"
+"""The metric of differential privacy of a client with all its examples."""
+EXAMPLE_EPSILON = "example_epsilon"
+"""The metric of differential privacy of one example of a client."""
 
-DELTA = 1e-5
-"""Of private steps that do not say theirs."""
+DEFAULT_DELTA = 1e-5
+"""The delta of private steps whose settings name none."""
 
 
 def needs_only_mean(algorithm: Algorithm) -> bool:
-    """Whether all that the server makes of what clients send in a round is a mean of
-    one model each.
-    """
-    # By the function itself: a subclass with a server of its own promises nothing.
+    """Whether the server only takes a mean of what clients send, one model each."""
+    # The function itself is compared: a subclass with a server of its own may use more.
     server = type(algorithm).server
     averages = server in (FedAvg.server, FedPer.server)
-    if (
-        isinstance(algorithm, FineTune) and server is FineTune.server
-    ):  # looks at more where it seeks the best round
+    # To find the best round, FineTune's server looks at clients' scores, too.
+    if isinstance(algorithm, FineTune) and server is FineTune.server:
         averages = not algorithm.best
     return averages and not algorithm.probes
 
 
 @dataclass
 class PrivacyAccount:
-    """What was given away so far, of the clients [m] of a population.
+    """The privacy that the clients [m] of a population have spent so far.
 
     Attributes:
         noise: the noise on updates, if any.
@@ -87,11 +84,12 @@ class PrivacyAccount:
 
     def epsilons(self, rounds: int) -> dict[str, NDArray[np.float64]]:
         """Name -> epsilon of every client [m] after `rounds` rounds."""
-        # Noise on the sum hides a client in every round alike, whether it was drawn or
-        # not; noise of its own is spent only where it was asked, and private steps only
-        # where it took them.
+        # Noise on the sum protects a client in every round alike, whether it was drawn
+        # or not. A client's own noise counts in the rounds in which it was asked, and
+        # private steps count where it took them.
         epsilons = {}
-        noise, sgd = self.noise, self.sgd
+        noise = self.noise
+        sgd = self.sgd
         if noise is not None and noise.by == "server":
             epsilon = sampled_gaussian_epsilon(
                 noise.multiplier, self.probability, rounds, noise.delta
@@ -105,7 +103,7 @@ class PrivacyAccount:
             epsilons[CLIENT_EPSILON] = np.array(each)
         if sgd is not None:
             assert sgd.dp_noise is not None
-            delta = DELTA if sgd.dp_delta is None else sgd.dp_delta
+            delta = _delta(sgd)
             each = [
                 sgd_epsilon(sgd.dp_noise, sgd.batch_size, int(size), int(steps), delta)
                 for size, steps in zip(self.sizes, self.steps, strict=True)
@@ -124,10 +122,9 @@ class PrivacyAccount:
         return {"reports": self.reports, "steps": self.steps}
 
     def restore(self, snapshot: Any) -> None:
-        """Go on where an account stood."""
-        self.reports, self.steps = (
-            np.array(snapshot[name], np.int64) for name in ("reports", "steps")
-        )
+        """Go back to an account's snapshot."""
+        self.reports = np.array(snapshot["reports"], np.int64)
+        self.steps = np.array(snapshot["steps"], np.int64)
 
 
 def promises_privacy(methods: Sequence[Algorithm], uplink: Pipeline) -> bool:
@@ -160,54 +157,55 @@ def privacy_account(
         ValueError: what it would promise is not true of these methods or of this
             participation, or the accountant is not installed.
     """
-    # Everything is checked before a promise is made: a number that is not true is worse
-    # than none.
+    if not promises_privacy(methods, uplink):
+        return None
+    # Everything is checked before a promise is made: a wrong epsilon is worse than none.
+    require_accountant()
+    clients = len(population)
+    reporters = participation.reporters(clients)
     noise = next(
         (transform for transform in uplink if isinstance(transform, GaussianNoise)),
         None,
     )
-    private = [settings for method in methods for settings in private_settings(method)]
-    if not promises_privacy(methods, uplink):
-        return None
-    require_accountant()
     if noise is not None:
-        require_delta(noise.delta, len(population), "clients")
+        require_delta(noise.delta, clients, "clients")
         require(
             not downlink,
             "noise on updates needs to know the models that clients start from: leave"
             " out downlink",
         )
         for method in methods:
-            _check_noise(noise, method, participation, len(population))
-    for settings in private:
-        told = (settings.dp_noise, settings.batch_size, settings.dp_delta)
-        same = told == (private[0].dp_noise, private[0].batch_size, private[0].dp_delta)
+            _check_noise(noise, method, participation, clients)
+    private = [settings for method in methods for settings in private_settings(method)]
+    if private:
+        kinds = {(sgd.dp_noise, sgd.batch_size, sgd.dp_delta) for sgd in private}
         require(
-            same,
+            len(kinds) == 1,
             "all private training of a run needs the same dp_noise, dp_delta and"
             " batch_size",
         )
-    if private:
-        delta = DELTA if private[0].dp_delta is None else private[0].dp_delta
         require_delta(
-            delta, int(population.sizes.max()), "training rows of a client (dp_delta)"
+            _delta(private[0]),
+            int(population.sizes.max()),
+            "training rows of a client (dp_delta)",
         )
         for method in methods:
-            everybody = method.participants == "reporters" or participation.reporters(
-                len(population)
-            ) == len(population)
             require(
-                everybody,
+                method.participants == "reporters" or reporters == clients,
                 f"{method.about.name} trains clients that do not report, and their"
                 " private steps would not be counted; have everybody report"
                 " (participation 1)",
             )
-    probability = participation.reporters(len(population)) / len(population)
-    if participation.sampling == "poisson":
-        probability = participation.fraction
+    is_poisson = participation.sampling == "poisson"
+    probability = participation.fraction if is_poisson else reporters / clients
     return PrivacyAccount(
         noise, private[0] if private else None, probability, population.sizes
     )
+
+
+def _delta(sgd: SGD) -> float:
+    """The delta that private steps are accounted with."""
+    return DEFAULT_DELTA if sgd.dp_delta is None else sgd.dp_delta
 
 
 def _check_noise(
@@ -229,12 +227,9 @@ def _check_noise(
         "noise on the mean needs clients that weigh alike, as large ones could weigh "
         f"without a bound: set weights = 'uniform' of {name}, not {weights!r}",
     )
-    drawn = (
-        participation.sampling == "poisson"
-        or participation.reporters(clients) == clients
-    )
     require(
-        drawn,
+        participation.sampling == "poisson"
+        or participation.reporters(clients) == clients,
         "noise on the mean is accounted for clients that report independently of each"
         " other: use Poisson participation, or have everybody report",
     )

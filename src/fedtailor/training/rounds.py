@@ -1,5 +1,5 @@
-"""The server's side of rounds: who reports, what travels, what the server makes of it,
-what that costs and gives away.
+"""The server's side of rounds: who reports, what travels, how the server aggregates
+it, what that costs and how much privacy it spends.
 
 It knows a population, a method and a model; no example, device, file or thread. A round
 is a generator of exchanges.
@@ -51,13 +51,13 @@ class Rounds(Generic[ExecutorT]):
         algorithm: the method (of the present phase of a schedule).
         round: rounds done.
         keeps_states: whether the method's clients keep a state between rounds.
-        measured: what evaluations measure.
-        metric: what the run is judged by.
+        measured: the metrics of evaluations.
+        metric: the metric that the run is judged by.
         took_part: [m] who has ever taken part in a round of this phase, in the order of
             the population.
         ledger: what travelled and what was computed in training so far.
         metrics: evaluations so far.
-        privacy: what was given away so far, where there is a guarantee; else None.
+        privacy: the privacy spent so far, where some is promised; else None.
         round_seconds: wall time of every round without its evaluation; of runs that
             share the clients' time, a share.
         seconds: wall time of all rounds and evaluations, likewise.
@@ -88,9 +88,9 @@ class Rounds(Generic[ExecutorT]):
                 model says).
             target_scale: what one unit of the model's target is in the user's own:
                 metrics in the target's unit are recorded in the user's.
-            secret: what the server's random numbers (who reports, noise on sums) are
-                drawn from, where others know the seed and must not foresee them; None =
-                the seed.
+            secret: the seed of the server's random numbers (who reports, noise on
+                sums), where others know `seed` and must not foresee them; None =
+                `seed`.
 
         Raises:
             ValueError: the method or a pipeline is not defined for this population, or
@@ -107,20 +107,20 @@ class Rounds(Generic[ExecutorT]):
         self.target_scale = target_scale
         self._secret = seed if secret is None else secret
 
-        # Loss and accuracy are measured always, beside what was asked for.
-        asked = find_metrics(metrics, model)
-        names = {metric.name for metric in asked}
+        # Loss and accuracy are always measured, once, beside what was asked for.
+        requested = find_metrics(metrics, model)
+        names = {metric.name for metric in requested}
         always = [
             metric for metric in default_metrics(model) if metric.name not in names
         ]
-        self.measured = (*always, *asked)
-        self.metric = asked[0] if asked else find_metric(model.metric)
+        self.measured = (*always, *requested)
+        self.metric = requested[0] if requested else find_metric(model.metric)
 
         self.schedule = list(algorithm.phases())
         methods = [phase for phase, _ in self.schedule]
         seen = executor.seen
-        # a server that held examples and handed them out, as a simulated one may, would
-        # break every promise
+        # A server that hands out clients' examples, as a simulated one may, would break
+        # every promise of privacy.
         examples = None if promises_privacy(methods, uplink) else executor.examples
         self.population = Population(
             seen.ids,
@@ -134,8 +134,8 @@ class Rounds(Generic[ExecutorT]):
             model=model,
         )
         check_order(uplink)
-        # All phases are checked now: a refusal must not come after hours of the first
-        # one.
+        # All phases are checked now: the second one must not be refused after hours of
+        # the first one.
         for phase in methods:
             phase.check(self.population)
             for transform in (*uplink, *downlink):
@@ -169,8 +169,11 @@ class Rounds(Generic[ExecutorT]):
 
     @property
     def server(self) -> Any:
-        """The server's state; asks the clients for the probe, if the method has one and
-        nobody has asked yet.
+        """The server's state; asks the clients for the probe first, if the method has
+        one and they have not answered it.
+
+        Inside a round, which is a generator, `_probe` has been done and `_server` is
+        read.
         """
         if self._unprobed:
             drive(self._probe(), self.executor)
@@ -189,8 +192,12 @@ class Rounds(Generic[ExecutorT]):
         drive(self.next_round(reporting), self.executor)
 
     def next_round(self, reporting: NDArray[np.bool_] | None = None) -> Exchanges[None]:
-        """One round, and before it the probe or the next phase of a schedule, where
+        """One round, and before it the next phase of a schedule and the probe, where
         they are due.
+
+        A round yields one exchange: `broadcast` makes the downlink, the executor has
+        the clients of the cohort train, `server` makes the next state of their answers.
+        Nothing changes before all answers are known to be finite.
 
         Args:
             reporting: [m] who reports, in the order of the population; None = as
@@ -203,51 +210,52 @@ class Rounds(Generic[ExecutorT]):
         yield from self._next_phase()
         yield from self._probe()
         if reporting is None:
-            clients = self.population
             reporting = self.participation.sample(
-                clients.ids, self._secret, self.round, clients.sizes
+                self.population.ids, self._secret, self.round, self.population.sizes
             )
         cohort = self.round_cohort(reporting)
         if not len(cohort):
             self._round_alone(cohort)
             return
-        # What the method sends, what the transforms send beside it, and (in
-        # `_exchange`) the pipeline down.
+        # Down: what the method sends, what the uplink's transforms send beside it, and
+        # (in `_exchange`) the transforms of the downlink.
         downlink = self.algorithm.broadcast(self._server, cohort)
         announced = announce(self.uplink, downlink, self.uplink_state)
         exchange = self._exchange("client", cohort, announced)
         answers = yield exchange
 
-        # The server works on answers that may still be on their way; nothing is kept
-        # before all are there and finite.
-        asked, cohort = cohort, replace(cohort, reporting=answers.reporting)
-        arrived = {
+        # Up: the server's work is queued behind the clients', whose answers may still be
+        # under way on the devices.
+        answered = replace(cohort, reporting=answers.reporting)
+        messages = {
             kind: rows for kind, rows in answers.update.items() if kind != PRIVATE_STEPS
         }
         try:
             update, uplink_state = decode(
-                self.uplink, arrived, exchange.downlink, cohort, self.uplink_state
+                self.uplink, messages, exchange.downlink, answered, self.uplink_state
             )
             server = self.algorithm.server(
-                self._server, downlink, replace(answers, update=update), cohort
+                self._server, downlink, replace(answers, update=update), answered
             )
         except Exception:
-            answers.checked()  # NaN may have led the server there
+            # A client's NaN may be the cause of the server's error: that one is raised.
+            answers.checked()
             raise
         answers.checked()
-        # Only now does anything change: the clients' states first, then all that the
-        # server keeps.
+
+        # All answers are there and finite, and only now does anything change.
         self.executor.commit(exchange, answers)
         self.server = server
         self.uplink_state = uplink_state
         self.took_part[cohort.position] = True
-        self._charge(self.ledger, "round", exchange.downlink, cohort, answers)
+        self._charge(self.ledger, "round", exchange.downlink, answered, answers)
         self.round += 1
-        self._account(asked, answers)
+        # Who was asked spends privacy, also without an answer.
+        self._spend_privacy(cohort, answers)
 
     def _round_alone(self, cohort: Cohort) -> None:
-        """A round in which nobody reports: the server does only what must not depend on
-        that (`steps_alone`).
+        """A round in which nobody reports: only transforms with `steps_alone` act, as
+        noise does whose accounting assumes that it is added in every round.
         """
         if any(transform.steps_alone for transform in self.uplink):
             one = self._cohort(self.executor.seen, np.zeros(1, np.int64), seen=True)
@@ -263,10 +271,10 @@ class Rounds(Generic[ExecutorT]):
             self.uplink_state = states
         self._charge(self.ledger, "round", Downlink(), cohort)
         self.round += 1
-        self._account(cohort, None)
+        self._spend_privacy(cohort, None)
 
-    def _account(self, cohort: Cohort, answers: Answers | None) -> None:
-        """Add a round to what was given away, and to the measurements."""
+    def _spend_privacy(self, cohort: Cohort, answers: Answers | None) -> None:
+        """Account for a round's privacy, and record every client's epsilon."""
         if self.privacy is None:
             return
         if answers is not None:
@@ -291,10 +299,9 @@ class Rounds(Generic[ExecutorT]):
             A cohort that knows who of it reports; empty where nobody does and the
             method trains reporters only.
         """
-        everyone = self.algorithm.participants == "all"
-        clients = (
-            np.arange(len(self.population)) if everyone else np.flatnonzero(reporting)
-        )
+        clients = np.flatnonzero(reporting)
+        if self.algorithm.participants == "all":
+            clients = np.arange(len(self.population))
         return self._cohort(
             self.executor.seen, clients, seen=True, reporting=reporting[clients]
         )
@@ -308,23 +315,23 @@ class Rounds(Generic[ExecutorT]):
         if rounds is None or last or self.round - self.phase_start < rounds:
             return
         yield from self._probe()
-        # The next method's common initial model is this one's result; all further
-        # random models stay what they are.
+        # The next method starts from this one's result as the common initial model; all
+        # further random models are as usual.
         start = self.algorithm.global_model(self._server)
         self._begin(self.phase + 1, lambda k: self.initial(k) if k else start)
 
     def _begin(self, phase: int, init: Callable[[int], jax.Array]) -> None:
-        """Start a phase of the schedule: server and client states; the probe, if the
-        method has one, comes later.
+        """Start a phase of the schedule: server and client states. The probe, if the
+        method has one, comes later (`_probe`).
         """
         self.phase = phase
         self.phase_start = self.round
         self.algorithm, _ = self.schedule[phase]
-        # `init(0)` is the one model that server, clients and transforms all begin at.
+        # Server, clients and transforms all begin at the same model, `init(0)`.
         self.server = self.algorithm.init_server(init, self.population)
         self.executor.begin(self.algorithm, self.uplink, init(0), phase)
         self.took_part = np.zeros(len(self.population), bool)
-        # Shapes suffice to know whether there is any state; nothing is computed.
+        # The shapes say whether there is any state; nothing is computed.
         state = jax.eval_shape(
             lambda theta: self.algorithm.init_state(theta, self.model), init(0)
         )
@@ -332,10 +339,10 @@ class Rounds(Generic[ExecutorT]):
         self._unprobed = self.algorithm.probes
 
     def _probe(self) -> Exchanges[None]:
-        """The round before training of methods that have one.
+        """The round before training, for methods that have one.
 
-        It is put off until somebody needs the server's state: a training that restores
-        a checkpoint makes none.
+        It is put off until the server's state is needed: a training that is restored
+        from a checkpoint does not probe.
         """
         if not self._unprobed:
             return

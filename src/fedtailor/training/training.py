@@ -32,13 +32,13 @@ from fedtailor.training.rounds import ExecutorT, Rounds
 
 @dataclass(frozen=True)
 class Service:
-    """All that is needed to run clients' personal models.
+    """Clients with all that they need to run their personal models.
 
     Attributes:
         cohort: the clients.
         downlink: what the server sent them.
-        states: what names their states, where the executor does not keep them; else
-            None.
+        states: their states, as `Answers.states` names them, where the executor does
+            not keep them; else None.
     """
 
     cohort: Cohort
@@ -98,7 +98,7 @@ class Training(Rounds[ExecutorT]):
         newcomers are.
 
         Args:
-            table: the executor's seen or unseen clients.
+            table: the executor's seen or unseen clients, or newcomers.
             clients: [c] rows in that table, ascending.
             ledger: what the service is charged to; None = to nobody.
 
@@ -106,19 +106,22 @@ class Training(Rounds[ExecutorT]):
             At most two services: of clients that have taken part, and of those that
                 have not.
         """
-        seen = np.full(len(clients), table is self.executor.seen)
-        if seen.all() and self.keeps_states and self.round > self.phase_start:
-            seen = self.took_part[clients]
-        phase: Phase = "delivery" if table is self.executor.seen else "unseen"
-        served = []
-        for are_seen in (True, False):
-            chosen = clients[seen == are_seen]
+        is_population = table is self.executor.seen
+        took_part = np.full(len(clients), is_population)
+        # Before the first round of a phase nobody has been sampled, and all clients of
+        # the population are treated alike.
+        if is_population and self.keeps_states and self.round > self.phase_start:
+            took_part = self.took_part[clients]
+        phase: Phase = "delivery" if is_population else "unseen"
+        services = []
+        for seen in (True, False):
+            chosen = clients[took_part == seen]
             if len(chosen):
                 service = yield from self.service(
-                    table, chosen, seen=are_seen, ledger=ledger, phase=phase
+                    table, chosen, seen=seen, ledger=ledger, phase=phase
                 )
-                served.append(service)
-        return served
+                services.append(service)
+        return services
 
     def service(
         self,
@@ -152,9 +155,9 @@ class Training(Rounds[ExecutorT]):
             downlink = send(self.downlink, self.algorithm.serve(self._server, cohort))
             self._charge(ledger, "delivery", downlink, cohort)
             return Service(cohort, downlink)
-        # Never took part: first its answer to the probe, so that `serve` can send what
-        # suits it; then the state that it makes of that, which stays with the executor
-        # under the name that is returned.
+        # Clients that never took part first answer the probe, so that `serve` can send
+        # what suits them. Then each makes its state of what it is sent; the states stay
+        # with the executor, and `answers.states` names them.
         if self.algorithm.probes:
             probe = self._exchange(
                 "probe", cohort, self.algorithm.probe_downlink(self._server, cohort)
@@ -212,25 +215,23 @@ class Training(Rounds[ExecutorT]):
                 answers = yield from self.run_personal("evaluate", service)
                 rows.append(service.cohort.rows)
                 scores.append(on_host(answers.output))
-            if rows:
-                all_scores = jax.tree.map(lambda *parts: np.concatenate(parts), *scores)
-                clients = table.listed[np.concatenate(rows)]
-                unseen = table is self.executor.unseen
-                self.metrics.record(
-                    self.round,
-                    clients,
-                    unseen,
-                    all_scores,
-                    self.measured,
-                    self.target_scale,
-                )
+            if not services:
+                continue
+            self.metrics.record(
+                self.round,
+                table.listed[np.concatenate(rows)],
+                table is self.executor.unseen,
+                jax.tree.map(lambda *parts: np.concatenate(parts), *scores),
+                self.measured,
+                self.target_scale,
+            )
 
     # checkpoints
     # ----------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
         """Everything that the next round depends on, as dicts, lists, numbers and
-        arrays (`restore` takes it back).
+        arrays, for `restore`.
         """
         return {
             "round": self.round,
@@ -243,9 +244,9 @@ class Training(Rounds[ExecutorT]):
         }
 
     def restore(self, snapshot: dict[str, Any]) -> None:
-        """Continue where a training with the same arguments stood."""
-        # Begin the phase anew, for the shapes of all states, and put what was saved in
-        # their place.
+        """Continue from the snapshot of a training with the same arguments."""
+        # Begin the phase anew, for the structure of all states, and replace their
+        # values.
         phase, phase_start = snapshot["phase"]
         self._begin(phase, self.initial)
         self.round = snapshot["round"]

@@ -1,6 +1,4 @@
-"""The server's step of FedAvg: from models towards the averages of what clients made of
-them.
-"""
+"""FedAvg's server step, for one model or for several."""
 
 from typing import TypeVar
 
@@ -14,12 +12,12 @@ from fedtailor.protocol import ClientRows, ServerState, server_state
 
 @server_state
 class AveragedModels(ServerState):
-    """Models that a server optimiser moves towards averages of clients' models."""
+    """Models that a server optimiser steps towards averages of clients' models."""
 
     model: Float[Array, "s d"]
     """The models, one for each stream."""
     optimizer: State
-    """The optimiser's memory, one row for each stream."""
+    """The optimiser's state, one row for each stream."""
 
 
 Averaged = TypeVar("Averaged", bound=AveragedModels)
@@ -31,22 +29,22 @@ def average_step(
     models: ClientRows,
     weights: Float[np.ndarray, "s c"],
 ) -> Averaged:
-    """One step of every model towards a weighted average of clients' models.
+    """One step of every stream's model towards a weighted average of clients' models.
 
         theta_s <- theta_s - opt( theta_s - sum_i W_si x_i )
 
     Args:
+        server: with the models theta [s, d] and the optimiser's state.
+        optimizer: opt.
         models: x, what the clients sent [c, d].
         weights: W, whose rows sum to 1. Streams with a row of zeros keep model and
-            optimiser, bit for bit.
+            optimiser state, bit for bit.
 
     Returns:
-        The state with another `model` and `optimizer`.
+        The server with a new `model` and `optimizer`.
     """
-    # The optimiser is given theta - average for a gradient; only rows that anybody's
-    # models entered take a step, so that momentum does not move a cluster that is
-    # empty.
     average = mix(server.model, models, weights)
-    moved = np.any(weights, axis=1)
-    memory, model = optimizer.apply(server.optimizer, server.model, average, moved)
-    return server.replace(model=model, optimizer=memory)
+    # A cluster without reporters takes no step: momentum must not carry it on.
+    is_updated = np.any(weights, axis=1)
+    state, model = optimizer.apply(server.optimizer, server.model, average, is_updated)
+    return server.replace(model=model, optimizer=state)

@@ -1,6 +1,4 @@
-"""The server's state of the best round so far, by the validation loss of the model that
-clients were sent.
-"""
+"""The server's state of the best round so far, by validation loss."""
 
 from typing import Any
 
@@ -20,18 +18,14 @@ from fedtailor.protocol import (
 
 @server_state
 class BestRound(ServerState):
-    """What training goes on from, and what it had reached in its best round."""
+    """The server's state after the last round, and in the best round."""
 
     now: Any
     """The state after the last round."""
     best: Any
-    """The state whose model had the least validation loss of those that were sent to
-    clients.
-    """
+    """The state with the least validation loss of those that were sent to clients."""
     loss: float | None
-    """That loss, the mean over reporters' validation samples; None = there were no such
-    samples yet.
-    """
+    """That loss, the mean over reporters' validation samples; None before there are any."""
 
     @property
     def model(self) -> Float[Array, "s d"]:
@@ -50,16 +44,13 @@ class BestRound(ServerState):
             `new`, and the better of `now` and the best so far: the losses are those of
             the model that was sent out.
         """
-        counts = np.where(
-            cohort.reporting, answers.host("validation_samples"), 0
-        ).astype(np.float64)
+        sent_counts = answers.host("validation_samples")
+        sent_losses = answers.host("validation_loss")
+        counts = np.where(cohort.reporting, sent_counts, 0).astype(np.float64)
+        losses = np.where(cohort.reporting, sent_losses, 0).astype(np.float64)
         if not counts.any():
             return self.replace(now=new)
-        losses = np.where(cohort.reporting, answers.host("validation_loss"), 0).astype(
-            np.float64
-        )
-        # the mean over samples, not over clients: one client's split may be a few
-        # samples
+        # The mean over samples, not over clients: one client's split may be small.
         loss = float(losses @ counts / counts.sum())
         if self.loss is not None and self.loss <= loss:
             return self.replace(now=new)
@@ -67,26 +58,22 @@ class BestRound(ServerState):
 
 
 def present(server: Any) -> Any:
-    """What training goes on from, with or without a memory of the best round."""
+    """The state that training goes on from, whether or not the best round is kept."""
     return server.now if isinstance(server, BestRound) else server
 
 
 def chosen(server: Any) -> Any:
-    """What clients are served: the best round's state where one is known, else the
-    present one.
-    """
-    return (
-        server.best
-        if isinstance(server, BestRound) and server.loss is not None
-        else present(server)
-    )
+    """The state that clients are served: the best round's if known, else the last."""
+    if isinstance(server, BestRound) and server.loss is not None:
+        return server.best
+    return present(server)
 
 
 def validation_loss(theta: Float[Array, " d"], local: LocalTrainer) -> ClientUpdate:
-    """What a client sends of the model that it received.
+    """What a client sends for `BestRound.after`, of the model theta that it received.
 
     Returns:
-        Its mean validation loss (0 without samples), and of how many samples it is.
+        The mean validation loss (0 without samples), and the number of samples.
     """
     return {
         "validation_loss": local.loss(theta, "val"),

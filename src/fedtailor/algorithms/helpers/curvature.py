@@ -1,4 +1,4 @@
-"""How curved a client's loss is."""
+"""The curvature of a client's loss."""
 
 import jax
 import jax.numpy as jnp
@@ -8,27 +8,27 @@ from fedtailor.protocol import LocalTrainer
 
 _ITERATIONS = 10
 _LEAST = 1e-30
-"""Norms are not smaller than this, so that directions can be scaled to length 1."""
+"""The least norm that a direction is divided by when it is scaled to length 1."""
 
 
 def largest_eigenvalue(
     local: LocalTrainer, theta: Float[Array, " d"], key: Array
 ) -> Float[Array, ""]:
-    """The largest eigenvalue, in absolute value, of the Hessian of the training loss at
-    theta, by power iteration.
+    """The largest absolute eigenvalue of the Hessian, by power iteration.
 
     Args:
-        key: draws the direction that the iteration starts from.
+        local: the client, whose mean training loss is differentiated.
+        theta: the model at which the Hessian is taken.
+        key: draws the first direction.
 
     Returns:
-        The norm of the Hessian times a direction of length 1 after ten iterations, a
-        lower bound.
+        The norm of the Hessian times a direction of length 1 after ten iterations,
+        which is a lower bound.
     """
 
     def iterate(k: Array, v: Array) -> Array:
         direction = v / jnp.maximum(jnp.linalg.norm(v), _LEAST)
-        # Hessian-vector product, forward over reverse: the derivative of the gradient
-        # along the direction.
+        # Hessian-vector product, forward over reverse
         _, hessian_times_direction = jax.jvp(local.gradient, (theta,), (direction,))
         return hessian_times_direction
 

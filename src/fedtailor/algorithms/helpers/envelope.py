@@ -1,4 +1,4 @@
-"""Local steps on a Moreau envelope, which pFedMe and CGPFL take."""
+"""Local steps on a Moreau envelope, for pFedMe and CGPFL."""
 
 import jax
 from jaxtyping import Array, Float, ScalarLike
@@ -16,26 +16,26 @@ def envelope_steps(
     *,
     theta: Float[Array, " d"] | None = None,
     warm_start: bool = True,
-    steps: IntScalar | None = None,
 ) -> tuple[Float[Array, " d"], Float[Array, " d"]]:
-    """Inner solves around w on mini-batches, each followed by a step of w (Dinh et al.
-    2020, algorithm 1).
+    """Local training of pFedMe (Dinh et al. 2020, algorithm 1).
 
-    On each batch `inner_steps` of SGD descend F(theta) + lam/2 |theta - w|^2, and then
+    On each mini-batch `inner_steps` steps of SGD minimise F(theta) + lam/2 |theta -
+    w|^2 over theta, and then w steps towards theta:
 
-        w <- w - share (w - theta).
+        theta <- theta - rate ( g(theta) + lam (theta - w) )
+        w <- w - share (w - theta)
 
     Args:
+        local: the client's data and training.
         w: the received model.
         sgd: the rate and the batches of the inner steps; its optimizer and momentum are
             not used.
-        inner_steps: steps on each mini-batch.
+        inner_steps: steps of theta on each mini-batch.
         lam: strength of the pull of theta towards w.
-        share: of the way from w to theta; 0 leaves w where it is.
-        theta: where the first inner solve starts; None = w.
-        warm_start: start the next inner solves from the last theta, or else from the
-            present w.
-        steps: mini-batches; None = as many as `sgd` has.
+        share: of the way from w to theta; 0 leaves w as it is.
+        theta: where theta starts on the first batch; None = at w.
+        warm_start: whether theta goes on from one batch to the next, or starts at w on
+            each of them.
 
     Returns:
         theta and w after the last mini-batch.
@@ -55,12 +55,13 @@ def envelope_steps(
                 lambda t, g, w: t - rate * (g + lam * (t - w)), theta, g, w
             )
 
-        # Inner solve on this one batch, around a w that stands still; then w's step,
-        # along lam (w - theta), the gradient of the envelope.
+        # w is fixed while theta is found on this batch. Its own step then goes along
+        # lam (w - theta), the gradient of the envelope.
         theta = local.fori_loop(inner_steps, inner, theta if warm_start else w)
-        return theta, jax.tree.map(lambda w, t: w - share * (w - t), w, theta)
+        w = jax.tree.map(lambda w, t: w - share * (w - t), w, theta)
+        return theta, w
 
     start = local.params(w if theta is None else theta), local.params(w)
-    steps = local.steps(sgd) if steps is None else steps
+    steps = local.steps(sgd)
     theta, w = local.loop(start, step, steps, sgd.batch_size, drop_last=sgd.drop_last)
     return local.vector(theta), local.vector(w)

@@ -9,16 +9,14 @@ from fedtailor.protocol import ClientRows, Cohort, ServerState, server_state
 
 @server_state
 class LastUploads(ServerState):
-    """The model that each client sent last, whether it reported in the last round or
-    not.
-    """
+    """The model that each client sent last, in whichever round that was."""
 
     models: Float[Array, "r d"]
-    """The models, in the rows in which they arrived."""
+    """The models, in the order in which the executor left them."""
     row: Int[np.ndarray, " m"]
     """The row of each client."""
     sent: Bool[np.ndarray, " m"]
-    """Who has ever sent one; the rows of the others hold the initial model."""
+    """Who has ever sent a model; the rows of the others hold the initial one."""
 
     @staticmethod
     def none_yet(initial: Float[Array, "m d"]) -> "LastUploads":
@@ -28,13 +26,16 @@ class LastUploads(ServerState):
         )
 
     def after(self, models: ClientRows, cohort: Cohort) -> "LastUploads":
-        """With what the reporters of a cohort sent in place of what they sent before.
+        """The last models after a round.
+
+        Args:
+            models: what the clients of the round sent.
+            cohort: the clients of the round.
 
         Returns:
-            The table after the round; copied only if some clients are absent.
+            With the models of the reporters in place of their earlier ones. Nothing is
+            copied if all clients report.
         """
-        # All have sent one: the answers are the table, in whatever rows the executor
-        # left them.
         if cohort.reporting.all() and len(cohort) == len(self.row):
             return LastUploads(
                 jnp.asarray(models.values), models.row, np.ones(len(self.row), bool)

@@ -1,6 +1,4 @@
-"""Second moments of a client's samples, and the squared error of a linear model on the
-data that they describe.
-"""
+"""Second moments of data, and the squared error of a linear model that follows."""
 
 import math
 from typing import Any
@@ -25,7 +23,7 @@ class WithMoments(ServerState):
     """The common models, and the second moments of all clients' samples."""
 
     models: Any
-    """What training goes on from."""
+    """The server's state of the method that trains them."""
     moments: Float[np.ndarray, "p1 p1_t"] | None
     """Means of u u' and u y' side by side, u = (x, 1); None before the probe."""
 
@@ -36,23 +34,23 @@ class WithMoments(ServerState):
 
 
 def models_of(server: Any) -> Any:
-    """The state of the common models, with or without moments beside it."""
+    """The state of the common models, whether or not moments are kept beside it."""
     return server.models if isinstance(server, WithMoments) else server
 
 
 def sums_of_moments(
     theta: Float[Array, " d"], local: LocalTrainer, batch_size: int
 ) -> tuple[Float[Array, "p1 p1_t"], Float[Array, ""]]:
-    """Sums over a client's training samples of u u' and u y', side by side, where u =
-    (x, 1).
+    """Sums of u u' and u y', side by side, over a client's samples, where u = (x, 1).
 
     Args:
-        theta: any model, whose form is looked at.
+        theta: any model. It is tested whether it is linear, with squared error.
+        local: the client.
         batch_size: samples at a time.
 
     Returns:
-        The sums, and by how much at most the loss of theta on a sample differs from the
-        squared error of a linear model, relative to one more than that error.
+        The sums, and the largest deviation |loss - e| / (1 + e) of a sample's loss from
+        the squared error e of a linear model.
     """
     example = local.draw("moments", 0, 1)
     input_shape = example.x.shape[1:]
@@ -70,16 +68,17 @@ def sums_of_moments(
         u = jnp.concatenate([batch.x.reshape(size, -1), ones], axis=1)
         y = batch.y.reshape(size, -1).astype(theta.dtype)
         sums, deviation = carry
-        # Is the model linear and its loss the squared error? Then its losses are |H' u
-        # - y|^2 on every sample.
+        # If the model is linear and its loss the squared error, its loss on every
+        # sample is |H' u - y|^2.
         expected = jnp.square(u @ matrix - y).sum(axis=1)
-        losses = local.losses(local.logits(params, batch.x, training=False), batch.y)
+        outputs = local.logits(params, batch.x, training=False)
+        losses = local.losses(outputs, batch.y)
         relative = jnp.abs(losses - expected) / (1 + expected)
-        of_samples = jnp.where(batch.weight > 0, relative, 0)
-        # Padding weighs nothing. One product gives both blocks: u' [u, y].
+        deviations = jnp.where(batch.weight > 0, relative, 0)
+        # One product gives both blocks, u' [u, y]; padding has weight 0.
         weighted = u * batch.weight[:, None].astype(u.dtype)
         sums = sums + weighted.T @ jnp.concatenate([u, y], axis=1)
-        return sums, jnp.maximum(deviation, of_samples.max())
+        return sums, jnp.maximum(deviation, deviations.max())
 
     no_sums = jnp.zeros((inputs + 1, inputs + 1 + targets), theta.dtype)
     zero = no_sums, jnp.zeros((), theta.dtype)
@@ -93,21 +92,26 @@ def loss_by_moments(
     local: LocalTrainer,
     input_shape: tuple[int, ...],
 ) -> Float[Array, ""]:
-    """Mean squared error of a linear model on data of these moments, less a constant.
+    """Mean squared error of a linear model on data of these moments, up to a constant.
 
-    tr(H' M_uu H) - 2 tr(H' M_uy)    for the model x -> H' (x, 1)
+        tr(H' M_uu H) - 2 tr(H' M_uy)    for the model x -> H' (x, 1)
+
+    Args:
+        params: of the model.
+        moments: M_uu and M_uy, side by side.
+        local: the client.
+        input_shape: of an example.
     """
     matrix = _as_matrix(params, local, input_shape)
-    of_inputs, with_targets = moments[:, : len(moments)], moments[:, len(moments) :]
-    return jnp.vdot(matrix, of_inputs @ matrix) - 2 * jnp.vdot(matrix, with_targets)
+    m_uu = moments[:, : len(moments)]
+    m_uy = moments[:, len(moments) :]
+    return jnp.vdot(matrix, m_uu @ matrix) - 2 * jnp.vdot(matrix, m_uy)
 
 
 def _as_matrix(
     params: Params, local: LocalTrainer, input_shape: tuple[Any, ...]
 ) -> Float[Array, "p1 t"]:
-    """H of the linear model x -> H' (x, 1), from its outputs for unit vectors and for
-    zero.
-    """
+    """H of the linear model x -> H' (x, 1): its outputs for unit vectors and for 0."""
     size = math.prod(input_shape)
     dtype = jax.tree.leaves(params)[0].dtype
     unit_vectors = jnp.eye(size, dtype=dtype)

@@ -25,8 +25,9 @@ def descend(params: Params, gradient: Params, sgd: SGD, rate: ScalarLike) -> Par
 def descend_with_momentum(
     params: Params, velocity: Params, gradient: Params, sgd: SGD, rate: ScalarLike
 ) -> tuple[Params, Params]:
-    """One step of SGD with momentum: v <- momentum v + g + weight_decay w,  w <- w -
-    rate v.
+    """One step of SGD with momentum.
+
+        v <- momentum v + g + weight_decay w,    w <- w - rate v
 
     Returns:
         The new w and v.
@@ -51,10 +52,10 @@ def descend_in_training(
         The parameters after the step; running statistics are those that a training step
         on `batch` leaves.
     """
-    # statistics of the model before the step, as its own training mode takes them
-    return local.with_statistics(
-        descend(params, gradient, sgd, rate), local.renew_statistics(params, batch)
-    )
+    # The statistics are those of the model before the step, in training mode.
+    statistics = local.renew_statistics(params, batch)
+    new = descend(params, gradient, sgd, rate)
+    return local.with_statistics(new, statistics)
 
 
 def sgd_from_velocity(
@@ -74,13 +75,10 @@ def sgd_from_velocity(
         carry: tuple[Params, Params], batch: Batch, index: Int[Array, ""]
     ) -> tuple[Params, Params]:
         params, velocity = carry
-        moved, velocity = descend_with_momentum(
-            params, velocity, local.batch_gradient(params, batch), sgd, rate
-        )
-        return (
-            local.with_statistics(moved, local.renew_statistics(params, batch)),
-            velocity,
-        )
+        gradient = local.batch_gradient(params, batch)
+        statistics = local.renew_statistics(params, batch)
+        new, velocity = descend_with_momentum(params, velocity, gradient, sgd, rate)
+        return local.with_statistics(new, statistics), velocity
 
     start = local.params(theta), local.params(velocity)
     params, last = local.loop(
@@ -90,7 +88,7 @@ def sgd_from_velocity(
 
 
 def require_plain(method: str, sgd: SGD) -> None:
-    """Raise where a method of own steps is asked for momentum or another optimiser."""
+    """Refuse momentum or another optimiser, for a method that takes its own steps."""
     require(
         is_off(sgd.momentum) and sgd.optimizer is None,
         f"{method}'s coupled steps are plain SGD; train without momentum and without an"
@@ -99,16 +97,13 @@ def require_plain(method: str, sgd: SGD) -> None:
 
 
 def head_of(local: LocalTrainer) -> ModelPart:
-    """The head of this client's model; of a model that is nothing but a head, all of
-    it.
-    """
-    return local.part_of_model(
-        "head" if "head" in local.parts_of_model else "everything"
-    )
+    """The head of a client's model; all of it where the model has no body."""
+    part = "head" if "head" in local.parts_of_model else "everything"
+    return local.part_of_model(part)
 
 
 def mean_over(
     values: Float[Array, " b"], weight: Float[Array, " b"]
 ) -> Float[Array, ""]:
-    """The mean of a batch's values, padding left out."""
+    """The mean of a batch's values; padding has weight 0."""
     return (values * weight).sum() / jnp.maximum(weight.sum(), 1)

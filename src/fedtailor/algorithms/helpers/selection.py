@@ -1,6 +1,4 @@
-"""How a client chooses: among models by its own data, among shares of a mixture from a
-cover of [0, 1].
-"""
+"""A client's choice among models, and among the shares of a mixture."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -11,20 +9,21 @@ from fedtailor.protocol import LocalTrainer, require
 def closest(
     models: Float[Array, "q d"], received: Bool[Array, " q"], local: LocalTrainer
 ) -> tuple[Int[Array, ""], Float[Array, ""]]:
-    """The model with the lowest loss on the client's training data (Mansour et al.
-    2020, eq. 6), the first on ties.
+    """The model with the lowest loss on the client's training data.
+
+    f(k) = argmin_i F_k(h_i) of Mansour et al. 2020, eq. 6; the first on ties.
 
     Args:
-        models: the candidates; a single one is chosen without looking at the data.
+        models: the candidates h_i; a single one is chosen without looking at the data.
         received: which of them were sent; the others cannot be chosen.
+        local: the client k.
 
     Returns:
-        Its number, and its loss (0 where nothing was sent, or where there was no
-        choice).
+        The number of the model, and its loss (0 if there was only one candidate, or if
+        none was sent).
     """
     if len(models) == 1:
         return jnp.int32(0), jnp.zeros((), models.dtype)
-    # f(k) = argmin_i F_k(h_i); `argmin` takes the first of equal ones
     losses = jnp.where(received, local.map(local.loss, models), jnp.inf)
     choice = jnp.argmin(losses)
     return choice.astype(jnp.int32), jnp.where(received.any(), losses[choice], 0)

@@ -1,6 +1,4 @@
-"""Examples that the server sends to clients, to each a number of its own, and the
-batches that clients make of them.
-"""
+"""Examples that the server sends to clients, and the batches made of them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,7 +21,7 @@ from fedtailor.protocol import (
 def example_streams(
     samples: Sequence[tuple[NDArray[Any], NDArray[Any]]], counts: NDArray[np.int64]
 ) -> dict[str, Streams]:
-    """What carries samples to their clients: the messages "inputs" and "labels".
+    """The messages "inputs" and "labels", which carry examples to their clients.
 
     Args:
         samples: the examples x [n_i, ...], y [n_i, ...] of each of c clients.
@@ -32,30 +30,38 @@ def example_streams(
     Returns:
         kind -> streams, one for each example, of which every client receives its own.
     """
-    x, y = (_padded(np.concatenate(parts)) for parts in zip(*samples, strict=True))
-    # the samples of all clients lie one below the other; each client receives its own
-    # stretch of them
+    x = _padded(np.concatenate([inputs for inputs, _ in samples]))
+    y = _padded(np.concatenate([labels for _, labels in samples]))
+    # The examples of all clients are stacked; client i receives rows first_i to
+    # first_i + n_i - 1, and -1 (nothing) in the places that are left over.
     first = np.cumsum(counts) - counts
     offset = np.arange(next_power_of_two(counts.max()))
-    inside = offset < counts[:, None]
-    own = np.where(inside, first[:, None] + offset, -1).astype(np.int32)
+    is_own = offset < counts[:, None]
+    rows = np.where(is_own, first[:, None] + offset, -1).astype(np.int32)
     return {
-        "inputs": Streams(jnp.asarray(x), own),
-        "labels": Streams(jnp.asarray(y), own),
+        "inputs": Streams(jnp.asarray(x), rows),
+        "labels": Streams(jnp.asarray(y), rows),
     }
 
 
 def batch_positions(
     count: IntScalar, step: Int[Array, ""], size: int, dtype: Any
 ) -> tuple[Int[Array, " size"], Float[Array, " size"]]:
-    """Which of so many examples a step's batch holds: batch after batch, over and over.
+    """The examples of a step's batch; batches follow one another, pass after pass.
+
+    Args:
+        count: the number of examples.
+        step: the number of the step.
+        size: of a batch.
+        dtype: of the weights.
 
     Returns:
         Positions, which may reach past the end in the last batch, and weights: 1 for an
         example, 0 past the end.
     """
     batches = jnp.maximum((count + size - 1) // size, 1)
-    positions = step % batches * size + jnp.arange(size, dtype=jnp.int32)
+    first = step % batches * size
+    positions = first + jnp.arange(size, dtype=jnp.int32)
     return positions, (positions < count).astype(dtype)
 
 
@@ -63,14 +69,14 @@ def received_batch(
     inbox: Inbox, local: LocalTrainer, step: Int[Array, ""], size: int, dtype: Any
 ) -> Batch:
     """The batch of a step, of the examples that a client was sent."""
-    positions, weight = batch_positions(
-        inbox.received["labels"].sum(), step, size, dtype
-    )
+    count = inbox.received["labels"].sum()
+    positions, weight = batch_positions(count, step, size, dtype)
     rows = jnp.minimum(positions, len(inbox["labels"]) - 1)
     return Batch(local.inputs(inbox["inputs"][rows]), inbox["labels"][rows], weight)
 
 
 def _padded(rows: NDArray[Any]) -> NDArray[Any]:
-    """Rows up to a power of two, so that not every number of examples compiles anew."""
+    """The rows, and zeros up to a power of two: few shapes mean few compilations."""
     missing = next_power_of_two(len(rows)) - len(rows)
-    return np.concatenate([rows, np.zeros((missing, *rows.shape[1:]), rows.dtype)])
+    zeros = np.zeros((missing, *rows.shape[1:]), rows.dtype)
+    return np.concatenate([rows, zeros])

@@ -1,6 +1,4 @@
-"""A part of the model that clients share: what of theta travels and is averaged, and
-what a client keeps.
-"""
+"""Methods that average a part of the model, while clients keep the rest."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -24,26 +22,23 @@ from fedtailor.protocol import (
 
 @server_state
 class SharedPart(AveragedModels):
-    """A model [1, d] of which one part is averaged; all other entries are those that
-    every client began with.
+    """A model [1, d] of which one part is averaged.
 
-    `optimizer` is of the shared part only.
+    All other entries are those of the initial model. `optimizer` is the state for the
+    shared part only.
     """
 
     initial: Float[Array, " d"]
     """theta^0, of which clients need what is outside the shared part."""
     runs: Int[np.ndarray, "runs 2"]
-    """Where the shared part lies in theta: first entry, and one past the last, of every
-    run.
-    """
+    """The entries of the shared part in theta, see `runs_of`."""
 
     @staticmethod
     def begin(init: Init, part: ModelPart, optimizer: ServerOptimizer) -> "SharedPart":
         """Before the first round, at the common initial model."""
         theta = init(0)[None]
-        return SharedPart(
-            theta, optimizer.init(part.take(theta)), theta[0], runs_of(part)
-        )
+        state = optimizer.init(part.take(theta))
+        return SharedPart(theta, state, theta[0], runs_of(part))
 
     @property
     def part(self) -> Part:
@@ -55,8 +50,9 @@ class SharedPart(AveragedModels):
         return Streams.everyone(jnp.asarray(self.part.take(self.model)), clients)
 
     def initial_to_everyone(self, clients: int) -> Streams:
-        """theta^0 [1, d], for the entries outside the part; common knowledge (the
-        seed).
+        """theta^0 [1, d], for the entries outside the part.
+
+        Clients know it already (from the seed).
         """
         return Streams.everyone(self.initial, clients, already_held=True)
 
@@ -66,24 +62,29 @@ class SharedPart(AveragedModels):
         parts: ClientRows,
         weights: Float[np.ndarray, "1 c"],
     ) -> "SharedPart":
-        """After one step of the shared part towards the average of what clients sent
-        [c, d_part].
+        """The state after FedAvg's server step on the shared part.
+
+        Args:
+            optimizer: the server's.
+            parts: what the clients sent [c, d_part].
+            weights: of the average.
         """
-        # FedAvg's step on a vector that is the part alone, put back into theta.
         part = self.part
         before = AveragedModels(part.take(self.model), self.optimizer)
         after = average_step(before, optimizer, parts, weights)
-        return self.replace(
-            model=part.put(self.model, after.model), optimizer=after.optimizer
-        )
+        model = part.put(self.model, after.model)
+        return self.replace(model=model, optimizer=after.optimizer)
 
 
 def runs_of(part: ModelPart) -> Int[np.ndarray, "runs 2"]:
-    """Where a part lies in theta, as a checkpoint can hold it: first entry, and one
-    past the last, of every run.
+    """The entries of a part in theta, as runs of consecutive entries.
+
+    Returns:
+        The first entry, and one past the last, of every run: an array, so that a
+        checkpoint can hold it.
     """
     entries = part.indices
-    # a run ends where the next entry is not the next number
+    # A run ends where the next entry is not the next number.
     breaks = np.flatnonzero(np.diff(entries) != 1) + 1
     runs = []
     for run in np.split(entries, breaks):
@@ -93,25 +94,30 @@ def runs_of(part: ModelPart) -> Int[np.ndarray, "runs 2"]:
 
 
 def part_of_runs(runs: Int[np.ndarray, "runs 2"], d: int) -> Part:
-    """The part of a theta of d entries that `runs_of` describes."""
+    """The part with these runs (see `runs_of`) of a model of d entries."""
     return Part("shared", tuple((int(start), int(end)) for start, end in runs), d)
 
 
 def joined(
     own: ModelPart, state: ClientState, shared: Float[Array, " d_shared"]
 ) -> Float[Array, " d"]:
-    """The model of a client's own part, which it keeps as `state["own"]` where there is
-    one, and the shared rest.
+    """The whole model, from a client's own part and the shared rest.
+
+    Args:
+        own: the client's own part.
+        state: the client's, with the entries of its own part as `state["own"]`, unless
+            that part is empty.
+        shared: the entries of the shared part.
     """
-    # The two parts are complements: between them they fill every entry of a vector of
-    # zeros.
-    kept = state.get("own", jnp.zeros(0, shared.dtype))
-    whole = own.put(jnp.zeros(len(kept) + len(shared), shared.dtype), kept)
-    return own.complement.put(whole, shared)
+    # The two parts are complements: together they fill every entry.
+    own_entries = state.get("own", jnp.zeros(0, shared.dtype))
+    zeros = jnp.zeros(len(own_entries) + len(shared), shared.dtype)
+    theta = own.put(zeros, own_entries)
+    return own.complement.put(theta, shared)
 
 
 def named(name: str, part: Float[Array, " d_part"]) -> dict[str, Array]:
-    """What a client keeps or sends of a part; nothing where the part is empty."""
+    """A part as an entry of a client's state or message; none if the part is empty."""
     return {name: part} if len(part) else {}
 
 
@@ -119,7 +125,7 @@ def model_of(population: Population, method: str) -> ModelParts:
     """The parts of the model that a population trains.
 
     Raises:
-        ValueError: whoever made the population did not say.
+        ValueError: the population was made without a model.
     """
     require(
         population.model is not None,

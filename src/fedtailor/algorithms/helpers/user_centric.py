@@ -1,6 +1,4 @@
-"""What the server of user-centric aggregation holds: before the probe, in the rounds,
-and while candidates compete.
-"""
+"""The server's states of user-centric aggregation, and weights for newcomers."""
 
 from collections.abc import Sequence
 from dataclasses import field
@@ -25,9 +23,7 @@ from fedtailor.protocol import (
 )
 
 LONGEST_TRIAL = 3
-"""How many times the rounds asked for a trial may last, where no candidate has learned
-enough before.
-"""
+"""A trial ends after this many times its rounds, whether or not a candidate learned."""
 
 
 @server_state
@@ -87,9 +83,7 @@ class UCFLState(BeforeProbe):
 
 @server_state
 class Trial(BeforeProbe):
-    """Several candidates for the weights, all of which train until one of them is
-    chosen.
-    """
+    """Several candidates for the weights, which train side by side until one is chosen."""
 
     candidates: list[UCFLState]
     """What the server would hold with each candidate alone."""
@@ -107,9 +101,9 @@ class Trial(BeforeProbe):
         """Whether the candidates have trained long enough to be told apart.
 
         That is after `rounds` rounds, if the leader is then wrong at most half as often
-        as the initial model. Errors of models that have hardly begun to learn do not
-        tell where they lead (training alone often is ahead for a while), so the trial
-        goes on until then, at most `LONGEST_TRIAL` times as long.
+        as the initial model. Otherwise the trial goes on, at most `LONGEST_TRIAL` times
+        as long: models that have hardly begun to learn do not tell which candidate will
+        be best (training alone is often ahead for a while).
         """
         trained = len(self.errors) - 1  # the first row is of the initial model
         if trained < rounds:
@@ -118,23 +112,21 @@ class Trial(BeforeProbe):
         return has_learned or trained >= LONGEST_TRIAL * rounds
 
     def chosen(self) -> UCFLState:
-        """The leader, from now on alone."""
-        return self.leader.replace(
-            tried=np.stack([self.shares, self.later_errors], axis=1)
-        )
+        """The state of the leader, which goes on alone."""
+        compared = np.stack([self.shares, self.later_errors], axis=1)
+        return self.leader.replace(tried=compared)
 
     @property
     def later_errors(self) -> Float[np.ndarray, " k"]:
-        """The candidates' errors, averaged over the later half of the rounds: a single
-        round's are few mistakes.
+        """The candidates' errors, averaged over the later half of the rounds.
+
+        The errors of a single round are a few mistakes.
         """
         return self.errors[len(self.errors) // 2 :].mean(axis=0)
 
     @property
     def leader(self) -> UCFLState:
-        """The candidate of the least error in the later half of the rounds; among
-        equals, the first.
-        """
+        """The candidate of the least error (`later_errors`), the first on ties."""
         best = int(np.argmin(self.later_errors)) if len(self.errors) else 0
         return self.candidates[best]
 
@@ -149,22 +141,19 @@ class Trial(BeforeProbe):
         Returns:
             For each client of the cohort, the model of its stream of every candidate.
         """
-        # The candidates' streams lie one below the other: candidate k's begin at row
-        # first[k].
-        sizes = [len(candidate.model) for candidate in self.candidates]
-        first = np.cumsum([0, *sizes[:-1]])
-        stream = (
-            np.stack(
-                [candidate.stream[cohort.position] for candidate in self.candidates],
-                axis=1,
-            )
-            + first
+        # The candidates' streams are stacked; those of candidate k begin at row
+        # `first`.
+        recipients = []
+        first = 0
+        for candidate in self.candidates:
+            recipients.append(first + candidate.stream[cohort.position])
+            first += len(candidate.model)
+        models = Streams(
+            jnp.concatenate([candidate.model for candidate in self.candidates]),
+            np.stack(recipients, axis=1).astype(np.int32),
+            already_held=self.candidates[0].fresh,
         )
-        models = jnp.concatenate([candidate.model for candidate in self.candidates])
-        held = self.candidates[0].fresh
-        return Downlink(
-            {"model": Streams(models, stream.astype(np.int32), already_held=held)}
-        )
+        return Downlink({"model": models})
 
     def after(
         self, candidates: Sequence[UCFLState], answers: Answers, cohort: Cohort
@@ -172,16 +161,17 @@ class Trial(BeforeProbe):
         """The trial after one more round.
 
         Args:
-            candidates: as the round has left them.
+            candidates: their states after the round.
             answers: what the clients sent, with their validation errors.
             cohort: the clients of the round.
         """
-        # Clients without validation data send a 0 that says nothing. The mean is over
-        # clients, as runs are judged.
-        counted = cohort.reporting & self.validates[cohort.position]
+        # The mean over clients, as runs are judged; the 0 of clients without validation
+        # data does not count.
+        is_counted = cohort.reporting & self.validates[cohort.position]
         errors = self.errors
-        if counted.any():
-            of_round = answers.host("error")[counted].mean(axis=0, dtype=np.float64)
+        if is_counted.any():
+            sent = answers.host("error")[is_counted]  # [c, k]
+            of_round = sent.mean(axis=0, dtype=np.float64)
             errors = np.concatenate([errors, of_round[None]])
         return self.replace(candidates=list(candidates), errors=errors)
 
@@ -195,14 +185,15 @@ def probe_of(answers: Answers, cohort: Cohort) -> Probe:
     )
 
 
-def late_rows(
+def newcomer_rows(
     server: UCFLState, cohort: Cohort, usable: Bool[np.ndarray, " m"]
 ) -> Float[np.ndarray, "c m"]:
-    """Rows for clients that arrive when training is under way or over.
+    """Rows of weights for clients that arrive when training is under way or over.
 
     Args:
         server: what the probe told of the seen clients.
-        cohort: the late clients, unseen or seen.
+        cohort: the newcomers: unseen clients, or seen ones whose stream was never
+            mixed.
         usable: [m] the seen clients that may have weight.
 
     Returns:
@@ -216,24 +207,26 @@ def late_rows(
         return np.zeros((len(cohort), len(usable)))
     if server.gradients is not None and server.sigma2 is not None:
         seen = Probe(server.gradients, server.sigma2, server.sizes)
-        # Seen clients answered the probe before training; unseen ones have answered it
-        # now.
-        if cohort.probes is None:
-            own = cohort.position
-            late = Probe(server.gradients[own], server.sigma2[own], server.sizes[own])
+        if cohort.probes is not None:
+            newcomers = probe_of(cohort.probes, cohort)
         else:
-            late = probe_of(cohort.probes, cohort)
+            # Seen clients answered the probe before training.
+            own = cohort.position
+            newcomers = Probe(
+                server.gradients[own], server.sigma2[own], server.sizes[own]
+            )
         # The same n_k as that of the rows in use.
-        late, seen = late.widened(server.bandwidth), seen.widened(server.bandwidth)
-        return newcomer_weights(late, seen, server.kernel, usable)
+        newcomers = newcomers.widened(server.bandwidth)
+        seen = seen.widened(server.bandwidth)
+        return newcomer_weights(newcomers, seen, server.kernel, usable)
     require(
         bool(np.isin(cohort.ids, server.ids).all()),
         "with rows of your own ucfl cannot weigh clients that have no row: an unseen"
         " client",
     )
-    # Rows of the user's own: what is left of a seen client's, renormalised over the
-    # usable clients.
-    rows = np.where(usable, server.rows[np.searchsorted(server.ids, cohort.ids)], 0.0)
+    # Rows of the user's own, renormalised over the usable clients.
+    own_rows = server.rows[np.searchsorted(server.ids, cohort.ids)]
+    rows = np.where(usable, own_rows, 0.0)
     mass = rows.sum(axis=1, keepdims=True)
     return np.divide(rows, mass, out=np.zeros_like(rows), where=mass > 0)
 
@@ -241,21 +234,20 @@ def late_rows(
 def nearest_streams(
     server: UCFLState, rows: Float[np.ndarray, "c m"]
 ) -> Int[np.ndarray, " c"]:
-    """The stream whose weights are nearest to each row, of those that have been mixed,
-    if any has.
+    """For each row of weights the stream whose weights are nearest to it.
+
+    Streams that were never mixed still are theta^0. They do not count, unless all
+    streams are.
     """
-    distances = np.square(rows[:, None] - server.weights[None]).sum(-1)
-    # a stream that has never been mixed is still theta^0, which nobody wants to be
-    # served
+    differences = rows[:, None] - server.weights[None]  # [c, s, m]
+    distances = np.square(differences).sum(-1)
     if server.mixed.any():
         distances[:, ~server.mixed] = np.inf
     return distances.argmin(axis=1)
 
 
 def stream_diagnostics(server: UCFLState) -> list[Diagnostic]:
-    """Who weighs whom, and how the number of streams and the batch of the variances
-    were chosen, if they were.
-    """
+    """The weights, and how the number of streams and n_k were chosen, if they were."""
     diagnostics: list[Diagnostic] = [
         MatrixDiagnostic(
             "collaboration", "Weights of all clients for each client", server.rows

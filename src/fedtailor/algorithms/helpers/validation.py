@@ -1,6 +1,4 @@
-"""How well a model does on a client's validation data, by what runs of classifiers are
-judged by.
-"""
+"""The validation error of a model, the share of wrong predictions of a classifier."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -13,11 +11,11 @@ _BATCH = 128
 def validation_error(
     local: LocalTrainer, theta: Float[Array, " d"]
 ) -> Float[Array, ""]:
-    """How wrong a model is on a client's validation samples.
+    """The error of a model on a client's validation samples.
 
     Returns:
-        The share that it predicts wrongly; where its outputs are not scores of classes,
-        its mean loss. 0 for an empty split.
+        The share that it predicts wrongly or, where its outputs are not scores of
+        classes, its mean loss; 0 for an empty split.
     """
     params = local.params(theta)
     samples = local.count("val")
@@ -27,17 +25,14 @@ def validation_error(
     ) -> Float[Array, ""]:
         local.count_work(forwards=1)
         outputs = local.logits(params, batch.x, training=False)
-        if (
-            jnp.issubdtype(batch.y.dtype, jnp.integer)
-            and outputs.ndim == batch.y.ndim + 1
-        ):
-            wrong = (outputs.argmax(axis=-1) != batch.y).astype(total.dtype)
-            each = wrong.reshape(len(wrong), -1).mean(
-                axis=1
-            )  # of a text, the share of its tokens
+        has_labels = jnp.issubdtype(batch.y.dtype, jnp.integer)
+        if has_labels and outputs.ndim == batch.y.ndim + 1:
+            is_wrong = (outputs.argmax(axis=-1) != batch.y).astype(total.dtype)
+            # A text has a label for each token: its error is the share of them.
+            errors = is_wrong.reshape(len(is_wrong), -1).mean(axis=1)
         else:
-            each = local.losses(outputs, batch.y)
-        return total + batch.weight @ each
+            errors = local.losses(outputs, batch.y)
+        return total + batch.weight @ errors
 
     one_pass = (samples + _BATCH - 1) // _BATCH
     total = local.loop(

@@ -31,7 +31,11 @@ def test_every_command_is_explained_without_being_imported(capsys):
         )
         assert len(line.split()) > 3
         source = files(commands).joinpath(f"{name}.py").read_text()
-        assert ast.get_docstring(ast.parse(source)).startswith(f"`fedtailor {name}")
+        doc = ast.get_docstring(ast.parse(source))
+        assert doc.startswith(f"`fedtailor {name}")
+        # the whole sentence, on however many lines of the file it stands
+        sentence = " ".join(doc.partition("\n\n")[0].split())
+        assert sentence.endswith(f": {line.split(maxsplit=1)[1]}.")
     assert max(map(len, shown.splitlines())) <= 110
 
 

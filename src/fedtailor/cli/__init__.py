@@ -1,5 +1,6 @@
-"""The command line: `fedtailor COMMAND`; the commands are the modules of
-`fedtailor.cli.commands`.
+"""The command line: `fedtailor COMMAND`.
+
+The commands are the modules of `fedtailor.cli.commands`.
 """
 
 from fedtailor.cli.main import main

@@ -7,31 +7,27 @@ from collections.abc import Iterator
 from pathlib import Path
 
 DONE, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130
-"""Exit codes: all is well; the machine or fedtailor failed; the input is wrong; Ctrl-C.
+"""Exit codes: all is well, the machine or fedtailor failed, wrong input, Ctrl-C.
+
 After SIGTERM it is 143.
 """
 
 
 def explain(error: BaseException) -> tuple[int, str]:
-    """The exit code for an error and what to say about it in one line ("" for
-    nothing).
+    """The exit code for an error, and what to say about it in one line.
+
+    Nothing is said ("") where the reader of a pipe has seen enough.
     """
-    interrupt = next(
-        (link for link in _chain(error) if isinstance(link, KeyboardInterrupt)), None
-    )
-    if (
-        interrupt is not None
-    ):  # libraries that are interrupted may raise errors of their own from it
-        return (
-            getattr(interrupt, "code", INTERRUPTED),
-            one_line(str(interrupt)) or "interrupted",
-        )
-    if isinstance(
-        error, BrokenPipeError
-    ):  # the reader of a pipe has seen enough (fedtailor algorithms | head)
+    # Libraries that are interrupted may raise errors of their own from it.
+    for link in _chain(error):
+        if isinstance(link, KeyboardInterrupt):
+            code = getattr(link, "code", INTERRUPTED)
+            return code, one_line(str(link)) or "interrupted"
+    # As in `fedtailor algorithms | head`.
+    if isinstance(error, BrokenPipeError):
         return DONE, ""
-    code, said = _kind(error)
-    return code, one_line(said)
+    code, message = _kind(error)
+    return code, one_line(message)
 
 
 def one_line(text: str) -> str:
@@ -40,65 +36,49 @@ def one_line(text: str) -> str:
 
 
 def _kind(error: BaseException) -> tuple[int, str]:
+    """The exit code and what to say, by the kind of error."""
     text, name = str(error), type(error).__name__
     if isinstance(error, RecursionError):
         return WRONG, f"something is nested too deeply to be read{_place(error)}"
     if isinstance(error, UnicodeError):
         return WRONG, f"a text is not in UTF-8: {text}"
-    if isinstance(
-        error, ValueError | ArithmeticError
-    ):  # raised where it was noticed, with what to do
+    # Raised where it was noticed, with what to do.
+    if isinstance(error, ValueError | ArithmeticError):
         return WRONG, text or f"{name}{_place(error)}"
     if isinstance(error, OSError):
-        what = error.strerror or text or name
-        files = [
-            str(file)
-            for file in (error.filename, error.filename2)
-            if isinstance(file, str | bytes | Path)
-        ]
-        if not files and error.errno in (
-            errno.ENOSPC,
-            errno.EDQUOT,
-            errno.EIO,
-            errno.EBADF,
-        ):
-            files = [
-                "the standard output"
-            ]  # errors of files carry names, those of streams do not
-        return WRONG, f"{' -> '.join(files)}: {what}" if files else what
+        return WRONG, _about_file(error)
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text:
-        return (
-            FAILED,
-            (
-                "out of memory; use fewer clients, smaller batches or a smaller model"
-                f" ({text or name})"
-            ),
-        )
+        advice = "use fewer clients, smaller batches or a smaller model"
+        return FAILED, f"out of memory; {advice} ({text or name})"
     if type(error).__module__.partition(".")[0] == "polars" or name == "PanicException":
-        return (
-            FAILED,
-            (
-                "a table cannot be read or written:"
-                f" {text.partition('Resolved plan')[0] or name}"
-            ),
-        )
-    return (
-        FAILED,
-        (
-            f"unexpected {name}{_place(error)}: {text}; this is a fault of fedtailor:"
-            " please report what the same command prints with --traceback"
-        ),
+        # The plan of a query, which follows, says nothing to a user.
+        reason = text.partition("Resolved plan")[0] or name
+        return FAILED, f"a table cannot be read or written: {reason}"
+    message = (
+        f"unexpected {name}{_place(error)}: {text}; this is a fault of fedtailor:"
+        " please report what the same command prints with --traceback"
     )
+    return FAILED, message
+
+
+def _about_file(error: OSError) -> str:
+    """The files that an error is about, and what it says."""
+    what = error.strerror or str(error) or type(error).__name__
+    names = (error.filename, error.filename2)
+    files = [str(name) for name in names if isinstance(name, str | bytes | Path)]
+    # Errors of files carry names, those of streams do not.
+    of_streams = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF)
+    if not files and error.errno in of_streams:
+        files = ["the standard output"]
+    return f"{' -> '.join(files)}: {what}" if files else what
 
 
 def _place(error: BaseException) -> str:
     """Where an error was raised: " (file.py, line 3)"."""
     frames = traceback.extract_tb(error.__traceback__)
-    return (
-        f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"
-        if frames
-        else ""
-    )
+    if not frames:
+        return ""
+    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

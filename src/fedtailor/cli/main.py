@@ -1,7 +1,7 @@
-"""Which command was asked for, and that whatever goes wrong ends in one line on the
-standard error.
+"""Which command was asked for.
 
-Little is imported before Ctrl-C is taken care of: importing fedtailor takes seconds.
+Whatever goes wrong ends in one line on the standard error. Little is imported before
+Ctrl-C is taken care of: importing fedtailor takes seconds.
 """
 
 import os
@@ -14,14 +14,17 @@ from typing import Any, TextIO
 
 TRACEBACK = "--traceback"
 INTERRUPTED = 130
-"""The exit code after Ctrl-C, as shells have it (128 + 2; 128 + 15 after SIGTERM); the
-others are in `failures`.
+"""The exit code after Ctrl-C, as shells have it (128 + 2; 128 + 15 after SIGTERM).
+
+The others are in `failures`.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line; returns the exit code (see `failures`). Nothing is raised,
-    whatever happens.
+    """Run a command line. Nothing is raised, whatever happens.
+
+    Returns:
+        The exit code (see `failures`).
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     _open_missing_streams()
@@ -68,24 +71,16 @@ def _run(arguments: list[str]) -> int:
 
 def _usage(summaries: dict[str, str]) -> str:
     width = max(map(len, summaries))
-    return "\n".join(
-        [
-            "usage: fedtailor COMMAND [options]",
-            "",
-            "Personalized federated learning: one fitted model per client.",
-            "",
-            *(f"  {name:<{width}}  {what}" for name, what in summaries.items()),
-            "",
-            (
-                "Exit codes: 0 done, 1 the machine or fedtailor failed, 2 wrong input,"
-                " 130 Ctrl-C, 143 SIGTERM."
-            ),
-            (
-                f"`fedtailor COMMAND --help` says more; with {TRACEBACK}, errors are"
-                " printed as Python raises them."
-            ),
-        ]
-    )
+    lines = [f"  {name:<{width}}  {what}" for name, what in summaries.items()]
+    commands = "\n".join(lines)
+    return f"""usage: fedtailor COMMAND [options]
+
+Personalized federated learning: one fitted model per client.
+
+{commands}
+
+Exit codes: 0 done, 1 the machine or fedtailor failed, 2 wrong input, 130 Ctrl-C, 143 SIGTERM.
+`fedtailor COMMAND --help` says more; with {TRACEBACK}, errors are printed as Python raises them."""
 
 
 def _say(message: str, before: str = "") -> None:
@@ -97,20 +92,19 @@ def _say(message: str, before: str = "") -> None:
         _point_nowhere(sys.stderr)
 
 
-# Ctrl-C
-# --------------------------------------------------------------------------------------
+# Ctrl-C.
 
 
 @contextmanager
 def _interrupts_end_imports() -> Iterator[None]:
-    """Ctrl-C ends the process at once: nothing is lost yet, and half-imported libraries
-    make other errors of it.
+    """Ctrl-C ends the process at once.
+
+    Nothing is lost yet, and half-imported libraries would make other errors of it.
     """
-    usual = (
-        threading.current_thread() is threading.main_thread()
-        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    )
-    if not usual:
+    # Only the main thread may set handlers, and a host program's own one stays.
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGINT)
+    if not in_main_thread or handler is not signal.default_int_handler:
         yield
         return
 
@@ -127,15 +121,15 @@ def _interrupts_end_imports() -> Iterator[None]:
 
 @contextmanager
 def _interrupts_arrive() -> Iterator[None]:
-    """A Ctrl-C that falls into a callback of the garbage collector, whose errors Python
-    drops, is sent again.
+    """A Ctrl-C that Python drops is sent again.
+
+    It drops the errors in callbacks of the garbage collector.
     """
     before = sys.unraisablehook
 
     def send_again(dropped: Any) -> None:
-        if issubclass(
-            dropped.exc_type, KeyboardInterrupt
-        ):  # from a thread, once this hook is left
+        if issubclass(dropped.exc_type, KeyboardInterrupt):
+            # From a thread, once this hook is left.
             threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
         else:
             before(dropped)
@@ -147,13 +141,11 @@ def _interrupts_arrive() -> Iterator[None]:
         sys.unraisablehook = before
 
 
-# the standard streams
-# --------------------------------------------------------------------------------------
+# The standard streams.
 
 
 def _open_missing_streams() -> None:
-    """Where the standard output or error is closed (`>&-`), what is written there goes
-    nowhere.
+    """Let what is written to a closed standard output or error (`>&-`) go nowhere.
 
     Otherwise the next file that is opened would take its number, and stray lines of
     libraries its contents.
@@ -178,25 +170,25 @@ def _flush() -> None:
 
 
 def _discard_output() -> str:
-    """Write what is still to be printed; if that fails, drop it, so that Python does
-    not try again at its exit.
+    """Write what is still to be printed; if that fails, drop it.
+
+    Python would try again at its exit.
 
     Returns:
         Why it failed; "" if it did not.
     """
     try:
         sys.stdout.flush()
+    except BrokenPipeError:
+        _point_nowhere(sys.stdout)
     except (OSError, ValueError) as error:
         _point_nowhere(sys.stdout)
-        return (
-            ""
-            if isinstance(error, BrokenPipeError)
-            else getattr(error, "strerror", None) or str(error)
-        )
+        return getattr(error, "strerror", None) or str(error)
     return ""
 
 
 def _point_nowhere(stream: TextIO) -> None:
+    """Let what is written to a stream from now on be lost."""
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())

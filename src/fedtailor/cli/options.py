@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import is_dataclass
+from itertools import takewhile
 from typing import Any, NoReturn, TypeVar
 
 from fedtailor.protocol import require
@@ -13,8 +14,9 @@ from fedtailor.protocol import require
 T = TypeVar("T")
 
 SEEDS = 2**32
-"""Seeds are below this: keys are made of their last 32 bits, so larger ones would
-repeat smaller ones.
+"""Seeds are below this.
+
+Keys are made of their last 32 bits, so larger ones would repeat smaller ones.
 """
 
 KINDS = {
@@ -26,22 +28,24 @@ KINDS = {
 
 
 def parse(target: Callable[..., T], arguments: list[str], program: str) -> T:
-    """What `target` (a dataclass, or a function of dataclasses) makes of a command
-    line; --help prints and exits.
+    """What a target makes of a command line; --help prints and exits.
+
+    Args:
+        target: a dataclass, or a function of dataclasses.
+        arguments: the options.
+        program: what the help calls the command.
 
     Raises:
         ValueError: a wrong option or value, in one line.
     """
     import tyro
-    from tyro import (
-        _errors as errors,
-    )  # tyro's structured errors; its public interface only prints drawn boxes
+
+    # tyro's structured errors; its public interface only prints drawn boxes.
+    from tyro import _errors as errors
 
     def refuse(event: errors.ParseErrorEvent) -> NoReturn:
-        raise ValueError(
-            f"{_complaint(event, arguments, [*_names(target)])}; `{program} --help`"
-            " lists the options"
-        )
+        complaint = _complaint(event, arguments, [*_names(target)])
+        raise ValueError(f"{complaint}; `{program} --help` lists the options")
 
     for number, argument in enumerate(arguments):
         name, given, value = argument.partition("=")
@@ -51,17 +55,17 @@ def parse(target: Callable[..., T], arguments: list[str], program: str) -> T:
             not (name.startswith("--") and given and not value),
             f"{name} is empty; give it a value",
         )
-    config = (
-        tyro.conf.SuppressFixed,
-    )  # fields that no text can express (functions, arrays) are Python's alone
+    # Fields that no text can express (functions, arrays) are Python's alone.
+    config = (tyro.conf.SuppressFixed,)
     with errors.on_parse_error(refuse):
         return tyro.cli(target, args=arguments, prog=program, config=config)
 
 
 @contextmanager
 def as_typed() -> Iterator[None]:
-    """Errors that advise to call a function with `missing='impute'` say how that is
-    typed on a command line.
+    """Errors that advise to call a function say how that is typed on a command line.
+
+    `missing='impute'` becomes `--missing impute`.
 
     Raises:
         ValueError: in place of the block's.
@@ -69,9 +73,8 @@ def as_typed() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise ValueError(
-            re.sub(r"\b(missing|unknown)='(\w+)'", r"--\1 \2", str(error))
-        ) from error
+        text = re.sub(r"\b(missing|unknown)='(\w+)'", r"--\1 \2", str(error))
+        raise ValueError(text) from error
 
 
 def check_counts(options: object, *names: str) -> None:
@@ -107,111 +110,86 @@ def as_option(name: str) -> str:
 
 
 def _names(target: Callable[..., Any], prefix: str = "") -> Iterator[str]:
-    """The options of a dataclass, of those in it ("sgd.lr"), or of the dataclasses that
-    a function takes.
+    """The options of a dataclass, or of the dataclasses that a function takes.
+
+    Those of a dataclass inside a dataclass have its name before them ("sgd.lr").
     """
-    flat = not inspect.isclass(target)
     for name, parameter in inspect.signature(target).parameters.items():
-        annotations = getattr(parameter.annotation, "__metadata__", ())
-        named = next(
-            (
-                note.name
-                for note in annotations
-                if getattr(note, "name", None) is not None
-            ),
-            name,
-        )
-        inner = type(parameter.default) if is_dataclass(parameter.default) else None
-        if inner is not None:
-            yield from _names(inner, prefix if flat else f"{prefix}{named}.")
+        # An annotation may give the option another name.
+        for note in getattr(parameter.annotation, "__metadata__", ()):
+            if getattr(note, "name", None) is not None:
+                name = note.name
+                break
+        if not is_dataclass(parameter.default):
+            yield f"{prefix}{name}".replace("_", "-")
+        elif inspect.isclass(target):
+            yield from _names(type(parameter.default), f"{prefix}{name}.")
         else:
-            yield f"{prefix}{named}".replace("_", "-")
+            yield from _names(type(parameter.default), prefix)
 
 
 def _complaint(event: Any, arguments: list[str], names: list[str]) -> str:
-    """What a parse error of tyro's says, in one line, with the options that may have
-    been meant.
+    """What a parse error of tyro's says, in one line.
+
+    Of an unknown option, with those that may have been meant.
     """
     from tyro import _errors as errors
 
     if isinstance(event, errors.UnrecognizedArgs):
-        unknown = next(
-            (token for token in event.tokens if token.startswith("-")), event.tokens[0]
-        ).partition("=")[0]
-        near = (
-            _near(unknown.lstrip("-").replace("_", "-"), names)
-            if unknown.startswith("-")
-            else []
-        )
-        meant = f"; perhaps {' or '.join(f'--{name}' for name in near)}" if near else ""
-        return (
-            f"unknown {'option' if unknown.startswith('-') else 'argument'}"
-            f" {unknown}{meant}"
-        )
+        options = [token for token in event.tokens if token.startswith("-")]
+        if not options:
+            return f"unknown argument {event.tokens[0].partition('=')[0]}"
+        unknown = options[0].partition("=")[0]
+        near = _near(unknown.lstrip("-").replace("_", "-"), names)
+        if not near:
+            return f"unknown option {unknown}"
+        meant = " or ".join(f"--{name}" for name in near)
+        return f"unknown option {unknown}; perhaps {meant}"
     if isinstance(event, errors.MissingArgs):
-        return (
-            "missing:"
-            f" {', '.join(_shown(entry.arg) for entry in event.missing_arguments)}"
-        )
+        missing = [_shown(entry.arg) for entry in event.missing_arguments]
+        return f"missing: {', '.join(missing)}"
     if isinstance(event, errors.InvalidChoice):
+        wrong = f"{_shown(event.argument)} is {event.value!r}"
         if event.choices == ("None",):
-            return (
-                f"{_shown(event.argument)} is {event.value!r}; it can be set in Python"
-                " only"
-            )
-        return (
-            f"{_shown(event.argument)} is {event.value!r}; it must be one of"
-            f" {', '.join(event.choices)}"
-        )
+            return f"{wrong}; it can be set in Python only"
+        return f"{wrong}; it must be one of {', '.join(event.choices)}"
     if isinstance(event, errors.BadValue):
-        return (
-            f"{_shown(event.argument)}"
-            f" {'can be set in Python only' if event.reason == 'fixed' else 'needs a value'}"
-        )
+        is_fixed = event.reason == "fixed"
+        advice = "can be set in Python only" if is_fixed else "needs a value"
+        return f"{_shown(event.argument)} {advice}"
     if isinstance(event, errors.InstantiationFailure):
         if event.argument is None:  # what the dataclass itself says
             return event.message
-        given, wanted = (
-            _given(event.argument, arguments),
-            str(event.argument.lowered.metavar),
-        )
-        return (
-            f"{_shown(event.argument)} is {given}; it must be"
-            f" {KINDS.get(wanted, wanted)}"
-        )
+        given = _given(event.argument, arguments)
+        wanted = str(event.argument.lowered.metavar)
+        wanted = KINDS.get(wanted, wanted)
+        return f"{_shown(event.argument)} is {given}; it must be {wanted}"
     return f"the options are wrong ({type(event).__name__})"
 
 
 def _shown(argument: Any) -> str:
     """An option with its dashes, or the capitals of a positional argument."""
-    return (
-        str(argument.lowered.metavar)
-        if argument.is_positional()
-        else argument.display_name()
-    )
+    if argument.is_positional():
+        return str(argument.lowered.metavar)
+    return argument.display_name()
 
 
 def _given(argument: Any, arguments: list[str]) -> str:
     """What the command line has for an argument, as typed."""
     for number, text in enumerate(arguments):
         name, equals, value = text.partition("=")
-        if name.replace("_", "-") in argument.lowered.name_or_flags:
-            following = [] if equals else arguments[number + 1 :]
-            end = next(
-                (
-                    place
-                    for place, word in enumerate(following)
-                    if word.startswith("--")
-                ),
-                len(following),
-            )
-            return " ".join(map(repr, [value] if equals else following[:end]))
+        if name.replace("_", "-") not in argument.lowered.name_or_flags:
+            continue
+        if equals:
+            return repr(value)
+        following = takewhile(
+            lambda word: not word.startswith("--"), arguments[number + 1 :]
+        )
+        return " ".join(map(repr, following))
     return "wrong"
 
 
 def _near(unknown: str, names: list[str]) -> list[str]:
-    """The options of which `unknown` is the last part, or else those that are spelled
-    alike.
-    """
+    """The options of which `unknown` is the last part, or else those spelled alike."""
     ends = [name for name in names if name.rpartition(".")[2] == unknown]
     return ends or difflib.get_close_matches(unknown, names, n=2, cutoff=0.5)

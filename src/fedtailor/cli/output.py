@@ -6,8 +6,9 @@ from fedtailor._files import reason, replacing
 
 
 def put(text: str, out: Path | None) -> None:
-    """Write a text to a file, whole or not at all, or where none is named to the
-    standard output.
+    """Write a text to a file, whole or not at all.
+
+    Where none is named, it goes to the standard output.
 
     Raises:
         ValueError: the file cannot be written.

@@ -13,8 +13,11 @@ from fedtailor.tables import ENDINGS, Table, TableOptions, from_table, stable_ra
 
 METHODS = ("local", "fedavg", "finetune", "ditto", "ucfl", "self-fl")
 CLASSIFICATION_RATES = (0.1, 0.01)
-"""The larger one first: of rates with the same result on validation data the first is
-chosen, and training with the larger one has come farther."""
+"""The larger one first.
+
+Of rates with the same result on validation data the first is chosen, and training with
+the larger one has come farther.
+"""
 
 
 @dataclass(frozen=True)
@@ -49,20 +52,17 @@ class OwnTable(TableOptions):
 
 
 def changed_options(options: TableOptions) -> dict[str, Any]:
-    """The table's options that differ from their defaults, as `from_table` and an
-    experiment file take them.
+    """The table's options that differ from their defaults.
+
+    As `from_table` and an experiment file take them.
     """
     default = TableOptions()
-    names = (field.name for field in fields(TableOptions))
-    given = {
-        name: getattr(options, name)
-        for name in names
-        if getattr(options, name) != getattr(default, name)
-    }
-    return {
-        name: list(value) if isinstance(value, tuple) else value
-        for name, value in given.items()
-    }
+    changed = {}
+    for field in fields(TableOptions):
+        value = getattr(options, field.name)
+        if value != getattr(default, field.name):
+            changed[field.name] = list(value) if isinstance(value, tuple) else value
+    return changed
 
 
 def default_rates(table: Table) -> tuple[float, ...]:
@@ -74,39 +74,38 @@ def default_rates(table: Table) -> tuple[float, ...]:
 
 
 def prepare_own_table(path: Path, options: OwnTable) -> tuple[Experiment, str]:
-    """The comparison, and the table as the first seed sees it in words: sizes, what was
-    imputed and left out.
+    """The comparison, and the table as the first seed sees it in words.
 
-    All that is wrong with options and table is found here, before anything is trained
-    or written.
+    The words are sizes, and what was imputed and left out. All that is wrong with
+    options and table is found here, before anything is trained or written.
 
     Raises:
         ValueError: a method does not exist, the file cannot be read, or all that is
             wrong with its columns.
     """
     rates = options.lr or CLASSIFICATION_RATES
-    said = (
+    require(
+        options.val != 0 or len(rates) == 1,
         "--val is 0, and learning rates are chosen on validation data; name one rate"
-        " with --lr, or leave rows for validation"
+        " with --lr, or leave rows for validation",
     )
-    require(options.val != 0 or len(rates) == 1, said)
-    experiment = own_table(path, options, rates)  # before a large file is read
+    # Mistakes in the options are found before a large file is read.
+    experiment = own_table(path, options, rates)
     table = from_table(path, seed=options.all_seeds()[0], **options.table_options())
     find_metrics(options.metrics, bind(experiment.columns[0].scenario.model, table))
     if options.lr is None:
         experiment = own_table(path, options, default_rates(table))
         if table.classes is None:
-            experiment = replace(
-                experiment, limited=("sgd.lr",)
-            )  # above, the steepest client may diverge
-    return experiment, "\n".join(
-        [table.describe(), *(f"  {note}" for note in table.notes), ""]
-    )
+            # Above the largest rate the steepest client may diverge.
+            experiment = replace(experiment, limited=("sgd.lr",))
+    notes = [f"  {note}" for note in table.notes]
+    return experiment, "\n".join([table.describe(), *notes, ""])
 
 
 def own_table(path: Path, options: OwnTable, rates: tuple[float, ...]) -> Experiment:
-    """The comparison of methods on a user's own table, each with the best of some
-    learning rates.
+    """The comparison of methods on a user's own table.
+
+    Each method is compared with the best of some learning rates.
 
     Raises:
         ValueError: a method does not exist, or a value is wrong.
@@ -114,18 +113,15 @@ def own_table(path: Path, options: OwnTable, rates: tuple[float, ...]) -> Experi
     name = path.name
     for ending in ENDINGS:
         name = name.removesuffix(ending)
+    scenario = {"use": "table", "path": str(path), **options.table_options()}
+    grid = {"sgd": {"lr": list(rates)}}
     content = {
         "title": f"{path.name}: one model per {options.client}",
         "rounds": options.rounds,
         "seeds": list(options.all_seeds()),
         "measured": list(options.metrics),
         "metrics": ["mean", "worst", "worst10"],
-        "scenarios": {
-            name: {"use": "table", "path": str(path), **options.table_options()}
-        },
-        "algorithms": {
-            method: {"grid": {"sgd": {"lr": list(rates)}}}
-            for method in options.algorithms
-        },
+        "scenarios": {name: scenario},
+        "algorithms": {method: {"grid": grid} for method in options.algorithms},
     }
     return resolve(Document(content, (("the command line", "", ()),)), name)

@@ -17,26 +17,40 @@ Progress = Callable[[Training, bool], None]
 
 @contextmanager
 def progress_of(title: str, rounds: int) -> Iterator[Progress]:
-    """A callback for `run` that shows round, mean test accuracy (or loss) of the
-    personal models, and time left.
+    """A callback for `run` that shows how far it is.
+
+    It shows the round, the mean test accuracy (or loss) of the personal models, and the
+    time left.
     """
     if sys.stderr.isatty():
         with _bar(title, rounds) as update:
-            yield lambda training, _: update(training.round, _score(training))
+
+            def show(training: Training, evaluated: bool) -> None:
+                update(training.round, _score(training))
+
+            yield show
     else:
         yield _lines(title, rounds)
 
 
 @contextmanager
 def progress_over_runs(title: str, runs: int) -> Iterator[ComparisonProgress]:
-    """A callback for a comparison: runs done, what runs, its round and score, and the
-    time left for all.
+    """A callback for a comparison that shows how far it is.
+
+    It shows the runs done, what runs, its round and score, and the time left for all.
     """
     if sys.stderr.isatty():
         with _bar(title, runs) as update:
-            yield lambda comparison, entry, seed, training: update(
-                comparison.progressed, _what(entry, seed, training)
-            )
+
+            def show(
+                comparison: Comparison,
+                entry: Entry,
+                seed: int,
+                training: Training | None,
+            ) -> None:
+                update(comparison.progressed, _what(entry, seed, training))
+
+            yield show
     else:
         yield _run_lines(title, runs)
 
@@ -57,10 +71,8 @@ def _run_lines(title: str, runs: int) -> ComparisonProgress:
         nonlocal last
         if monotonic() - last >= SECONDS_BETWEEN_LINES:
             last = monotonic()
-            text = (
-                f"{title}: run {comparison.done + 1} of {runs},"
-                f" {_what(entry, seed, training)}"
-            )
+            run, what = comparison.done + 1, _what(entry, seed, training)
+            text = f"{title}: run {run} of {runs}, {what}"
             print(text, file=sys.stderr, flush=True)
 
     return show
@@ -92,14 +104,14 @@ def _bar(title: str, total: int) -> Iterator[Callable[[float, str], None]]:
     )
 
     # Titles hold labels of the user's: square brackets in them are no markup.
-    description, text = (
-        TextColumn(field, markup=False)
-        for field in ("{task.description}", "{task.fields[text]}")
-    )
+    description = TextColumn("{task.description}", markup=False)
+    text = TextColumn("{task.fields[text]}", markup=False)
     columns = (description, BarColumn(), TaskProgressColumn(), text)
-    with Progress(
-        *columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True
-    ) as bar:
+    console = Console(stderr=True)
+    progress = Progress(
+        *columns, TimeRemainingColumn(), console=console, transient=True
+    )
+    with progress as bar:
         task = bar.add_task(title, total=total, text="compiling")
         yield lambda done, said: bar.update(task, completed=done, text=said)
 
@@ -111,10 +123,7 @@ def _lines(title: str, rounds: int) -> Progress:
         nonlocal last
         if training.round == rounds or monotonic() - last >= SECONDS_BETWEEN_LINES:
             last = monotonic()
-            print(
-                f"{title}: round {training.round} of {rounds}, {_score(training)}",
-                file=sys.stderr,
-                flush=True,
-            )
+            text = f"{title}: round {training.round} of {rounds}, {_score(training)}"
+            print(text, file=sys.stderr, flush=True)
 
     return show

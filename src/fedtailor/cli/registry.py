@@ -1,7 +1,7 @@
-"""Which commands there are: the modules of `fedtailor.cli.commands`, and those that
-other packages offer.
+"""Which commands there are.
 
-A package offers a command by an entry point of the group `fedtailor.commands`: its name
+They are the modules of `fedtailor.cli.commands`, and those that other packages offer. A
+package offers a command by an entry point of the group `fedtailor.commands`: its name
 is the command's, and it names a function that takes the arguments after the command's
 name and returns the exit code.
 """
@@ -28,20 +28,19 @@ def find(name: str) -> Command:
     Raises:
         ValueError: there is no such command, or another package's cannot be loaded.
     """
-    if name in _own():
-        module = import_module(f"{commands.__name__}.{_own()[name]}")
-        return getattr(module, _own()[name])
-    offered = _offered()
+    own, offered = _own(), _offered()
+    if name in own:
+        module = import_module(f"{commands.__name__}.{own[name]}")
+        return getattr(module, own[name])
     if name in offered:
         try:
             return offered[name].load()
         except Exception as error:
-            message = (
-                f"the command {name!r} of {_package(offered[name])} cannot be loaded:"
-                f" {error!r}"
-            )
-            raise ValueError(message) from error
-    known = [*_own(), *offered]
+            package = _package(offered[name])
+            raise ValueError(
+                f"the command {name!r} of {package} cannot be loaded: {error!r}"
+            ) from error
+    known = [*own, *offered]
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise ValueError(
@@ -51,21 +50,15 @@ def find(name: str) -> Command:
 
 def summaries() -> dict[str, str]:
     """Command -> one line about it. No command is imported: that takes seconds."""
+    offered = {name: f"(of {_package(entry)})" for name, entry in _offered().items()}
     own = {name: _summary(module) for name, module in _own().items()}
-    return {
-        **{name: f"(of {_package(entry)})" for name, entry in _offered().items()},
-        **own,
-    }
+    return offered | own
 
 
 def _own() -> dict[str, str]:
     """Command -> its module in `commands`."""
-    modules = sorted(module.name for module in pkgutil.iter_modules(commands.__path__))
-    return {
-        module.replace("_", "-"): module
-        for module in modules
-        if not module.startswith("_")
-    }
+    names = sorted(module.name for module in pkgutil.iter_modules(commands.__path__))
+    return {name.replace("_", "-"): name for name in names if not name.startswith("_")}
 
 
 def _offered() -> dict[str, EntryPoint]:
@@ -79,7 +72,8 @@ def _package(entry: EntryPoint) -> str:
 
 
 def _summary(module: str) -> str:
-    """The first line of a module's docstring, from the colon on."""
+    """The first sentence of a module's docstring, from the colon on."""
     source = files(commands).joinpath(f"{module}.py").read_text(encoding="utf-8")
-    line = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
-    return line.partition("`: ")[2].rstrip(".")
+    paragraph = (ast.get_docstring(ast.parse(source)) or "").partition("\n\n")[0]
+    sentence = " ".join(paragraph.split())
+    return sentence.partition("`: ")[2].rstrip(".")

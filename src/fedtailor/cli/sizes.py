@@ -1,6 +1,4 @@
-"""A scenario's parameters (its sizes, or the file it reads) as options of the command
-line.
-"""
+"""A scenario's parameters (its sizes, or its file) as options of the command line."""
 
 import dataclasses
 import inspect
@@ -18,8 +16,9 @@ PREFIX = "scenario."
 
 
 def sizes_of(scenario: Scenario, taken: Iterable[str]) -> Any:
-    """A dataclass instance with the scenario's parameters and their defaults, for
-    `options.parse`.
+    """A dataclass instance with the scenario's parameters and their defaults.
+
+    `options.parse` takes it.
 
     Args:
         scenario: whose.
@@ -28,24 +27,19 @@ def sizes_of(scenario: Scenario, taken: Iterable[str]) -> Any:
     """
     import tyro
 
-    builder = inspect.unwrap(
-        scenario.build.func if isinstance(scenario.build, partial) else scenario.build
-    )
+    builder = inspect.unwrap(_function(scenario.build))
     annotations = inspect.get_annotations(builder, eval_str=True)
     _, explained = about_builder(scenario.build)
     taken, fields = set(taken), []
     for name, default in scenario.parameters.items():
-        shown = f"{PREFIX if name in taken else ''}{as_option(name)[2:]}"
-        option = tyro.conf.arg(
-            name=shown, help=explained.get(name, "").replace("%", "%%")
+        option = as_option(name).removeprefix("--")
+        about = tyro.conf.arg(
+            name=f"{PREFIX}{option}" if name in taken else option,
+            # argparse would replace what follows a single one.
+            help=explained.get(name, "").replace("%", "%%"),
         )
-        fields.append(
-            (
-                name,
-                Annotated[annotations[name], option],
-                dataclasses.field(default=default),
-            )
-        )
+        annotation = Annotated[annotations[name], about]
+        fields.append((name, annotation, dataclasses.field(default=default)))
     return dataclasses.make_dataclass("Sizes", fields, frozen=True)()
 
 
@@ -55,29 +49,26 @@ def sized(scenario: Scenario, sizes: Any) -> Scenario:
     Raises:
         ValueError: a value is of another kind.
     """
-    values = {
-        field.name: getattr(sizes, field.name) for field in dataclasses.fields(sizes)
-    }
-    return scenario.sized(
-        **{
-            name: value
-            for name, value in values.items()
-            if value != scenario.parameters[name]
-        }
-    )
+    changed = {}
+    for field in dataclasses.fields(sizes):
+        value = getattr(sizes, field.name)
+        if value != scenario.parameters[field.name]:
+            changed[field.name] = value
+    return scenario.sized(**changed)
 
 
 def about_builder(build: Callable[..., Any]) -> tuple[str, dict[str, str]]:
     """What a builder's docstring says before its arguments, and about each of them."""
-    found = docstring_parser.parse(
-        inspect.getdoc(build.func if isinstance(build, partial) else build) or ""
-    )
+    docstring = docstring_parser.parse(inspect.getdoc(_function(build)) or "")
     explained: dict[str, str] = {}
-    for entry in found.params:
-        explained |= dict.fromkeys(
-            entry.arg_name.split(", "), " ".join((entry.description or "").split())
-        )
-    about = "\n\n".join(
-        text for text in (found.short_description, found.long_description) if text
-    )
-    return about, explained
+    for entry in docstring.params:
+        description = " ".join((entry.description or "").split())
+        # One entry may explain several arguments: "width, height: ...".
+        for name in entry.arg_name.split(", "):
+            explained[name] = description
+    return (docstring.description or "").strip(), explained
+
+
+def _function(build: Callable[..., Any]) -> Callable[..., Any]:
+    """A builder itself, where some of its arguments are given already."""
+    return build.func if isinstance(build, partial) else build

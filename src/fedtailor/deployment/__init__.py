@@ -1,5 +1,8 @@
-"""Models in use: runs opened again, raw rows predicted, newcomers enrolled, models
-exported and described, clients forgotten."""
+"""Models in use.
+
+Runs are opened again, raw rows predicted, newcomers enrolled, models exported and
+described, clients forgotten.
+"""
 
 from fedtailor.deployment.card import model_card
 from fedtailor.deployment.forgetting import forget

@@ -1,6 +1,4 @@
-"""`model_card`: what must be known of one client's model before it is used, as
-Markdown.
-"""
+"""`model_card`: what to know of one client's model before it is used, as Markdown."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,14 +24,17 @@ _PLAIN_TEXT = re.compile(r"([\\`*_{}\[\]<>|#])")
 
 
 def model_card(run: OpenedRun, client: str) -> str:
-    """What is known of a client's personal model: its data, how they were split and
-    encoded, what it reaches on the client's own test rows, by which method it was made,
-    and what the client sent for it.
+    """What is known of a client's personal model, as Markdown.
+
+    The card says by which data it was trained, how they were split and encoded, what it
+    reaches on the client's own test rows, by which method it was made, and what the
+    client sent for it.
 
     Raises:
         ValueError: the run has no such client.
     """
     check_choice(client, run.names, f"client of {run.path} called")
+    # The client's line in the run's table of clients, by column.
     about = run.stored.clients.row(run.names.index(client), named=True)
     sections = [
         [f"# Model card: {_text(client)}", "", *_head(run, about)],
@@ -47,18 +48,22 @@ def model_card(run: OpenedRun, client: str) -> str:
 
 
 def write_cards(run: OpenedRun, clients: Sequence[str], directory: Path) -> list[Path]:
-    """Write the cards of some clients below a directory; the files.
+    """Write the cards of some clients below a directory.
+
+    Returns:
+        The files, in the order of the clients.
 
     Raises:
         ValueError: they cannot be written.
     """
     folder, files = directory / CARDS, []
     try:
-        with replacing(folder) as new:
-            new.mkdir()
+        with replacing(folder) as temporary:
+            temporary.mkdir()
             for number, client in enumerate(clients):
-                files.append(folder / f"{file_name(client, number)}.md")
-                (new / files[-1].name).write_text(model_card(run, client), "utf-8")
+                name = f"{file_name(client, number)}.md"
+                (temporary / name).write_text(model_card(run, client), "utf-8")
+                files.append(folder / name)
     except OSError as error:
         raise ValueError(
             f"cannot write {folder}: {reason(error)}; make room, or name another"
@@ -68,19 +73,18 @@ def write_cards(run: OpenedRun, clients: Sequence[str], directory: Path) -> list
 
 
 def file_name(client: str, number: int) -> str:
-    """A name for a file about a client: its own, as far as it is plain, behind its
-    number.
+    """A name for a file about a client.
+
+    It is the client's own name, as far as it is plain, behind its number.
     """
     plain = re.sub(r"[^\w.-]+", "-", client).strip("-.")[:60]
     return f"{number:03d}-{plain or 'client'}"
 
 
 def _head(run: OpenedRun, about: dict[str, Any]) -> Iterator[str]:
-    role = (
-        "never took part in training and was served at its end"
-        if about["unseen"]
-        else "took part in training"
-    )
+    role = "took part in training"
+    if about["unseen"]:
+        role = "never took part in training and was served at its end"
     yield (
         f"A personal model for the client {_text(about['client'])}, who {role}. It is"
         " meant for this client's own examples: nothing below says how good it is on"
@@ -95,15 +99,13 @@ def _head(run: OpenedRun, about: dict[str, Any]) -> Iterator[str]:
         f" {model['dtype']}"
     )
     yield f"- model: {_text(kind)}, {shape}"
-    yield (
-        "- made by:"
-        f" {', '.join(f'{name} {number}' for name, number in versions.items())}"
-    )
+    made_by = ", ".join(f"{name} {version}" for name, version in versions.items())
+    yield f"- made by: {made_by}"
 
 
 def _data(run: OpenedRun, about: dict[str, Any]) -> Iterator[str]:
     data, origin = run.manifest["data"], run.manifest.get("origin", {})
-    # of a federation of machines nobody has all data, and so their digest
+    # Of a federation of machines nobody has all data, and so their digest.
     digest = f" (digest {data['digest']})" if "digest" in data else ""
     yield f"{_text(data['name'])}, {data['clients']} clients{digest}."
     yield ""
@@ -113,13 +115,12 @@ def _data(run: OpenedRun, about: dict[str, Any]) -> Iterator[str]:
         yield f"| {split} | {about[split]:,} |"
     if run.preprocessing is not None:
         target = run.preprocessing.target
-        classes = (
-            f"; classes {', '.join(_text(str(label)) for label in target.classes)}"
-            if target.classes
-            else ""
-        )
+        kind = target.task
+        if target.classes:
+            labels = (_text(str(label)) for label in target.classes)
+            kind += f"; classes {', '.join(labels)}"
         yield ""
-        yield f"Target: {_text(target.name)} ({target.task}{classes})."
+        yield f"Target: {_text(target.name)} ({kind})."
     yield ""
     yield _split(origin)
 
@@ -131,33 +132,22 @@ def _split(origin: dict[str, Any]) -> str:
     options, seed = origin.get("parameters", {}), origin.get("seed")
     if origin.get("scenario") != "table":
         return f"Split: as the scenario {origin.get('scenario')} draws it, seed {seed}."
-    shares = (
-        f"test {options.get('test', 0.2):g} and val {options.get('val', 0.1):g} of each"
-        " client's rows"
-    )
-    rules = {
-        "split": "as the column {0} says",
-        "time": (
-            "the last rows by the column {0} are the test, those before them val ("
-            + shares
-            + ")"
-        ),
-        "folds": "part {seed} of {0} is the test",
-    }
-    rule = next(
-        (
-            text.format(_text(str(options[name])), seed=seed)
-            for name, text in rules.items()
-            if name in options
-        ),
-        f"drawn by class, seed {seed}: {shares}",
-    )
-    groups = (
-        f"; rows of one {_text(options['group'])} stay together"
-        if "group" in options
-        else ""
-    )
-    return f"Split: {rule}{groups}."
+    test, val = options.get("test", 0.2), options.get("val", 0.1)
+    shares = f"test {test:g} and val {val:g} of each client's rows"
+    if "split" in options:
+        rule = f"as the column {_text(options['split'])} says"
+    elif "time" in options:
+        rule = (
+            f"the last rows by the column {_text(options['time'])} are the test, those"
+            f" before them val ({shares})"
+        )
+    elif "folds" in options:
+        rule = f"part {seed} of {_text(options['folds'])} is the test"
+    else:
+        rule = f"drawn by class, seed {seed}: {shares}"
+    if "group" in options:
+        rule += f"; rows of one {_text(options['group'])} stay together"
+    return f"Split: {rule}."
 
 
 def _preprocessing(preprocessing: Preprocessing | None) -> Iterator[str]:
@@ -175,9 +165,8 @@ def _preprocessing(preprocessing: Preprocessing | None) -> Iterator[str]:
     yield "| column | what the model sees | a missing cell |"
     yield "| --- | --- | --- |"
     for column in preprocessing.columns:
-        yield (
-            f"| {_text(column.name)} | {_text(_seen(column))} | {_text(_gap(column))} |"
-        )
+        cells = map(_text, (column.name, _seen(column), _gap(column)))
+        yield f"| {' | '.join(cells)} |"
     if preprocessing.decorrelation is not None:
         yield ""
         yield (
@@ -187,33 +176,28 @@ def _preprocessing(preprocessing: Preprocessing | None) -> Iterator[str]:
         )
     if preprocessing.ignored:
         yield ""
-        yield (
-            "Not looked at: "
-            + "; ".join(
-                f"{_text(name)} ({why})" for name, why in preprocessing.ignored.items()
-            )
-            + "."
+        ignored = (
+            f"{_text(name)} ({why})" for name, why in preprocessing.ignored.items()
         )
+        yield f"Not looked at: {'; '.join(ignored)}."
 
 
 def _seen(column: ColumnEncoding) -> str:
+    """What the model sees of a column."""
     if column.kind == "category":
         other = ", and one for all others" if column.other else ""
         return f"one input for each of {', '.join(column.categories)}{other}"
-    return (
-        "0 or 1"
-        if column.kind == "boolean"
-        else f"({column.kind} - {column.mean:.6g}) / {column.deviation:.6g}"
-    )
+    if column.kind == "boolean":
+        return "0 or 1"
+    return f"({column.kind} - {column.mean:.6g}) / {column.deviation:.6g}"
 
 
 def _gap(column: ColumnEncoding) -> str:
+    """What becomes of a missing cell."""
+    if not column.indicator:
+        return "is refused: training had none"
     fill = f"{column.fill:.6g}" if isinstance(column.fill, float) else column.fill
-    return (
-        f"becomes {fill}, and an input says so"
-        if column.indicator
-        else "is refused: training had none"
-    )
+    return f"becomes {fill}, and an input says so"
 
 
 def _measurements(run: OpenedRun, client: str, about: dict[str, Any]) -> Iterator[str]:
@@ -223,10 +207,8 @@ def _measurements(run: OpenedRun, client: str, about: dict[str, Any]) -> Iterato
         yield "None: this client has neither validation nor test rows."
         return
     last = measured.filter(pl.col("round") == pl.col("round").max())
-    values = {
-        (split, metric): value
-        for split, metric, value in last.select("split", "metric", "value").iter_rows()
-    }
+    cells = last.select("split", "metric", "value").iter_rows()
+    values = {(split, metric): value for split, metric, value in cells}
     rows, naive = _of_test_rows(run, client)
     yield (
         f"After round {last['round'][0]}, on this client's own rows. The run is judged"
@@ -258,29 +240,27 @@ def _measurements(run: OpenedRun, client: str, about: dict[str, Any]) -> Iterato
             ' "Learning nothing" is the majority class, or the mean, of its training'
             " rows."
         )
-    named = [warning for warning in run.stored.warnings if f"'{client}'" in warning]
-    yield from (f"\n{_text(warning)}" for warning in named)
+    for warning in run.stored.warnings:
+        if f"'{client}'" in warning:
+            yield f"\n{_text(warning)}"
 
 
 class _Shown:
     """How numbers of a metric are written."""
 
     def __init__(self, name: str) -> None:
-        known = name in Metric.registry
-        unit = unit_of(name) if known else None
-        self.label = name if unit is None else unit.label
-        self._scale, self._digits = (
-            (1.0, 4) if unit is None else (unit.scale, unit.digits)
-        )
-        if unit is not None and find_metric(name).unit == "target":
-            self._digits = 4
+        # A metric of the user's own may not be known here.
+        self.label, self._scale, self._digits = name, 1.0, 4
+        if name in Metric.registry:
+            unit = unit_of(name)
+            self.label, self._scale = unit.label, unit.scale
+            if find_metric(name).unit != "target":
+                self._digits = unit.digits
 
     def text(self, value: float | None) -> str:
-        return (
-            ""
-            if value is None or not np.isfinite(value)
-            else f"{self._scale * value:.{self._digits}f}"
-        )
+        if value is None or not np.isfinite(value):
+            return ""
+        return f"{self._scale * value:.{self._digits}f}"
 
     def between(self, interval: Interval) -> str:
         if not (np.isfinite(interval.low) and np.isfinite(interval.high)):
@@ -291,8 +271,10 @@ class _Shown:
 def _of_test_rows(
     run: OpenedRun, client: str
 ) -> tuple[pl.DataFrame | None, dict[str, float]]:
-    """What became of the client's test rows, and metric -> what learning nothing
-    reaches on them.
+    """What became of the client's test rows (None where that is not known).
+
+    Returns:
+        The rows, and metric -> what learning nothing reaches on them.
     """
     if run.test_rows is None:
         return None, {}
@@ -302,14 +284,11 @@ def _of_test_rows(
 
 
 def _interval(rows: pl.DataFrame | None, metric: str) -> Interval | None:
-    """Of a metric that follows from test rows."""
+    """The interval of a metric; None where it does not follow from test rows."""
     score = SCORES.get(metric)
-    if (
-        rows is None
-        or score is None
-        or score.column not in rows.columns
-        or rows.is_empty()
-    ):
+    if rows is None or rows.is_empty():
+        return None
+    if score is None or score.column not in rows.columns:
         return None
     return metric_interval(rows[score.column].cast(pl.Float64).to_numpy(), score)
 
@@ -319,26 +298,17 @@ def _method(run: OpenedRun) -> Iterator[str]:
     yield f"{about.name}: {_text(about.paper)}"
     yield ""
     yield f"- rounds: {summary.get('rounds')}, seed {run.stored.seed}"
-    given = {
-        name: value
-        for name, value in run.manifest["algorithm"].items()
-        if name not in ("name", "type")
-    }
-    for name, value in _flat(given):
+    for name, value in _flat(run.manifest["algorithm"]):
         yield f"- {name}: {_text(str(value))}"
 
 
 def _flat(settings: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    """Nested settings one by one, without the names of their classes."""
     for name, value in settings.items():
+        if name in ("name", "type"):
+            continue
         if isinstance(value, dict):
-            yield from _flat(
-                {
-                    key: inner
-                    for key, inner in value.items()
-                    if key not in ("name", "type")
-                },
-                f"{prefix}{name}.",
-            )
+            yield from _flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 
@@ -354,50 +324,49 @@ def _shared(run: OpenedRun, client: str, about: dict[str, Any]) -> Iterator[str]
             kinds = ", ".join(dict.fromkeys(entry.kind for entry in asked))
             yield f"To be served it answered the probe with: {kinds}."
         return
-    # a table of seen clients is sorted by id, and who reports is drawn for their ids
-    table = run.stored.clients.filter(~pl.col("unseen"))
-    ids = np.sort(client_ids(tuple(table["client"])))
+    # Who reports is drawn for the sorted ids of the seen clients.
+    seen = run.stored.clients.filter(~pl.col("unseen"))
+    ids = np.sort(client_ids(tuple(seen["client"])))
     place = int(np.searchsorted(ids, client_ids((client,))[0]))
-    participation, rounds = (
-        run.travel["participation"],
-        int(run.stored.summary["rounds"]),
-    )
-    took = [
+    rounds = int(run.stored.summary["rounds"])
+    participation, seed = run.travel["participation"], run.stored.seed
+    reported = [
         number
         for number in range(rounds)
-        if participation.sample(ids, run.stored.seed, number)[place]
+        if participation.sample(ids, seed, number)[place]
     ]
     yield (
-        f"It reported in {len(took)} of {rounds} rounds. In training a client of this"
-        " method"
+        f"It reported in {len(reported)} of {rounds} rounds. In training a client of"
+        " this method"
     )
     yield ""
     yield f"- is sent: {_text(method.down)}"
     yield f"- sends: {_text(method.up)}"
     yield f"- keeps: {_text(method.keeps)}"
     yield ""
-    rows: dict[tuple[str, str], list[int]] = {}
+    # What was sent, and when -> the bytes of each message.
+    messages: dict[str, list[int]] = {}
     for entry in sent:
-        if entry.phase == "probe" or (entry.phase == "round" and entry.round in took):
-            rows.setdefault((entry.phase, entry.kind), []).append(
-                entry.bytes_unicast // entry.clients if entry.bytes_unicast else 0
-            )
-    if not rows:
+        in_round = entry.phase == "round" and entry.round in reported
+        if not in_round and entry.phase != "probe":
+            continue
+        when = "in rounds" if in_round else "before training"
+        size = entry.bytes_unicast // entry.clients if entry.bytes_unicast else 0
+        messages.setdefault(f"{_text(entry.kind)}, {when}", []).append(size)
+    if not messages:
         yield "Nothing left this client."
         return
     yield "| sent by this client | messages | bytes in all |"
     yield "| --- | ---: | ---: |"
-    for (phase, kind), sizes in rows.items():
-        when = "before training" if phase == "probe" else "in rounds"
-        yield f"| {_text(kind)}, {when} | {len(sizes):,} | {sum(sizes):,} |"
+    for what, sizes in messages.items():
+        yield f"| {what} | {len(sizes):,} | {sum(sizes):,} |"
     yield ""
     transforms = run.manifest.get("uplink", [])
-    named = ", ".join(_text(one.get("type", "")) for one in transforms)
-    yield (
-        f"Messages went through: {named}."
-        if transforms
-        else "Messages went as they are: nothing was clipped, and no noise was added."
-    )
+    if transforms:
+        names = ", ".join(_text(one.get("type", "")) for one in transforms)
+        yield f"Messages went through: {names}."
+    else:
+        yield "Messages went as they are: nothing was clipped, and no noise was added."
     yield "Single numbers (a loss, a weight) are not in the bytes."
 
 

@@ -42,9 +42,8 @@ def federation_of(
     parameters = origin.get("parameters", {})
     if origin["scenario"] == "table":
         federation = _table(directory, origin, parameters, table)
-        federation = replace(
-            federation, name=manifest["data"]["name"]
-        )  # the file may have been renamed
+        # The file may have been renamed.
+        federation = replace(federation, name=manifest["data"]["name"])
     else:
         require(
             table is None,
@@ -52,14 +51,13 @@ def federation_of(
             " table",
         )
         scenario = scenarios.find(origin["scenario"])
-        unset = [
-            name for name, default in scenario.parameters.items() if default is not None
-        ]
-        given = {
-            **{name: None for name in unset if name not in parameters},
-            **parameters,
+        # A parameter that the manifest does not name was None, whatever its default.
+        unset = {
+            name: None
+            for name, default in scenario.parameters.items()
+            if default is not None
         }
-        federation = scenario.sized(**given).build(origin["seed"])
+        federation = scenario.sized(**unset | parameters).build(origin["seed"])
         if CLIENTS in origin:
             federation = only_clients(federation, origin[CLIENTS])
     require_same(federation, manifest, directory)
@@ -105,8 +103,9 @@ def _table(
 
 
 def _stayed_correlated(directory: Path) -> bool:
-    """Whether a run is a regression on inputs that were not decorrelated, as before
-    there was an option for it.
+    """Whether a run is a regression on inputs that were not decorrelated.
+
+    Such are those from before there was an option for it.
     """
     file = directory / PREPROCESSING
     if not file.is_file():
@@ -127,18 +126,20 @@ def only_clients(federation: Federation, names: Sequence[str]) -> Federation:
         ValueError: there is no such client, or none of them trains.
     """
     places = np.array([federation.client(str(name)).index for name in names])
-    splits = [
-        getattr(federation, split).take(places) for split in ("train", "val", "test")
-    ]
-    kept = np.unique(np.concatenate([split.rows for split in splits]))
+    splits = {
+        split: getattr(federation, split).take(places)
+        for split in ("train", "val", "test")
+    }
+    rows = np.unique(np.concatenate([split.rows for split in splits.values()]))
+    renumbered = {
+        name: split.renumber(np.searchsorted(rows, split.rows))
+        for name, split in splits.items()
+    }
     return replace(
         federation,
-        x=federation.x[kept],
-        y=federation.y[kept],
-        **{
-            name: split.renumber(np.searchsorted(kept, split.rows))
-            for name, split in zip(("train", "val", "test"), splits, strict=True)
-        },
+        x=federation.x[rows],
+        y=federation.y[rows],
+        **renumbered,
         names=tuple(federation.names[place] for place in places),
         groups=None if federation.groups is None else federation.groups[places],
         unseen=federation.unseen[places],

@@ -1,19 +1,20 @@
-"""`forget`: a run trained again without one of its clients, and a proof that nothing of
-that client is in it.
+"""`forget`: a run trained again without one of its clients, and a proof of it.
 
-Retraining is the one way of forgetting that needs no argument about what weights
-remember (exact unlearning: Cao and Yang 2015). Everything that was learned from data is
-learned again, a table's preprocessing included.
+The proof says that nothing of that client is in the new run. Retraining is the one way
+of forgetting that needs no argument about what weights remember (exact unlearning: Cao
+and Yang 2015). Everything that was learned from data is learned again, a table's
+preprocessing included.
 """
 
 import json
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from numpy.typing import NDArray
 
 from fedtailor._files import reason, replacing
 from fedtailor._version import __version__
@@ -43,14 +44,13 @@ def forget(
     settings: Settings = Settings(),  # noqa: B008 (frozen)
     progress: Callable[[Training, bool], bool | None] | None = None,
 ) -> Run:
-    """Train a run again without one of its clients, with the same settings, into a new
-    directory.
+    """Train a run again without one of its clients, into a new directory.
 
-    The new directory holds `forgotten.json`: what was searched for in the bytes and
-    cells of its files (the client's name, its examples, its states and model, the
-    numbers of its rows), and that nothing was found. It does not say who was forgotten.
-    The old directory and the data themselves stay: it is for their owner to remove
-    them.
+    The settings stay the same. The new directory holds `forgotten.json`: what was
+    searched for in the bytes and cells of its files (the client's name, its examples,
+    its states and model, the numbers of its rows), and that nothing was found. It does
+    not say who was forgotten. The old directory and the data themselves stay: it is for
+    their owner to remove them.
 
     Args:
         run: the run with the client (`fedtailor.open`).
@@ -71,6 +71,8 @@ def forget(
         empty,
         f"{path} is not empty; name a new directory for the run without the client",
     )
+    # What is searched for later is collected before anything is trained: a run whose
+    # data are not found ends here.
     traces = _traces(run, client)
     federation, origin = _without(run, client)
     manifest, model = run.manifest["run"], run.model
@@ -98,8 +100,10 @@ def forget(
 
 
 def prove(run: OpenedRun, client: str, directory: Path) -> Path:
-    """Search a directory for a client of a run, and write down what was searched for;
-    the proof's file.
+    """Search a directory for a client of a run, and write down what was searched for.
+
+    Returns:
+        The proof's file.
 
     Raises:
         ValueError: something of the client stands there, or the proof cannot be
@@ -109,33 +113,30 @@ def prove(run: OpenedRun, client: str, directory: Path) -> Path:
 
 
 def _prove(traces: Traces, directory: Path) -> Path:
-    traces_left = traces.found_in(directory)
-    if traces_left:
-        places = "; ".join(f"{one['file']}: {one['what']}" for one in traces_left[:5])
+    left = traces.found_in(directory)
+    if left:
+        places = "; ".join(f"{trace['file']}: {trace['what']}" for trace in left[:5])
         raise ValueError(
             f"{directory} still holds something of the client ({places}); do not use"
             " it, and remove it"
         )
+    searched_for = {
+        "names": len(traces.names),
+        "numbers of rows": len(traces.rows),
+    }
+    for what, pieces in traces.pieces.items():
+        searched_for[f"pieces of {what}"] = len(pieces)
+    files = {}
+    for path in files_of(directory):
+        if not path.name.startswith("."):
+            name = path.relative_to(directory).as_posix()
+            files[name] = {"bytes": path.stat().st_size, "sha256": file_digest(path)}
     proof = {
         "format": "fedtailor proof of forgetting 1",
         "fedtailor": __version__,
-        "searched for": {
-            "names": len(traces.names),
-            "numbers of rows": len(traces.rows),
-            **{
-                f"pieces of {what}": len(pieces)
-                for what, pieces in traces.pieces.items()
-            },
-        },
+        "searched for": searched_for,
         "found": 0,
-        "files": {
-            path.relative_to(directory).as_posix(): {
-                "bytes": path.stat().st_size,
-                "sha256": file_digest(path),
-            }
-            for path in files_of(directory)
-            if not path.name.startswith(".")
-        },
+        "files": files,
     }
     try:
         with replacing(directory / PROOF) as temporary:
@@ -149,27 +150,25 @@ def _prove(traces: Traces, directory: Path) -> Path:
 
 
 def _without(run: OpenedRun, client: str) -> tuple[Federation, dict[str, Any] | None]:
-    """The run's data without a client, and what the new run's directory says of where
-    they came from: the names of the clients that stay, for the other one must not stand
-    there."""
+    """The run's data without a client, and their origin.
+
+    The origin names the clients that stay: the other one's name must not stand in the
+    new run's directory. None where the data themselves know it.
+    """
     federation, origin = run.federation, run.manifest.get("origin")
-    kept = [name for name in run.names if name != client]
+    names = [name for name in run.names if name != client]
     if isinstance(federation, Table) and federation.origin is not None:
         unseen = tuple(
-            name for name in kept if federation.unseen[federation.names.index(name)]
+            name for name in names if federation.unseen[federation.names.index(name)]
         )
-        options = {
-            **federation.origin.options,
-            "clients": tuple(kept),
-            "unseen": unseen or 0,
-        }
-        table = from_table(
-            federation.origin.path, seed=federation.origin.seed, **options
-        )
+        options = dict(federation.origin.options)
+        options |= {"clients": tuple(names), "unseen": unseen or 0}
+        path, seed = federation.origin.path, federation.origin.seed
+        table = from_table(path, seed=seed, **options)
         return replace(table, name=federation.name), None
-    return only_clients(federation, kept), (
-        None if origin is None else {**origin, CLIENTS: kept}
-    )
+    if origin is not None:
+        origin = {**origin, CLIENTS: names}
+    return only_clients(federation, names), origin
 
 
 def _traces(run: OpenedRun, client: str) -> Traces:
@@ -178,86 +177,65 @@ def _traces(run: OpenedRun, client: str) -> Traces:
     place = federation.names.index(client)
     traces = Traces((client,))
 
-    def examples(of: int) -> list[Any]:
-        rows = [getattr(federation, split)[of] for split in ("train", "val", "test")]
-        return [federation.x[row] for row in np.concatenate(rows)]
+    def rows_of(index: int) -> NDArray[Any]:
+        splits = (federation.train, federation.val, federation.test)
+        return np.concatenate([split[index] for split in splits])
 
-    others = [other for other in range(len(federation)) if other != place]
-    shared = {
-        piece for other in others for row in examples(other) for piece in pieces_of(row)
-    }
-    traces.add("its examples", examples(place), shared)
+    of_others: set[bytes] = set()
+    for other in range(len(federation)):
+        if other != place:
+            of_others |= _pieces(federation.x[row] for row in rows_of(other))
+    examples = [federation.x[row] for row in rows_of(place)]
+    traces.add("its examples", examples, of_others)
 
-    arrays = {
-        name: _arrays(model.predictor) for name, model in run.personal_models().items()
-    }
-    start = np.asarray(run.training.initial(0))
-    common = {piece for array in [start, *_server(run)] for piece in pieces_of(array)}
-    common |= {
-        piece
-        for name, of_other in arrays.items()
-        if name != client
-        for a in of_other
-        for piece in pieces_of(a)
-    }
-    traces.add("its model", arrays[client], common)
+    # What everybody has: the initial model, the server's state, the others' models.
+    server = jax.tree.leaves(run.training.server)
+    common = _pieces([np.asarray(run.training.initial(0))])
+    common |= _pieces(np.asarray(leaf) for leaf in server if np.ndim(leaf))
+    models = run.personal_models()
+    for name, model in models.items():
+        if name != client:
+            common |= _pieces(_arrays(model.predictor))
+    traces.add("its model", _arrays(models[client].predictor), common)
 
     seen = run.executor.seen
     if client in seen.names:
         mine = seen.names.index(client)
-        leaves = [
+        states = [  # [m, ...] each
             np.asarray(leaf) for leaf in jax.tree.leaves(run.executor.states.rows)
         ]
-        foreign = {
-            piece
-            for leaf in leaves
-            for row, state in enumerate(leaf)
-            if row != mine
-            for piece in pieces_of(state)
-        }
-        traces.add("its state", [leaf[mine] for leaf in leaves], foreign | common)
+        for state in states:
+            common |= _pieces(row for i, row in enumerate(state) if i != mine)
+        traces.add("its state", [state[mine] for state in states], common)
     if isinstance(federation, Table) and federation.rows is not None:
-        own = np.concatenate(
-            [getattr(federation, split)[place] for split in ("train", "val", "test")]
-        )
-        traces = replace(traces, rows=frozenset(federation.rows[own].tolist()))
+        lines = frozenset(federation.rows[rows_of(place)].tolist())
+        traces = replace(traces, rows=lines)
         if federation.origin is not None:
-            traces.pieces["its lines in the table"] = _lines(
-                federation.origin.path, traces.rows
-            )
+            pieces = _lines(federation.origin.path, lines)
+            traces.pieces["its lines in the table"] = pieces
     return traces
 
 
 def _arrays(predictor: Any) -> list[Any]:
+    """The arrays that a client predicts with."""
     if isinstance(predictor, Mixture):
         return [*np.asarray(predictor.models), np.asarray(predictor.weights)]
     return [np.asarray(leaf) for leaf in jax.tree.leaves(predictor)]
 
 
-def _server(run: OpenedRun) -> list[Any]:
-    return [
-        np.asarray(leaf)
-        for leaf in jax.tree.leaves(run.training.server)
-        if np.ndim(leaf)
-    ]
+def _pieces(given: Iterable[NDArray[Any] | bytes]) -> set[bytes]:
+    """The pieces of several arrays or lines."""
+    return {piece for one in given for piece in pieces_of(one)}
 
 
 def _lines(path: Path, rows: Set[int]) -> set[bytes]:
-    """Pieces of the client's lines in a text file (none of other files, whose rows are
-    no lines).
+    """Pieces of the client's lines in a text file that no other line has.
+
+    None of other files, whose rows are no lines.
     """
     if path.suffix.lower() not in (".csv", ".tsv", ".txt"):
         return set()
-    lines = path.read_bytes().splitlines()[1:]
-    foreign = {
-        piece
-        for number, line in enumerate(lines)
-        if number not in rows
-        for piece in pieces_of(line)
-    }
-    return {
-        piece
-        for number in rows
-        if number < len(lines)
-        for piece in pieces_of(lines[number])
-    } - foreign
+    lines = path.read_bytes().splitlines()[1:]  # without the names of columns
+    own = _pieces(line for number, line in enumerate(lines) if number in rows)
+    others = _pieces(line for number, line in enumerate(lines) if number not in rows)
+    return own - others

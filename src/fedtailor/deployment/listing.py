@@ -36,22 +36,20 @@ def list_models(path: Path, client: str | None = None) -> list[dict[str, Any]]:
     Raises:
         ValueError: there is no run, or no such client.
     """
-    entries = [
-        entry
-        for run, scenario, label in _runs(path)
-        for entry in _of_run(run, scenario, label)
-    ]
+    entries: list[dict[str, Any]] = []
+    for run, scenario, label in _runs(path):
+        if not run.diverged:
+            entries += _of_run(run, scenario, label)
     require(bool(entries), f"{path} holds no model: every run diverged")
-    if client is not None:
-        there = [entry for entry in entries if entry["client"] == client]
-        names = list(dict.fromkeys(entry["client"] for entry in entries))
-        require(
-            bool(there),
-            f"{path} has no model of a client {client!r}; its clients are"
-            f" {', '.join(names[:20])}",
-        )
-        return there
-    return entries
+    if client is None:
+        return entries
+    names = list(dict.fromkeys(entry["client"] for entry in entries))
+    require(
+        client in names,
+        f"{path} has no model of a client {client!r}; its clients are"
+        f" {', '.join(names[:20])}",
+    )
+    return [entry for entry in entries if entry["client"] == client]
 
 
 def _runs(path: Path) -> Iterator[tuple[StoredRun, str | None, str | None]]:
@@ -61,24 +59,21 @@ def _runs(path: Path) -> Iterator[tuple[StoredRun, str | None, str | None]]:
         yield StoredRun(path), None, None
         return
     require_run(path)
-    one = (path / INDEX).exists()
-    for experiment in (
-        experiments(path.parent, [path.name]) if one else experiments(path)
-    ):
+    is_experiment = (path / INDEX).exists()
+    found = (
+        experiments(path.parent, [path.name]) if is_experiment else experiments(path)
+    )
+    for experiment in found:
         for cell in experiment.index.cells:
-            yield (
-                StoredRun(experiment.results / cell.run),
-                cell.scenario,
-                cell.algorithm,
-            )
+            run = StoredRun(experiment.results / cell.run)
+            yield run, cell.scenario, cell.algorithm
 
 
 def _of_run(
     run: StoredRun, scenario: str | None, label: str | None
 ) -> Iterator[dict[str, Any]]:
-    if run.diverged:
-        return
-    kinds, values = _kinds(run), {split: _last(run, split) for split in ("val", "test")}
+    """One entry for each client of a run."""
+    kinds, val, test = _kinds(run), _last(run, "val"), _last(run, "test")
     for client in run.clients.iter_rows(named=True):
         name = client["client"]
         yield finite(
@@ -89,13 +84,13 @@ def _of_run(
                 "seed": run.seed,
                 "client": name,
                 "unseen": client["unseen"],
-                **{split: client[split] for split in ("train", "val", "test")},
+                "train": client["train"],
+                "val": client["val"],
+                "test": client["test"],
                 "model": kinds.get(name, NOT_KEPT),
                 "metric": run.metric,
-                **{
-                    f"on_{split}": of_split.get(name)
-                    for split, of_split in values.items()
-                },
+                "on_val": val.get(name),
+                "on_test": test.get(name),
                 "higher_is_better": run.unit.higher_is_better,
             }
         )
@@ -105,16 +100,13 @@ def _kinds(run: StoredRun) -> dict[str, str]:
     """Client -> what it predicts with, of the models that a run keeps."""
     if not (run.path / KEPT).exists():
         return {}
-    return {
-        name: (
-            f"model and {entry['neighbors']} neighbors"
-            if "neighbors" in entry
-            else "mixture"
-            if entry["mixture"]
-            else "vector"
-        )
-        for name, entry in read_manifest(run.path, KEPT)["clients"].items()
-    }
+    kinds = {}
+    for name, entry in read_manifest(run.path, KEPT)["clients"].items():
+        if "neighbors" in entry:
+            kinds[name] = f"model and {entry['neighbors']} neighbors"
+        else:
+            kinds[name] = "mixture" if entry["mixture"] else "vector"
+    return kinds
 
 
 def _last(run: StoredRun, split: str) -> dict[str, float]:

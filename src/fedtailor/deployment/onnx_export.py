@@ -1,5 +1,6 @@
-"""Personal models as ONNX files, one a client, that run without fedtailor and without
-JAX.
+"""Personal models as ONNX files, one a client.
+
+They run without fedtailor and without JAX.
 """
 
 import json
@@ -28,8 +29,7 @@ _OPSET, _IR = 17, 8
 
 
 def export_onnx(personal: Sequence[PersonalModel], directory: Path | str) -> list[Path]:
-    """Write personal models into a new directory, one ONNX file for each client;
-    returns the files.
+    """Write personal models into a new directory, one ONNX file for each client.
 
     A graph takes `x` [n, ...], inputs as in the federation (of a table: what
     `preprocessing.json` makes of rows), and gives `outputs` (logits; of a mixture
@@ -38,28 +38,30 @@ def export_onnx(personal: Sequence[PersonalModel], directory: Path | str) -> lis
     client, the inputs and the classes stand in its metadata. `SHA256SUMS` holds the
     digests of all files.
 
+    Returns:
+        The ONNX files, in the order of the models.
+
     Raises:
         ValueError: the extra `onnx` is missing, a model cannot be exported, or the
             directory cannot be written.
     """
     onnx = onnx_package()
     require(len(personal) > 0, "there are no personal models to export")
-    path, made = (
-        Path(directory),
-        [
-            (file_name(one.name, row), onnx_model(one))
-            for row, one in enumerate(personal)
-        ],
-    )
-    preprocessing, files = personal[0].preprocessing, []
+    path = Path(directory)
+    # All are made before the first is written: one that cannot be exported leaves
+    # nothing behind.
+    graphs = {
+        f"{file_name(model.name, number)}.onnx": onnx_model(model)
+        for number, model in enumerate(personal)
+    }
+    preprocessing = personal[0].preprocessing
     try:
         make_new(path)
         with private_folder(path, "export") as folder:
             if preprocessing is not None:
                 preprocessing.save(folder / PREPROCESSING)
-            for name, graph in made:
-                onnx.save(graph, folder / f"{name}.onnx")
-                files.append(path / f"{name}.onnx")
+            for name, graph in graphs.items():
+                onnx.save(graph, folder / name)
             sums = sums_of(folder)
             for written in sorted(folder.iterdir()):
                 publish(written, path / written.name)
@@ -70,7 +72,7 @@ def export_onnx(personal: Sequence[PersonalModel], directory: Path | str) -> lis
         raise ValueError(
             f"cannot write models to {path}: {reason(error)}; name another directory"
         ) from None
-    return files
+    return [path / name for name in graphs]
 
 
 def onnx_model(personal: PersonalModel) -> Any:
@@ -115,9 +117,8 @@ def _normalized(graph: Graph, personal: PersonalModel) -> str:
     shift, scale = np.asarray(personal.shift), np.asarray(personal.scale)
     if not shift.any() and (scale == 1).all():
         return INPUT
-    return graph.node(
-        "Mul", graph.node("Sub", INPUT, graph.constant(shift)), graph.constant(scale)
-    )
+    centred = graph.node("Sub", INPUT, graph.constant(shift))
+    return graph.node("Mul", centred, graph.constant(scale))
 
 
 def _predicted(graph: Graph, personal: PersonalModel, x: str) -> str:
@@ -129,9 +130,8 @@ def _predicted(graph: Graph, personal: PersonalModel, x: str) -> str:
         " not exported",
     )
     if not isinstance(predictor, Mixture):
-        return graph.node(
-            "Identity", _network(graph, personal, predictor, x), name=OUTPUT
-        )
+        y = _network(graph, personal, predictor, x)
+        return graph.node("Identity", y, name=OUTPUT)
     weights = np.asarray(predictor.weights, np.float64)
     parts = []
     for weight, theta in zip(weights, np.asarray(predictor.models), strict=True):
@@ -141,17 +141,13 @@ def _predicted(graph: Graph, personal: PersonalModel, x: str) -> str:
         if predictor.logits:
             y = graph.node("Mul", y, graph.constant(weight))
         else:
-            y = graph.node(
-                "Add",
-                graph.node("LogSoftmax", y, axis=-1),
-                graph.constant(np.log(weight)),
-            )
+            y = graph.node("LogSoftmax", y, axis=-1)
+            y = graph.node("Add", y, graph.constant(np.log(weight)))
         parts.append(graph.node("Unsqueeze", y, graph.constant([0], np.int64)))
     stacked = graph.node("Concat", *parts, axis=0)
     if predictor.logits:
-        return graph.node(
-            "ReduceSum", stacked, graph.constant([0], np.int64), name=OUTPUT, keepdims=0
-        )
+        axes = graph.constant([0], np.int64)
+        return graph.node("ReduceSum", stacked, axes, name=OUTPUT, keepdims=0)
     return graph.node("ReduceLogSumExp", stacked, name=OUTPUT, axes=[0], keepdims=0)
 
 
@@ -167,10 +163,11 @@ def _network(graph: Graph, personal: PersonalModel, theta: Any, x: str) -> str:
 
 
 def _metadata(personal: PersonalModel) -> dict[str, str]:
-    found = {"client": personal.name, "made by": f"fedtailor {__version__}"}
+    metadata = {"client": personal.name, "made by": f"fedtailor {__version__}"}
     if personal.preprocessing is not None:
-        found["inputs"] = json.dumps(list(personal.preprocessing.inputs))
-        found["target"] = personal.preprocessing.target.name
-        if personal.preprocessing.target.classes:
-            found["classes"] = json.dumps(list(personal.preprocessing.target.classes))
-    return found
+        target = personal.preprocessing.target
+        metadata["inputs"] = json.dumps(list(personal.preprocessing.inputs))
+        metadata["target"] = target.name
+        if target.classes:
+            metadata["classes"] = json.dumps(list(target.classes))
+    return metadata

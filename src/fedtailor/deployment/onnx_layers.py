@@ -33,8 +33,9 @@ def onnx_package() -> Any:
 
 
 class Graph:
-    """Nodes and constants of an ONNX graph while it is written; a value is known by its
-    name.
+    """Nodes and constants of an ONNX graph while it is written.
+
+    A value is known by its name.
     """
 
     def __init__(self) -> None:
@@ -53,29 +54,29 @@ class Graph:
     ) -> str:
         """One operator with one output, whose name is returned."""
         output = name or f"{operator}_{len(self.nodes)}"
-        self.nodes.append(
-            self._helper.make_node(
-                operator, list(inputs), [output], name=output, **attributes
-            )
+        node = self._helper.make_node(
+            operator, list(inputs), [output], name=output, **attributes
         )
+        self.nodes.append(node)
         return output
 
 
 def write_layer(graph: Graph, layer: Any, x: str) -> str:
-    """Append a layer that is applied to the value x; the name of its output.
+    """Append a layer that is applied to the value x.
+
+    Returns:
+        The name of its output.
 
     Raises:
         ValueError: ONNX export does not know the layer.
     """
-    write = next(
-        (write for kind, write in _WRITERS.items() if isinstance(layer, kind)), None
+    for kind, write in _WRITERS.items():
+        if isinstance(layer, kind):
+            return write(graph, layer, x)
+    raise ValueError(
+        f"the layer {type(layer).__name__} cannot be exported to ONNX; export"
+        " safetensors instead"
     )
-    if write is None:
-        raise ValueError(
-            f"the layer {type(layer).__name__} cannot be exported to ONNX; export"
-            " safetensors instead"
-        )
-    return write(graph, layer, x)
 
 
 def _stack(graph: Graph, layer: layers.Stack, x: str) -> str:
@@ -89,13 +90,8 @@ def _reshape(graph: Graph, layer: layers.Reshape, x: str) -> str:
 
 
 def _dense(graph: Graph, layer: layers.Dense, x: str) -> str:
-    return graph.node(
-        "Gemm",
-        x,
-        graph.constant(layer.weight),
-        graph.constant(layer.bias),
-        transB=int(layer.transposed),
-    )
+    weight, bias = graph.constant(layer.weight), graph.constant(layer.bias)
+    return graph.node("Gemm", x, weight, bias, transB=int(layer.transposed))
 
 
 def _relu(graph: Graph, layer: layers.Relu, x: str) -> str:
@@ -134,7 +130,8 @@ def _conv(graph: Graph, layer: layers.Conv, x: str) -> str:
 def _conv_pool(
     graph: Graph, layer: layers.ConvPool | layers.ImageConvPool, x: str
 ) -> str:
-    return _pool(graph, layer.pool, graph.node("Relu", _convolve(graph, layer, x)))
+    convolved = _convolve(graph, layer, x)
+    return _pool(graph, layer.pool, graph.node("Relu", convolved))
 
 
 def _image_conv_pool(graph: Graph, layer: layers.ImageConvPool, x: str) -> str:
@@ -161,8 +158,9 @@ def _batch_norm(graph: Graph, layer: normalization.BatchNorm, x: str) -> str:
 
 
 def _group_norm(graph: Graph, layer: normalization.GroupNorm, x: str) -> str:
-    """Each group as one channel of an instance normalisation: the operator for groups
-    is younger than many runtimes.
+    """Each group as one channel of an instance normalisation.
+
+    The operator for groups is younger than many runtimes.
     """
     groups = layer.groups
     grouped = graph.node("Reshape", x, graph.constant([0, groups, -1], np.int64))
@@ -174,10 +172,8 @@ def _group_norm(graph: Graph, layer: normalization.GroupNorm, x: str) -> str:
         epsilon=normalization.EPSILON,
     )
     back = graph.node("Reshape", normal, graph.node("Shape", x))
-    scale, bias = (
-        graph.constant(np.asarray(values)[:, None, None])
-        for values in (layer.scale, layer.bias)
-    )
+    scale = graph.constant(np.asarray(layer.scale)[:, None, None])
+    bias = graph.constant(np.asarray(layer.bias)[:, None, None])
     return graph.node("Add", graph.node("Mul", back, scale), bias)
 
 
@@ -185,11 +181,12 @@ def _residual(graph: Graph, layer: Residual, x: str) -> str:
     y = _stack(graph, layer.branch, x)
     first: Any = layer.branch.layers[0]
     before, after = first.weight.shape[2:]
-    if first.halved:  # every second pixel, and channels of zeros around
-        numbers = ([0, 0], [2**31 - 1] * 2, [2, 3], [2, 2])
-        x = graph.node(
-            "Slice", x, *(graph.constant(values, np.int64) for values in numbers)
-        )
+    if first.halved:
+        # The shortcut takes every second pixel, with channels of zeros around.
+        starts, ends, axes, steps = [0, 0], [2**31 - 1] * 2, [2, 3], [2, 2]
+        arguments = (starts, ends, axes, steps)
+        constants = [graph.constant(values, np.int64) for values in arguments]
+        x = graph.node("Slice", x, *constants)
         missing = after - before
         pads = [0, missing // 2, 0, 0, 0, missing - missing // 2, 0, 0]
         x = graph.node("Pad", x, graph.constant(pads, np.int64))

@@ -67,9 +67,9 @@ def open_run(
     """
     path = Path(directory)
     require(path.is_dir(), f"there is no directory {path}; check the path")
-    several = (path / INDEX).exists() or next(path.glob(f"*/{INDEX}"), None) is not None
+    is_comparison = (path / INDEX).exists() or any(path.glob(f"*/{INDEX}"))
     require(
-        not several,
+        not is_comparison,
         f"{path} is a comparison of several runs; name one of them (`fedtailor models"
         f" {path}` lists them)",
     )
@@ -109,24 +109,27 @@ def is_export(path: Path) -> bool:
 def models_at(
     directory: Path | str, clients: Sequence[str] | None = None
 ) -> dict[str, PersonalModel]:
-    """The personal models of a run directory or of an export, by client: all, or those
-    of some.
+    """The personal models of a run directory or of an export, by client.
+
+    Args:
+        directory: of either.
+        clients: whose models; None: all.
 
     Raises:
         ValueError: the directory holds neither, or there is no such client.
     """
     path = Path(directory)
     if is_export(path):
-        found = load_models(path)
-        for name in clients or ():
-            check_choice(name, found, f"client of {path} called")
-        return found if clients is None else {name: found[name] for name in clients}
+        models = load_models(path)
+        if clients is None:
+            return models
+        for name in clients:
+            check_choice(name, models, f"client of {path} called")
+        return {name: models[name] for name in clients}
     run = open_run(path)
-    return (
-        run.personal_models()
-        if clients is None
-        else {name: run.personal(name) for name in clients}
-    )
+    if clients is None:
+        return run.personal_models()
+    return {name: run.personal(name) for name in clients}
 
 
 class OpenedRun(Run):
@@ -154,8 +157,7 @@ class OpenedRun(Run):
         self._table = table
         self._settings = settings
 
-    # what the directory says
-    # ----------------------------------------------------------------------------------
+    # What the directory says.
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -180,18 +182,16 @@ class OpenedRun(Run):
 
     def summary(self) -> Summary:
         written = self.stored.summary
-        try:
-            # a guarantee that there is not stands in no summary
-            names = {
-                field.name
-                for field in fields(Summary)
-                if field.default is MISSING or field.name in written
-            }
-            return Summary(**{name: written[name] for name in names})
-        except KeyError as missing:
-            raise Damaged(
-                f"{self.path / SUMMARY} has no {missing}; repeat the run"
-            ) from None
+        values = {}
+        for field in fields(Summary):
+            if field.name in written:
+                values[field.name] = written[field.name]
+            # What has a default, such as a guarantee of privacy, may be missing.
+            elif field.default is MISSING:
+                raise Damaged(
+                    f"{self.path / SUMMARY} has no {field.name!r}; repeat the run"
+                )
+        return Summary(**values)
 
     @cached_property
     def preprocessing(self) -> Preprocessing | None:
@@ -210,8 +210,7 @@ class OpenedRun(Run):
             return rebuilt_model(self.manifest["model"])
         return given if isinstance(given, Model) else bind(given, self.federation)
 
-    # personal models
-    # ----------------------------------------------------------------------------------
+    # Personal models.
 
     @property
     def keeps_models(self) -> bool:
@@ -220,30 +219,26 @@ class OpenedRun(Run):
 
     @cached_property
     def _kept(self) -> dict[str, PersonalModel]:
-        return load_models(
-            self.path,
-            None if self._given_model is None else self.model,
-            manifest_name=KEPT,
-        )
+        model = None if self._given_model is None else self.model
+        return load_models(self.path, model, manifest_name=KEPT)
 
     def personal(self, client: int | str) -> PersonalModel:
         if not self.keeps_models:
             return super().personal(client)
         if isinstance(client, str):
             check_choice(client, self.names, f"client of {self.path} called")
-        else:
-            count = len(self.names)
-            require(
-                -count <= client < count,
-                f"there is no client {client}; the run has {count}, counted from 0",
-            )
-        return self._kept[client if isinstance(client, str) else self.names[client]]
+            return self._kept[client]
+        count = len(self.names)
+        require(
+            -count <= client < count,
+            f"there is no client {client}; the run has {count}, counted from 0",
+        )
+        return self._kept[self.names[client]]
 
     def personal_models(self) -> dict[str, PersonalModel]:
         return dict(self._kept) if self.keeps_models else super().personal_models()
 
-    # what needs the data
-    # ----------------------------------------------------------------------------------
+    # What needs the data.
 
     @cached_property
     def federation(self) -> Federation:
@@ -268,7 +263,9 @@ class OpenedRun(Run):
             target_scale=target_units(federation)[1],
         )
         # What was rebuilt must be what was run: a default may have changed since.
-        again = manifest(
+        names = run.get("metrics", ())
+        metrics = [metric for metric in training.measured if metric.name in names]
+        rebuilt = manifest(
             self.algorithm,
             federation,
             self.model,
@@ -277,13 +274,9 @@ class OpenedRun(Run):
             run["evaluate_every"],
             training.uplink,
             training.downlink,
-            [
-                metric
-                for metric in training.measured
-                if metric.name in run.get("metrics", ())
-            ],
+            metrics,
         )
-        changed = difference(self.manifest, again)
+        changed = difference(self.manifest, rebuilt)
         require(
             changed is None,
             f"{self.path} was run with other settings than it is opened with"
@@ -294,19 +287,23 @@ class OpenedRun(Run):
 
     @cached_property
     def test_rows(self) -> "tuple[pl.DataFrame, pl.DataFrame] | None":
-        """What became of every test row in the end (`row_outcomes`), and what learning
-        nothing reaches: kept by the run, or computed from its data; None where those
-        are not found.
+        """What became of every test row in the end, and what learning nothing reaches.
+
+        They were kept by the run, or are computed from its data.
+
+        Returns:
+            See `row_outcomes` and `baseline`; None where the data are not found.
 
         Raises:
             Damaged: a file of the run is.
         """
+        # Runs keep both, or neither.
         if self.stored.rows is not None and self.stored.baseline is not None:
             return self.stored.rows, self.stored.baseline.metrics
         try:
-            return self.row_outcomes(), baseline(
-                self.federation, self.model, self.training.measured
-            )
+            rows = self.row_outcomes()
+            measured = self.training.measured
+            return rows, baseline(self.federation, self.model, measured)
         except Damaged:
             raise
         except ValueError:
@@ -314,15 +311,17 @@ class OpenedRun(Run):
 
     @property
     def travel(self) -> dict[str, Any]:
-        """Who reported, and the transforms of what travelled, as `fedtailor.run` takes
-        them.
+        """Who reported, and the transforms of what travelled.
+
+        As `fedtailor.run` takes them.
         """
+        reported = self.manifest["run"]["participation"]
+        uplink = self.manifest.get("uplink", [])
+        downlink = self.manifest.get("downlink", [])
         return {
-            "participation": rebuilt_participation(
-                self.manifest["run"]["participation"]
-            ),
-            "uplink": rebuilt_pipeline(self.manifest.get("uplink", []), "uplink"),
-            "downlink": rebuilt_pipeline(self.manifest.get("downlink", []), "downlink"),
+            "participation": rebuilt_participation(reported),
+            "uplink": rebuilt_pipeline(uplink, "uplink"),
+            "downlink": rebuilt_pipeline(downlink, "downlink"),
         }
 
     @property

@@ -65,19 +65,16 @@ def predictions(
         owners = [] if client is not None else _owners(frame, preprocessing)
     if client is not None:
         check_choice(client, models, "client with a model")
-        return _of_client(
-            models[client], inputs, np.arange(len(inputs)), probabilities
-        ).drop("client")
-    names = dict.fromkeys(owners)
+        rows = np.arange(len(inputs))
+        return _of_client(models[client], inputs, rows, probabilities).drop("client")
+    names = list(dict.fromkeys(owners))
     for name in names:
         check_choice(name, models, "client with a model")
-    rows = {name: np.flatnonzero(np.array(owners) == name) for name in names}
-    return pl.concat(
-        [
-            _of_client(models[name], inputs[rows[name]], rows[name], probabilities)
-            for name in names
-        ]
-    ).sort("row")
+    frames = []
+    for name in names:
+        rows = np.flatnonzero(np.array(owners) == name)
+        frames.append(_of_client(models[name], inputs[rows], rows, probabilities))
+    return pl.concat(frames).sort("row")
 
 
 def labelled_rows(
@@ -87,8 +84,7 @@ def labelled_rows(
     missing: Literal["error", "impute"] = "error",
     unknown: Literal["error", "other"] = "error",
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """A newcomer's inputs and targets, from a file of raw rows with the columns of a
-    run's table.
+    """A newcomer's inputs and targets, from a file with the columns of a run's table.
 
     Args:
         run: was made from a table.
@@ -143,10 +139,9 @@ def _array(path: Path, shape: tuple[int, ...]) -> NDArray[Any]:
         require(path.is_file(), f"there is no file {path}; check the path")
         try:
             with reading(path):
-                found = np.load(path, allow_pickle=False)
+                return np.load(path, allow_pickle=False)
         except (EOFError, ValueError) as error:
             raise ValueError(f"{path} holds no array: {error}") from None
-        return found
     require(
         path.name.lower().endswith(ENDINGS),
         f"{path} is neither a table ({', '.join(ENDINGS)}) nor an array (.npy)",
@@ -158,24 +153,17 @@ def _array(path: Path, shape: tuple[int, ...]) -> NDArray[Any]:
         f"{path} has {frame.width} columns; these models were trained on arrays, not on"
         f" a table, and take {wanted} numbers a row, in the order of their inputs",
     )
-    empty = [series.name for series in frame if series.null_count() == len(series)]
-    text = next(
-        (it.name for it in frame if not it.dtype.is_numeric() and it.name not in empty),
-        None,
-    )
-    require(
-        text is None,
-        f"column {text!r} of {path} holds other cells than numbers; these models take"
-        " numbers only",
-    )
-    values = np.stack(
-        [
-            series.cast(pl.Float64).fill_null(float("nan")).to_numpy()
-            for series in frame
-        ],
-        axis=1,
-    )
-    return values.astype(np.float32).reshape(-1, *shape)
+    columns = []
+    for series in frame:
+        # A column without any cell has no type of its own.
+        is_empty = series.null_count() == len(series)
+        require(
+            is_empty or series.dtype.is_numeric(),
+            f"column {series.name!r} of {path} holds other cells than numbers; these"
+            " models take numbers only",
+        )
+        columns.append(series.cast(pl.Float64).fill_null(float("nan")).to_numpy())
+    return np.stack(columns, axis=1).astype(np.float32).reshape(-1, *shape)
 
 
 def _of_client(
@@ -184,44 +172,39 @@ def _of_client(
     rows: NDArray[np.int64],
     probabilities: bool,
 ) -> pl.DataFrame:
+    """The predictions of one model for some rows (counted from 0)."""
     columns: dict[str, Any] = {"row": rows + 1, "client": [model.name] * len(rows)}
     out = model.outputs(inputs)
+
+    def decoded(values: NDArray[Any]) -> NDArray[Any]:
+        if model.preprocessing is None:
+            return values
+        return model.preprocessing.decode(values)
+
     if not model.model.classification:
         require(
             not probabilities,
             "these models predict no classes: there are no probabilities",
         )
-        flat = out.reshape(len(out), -1)
-        if model.preprocessing is not None:
-            flat = model.preprocessing.decode(flat)
-        names = (
-            ["prediction"]
-            if flat.shape[1] == 1
-            else [f"prediction {number + 1}" for number in range(flat.shape[1])]
-        )
-        return pl.DataFrame(columns | dict(zip(names, flat.T, strict=True)))
-    chosen = out.argmax(axis=-1)
-    shares = model.probabilities_of(out)
-    labels = (
-        chosen if model.preprocessing is None else model.preprocessing.decode(chosen)
-    )
-    columns |= {
-        "prediction": [_plain(label) for label in labels.tolist()],
-        "probability": shares[np.arange(len(chosen)), chosen],
-    }
+        targets = decoded(out.reshape(len(out), -1)).T  # [targets, rows]
+        names = ["prediction"]
+        if len(targets) > 1:
+            names = [f"prediction {number + 1}" for number in range(len(targets))]
+        return pl.DataFrame(columns | dict(zip(names, targets, strict=True)))
+    classes = out.argmax(axis=-1)
+    shares = model.probabilities_of(out)  # [rows, classes]
+    columns["prediction"] = [_plain(label) for label in decoded(classes).tolist()]
+    columns["probability"] = shares[np.arange(len(classes)), classes]
     if probabilities:
-        every = np.arange(model.model.outputs)
-        named = (
-            every if model.preprocessing is None else model.preprocessing.decode(every)
-        )
-        columns |= {
-            f"p({label})": shares[:, number] for number, label in enumerate(named)
-        }
+        labels = decoded(np.arange(model.model.outputs))
+        for number, label in enumerate(labels):
+            columns[f"p({label})"] = shares[:, number]
     return pl.DataFrame(columns)
 
 
 def _plain(label: Any) -> Any:
-    """A label as a column of one type holds it; true and false as a file writes
-    them.
+    """A label as a column of one type holds it.
+
+    true and false are as a file writes them.
     """
     return str(label).lower() if isinstance(label, bool) else label

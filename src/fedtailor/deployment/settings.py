@@ -1,5 +1,6 @@
-"""What a manifest says that was run, as objects again: method, model, pipelines,
-participation, metrics.
+"""What a manifest says that was run, as objects again.
+
+Method, model, pipelines and participation.
 """
 
 import dataclasses
@@ -67,24 +68,21 @@ def rebuilt_model(described: Mapping[str, Any]) -> Model:
     Raises:
         ValueError: its network or its loss is the user's own.
     """
-    architecture, loss = described["architecture"], described["loss"]
-    kind = (
-        getattr(zoo, architecture["type"], None)
-        if isinstance(architecture, dict)
-        else None
-    )
-    known = next((known for known in _LOSSES if settings(known) == loss), None)
-    own = known is None or not (
-        isinstance(kind, type) and issubclass(kind, Architecture)
-    )
-    require(not own, "the run's model is one that only your code knows; pass model=...")
-    assert kind is not None
-    assert known is not None
+    architecture = described["architecture"]
+    kind = None
+    if isinstance(architecture, dict):
+        kind = getattr(zoo, architecture["type"], None)
+    losses = (loss for loss in _LOSSES if settings(loss) == described["loss"])
+    loss = next(losses, None)
+    if not isinstance(kind, type) or not issubclass(kind, Architecture) or loss is None:
+        raise ValueError(
+            "the run's model is one that only your code knows; pass model=..."
+        )
     network = _rebuilt(kind, architecture, "the run's model", "model")
     return network.bind(
         tuple(described["input_shape"]),
         described["outputs"],
-        loss=known,
+        loss=loss,
         dtype=described["dtype"],
     )
 
@@ -99,10 +97,10 @@ def _rebuilt(
             and names.
     """
     hints = typing.get_type_hints(kind, include_extras=True)
+    names = [field.name for field in dataclasses.fields(typing.cast(Any, kind))]
     try:
         values = {
-            field.name: _value(described.get(field.name), hints[field.name], field.name)
-            for field in dataclasses.fields(typing.cast(Any, kind))
+            name: _value(described.get(name), hints[name], name) for name in names
         }
         rebuilt = kind(**values)
     except (TypeError, ValueError) as error:
@@ -110,23 +108,23 @@ def _rebuilt(
             f"{what} cannot be read from the run's directory ({error}); pass"
             f" {argument}=..."
         ) from None
+    # Arrays and functions are described by digests and names, from which nothing can be
+    # rebuilt: then the descriptions differ.
     same = settings(rebuilt) == dict(described)
     require(same, f"{what} was given what only your code knows; pass {argument}=...")
     return rebuilt
 
 
 def _value(described: Any, hint: Any, name: str) -> Any:
+    """The value of a field, whose annotation is `hint`."""
     if described is None:
         return None
-    if isinstance(described, dict):
-        wanted = next(
-            (kind for kind in _classes(hint) if dataclasses.is_dataclass(kind)),
-            Algorithm,
-        )
-        return _rebuilt(
-            _kind(wanted, described), described, f"its setting {name}", "algorithm"
-        )
-    return coerce(described, hint, (name,))
+    if not isinstance(described, dict):
+        return coerce(described, hint, (name,))
+    nested = (kind for kind in _classes(hint) if dataclasses.is_dataclass(kind))
+    base = next(nested, Algorithm)
+    kind = _kind(base, described)
+    return _rebuilt(kind, described, f"its setting {name}", "algorithm")
 
 
 def _kind(base: type[Any], described: Mapping[str, Any]) -> type[Any]:
@@ -134,19 +132,12 @@ def _kind(base: type[Any], described: Mapping[str, Any]) -> type[Any]:
     method, name = described.get("name"), described.get("type")
     if method in Algorithm.registry and issubclass(Algorithm.registry[method], base):
         return Algorithm.registry[method]
-    # a schedule of methods is none of those that are registered: a manifest has its
-    # class, in small letters
-    match = next(
-        (
-            kind
-            for kind in _with_subclasses(base)
-            if name == kind.__name__ or method == kind.__name__.lower()
-        ),
-        None,
-    )
-    if match is None:
-        raise ValueError(f"there is no {name or method!r} here")
-    return match
+    # A schedule of methods is none of those that are registered: a manifest has its
+    # class, in small letters.
+    for kind in _with_subclasses(base):
+        if name == kind.__name__ or method == kind.__name__.lower():
+            return kind
+    raise ValueError(f"there is no {name or method!r} here")
 
 
 def _with_subclasses(kind: type[Any]) -> Iterator[type[Any]]:

@@ -1,5 +1,7 @@
-"""Whether a directory holds anything of a client: its name, its examples, its states,
-in any file's bytes or cells.
+"""Whether a directory holds anything of a client.
+
+Its name, its examples and its states are searched for in the bytes and the cells of all
+files.
 """
 
 import json
@@ -17,11 +19,14 @@ from safetensors import safe_open
 from fedtailor._parquet import read_parquet
 
 PIECE = 16
-"""Bytes of the pieces that are searched for: any copy of twice as many holds one whole.
+"""Bytes of the pieces that are searched for.
+
+Any copy of twice as many bytes holds a whole piece.
 """
 _LONG = 4
-"""Names of so many characters are found inside other text, too; shorter ones only as a
-whole text.
+"""Names of so many characters are found inside other text, too.
+
+Shorter ones are found only as a whole text.
 """
 _WORD = np.dtype("<u8")
 
@@ -43,14 +48,17 @@ class Traces:
     def add(
         self, what: str, arrays: Iterable[NDArray[Any]], shared: set[bytes]
     ) -> None:
-        """Search for arrays, but for what others hold as well (`shared`): that is not
-        this client's.
+        """Search for arrays, but not for what others hold as well.
+
+        Args:
+            what: the arrays are.
+            arrays: of the client.
+            shared: pieces that are not this client's alone.
         """
-        found = {piece for array in arrays for piece in pieces_of(array)}
-        # one number over and over (zeros, ones) is nobody's
-        self.pieces[what] = {
-            piece for piece in found - shared if piece != piece[:4] * (PIECE // 4)
-        }
+        own = {piece for array in arrays for piece in pieces_of(array)} - shared
+        # One number over and over (zeros, ones) is nobody's.
+        own = {piece for piece in own if piece != piece[:4] * (PIECE // 4)}
+        self.pieces[what] = own
 
     def found_in(self, directory: Path) -> list[dict[str, str]]:
         """All places in a directory's files: file, and what of the client it holds."""
@@ -61,25 +69,23 @@ class Traces:
         ]
 
     def _in_file(self, path: Path) -> Iterator[str]:
+        """What of the client a file holds, perhaps several times."""
         data = path.read_bytes()
-        yield from (
-            what for what, pieces in self.pieces.items() if _holds(data, pieces)
-        )
+        for what, pieces in self.pieces.items():
+            if _holds(data, pieces):
+                yield what
+        texts = set(_texts(path, data))
         for name in self.names:
             encoded = (name.encode(), name.encode("utf-16-le"))
             if len(name) > _LONG and any(text in data for text in encoded):
                 yield "its name"
-        for text in _texts(path, data):
-            if any(
-                text == name or (len(name) >= _LONG and name in text)
-                for name in self.names
-            ):
+            in_texts = len(name) >= _LONG and any(name in text for text in texts)
+            if name in texts or in_texts:
                 yield "its name"
         if path.suffix == ".parquet":
             frame = read_parquet(path)
-            if "row" in frame.columns and not self.rows.isdisjoint(
-                frame["row"].to_list()
-            ):
+            numbers = frame["row"].to_list() if "row" in frame.columns else []
+            if not self.rows.isdisjoint(numbers):
                 yield "numbers of its rows"
 
 
@@ -91,33 +97,36 @@ def files_of(directory: Path) -> list[Path]:
 def pieces_of(given: NDArray[Any] | bytes) -> Iterator[bytes]:
     """Bytes, or those of an array, in pieces; what is left over at the end is none."""
     data = given if isinstance(given, bytes) else np.ascontiguousarray(given).tobytes()
-    return (
-        data[start : start + PIECE] for start in range(0, len(data) - PIECE + 1, PIECE)
-    )
+    for start in range(0, len(data) - PIECE + 1, PIECE):
+        yield data[start : start + PIECE]
 
 
 def _holds(data: bytes, pieces: set[bytes]) -> bool:
-    """Whether a piece stands anywhere in some bytes. Their first words are looked for
-    at once, at every offset.
+    """Whether a piece stands anywhere in some bytes.
+
+    The first words of all pieces are looked for at once, at every offset.
     """
     if not pieces:
         return False
-    first = np.unique(np.frombuffer(b"".join(piece[:8] for piece in pieces), _WORD))
-    for offset in range(_WORD.itemsize):
-        length = (len(data) - offset) // _WORD.itemsize
-        if length < PIECE // _WORD.itemsize:
+    size = _WORD.itemsize
+    first_words = b"".join(piece[:size] for piece in pieces)
+    first = np.unique(np.frombuffer(first_words, _WORD))
+    for offset in range(size):
+        length = (len(data) - offset) // size
+        if length < PIECE // size:
             continue
         words = np.frombuffer(data, _WORD, length, offset)
         for place in np.flatnonzero(np.isin(words, first)):
-            start = offset + int(place) * _WORD.itemsize
+            start = offset + int(place) * size
             if data[start : start + PIECE] in pieces:
                 return True
     return False
 
 
 def _texts(path: Path, data: bytes) -> Iterator[str]:
-    """The texts in a file that is understood: keys and values, cells, names of columns
-    and arrays.
+    """The texts in a file: keys and values, cells, names of columns and arrays.
+
+    Of a file of another kind, its words.
     """
     if path.suffix == ".json":
         yield from _strings(json.loads(data))

@@ -1,5 +1,6 @@
-"""What can be said of a population before it trains: from one gradient of every client,
-sizes, labels and moments.
+"""What can be said of a population before it trains.
+
+It rests on one gradient of every client, sizes, labels and moments.
 """
 
 from fedtailor.aggregation import BestRows, best_rows

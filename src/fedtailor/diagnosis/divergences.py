@@ -1,5 +1,6 @@
-"""How far apart clients' distributions are: in labels, in inputs, and in what models
-lose on them.
+"""How far apart clients' distributions are.
+
+They are compared in labels, in inputs, and in what models lose on them.
 """
 
 from dataclasses import dataclass
@@ -13,25 +14,24 @@ from fedtailor.protocol import require
 
 
 def jensen_shannon(p: ArrayLike, q: ArrayLike) -> NDArray[np.float64]:
-    """JS(p, q) = (KL(p, (p + q)/2) + KL(q, (p + q)/2)) / 2 in nats, in [0, log 2],
-    [...].
+    """JS(p, q) = (KL(p, (p + q)/2) + KL(q, (p + q)/2)) / 2 in nats, in [0, log 2].
 
     Args:
         p, q: distributions on k values [..., k]; the leading axes broadcast.
+
+    Returns:
+        The leading axes.
     """
     middle = (np.asarray(p, np.float64) + np.asarray(q, np.float64)) / 2
-    return (
-        np.asarray(
-            special.rel_entr(p, middle).sum(axis=-1)
-            + special.rel_entr(q, middle).sum(axis=-1)
-        )
-        / 2
-    )
+    from_p = special.rel_entr(p, middle).sum(axis=-1)
+    from_q = special.rel_entr(q, middle).sum(axis=-1)
+    return np.asarray(from_p + from_q) / 2
 
 
 def jensen_shannon_from_classifier(cross_entropy: ArrayLike) -> NDArray[np.float64]:
-    """A lower bound of JS, from a classifier that tells samples of two clients (as many
-    of either) apart.
+    """A lower bound of JS, from a classifier that tells samples of two clients apart.
+
+    It was trained on as many samples of either.
 
     Args:
         cross_entropy: [...] its mean -log p in nats, on data that it was not trained
@@ -86,23 +86,19 @@ def label_differences(counts: Int[np.ndarray, "m classes"]) -> LabelDifferences:
     # pair once.
     for i in range(clients - 1):
         others = slice(i + 1, None)
-        divergence[i, others] = divergence[others, i] = jensen_shannon(
-            shares[i], shares[others]
-        )
+        row = jensen_shannon(shares[i], shares[others])
+        divergence[i, others] = divergence[others, i] = row
 
         # G = 2 sum of count log(count / expected) over classes and both clients, where
-        # one distribution is expected
+        # one distribution is expected.
         both = counts[i] + counts[others]
         pooled = both / (totals[i] + totals[others])[:, None]
-        statistic = 2 * (
-            special.rel_entr(counts[i], totals[i] * pooled).sum(axis=1)
-            + special.rel_entr(counts[others], totals[others, None] * pooled).sum(
-                axis=1
-            )
-        )
+        of_i = special.rel_entr(counts[i], totals[i] * pooled)
+        of_others = special.rel_entr(counts[others], totals[others, None] * pooled)
+        statistic = 2 * (of_i.sum(axis=1) + of_others.sum(axis=1))
         degrees = (both > 0).sum(axis=1) - 1
         tail = special.chdtrc(np.maximum(degrees, 1), statistic)
-        # two clients of one and the same class cannot be told apart
+        # Two clients of one and the same class cannot be told apart.
         p[i, others] = p[others, i] = np.where(degrees > 0, tail, 1.0)
     return LabelDifferences(divergence, p)
 
@@ -146,16 +142,17 @@ def input_differences(
     variances = np.asarray(squares, np.float64) - means**2
     variances = np.where(variances > 1e-12 * np.abs(squares), variances, 0.0)
     variances = variances * (n / np.maximum(n - 1, 1))[:, None]
-    standardized, p = np.zeros((clients, clients)), np.ones((clients, clients))
+    standardized = np.zeros((clients, clients))
     feature = np.zeros((clients, clients), np.int64)
-    # what sampling adds to the square of a mean, and that over its degrees of freedom
-    # (Welch), once for each client
+    p = np.ones((clients, clients))
+    # What sampling adds to the square of a mean, and that over its degrees of freedom
+    # (Welch), once for each client.
     errors = variances / n[:, None]
     by_degrees = errors**2 / np.maximum(n - 1, 1)[:, None]
     for i in range(clients - 1):
         others = slice(i + 1, None)  # each pair once
 
-        # how far the means are apart, in deviations of the data
+        # How far the means are apart, in deviations of the data.
         gap = np.abs(means[i] - means[others])
         unlike = np.where(gap != 0, np.inf, 0.0)
         total = errors[i] + errors[others]
@@ -166,27 +163,25 @@ def input_differences(
         apart = np.sqrt(np.maximum((in_deviations - by_chance).mean(axis=1), 0.0))
         standardized[i, others] = standardized[others, i] = apart
 
-        # which feature they are apart in most, in standard errors
+        # Which feature they are apart in most, in standard errors.
         t = np.divide(gap, np.sqrt(total), out=unlike, where=total > 0)
         largest = t.argmax(axis=1)
         feature[i, others] = feature[others, i] = largest
 
-        # Welch's test looks at that feature alone
+        # Welch's test looks at that feature alone.
         pairs = np.arange(len(t))
         t, total = t[pairs, largest], total[pairs, largest]
         spread = by_degrees[i, largest] + by_degrees[others][pairs, largest]
         degrees = np.divide(total**2, spread, out=np.ones_like(total), where=total > 0)
-        p[i, others] = p[others, i] = np.minimum(
-            2 * features * special.stdtr(degrees, -t), 1.0
-        )
+        two_sided = 2 * features * special.stdtr(degrees, -t)
+        p[i, others] = p[others, i] = np.minimum(two_sided, 1.0)
     return InputDifferences(standardized, feature, p)
 
 
 def discrepancy_from_models(
     losses: Float[np.ndarray, "models m"],
 ) -> Float[np.ndarray, "m m"]:
-    """A lower bound of max_h |L_i(h) - L_j(h)| [m, m], over the models that are at
-    hand.
+    """A lower bound of max_h |L_i(h) - L_j(h)|, over the models that are at hand.
 
     It is a bound for expected losses; the means over a client's samples add noise of
     about deviation / sqrt(n).
@@ -201,8 +196,7 @@ def discrepancy_from_models(
 def discrepancy_from_mixture(
     losses: Float[np.ndarray, "models m"], weights: Float[np.ndarray, "rows m"]
 ) -> Float[np.ndarray, "rows m"]:
-    """A lower bound of max_h |L_k(h) - sum_j w_j L_j(h)| [rows, m], over the models
-    that are at hand.
+    """A lower bound of max_h |L_k(h) - sum_j w_j L_j(h)|, over the models at hand.
 
     Args:
         losses: mean loss of each model on each client's (validation) data.

@@ -1,6 +1,4 @@
-"""Whether clients' gradients at a common model differ by more than their samples
-explain.
-"""
+"""Whether clients' gradients at a common model differ by more than sampling explains."""
 
 from dataclasses import dataclass
 
@@ -16,8 +14,11 @@ from fedtailor.decision import holm
 from fedtailor.protocol import require
 
 _LEAST_CONSERVATIVE = 1.5365
-"""From here on no sum of independent squared normals with mean 1 exceeds a threshold
-more often than a single one does (Szekely and Bakirov 2003)."""
+"""From here on a single squared normal exceeds a threshold most often.
+
+No sum of independent squared normals with mean 1 exceeds it more often (Szekely and
+Bakirov 2003).
+"""
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,11 @@ class Homogeneity:
     p_holm: Float[np.ndarray, "m m"]
 
     def groups(self, alpha: float = 0.05) -> Int[np.ndarray, " m"]:
-        """Labels [m] of groups within which no pair is told apart at level alpha
-        (complete linkage on T).
+        """Labels of groups within which no pair is told apart at level alpha.
 
-        That a pair is not told apart does not show that it is alike: with few samples
-        everybody is in one group."""
+        By complete linkage on T. That a pair is not told apart does not show that it is
+        alike: with few samples everybody is in one group.
+        """
         clients = len(self.p)
         if clients == 1:
             return np.zeros(1, np.int64)
@@ -72,12 +73,11 @@ def gradient_traces(
     batch_sizes: Int[np.ndarray, " m"],
     sizes: Int[np.ndarray, " m"],
 ) -> Float[np.ndarray, " m"]:
-    """tr S_i [m], the trace of the covariance of a single sample's gradient, from the
-    variance of batches' gradients.
+    """The trace of the covariance of a single sample's gradient, tr S_i.
 
-    Disjoint batches of n_k of a client's n_i samples have the mean squared distance
-    sigma_i^2 = tr S_i (1/n_k - 1/n_i) from the full gradient. NaN where a batch is the
-    whole of a client's samples.
+    It follows from the variance of batches' gradients. Disjoint batches of n_k of a
+    client's n_i samples have the mean squared distance sigma_i^2 = tr S_i (1/n_k -
+    1/n_i) from the full gradient. NaN where a batch is the whole of a client's samples.
 
     Args:
         sigma2: mean squared distance of batch gradients to the full one (Mestoukirdi et
@@ -85,10 +85,11 @@ def gradient_traces(
         batch_sizes: samples n_k of a batch.
         sizes: training samples n_i.
     """
-    spread = 1.0 / np.asarray(batch_sizes, np.float64) - 1.0 / np.asarray(
-        sizes, np.float64
-    )
-    return np.divide(sigma2, spread, out=np.full(len(spread), np.nan), where=spread > 0)
+    of_batch = 1.0 / np.asarray(batch_sizes, np.float64)
+    of_client = 1.0 / np.asarray(sizes, np.float64)
+    spread = of_batch - of_client
+    unknown = np.full(len(spread), np.nan)
+    return np.divide(sigma2, spread, out=unknown, where=spread > 0)
 
 
 def homogeneity(
@@ -125,54 +126,53 @@ def homogeneity(
         bool(np.nanmin(traces) >= 0),
         f"a variance of gradients is {np.nanmin(traces)}; it must be 0 or more",
     )
-    noise = np.where(np.isnan(traces), np.nanmedian(traces), traces) / np.asarray(
-        sizes, np.float64
-    )
-    squared, expected = squared_distances(gradients), noise[:, None] + noise[None]
+    traces = np.where(np.isnan(traces), np.nanmedian(traces), traces)
+    noise = traces / np.asarray(sizes, np.float64)
+    squared = squared_distances(gradients)
+    expected = noise[:, None] + noise[None]
     np.fill_diagonal(expected, 0.0)
-    ratio = np.divide(
-        squared, expected, out=np.where(squared > 0, np.inf, 1.0), where=expected > 0
-    )
+    # Where no difference is expected, any is infinitely large.
+    without_noise = np.where(squared > 0, np.inf, 1.0)
+    ratio = np.divide(squared, expected, out=without_noise, where=expected > 0)
     np.fill_diagonal(ratio, 1.0)
-    above = np.triu_indices(len(ratio), 1)
+    clients = len(ratio)
+    statistics = ratio[np.triu_indices(clients, 1)]
     if rank == 1:
-        p = np.where(
-            ratio[above] < _LEAST_CONSERVATIVE,
-            1.0,
-            special.erfc(np.sqrt(ratio[above] / 2)),
-        )
+        tail = special.erfc(np.sqrt(statistics / 2))
+        p = np.where(statistics < _LEAST_CONSERVATIVE, 1.0, tail)
     else:
-        p = special.chdtrc(rank, ratio[above] * rank)
-    p, p_holm = (_symmetric(values, len(ratio)) for values in (p, holm(p)))
-    return Homogeneity(squared, expected, ratio, squared - expected, p, p_holm)
+        p = special.chdtrc(rank, statistics * rank)
+    return Homogeneity(
+        squared,
+        expected,
+        ratio,
+        distance=squared - expected,
+        p=_symmetric(p, clients),
+        p_holm=_symmetric(holm(p), clients),
+    )
 
 
 def expected_exponent(
     sizes: Int[np.ndarray, " m"], batch_sizes: Int[np.ndarray, " m"]
 ) -> Float[np.ndarray, "m m"]:
-    """Mean of the exponent Delta_ij / (2 sigma_i^2) of UCFL's kernel between clients of
-    one distribution [m, m].
+    """Mean exponent of UCFL's kernel between clients of one distribution.
 
-    (1/n_i + 1/n_j) / (2 (1/n_k - 1/n_i)): where it is large, the kernel tells such
-    clients apart by noise alone. Infinite where a batch is the whole of client i's
-    samples.
+    The exponent is Delta_ij / (2 sigma_i^2), its mean (1/n_i + 1/n_j) / (2 (1/n_k -
+    1/n_i)): where it is large, the kernel tells such clients apart by noise alone.
+    Infinite where a batch is the whole of client i's samples.
     """
-    inverse = 1.0 / np.asarray(sizes, np.float64)
-    spread = 2 * (1.0 / np.asarray(batch_sizes, np.float64) - inverse)[:, None]
-    exponents = np.divide(
-        inverse[:, None] + inverse[None],
-        spread,
-        out=np.full((len(inverse),) * 2, np.inf),
-        where=spread > 0,
-    )
+    of_client = 1.0 / np.asarray(sizes, np.float64)
+    of_batch = 1.0 / np.asarray(batch_sizes, np.float64)
+    distances = of_client[:, None] + of_client[None]
+    variances = 2 * (of_batch - of_client)[:, None]
+    infinite = np.full(distances.shape, np.inf)
+    exponents = np.divide(distances, variances, out=infinite, where=variances > 0)
     np.fill_diagonal(exponents, 0.0)
     return exponents
 
 
 def _symmetric(above: NDArray[np.float64], clients: int) -> NDArray[np.float64]:
-    """The symmetric matrix [m, m] with these values above its diagonal, and ones on
-    it.
-    """
+    """The symmetric matrix [m, m] with values above its diagonal, and ones on it."""
     matrix = np.ones((clients, clients))
     matrix[np.triu_indices(clients, 1)] = above
     matrix.T[np.triu_indices(clients, 1)] = above

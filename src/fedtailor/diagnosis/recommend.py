@@ -1,5 +1,6 @@
-"""Which three methods to train on a population, with what to start and what they send,
-from one probe.
+"""Which three methods to train on a population, from one probe.
+
+A recommendation says with what to start, and what the methods send.
 """
 
 from dataclasses import dataclass
@@ -11,23 +12,26 @@ from fedtailor.diagnosis.summary import ALPHA, Diagnosis
 from fedtailor.protocol import require
 
 METHODS = ("local", "fedavg", "finetune", "ditto", "apfl", "ucfl", "ifca")
-"""The methods that `starting_point` knows: those that the recommendation chooses from,
-and those it was checked on.
+"""The methods that `starting_point` knows.
+
+They are those that the recommendation chooses from, and those it was checked on.
 """
 
 WEAKEST, STRONGEST = 0.1, 2.0
 """Between these a starting pull of Ditto lies: what Li et al. 2021 searched."""
 
 CURVATURE = 0.25
-"""The largest curvature of the logistic loss in its score: lambda* is meant for a
-curvature of 1, and grows with it.
+"""The largest curvature of the logistic loss in its score.
+
+lambda* is meant for a curvature of 1, and grows with it.
 """
 
 ALONE = "what sharing has to beat, and it sends nothing"
 
 UNSURE = 1.2
-"""Mean ratio of gradients' distances from which on clients that no test tells apart may
-still differ.
+"""A mean ratio of gradients' distances.
+
+From here on clients that no test tells apart may still differ.
 """
 
 
@@ -71,23 +75,22 @@ class Race:
 
 
 def streams_of(diagnosis: Diagnosis) -> int | None:
-    """The number of streams to start with: groups within which nobody is told apart;
-    None where these are no groups.
+    """The number of streams to start with: groups within which nobody is told apart.
 
-    Groups are taken for such where there are two or more, with two clients or more on
-    average.
+    Returns:
+        None unless there are two groups or more, with two clients or more on average.
     """
     groups = len(np.unique(diagnosis.groups))
     return groups if 2 <= groups <= len(diagnosis.groups) / 2 else None
 
 
 def starting_strength(diagnosis: Diagnosis) -> float:
-    """The pull that Ditto starts with: the median of lambda* over clients times
-    `CURVATURE`, within what is usual.
+    """The pull that Ditto starts with.
+
+    It is the median of lambda* over clients times `CURVATURE`, within what is usual.
     """
-    return float(
-        np.clip(CURVATURE * np.median(diagnosis.gain.strength), WEAKEST, STRONGEST)
-    )
+    strength = CURVATURE * np.median(diagnosis.gain.strength)
+    return float(np.clip(strength, WEAKEST, STRONGEST))
 
 
 def starting_point(method: str, diagnosis: Diagnosis) -> dict[str, Any]:
@@ -111,8 +114,10 @@ def starting_point(method: str, diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def recommend(diagnosis: Diagnosis, model_bytes: int) -> Race:
-    """Three methods, one of them training alone: tests that tell nobody apart are no
-    evidence that clients are alike.
+    """Three methods, one of them training alone.
+
+    Training alone is among them since tests that tell nobody apart are no evidence that
+    clients are alike.
 
     * Clients fall into groups (`streams_of`): one model for each group by weights
       (ucfl) or by choice (ifca).
@@ -123,45 +128,48 @@ def recommend(diagnosis: Diagnosis, model_bytes: int) -> Race:
         diagnosis: of the population.
         model_bytes: of one model as it travels.
     """
-    apart = diagnosis.told_apart("gradients") < ALPHA
+    differ = bool((diagnosis.told_apart("gradients") < ALPHA).any())
     streams = streams_of(diagnosis)
-    doubt = "" if apart.any() else _doubt(diagnosis)
     if streams is not None:
-        why = {
+        because = {
             "ucfl": f"{streams} groups, weights from the probe",
             "ifca": f"{streams} groups, clients choose by their loss",
-            "local": ALONE,
         }
     else:
-        why = {
-            "fedavg": (
-                "one model for all"
-                if apart.any()
-                else "no pair of clients is told apart"
-            ),
+        because = {
+            "fedavg": "one model for all",
             "ditto": "models of clients' own, held near the common one",
-            "local": ALONE,
         }
-    clients = len(diagnosis.groups)
+        if not differ:
+            because["fedavg"] = "no pair of clients is told apart"
+    because["local"] = ALONE
     entries = tuple(
-        _entry(method, because, diagnosis, clients, model_bytes)
-        for method, because in why.items()
+        _entry(method, reason, diagnosis, model_bytes)
+        for method, reason in because.items()
     )
+    doubt = "" if differ else _doubt(diagnosis)
     names = ", ".join(entry.method for entry in entries)
     return Race(entries, f"Train {names} and let validation data choose.", doubt)
 
 
 def _entry(
-    method: str, because: str, diagnosis: Diagnosis, clients: int, size: int
+    method: str, because: str, diagnosis: Diagnosis, size: int
 ) -> Recommendation:
     """A method with what it sends in a round in which all clients take part."""
     settings = starting_point(method, diagnosis)
     if method == "local":
         return Recommendation(method, settings, because, 0, 0, 0)
+    clients = len(diagnosis.groups)
     streams = settings.get("streams", settings.get("clusters", 1))
-    each = streams if method == "ifca" else 1  # a client of ifca looks at all models
+    # A client of IFCA looks at all models.
+    models_each = streams if method == "ifca" else 1
     return Recommendation(
-        method, settings, because, streams * size, each * clients * size, clients * size
+        method,
+        settings,
+        because,
+        bytes_down=streams * size,
+        bytes_down_unicast=models_each * clients * size,
+        bytes_up=clients * size,
     )
 
 

@@ -1,5 +1,6 @@
-"""How many models to send down: clusters of rows of weights or of models, what they
-cost and what they take to send.
+"""How many models to send down: clusters of rows of weights or of models.
+
+What they cost, and what they take to send.
 """
 
 from dataclasses import dataclass
@@ -35,8 +36,9 @@ class Streams:
 
 
 def compare_streams(rows: Float[np.ndarray, "m p"]) -> Streams:
-    """Numbers of streams for rows of weights: 1, 2, 3, ... up to one for each client
-    (from 101 on a tenth apart).
+    """Numbers of streams for rows of weights: 1, 2, 3, ... up to one for each client.
+
+    From 101 on they are a tenth apart.
 
     Raises:
         ValueError: there are no rows, or one is not finite.
@@ -51,14 +53,14 @@ def compare_streams(rows: Float[np.ndarray, "m p"]) -> Streams:
         members = np.bincount(labels)
         centroids = np.zeros((len(members), rows.shape[1]))
         np.add.at(centroids, labels, rows)
-        apart = rows - (centroids / members[:, None])[labels]
+        centroids /= members[:, None]
+        differences = rows - centroids[labels]
         counts.append(len(members))
         silhouettes.append(silhouette)
-        costs.append(float(np.square(apart).sum()))
-        losses.append(float(np.abs(apart).sum()))
-    chosen = counts[
-        int(np.argmax(silhouettes))
-    ]  # the fewest of equal ones; 0 for one stream, as for one a client
+        costs.append(float(np.square(differences).sum()))
+        losses.append(float(np.abs(differences).sum()))
+    # The fewest of equally good ones.
+    chosen = counts[int(np.argmax(silhouettes))]
     return Streams(
         np.array(counts, np.int64),
         np.array(silhouettes),
@@ -78,12 +80,12 @@ def contexts_bound(
     *,
     delta: float | None = 0.05,
 ) -> Float[np.ndarray, " n"]:
-    """e(K) [n] of CGPFL (Tang et al., eq. 11), to be minimal over K: sqrt(d K / N log(e
-    N / d)) + mu cost(K).
+    """e(K) of CGPFL (Tang et al., eq. 11), to be minimal over K.
 
-    With `delta` also 2 sqrt(m log(K / delta) / N): theorem 4.2 leaves out that clients
-    choose among K contexts, which costs a union over assignments (as in theorem 2 of
-    Mansour et al. 2020). None = as printed.
+    e(K) = sqrt(d K / N log(e N / d)) + mu cost(K). With `delta` also 2 sqrt(m log(K /
+    delta) / N): theorem 4.2 leaves out that clients choose among K contexts, which
+    costs a union over assignments (as in theorem 2 of Mansour et al. 2020). None = as
+    printed.
 
     Args:
         costs: what is left of clients' models by K contexts, sum_i n_i / N |theta_i -
@@ -102,9 +104,8 @@ def contexts_bound(
         f"the dimension is {dimension:g}; the bound wants 1 to {samples}, all samples",
     )
     k = np.asarray(counts, np.float64)
-    of_few_samples = np.sqrt(
-        dimension * k / samples * np.log(np.e * samples / dimension)
-    )
+    log_term = np.log(np.e * samples / dimension)
+    of_few_samples = np.sqrt(dimension * k / samples * log_term)
     bound = of_few_samples + mu * np.asarray(costs, np.float64)
     if delta is None:
         return bound
@@ -115,14 +116,15 @@ def contexts_bound(
 def matching_stability(
     labels: Int[np.ndarray, "rounds m"],
 ) -> Float[np.ndarray, " steps"]:
-    """How alike the groups of clients are from round to round [rounds - 1]: adjusted
-    Rand indices, 1 = unchanged.
+    """How alike the groups of clients are from round to round.
+
+    Returns:
+        [rounds - 1] adjusted Rand indices, 1 = unchanged.
     """
     from sklearn.metrics import adjusted_rand_score
 
-    return np.array(
-        [adjusted_rand_score(before, after) for before, after in pairwise(labels)]
-    )
+    rounds = pairwise(labels)
+    return np.array([adjusted_rand_score(before, after) for before, after in rounds])
 
 
 def round_time(
@@ -133,8 +135,10 @@ def round_time(
     passes: float = 1.0,
     uploads: int = 1,
 ) -> float:
-    """Mean time of a round: streams T_dl + passes (T_min + H_m / mu) + uploads rho
-    T_dl.
+    """Mean time of a round.
+
+    streams T_dl + passes (T_min + H_m / mu) + uploads rho T_dl, where H_m is the m-th
+    harmonic number.
 
     Args:
         system: the network.
@@ -149,9 +153,9 @@ def round_time(
         streams >= 0 and clients >= 1,
         f"{streams} streams and {clients} clients; give 0 or more and 1 or more",
     )
-    slowest = float((1.0 / np.arange(1, clients + 1)).sum())
+    harmonic = float((1.0 / np.arange(1, clients + 1)).sum())
+    computing = system.t_min + system.mean_delay * harmonic
     sent = uploads * (clients if system.uplink == "sequential" else 1)
-    computing = system.t_min + system.mean_delay * slowest
     return streams * system.t_dl + passes * computing + sent * system.rho * system.t_dl
 
 
@@ -165,8 +169,9 @@ def time_to_finish(
     passes: float = 1.0,
     uploads: int = 1,
 ) -> float:
-    """Time of `rounds` rounds (`round_time`), and of the delivery of the final models:
-    `delivered` T_dl more.
+    """Time of `rounds` rounds, and of the delivery of the final models.
+
+    A round takes `round_time`; the delivery takes `delivered` T_dl more.
 
     Args:
         system: the network.
@@ -174,7 +179,5 @@ def time_to_finish(
         streams, clients, passes, uploads: as in `round_time`.
         delivered: distinct models that clients are sent at the end.
     """
-    return (
-        rounds * round_time(system, streams, clients, passes=passes, uploads=uploads)
-        + delivered * system.t_dl
-    )
+    each = round_time(system, streams, clients, passes=passes, uploads=uploads)
+    return rounds * each + delivered * system.t_dl

@@ -1,5 +1,6 @@
-"""All that one probe says of a population: a table of clients, a table of pairs, and a
-few sentences.
+"""All that one probe says of a population.
+
+It is a table of clients, a table of pairs, and a few sentences.
 """
 
 from collections.abc import Sequence
@@ -100,11 +101,12 @@ class Evidence:
 
     def __post_init__(self) -> None:
         for name, values in vars(self).items():
-            require(
-                values is None or len(values) == len(self.names),
-                f"{name} holds {0 if values is None else len(values)} clients, and"
-                f" there are {len(self.names)} names",
-            )
+            if values is not None:
+                require(
+                    len(values) == len(self.names),
+                    f"{name} holds {len(values)} clients, and there are"
+                    f" {len(self.names)} names",
+                )
         both = (self.feature_means is None) == (self.feature_squares is None)
         require(
             both, "give the features' means and the means of their squares, or neither"
@@ -137,18 +139,19 @@ class Diagnosis:
     groups: Int[np.ndarray, " m"]
 
     def clients(self) -> "pl.DataFrame":
-        """A line for each client: `client`, `samples`, `effective_samples`, `gain`,
-        `strength`, `group`.
+        """A line for each client.
+
+        The columns are `client`, `samples`, `effective_samples`, `gain`, `strength` and
+        `group`; see `RESTS_ON`.
         """
         import polars as pl
 
+        sizes = self.evidence.sizes
         return pl.DataFrame(
             {
                 "client": list(self.evidence.names),
-                "samples": self.evidence.sizes,
-                "effective_samples": effective_samples(
-                    self.weights, self.evidence.sizes
-                ),
+                "samples": sizes,
+                "effective_samples": effective_samples(self.weights, sizes),
                 "gain": self.gain.gain,
                 "strength": self.gain.strength,
                 "group": self.groups,
@@ -156,8 +159,12 @@ class Diagnosis:
         )
 
     def pairs(self) -> "pl.DataFrame":
-        """A line for each pair: `client`, `other`, `gradient_ratio`, `gradient_p`, and,
-        where known, `label_divergence`, `label_p`, `input_difference`, `input_p`."""
+        """A line for each pair.
+
+        The columns are `client`, `other`, `gradient_ratio`, `gradient_p`, and, where
+        known, `label_divergence`, `label_p`, `input_difference` and `input_p`; see
+        `RESTS_ON`.
+        """
         import polars as pl
 
         names = np.array(self.evidence.names, object)
@@ -177,10 +184,11 @@ class Diagnosis:
         )
 
     def told_apart(self, what: What) -> NDArray[np.float64]:
-        """p-values of the pairs [m (m - 1) / 2] in the order of `pairs`, adjusted for
-        all of them.
+        """p-values of the pairs, adjusted for all of them.
 
-        Empty where labels or inputs are not known.
+        Returns:
+            [m (m - 1) / 2] in the order of `pairs`; empty where labels or inputs are
+            not known.
         """
         above = np.triu_indices(len(self.evidence.names), 1)
         if what == "gradients":
@@ -189,35 +197,32 @@ class Diagnosis:
         return np.zeros(0) if compared is None else holm(compared.p[above])
 
     def sentences(self) -> list[str]:
-        """What a person wants to know, in this order: do clients differ, in what, who
-        resembles whom, who gains.
+        """What a person wants to know.
+
+        In this order: do clients differ, in what, who resembles whom, who gains.
         """
-        found = [
-            self._in_data(),
-            self._in_gradients(),
-            self._of_groups(),
-            self._of_gain(),
-        ]
-        return [sentence for sentence in found if sentence]
+        sentences = [self._in_data(), self._in_gradients()]
+        sentences += [self._of_groups(), self._of_gain()]
+        return [sentence for sentence in sentences if sentence]
 
     def _in_data(self) -> str:
-        parts = []
         compared: tuple[What, ...] = ("labels", "inputs")
+        parts = []
         for what in compared:
             p = self.told_apart(what)
+            apart = int((p < ALPHA).sum())
             if len(p):
-                parts.append(f"{what} in {int((p < ALPHA).sum())} of {len(p)} pairs")
-        return (
-            f"Clients are told apart by their {' and by their '.join(parts)}."
-            if parts
-            else ""
-        )
+                parts.append(f"{what} in {apart} of {len(p)} pairs")
+        if not parts:
+            return ""
+        return f"Clients are told apart by their {' and by their '.join(parts)}."
 
     def _in_gradients(self) -> str:
         p = self.told_apart("gradients")
         apart = p < ALPHA
         if not apart.any():
             return "No pair of clients is told apart by gradients."
+        # The pairs that labels or inputs tell apart as well.
         by_data = np.zeros(len(p), bool)
         for what in ("labels", "inputs"):
             values = self.told_apart(what)
@@ -236,36 +241,27 @@ class Diagnosis:
         sizes = np.bincount(self.groups)
         if len(sizes) == 1:
             return ""
-        alone = [
-            name
-            for name, size in zip(self.evidence.names, sizes[self.groups], strict=True)
-            if size == 1
-        ]
+        sizes_of_own = zip(self.evidence.names, sizes[self.groups], strict=True)
+        alone = [name for name, size in sizes_of_own if size == 1]
         if len(alone) == len(self.groups):
             return (
                 "Every client is told apart from every other one: there are no groups."
             )
-        named = ", ".join(alone[:3]) + (
-            f" and {len(alone) - 3} more" if len(alone) > 3 else ""
-        )
-        outliers = (
-            f"; {named} {'stand' if len(alone) > 1 else 'stands'} alone"
-            if alone
-            else ""
-        )
-        return (
-            f"There are {len(sizes)} groups within which no pair is told"
-            f" apart{outliers}."
-        )
+        sentence = f"There are {len(sizes)} groups within which no pair is told apart"
+        if not alone:
+            return f"{sentence}."
+        names = ", ".join(alone[:3])
+        if len(alone) > 3:
+            names += f" and {len(alone) - 3} more"
+        return f"{sentence}; {names} {'stand' if len(alone) > 1 else 'stands'} alone."
 
     def _of_gain(self) -> str:
         gain = self.gain.gain
-        low, middle, high = (
-            f"{value:.3g}" for value in (gain.min(), np.median(gain), gain.max())
-        )
+        low, median, high = gain.min(), np.median(gain), gain.max()
         return (
-            f"Sharing would make clients as sure of their models as {low} to {high}"
-            f" times their samples (median {middle}), if models behaved like means."
+            f"Sharing would make clients as sure of their models as {low:.3g} to"
+            f" {high:.3g} times their samples (median {median:.3g}), if models behaved"
+            " like means."
         )
 
 
@@ -281,6 +277,8 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         np.asarray(evidence.sigma2, np.float64), np.asarray(evidence.batch_sizes), sizes
     )
     compared = homogeneity(evidence.gradients, traces, sizes)
+    # The variance of each client's gradient. Where a single batch says nothing of it,
+    # the median of the others stands in.
     noise = np.where(np.isnan(traces), np.nanmedian(traces), traces) / sizes
     still = np.flatnonzero(noise <= 0)
     if len(still):
@@ -289,16 +287,12 @@ def diagnose(evidence: Evidence) -> Diagnosis:
             " between batches; are all its rows the same?"
         )
     gradients = np.asarray(evidence.gradients, np.float64)
-    labels = (
-        None
-        if evidence.label_counts is None
-        else label_differences(evidence.label_counts)
-    )
-    inputs = None
-    if evidence.feature_means is not None and evidence.feature_squares is not None:
-        inputs = input_differences(
-            evidence.feature_means, evidence.feature_squares, sizes
-        )
+    labels, inputs = None, None
+    if evidence.label_counts is not None:
+        labels = label_differences(evidence.label_counts)
+    means, squares = evidence.feature_means, evidence.feature_squares
+    if means is not None and squares is not None:
+        inputs = input_differences(means, squares, sizes)
     weights = user_centric_weights(Probe(gradients, np.asarray(evidence.sigma2), sizes))
     gain = personalization_gain(noise, variance_between(gradients, noise), "exact")
     return Diagnosis(

@@ -1,8 +1,8 @@
-"""Who gains from sharing, by the uncertainty of models: the two-level Gaussian model of
-Self-FL (Chen et al. 2022).
+"""Who gains from sharing, by the uncertainty of models.
 
-theta_m ~ N(theta_0, s_0) around a common one, and what client m learns alone z_m ~
-N(theta_m, s_m). Variances are traces, or means over coordinates, but all of one kind.
+The two-level Gaussian model of Self-FL (Chen et al. 2022): theta_m ~ N(theta_0, s_0)
+around a common one, and what client m learns alone z_m ~ N(theta_m, s_m). Variances are
+traces, or means over coordinates, but all of one kind.
 """
 
 from dataclasses import dataclass
@@ -14,8 +14,9 @@ from jaxtyping import Float, Int
 from fedtailor.protocol import require
 
 Posterior = Literal["paper", "exact"]
-"""`paper` (eq. 3): the others' models tell of client m's as if it were the common one;
-`exact`: as the model has it.
+"""What the others' models tell of client m's.
+
+`paper` (eq. 3): as much as if it were the common one; `exact`: what the model says.
 """
 
 
@@ -41,8 +42,9 @@ class PersonalizationGain:
     def steps(
         self, step_size: float, curvature: float = 1.0, largest: int = 40
     ) -> Int[np.ndarray, " m"]:
-        """Local steps l_m [m] of eq. 8: (1 - eta h)^l = rho_m, rounded up, from 1 to
-        `largest`.
+        """Local steps l_m of eq. 8, (1 - eta h)^l = rho_m, rounded up.
+
+        They are limited to 1 to `largest`.
 
         Raises:
             ValueError: eta h is not in (0, 1).
@@ -53,6 +55,7 @@ class PersonalizationGain:
             f"rate times curvature is {product:g}; eq. 8 has a solution for numbers in"
             " (0, 1) only",
         )
+        # Rounding must not add a step to a solution that is a whole number.
         with np.errstate(divide="ignore"):
             steps = np.ceil(np.log(self.rho) / np.log1p(-product) - 1e-9)
         return np.clip(steps, 1, largest).astype(np.int64)
@@ -61,12 +64,11 @@ class PersonalizationGain:
 def personalization_gain(
     within: Float[np.ndarray, " m"], between: float, posterior: Posterior = "paper"
 ) -> PersonalizationGain:
-    """GAIN_m = 1 + s_m A, with A = sum_{k != m} 1 / (s_0 + s_k) as in eq. 3 of the
-    paper, or 1 / (s_0 + 1/A), exact.
+    """GAIN_m = 1 + s_m A, where A is what the others' models tell.
 
-    The paper's A grows with the number of clients however far apart they are; the exact
-    one is at most 1 / s_0, for that is all that a common model known perfectly would
-    tell.
+    In the paper (eq. 3) A = sum_{k != m} 1 / (s_0 + s_k); exact is 1 / (s_0 + 1/A). The
+    paper's A grows with the number of clients however far apart they are; the exact one
+    is at most 1 / s_0, for that is all that a common model known perfectly would tell.
 
     Args:
         within: s_m, variance of what client m learns alone, above 0.
@@ -89,25 +91,25 @@ def personalization_gain(
         posterior in ("paper", "exact"),
         f"posterior is {posterior!r}; it must be 'paper' or 'exact'",
     )
+    # What each other client's model tells of a common one, as a precision.
     precisions = 1.0 / (between + own)
     others = np.array([np.delete(precisions, m).sum() for m in range(len(own))])
     if posterior == "exact":
         others = np.divide(others, 1 + between * others)
+    gain = 1 + own * others
     rho = others / (1 / own + others)
     strength = own / between if between > 0 else np.full(len(own), np.inf)
-    return PersonalizationGain(
-        1 + own * others, rho, strength, float(rho.max(initial=0.0))
-    )
+    return PersonalizationGain(gain, rho, strength, float(rho.max(initial=0.0)))
 
 
 def variance_between(
     models: Float[np.ndarray, "m d"], within: Float[np.ndarray, " m"]
 ) -> float:
-    """s_0 from clients' models: their empirical variance (eq. 14; the trace) less the
-    mean of s_m, and 0 at least.
+    """s_0 from clients' models.
 
-    As printed, eq. 14 estimates s_0 plus the mean of s_m: the models differ by what
-    each of them has learned wrong, too.
+    It is their empirical variance (eq. 14; the trace) less the mean of s_m, and 0 at
+    least. As printed, eq. 14 estimates s_0 plus the mean of s_m: the models differ by
+    what each of them has learned wrong, too.
 
     Args:
         models: what clients learn alone, z_m.

@@ -1,5 +1,6 @@
-"""`compare`: run an experiment into a result directory, run by run, and go on where it
-was stopped.
+"""`compare`: run an experiment into a result directory, run by run.
+
+A comparison that was stopped goes on where it was.
 
     RESULTS/runs/<scenario>/<method>-<fingerprint>-s<seed>/    one run directory for each training
     RESULTS/<experiment>/experiment.json                       the index: what was compared, and which runs say so
@@ -51,9 +52,11 @@ ALL_FAILED = (
 )
 
 Progress = Callable[["Comparison", Entry, int, Training | None], None]
-"""Called when a run begins (without a training), after each of its rounds, and for
-finished runs not at all: the comparison (see `done` and `progressed`), what runs, its
-seed, its training."""
+"""Called when a run begins (without a training) and after each of its rounds.
+
+For finished runs it is not called at all. The arguments are the comparison (see `done`
+and `progressed`), what runs, its seed, its training.
+"""
 
 
 @dataclass
@@ -108,17 +111,18 @@ class Comparison:
     @property
     def done(self) -> int:
         """Runs that are over, or will not be made."""
-        return len(self._runs.seconds) + sum(
-            skipped["runs"] for skipped in self.skipped
-        )
+        skipped = sum(skipped["runs"] for skipped in self.skipped)
+        return len(self._runs.seconds) + skipped
 
     @property
     def progressed(self) -> float:
         """Runs that are over, and the shares of their rounds that others have done."""
-        runs = self._runs
-        return self.done + sum(
-            share for name, share in runs.shares.items() if name not in runs.seconds
+        begun = (
+            share
+            for name, share in self._runs.shares.items()
+            if name not in self._runs.seconds
         )
+        return self.done + sum(begun)
 
     @property
     def index(self) -> Path:
@@ -126,8 +130,12 @@ class Comparison:
         return self.results / self.experiment.name / INDEX
 
     def run(self) -> Path:
-        """All runs, in order; the index. A run that diverges, or whose method refuses
-        its settings, ends alone.
+        """All runs, in order.
+
+        A run that diverges, or whose method refuses its settings, ends alone.
+
+        Returns:
+            The index.
 
         Raises:
             ValueError: the index belongs to another file of the same name; data are
@@ -151,25 +159,22 @@ class Comparison:
             lock.release()
 
     def _run_all(self) -> Path:
+        """Choose settings on the first seed, and train the chosen ones on all seeds."""
         seeds = self.experiment.file.seeds
-        chosen: dict[int, Candidate | None] = {}
         for column in self.experiment.columns:
             entries = [
                 entry for entry in self.experiment.entries if entry.column is column
             ]
             if self.budget:
-                chosen |= self._halve(entries, seeds[0])
+                chosen = self._halve(entries, seeds[0])
             else:
-                chosen |= {
-                    id(entry): self._choose(entry, seeds[0]) for entry in entries
-                }
+                chosen = {id(entry): self._choose(entry, seeds[0]) for entry in entries}
             for start in range(0, len(seeds), self.at_once):
+                together = seeds[start : start + self.at_once]
                 for entry in entries:
                     candidate = chosen[id(entry)]
                     if candidate is not None:
-                        self._cells(
-                            entry, candidate, seeds[start : start + self.at_once]
-                        )
+                        self._cells(entry, candidate, together)
         if not self.cells and self.skipped:
             raise ValueError(f"nothing could be run: {self.skipped[0]['why']}")
         self._write()
@@ -180,8 +185,9 @@ class Comparison:
             self.progress(self, entry, seed, training)
 
     def _choose(self, entry: Entry, seed: int) -> Candidate | None:
-        """The candidate that is best on the clients' validation data, after the last
-        round, on the first seed.
+        """The candidate that is best on the clients' validation data.
+
+        After the last round, on the first seed.
 
         Returns:
             None where every candidate diverged or was refused.
@@ -194,26 +200,29 @@ class Comparison:
         scores: list[float | None] = []
         for candidate in entry.candidates:
             name = self._runs.train(entry, candidate, seed)
-            refusal = self._runs.refusals.get(name)
-            if refusal is not None:
-                self._skip(entry, seed, candidate.parameters, refusal)
             runs.append(name)
-            scores.append(
-                None if refusal is not None else validation_score(self.results / name)
-            )
-        scored = [
-            (score, number) for number, score in enumerate(scores) if score is not None
-        ]
-        _, best = max(scored, key=lambda pair: pair[0], default=(None, None))
+            if name in self._runs.refusals:
+                refusal = self._runs.refusals[name]
+                self._skip(entry, seed, candidate.parameters, refusal)
+                scores.append(None)
+            else:
+                scores.append(validation_score(self.results / name))
+        # The first of equally good ones.
+        best, best_score = None, None
+        for number, score in enumerate(scores):
+            if score is not None and (best_score is None or score > best_score):
+                best, best_score = number, score
         if best is None:
-            self._skip(
-                entry, None, {}, ALL_FAILED, runs=len(self.experiment.file.seeds) - 1
-            )
-        for number, (candidate, run, score) in enumerate(
-            zip(entry.candidates, runs, scores, strict=True)
-        ):
+            other_seeds = len(self.experiment.file.seeds) - 1
+            self._skip(entry, None, {}, ALL_FAILED, runs=other_seeds)
+        for number, candidate in enumerate(entry.candidates):
             self._list(
-                entry, candidate, seed, run=run, val=score, chosen=number == best
+                entry,
+                candidate,
+                seed,
+                run=runs[number],
+                val=scores[number],
+                chosen=number == best,
             )
         return None if best is None else entry.candidates[best]
 
@@ -310,26 +319,25 @@ class Comparison:
     def _score_after(
         self, entry: Entry, candidate: Candidate, seed: int, rounds: int
     ) -> float | None:
-        """A candidate's score on validation data after some rounds; None if it diverged
-        before, or was refused.
+        """A candidate's score on validation data after some rounds.
+
+        Returns:
+            None if it diverged before, or was refused.
         """
         column = entry.column
         name = self._runs.name_of(entry, candidate, seed)
-        metric = self._metric(column, seed)
+        path, metric = self.results / name, self._metric(column, seed)
         if rounds < column.rounds:
-            score = stored_score(self.results / name, metric, rounds)
+            # It may have stopped here before, or have gone on already.
+            score = stored_score(path, metric, rounds)
             if score is not None:
-                return score  # stopped here before, or gone on already
-        if not has_diverged(self.results / name):
+                return score
+        if not has_diverged(path):
             self._runs.train(entry, candidate, seed, rounds)
         if name in self._runs.refusals:
             self._skip(entry, seed, candidate.parameters, self._runs.refusals[name])
             return None
-        return (
-            None
-            if has_diverged(self.results / name)
-            else stored_score(self.results / name, metric, rounds)
-        )
+        return None if has_diverged(path) else stored_score(path, metric, rounds)
 
     def _metric(self, column: Column, seed: int) -> Metric:
         """What the runs of a column are judged by."""
@@ -371,18 +379,18 @@ class Comparison:
         *,
         runs: int = 0,
     ) -> None:
-        """Add something that is not run to the index, with the reason; `runs` is how
-        many of the experiment's runs that are.
+        """Add something that is not run to the index.
+
+        Args:
+            entry: the method and the scenario.
+            seed: None: for all seeds.
+            parameters: what the grid sets.
+            why: the reason, in one line.
+            runs: how many of the experiment's runs that are.
         """
-        self.skipped.append(
-            {
-                **names(entry),
-                "seed": seed,
-                "parameters": dict(parameters),
-                "why": why,
-                "runs": runs,
-            }
-        )
+        skipped = {**names(entry), "seed": seed, "parameters": dict(parameters)}
+        skipped |= {"why": why, "runs": runs}
+        self.skipped.append(skipped)
 
     def _cells(self, entry: Entry, candidate: Candidate, seeds: Sequence[int]) -> None:
         """The runs of one method on some seeds."""
@@ -391,21 +399,16 @@ class Comparison:
         for seed in seeds:
             run = self._runs.train(entry, candidate, seed)
             if run in self._runs.refusals:
-                self._skip(
-                    entry, seed, candidate.parameters, self._runs.refusals[run], runs=1
-                )
+                why = self._runs.refusals[run]
+                self._skip(entry, seed, candidate.parameters, why, runs=1)
                 continue
-            self.cells.append(
-                {
-                    **names(entry),
-                    "seed": seed,
-                    "run": run,
-                    "chosen": dict(candidate.parameters),
-                }
-            )
+            cell = {**names(entry), "seed": seed, "run": run}
+            cell["chosen"] = dict(candidate.parameters)
+            self.cells.append(cell)
         self._write()
 
     def _write(self) -> None:
+        """Write the index anew."""
         runs = [self.results / cell["run"] for cell in self.cells]
         content = {
             **described_experiment(self.experiment, self.index, self.source),
@@ -420,8 +423,9 @@ class Comparison:
         write_index(self.index, content)
 
     def _spent(self) -> dict[str, int] | None:
-        """Rounds that halving takes, and those of all candidates on one seed and all
-        methods on the others.
+        """Rounds that halving takes, and those that it saves.
+
+        Without it all candidates train on one seed, and all methods on the others.
         """
         if not self.budget:
             return None

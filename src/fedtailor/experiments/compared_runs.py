@@ -1,5 +1,6 @@
-"""The runs of a comparison: where each stands in the result directory, its data, and
-how it is made.
+"""The runs of a comparison.
+
+Where each stands in the result directory, its data, and how it is made.
 """
 
 import hashlib
@@ -65,11 +66,16 @@ class ComparedRuns:
     def train(
         self, entry: Entry, candidate: Candidate, seed: int, rounds: int | None = None
     ) -> str:
-        """One run, unless its directory holds it already; where it stands in the result
-        directory.
+        """One run, unless its directory holds it already.
 
         Args:
+            entry: the method and the scenario.
+            candidate: the method's settings.
+            seed: of the run.
             rounds: how many of the column's rounds, all by default.
+
+        Returns:
+            Where it stands in the result directory.
         """
         column = entry.column
         name = self.name_of(entry, candidate, seed)
@@ -77,9 +83,8 @@ class ComparedRuns:
         if summary is None:
             federation = self.data(column, seed)
             model = bind(column.scenario.model, federation)
-            executor = executor_of(
-                federation, model, self.settings, self.results / name
-            )
+            path = self.results / name
+            executor = executor_of(federation, model, self.settings, path)
             drive(self._run(entry, candidate, seed, executor, rounds=rounds), executor)
             if name in self.refusals:
                 return name
@@ -114,12 +119,9 @@ class ComparedRuns:
     def _finished(
         self, name: str, column: Column, rounds: int | None = None
     ) -> dict[str, Any] | None:
-        """The summary of a run that has done so many rounds; None of one that has
-        not.
-        """
-        return RunDirectory(self.results / name).finished_summary(
-            rounds or column.rounds
-        )
+        """The summary of a run that has done so many rounds; None of another one."""
+        directory = RunDirectory(self.results / name)
+        return directory.finished_summary(rounds or column.rounds)
 
     def _run(
         self,
@@ -130,14 +132,21 @@ class ComparedRuns:
         stopped: threading.Event | None = None,
         rounds: int | None = None,
     ) -> Exchanges[None]:
-        """One run as exchanges. One that diverges ends without an error: its directory
-        says so, and the tables will. So does one whose method refuses its settings for
-        these clients: the index says so."""
+        """One run as exchanges.
+
+        One that diverges ends without an error: its directory says so, and the tables
+        will. So does one whose method refuses its settings for these clients: the index
+        says so.
+        """
         column = entry.column
         name = self.name_of(entry, candidate, seed)
         rounds = rounds or column.rounds
         self.progress(entry, seed, None)
         self.refusals.pop(name, None)
+        callbacks = [
+            AfterRound(self._after_round(entry, seed, name)),
+            *self._trackers(entry, candidate, seed),
+        ]
         try:
             yield from run_exchanges(
                 candidate.algorithm,
@@ -147,10 +156,7 @@ class ComparedRuns:
                 participation=column.participation,
                 evaluate_every=self.evaluate_every(column),
                 uplink=entry.uplink,
-                callbacks=[
-                    AfterRound(self._after_round(entry, seed, name)),
-                    *self._trackers(entry, candidate, seed),
-                ],
+                callbacks=callbacks,
                 directory=self.results / name,
                 resume=True,
                 checkpoint_every=max(column.rounds // 5, 1),
@@ -161,16 +167,19 @@ class ComparedRuns:
             )
         except Diverged:
             return
-        except Unusable:  # not the method's doing: nothing else could be run either
+        except Unusable:
+            # Not the method's doing: nothing else could be run either.
             raise
         except ValueError as error:
             self.refusals[name] = str(error)
 
     def _trackers(self, entry: Entry, candidate: Candidate, seed: int) -> list[Tracker]:
-        chosen = "".join(
-            f", {key} {value}" for key, value in candidate.parameters.items()
+        """The trackers that are shown a run."""
+        parameters = candidate.parameters.items()
+        method = ", ".join(
+            [entry.row, *(f"{key} {value}" for key, value in parameters)]
         )
-        title = f"{entry.row}{chosen} on {entry.column.label}, seed {seed}"
+        title = f"{method} on {entry.column.label}, seed {seed}"
         directory = self.results / self.name_of(entry, candidate, seed)
         return find_trackers(
             self.track, directory, experiment=self.experiment.name, run=title
@@ -189,12 +198,11 @@ class ComparedRuns:
         """The clients of one column and seed; only the last ones stay in memory."""
         key = column.label, seed
         if key not in self._federations:
-            old = [other for other in self._federations if other[0] != column.label]
-            old = (
-                old
-                or list(self._federations)[: len(self._federations) + 1 - self.at_once]
-            )
-            for other in old:
+            loaded = list(self._federations)
+            # Those of other columns go first; else there is room for `at_once` seeds.
+            too_many = max(len(loaded) + 1 - self.at_once, 0)
+            others = [other for other in loaded if other[0] != column.label]
+            for other in others or loaded[:too_many]:
                 del self._federations[other]
             self._federations[key] = column.scenario.build(seed)
         return self._federations[key]
@@ -204,8 +212,9 @@ class ComparedRuns:
         return self.experiment.file.evaluate_every or max(column.rounds // 20, 1)
 
     def name_of(self, entry: Entry, candidate: Candidate, seed: int) -> str:
-        """Where a run stands in the result directory: equal settings and version, equal
-        name.
+        """Where a run stands in the result directory.
+
+        Runs of equal settings and version have equal names.
         """
         column = entry.column
         measured = self.experiment.file.measured
@@ -225,21 +234,22 @@ class ComparedRuns:
             settings["measured"] = measured
         text = json.dumps(settings, sort_keys=True, default=str)
         fingerprint = hashlib.sha256(text.encode()).hexdigest()[:10]
-        name = f"{RUNS}/{column.scenario.name}/{candidate.algorithm.about.name}-{fingerprint}-s{seed}"
-        made_by = stored_versions(self.results / name / MANIFEST).get(
-            "fedtailor", __version__
-        )
+        method = candidate.algorithm.about.name
+        name = f"{RUNS}/{column.scenario.name}/{method}-{fingerprint}-s{seed}"
+        versions = stored_versions(self.results / name / MANIFEST)
+        if versions.get("fedtailor", __version__) == __version__:
+            return name
+        # Another version made the run of that name; ours stands beside it.
         beside = f"{name}-{__version__}"
-        if made_by == __version__ or (
-            self.any_version and not (self.results / beside).exists()
-        ):
+        if self.any_version and not (self.results / beside).exists():
             return name
         return beside
 
 
 def _digest_of_file(column: Column) -> str:
-    """A digest of the user's own file, where the scenario reads one: other contents are
-    other runs.
+    """A digest of the user's own file, where the scenario reads one.
+
+    Runs on other contents are other runs.
     """
     path = column.arguments.get("path")
     if path is None:

@@ -1,5 +1,6 @@
-"""The index of a comparison: what was compared, and which runs say so, as one JSON
-file.
+"""The index of a comparison: what was compared, and which runs say so.
+
+It is one JSON file.
 """
 
 import json
@@ -29,18 +30,14 @@ def require_own_index(index: Path, source: Path | None) -> None:
     """
     try:
         before = json.loads(index.read_text()).get("file")
-    except (
-        OSError,
-        ValueError,
-        AttributeError,
-    ):  # there is none, or a damaged one, which is written anew
+    except (OSError, ValueError, AttributeError):
+        # There is none, or a damaged one, which is written anew.
         return
-    other = (index.parent / before).resolve() if isinstance(before, str) else None
-    same = (
-        other is None or source is None or not other.exists() or other.samefile(source)
-    )
+    if source is None or not isinstance(before, str):
+        return
+    other = (index.parent / before).resolve()
     require(
-        same,
+        not other.exists() or other.samefile(source),
         f"{index.parent} holds the results of {other}; rename {source}, or name another"
         " directory",
     )
@@ -80,7 +77,9 @@ def write_index(index: Path, content: dict[str, Any]) -> None:
     Raises:
         Unusable: it cannot be written.
     """
-    text = json.dumps(sealed(json.loads(json.dumps(content, default=str))), indent=1)
+    # The digest is of what is read back: text for all that JSON does not know.
+    plain = json.loads(json.dumps(content, default=str))
+    text = json.dumps(sealed(plain), indent=1)
     try:
         with replacing(index) as temporary:
             temporary.write_text(text, "utf-8")
@@ -96,9 +95,7 @@ def names(entry: Entry) -> dict[str, str]:
 
 
 def versions_of(runs: Iterable[Path]) -> dict[str, str]:
-    """The versions that made runs, as their manifests say; several where they
-    differ.
-    """
+    """The versions that made runs, as their manifests say; several where they differ."""
     versions: dict[str, set[str]] = {}
     for run in runs:
         for name, version in stored_versions(run / MANIFEST).items():
@@ -107,17 +104,17 @@ def versions_of(runs: Iterable[Path]) -> dict[str, str]:
 
 
 def _described_column(column: Column) -> dict[str, Any]:
+    """A scenario as `fedtailor.report.experiment.ScenarioUse` has it."""
     participation = column.participation
+    share = participation.count
+    if share is None:
+        share = participation.fraction
     described = {
         "use": column.scenario.name,
         "arguments": dict(column.arguments),
         "model": repr(column.scenario.model),
         "rounds": column.rounds,
-        "participation": (
-            participation.fraction
-            if participation.count is None
-            else participation.count
-        ),
+        "participation": share,
     }
     if participation.sampling:
         described["sampling"] = participation.sampling
@@ -125,15 +122,12 @@ def _described_column(column: Column) -> dict[str, Any]:
 
 
 def _sweeps(experiment: Experiment) -> dict[str, Any]:
-    """Label in the file -> the parameter that its rows vary, and the row of each
-    value.
-    """
+    """Label in the file -> the parameter that its rows vary, and each value's row."""
     sweeps: dict[str, Any] = {}
     for entry in experiment.entries:
         if len(entry.varied) == 1:
-            ((parameter, value),) = entry.varied.items()
-            sweep = sweeps.setdefault(
-                entry.algorithm, {"parameter": parameter, "rows": {}}
-            )
+            parameter, value = next(iter(entry.varied.items()))
+            empty = {"parameter": parameter, "rows": {}}
+            sweep = sweeps.setdefault(entry.algorithm, empty)
             sweep["rows"][str(value)] = entry.row
     return sweeps

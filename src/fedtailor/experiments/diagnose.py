@@ -34,18 +34,21 @@ from fedtailor.runs.run import executor_of
 from fedtailor.training import Training
 
 SHARE = 1 / 3
-"""Samples of a batch in the variance of gradients, as a share of the client's
-(Mestoukirdi et al., section V).
+"""Samples of a batch in the variance of gradients, as a share of the client's.
+
+Mestoukirdi et al., section V.
 """
 
 PAIR_FEATURES = 4e8
-"""Pairs of clients times features that are compared (10 seconds); of more, features at
-equal distances are taken.
+"""Pairs of clients times features that are compared (10 seconds).
+
+Of more, features at equal distances are taken.
 """
 
 ROUNDING = 1e-6
-"""Relative error of a gradient in single precision, generously: deviations below it are
-none.
+"""Relative error of a gradient in single precision, generously.
+
+Deviations below it are none.
 """
 
 _BATCH = 128
@@ -85,8 +88,7 @@ def diagnose(
     seed: int = 0,
     settings: Settings = Settings(),  # noqa: B008 (frozen)
 ) -> Advice:
-    """Ask every client that trains one probe, and say who differs, who gains from
-    sharing, and what to train.
+    """Say who differs, who gains from sharing, and what to train.
 
     Each client sends its gradient at the common initial model and the variance of its
     batches' gradients (UCFL's probe), how often it has each class, and the means and
@@ -104,19 +106,16 @@ def diagnose(
         Diverged: a gradient is NaN or infinite.
     """
     executor = executor_of(federation, bind(model, federation), settings)
-    features = (
-        int(np.prod(federation.input_shape, dtype=int))
-        if federation.x.dtype.kind != "i"
-        else 0
-    )
-    # tokens have no means, and a model without inputs no features
+    # Tokens have no means, and a model without inputs no features.
+    features = 0
+    if federation.x.dtype.kind != "i":
+        features = int(np.prod(federation.input_shape, dtype=int))
+    network = executor.model
     evidence, sent = gather_evidence(
-        executor, executor.model, federation.classes or 0, features, seed
+        executor, network, federation.classes or 0, features, seed
     )
     diagnosis = diagnose_evidence(evidence)
-    race = recommend(
-        diagnosis, executor.model.size * np.dtype(executor.model.dtype).itemsize
-    )
+    race = recommend(diagnosis, network.size * np.dtype(network.dtype).itemsize)
     validation = int(federation.val.sizes[federation.seen].sum())
     return Advice(diagnosis, race, federation.name, sent, validation)
 
@@ -124,8 +123,7 @@ def diagnose(
 def gather_evidence(
     executor: Executor, model: Model, classes: int, features: int, seed: int = 0
 ) -> tuple[Evidence, int]:
-    """The evidence of an executor's seen clients, in the order in which they are
-    listed, by one probe.
+    """The evidence of an executor's seen clients, by one probe.
 
     Args:
         executor: who answers.
@@ -135,7 +133,8 @@ def gather_evidence(
         seed: of the initial model and of the batches.
 
     Returns:
-        The evidence, and the bytes that the clients sent.
+        The evidence, of the clients in the order in which they are listed, and the
+        bytes that the clients sent.
     """
     training = Training(DataProbe(classes, features), executor, model, seed=seed)
     answers: ProbeAnswers = training.server
@@ -154,8 +153,9 @@ class ProbeAnswers(ServerState):
 
 @hyperparameters
 class DataProbe(Algorithm):
-    """UCFL's probe, and what the labels and features of a client are like. It trains
-    nothing.
+    """UCFL's probe, and what the labels and features of a client are like.
+
+    It trains nothing.
     """
 
     classes: int = 0
@@ -185,24 +185,21 @@ class DataProbe(Algorithm):
             return total + batch.weight @ batch.x.reshape(len(batch.x), -1)
 
         if self.classes:
-            answer["class_counts"] = local.loop(
-                jnp.zeros(self.classes, dtype), count, one_pass, _BATCH
-            )
+            none = jnp.zeros(self.classes, dtype)
+            answer["class_counts"] = local.loop(none, count, one_pass, _BATCH)
         if self.features:
-            nothing = jnp.zeros(self.features, dtype)
-            mean = local.loop(nothing, add, one_pass, _BATCH) / local.size
+            zeros = jnp.zeros(self.features, dtype)
+            mean = local.loop(zeros, add, one_pass, _BATCH) / local.size
 
-            # around the mean: squares of large features would leave nothing of their
-            # variance in single precision
+            # Around the mean: squares of large features would leave nothing of their
+            # variance in single precision.
             def add_square(total: Array, batch: Batch, step: Int[Array, ""]) -> Array:
-                return total + batch.weight @ jnp.square(
-                    batch.x.reshape(len(batch.x), -1) - mean
-                )
+                deviations = batch.x.reshape(len(batch.x), -1) - mean
+                return total + batch.weight @ jnp.square(deviations)
 
+            squares = local.loop(zeros, add_square, one_pass, _BATCH)
             answer["feature_means"] = mean
-            answer["feature_variances"] = (
-                local.loop(nothing, add_square, one_pass, _BATCH) / local.size
-            )
+            answer["feature_variances"] = squares / local.size
         return answer
 
     def aggregate_probe(
@@ -218,20 +215,16 @@ def _evidence(clients: Clients, server: ProbeAnswers) -> Evidence:
         kind: np.asarray(values)[listed] for kind, values in server.answers.items()
     }
     sizes = clients.sizes[listed]
-    counts, means, squares = (
-        answers.get("class_counts"),
-        answers.get("feature_means"),
-        None,
-    )
+    counts, means = answers.get("class_counts"), answers.get("feature_means")
+    squares = None
     if means is not None:
         chosen = _features(len(sizes), means.shape[1])
         means = means[:, chosen].astype(np.float64)
         squares = answers["feature_variances"][:, chosen].astype(np.float64) + means**2
     gradients, sigma2 = answers["gradient"], answers["sigma2"].astype(np.float64)
+    # Equal rows differ by rounding only.
     lengths = np.einsum("md,md->m", gradients, gradients, dtype=np.float64)
-    sigma2 = np.where(
-        sigma2 > ROUNDING**2 * lengths, sigma2, 0.0
-    )  # equal rows differ by rounding only
+    sigma2 = np.where(sigma2 > ROUNDING**2 * lengths, sigma2, 0.0)
     return Evidence(
         names=[clients.names[row] for row in listed],
         sizes=sizes,
@@ -245,18 +238,19 @@ def _evidence(clients: Clients, server: ProbeAnswers) -> Evidence:
 
 
 def batch_sizes(sizes: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m"]:
-    """Samples of a batch in UCFL's probe [m] (`UCFL.sigma_batch` = 1/3): at most half
-    of the samples, at least one.
+    """Samples of a batch in UCFL's probe (`UCFL.sigma_batch` = 1/3).
+
+    At most half of the samples, at least one.
     """
     thirds = (SHARE * np.asarray(sizes) + 1e-3).astype(np.int64)
     return np.maximum(np.minimum(thirds, np.asarray(sizes) // 2), 1)
 
 
 def _features(clients: int, features: int) -> Int[np.ndarray, " chosen"]:
-    """Which features of so many are compared: all, or as many as take seconds, at equal
-    distances.
+    """Which features of so many are compared.
+
+    All, or as many at equal distances as take seconds.
     """
     most = max(int(2 * PAIR_FEATURES / clients**2), 1)
-    return np.unique(
-        np.linspace(0, features - 1, min(features, most)).round().astype(np.int64)
-    )
+    positions = np.linspace(0, features - 1, min(features, most))
+    return np.unique(positions.round().astype(np.int64))

@@ -1,5 +1,6 @@
-"""Experiment files as nested dicts: inheritance, the quick size, and the line on which
-a setting stands.
+"""Experiment files as nested dicts.
+
+Inheritance, the quick size, and the line on which a setting stands.
 """
 
 import re
@@ -44,8 +45,9 @@ class Document:
     sources: tuple[tuple[str, str, KeyPath], ...]
 
     def explain(self, error: ConfigError) -> str:
-        """The error with file and line: of the setting, or of the table that should
-        hold it.
+        """The error with file and line.
+
+        The line is that of the setting, or of the table that should hold it.
         """
         for length in range(len(error.place), 0, -1):
             for name, text, prefix in self.sources:
@@ -56,33 +58,34 @@ class Document:
 
 
 def read(path: Path, *, quick: bool = False) -> Document:
-    """An experiment file, laid over its `base` (a file beside it); `quick` lays the
-    table [quick] over all.
+    """An experiment file, laid over its `base` (a file beside it).
 
-    A table is laid over a table key by key; everything else replaces what was there,
-    and `false` removes a table.
+    `quick` lays the table [quick] over all. A table is laid over a table key by key;
+    everything else replaces what was there, and `false` removes a table.
 
     Raises:
         ValueError: a file cannot be read, is no TOML, is its own base, or has no quick
             size.
     """
     layers: list[tuple[str, str, dict[str, Any]]] = []
+    # The file, its base, the base of that, ...
     seen: list[Path] = []
-    following: Path | None = path
-    while following is not None:
+    file: Path | None = path
+    while file is not None:
         require(
-            following.resolve() not in seen,
-            f"{following} is its own base; remove `base` from one of the files",
+            file.resolve() not in seen,
+            f"{file} is its own base; remove `base` from one of the files",
         )
-        seen.append(following.resolve())
-        text, content = _parse(following)
+        seen.append(file.resolve())
+        text, content = _parse(file)
         base = content.pop("base", None)
         require(
             base is None or isinstance(base, str),
-            f"{following}: base is {base!r}; it must be the name of a file",
+            f"{file}: base is {base!r}; it must be the name of a file",
         )
-        layers.append((following.name, text, content))
-        following = None if base is None else following.parent / base
+        layers.append((file.name, text, content))
+        file = None if base is None else file.parent / base
+    # From the last base on, each is laid over what is below it.
     content: dict[str, Any] = {}
     sources: list[tuple[str, str, KeyPath]] = [
         (name, text, ()) for name, text, _ in layers
@@ -109,7 +112,9 @@ def read(path: Path, *, quick: bool = False) -> Document:
 
 
 def overlay(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid over `under`: tables key by key, `false` over a table removes it, all
+    """`over` laid over `under`.
+
+    Tables are laid over each other key by key, `false` over a table removes it, and all
     else replaces.
     """
     merged = dict(under)
@@ -125,8 +130,9 @@ def overlay(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
 
 
 def line_of(text: str, place: KeyPath) -> int | None:
-    """The line (from 1) of a TOML text that sets `place` or opens its table; None if no
-    line does.
+    """The line (from 1) of a TOML text that sets `place` or opens its table.
+
+    None if no line does.
     """
     table: KeyPath = ()
     for number, line in enumerate(text.splitlines(), 1):

@@ -1,5 +1,6 @@
-"""`Experiment`: methods x scenarios x seeds x grids, read from a file and checked whole
-before anything runs.
+"""`Experiment`: methods x scenarios x seeds x grids, read from a file.
+
+It is checked whole before anything runs.
 """
 
 import re
@@ -30,31 +31,18 @@ from fedtailor.trackers import find_tracker
 from fedtailor.training import Participation, Sampling, as_participation
 
 METRICS = (
-    "mean",
-    "weighted",
-    "worst",
-    "worst10",
-    "std",
-    "largest10",
-    "unseen",
-    "best_val",
-    "max_test",
+    *("mean", "weighted", "worst", "worst10", "std"),
+    *("largest10", "unseen", "best_val", "max_test"),
 )
 FIGURES = (
-    "accuracy-by-round",
-    "accuracy-by-bytes",
-    "accuracy-by-time",
-    "histogram",
-    "collaboration",
-    "silhouette",
-    "diagnostics",
-    "fairness",
-    "sweep",
+    *("accuracy-by-round", "accuracy-by-bytes", "accuracy-by-time", "histogram"),
+    *("collaboration", "silhouette", "diagnostics", "fairness", "sweep"),
 )
 
 Share = Annotated[float, Field(gt=0)]
-"""Who reports in a round: a share of the seen clients (up to 1), or a number of them
-(from 2).
+"""Who reports in a round.
+
+A share of the seen clients (up to 1), or a number of them (from 2).
 """
 
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
@@ -63,8 +51,9 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Rounds = Annotated[int, Field(ge=1, le=MOST_ROUNDS)]
 
 NAME = re.compile(r"\w[^/\\]*")
-"""What an experiment's name, from its file, may be: its directory stands below the
-results, and is not hidden.
+"""What an experiment's name, from its file, may be.
+
+Its directory stands below the results, and is not hidden.
 """
 
 
@@ -211,9 +200,9 @@ class Experiment:
     @property
     def runs(self) -> int:
         """How many trainings this takes, those of the grids included."""
-        return sum(
-            len(self.file.seeds) + len(entry.candidates) - 1 for entry in self.entries
-        )
+        # Settings are chosen on the first seed: the chosen one is not trained again.
+        seeds = len(self.file.seeds)
+        return sum(seeds + len(entry.candidates) - 1 for entry in self.entries)
 
 
 def load(path: Path, *, quick: bool = False) -> Experiment:
@@ -232,9 +221,10 @@ def resolve(document: Document, name: str, *, quick: bool = False) -> Experiment
     Raises:
         ValueError: something in it is wrong, in one line.
     """
-    usable = NAME.fullmatch(name) is not None and name != "runs"
+    # The directory "runs" holds the runs of all experiments.
+    is_free = NAME.fullmatch(name) is not None and name != "runs"
     require(
-        usable,
+        is_free,
         f"an experiment cannot be called {name!r}, as its file is; rename the file",
     )
     try:
@@ -264,16 +254,9 @@ def _validated(content: Mapping[str, Any]) -> _File:
         first = error.errors()[0]
         place = tuple(str(part) for part in first["loc"] if part != "[key]")
         if first["type"] == "extra_forbidden":
-            check_choice_at(
-                place[-1],
-                [
-                    name
-                    for name in (*_File.model_fields, "base", "quick")
-                    if name != place[-1]
-                ],
-                place,
-                "key",
-            )
+            known = [*_File.model_fields, "base", "quick"]
+            known = [name for name in known if name != place[-1]]
+            check_choice_at(place[-1], known, place, "key")
         if first["type"] == "missing":
             raise ConfigError(place, f"{place[-1]} is missing") from None
         wrong = first["msg"].lower().removeprefix("value error, ")
@@ -283,8 +266,9 @@ def _validated(content: Mapping[str, Any]) -> _File:
 
 
 def _check_names(key: str, names: Sequence[str], find: Callable[[str], object]) -> None:
-    """Metrics and trackers exist; whether a metric is defined for a scenario is known
-    with its data.
+    """Metrics and trackers exist.
+
+    Whether a metric is defined for a scenario is known only with its data.
     """
     for name in names:
         try:
@@ -314,14 +298,13 @@ def _column(label: str, table: _Scenario, file: _File) -> Column:
             raise ConfigError((*place, key), str(error)) from None
     scenario = scenario.sized(**arguments)
     if table.model is not None:
-        scenario = replace(
-            scenario, model=architecture(table.model, (*place, "model"), own_files=True)
-        )
-    participation = next(
-        share
-        for share in (table.participation, file.participation, scenario.participation)
-        if share is not None
-    )
+        model = architecture(table.model, (*place, "model"), own_files=True)
+        scenario = replace(scenario, model=model)
+    participation = table.participation
+    if participation is None:
+        participation = file.participation
+    if participation is None:
+        participation = scenario.participation
     rounds = table.rounds or file.rounds or scenario.rounds
     try:
         reporters = as_participation(participation, table.sampling or file.sampling)
@@ -363,11 +346,10 @@ def _entries(column: Column, file: _File) -> Iterator[Entry]:
                     f"{label} has a grid, and grids are chosen on validation data: give"
                     f" scenario {column.label!r} some, such as val = 0.1",
                 )
-            name_of_row = ", ".join(
-                [label, *(f"{key} {value}" for key, value in flatten(varied).items())]
-            )
+            flat = flatten(varied)
+            parts = [label, *(f"{key} {value}" for key, value in flat.items())]
             yield Entry(
-                name_of_row, label, column, candidates, flatten(varied), refused, uplink
+                ", ".join(parts), label, column, candidates, flat, refused, uplink
             )
 
 
@@ -392,36 +374,31 @@ def _offered(
 
 
 def _start(name: str, column: Column, file: _File) -> Algorithm:
-    """The method as the scenario recommends it, trained locally as [sgd] and
-    [scenarios.LABEL.sgd] say.
+    """The method as the scenario recommends it.
+
+    It trains locally as [sgd] and [scenarios.LABEL.sgd] say.
     """
     start: Any = column.scenario.algorithm(name)
     if hasattr(start, "sgd"):
-        for settings, place in (
-            (file.sgd, ("sgd",)),
-            (file.scenarios[column.label].sgd, ("scenarios", column.label, "sgd")),
-        ):
-            start = replace(start, sgd=configure(start.sgd, settings, place))
+        start = replace(start, sgd=configure(start.sgd, file.sgd, ("sgd",)))
+        settings = file.scenarios[column.label].sgd
+        place = ("scenarios", column.label, "sgd")
+        start = replace(start, sgd=configure(start.sgd, settings, place))
     return start
 
 
 def _check_published(file: _File, entries: tuple[Entry, ...], quick: bool) -> None:
-    """Published figures must have a row and a column here (a quick size may leave some
-    out).
+    """Published figures must have a row and a column here.
+
+    A quick size may leave rows out.
     """
+    columns = list(file.scenarios)
     rows = list(dict.fromkeys(entry.row for entry in entries))
     for metric, tables in file.published.items():
         for label, figures in tables.items():
-            check_choice_at(
-                label,
-                list(file.scenarios),
-                ("published", metric, label),
-                "scenario in this experiment",
-            )
-            for row in figures if not quick else ():
-                check_choice_at(
-                    row,
-                    rows,
-                    ("published", metric, label, row),
-                    "row in this experiment",
-                )
+            place = ("published", metric, label)
+            check_choice_at(label, columns, place, "scenario in this experiment")
+            if quick:
+                continue
+            for row in figures:
+                check_choice_at(row, rows, (*place, row), "row in this experiment")

@@ -1,33 +1,35 @@
-"""Successive halving: candidates are compared on validation data early, and only the
-better ones go on.
+"""Successive halving: candidates are compared early, and only the better ones go on.
 
-K. Jamieson and A. Talwalkar, "Non-stochastic best arm identification and hyperparameter
-optimization", AISTATS 2016. Here the candidates are all settings of all methods.
-Settings of one method differ early, and methods late: the first cut leaves every method
-its best setting, and only the later ones leave methods out. A method that is left out
-still takes part in the decision, as it was then (`fedtailor.decision.best_method`). So
-methods are left out all at once, and late, when their order is nearly that of the end.
+They are compared on validation data. K. Jamieson and A. Talwalkar, "Non-stochastic best
+arm identification and hyperparameter optimization", AISTATS 2016. Here the candidates
+are all settings of all methods. Settings of one method differ early, and methods late:
+the first cut leaves every method its best setting, and only the later ones leave
+methods out. A method that is left out still takes part in the decision, as it was then
+(`fedtailor.decision.best_method`). So methods are left out all at once, and late, when
+their order is nearly that of the end.
 """
 
 from collections.abc import Sequence
 from math import floor
 
 SHARES = (1 / 12, 3 / 8)
-"""Of the rounds, after which candidates are cut. Of six methods with two settings each,
-as a table of one's own is compared, this takes 12 (1/12) + 6 (3/8 - 1/12) + 2 (1 - 3/8)
-= 4 whole runs of 12."""
+"""Of the rounds, after which candidates are cut.
+
+Of six methods with two settings each, as a table of one's own is compared, this takes
+12 (1/12) + 6 (3/8 - 1/12) + 2 (1 - 3/8) = 4 whole runs of 12.
+"""
 FINALISTS = 2
-"""How many methods are trained to the end, and on every seed: training alone, and the
-one that is held against it.
+"""How many methods are trained to the end, and on every seed.
+
+They are training alone, and the one that is held against it.
 """
 
 
 def cuts(rounds: int, every: int) -> list[int]:
-    """After how many rounds candidates are compared: ascending, below `rounds`, and
-    always after an evaluation.
+    """After how many rounds candidates are compared: ascending, below `rounds`.
 
-    So a candidate that goes on leaves the same measurements as one that was never
-    stopped.
+    It is always after an evaluation: so a candidate that goes on leaves the same
+    measurements as one that was never stopped.
 
     Args:
         rounds: of a whole run.
@@ -40,17 +42,21 @@ def cuts(rounds: int, every: int) -> list[int]:
 
 
 def kept(methods: int, cuts: int) -> list[int]:
-    """How many go on after each cut: one of each method, then in equal ratios down to
-    `FINALISTS` (6: 6, 2).
+    """How many methods go on after each cut, with their best setting.
+
+    After the first cut all do, then they become fewer in equal ratios, down to
+    `FINALISTS`: of 6 methods after 2 cuts 6 and 2.
     """
     least = min(FINALISTS, methods)
+    # A single cut is the last one.
     powers = [cut / (cuts - 1) for cut in range(cuts)] if cuts > 1 else [1.0] * cuts
-    # a little more than the quotient, which rounding may leave just below a whole
-    # number
-    return [
-        max(floor(methods * (least / methods) ** power + 1e-9), least)
-        for power in powers
-    ]
+    counts = []
+    for power in powers:
+        # A little more than the quotient, which rounding may leave just below a whole
+        # number.
+        count = floor(methods * (least / methods) ** power + 1e-9)
+        counts.append(max(count, least))
+    return counts
 
 
 def survivors(

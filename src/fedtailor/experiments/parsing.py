@@ -28,8 +28,9 @@ from fedtailor.protocol import (
 T = TypeVar("T")
 
 MOST_COMBINATIONS = 10_000
-"""Each is a training: more are a mistake, and would fill the memory before the first
-begins.
+"""Each is a training.
+
+More are a mistake, and would fill the memory before the first begins.
 """
 
 NONE = "none"
@@ -41,8 +42,9 @@ class RefusedSettings(ConfigError):
 
 
 def configure(value: T, settings: Mapping[str, Any], place: KeyPath = ()) -> T:
-    """A method with some hyper-parameters set; tables set those of its parts (`sgd =
-    {lr = 0.1}`).
+    """A method with some hyper-parameters set.
+
+    Tables set those of its parts (`sgd = {lr = 0.1}`).
 
     Raises:
         ConfigError: there is no such hyper-parameter, it cannot be set in a file, or it
@@ -66,15 +68,15 @@ def configure(value: T, settings: Mapping[str, Any], place: KeyPath = ()) -> T:
         check_trains(made)
         return made
     except ValueError as error:
-        culprit = next((name for name in settings if name in str(error)), None)
-        raise RefusedSettings(
-            place if culprit is None else (*place, culprit), str(error)
-        ) from None
+        # The error names the setting, as a rule.
+        named = [name for name in settings if name in str(error)]
+        raise RefusedSettings((*place, *named[:1]), str(error)) from None
 
 
 def check_trains(part: Any, prefix: str = "") -> None:
-    """Refuse local training that does nothing, which Python allows as the neutral
-    element of its formulas.
+    """Refuse local training that does nothing.
+
+    In Python it is allowed, as the neutral element of the formulas.
 
     Raises:
         ValueError: with the setting's name, behind `prefix`.
@@ -93,13 +95,12 @@ def coerce(given: Any, hint: Any, place: KeyPath) -> Any:
     if given == NONE and type(None) in typing.get_args(hint):
         return None
     try:
-        return TypeAdapter(hint).validate_json(
-            json.dumps(given, default=str), strict=True
-        )
+        # As JSON: there lists may stand for tuples, strictly.
+        text = json.dumps(given, default=str)
+        return TypeAdapter(hint).validate_json(text, strict=True)
     except ValidationError as error:
-        wanted = " or ".join(
-            dict.fromkeys(one["msg"] for one in error.errors())
-        ).lower()
+        messages = dict.fromkeys(problem["msg"] for problem in error.errors())
+        wanted = " or ".join(messages).lower()
         raise ConfigError(place, f"{place[-1]} is {given!r}; {wanted}") from None
     except PydanticSchemaGenerationError:
         raise ConfigError(
@@ -131,10 +132,8 @@ def architecture(
     if own is None:
         check_choice_at(name, list(known), place, "model")
     build = known[name] if own is None else _own_function(*own, place)
-    hints, names = (
-        typing.get_type_hints(build),
-        list(inspect.signature(build).parameters),
-    )
+    hints = typing.get_type_hints(build)
+    names = list(inspect.signature(build).parameters)
     for key in arguments:
         check_choice_at(key, names, (*place, key), f"argument of {name}")
     coerced = {
@@ -172,8 +171,9 @@ def _own_function(path: Path, name: str, place: KeyPath) -> Callable[..., Any]:
 
 
 def combinations(lists: Mapping[str, Any], place: KeyPath) -> list[dict[str, Any]]:
-    """Every combination of the values in a table of lists (nested tables for nested
-    settings), as nested dicts.
+    """Every combination of the values in a table of lists, as nested dicts.
+
+    Nested tables are for nested settings.
 
     Raises:
         ConfigError: a value is no list, or an empty one; or there are more than anybody
@@ -184,21 +184,19 @@ def combinations(lists: Mapping[str, Any], place: KeyPath) -> list[dict[str, Any
     if count > MOST_COMBINATIONS:
         advice = f"at most {MOST_COMBINATIONS:,} are possible: shorten its lists"
         raise ConfigError(place, f"{place[-1]} has {count:,} combinations; {advice}")
-    return [
-        _nested(zip((path for path, _ in flat), values, strict=True))
-        for values in product(*(values for _, values in flat))
-    ]
+    paths = [path for path, _ in flat]
+    every = product(*(values for _, values in flat))
+    return [_nested(zip(paths, values, strict=True)) for values in every]
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested settings by dotted name."""
     flat: dict[str, Any] = {}
     for name, value in settings.items():
-        flat |= (
-            flatten(value, f"{prefix}{name}.")
-            if isinstance(value, Mapping)
-            else {f"{prefix}{name}": value}
-        )
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
     return flat
 
 
@@ -216,12 +214,8 @@ def check_choice_at(name: str, names: Sequence[str], place: KeyPath, what: str) 
 
 def _part(hint: Any, place: KeyPath) -> Any:
     """A new instance of the method that an annotation such as `SGD | None` names."""
-    kinds = (
-        typing.get_args(hint)
-        if isinstance(hint, types.UnionType) or typing.get_origin(hint)
-        else (hint,)
-    )
-    for kind in kinds:
+    is_union = isinstance(hint, types.UnionType) or typing.get_origin(hint)
+    for kind in typing.get_args(hint) if is_union else (hint,):
         if isinstance(kind, type) and getattr(kind, "__is_hyperparameters__", False):
             return kind()
     raise ConfigError(place, f"{place[-1]} is no table; give it a value")
@@ -230,12 +224,11 @@ def _part(hint: Any, place: KeyPath) -> Any:
 def _leaves(
     lists: Mapping[str, Any], place: KeyPath
 ) -> Iterable[tuple[KeyPath, list[Any]]]:
+    """The lists of a table with the keys on the way to each."""
     for name, values in lists.items():
         if isinstance(values, Mapping):
-            yield from (
-                ((name, *path), inner)
-                for path, inner in _leaves(values, (*place, name))
-            )
+            for path, inner in _leaves(values, (*place, name)):
+                yield (name, *path), inner
         elif isinstance(values, list) and values:
             yield (name,), values
         else:
@@ -247,6 +240,7 @@ def _leaves(
 
 
 def _nested(settings: Iterable[tuple[KeyPath, Any]]) -> dict[str, Any]:
+    """Settings by the keys on the way to them, as nested dicts."""
     tree: dict[str, Any] = {}
     for path, value in settings:
         table = tree

@@ -17,8 +17,11 @@ from fedtailor.storage.run_files import (
 
 
 def validation_score(path: Path) -> float | None:
-    """Mean over clients, on validation data after the last round, of what the run is
-    judged by (minus it, where lower is better); None if the run diverged.
+    """A run's score on validation data after the last round: higher is better.
+
+    Returns:
+        The mean over clients of what the run is judged by, or minus it where lower is
+        better; None if the run diverged.
 
     Raises:
         ValueError: the scenario has no validation data.
@@ -40,8 +43,12 @@ def validation_score(path: Path) -> float | None:
 
 
 def stored_score(path: Path, metric: Metric, rounds: int) -> float | None:
-    """As `validation_score`, after some of a run's rounds, whether it has ended or not;
-    None if it was not evaluated then.
+    """As `validation_score`, after some of a run's rounds.
+
+    The run may have ended or not.
+
+    Returns:
+        None if it was not evaluated then.
 
     Raises:
         Damaged: the directory does not hold what was written to it.

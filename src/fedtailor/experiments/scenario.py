@@ -16,8 +16,7 @@ from fedtailor.protocol import SGD, Algorithm, require
 
 
 def defaults_with(sgd: SGD) -> Callable[[str], Algorithm]:
-    """method name -> the method with its defaults, trained locally as `sgd` says (for
-    `Scenario.default`).
+    """A `Scenario.default`: methods with their defaults, trained locally by `sgd`.
 
     A method that is defined for plain SGD only does without the momentum, and one that
     the rate does not suit keeps its own local training.
@@ -100,21 +99,19 @@ class Scenario:
         }
 
     def _checked(self, name: str, value: Any, kind: Any) -> Any:
-        """A value of the annotated kind; whole numbers serve as floats, and lists (as
-        in TOML) as tuples.
+        """A value of the annotated kind.
+
+        Whole numbers serve as floats, and lists (as in TOML) as tuples.
         """
         try:
             given = tuple(value) if isinstance(value, list) else value
             return TypeAdapter(kind).validate_python(given, strict=True)
         except ValidationError as error:
-            wanted = " or ".join(
-                dict.fromkeys(
-                    problem["msg"].removeprefix("Input should be ")
-                    for problem in error.errors()
-                )
-            )
+            messages = (problem["msg"] for problem in error.errors())
+            wanted = [text.removeprefix("Input should be ") for text in messages]
             raise ValueError(
-                f"{self.name}: {name} is {value!r}; it must be {wanted}"
+                f"{self.name}: {name} is {value!r}; it must be"
+                f" {' or '.join(dict.fromkeys(wanted))}"
             ) from None
 
     def algorithm(self, name: str) -> Algorithm:
@@ -124,8 +121,6 @@ class Scenario:
             ValueError: there is no such method.
         """
         registered = find_algorithm(name).about.name
-        return (
-            self.settings[registered]
-            if registered in self.settings
-            else self.default(registered)
-        )
+        if registered in self.settings:
+            return self.settings[registered]
+        return self.default(registered)

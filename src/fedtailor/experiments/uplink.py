@@ -1,6 +1,4 @@
-"""What happens to an update before it leaves a client, as files and the command line
-write it.
-"""
+"""What happens to an update before it leaves a client, as files and options write it."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,14 +12,15 @@ from fedtailor.protocol import Pipeline, require
 
 
 def uplink_of_tables(entries: Sequence[Mapping[str, Any]], place: KeyPath) -> Pipeline:
-    """The transforms of a list of tables, such as `[{use = "clip", norm = 0.5}, {use =
-    "quantize"}]`.
+    """The transforms of a list of tables.
+
+    Such as `[{use = "clip", norm = 0.5}, {use = "quantize"}]`.
 
     Raises:
         ConfigError: a transform or setting is unknown or has a wrong value, or their
             order is wrong.
     """
-    found = []
+    transforms = []
     for entry in entries:
         settings = dict(entry)
         name = settings.pop("use", None)
@@ -35,20 +34,21 @@ def uplink_of_tables(entries: Sequence[Mapping[str, Any]], place: KeyPath) -> Pi
         except ValueError as error:
             raise ConfigError(place, str(error)) from None
         try:
-            found.append(configure(transform(), settings, place))
+            transforms.append(configure(transform(), settings, place))
         except ConfigError as error:
             raise ConfigError(place, f"{name}: {error}") from None
     try:
-        check_order(tuple(found))
+        check_order(tuple(transforms))
     except ValueError as error:
         raise ConfigError(place, str(error)) from None
-    return tuple(found)
+    return tuple(transforms)
 
 
 def uplink_of_texts(texts: Sequence[str]) -> Pipeline:
-    """The transforms of texts, such as `clip:0.5` or
-    `gaussian-noise:1.1,norm=0.5,by=client`: behind the colon the first setting of a
-    transform may stand without its name.
+    """The transforms of texts, such as `clip:0.5`.
+
+    Behind the colon the first setting of a transform may stand without its name, as in
+    `gaussian-noise:1.1,norm=0.5,by=client`.
 
     Raises:
         ValueError: as `uplink_of_tables`.
@@ -64,9 +64,9 @@ def uplink_of_texts(texts: Sequence[str]) -> Pipeline:
                 bool(equals) or number == 0,
                 f"--uplink {text}: write {key!r} as name=value",
             )
-            key, value = (
-                (key, value) if equals else (fields(cast(Any, transform))[0].name, key)
-            )
+            if not equals:
+                first = fields(cast(Any, transform))[0]
+                key, value = first.name, key
             entry[key] = _value(value)
         entries.append(entry)
     return uplink_of_tables(entries, ())

@@ -1,5 +1,6 @@
-"""Who holds which data: federations, how to build them, and how to make clients
-differ.
+"""Who holds which data.
+
+Federations, how to build them, and how to make clients differ.
 """
 
 from fedtailor.federation import datasets

@@ -1,6 +1,4 @@
-"""Federations from arrays with the client of every row, and from partitioned data
-sets.
-"""
+"""Federations from arrays with the client of every row, and from partitioned data."""
 
 from numbers import Real
 from typing import Any, Literal
@@ -168,7 +166,7 @@ def _labels(y: NDArray[Any]) -> tuple[NDArray[Any], int | None, tuple[str, ...] 
         Targets, the number of classes and the names of the classes; None where there
         are no classes, or no names.
     """
-    # data frames may hold numbers as objects
+    # Data frames may hold numbers as objects.
     if y.dtype.kind == "O" and all(isinstance(value, Real) for value in y.flat):
         y = np.array(y.tolist())
     if y.dtype.kind in "USO":
@@ -204,11 +202,8 @@ def _number_of_classes(
     if names is None:
         least = int(y.min())
         if least < 0:
-            advice = (
-                "recode -1 as 0"
-                if set(y.flat[:1000]) == {-1, 1}
-                else "recode the labels as 0, 1, ..."
-            )
+            signs = set(y.flat[:1000]) == {-1, 1}
+            advice = "recode -1 as 0" if signs else "recode the labels as 0, 1, ..."
             row = int(np.argwhere(y == least)[0][0])
             raise ValueError(
                 f"row {row} has label {least}, and labels count from 0; {advice}, or"
@@ -242,21 +237,23 @@ def _refuse_gaps(y: NDArray[Any], count: int) -> None:
     gap = int(np.argmax(np.diff(present) > 1))
     missing = int(present[gap]) + 1
     after = labels[gap]
-    rare = (
-        f"; if {missing} is only rare, give classes={count}"
-        if count <= MAX_CLASSES
-        else ""
+    row = int(np.argmax(y == after))
+    advice = (
+        "If labels are numbers to predict, convert y to floats; if they are names, to"
+        " text"
     )
+    if count <= MAX_CLASSES:
+        advice += f"; if {missing} is only rare, give classes={count}"
     raise ValueError(
-        f"no row has label {missing}, and row {int(np.argmax(y == after))} has {after}:"
-        " is it mistyped? If labels are numbers to predict, convert y to floats; if"
-        f" they are names, to text{rare}"
+        f"no row has label {missing}, and row {row} has {after}: is it mistyped?"
+        f" {advice}"
     )
 
 
 def _check_shapes(arrays: dict[str, NDArray[Any]]) -> None:
-    """Refuse columns that are not of the length of x, or have more than one axis where
-    they must not.
+    """Refuse columns that are not of the length of x.
+
+    All but x and y must have a single axis.
     """
     x = arrays["x"]
     require(x.ndim >= 1, "x has no rows; give one for each example")
@@ -277,7 +274,8 @@ def _clients(client: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
             f"client is {client.dtype} of shape {client.shape}; give one integer or"
             " text for each row"
         )
-    return encode(client if client.dtype.kind in "iu" else plain_text(client, "client"))
+    is_text = client.dtype.kind not in "iu"
+    return encode(plain_text(client, "client") if is_text else client)
 
 
 def _by_owner(owners: NDArray[np.int64], clients: int) -> Ragged:
@@ -306,10 +304,9 @@ def _groups(
         raise ValueError(
             f"group is {group.dtype}; give an integer or text for each row"
         )
-    codes, values = encode(
-        group if group.dtype.kind in "iub" else plain_text(group, "group")
-    )
-    # the group of each client's first row, which all its other rows must have
+    is_text = group.dtype.kind not in "iub"
+    codes, values = encode(plain_text(group, "group") if is_text else group)
+    # The group of each client's first row, which all its other rows must have.
     first = codes[rows.rows[rows.offsets[:-1]]]
     differs = codes[rows.rows] != first[rows.owners]
     if differs.any():
@@ -335,16 +332,14 @@ def _parts(
         return tuple(named), list(named.values())
     parts = partitioner(data, check_seed(seed))
     _check_parts(data, parts)
-    # numbers of one width, so that names sort as numbers do
+    # Numbers of one width, so that names sort as numbers do.
     digits = len(str(max(len(parts) - 1, 0)))
     names = tuple(f"client-{number:0{digits}d}" for number in range(len(parts)))
     return names, parts
 
 
 def _check_parts(data: Dataset, parts: list[NDArray[Any]]) -> None:
-    """Refuse what a function of the user's own returned, where it names no rows, or one
-    row twice.
-    """
+    """Refuse what a partitioner returned where it names no rows, or one row twice."""
     rows = Ragged.of(parts).rows
     require(
         not len(rows) or rows.max() < len(data),
@@ -362,8 +357,10 @@ def _check_parts(data: Dataset, parts: list[NDArray[Any]]) -> None:
 def _published_splits(
     data: Dataset, partitioner: Partitioner, test: str, val: float, seed: int
 ) -> tuple[tuple[str, ...], tuple[Ragged, Ragged, Ragged]]:
-    """Names of the clients, and their (train, val, test) rows, where the publishers
-    have chosen the test examples.
+    """Each client's rows, where the publishers have chosen the test examples.
+
+    Returns:
+        Names of the clients, and their (train, val, test) rows.
     """
     if data.test is None:
         raise ValueError(
@@ -397,7 +394,7 @@ def _compact(
         used[part.rows] = True
     if used.all():
         return data.x, data.y, list(splits)
-    # how many used rows stand before each one
+    # How many used rows stand before each one.
     new_number = np.cumsum(used) - 1
     renumbered = [part.renumber(new_number[part.rows]) for part in splits]
     return data.x[used], data.y[used], renumbered

@@ -1,5 +1,6 @@
-"""Checks of what users give that several parts of this room share; every failure is one
-line with the remedy.
+"""Checks of what users give that several parts of this room share.
+
+Every failure is one line with the remedy.
 """
 
 import math
@@ -16,13 +17,15 @@ SPLITS = ("train", "val", "test")
 """The splits of a client's examples, in the order in which everything lists them."""
 
 MAX_CLASSES = 100_000
-"""A model has an output for every class: more than these take gigabytes for what is
-usually a column of numbers.
+"""A model has an output for every class.
+
+More than these take gigabytes for what is usually a column of numbers.
 """
 
 MAX_SEED = 2**32 - 1
-"""JAX's keys are made of 32 bits: larger seeds, and negative ones, would share their
-keys with others.
+"""JAX's keys are made of 32 bits.
+
+Larger seeds, and negative ones, would share their keys with others.
 """
 
 
@@ -59,10 +62,11 @@ def check_finite(value: Any, what: str) -> None:
     Raises:
         ValueError: with the name `what`.
     """
-    number = (
-        isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    require(
+        is_number and math.isfinite(value),
+        f"{what} is {shown(value)}; it must be a finite number",
     )
-    require(number, f"{what} is {shown(value)}; it must be a finite number")
 
 
 def shown(value: Any) -> str:
@@ -72,8 +76,9 @@ def shown(value: Any) -> str:
 
 
 def check_memory(numbers: float, itemsize: int, what: str) -> None:
-    """Refuse at once what could never fit into this machine: a mistyped size would stop
-    it instead.
+    """Refuse at once what could never fit into this machine.
+
+    A mistyped size would stop the machine instead.
 
     Args:
         numbers: how many numbers the arrays hold.
@@ -155,12 +160,10 @@ def plain_text(values: NDArray[Any], what: str) -> NDArray[np.str_]:
                 for value in values.flat
             ]
             text = np.array(texts, np.str_).reshape(values.shape)
+        elif values.dtype.kind == "S":
+            text = np.char.decode(values, "utf-8")
         else:
-            text = (
-                np.char.decode(values, "utf-8")
-                if values.dtype.kind == "S"
-                else values.astype(np.str_)
-            )
+            text = values.astype(np.str_)
     except UnicodeDecodeError:
         raise ValueError(
             f"a {what} is bytes that are no UTF-8; decode the column first"
@@ -176,11 +179,9 @@ def plain_text(values: NDArray[Any], what: str) -> NDArray[np.str_]:
 
 def _is_missing(value: Any) -> bool:
     """None, NaN, and what data frames have for a missing cell."""
-    return (
-        value is None
-        or (isinstance(value, float | np.floating) and math.isnan(value))
-        or type(value).__name__ in ("NAType", "NaTType")
-    )
+    if isinstance(value, float | np.floating):
+        return math.isnan(value)
+    return value is None or type(value).__name__ in ("NAType", "NaTType")
 
 
 def _memory() -> int:

@@ -132,15 +132,13 @@ class Dataset:
                 f"labels {list(labels)} are not different classes of"
                 f" 0..{self.classes - 1}"
             )
-        # old class -> new class, -1 for those that are left out
+        # Old class -> new class, -1 for those that are left out.
         codes = np.full(self.classes, -1)
         codes[list(labels)] = np.arange(len(labels))
         chosen = self.take(codes[self.y] >= 0)
-        names = (
-            None
-            if self.class_names is None
-            else tuple(self.class_names[label] for label in labels)
-        )
+        names = None
+        if self.class_names is not None:
+            names = tuple(self.class_names[label] for label in labels)
         return _replace(
             chosen, y=codes[chosen.y], classes=len(labels), class_names=names
         )
@@ -158,6 +156,5 @@ def encode(labels: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
         The codes, shaped as the labels, and what each code stands for; in sorted order.
     """
     values, codes = np.unique(labels, return_inverse=True)
-    return codes.reshape(np.shape(labels)).astype(np.int64), tuple(
-        str(value) for value in values
-    )
+    names = tuple(str(value) for value in values)
+    return codes.reshape(np.shape(labels)).astype(np.int64), names

@@ -27,8 +27,9 @@ def renamed(**names: str) -> Callable[[Made], Made]:
 def _translating(
     function: Callable[..., Any], title: str, names: dict[str, str]
 ) -> Callable[..., Any]:
-    """A function that takes old names of arguments, too; to whoever inspects it, it has
-    the new ones only.
+    """A function that takes old names of arguments, too.
+
+    To whoever inspects it, it has the new ones only.
     """
 
     @functools.wraps(function)

@@ -1,5 +1,6 @@
-"""Label shift by Dirichlet draws, in the two conventions of the literature. They
-differ: name the one you mean.
+"""Label shift by Dirichlet draws, in the two conventions of the literature.
+
+They differ: name the one you mean.
 """
 
 from dataclasses import dataclass
@@ -33,11 +34,11 @@ def _check(clients: int, alpha: float, min_samples: int) -> None:
 @renamed(least="min_samples")
 @dataclass(frozen=True)
 class DirichletByClass:
-    """Each CLASS is spread over the clients by a draw from Dirichlet(alpha, ...,
-    alpha); sizes follow from the draws.
+    """Each CLASS is spread over the clients by a draw from Dirichlet(alpha, ...).
 
-    The convention of Yurochkin et al. 2019, of Mestoukirdi et al. (section V: alpha 0.4
-    for 20 clients, 8 for 100) and, with `capped`, of NIID-Bench and PFLlib (alpha 0.1).
+    Sizes follow from the draws. The convention of Yurochkin et al. 2019, of Mestoukirdi
+    et al. (section V: alpha 0.4 for 20 clients, 8 for 100) and, with `capped`, of
+    NIID-Bench and PFLlib (alpha 0.1).
 
     Attributes:
         clients: how many.
@@ -85,9 +86,8 @@ class DirichletByClass:
                 proportions, total = np.ones(self.clients), float(self.clients)
             # Cumulative shares rounded down, so that parts sum to the whole; 1e-9
             # against sums just below an integer.
-            ends = np.floor(np.cumsum(proportions / total) * size + 1e-9).astype(
-                np.int64
-            )
+            cumulative = np.cumsum(proportions / total)
+            ends = np.floor(cumulative * size + 1e-9).astype(np.int64)
             ends[-1] = size
             counts[label] = np.diff(np.minimum(ends, size), prepend=0)
         return counts
@@ -96,11 +96,11 @@ class DirichletByClass:
 @renamed(least="min_samples")
 @dataclass(frozen=True)
 class DirichletByClient:
-    """Each CLIENT draws its label distribution from Dirichlet(alpha * classes * prior);
-    sizes are given, not drawn.
+    """Each CLIENT draws its label distribution from Dirichlet(alpha * classes * prior).
 
-    The convention of Hsu et al. 2019. Samples are drawn without replacement, so where a
-    class is exhausted the clients served last (a random few) take what is left.
+    Sizes are given, not drawn. The convention of Hsu et al. 2019. Samples are drawn
+    without replacement, so where a class is exhausted the clients served last (a random
+    few) take what is left.
 
     Attributes:
         clients: how many.
@@ -130,15 +130,13 @@ class DirichletByClient:
         stock = rows_by_class(data, rng)
         left = np.array([len(rows) for rows in stock])
         classes = len(stock)
-        prior = (
-            np.full(classes, 1 / classes)
-            if self.prior == "uniform"
-            else left / left.sum()
-        )
+        prior = left / left.sum()
+        if self.prior == "uniform":
+            prior = np.full(classes, 1 / classes)
         sizes = client_sizes(
             len(data), self.clients, self.sizes, self.min_samples, self.use_all, rng
         )
-        # [clients, classes]: each client's own distribution over labels
+        # [clients, classes]: each client's own distribution over labels.
         labels = rng.dirichlet(self.alpha * classes * prior, self.clients)
         counts = np.zeros((classes, self.clients), np.int64)
         # In random order, since those that are served last take what is left.
@@ -188,8 +186,8 @@ def _rows_of_clients(stock: list[Rows], counts: NDArray[np.int64]) -> list[Rows]
     Returns:
         The rows of each client, class after class.
     """
-    # cut behind every client's part; what nobody gets is a last piece, which no client
-    # reads
+    # Cut behind every client's part; what nobody gets is a last piece, which no client
+    # reads.
     by_class = [
         np.split(rows, np.cumsum(taken))
         for rows, taken in zip(stock, counts, strict=True)

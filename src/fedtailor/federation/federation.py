@@ -65,8 +65,11 @@ class Ragged:
 
     @classmethod
     def cut(cls, rows: NDArray[Any], sizes: NDArray[np.integer[Any]]) -> "Ragged":
-        """From the row numbers of all clients, one client after another, and how many
-        each has [m].
+        """From the row numbers of all clients, one client after another.
+
+        Args:
+            rows: [total] of all clients.
+            sizes: [m] how many each has.
         """
         ends = np.cumsum(np.asarray(sizes, np.int64))
         return cls(rows, np.concatenate([[0], ends]))
@@ -168,8 +171,7 @@ class Client:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Federation:
-    """A pool of examples and, for each of m clients, which of them it trains, validates
-    and tests on.
+    """A pool of examples, and which of them each of m clients trains and tests on.
 
     Examples may be shared between clients (a common test set), never between the splits
     of one client. Transforms of clients or groups (rotations, permuted labels) are
@@ -214,31 +216,23 @@ class Federation:
 
     def __post_init__(self) -> None:
         names = tuple(str(name) for name in self.names)
-        unseen = np.asarray(self.unseen)
+        unseen = np.asarray(self.unseen).astype(np.bool_)
         normal: dict[str, Any] = {
             "x": plain_array(self.x, "x"),
             "y": plain_array(self.y, "y"),
             "names": names,
-            "unseen": (
-                unseen.astype(np.bool_)
-                if len(unseen)
-                else np.zeros(len(names), np.bool_)
-            ),
-            "groups": (
-                None if self.groups is None else plain_array(self.groups, "groups")
-            ),
+            "unseen": unseen if len(unseen) else np.zeros(len(names), np.bool_),
             "shift": _numbers(self.shift, "shift"),
             "scale": _numbers(self.scale, "scale"),
-            "class_names": (
-                None
-                if self.class_names is None
-                else tuple(str(name) for name in self.class_names)
-            ),
         }
+        if self.groups is not None:
+            normal["groups"] = plain_array(self.groups, "groups")
+        if self.class_names is not None:
+            normal["class_names"] = tuple(str(name) for name in self.class_names)
         for key, value in normal.items():
             object.__setattr__(self, key, value)
         validate(self)
-        # only now, as before the check they might have been no integers
+        # Only now, as before the check they might have been no integers.
         if self.groups is not None:
             object.__setattr__(self, "groups", self.groups.astype(np.int64))
 
@@ -261,8 +255,9 @@ class Federation:
 
     @property
     def untested(self) -> NDArray[np.int64]:
-        """Positions of the clients without test rows (one row only trains): no table of
-        results can show them.
+        """Positions of the clients without test rows (one row only trains).
+
+        No table of results can show them.
         """
         return np.flatnonzero(self.test.sizes == 0)
 
@@ -292,32 +287,28 @@ class Federation:
 
     def describe(self) -> str:
         """Sizes of clients and splits in a few lines."""
-        targets = (
-            f"targets of shape {self.y.shape[1:]}"
-            if self.classes is None
-            else f"{self.classes} classes"
-        )
-        groups = (
-            "" if self.groups is None else f", {len(np.unique(self.groups))} groups"
-        )
-        unseen = int(self.unseen.sum())
+        targets = f"{self.classes} classes"
+        if self.classes is None:
+            targets = f"targets of shape {self.y.shape[1:]}"
+        kinds = f"{int(self.unseen.sum())} unseen"
+        if self.groups is not None:
+            kinds += f", {len(np.unique(self.groups))} groups"
         lines = [
-            f"{self.name}: {len(self)} clients ({unseen} unseen{groups}), {targets}",
+            f"{self.name}: {len(self)} clients ({kinds}), {targets}",
             f"  examples: {len(self.x)} of shape {self.input_shape}, {self.x.dtype}",
         ]
         for split in SPLITS:
             sizes = getattr(self, split).sizes
-            spread = (
-                f"{sizes.min()} to {sizes.max()} a client, median {np.median(sizes):g}"
-            )
+            low, high, median = sizes.min(), sizes.max(), np.median(sizes)
+            spread = f"{low} to {high} a client, median {median:g}"
             lines.append(f"  {split}: {sizes.sum()} samples, {spread}")
-        if len(self.untested):
-            named = ", ".join(repr(self.names[client]) for client in self.untested[:5])
-            more = (
-                f" and {len(self.untested) - 5} more" if len(self.untested) > 5 else ""
-            )
+        count = len(self.untested)
+        if count:
+            names = ", ".join(repr(self.names[client]) for client in self.untested[:5])
+            if count > 5:
+                names += f" and {count - 5} more"
             lines.append(
-                f"  without test samples: {named}{more}; no test result can name them"
+                f"  without test samples: {names}; no test result can name them"
             )
         return "\n".join(lines)
 
@@ -335,11 +326,9 @@ def _numbers(value: Any, what: str) -> float | tuple[float, ...]:
         ValueError: it is none.
     """
     try:
-        return (
-            float(value)
-            if np.ndim(value) == 0
-            else tuple(float(part) for part in value)
-        )
+        if np.ndim(value) == 0:
+            return float(value)
+        return tuple(float(part) for part in value)
     except (TypeError, ValueError):
         raise ValueError(
             f"{what} is {shown(value)}; give one number, or one for each channel"

@@ -22,14 +22,16 @@ _NO_NPZ = (
     *(OSError, EOFError, MemoryError, OverflowError, RuntimeError, SyntaxError),
     *(LookupError, TypeError, ValueError, zipfile.BadZipFile, zlib.error, struct.error),
 )
-"""What reading other bytes as an .npz may end in: an encrypted or unknown compression,
-a header of any shape, ...
+"""What reading other bytes as an .npz may end in.
+
+An encrypted or unknown compression, a header of any shape, ...
 """
 
 
 def from_npz(path: str | os.PathLike[str], **options: Any) -> Federation:
-    """A federation from an .npz with arrays `x`, `y`, `client` and, if wanted, `split`
-    and `group`.
+    """A federation from an .npz with arrays `x`, `y` and `client`.
+
+    It may also hold `split` and `group`.
 
     Args:
         path: the file. Pickled objects in it are refused.
@@ -55,11 +57,8 @@ def from_npz(path: str | os.PathLike[str], **options: Any) -> Federation:
     try:
         with np.load(path, allow_pickle=False) as archive:
             names = sorted(archive.files)
-            arrays = {
-                key: archive[key]
-                for key in ("x", "y", "client", "split", "group")
-                if key in names
-            }
+            known = ("x", "y", "client", "split", "group")
+            arrays = {key: archive[key] for key in known if key in names}
     except _NO_NPZ:
         raise _no_npz(path) from None
     missing = [key for key in ("x", "y", "client") if key not in arrays]
@@ -89,8 +88,7 @@ def from_frame(
     group: str | None = None,
     **options: Any,
 ) -> Federation:
-    """A federation from a frame or a Parquet, CSV or TSV file, one row for each
-    example.
+    """A federation from a frame or a Parquet, CSV or TSV file, a row for each example.
 
     Args:
         source: a polars frame, or a path that ends in .parquet, .csv or .tsv (also
@@ -192,8 +190,9 @@ def _require_complete(
 
 
 def _column(series: pl.Series) -> NDArray[Any]:
-    """A column of labels or names: text as fixed-width text, so that nothing depends on
-    Python objects.
+    """A column of labels or names.
+
+    Text has a fixed width, so that nothing depends on Python objects.
     """
     if series.dtype.is_numeric() or series.dtype == pl.Boolean:
         return series.to_numpy()
@@ -219,12 +218,9 @@ def _features(frame: pl.DataFrame, columns: list[str], where: str) -> NDArray[An
                 f"{where}: feature column {column.name!r} is {column.dtype}, not a"
                 " number; encode it, or name the columns to use with features"
             )
-    kind = (
-        np.uint8 if all(column.dtype == pl.UInt8 for column in series) else np.float32
-    )
-    return np.column_stack(
-        [column.cast(pl.Float64).to_numpy() for column in series]
-    ).astype(kind)
+    are_pixels = all(column.dtype == pl.UInt8 for column in series)
+    numbers = [column.cast(pl.Float64).to_numpy() for column in series]
+    return np.column_stack(numbers).astype(np.uint8 if are_pixels else np.float32)
 
 
 def _arrays(series: pl.Series, where: str) -> NDArray[Any]:

@@ -103,8 +103,9 @@ class IID:
 
 @dataclass(frozen=True)
 class Stratified:
-    """Every client holds nearly the same number of examples of every class: IID without
-    its chance.
+    """Every client holds nearly the same number of examples of every class.
+
+    It is IID without its chance.
 
     Attributes:
         clients: how many.
@@ -126,10 +127,9 @@ class Stratified:
 @renamed(least="min_samples")
 @dataclass(frozen=True)
 class ClassesPerClient:
-    """Every client holds a fixed number of classes (the "pathological" split), and
-    sizes follow a law.
+    """Every client holds a fixed number of classes (the "pathological" split).
 
-    Each class is held by nearly the same number of clients. The published splits:
+    Sizes follow a law. Each class is held by nearly the same number of clients. The published splits:
     FedProx's digits (Chen et al. 2022) are `ClassesPerClient(1000, 2, LogNormal(0, 2),
     each_class=True, use_all=True, min_samples=5, stride=1)`; those of Tang et al. 2021
     `ClassesPerClient(40, 3, Uniform(400, 5000))`.
@@ -177,7 +177,7 @@ class ClassesPerClient:
         use_all = self.use_all or self.sizes is None
         parts: list[list[Rows]] = [[] for _ in range(self.clients)]
         for label, rows in enumerate(stock):
-            # who holds this class, and as which of its classes
+            # Who holds this class, and as which of its classes.
             clients, numbers = np.nonzero(held == label)
             if not len(clients):
                 continue
@@ -187,15 +187,16 @@ class ClassesPerClient:
                 min_samples=self.min_samples,
                 use_all=use_all,
             )
-            for client, part in zip(
-                clients, np.split(rows, np.cumsum(counts)), strict=False
-            ):
-                parts[client].append(part)
+            # What nobody gets is a last piece, which no client reads.
+            pieces = np.split(rows, np.cumsum(counts))
+            for client, piece in zip(clients, pieces, strict=False):
+                parts[client].append(piece)
         return [np.concatenate(part) for part in parts]
 
     def _held(self, total: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """The classes of every client [clients, classes]: the least used ones first,
-        ties at random.
+        """The classes of every client [clients, classes].
+
+        Each takes the classes that fewest others hold, ties at random.
         """
         if self.stride is not None:
             # The stride modulo the number of classes first: the product of large
@@ -223,8 +224,9 @@ class ClassesPerClient:
 
 @dataclass(frozen=True)
 class Shards:
-    """Sort by class, cut into equal shards, give each client some (McMahan et al. 2017,
-    section 3).
+    """Sort by class, cut into equal shards, give each client some.
+
+    The split of McMahan et al. 2017, section 3.
 
     Attributes:
         clients: how many.
@@ -282,13 +284,11 @@ class Natural:
             raise ValueError(
                 f"{data.name} has no clients of its own; use another partitioner"
             )
-        clients = (
-            data.client
-            if data.client.dtype.kind in "iu"
-            else plain_text(data.client, "client")
-        )
+        clients = data.client
+        if clients.dtype.kind not in "iu":
+            clients = plain_text(clients, "client")
         owners, names = encode(clients)
-        # rows sorted by owner, cut behind each owner's last one
+        # Rows sorted by owner, cut behind each owner's last one.
         sizes = np.bincount(owners, minlength=len(names))
         by_owner = np.argsort(owners, kind="stable")
         parts = np.split(by_owner, np.cumsum(sizes)[:-1])

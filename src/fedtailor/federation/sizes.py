@@ -1,5 +1,6 @@
-"""How many samples clients hold: laws for their sizes, and the division of a data set
-by them.
+"""How many samples clients hold.
+
+Laws for their sizes, and the division of a data set by them.
 """
 
 from dataclasses import dataclass
@@ -22,8 +23,9 @@ class SizeLaw(Protocol):
 
 @dataclass(frozen=True)
 class Uniform:
-    """Sizes uniform in [low, high] samples (Tang et al. 2021, section 6: 400 to
-    5,000).
+    """Sizes uniform in [low, high] samples.
+
+    Tang et al. 2021, section 6: 400 to 5,000.
     """
 
     low: float
@@ -69,8 +71,9 @@ class LogNormal:
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """Sizes with density proportional to n^-exponent between `low` and `high` samples
-    (bounded Pareto).
+    """Sizes with density proportional to n^-exponent (bounded Pareto).
+
+    They lie between `low` and `high` samples.
     """
 
     exponent: float = 2.0

@@ -160,18 +160,18 @@ def divide(
     if not counts.any():
         return rows, Ragged.empty(len(rows))
     owners, sizes = rows.owners, rows.sizes
-    # [total] the position of each entry among its client's rows
+    # [total] the position of each entry among its client's rows.
     position = np.arange(len(rows.rows)) - np.repeat(rows.offsets[:-1], sizes)
     start = draw_bits(seed, purpose, 0, ids)
-    shuffle = draw_bits(
-        seed, purpose, 1, np.repeat(start, sizes) + position.astype(np.uint64)
-    )
+    counters = np.repeat(start, sizes) + position.astype(np.uint64)
+    shuffle = draw_bits(seed, purpose, 1, counters)
     client_and_stratum = owners * (strata.max(initial=0) + 1) + strata[rows.rows]
     order = _order(client_and_stratum, shuffle)
     # The p-th of n rows is taken where floor((p count + phase) / n) rises by one:
     # `count` times in all.
     count, size = counts[owners], sizes[owners]
-    phase = (start % np.maximum(sizes, 1).astype(np.uint64)).astype(np.int64)[owners]
+    phases = start % np.maximum(sizes, 1).astype(np.uint64)
+    phase = phases.astype(np.int64)[owners]
     before = (position * count + phase) // size
     after = ((position + 1) * count + phase) // size
     taken = np.zeros(len(rows.rows), np.bool_)
@@ -194,12 +194,12 @@ def choose_unseen(unseen: Unseen, names: Sequence[str], seed: int) -> NDArray[np
         ValueError: an unknown name, or nobody would be left to train.
     """
     check_seed(seed)
+    # An array without axes is a single number.
     if isinstance(unseen, Iterable) and not (
         isinstance(unseen, np.ndarray) and unseen.ndim == 0
     ):
-        chosen_names = (
-            {unseen} if isinstance(unseen, str) else {str(name) for name in unseen}
-        )
+        given = [unseen] if isinstance(unseen, str) else unseen
+        chosen_names = {str(name) for name in given}
         missing = chosen_names - set(names)
         if missing:
             raise ValueError(
@@ -208,18 +208,15 @@ def choose_unseen(unseen: Unseen, names: Sequence[str], seed: int) -> NDArray[np
             )
         return np.array([name in chosen_names for name in names])
     check_finite(unseen, "unseen")
-    count = (
-        int(unseen)
-        if isinstance(unseen, Integral)
-        else round(float(unseen) * len(names))
-    )
+    is_count = isinstance(unseen, Integral)
+    count = int(unseen) if is_count else round(float(unseen) * len(names))
     if unseen < 0 or count >= max(len(names), 1):
         raise ValueError(
             f"unseen is {unseen} of {len(names)} clients; give a count or a fraction"
             " that leaves somebody to train"
         )
-    # each client draws a number by its name; the smallest ones are unseen, in whatever
-    # order clients are listed
+    # Each client draws a number by its name; the smallest ones are unseen, in whatever
+    # order clients are listed.
     drawn = draw_bits(seed, "unseen", 0, client_ids(names))
     chosen = np.zeros(len(names), np.bool_)
     chosen[np.argsort(drawn)[:count]] = True
@@ -234,14 +231,15 @@ def _strata(y: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def _order(first: NDArray[np.int64], then: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Sort by `first`, then by the random `then`: one 64-bit key of both sorts several
-    times faster than lexsort.
+    """Sort by `first`, then by the random `then`.
+
+    One 64-bit key of both sorts several times faster than lexsort.
     """
     bits = int(first.max(initial=0)).bit_length()
     if bits == 0:
         return np.argsort(then, kind="stable")
     # `first` in the upper bits; of the random numbers as many upper bits as there is
-    # room for
+    # room for.
     upper = first.astype(np.uint64) << np.uint64(64 - bits)
     lower = then >> np.uint64(bits)
     return np.argsort(upper | lower, kind="stable")
@@ -250,8 +248,9 @@ def _order(first: NDArray[np.int64], then: NDArray[np.uint64]) -> NDArray[np.int
 def _share(
     sizes: NDArray[np.int64], fraction: float, left: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """How many rows of each client a split gets: rounded, at least one, but leaving one
-    to train on.
+    """How many rows of each client a split gets.
+
+    The share is rounded, at least one, but leaves one to train on.
     """
     if fraction == 0:
         return np.zeros_like(sizes)

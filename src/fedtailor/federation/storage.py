@@ -1,5 +1,6 @@
-"""A federation as one file: safetensors (plain arrays and text, nothing that could run
-code) with a digest.
+"""A federation as one file with a digest.
+
+The format is safetensors: plain arrays and text, nothing that could run code.
 """
 
 import hashlib
@@ -19,11 +20,17 @@ from fedtailor.federation.federation import Federation, Ragged
 _FORMAT = "fedtailor federation 2"
 _WITHOUT_DIGEST = "fedtailor federation 1"  # of fedtailor 0.1
 _PLAIN = ("names", "classes", "shift", "scale", "name", "class_names")
+_DAMAGED = (
+    *(SafetensorError, json.JSONDecodeError, RecursionError),
+    *(KeyError, TypeError, AttributeError),
+)
+"""What reading other bytes as a federation may end in."""
 
 
 def save(federation: Federation, path: AnyPath) -> Path:
-    """Write a federation to one file, whole or not at all; an older file of that name
-    is replaced.
+    """Write a federation to one file, whole or not at all.
+
+    An older file of that name is replaced.
 
     Returns:
         The path, with `~` expanded.
@@ -71,10 +78,10 @@ def load(path: AnyPath) -> Federation:
     try:
         with reading(path):
             # safetensors calls a file damaged that it may not read: open it first, for
-            # the right message
+            # the right message.
             path.open("rb").close()
             header, arrays = _content(path)
-        # JSON knows no tuples
+        # JSON knows no tuples.
         plain = {
             key: tuple(value) if isinstance(value, list) else value
             for key, value in header.items()
@@ -86,14 +93,7 @@ def load(path: AnyPath) -> Federation:
             splits[split] = Ragged(rows, offsets)
         pool: Any = {"groups": None, **arrays, **splits, **plain}
         return Federation(**pool)
-    except (
-        SafetensorError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        json.JSONDecodeError,
-        RecursionError,
-    ) as error:
+    except _DAMAGED as error:
         raise ValueError(
             f"{path} is damaged or holds no federation ({reason(error)}); save it again"
         ) from None
@@ -108,10 +108,8 @@ def _content(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
                 f"{path} holds no federation; give a file that fedtailor's save wrote"
             )
         arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
-    if (
-        about["format"] == _FORMAT
-        and _digest(about["federation"], arrays) != about["digest"]
-    ):
+    has_digest = about["format"] == _FORMAT
+    if has_digest and _digest(about["federation"], arrays) != about["digest"]:
         raise ValueError(
             f"{path} is damaged (its digest is wrong); save the federation again"
         )
@@ -119,9 +117,7 @@ def _content(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _digest(header: str, arrays: dict[str, NDArray[Any]]) -> str:
-    """SHA-256 of the plain fields and of all arrays with their names, types and
-    shapes.
-    """
+    """SHA-256 of the plain fields, and of all arrays with names, types and shapes."""
     digest = hashlib.sha256(header.encode())
     for name, array in sorted(arrays.items()):
         digest.update(f"\0{name}\0{array.dtype.str}\0{array.shape}\0".encode())

@@ -24,14 +24,18 @@ _ROUNDING = 1e-12
 Groups = NDArray[np.integer[Any]]
 """The group of each client [m]."""
 
-Change = Callable[[NDArray[Any], NDArray[Any], int], tuple[NDArray[Any], NDArray[Any]]]
+Examples = tuple[NDArray[Any], NDArray[Any]]
+"""Inputs [n, ...] and targets [n, ...]."""
+
+Change = Callable[[NDArray[Any], NDArray[Any], int], Examples]
 """(inputs [n, ...], targets [n, ...], group) -> both as the group sees them."""
 
 
 @dataclass(frozen=True)
 class Rotations:
-    """Covariate shift: each group sees images turned by a multiple of 90 degrees
-    (Mestoukirdi et al., section V).
+    """Covariate shift: each group sees images turned by a multiple of 90 degrees.
+
+    Mestoukirdi et al., section V.
 
     Attributes:
         turns: quarter turns, counterclockwise, one entry for each group.
@@ -70,22 +74,20 @@ class Rotations:
         check_seed(seed)
         side = _side(federation.input_shape)
 
-        def change(
-            x: NDArray[Any], y: NDArray[Any], group: int
-        ) -> tuple[NDArray[Any], NDArray[Any]]:
+        def change(x: NDArray[Any], y: NDArray[Any], group: int) -> Examples:
             images = x.reshape(len(x), side, side, -1)
             turned = np.rot90(images, self.turns[group], axes=(1, 2))
             return turned.reshape(x.shape), y
 
-        return _by_group(
-            federation, _assign(federation, len(self.turns), seed, groups), change
-        )
+        assigned = _assign(federation, len(self.turns), seed, groups)
+        return _by_group(federation, assigned, change)
 
 
 @dataclass(frozen=True)
 class LabelPermutations:
-    """Concept shift: each group names the classes by a random permutation of its own
-    (Mestoukirdi et al., section V).
+    """Concept shift: each group names the classes by a random permutation of its own.
+
+    Mestoukirdi et al., section V.
 
     Attributes:
         groups: how many groups; no two have the same permutation.
@@ -120,14 +122,11 @@ class LabelPermutations:
             federation.classes, len(federation), check_seed(seed)
         )
 
-        def change(
-            x: NDArray[Any], y: NDArray[Any], group: int
-        ) -> tuple[NDArray[Any], NDArray[Any]]:
+        def change(x: NDArray[Any], y: NDArray[Any], group: int) -> Examples:
             return x, permutations[group][y].astype(y.dtype)
 
-        changed = _by_group(
-            federation, _assign(federation, self.groups, seed, groups), change
-        )
+        assigned = _assign(federation, self.groups, seed, groups)
+        changed = _by_group(federation, assigned, change)
         return replace(changed, class_names=None)
 
     def _permutations(
@@ -144,7 +143,7 @@ class LabelPermutations:
             " group for each client",
         )
         rng = server_rng(seed, "label permutations", 0)
-        # keyed by their entries, so that a permutation that is drawn twice counts once
+        # Keyed by their entries, so that a permutation that is drawn twice counts once.
         permutations: dict[tuple[int, ...], NDArray[np.int64]] = {}
         while len(permutations) < self.groups:
             permutation = rng.permutation(classes)
@@ -219,9 +218,8 @@ def _assign(
     if groups is None:
         # Seen clients in a random order, then unseen ones: dealt one by one, either
         # kind fills all groups evenly.
-        order = np.lexsort(
-            (draw_bits(seed, "group", 0, federation.ids), federation.unseen)
-        )
+        shuffle = draw_bits(seed, "group", 0, federation.ids)
+        order = np.lexsort((shuffle, federation.unseen))
         groups = np.empty(m, np.int64)
         groups[order] = np.arange(m) % count
     groups = np.asarray(groups)
@@ -240,8 +238,9 @@ def _assign(
 
 
 def _by_group(federation: Federation, groups: Groups, change: Change) -> Federation:
-    """A new pool with the examples as each group sees them; rows that groups share are
-    kept once for each.
+    """A new pool with the examples as each group sees them.
+
+    Rows that several groups use are in it once for each.
     """
     splits = {split: getattr(federation, split) for split in SPLITS}
     new_rows = {
@@ -250,8 +249,8 @@ def _by_group(federation: Federation, groups: Groups, change: Change) -> Federat
     xs, ys = [], []
     start = 0
     for group in np.unique(groups):
-        # which entries of the splits belong to clients of this group, and which
-        # examples these use
+        # Which entries of the splits belong to clients of this group, and which
+        # examples these use.
         in_group = {
             split: (groups == group)[part.owners] for split, part in splits.items()
         }

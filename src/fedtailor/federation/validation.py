@@ -1,5 +1,6 @@
-"""What must hold of a federation; every failure is one line that names the client and
-the remedy.
+"""What must hold of a federation.
+
+Every failure is one line that names the client and the remedy.
 """
 
 from itertools import combinations
@@ -23,17 +24,14 @@ def validate(federation: "Federation") -> None:
     Raises:
         ValueError: what is wrong, with which client, and what to do.
     """
-    for check in (
-        _lengths,
-        _types,
-        _rows,
-        _sizes,
-        _inputs,
-        _targets,
-        _overlaps,
-        _normalisation,
-    ):
-        check(federation)
+    _lengths(federation)
+    _types(federation)
+    _rows(federation)
+    _sizes(federation)
+    _inputs(federation)
+    _targets(federation)
+    _overlaps(federation)
+    _normalisation(federation)
 
 
 def _require(condition: Any, message: str) -> None:
@@ -43,9 +41,7 @@ def _require(condition: Any, message: str) -> None:
 
 
 def _lengths(federation: "Federation") -> None:
-    """Everything that is of one entry for each client, or for each example, has as
-    many.
-    """
+    """Everything with an entry for each client, or each example, has as many."""
     x, y, m = federation.x, federation.y, len(federation.names)
     _require(m, "there are no clients; give at least one")
     _names(federation.names)
@@ -134,8 +130,9 @@ def _types(federation: "Federation") -> None:
 
 
 def _rows(federation: "Federation") -> None:
-    """All row numbers are of examples that there are, and few enough to be counted in
-    32 bits on devices.
+    """All row numbers are of examples that there are.
+
+    They are few enough to be counted in 32 bits on devices.
     """
     total = sum(len(getattr(federation, split).rows) for split in SPLITS)
     _require(
@@ -162,11 +159,13 @@ def _sizes(federation: "Federation") -> None:
     )
     empty = (federation.train.sizes == 0) & ~federation.unseen
     if empty.any():
-        client = federation.names[int(np.argmax(empty))]
-        more = f" (and {int(empty.sum()) - 1} more)" if empty.sum() > 1 else ""
+        client = repr(federation.names[int(np.argmax(empty))])
+        others = int(empty.sum()) - 1
+        if others:
+            client += f" (and {others} more)"
         raise ValueError(
-            f"client {client!r}{more} has no training samples; leave it out or mark it"
-            " as unseen"
+            f"client {client} has no training samples; leave it out or mark it as"
+            " unseen"
         )
 
 

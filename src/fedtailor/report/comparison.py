@@ -20,8 +20,9 @@ SPREAD = ("mean", "worst", "worst10", "std", "unseen")
 JUDGED = frozenset(
     {"mean", "weighted", "worst", "worst10", "largest10", "unseen", "best_val"}
 )
-"""The measures whose best row is marked. Not the deviation, and not what was chosen on
-test data.
+"""Measures whose best row is marked.
+
+The deviation is not among them, nor is what was chosen on test data.
 """
 
 NOTHING = "-"
@@ -33,135 +34,143 @@ BASELINE_ROW = "(nothing learned)"
 
 
 def tables(experiment: Experiment) -> dict[str, Table]:
-    """All tables by (file) name: one for each metric, two for each scenario, and what
-    was chosen on val.
+    """All tables of an experiment, by the name of their file.
+
+    Returns:
+        One table for each metric (and unit), two or three for each scenario, and what
+        was chosen on validation data.
     """
+    index = experiment.index
     by_name: dict[str, Table] = {}
     by_unit = sorted(
-        experiment.index.scenarios, key=lambda scenario: experiment.unit(scenario).label
+        index.scenarios, key=lambda scenario: experiment.unit(scenario).label
     )
-    for name in experiment.index.metrics:
+    for metric in index.metrics:
         for unit, scenarios in groupby(by_unit, key=experiment.unit):
-            # Of several units each has a table of its own.
-            wanted = name if name not in by_name else slug(f"{name} {unit.label}")
-            _add(by_name, wanted, main(experiment, name, [*scenarios]))
-    for scenario in experiment.index.scenarios:
-        _add(by_name, f"{slug(scenario)}-clients", over_clients(experiment, scenario))
-        _add(by_name, f"{slug(scenario)}-costs", traffic_and_time(experiment, scenario))
-        if (
-            "accuracy-by-time" in experiment.index.figures
-            and costs.reference(experiment.runs[scenario]) is not None
-        ):
-            _add(
-                by_name,
-                f"{slug(scenario)}-by-time",
-                at_equal_time(experiment, scenario),
-            )
-    if experiment.index.candidates:
+            # Numbers of different units do not belong into one table.
+            name = metric if metric not in by_name else slug(f"{metric} {unit.label}")
+            _add(by_name, name, main(experiment, metric, [*scenarios]))
+    for scenario in index.scenarios:
+        prefix = slug(scenario)
+        _add(by_name, f"{prefix}-clients", over_clients(experiment, scenario))
+        _add(by_name, f"{prefix}-costs", traffic_and_time(experiment, scenario))
+        has_reference = costs.reference(experiment.runs[scenario]) is not None
+        if "accuracy-by-time" in index.figures and has_reference:
+            _add(by_name, f"{prefix}-by-time", at_equal_time(experiment, scenario))
+    if index.candidates:
         _add(by_name, "chosen", chosen(experiment))
     return by_name
 
 
 def repeated(experiment: Experiment) -> set[str]:
-    """The names of tables whose numbers the table over clients has, too: of a single
-    scenario, without figures of a source beside them."""
+    """The names of tables whose numbers the table over clients shows as well.
+
+    There are some only for a single scenario without published figures.
+    """
     index = experiment.index
+    # The table over clients leaves out methods that were not run.
     complete = all(
         _present(experiment, scenario) == index.algorithms
         for scenario in index.scenarios
     )
     if len(index.scenarios) > 1 or index.published or not complete:
-        return set()  # the table over clients leaves out methods that were not run
+        return set()
     return {name for name in index.metrics if name in SPREAD and name != "unseen"}
 
 
 def main(experiment: Experiment, name: str, scenarios: Sequence[str]) -> Table:
-    """One measure: algorithms x scenarios (of one unit), the published figures beside
-    ours.
+    """One measure, algorithms x scenarios, with the published figures beside ours.
+
+    Args:
+        experiment: the index and its runs.
+        name: of the measure, see `MEASURES`.
+        scenarios: the columns; all have the same unit.
     """
-    measure, theirs = MEASURES[name], experiment.index.published.get(name, {})
-    unit, better = experiment.unit(scenarios[0]), {}
-    columns, labels = ["algorithm"], experiment.index.algorithms
+    measure = MEASURES[name]
+    published_by_scenario = experiment.index.published.get(name, {})
+    unit = experiment.unit(scenarios[0])
+    labels = experiment.index.algorithms
+
+    # The table grows column by column; the baseline becomes its last row.
+    columns = ["algorithm"]
     rows: list[list[Cell]] = [[label] for label in labels]
-    lowest: list[Cell] = [BASELINE_ROW]
+    baseline: list[Cell] = [BASELINE_ROW]
+    higher_is_better = {}
     for scenario in scenarios:
-        better[len(columns)] = unit.higher_is_better
-        columns.append(
-            f"{scenario},\n{measure.warning}" if measure.warning else scenario
-        )
+        higher_is_better[len(columns)] = unit.higher_is_better
+        header = f"{scenario},\n{measure.warning}" if measure.warning else scenario
+        columns.append(header)
         for label, row in zip(labels, rows, strict=True):
             row.append(cell(experiment, scenario, label, measure))
-        lowest.append(nothing_learned(experiment, scenario, measure))
-        if scenario in theirs:
-            columns.append(
-                f"{scenario},\npublished" if len(scenarios) > 1 else "published"
-            )
+        baseline.append(nothing_learned(experiment, scenario, measure))
+
+        if scenario in published_by_scenario:
+            figures = published_by_scenario[scenario]
+            several = len(scenarios) > 1
+            columns.append(f"{scenario},\npublished" if several else "published")
             for label, row in zip(labels, rows, strict=True):
-                row.append(published(theirs[scenario].get(label, NOTHING)))
-            lowest.append(NOTHING)
-    if any(cell != NOTHING for cell in lowest[1:]):
-        rows.append(lowest)
-    judged = better if name in JUDGED else {}
+                row.append(published(figures.get(label, NOTHING)))
+            baseline.append(NOTHING)
+
+    # A baseline that no run has kept has no row.
+    if any(value != NOTHING for value in baseline[1:]):
+        rows.append(baseline)
     return Table(
-        f"Test {unit.label}: {measure.title}", columns, rows, higher_is_better=judged
+        f"Test {unit.label}: {measure.title}",
+        columns,
+        rows,
+        higher_is_better=higher_is_better if name in JUDGED else {},
     )
 
 
 def over_clients(experiment: Experiment, scenario: str) -> Table:
-    """How one scenario's clients fare: mean, worst, worst 10 %, deviation, and unseen
-    ones where there are any.
+    """How one scenario's clients fare.
+
+    The columns are mean, worst, worst 10 % and deviation, and the mean over unseen
+    clients where there are any.
     """
     runs, unit = experiment.runs[scenario], experiment.unit(scenario)
-    newcomers = any(
+    has_unseen = any(
         run.clients["unseen"].any() for seeds in runs.values() for run in seeds
     )
-    names = [name for name in SPREAD if name != "unseen" or newcomers]
-    rows: list[list[Cell]] = [
-        [label, *(cell(experiment, scenario, label, MEASURES[name]) for name in names)]
-        for label in _present(experiment, scenario)
-    ]
+    names = [name for name in SPREAD if name != "unseen" or has_unseen]
+    measures = [MEASURES[name] for name in names]
+
+    rows: list[list[Cell]] = []
+    for label in _present(experiment, scenario):
+        cells = [cell(experiment, scenario, label, measure) for measure in measures]
+        rows.append([label, *cells])
     if experiment.baselines[scenario]:
-        rows.append(
-            [
-                BASELINE_ROW,
-                *(
-                    nothing_learned(experiment, scenario, MEASURES[name])
-                    for name in names
-                ),
-            ]
-        )
-    columns = ["algorithm", *(MEASURES[name].header for name in names)]
-    better = {
-        place: unit.higher_is_better
-        for place, name in enumerate(names, 1)
-        if name in JUDGED
-    }
+        cells = [nothing_learned(experiment, scenario, measure) for measure in measures]
+        rows.append([BASELINE_ROW, *cells])
     return Table(
         f"{scenario}: test {unit.label}, over clients",
-        columns,
+        ["algorithm", *(measure.header for measure in measures)],
         rows,
-        higher_is_better=better,
+        higher_is_better={
+            column: unit.higher_is_better
+            for column, name in enumerate(names, 1)
+            if name in JUDGED
+        },
     )
 
 
 def traffic_and_time(experiment: Experiment, scenario: str) -> Table:
-    """What one scenario's methods cost: streams, models and megabytes, seconds a round,
-    and time to FedAvg's best.
+    """What one scenario's methods cost.
+
+    The columns are streams, models and megabytes, seconds a round, and, where there is
+    FedAvg, the time to its best result.
     """
     runs = experiment.runs[scenario]
     reference = costs.reference(runs)
     references = [] if reference is None else runs[reference]
-    times = costs.TIME_HEADERS if references else []
-    columns = [
-        "algorithm",
-        "streams",
-        "models\ndown",
-        "models\nup",
-        "MB\ndown",
-        "MB\nup",
-        "s a\nround",
-        *times,
-    ]
+    columns = ["algorithm", "streams", "models\ndown", "models\nup"]
+    columns += ["MB\ndown", "MB\nup", "s a\nround"]
+    title = f"{scenario}: traffic (down: multicast)"
+    if reference is not None:
+        columns += costs.TIME_HEADERS
+        title += f"; {costs.time_title(reference, references)}"
+
     rows: list[list[Cell]] = []
     for label in _present(experiment, scenario):
         seeds = runs[label]
@@ -172,15 +181,16 @@ def traffic_and_time(experiment: Experiment, scenario: str) -> Table:
         row: list[Cell] = [label, Number(streams, f"{streams:.3g}")]
         row += [*costs.models(seeds), *costs.megabytes(seeds)]
         row.append(costs.average([run.seconds_per_round for run in seeds], digits=3))
-        rows.append(row + (costs.times(seeds, references) if references else []))
-    time = "" if reference is None else f"; {costs.time_title(reference, references)}"
-    title = f"{scenario}: traffic (down: multicast){time}"
+        if references:
+            row += costs.times(seeds, references)
+        rows.append(row)
     return Table(title, columns, rows, note=costs.TIME_NOTE if references else "")
 
 
 def at_equal_time(experiment: Experiment, scenario: str) -> Table:
-    """How good one scenario's methods are when FedAvg's rounds are over, over several
-    wireless networks.
+    """How good one scenario's methods are when FedAvg's rounds are over.
+
+    There is a column for each of the `WIRELESS_PRESETS`.
     """
     runs, unit = experiment.runs[scenario], experiment.unit(scenario)
     reference = costs.reference(runs)
@@ -191,44 +201,38 @@ def at_equal_time(experiment: Experiment, scenario: str) -> Table:
         for label in _present(experiment, scenario)
         if runs[label]
     ]
-    better = dict.fromkeys(range(1, 1 + len(costs.TIME_HEADERS)), unit.higher_is_better)
-    title = f"{scenario}: test {unit.label}, when {reference}'s rounds are over"
     headers = [header.removeprefix("time\n") for header in costs.TIME_HEADERS]
+    columns = ["algorithm", *headers]
     return Table(
-        title,
-        ["algorithm", *headers],
+        f"{scenario}: test {unit.label}, when {reference}'s rounds are over",
+        columns,
         rows,
-        higher_is_better=better,
+        higher_is_better=dict.fromkeys(range(1, len(columns)), unit.higher_is_better),
         note=costs.TIME_NOTE,
     )
 
 
 def chosen(experiment: Experiment) -> Table:
     """What was chosen on val, and from which grid."""
+    index = experiment.index
     rows = []
-    for scenario in experiment.index.scenarios:
-        unit = experiment.unit(scenario)
-        for label in experiment.index.algorithms:
+    for scenario in index.scenarios:
+        unit, total = experiment.unit(scenario), index.scenarios[scenario].rounds
+        for label in index.algorithms:
+            # Settings as text -> the candidates with them, one for each seed.
             grid: dict[str, list[Candidate]] = {}
-            for candidate in experiment.index.candidates:
+            for candidate in index.candidates:
                 if (candidate.scenario, candidate.algorithm) == (scenario, label):
-                    grid.setdefault(
-                        settings(candidate.parameters) or ONLY_SETTING, []
-                    ).append(candidate)
-            if grid:
-                whole = experiment.index.scenarios[scenario].rounds
-                tried = [
-                    f"{name}: {_on_val(tries, unit)}{_stopped(tries, whole)}"
-                    for name, tries in grid.items()
-                ]
-                rows.append(
-                    [
-                        scenario,
-                        label,
-                        ", ".join(_winners(grid)) or NOTHING,
-                        "; ".join(tried),
-                    ]
-                )
+                    text = settings(candidate.parameters) or ONLY_SETTING
+                    grid.setdefault(text, []).append(candidate)
+            if not grid:
+                continue
+            tried = [
+                f"{text}: {_on_val(seeds, unit)}{_stopped(seeds, total)}"
+                for text, seeds in grid.items()
+            ]
+            winners = ", ".join(_winners(grid)) or NOTHING
+            rows.append([scenario, label, winners, "; ".join(tried)])
     columns = ["scenario", "algorithm", "chosen", "grid: on val"]
     return Table(
         "Chosen by the mean over clients on validation data", columns, rows, text=4
@@ -236,37 +240,33 @@ def chosen(experiment: Experiment) -> Table:
 
 
 def cell(experiment: Experiment, scenario: str, label: str, measure: Measure) -> Cell:
-    """Mean ± deviation over seeds; where a seed is missing, over how many, and how many
+    """Mean ± deviation over seeds.
+
+    Where seeds are missing, the cell says over how many the mean is, and how many runs
     diverged.
     """
-    runs, diverged = (
-        experiment.runs[scenario][label],
-        experiment.diverged[scenario, label],
-    )
+    runs = experiment.runs[scenario][label]
+    diverged = experiment.diverged[scenario, label]
     values = [value for run in runs if (value := measure.of(run)) is not None]
-    if not values:
-        if not runs and not diverged and experiment.skipped(scenario, label):
-            return NOT_RUN
-        return (
-            Number(float("nan"), "diverged", runs=0, diverged=diverged)
-            if diverged and not runs
-            else NOTHING
-        )
-    number = experiment.unit(scenario).number(values)
-    fewer = f" [{len(values)}]" if len(values) < len(experiment.index.seeds) else ""
-    text = number.text + fewer + (f", {diverged} diverged" if diverged else "")
-    return replace(number, text=text, diverged=diverged)
+    if values:
+        number = experiment.unit(scenario).number(values)
+        text = number.text
+        if len(values) < len(experiment.index.seeds):
+            text += f" [{len(values)}]"
+        if diverged:
+            text += f", {diverged} diverged"
+        return replace(number, text=text, diverged=diverged)
+    if runs:
+        return NOTHING
+    if diverged:
+        return Number(float("nan"), "diverged", runs=0, diverged=diverged)
+    return NOT_RUN if experiment.skipped(scenario, label) else NOTHING
 
 
 def nothing_learned(experiment: Experiment, scenario: str, measure: Measure) -> Cell:
-    """What a model that learns nothing from the inputs reaches; mean ± deviation over
-    seeds.
-    """
-    values = [
-        value
-        for run in experiment.baselines[scenario]
-        if (value := measure.of(run)) is not None
-    ]
+    """What a model that learns nothing from the inputs reaches, over seeds."""
+    reached = [measure.of(run) for run in experiment.baselines[scenario]]
+    values = [value for value in reached if value is not None]
     return experiment.unit(scenario).number(values) if values else NOTHING
 
 
@@ -276,18 +276,21 @@ def settings(parameters: Mapping[str, Any]) -> str:
 
 
 def slug(text: str) -> str:
-    """A file name of a label."""
+    """A label as the name of a file."""
     return re.sub(r"[^a-z0-9_]+", "-", text.lower()).strip("-")
 
 
 def _add(tables: dict[str, Table], name: str, table: Table) -> None:
-    """Put a table under a name that no other table has: labels may differ in characters
-    only that no name holds.
+    """Put a table under a name that no other table has.
+
+    Two labels may differ only in characters that `slug` drops; the second one gets a
+    number.
     """
-    number, free = 1, name.strip("-")
+    name = name.strip("-")
+    number, free = 1, name
     while free in tables:
         number += 1
-        free = f"{name.strip('-')}-{number}"
+        free = f"{name}-{number}"
     tables[free] = table
 
 
@@ -301,29 +304,28 @@ def _present(experiment: Experiment, scenario: str) -> list[str]:
     ]
 
 
-def _on_val(tries: Sequence[Candidate], unit: Unit) -> str:
+def _on_val(seeds: Sequence[Candidate], unit: Unit) -> str:
     """Mean over seeds, as shown: a loss without the sign that makes higher better."""
-    values = [candidate.val for candidate in tries if candidate.val is not None]
+    values = [candidate.val for candidate in seeds if candidate.val is not None]
+    if not values:
+        return "diverged"
     sign = 1 if unit.higher_is_better else -1
-    return unit.text([sign * float(np.mean(values))]) if values else "diverged"
+    return unit.text([sign * float(np.mean(values))])
 
 
-def _stopped(tries: Sequence[Candidate], whole: int) -> str:
+def _stopped(seeds: Sequence[Candidate], total: int) -> str:
     """After how many rounds a candidate was left out, if it was."""
-    rounds = [candidate.rounds for candidate in tries if candidate.rounds is not None]
-    return f" after {max(rounds)} rounds" if rounds and max(rounds) < whole else ""
+    rounds = [candidate.rounds for candidate in seeds if candidate.rounds is not None]
+    return f" after {max(rounds)} rounds" if rounds and max(rounds) < total else ""
 
 
 def _winners(grid: Mapping[str, Sequence[Candidate]]) -> Iterator[str]:
-    """The settings that were chosen; with the number of seeds where seeds differ."""
-    won = {
-        name: sum(candidate.chosen for candidate in tries)
-        for name, tries in grid.items()
+    """The settings that were chosen, with the number of seeds where seeds differ."""
+    wins = {
+        text: sum(candidate.chosen for candidate in seeds)
+        for text, seeds in grid.items()
     }
-    chosen = {name: count for name, count in won.items() if count}
-    for name, count in chosen.items():
-        yield (
-            name
-            if len(chosen) == 1
-            else f"{name} ({count} of {sum(chosen.values())} seeds)"
-        )
+    chosen = {text: count for text, count in wins.items() if count}
+    for text, count in chosen.items():
+        several = f" ({count} of {sum(chosen.values())} seeds)"
+        yield text + several if len(chosen) > 1 else text

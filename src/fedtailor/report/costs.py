@@ -1,6 +1,4 @@
-"""What a method's models cost: traffic, and time to what FedAvg, whatever its row is
-called, reaches at best.
-"""
+"""What a method's models cost: traffic, and time to the best result of FedAvg."""
 
 from collections.abc import Mapping, Sequence
 
@@ -27,25 +25,24 @@ TIME_NOTE = (
 
 
 def reference(methods: Mapping[str, Sequence[StoredRun]]) -> str | None:
-    """The first row that is FedAvg and has a run with a test result; None if there is
-    none.
+    """The first row that is FedAvg, whatever it is called, and has a test result.
+
+    Returns:
+        Its label; None where there is no such row.
     """
-    tested = {
-        label: [run for run in runs if run.is_tested] for label, runs in methods.items()
-    }
-    return next(
-        (
-            label
-            for label, runs in tested.items()
-            if runs and runs[0].method == REFERENCE
-        ),
-        None,
-    )
+    for label, runs in methods.items():
+        tested = [run for run in runs if run.is_tested]
+        if tested and tested[0].method == REFERENCE:
+            return label
+    return None
 
 
 def time_title(label: str, runs: Sequence[StoredRun]) -> str:
-    """What a table with these columns says in its title, where `label` is the
-    reference's row.
+    """What a table with these columns says in its title.
+
+    Args:
+        label: of the reference's row.
+        runs: of the reference.
     """
     return f"time to {label}'s best {runs[0].metric}"
 
@@ -63,31 +60,31 @@ def megabytes(runs: Sequence[StoredRun]) -> list[Cell]:
     """Megabytes down (multicast) and up, means over runs."""
     totals = [run.ledger.totals() for run in runs]
     return [
-        average([count / 1e6 for count in counts], digits=1)
-        for counts in (
-            [total.bytes_down for total in totals],
-            [total.bytes_up for total in totals],
-        )
+        average([total.bytes_down / 1e6 for total in totals], digits=1),
+        average([total.bytes_up / 1e6 for total in totals], digits=1),
     ]
 
 
 def times(runs: Sequence[StoredRun], references: Sequence[StoredRun]) -> list[Cell]:
-    """Time to the best test mean of the reference's run with the same seed, in each of
-    the `WIRELESS_PRESETS`; means over runs, "-" where a run does not get there or has
-    no reference."""
+    """Time to the best test mean of the reference's run with the same seed.
+
+    Returns:
+        One cell for each of the `WIRELESS_PRESETS`: the mean over runs, or "-" where a
+        run does not get there or has no reference.
+    """
     targets = {run.seed: best_on_test(run) for run in references}
     return [_time(runs, targets, name) for name in WIRELESS_PRESETS]
 
 
 def ends(references: Sequence[StoredRun]) -> dict[int, list[float]]:
-    """When the last round of each run is over, in each of the `WIRELESS_PRESETS`, by
-    seed.
+    """When the last round of each run is over.
+
+    Returns:
+        seed -> one time for each of the `WIRELESS_PRESETS`.
     """
+    systems = WIRELESS_PRESETS.values()
     return {
-        run.seed: [
-            max(run.by_time(system), default=0.0)
-            for system in WIRELESS_PRESETS.values()
-        ]
+        run.seed: [max(run.by_time(system), default=0.0) for system in systems]
         for run in references
     }
 
@@ -95,13 +92,21 @@ def ends(references: Sequence[StoredRun]) -> dict[int, list[float]]:
 def reached_by(
     ends: Mapping[int, Sequence[float]], runs: Sequence[StoredRun]
 ) -> list[Cell]:
-    """The test mean that is reached at a time (`ends`), in each of the
-    `WIRELESS_PRESETS`; means over runs, "-" where a run has nothing measured by then,
-    or its seed no time."""
-    return [
-        _at_times(runs, {seed: times[place] for seed, times in ends.items()}, system)
-        for place, system in enumerate(WIRELESS_PRESETS.values())
-    ]
+    """The test mean that is reached at a time.
+
+    Args:
+        ends: that time by seed, see `ends`.
+        runs: of one method.
+
+    Returns:
+        One cell for each of the `WIRELESS_PRESETS`: the mean over runs, or "-" where a
+        run has nothing measured by then, or its seed no time.
+    """
+    cells = []
+    for i, system in enumerate(WIRELESS_PRESETS.values()):
+        end_by_seed = {seed: times[i] for seed, times in ends.items()}
+        cells.append(_at_times(runs, end_by_seed, system))
+    return cells
 
 
 def average(values: Sequence[float], digits: int = 0) -> Number:
@@ -128,14 +133,15 @@ def _at_times(
 def _time(
     runs: Sequence[StoredRun], targets: Mapping[int, float | None], system: str
 ) -> Cell:
-    reached = [_reached(run, targets.get(run.seed), system) for run in runs]
-    reached_at = [time for time in reached if time is not None]
-    return average(reached_at) if len(reached_at) == len(reached) else "-"
+    times = [_reached(run, targets.get(run.seed), system) for run in runs]
+    known = [time for time in times if time is not None]
+    return average(known) if len(known) == len(times) else "-"
 
 
 def _reached(run: StoredRun, target: float | None, system: str) -> float | None:
     if target is None:
         return None
+    # `time_to_reach` looks for the first value that is at least the target.
     sign = 1 if run.unit.higher_is_better else -1
     curve = {done: sign * value for done, value in run.curve().items()}
     return time_to_reach(

@@ -1,6 +1,4 @@
-"""What a comparison decides: who gains from sharing, which method is best, and what to
-know before believing it.
-"""
+"""What a comparison decides: who gains from sharing, and which method is best."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -84,10 +82,8 @@ class Decision:
             sentences += self._sharing(self.winner)
             sentences += self._about_left_out()
         if self.choice is not None:
-            each, one = (
-                unit.text([value])
-                for value in (self.choice.value, self.choice.single_value)
-            )
+            each = unit.text([self.choice.value])
+            one = unit.text([self.choice.single_value])
             said = self.choice.sentence().removesuffix(".")
             sentences.append(f"{said} (test {unit.label}: {each} against {one}).")
         if self.gains is None:
@@ -98,21 +94,20 @@ class Decision:
                 f" below are in {unit_of(self.gain_metric).label}."
             )
         for (method,), part in self.gains.group_by(["method"], maintain_order=True):
-            counts = {
-                verdict: int((part["verdict"] == verdict).sum())
-                for verdict in ("helps", "hurts")
-            }
-            unclear = len(part) - sum(counts.values())
+            helps = int((part["verdict"] == "helps").sum())
+            hurts = int((part["verdict"] == "hurts").sum())
+            unclear = len(part) - helps - hurts
             sentences.append(
-                f"{method}, beside training alone: helps {counts['helps']} of"
-                f" {len(part)} clients, hurts {counts['hurts']}, cannot tell for"
-                f" {unclear}; {self._mean_gain(str(method))}."
+                f"{method}, beside training alone: helps {helps} of {len(part)} clients,"
+                f" hurts {hurts}, cannot tell for {unclear};"
+                f" {self._mean_gain(str(method))}."
             )
         return sentences
 
     def _sharing(self, winner: Winner) -> list[str]:
-        """Whether methods that share are better than training alone on average, by the
-        tests that name the winner.
+        """Whether methods that share are better than training alone on average.
+
+        Decided by the same tests that name the winner.
         """
         if self.base is None:
             return []
@@ -138,21 +133,17 @@ class Decision:
         ]
 
     def _about_left_out(self) -> list[str]:
-        """Which methods took part in the paired test as they were when halving left
-        them out.
-        """
-        tested = {
-            name: rounds
-            for name, rounds in self.left_out.items()
-            if name not in self.not_tested
-        }
-        parts = [
-            f"{', '.join(name for name, rounds in tested.items() if rounds == after)}"
-            f" after {after}"
-            for after in sorted(set(tested.values()), reverse=True)
-        ]
+        """Which methods halving left out, and how they took part in the paired test."""
+        by_round: dict[int, list[str]] = {}
+        for name, rounds in self.left_out.items():
+            if name not in self.not_tested:
+                by_round.setdefault(rounds, []).append(name)
         sentences = []
-        if parts:
+        if by_round:
+            parts = [
+                f"{', '.join(by_round[rounds])} after {rounds}"
+                for rounds in sorted(by_round, reverse=True)
+            ]
             sentences.append(
                 "Left out by validation data on the first seed, and tested there"
                 f" against the others as all were then: {' and '.join(parts)} of"
@@ -167,24 +158,28 @@ class Decision:
         return sentences
 
     def _mean_gain(self, method: str) -> str:
-        """The mean gain over clients like these, with its interval, in the metric that
-        runs are judged by.
+        """The mean gain over clients like these, with its interval.
+
+        It is in the metric that runs are judged by.
         """
         assert self.winner is not None  # there are two methods at least
-        unit, pairs = unit_of(self.metric), self.winner.pairs
+        unit = unit_of(self.metric)
+        # Each pair of methods is stored once, in either order.
         for first, second, sign in ((method, self.base, 1), (self.base, method, -1)):
-            for line in pairs.filter(
+            pair = self.winner.pairs.filter(
                 (pl.col("method") == first) & (pl.col("other") == second)
-            ).iter_rows(named=True):
-                ends = sorted(
-                    sign * unit.scale * line[name] for name in ("low", "high")
-                )
-                low, high = map(unit.signed, ends)
-                gain = sign * unit.scale * line["difference"]
-                return (
-                    f"mean gain in {unit.label}: {unit.signed(gain)} (95 % interval"
-                    f" {low} to {high})"
-                )
+            )
+            if pair.is_empty():
+                continue
+            row = pair.row(0, named=True)
+            gain, *ends = (
+                sign * unit.scale * row[name] for name in ("difference", "low", "high")
+            )
+            low, high = (unit.signed(end) for end in sorted(ends))
+            return (
+                f"mean gain in {unit.label}: {unit.signed(gain)} (95 % interval"
+                f" {low} to {high})"
+            )
         return "no mean gain"
 
     @property
@@ -193,18 +188,9 @@ class Decision:
         if self.gains is None:
             return None
         unit = unit_of(self.gain_metric)
-        columns = [
-            "client",
-            "method",
-            "test\nrows",
-            "alone",
-            unit.label,
-            "gain",
-            "from",
-            "to",
-            "sharing",
-        ]
-        rows = [_gain_row(line, unit) for line in self.gains.iter_rows(named=True)]
+        columns = ["client", "method", "test\nrows", "alone", unit.label]
+        columns += ["gain", "from", "to", "sharing"]
+        rows = [_gain_row(row, unit) for row in self.gains.iter_rows(named=True)]
         title = (
             f"{self.scenario}: gain of each client over training alone, test"
             f" {unit.label}, 95 % interval"
@@ -239,206 +225,190 @@ _GAIN_NOTE = (
 def decide(experiment: Experiment, scenario: str) -> Decision | None:
     """What the finished runs of a scenario say; None where none has ended."""
     runs = {label: seeds for label, seeds in experiment.runs[scenario].items() if seeds}
-    first = next((run for seeds in runs.values() for run in seeds), None)
-    if first is None:
+    if not runs:
         return None
-    higher, metric = first.unit.higher_is_better, first.metric
+    first = next(iter(runs.values()))[0]
+    higher_is_better, metric = first.unit.higher_is_better, first.metric
     warnings = [*first.warnings, *_training_warnings(experiment, scenario, runs)]
     if experiment.index.budget is not None:
-        warnings += warn_few_validation_rows(
-            int(first.clients.filter(~pl.col("unseen"))["val"].sum())
-        )
+        seen = first.clients.filter(~pl.col("unseen"))
+        warnings += warn_few_validation_rows(int(seen["val"].sum()))
+    # Without test rows nothing can be decided; without validation rows all but the
+    # choice of a method for each client.
     test, val = _values(runs, "test"), _values(runs, "val")
     if test.is_empty():
         return Decision(
             scenario, metric, why_no_gains=NO_TEST.format(metric), warnings=warnings
         )
-    several = len(runs) > 1
-    base = next(
-        (label for label, seeds in runs.items() if seeds[0].method == ALONE), None
-    )
-    gain_metric, gains, missing = _gains(runs, metric, base)
+
+    methods = {label: seeds[0].method for label, seeds in runs.items()}
+    base = next((label for label, method in methods.items() if method == ALONE), None)
+    gain_metric, gains, why_no_gains = _gains(runs, metric, base)
+
     left_out = left_out_methods(experiment, scenario)
-    not_tested = [
-        label
+    # Their run may be missing, or go on for another comparison at this moment.
+    tested = {
+        label: candidate
         for label, candidate in left_out.items()
-        if not (experiment.results / candidate.run / SUMMARY).is_file()
-    ]
-    whole = experiment.index.scenarios[scenario].rounds
-    winner = None
-    if several:
-        stopped = {
-            label: candidate
-            for label, candidate in left_out.items()
-            if label not in not_tested
-        }
-        parts = [test.with_columns(round=pl.lit(whole, pl.Int32))]
-        parts += tests_when_left_out(experiment, runs, stopped, whole)
+        if (experiment.results / candidate.run / SUMMARY).is_file()
+    }
+    not_tested = [label for label in left_out if label not in tested]
+    rounds = experiment.index.scenarios[scenario].rounds
+    winner, choice = None, None
+    if len(runs) > 1:
+        # Methods that were left out are compared with the others as all were then.
+        values = [test.with_columns(round=pl.lit(rounds, pl.Int32))]
+        values += tests_when_left_out(experiment, runs, tested, rounds)
         winner = best_method(
-            pl.concat(parts), higher_is_better=higher, left_out=list(stopped)
+            pl.concat(values), higher_is_better=higher_is_better, left_out=list(tested)
         )
+        # A method that could not be tested might have won.
         if not_tested:
             winner = replace(winner, winner=None)
+        if _overlap(val, test):
+            choice = choose_by_validation(val, test, higher_is_better=higher_is_better)
     return Decision(
         scenario,
         metric,
         winner=winner,
-        choice=(
-            choose_by_validation(val, test, higher_is_better=higher)
-            if several and _overlap(val, test)
-            else None
-        ),
+        choice=choice,
         base=base,
         gain_metric=gain_metric,
         gains=gains,
-        why_no_gains=missing,
+        why_no_gains=why_no_gains,
         left_out={
-            label: candidate.rounds_of(whole) for label, candidate in left_out.items()
+            label: candidate.rounds_of(rounds) for label, candidate in left_out.items()
         },
         not_tested=not_tested,
-        rounds=whole,
+        rounds=rounds,
         warnings=warnings,
     )
 
 
 def decisions(experiment: Experiment) -> list[Decision]:
     """One for each scenario with a finished run."""
-    of_scenarios = (
-        decide(experiment, scenario) for scenario in experiment.index.scenarios
-    )
-    return [decision for decision in of_scenarios if decision is not None]
+    decided = (decide(experiment, scenario) for scenario in experiment.index.scenarios)
+    return [decision for decision in decided if decision is not None]
 
 
 def _values(runs: Mapping[str, Sequence[StoredRun]], split: str) -> pl.DataFrame:
-    """method, seed, client, value: the metric of seen clients on a split after the last
-    evaluation.
+    """The metric of seen clients on a split after the last evaluation.
+
+    Returns:
+        A frame with the columns method, seed, client and value.
     """
-    parts = [
-        run.last(split).select(
-            pl.lit(label).alias("method"),
-            pl.lit(run.seed).alias("seed"),
-            "client",
-            "value",
-        )
-        for label, seeds in runs.items()
-        for run in seeds
-    ]
-    return pl.concat(parts)
+    frames = []
+    for label, seeds in runs.items():
+        for run in seeds:
+            method, seed = pl.lit(label).alias("method"), pl.lit(run.seed).alias("seed")
+            frames.append(run.last(split).select(method, seed, "client", "value"))
+    return pl.concat(frames)
 
 
 def _overlap(val: pl.DataFrame, test: pl.DataFrame) -> bool:
+    """Whether some run measured some client on both splits."""
     return len(val.join(test, on=["method", "seed", "client"], how="semi")) > 0
 
 
 def _gains(
     runs: Mapping[str, Sequence[StoredRun]], metric: str, base: str | None
 ) -> tuple[str, pl.DataFrame | None, str]:
-    """What gains are measured in, the gains, and why there are none."""
+    """Gains of every client over training alone.
+
+    Returns:
+        The metric that gains are measured in, the gains (None where they cannot be
+        had), and why there are none.
+    """
     if base is None:
-        return (
-            metric,
-            None,
-            (
-                f"Gains over training alone need the method {ALONE}; add it to the"
-                " comparison."
-            ),
+        why = (
+            f"Gains over training alone need the method {ALONE}; add it to the"
+            " comparison."
         )
+        return metric, None, why
     if len(runs) < 2:
-        return (
-            metric,
-            None,
-            "Gains over training alone need another method; add one to the comparison.",
+        why = (
+            "Gains over training alone need another method; add one to the comparison."
         )
-    parts = [
-        run.rows.join(
-            run.clients.filter(~pl.col("unseen")).select("client"),
-            on="client",
-            how="semi",
-        ).with_columns(method=pl.lit(label), seed=pl.lit(run.seed))
-        for label, seeds in runs.items()
-        for run in seeds
-        if run.rows is not None
-    ]
-    kept = {part["method"][0] for part in parts if len(part)}
-    if base not in kept or len(kept) < 2:
-        return (
-            metric,
-            None,
-            (
-                "Gains over training alone need the test rows, which these runs did not"
-                " keep; repeat them."
-            ),
+        return metric, None, why
+
+    frames = []
+    for label, seeds in runs.items():
+        for run in seeds:
+            if run.rows is None:
+                continue
+            seen = run.clients.filter(~pl.col("unseen")).select("client")
+            rows = run.rows.join(seen, on="client", how="semi")
+            frames.append(
+                rows.with_columns(method=pl.lit(label), seed=pl.lit(run.seed))
+            )
+    methods = {frame["method"][0] for frame in frames if len(frame)}
+    if base not in methods or len(methods) < 2:
+        why = (
+            "Gains over training alone need the test rows, which these runs did not"
+            " keep; repeat them."
         )
-    rows = pl.concat(
-        parts, how="diagonal"
-    )  # of other versions, some may have columns more
+        return metric, None, why
+
+    # Runs of other versions may have further columns.
+    rows = pl.concat(frames, how="diagonal")
+    # Gains are means over test rows: a metric that does not follow from single rows,
+    # such as an area under a curve, is replaced by one that does.
     if metric not in SCORES:
-        metric = next(
-            (
-                name
-                for name in SCORES
-                if SCORES[name].column in rows.columns and name != "loss"
-            ),
-            "loss",
-        )
+        stored = [name for name in SCORES if SCORES[name].column in rows.columns]
+        metric = next((name for name in stored if name != "loss"), "loss")
     return metric, client_gains(rows, base, metric), ""
 
 
 def _training_warnings(
     experiment: Experiment, scenario: str, runs: Mapping[str, Sequence[StoredRun]]
 ) -> list[str]:
-    """Curves that still fall, by the first seed, and settings chosen from the edge of
-    their grid.
-    """
+    """Curves of the first seed that still fall, and settings from a grid's edge."""
     curves = {}
     for label, seeds in runs.items():
         if losses := seeds[0].curve("val", "loss"):
             curves[label] = (list(losses), list(losses.values()))
-    warnings, edges = warn_still_falling(curves), dict[str, list[str]]()
+    warnings = warn_still_falling(curves)
+
+    # Methods often choose alike: one line for all of them.
+    labels_by_warning: dict[str, list[str]] = {}
     for label in runs:
         tried = [
-            it
-            for it in experiment.index.candidates
-            if (it.scenario, it.algorithm) == (scenario, label)
+            candidate
+            for candidate in experiment.index.candidates
+            if (candidate.scenario, candidate.algorithm) == (scenario, label)
         ]
-        chosen = next((it.parameters for it in tried if it.chosen), {})
+        settings = [candidate.parameters for candidate in tried]
+        chosen = next((one.parameters for one in tried if one.chosen), {})
         grid = {
-            name: [it.parameters[name] for it in tried if name in it.parameters]
+            name: [parameters[name] for parameters in settings if name in parameters]
             for name in chosen
         }
         for warning in warn_grid_edges(chosen, grid, experiment.index.limited):
-            edges.setdefault(warning, []).append(label)
-    # methods often choose alike: one line for all of them
-    return warnings + [
-        f"{named(labels)}: {warning}" for warning, labels in edges.items()
-    ]
+            labels_by_warning.setdefault(warning, []).append(label)
+    for warning, labels in labels_by_warning.items():
+        warnings.append(f"{named(labels)}: {warning}")
+    return warnings
 
 
-def _gain_row(line: Mapping[str, Any], unit: Unit) -> list[Cell]:
-    numbers = (
-        line["base_value"],
-        line["value"],
-        line["gain"],
-        line["low"],
-        line["high"],
-    )
-    alone, value, gain, low, high = (unit.scale * number for number in numbers)
-    shown = [Number(number, f"{number:.{unit.digits}f}") for number in (alone, value)]
-    signed = [Number(number, unit.signed(number)) for number in (gain, low, high)]
-    return [
-        line["client"],
-        line["method"],
-        Number(line["test_rows"], str(line["test_rows"])),
-        *shown,
-        *signed,
-        line["verdict"],
-    ]
+def _gain_row(gain: Mapping[str, Any], unit: Unit) -> list[Cell]:
+    """One client and method as a line of the table, in the unit that is shown."""
+    row: list[Cell] = [gain["client"], gain["method"]]
+    row.append(Number(gain["test_rows"], str(gain["test_rows"])))
+    for name in ("base_value", "value"):
+        shown = unit.scale * gain[name]
+        row.append(Number(shown, f"{shown:.{unit.digits}f}"))
+    for name in ("gain", "low", "high"):
+        shown = unit.scale * gain[name]
+        row.append(Number(shown, unit.signed(shown)))
+    row.append(gain["verdict"])
+    return row
 
 
 def _finite(frame: pl.DataFrame) -> list[dict[str, Any]]:
-    """Lines for JSON, which knows neither NaN nor infinity."""
-    floats = [name for name, kind in frame.schema.items() if kind.is_float()]
-    return frame.with_columns(
-        pl.when(pl.col(name).is_finite()).then(pl.col(name)).otherwise(None).alias(name)
-        for name in floats
-    ).to_dicts()
+    """Rows for JSON, which knows neither NaN nor infinity."""
+    for name, dtype in frame.schema.items():
+        if dtype.is_float():
+            column = pl.col(name)
+            finite = pl.when(column.is_finite()).then(column).otherwise(None)
+            frame = frame.with_columns(finite.alias(name))
+    return frame.to_dicts()

@@ -20,91 +20,82 @@ REPORT = "report.md"
 
 def show(experiment: Experiment, form: Format) -> None:
     """Print what was run (as terminal or Markdown text only) and all tables."""
-    shown, decided = tables(experiment), decisions(experiment)
+    by_name, decided = tables(experiment), decisions(experiment)
     if form == "terminal":
         _show_facts(experiment)
-        said_again = repeated(experiment)
-        for name, table in shown.items():
-            if name not in said_again:
+        # On a terminal nothing is shown twice; files and pages have all tables.
+        hidden = repeated(experiment)
+        for name, table in by_name.items():
+            if name not in hidden:
                 print()
                 table.show()
         _show_decisions(decided)
     elif form == "markdown":
-        print(markdown(experiment, shown, decided))
+        print(markdown(experiment, by_name, decided))
     elif form == "json":
-        print(
-            json.dumps(as_dict(experiment, shown, decided), indent=2, allow_nan=False)
-        )
+        content = as_dict(experiment, by_name, decided)
+        print(json.dumps(content, indent=2, allow_nan=False))
     elif form == "csv":
-        every = [*shown.values(), *_gain_tables(decided).values()]
+        every = [*by_name.values(), *_gain_tables(decided).values()]
         print("\n".join(f"# {table.title}\n{table.csv()}" for table in every))
     else:
-        print("\n".join(table.latex() for table in shown.values()))
+        print("\n".join(table.latex() for table in by_name.values()))
 
 
 def write(experiment: Experiment, directory: Path, *, figures: bool = True) -> Path:
-    """Write report.md, tables/*.csv and *.tex, and figures/*.png and *.svg; returns the
-    path of report.md.
+    """Write report.md, tables/*.csv and *.tex, and figures/*.png and *.svg.
+
+    Returns:
+        The path of report.md.
 
     Raises:
         ValueError: the directory cannot be written.
     """
-    shown, decided = tables(experiment), decisions(experiment)
+    by_name, decided = tables(experiment), decisions(experiment)
+    report = directory / REPORT
     try:
-        (directory / "tables").mkdir(parents=True, exist_ok=True)
-        for name, table in {**shown, **_gain_tables(decided)}.items():
-            (directory / "tables" / f"{name}.csv").write_text(
-                table.csv(), encoding="utf-8"
-            )
-            (directory / "tables" / f"{name}.tex").write_text(
-                table.latex(), encoding="utf-8"
-            )
-        written, left_out = (
-            drawing.draw(experiment, directory / "figures") if figures else ([], [])
-        )
-        drawn = [
-            f"![{path.stem}](figures/{path.name})"
-            for path in written
-            if path.suffix == ".png"
-        ]
-        (directory / REPORT).write_text(
-            markdown(experiment, shown, decided, [*drawn, *left_out]), encoding="utf-8"
-        )
+        folder = directory / "tables"
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, table in {**by_name, **_gain_tables(decided)}.items():
+            (folder / f"{name}.csv").write_text(table.csv(), encoding="utf-8")
+            (folder / f"{name}.tex").write_text(table.latex(), encoding="utf-8")
+        paragraphs = []
+        if figures:
+            written, left_out = drawing.draw(experiment, directory / "figures")
+            for path in written:
+                if path.suffix == ".png":
+                    paragraphs.append(f"![{path.stem}](figures/{path.name})")
+            paragraphs += left_out
+        text = markdown(experiment, by_name, decided, paragraphs)
+        report.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ValueError(
             f"cannot write to {directory}: {error.strerror}; name another directory"
         ) from None
-    return directory / REPORT
+    return report
 
 
 def markdown(
     experiment: Experiment,
-    shown: Mapping[str, Table],
+    by_name: Mapping[str, Table],
     decided: Sequence[Decision],
     paragraphs: Sequence[str] = (),
 ) -> str:
     """What was run, the tables, what they decide, and further paragraphs (figures)."""
-    facts = "\n".join(f"- {fact}" for fact in overview.facts(experiment))
     parts = [
         f"# {overview.title(experiment)}",
-        facts,
-        *(table.markdown().rstrip() for table in shown.values()),
+        _bullets(overview.facts(experiment)),
+        *(table.markdown().rstrip() for table in by_name.values()),
     ]
     for decision in decided:
-        said = [
-            *decision.sentences,
-            *(f"Warning: {warning}" for warning in decision.warnings),
-        ]
-        parts += [
-            f"## Decision: {decision.scenario}",
-            "\n".join(f"- {sentence}" for sentence in said),
-        ]
+        parts.append(f"## Decision: {decision.scenario}")
+        parts.append(_bullets(_sentences(decision)))
         parts += [table.markdown().rstrip() for table in _short_tables(decision)]
     return "\n\n".join([*parts, *paragraphs]) + "\n"
 
 
 def as_dict(
-    experiment: Experiment, shown: Mapping[str, Table], decided: Sequence[Decision]
+    experiment: Experiment, by_name: Mapping[str, Table], decided: Sequence[Decision]
 ) -> dict[str, Any]:
     """What was run, all tables and what they decide, for JSON."""
     return {
@@ -113,7 +104,7 @@ def as_dict(
         "facts": overview.facts(experiment),
         "runs": experiment.index.runs,
         "done": experiment.done,
-        "tables": {name: table.as_dict() for name, table in shown.items()},
+        "tables": {name: table.as_dict() for name, table in by_name.items()},
         "decision": {decision.scenario: decision.as_dict() for decision in decided},
     }
 
@@ -127,44 +118,46 @@ def _gain_tables(decided: Sequence[Decision]) -> dict[str, Table]:
 
 
 def _short_tables(decision: Decision) -> list[Table]:
-    """The table of gains, where people would read it to its end."""
+    """The table of gains, unless it is too long for people to read."""
     table = decision.table
     return [table] if table is not None and len(table.rows) <= MOST_LINES else []
 
 
+def _sentences(decision: Decision) -> list[str]:
+    warnings = (f"Warning: {warning}" for warning in decision.warnings)
+    return [*decision.sentences, *warnings]
+
+
+def _bullets(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
 def _show_decisions(decided: Sequence[Decision]) -> None:
-    """The decisions, wrapped to a terminal's width."""
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
+    """Print the decisions, wrapped to a terminal's width."""
     for decision in decided:
         for table in _short_tables(decision):
             print()
             table.show()
         print(f"\nDecision: {decision.scenario}")
-        for line in (
-            *decision.sentences,
-            *(f"Warning: {warning}" for warning in decision.warnings),
-        ):
-            print(
-                textwrap.fill(
-                    line,
-                    width,
-                    initial_indent="  ",
-                    subsequent_indent="    ",
-                    break_on_hyphens=False,
-                )
-            )
+        for line in _sentences(decision):
+            _print_wrapped(line, "  ", "    ")
 
 
 def _show_facts(experiment: Experiment) -> None:
-    """What was run, wrapped to a terminal's width, never in a pipe."""
-    title = overview.title(experiment)
+    """Print what was run, wrapped to a terminal's width."""
+    _print_wrapped(overview.title(experiment), "", "")
+    for fact in overview.facts(experiment):
+        _print_wrapped(fact, "", "  ")
+
+
+def _print_wrapped(line: str, first_indent: str, next_indent: str) -> None:
+    """Print a line, wrapped to a terminal's width, never in a pipe."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
-    for line in (title, *overview.facts(experiment)):
-        print(
-            textwrap.fill(
-                line,
-                width,
-                subsequent_indent="" if line is title else "  ",
-                break_on_hyphens=False,
-            )
-        )
+    text = textwrap.fill(
+        line,
+        width,
+        initial_indent=first_indent,
+        subsequent_indent=next_indent,
+        break_on_hyphens=False,
+    )
+    print(text)

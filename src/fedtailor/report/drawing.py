@@ -1,10 +1,12 @@
-"""The figures of an experiment, and of any runs: what is drawn. How it is drawn is in
-`figures`.
+"""The figures of an experiment, and of any runs.
+
+What is drawn is decided here; how it is drawn, in `figures`.
 """
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,12 +23,8 @@ from fedtailor.report.units import Unit
 
 def by_round(runs: Runs, path: Path) -> list[Path]:
     """Accuracy (or loss) on test, mean over clients, by round."""
-    return _lines(
-        {name: (methods, StoredRun.curve) for name, methods in runs.items()},
-        runs,
-        "round",
-        path,
-    )
+    panels = {name: (methods, StoredRun.curve) for name, methods in runs.items()}
+    return _lines(panels, runs, "round", path)
 
 
 def by_bytes(runs: Runs, path: Path) -> list[Path]:
@@ -38,17 +36,16 @@ def by_bytes(runs: Runs, path: Path) -> list[Path]:
 
 
 def by_time(runs: Runs, path: Path) -> list[Path]:
-    """The same by time over each of the `WIRELESS_PRESETS`, a row of panels for each
-    scenario.
+    """The same by time over a wireless network.
+
+    Each scenario has a row of panels, one for each of the `WIRELESS_PRESETS`.
     """
-    panels = {
-        f"{name}\n{system}: rho={network.rho:g}": (
-            _talking(methods),
-            lambda run, network=network: run.by_time(network),
-        )
-        for name, methods in runs.items()
-        for system, network in WIRELESS_PRESETS.items()
-    }
+    panels = {}
+    for name, methods in runs.items():
+        for system, network in WIRELESS_PRESETS.items():
+            title = f"{name}\n{system}: rho={network.rho:g}"
+            curve = partial(StoredRun.by_time, system=network)
+            panels[title] = (_talking(methods), curve)
     x_label = "time (in units of one model's downlink)"
     return _lines(
         panels, runs, x_label, path, columns=len(WIRELESS_PRESETS), x_scale="log"
@@ -56,37 +53,32 @@ def by_time(runs: Runs, path: Path) -> list[Path]:
 
 
 def histogram(runs: Runs, path: Path) -> list[Path]:
-    """The clients' own accuracies (or losses) on test after the last round, of all
-    seeds together.
+    """The clients' own accuracies (or losses) on test after the last round.
+
+    Those of all seeds are counted together.
     """
-    panels = {
-        name: {
-            label: np.concatenate([_values(run) for run in seeds])
-            for label, seeds in _tested(methods).items()
-        }
-        for name, methods in runs.items()
-        if _tested(methods)
-    }
-    x_labels = [
-        f"test {_unit(runs[name]).axis}, of a client (line: mean)" for name in panels
-    ]
-    return (
-        figures.histograms(panels, x_labels, path, labels=_by_look(runs))
-        if panels
-        else []
-    )
+    panels, x_labels = {}, []
+    for name, methods in runs.items():
+        if tested := _tested(methods):
+            panels[name] = {
+                label: np.concatenate([_values(run) for run in seeds])
+                for label, seeds in tested.items()
+            }
+            x_labels.append(f"test {_unit(methods).axis}, of a client (line: mean)")
+    if not panels:
+        return []
+    return figures.histograms(panels, x_labels, path, labels=_by_look(runs))
 
 
 def collaboration(runs: Runs, path: Path) -> list[Path]:
-    """Who learns from whom, for the first seed of the first row whose method says
-    it.
-    """
+    """Who learns from whom: the first seed of the first row whose method says it."""
     return diagnostics(runs, path, only="collaboration")
 
 
 def silhouette(runs: Runs, path: Path) -> list[Path]:
-    """How well clients fall into k streams, for the first row whose method chooses k by
-    itself.
+    """How well clients fall into k streams.
+
+    Drawn for the first row whose method chooses k by itself.
     """
     return diagnostics(runs, path, only="silhouette")
 
@@ -104,24 +96,18 @@ def diagnostics(runs: Runs, path: Path, *, only: str | None = None) -> list[Path
     for scenario, methods in runs.items():
         for label, seeds in _drawn(methods).items():
             for name, first in seeds[0].diagnostics.items():
-                if (
-                    name != only
-                    if only is not None
-                    else name in ("collaboration", "silhouette")
-                ):
+                if only is None:
+                    wanted = name not in ("collaboration", "silhouette")
+                    title = f"{scenario}, {label}\n{first.title}"
+                else:
+                    wanted = name == only and scenario not in panels
+                    title = scenario
+                if not wanted or _is_empty(first):
                     continue
-                title = (
-                    scenario
-                    if only is not None
-                    else f"{scenario}, {label}\n{first.title}"
-                )
-                if (only is None or title not in panels) and not _is_empty(first):
-                    every = [
-                        run.diagnostics[name]
-                        for run in seeds
-                        if name in run.diagnostics
-                    ]
-                    panels[title] = figures.Panel(first, every, seeds[0].groups())
+                every = [
+                    run.diagnostics[name] for run in seeds if name in run.diagnostics
+                ]
+                panels[title] = figures.Panel(first, every, seeds[0].groups())
     return figures.diagnostics(panels, path) if panels else []
 
 
@@ -132,72 +118,61 @@ def _is_empty(diagnostic: Diagnostic) -> bool:
 
 def fairness(runs: Runs, path: Path) -> list[Path]:
     """The mean over clients against the mean over the worst tenth."""
-    panels = {}
-    units = [_unit(methods) for methods in runs.values() if _tested(methods)]
+    panels, x_labels, y_labels = {}, [], []
     for name, methods in runs.items():
-        if drawn := _tested(methods):
-            scale = _unit(methods).scale
-            spreads = {
-                label: [run.spread() for run in seeds] for label, seeds in drawn.items()
-            }
-            panels[name] = {
-                label: [(scale * s["mean"], scale * s["worst10"]) for s in seeds]
-                for label, seeds in spreads.items()
-            }
-    x_labels, y_labels = (
-        [f"{what}: test {unit.axis}" for unit in units]
-        for what in ("mean", "worst 10 %")
-    )
-    return (
-        figures.scatter(panels, x_labels, y_labels, path, labels=_by_look(runs))
-        if panels
-        else []
-    )
+        if tested := _tested(methods):
+            unit = _unit(methods)
+            x_labels.append(f"mean: test {unit.axis}")
+            y_labels.append(f"worst 10 %: test {unit.axis}")
+            panels[name] = {}
+            for label, seeds in tested.items():
+                spreads = [run.spread() for run in seeds]
+                panels[name][label] = [
+                    (unit.scale * spread["mean"], unit.scale * spread["worst10"])
+                    for spread in spreads
+                ]
+    if not panels:
+        return []
+    return figures.scatter(panels, x_labels, y_labels, path, labels=_by_look(runs))
 
 
 def sweep(experiment: Experiment, path: Path) -> list[Path]:
-    """The mean over clients against a parameter that the experiment varies; the
-    published figures dashed.
+    """The mean over clients against a parameter that the experiment varies.
+
+    The published figures are dashed.
     """
     index, panels, x_labels, y_labels = experiment.index, {}, [], []
     for algorithm, varied in index.sweeps.items():
         for scenario in index.scenarios:
             runs, unit = experiment.runs[scenario], experiment.unit(scenario)
-            ours = [
-                (
-                    value,
-                    float(np.mean(means)),
-                    float(np.std(means, ddof=1)) if len(means) > 1 else 0.0,
-                )
-                for value, label in varied.rows.items()
-                if (
-                    means := [
-                        unit.scale * run.spread()["mean"]
-                        for run in runs.get(label, ())
-                        if run.is_tested
-                    ]
-                )
-            ]
-            if not ours:
-                continue
             theirs = index.published.get("mean", {}).get(scenario, {})
-            printed = [
-                (value, float(number[0]), 0.0)
-                for value, label in varied.rows.items()
-                if (number := re.search(r"\d+\.?\d*|\.\d+", str(theirs.get(label, ""))))
-            ]
-            panels[f"{algorithm}, {scenario}"] = {
-                "here": ours,
-                **({"published": printed} if printed else {}),
-            }
+            # Points of the figure: (value of the parameter, mean, deviation).
+            measured: list[tuple[str, float, float]] = []
+            published: list[tuple[str, float, float]] = []
+            for value, label in varied.rows.items():
+                means = [
+                    unit.scale * run.spread()["mean"]
+                    for run in runs.get(label, ())
+                    if run.is_tested
+                ]
+                if means:
+                    std = float(np.std(means, ddof=1)) if len(means) > 1 else 0.0
+                    measured.append((value, float(np.mean(means)), std))
+                figure = re.search(r"\d+\.?\d*|\.\d+", str(theirs.get(label, "")))
+                if figure:
+                    published.append((value, float(figure[0]), 0.0))
+            if not measured:
+                continue
+            curves = {"here": measured}
+            if published:
+                curves["published"] = published
+            panels[f"{algorithm}, {scenario}"] = curves
             x_labels.append(varied.parameter)
             y_labels.append(f"test {unit.axis}")
+    if not panels:
+        return []
     columns = min(len(index.scenarios), len(panels))
-    return (
-        figures.error_bars(panels, x_labels, y_labels, path, columns=columns)
-        if panels
-        else []
-    )
+    return figures.error_bars(panels, x_labels, y_labels, path, columns=columns)
 
 
 TESTED = "a finished run with test rows"
@@ -249,7 +224,11 @@ FIGURES: Mapping[str, Figure] = {
 
 
 def draw(experiment: Experiment, directory: Path) -> tuple[list[Path], list[str]]:
-    """All figures of an experiment: the files, and a line for each that is left out."""
+    """Draw all figures of an experiment.
+
+    Returns:
+        The files, and a line for each figure that is left out.
+    """
     written, left_out = [], []
     for name in experiment.index.figures:
         require(
@@ -258,11 +237,9 @@ def draw(experiment: Experiment, directory: Path) -> tuple[list[Path], list[str]
         )
         files = FIGURES[name].draw(experiment, directory / name)
         written += files
-        left_out += (
-            []
-            if files
-            else [f"Figure {name} is left out: it needs {FIGURES[name].needs}"]
-        )
+        if not files:
+            needs = FIGURES[name].needs
+            left_out.append(f"Figure {name} is left out: it needs {needs}")
     return written, left_out
 
 
@@ -279,20 +256,21 @@ def _lines(
     columns: int | None = None,
     x_scale: figures.Scale = "linear",
 ) -> list[Path]:
-    """Curves of every panel's runs, in the unit that they are shown in; panels without
-    runs are left out.
+    """Curves of every panel's runs, in the unit that they are shown in.
+
+    Panels without runs are left out.
     """
     curves, y_labels = {}, []
     for title, (methods, curve) in panels.items():
-        if drawn := _tested(methods):
+        if tested := _tested(methods):
             unit = _unit(methods)
             y_labels.append(f"test {unit.axis}")
-            curves[title] = {
-                label: [
-                    {x: unit.scale * y for x, y in curve(run).items()} for run in seeds
+            curves[title] = {}
+            for label, seeds in tested.items():
+                by_seed = [curve(run) for run in seeds]
+                curves[title][label] = [
+                    {x: unit.scale * y for x, y in points.items()} for points in by_seed
                 ]
-                for label, seeds in drawn.items()
-            }
     if not curves:
         return []
     return figures.lines(
@@ -308,45 +286,51 @@ def _lines(
 
 
 def featured(runs: Runs) -> list[str]:
-    """The rows that a figure draws with bands: FedAvg, to compare with, and those that
-    end best on test, on average over scenarios; in the order of all rows."""
+    """The rows that a figure draws with bands.
+
+    These are FedAvg, to compare with, and the rows that end best on test, on average
+    over scenarios.
+
+    Returns:
+        Their labels in the order of all rows, at most `figures.MOST_BANDS`.
+    """
+    # Relative ranks, one for each scenario: 0 is best, whatever the unit.
     ranks: dict[str, list[float]] = {}
-    for methods in map(_tested, runs.values()):
-        ends = {
+    for methods in runs.values():
+        tested = _tested(methods)
+        if not tested:
+            continue
+        final = {
             label: float(np.mean([run.spread()["mean"] for run in seeds]))
-            for label, seeds in methods.items()
+            for label, seeds in tested.items()
         }
-        ordered = sorted(
-            ends,
-            key=ends.__getitem__,
-            reverse=bool(methods) and _unit(methods).higher_is_better,
-        )
+        higher_is_better = _unit(tested).higher_is_better
+        ordered = sorted(final, key=final.__getitem__, reverse=higher_is_better)
         for rank, label in enumerate(ordered):
             ranks.setdefault(label, []).append(rank / len(ordered))
-    kept = [
-        label
-        for methods in runs.values()
-        if (label := costs.reference(methods)) is not None
-    ][:1]
+    references = (costs.reference(methods) for methods in runs.values())
+    with_bands = [label for label in references if label is not None][:1]
     best = sorted(
-        set(ranks) - set(kept), key=lambda label: (float(np.mean(ranks[label])), label)
+        set(ranks) - set(with_bands),
+        key=lambda label: (float(np.mean(ranks[label])), label),
     )
-    kept += best[: figures.MOST_BANDS - len(kept)]
-    return [label for label in _labels(runs) if label in kept]
+    with_bands += best[: figures.MOST_BANDS - len(with_bands)]
+    return [label for label in _labels(runs) if label in with_bands]
 
 
 def _by_look(runs: Runs) -> list[str]:
-    """All algorithms that have a run, those with bands first: the order decides on
-    looks in all figures, and the first looks have a colour each."""
+    """All algorithms that have a run, those with bands first.
+
+    The order decides on the looks in all figures, and the first looks differ in colour.
+    """
     first = featured(runs)
     return [*first, *(label for label in _labels(runs) if label not in first)]
 
 
 def _labels(runs: Runs) -> list[str]:
-    """All algorithms that have a run."""
-    return list(
-        dict.fromkeys(label for methods in runs.values() for label in _drawn(methods))
-    )
+    """All algorithms that have a run, in the order of appearance."""
+    labels = (label for methods in runs.values() for label in _drawn(methods))
+    return list(dict.fromkeys(labels))
 
 
 def _drawn(methods: RunsByMethod) -> RunsByMethod:
@@ -355,18 +339,17 @@ def _drawn(methods: RunsByMethod) -> RunsByMethod:
 
 def _tested(methods: RunsByMethod) -> RunsByMethod:
     """What can be drawn of test results: runs without test rows have none."""
-    return _drawn(
-        {
-            label: [run for run in seeds if run.is_tested]
-            for label, seeds in methods.items()
-        }
-    )
+    tested = {
+        label: [run for run in seeds if run.is_tested]
+        for label, seeds in methods.items()
+    }
+    return _drawn(tested)
 
 
 def _talking(methods: RunsByMethod) -> RunsByMethod:
-    return {
-        label: seeds for label, seeds in _drawn(methods).items() if not seeds[0].silent
-    }
+    """The methods that send something in training."""
+    drawn = _drawn(methods)
+    return {label: seeds for label, seeds in drawn.items() if not seeds[0].silent}
 
 
 def _unit(methods: RunsByMethod) -> Unit:

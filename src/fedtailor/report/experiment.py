@@ -1,5 +1,6 @@
-"""The index of an experiment, read back: which algorithms ran on which scenarios, and
-where their runs are.
+"""The index of an experiment, read back.
+
+It says which algorithms ran on which scenarios, and where their runs are.
 """
 
 import json
@@ -81,8 +82,9 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Skipped:
-    """What was not run, or not chosen: the method refuses it, or all that could be
-    chosen from diverged.
+    """What was not run, or not chosen.
+
+    Either the method refuses it, or all that could be chosen from diverged.
 
     Attributes:
         seed: None: for all seeds.
@@ -101,9 +103,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Budget:
-    """Rounds that were trained, and those that training everything to the end would
-    have taken.
-    """
+    """Rounds that were trained, and that training everything would have taken."""
 
     rounds: int
     full: int
@@ -193,38 +193,35 @@ class Experiment:
             content = path.read_bytes()
             index = TypeAdapter(Index).validate_json(content)
         except (OSError, ValidationError) as error:
-            first = error.errors()[0] if isinstance(error, ValidationError) else None
-            why = (
-                f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-                if first
-                else error
-            )
+            why = str(error)
+            if isinstance(error, ValidationError):
+                first = error.errors()[0]
+                why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
             raise ValueError(f"{path} is no index of an experiment ({why})") from None
         require(
             is_sealed(json.loads(content)),
             f"{path} is damaged (its digest is wrong); the same `fedtailor compare`"
             " writes it again",
         )
-        plain = (
-            index.name not in ("", ".", "..") and Path(index.name).name == index.name
-        )
+        # Reports are written to a directory of this name.
+        is_file_name = Path(index.name).name == index.name
         require(
-            plain,
+            is_file_name and index.name not in ("", ".", ".."),
             f"{path} has the name {index.name!r}; it must be one that a directory can"
             " have",
         )
-        for name in index.metrics:
+        for metric in index.metrics:
             require(
-                name in MEASURES,
-                f"{path} has the metric {name!r}; it must be one of"
+                metric in MEASURES,
+                f"{path} has the metric {metric!r}; it must be one of"
                 f" {', '.join(MEASURES)}",
             )
         for cell in index.cells:
-            listed = (
+            is_listed = (
                 cell.scenario in index.scenarios and cell.algorithm in index.algorithms
             )
             require(
-                listed,
+                is_listed,
                 f"{path} has a run of {cell.algorithm!r} on {cell.scenario!r}, which it"
                 " does not list",
             )
@@ -232,8 +229,10 @@ class Experiment:
 
     @cached_property
     def runs(self) -> Runs:
-        """Scenario -> every algorithm of the table -> its finished runs (maybe none),
-        by seed.
+        """Finished runs: scenario -> every algorithm of the table -> runs by seed.
+
+        An algorithm without a finished run has an empty list; runs that diverged are
+        left out.
         """
         runs: dict[str, dict[str, list[StoredRun]]] = {
             scenario: {label: [] for label in self.index.algorithms}
@@ -253,19 +252,20 @@ class Experiment:
 
     @cached_property
     def baselines(self) -> dict[str, list[StoredBaseline]]:
-        """Scenario -> what a model that learns nothing reaches, one a seed, where the
-        runs say it.
+        """Scenario -> what a model that learns nothing reaches, one for each seed.
+
+        Seeds whose runs do not say it are left out.
         """
         baselines: dict[str, dict[int, StoredBaseline]] = {
             scenario: {} for scenario in self.index.scenarios
         }
         for cell, run in self._ended:
-            if (
-                not run.diverged
-                and cell.seed not in baselines[cell.scenario]
-                and run.baseline is not None
-            ):
-                baselines[cell.scenario][cell.seed] = run.baseline
+            # It depends on the data only: the first run of a seed that has it will do.
+            of_seeds = baselines[cell.scenario]
+            if cell.seed in of_seeds or run.diverged:
+                continue
+            if run.baseline is not None:
+                of_seeds[cell.seed] = run.baseline
         return {
             scenario: list(of_seeds.values())
             for scenario, of_seeds in baselines.items()
@@ -274,17 +274,17 @@ class Experiment:
     @property
     def done(self) -> int:
         """How many of `index.runs` have ended, or will not be made."""
-        skipped = sum(skipped.runs for skipped in self.index.skipped)
-        return (
-            len(self.index.cells)
-            + sum(not candidate.chosen for candidate in self.index.candidates)
-            + skipped
-        )
+        index = self.index
+        # A chosen candidate is a cell, too, and counts once.
+        not_chosen = sum(not candidate.chosen for candidate in index.candidates)
+        skipped = sum(skipped.runs for skipped in index.skipped)
+        return len(index.cells) + not_chosen + skipped
 
     @cached_property
     def versions(self) -> dict[str, Counter[str]]:
-        """Package -> its versions, and how many runs each made, as the runs' manifests
-        say.
+        """Package -> its versions, and how many runs each made.
+
+        As the manifests of the runs say.
         """
         versions: dict[str, Counter[str]] = {}
         for _, run in self._ended:
@@ -317,16 +317,14 @@ def experiments(results: Path, names: Sequence[str] = ()) -> list[Experiment]:
     Raises:
         ValueError: there are none, or none of such a name (near ones are suggested).
     """
-    there = (
-        sorted(path.parent.name for path in results.glob(f"*/{INDEX}"))
-        if results.is_dir()
-        else []
-    )
+    stored = []
+    if results.is_dir():
+        stored = sorted(path.parent.name for path in results.glob(f"*/{INDEX}"))
     require(
-        bool(there),
+        bool(stored),
         f"there are no results in {results}: it has no EXPERIMENT/{INDEX}; `fedtailor"
         " compare` makes them",
     )
     for name in names:
-        check_choice(name, there, "experiment", f"ls {results}")
-    return [Experiment.read(results, name) for name in names or there]
+        check_choice(name, stored, "experiment", f"ls {results}")
+    return [Experiment.read(results, name) for name in names or stored]

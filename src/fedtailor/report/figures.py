@@ -1,5 +1,6 @@
-"""Figures as PNG and SVG. Every function takes plain data and returns the two files
-that it wrote.
+"""Figures as PNG and SVG.
+
+Every function takes plain data and returns the two files that it wrote.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -66,53 +67,57 @@ def lines(
     featured: Sequence[str] | None = None,
     x_scale: Scale = "linear",
 ) -> list[Path]:
-    """One panel for each entry: the mean over seeds of every curve, and the range of
-    the seeds as a band.
+    """One panel for each entry: means over seeds, with the range of seeds as a band.
 
-    `y_label` is one for all panels, or one each. A label's place in `labels` (default:
-    the order of appearance) is its colour, marker and line, so that several figures can
-    agree on them. Only those that are `featured` (default: the first `MOST_BANDS`) have
-    bands and markers; the others are thin lines behind them.
+    Args:
+        panels: title -> the curves of a panel.
+        x_label: of all panels.
+        y_label: one for all panels, or one each.
+        path: of the figure, without suffix.
+        columns: panels in a row; all of them by default.
+        labels: a label's place here (by default in the order of appearance) is its
+            colour, marker and line, so that several figures can agree on them.
+        featured: the labels with bands and markers (by default the first `MOST_BANDS`);
+            the others are thin lines behind them.
+        x_scale: of the x axis.
     """
     columns = columns or len(panels)
     labels = labels or _labels(panels)
     featured = labels[:MOST_BANDS] if featured is None else featured
+    y_labels = [y_label] * len(panels) if isinstance(y_label, str) else y_label
     with _figure(len(panels), columns, path) as (axes, written):
         for axis, y, (title, curves) in zip(
-            axes, _each(y_label, panels), panels.items(), strict=True
+            axes, y_labels, panels.items(), strict=True
         ):
             for label, seeds in curves.items():
-                x, low, mean, high = _band(seeds)
                 looks = style(labels.index(label))
-                if label not in featured:
-                    axis.plot(
-                        x,
-                        mean,
-                        label=label,
-                        linewidth=0.8,
-                        alpha=0.6,
-                        zorder=1,
-                        **looks | {"marker": ""},
-                    )
-                    continue
-                axis.fill_between(
-                    x, low, high, color=looks["color"], alpha=0.15, linewidth=0
-                )
-                axis.plot(
-                    x,
-                    mean,
-                    label=label,
-                    linewidth=1.6,
-                    markevery=max(len(x) // 8, 1),
-                    markersize=4,
-                    **looks,
-                )
+                _curve(axis, label, seeds, looks, featured=label in featured)
             axis.set(title=title, xlabel=x_label, ylabel=y)
             axis.grid(alpha=0.25)
             if x_scale == "log":
                 _logarithmic(axis)
         _legend(axes, labels)
     return written
+
+
+def _curve(
+    axis: Any,
+    label: str,
+    seeds: Sequence[Curve],
+    looks: dict[str, Any],
+    *,
+    featured: bool,
+) -> None:
+    """The mean of one label's curves: with a band, or as a thin line."""
+    x, low, mean, high = _band(seeds)
+    if featured:
+        axis.fill_between(x, low, high, color=looks["color"], alpha=0.15, linewidth=0)
+        thickness = {"linewidth": 1.6, "markersize": 4}
+        every = max(len(x) // 8, 1)
+        axis.plot(x, mean, label=label, markevery=every, **thickness, **looks)
+    else:
+        thin = {"linewidth": 0.8, "alpha": 0.6, "zorder": 1, "marker": ""}
+        axis.plot(x, mean, label=label, **looks | thin)
 
 
 def scatter(
@@ -123,26 +128,21 @@ def scatter(
     *,
     labels: Sequence[str],
 ) -> list[Path]:
-    """One panel for each entry: label -> one point (x, y) a seed, drawn small, and
-    their mean, drawn large.
+    """One panel for each entry: label -> one point (x, y) for each seed.
+
+    The points are drawn small, and their mean large.
     """
     with _figure(len(panels), len(panels), path) as (axes, written):
         for axis, x, y, (title, points) in zip(
             axes, x_labels, y_labels, panels.items(), strict=True
         ):
             for label, seeds in points.items():
-                looks = style(labels.index(label)) | {"linestyle": "none"}
+                looks = style(labels.index(label))
+                looks |= {"linestyle": "none", "markeredgewidth": 0}
                 xs, ys = np.array(seeds, float).T
-                axis.plot(xs, ys, **looks, markersize=3, alpha=0.35, markeredgewidth=0)
-                axis.plot(
-                    xs.mean(),
-                    ys.mean(),
-                    **looks,
-                    markersize=8,
-                    alpha=0.9,
-                    markeredgewidth=0,
-                    label=label,
-                )
+                axis.plot(xs, ys, markersize=3, alpha=0.35, **looks)
+                mean = (xs.mean(), ys.mean())
+                axis.plot(*mean, markersize=8, alpha=0.9, label=label, **looks)
             axis.set(title=title, xlabel=x, ylabel=y)
             axis.grid(alpha=0.25)
         _legend(axes, labels)
@@ -156,22 +156,19 @@ def histograms(
     *,
     labels: Sequence[str],
 ) -> list[Path]:
-    """One panel for each entry, one row for each label: how many values lie where, and
-    their mean as a line.
+    """One panel for each entry, one row for each label, with the mean as a line.
 
     Every row is scaled to its own highest count.
     """
-    with _figure(len(panels), len(panels), path, height=0.8 + 0.4 * len(labels)) as (
-        axes,
-        written,
-    ):
+    height = 0.8 + 0.4 * len(labels)
+    with _figure(len(panels), len(panels), path, height) as (axes, written):
         for axis, x_label, (title, values) in zip(
             axes, x_labels, panels.items(), strict=True
         ):
-            bins = np.histogram_bin_edges(
-                np.concatenate(list(values.values())), bins=25
-            )
+            every = np.concatenate(list(values.values()))
+            bins = np.histogram_bin_edges(every, bins=25)
             for label, samples in values.items():
+                # Row r is drawn from y = -r upwards, less than 1 high.
                 row = labels.index(label)
                 counts, _ = np.histogram(samples, bins)
                 mean = float(np.mean(samples))
@@ -187,10 +184,8 @@ def histograms(
                 axis.plot([mean, mean], [-row, 0.9 - row], color="black", linewidth=1)
                 axis.axhline(-row, color="0.6", linewidth=0.5)
             axis.set(title=title, xlabel=x_label, ylim=(0.9 - len(labels), 1))
-            axis.set_yticks(
-                [0.4 - row for row in range(len(labels))],
-                labels if axis is axes[0] else [""] * len(labels),
-            )
+            middles = [0.4 - row for row in range(len(labels))]
+            axis.set_yticks(middles, labels if axis is axes[0] else [""] * len(labels))
             axis.tick_params(left=False)
             axis.spines["left"].set_visible(False)
     return written
@@ -204,25 +199,23 @@ def error_bars(
     *,
     columns: int,
 ) -> list[Path]:
-    """One panel for each entry: label -> points (x, y, deviation), joined by a line,
-    dashed from the second label on.
+    """One panel for each entry: label -> points (x, y, deviation), joined by a line.
 
-    Values of x that are all numbers stand where they belong, others at equal distances.
+    The lines are dashed from the second label on. Where all values of x are numbers,
+    the axis is numeric; others stand at equal distances.
     """
     labels = _labels(panels)
     with _figure(len(panels), columns, path) as (axes, written):
         for axis, x_label, y_label, (title, curves) in zip(
             axes, x_labels, y_labels, panels.items(), strict=True
         ):
-            names = list(
-                dict.fromkeys(x for points in curves.values() for x, _, _ in points)
-            )
+            every_x = (x for points in curves.values() for x, _, _ in points)
+            names = list(dict.fromkeys(every_x))
             places, numeric = _places(names)
             for label, points in curves.items():
                 number = labels.index(label)
-                xs = [places[names.index(x)] for x, _, _ in points]
                 axis.errorbar(
-                    xs,
+                    [places[names.index(x)] for x, _, _ in points],
                     [y for _, y, _ in points],
                     [deviation for _, _, deviation in points],
                     label=label,
@@ -258,8 +251,9 @@ class Panel:
 
 
 def diagnostics(panels: Mapping[str, Panel], path: Path) -> list[Path]:
-    """One panel for each entry: matrices and trees of the first seed, lines of all
-    seeds.
+    """One panel for each entry.
+
+    Matrices and trees are those of the first seed; lines are drawn for all seeds.
     """
     columns = min(len(panels), 3)
     with _figure(len(panels), columns, path, height=3.6) as (axes, written):
@@ -269,18 +263,14 @@ def diagnostics(panels: Mapping[str, Panel], path: Path) -> list[Path]:
             elif isinstance(panel.first, TreeDiagnostic):
                 _tree(axis, panel.first)
             else:
-                _quantity(
-                    axis,
-                    [seed for seed in panel.seeds if isinstance(seed, LineDiagnostic)],
-                )
+                seeds = [it for it in panel.seeds if isinstance(it, LineDiagnostic)]
+                _quantity(axis, seeds)
             axis.set(title=title)
     return written
 
 
 def _matrix(axis: Any, diagnostic: MatrixDiagnostic, groups: NDArray[np.int64]) -> None:
-    """Numbers between clients, who are ordered by group, with lines between the
-    groups.
-    """
+    """Numbers between clients, ordered by group, with lines between groups."""
     order = np.argsort(groups, kind="stable")
     lowest = min(0.0, float(np.nanmin(diagnostic.values)))
     image = axis.imshow(
@@ -323,29 +313,21 @@ def _quantity(axis: Any, seeds: Sequence[LineDiagnostic]) -> None:
 
 
 def _tree(axis: Any, diagnostic: TreeDiagnostic) -> None:
-    """Clusters as lines over rounds, from the split that made them; how many clients
-    ended in each.
+    """Clusters as lines over rounds, from the split that made them.
+
+    The number at a line's end says how many clients ended in the cluster.
     """
-    clusters, last = (
-        len(diagnostic.parent) + 1,
-        float(np.max(diagnostic.round, initial=0)) + 1,
-    )
+    clusters = len(diagnostic.parent) + 1
+    last = float(np.max(diagnostic.round, initial=0)) + 1
     sizes = np.bincount(np.asarray(diagnostic.members, int), minlength=clusters)
     for cluster in range(clusters):
+        # Cluster 0 is there from the start; split s makes cluster s + 1.
         born = float(diagnostic.round[cluster - 1]) if cluster else 0.0
-        axis.plot(
-            [born, last],
-            [cluster, cluster],
-            color=style(cluster)["color"],
-            linewidth=1.6,
-        )
+        color = style(cluster)["color"]
+        axis.plot([born, last], [cluster, cluster], color=color, linewidth=1.6)
         if cluster:
-            axis.plot(
-                [born, born],
-                [int(diagnostic.parent[cluster - 1]), cluster],
-                color="0.6",
-                linewidth=1,
-            )
+            parent = int(diagnostic.parent[cluster - 1])
+            axis.plot([born, born], [parent, cluster], color="0.6", linewidth=1)
         axis.annotate(f" {sizes[cluster]}", (last, cluster), va="center")
     axis.set(xlabel="round (right: clients)", ylabel="cluster", xlim=(0, 1.1 * last))
     axis.set_ylim(clusters - 0.5, -0.5)
@@ -362,23 +344,25 @@ def _whole_numbers(*axes: Any) -> None:
 def _figure(
     panels: int, columns: int, path: Path, height: float = 3.2
 ) -> Iterator[tuple[list[Any], list[Path]]]:
-    """Axes to draw on; saved as `path`.png and `path`.svg at the end, into the second
-    list.
+    """Axes to draw on, and a list for the files.
+
+    When the block ends, the figure is saved as `path`.png and `path`.svg, whose paths
+    are put into the list.
     """
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot as plt
 
+    settings: dict[Any, Any] = {
+        "font.size": 9,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        # With this and without a date, equal figures are equal files.
+        "svg.hashsalt": "fedtailor",
+    }
     rows = -(-panels // columns)
-    with plt.rc_context(
-        {
-            "font.size": 9,
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-            "svg.hashsalt": "fedtailor",
-        }
-    ):
+    with plt.rc_context(settings):
         figure, axes = plt.subplots(
             rows,
             columns,
@@ -393,17 +377,14 @@ def _figure(
         path.parent.mkdir(parents=True, exist_ok=True)
         for suffix in (".png", ".svg"):
             target = path.with_name(path.name + suffix)
-            figure.savefig(
-                target, dpi=150, metadata={"Date": None} if suffix == ".svg" else None
-            )
+            metadata = {"Date": None} if suffix == ".svg" else None
+            figure.savefig(target, dpi=150, metadata=metadata)
             written.append(target)
         plt.close(figure)
 
 
 def _legend(axes: Sequence[Any], labels: Sequence[str]) -> None:
-    """One legend for all panels, in the order of `labels`, below them; the figure grows
-    by its height.
-    """
+    """One legend for all panels below them, in the order of `labels`."""
     handles = {
         name: handle
         for axis in axes
@@ -411,10 +392,10 @@ def _legend(axes: Sequence[Any], labels: Sequence[str]) -> None:
     }
     names = [label for label in labels if label in handles]
     figure = axes[0].figure
-    columns = min(
-        len(names), max(int(figure.get_figwidth() / 2), 2), 6
-    )  # a name takes about two inches
-    figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(names) // columns))
+    # A name takes about two inches. The figure grows by the height of the legend.
+    columns = min(len(names), max(int(figure.get_figwidth() / 2), 2), 6)
+    rows = -(-len(names) // columns)
+    figure.set_figheight(figure.get_figheight() + 0.2 * rows)
     figure.legend(
         [handles[name] for name in names],
         names,
@@ -436,13 +417,8 @@ def _logarithmic(axis: Any) -> None:
 
 def _labels(panels: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """All labels in the order of appearance."""
-    return list(
-        dict.fromkeys(label for entries in panels.values() for label in entries)
-    )
-
-
-def _each(label: str | Sequence[str], panels: Mapping[str, Any]) -> Sequence[str]:
-    return [label] * len(panels) if isinstance(label, str) else label
+    labels = (label for entries in panels.values() for label in entries)
+    return list(dict.fromkeys(labels))
 
 
 def _places(names: Sequence[str]) -> tuple[list[float], bool]:
@@ -456,8 +432,9 @@ def _places(names: Sequence[str]) -> tuple[list[float], bool]:
 def _band(
     seeds: Sequence[Curve],
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """x, lowest, mean and highest y over seeds; curves with other x are read where the
-    first one has its points.
+    """x, lowest, mean and highest y over seeds.
+
+    Curves with other x are interpolated where the first one has its points.
     """
     x = np.array(list(seeds[0]), float)
     y = np.stack([np.interp(x, list(seed), list(seed.values())) for seed in seeds])

@@ -10,8 +10,10 @@ from fedtailor.report.stored import StoredRun
 
 
 def left_out_methods(experiment: Experiment, scenario: str) -> dict[str, Candidate]:
-    """The rows that halving did not train to the end: of each the setting that it left
-    out last (of those the best).
+    """The rows that halving did not train to the end.
+
+    Returns:
+        label -> the setting that was left out last; of several, the best.
     """
     tried = [it for it in experiment.index.candidates if it.scenario == scenario]
     chosen = {it.algorithm for it in tried if it.chosen}
@@ -32,11 +34,10 @@ def tests_when_left_out(
     left_out: Mapping[str, Candidate],
     whole: int,
 ) -> list[pl.DataFrame]:
-    """The metric of seen clients on test after the rounds in which methods were left
-    out: of these, and of all others.
+    """Test values of seen clients after the rounds in which methods were left out.
 
-    A run may have gone on since, for another comparison: what it measured later is left
-    aside.
+    There are those of the methods left out, and of all others at that time. A run may
+    have gone on since, for another comparison: what it measured later is left aside.
 
     Args:
         experiment, runs: see `fedtailor.report.decision.decide`.
@@ -48,14 +49,11 @@ def tests_when_left_out(
     """
     last = {label: candidate.rounds_of(whole) for label, candidate in left_out.items()}
     cuts = set(last.values())
-    wanted = [
-        (
-            label,
-            StoredRun(experiment.results / candidate.run),
-            {cut for cut in cuts if cut <= last[label]},
-        )
-        for label, candidate in left_out.items()
-    ]
+    # A method that was left out is measured up to then, all others after every cut.
+    wanted: list[tuple[str, StoredRun, set[int]]] = []
+    for label, candidate in left_out.items():
+        run = StoredRun(experiment.results / candidate.run)
+        wanted.append((label, run, {cut for cut in cuts if cut <= last[label]}))
     wanted += [
         (label, run, cuts - {whole}) for label, seeds in runs.items() for run in seeds
     ]

@@ -28,24 +28,24 @@ class Measure:
 def weighted(run: StoredRun) -> float | None:
     """Mean over seen clients, weighted by test samples."""
     scores = run.scores()
-    return (
-        float(np.average(scores["value"], weights=scores["test"]))
-        if len(scores)
-        else None
-    )
+    if not len(scores):
+        return None
+    return float(np.average(scores["value"], weights=scores["test"]))
 
 
 def largest_decile(run: StoredRun) -> float | None:
-    """Mean over the tenth of the seen clients with most training samples (at least one
-    client), weighted by test samples. Of equally large clients the earlier ones in the
-    federation count."""
+    """Mean over the tenth of the seen clients with most training samples.
+
+    It is weighted by test samples, and has at least one client. Of equally large
+    clients the earlier ones in the federation count.
+    """
     scores = run.scores()
     if not len(scores):
         return None
-    most = scores.sort("train", descending=True, maintain_order=True).head(
-        max(len(scores) // 10, 1)
-    )
-    return float(np.average(most["value"], weights=most["test"]))
+    count = max(len(scores) // 10, 1)
+    by_size = scores.sort("train", descending=True, maintain_order=True)
+    largest = by_size.head(count)
+    return float(np.average(largest["value"], weights=largest["test"]))
 
 
 def unseen(run: StoredRun) -> float | None:
@@ -55,8 +55,9 @@ def unseen(run: StoredRun) -> float | None:
 
 
 def best_on_val(run: StoredRun) -> float | None:
-    """Test mean after the round that is best on the clients' validation data (the first
-    of equal ones).
+    """Test mean after the round that is best on the clients' validation data.
+
+    Of equally good rounds the first one counts.
     """
     val, test = run.curve("val"), run.curve()
     return test[best_round(run, val)] if val and test else None
@@ -64,9 +65,8 @@ def best_on_val(run: StoredRun) -> float | None:
 
 def best_round(run: StoredRun, curve: Mapping[int, float]) -> int:
     """The first round where a curve of the run's metric is best."""
-    return (max if run.unit.higher_is_better else min)(
-        curve, key=lambda done: curve[done]
-    )
+    best = max if run.unit.higher_is_better else min
+    return best(curve, key=curve.__getitem__)
 
 
 def best_on_test(run: StoredRun) -> float | None:
@@ -76,7 +76,10 @@ def best_on_test(run: StoredRun) -> float | None:
 
 
 def _of_spread(name: str) -> Callable[[StoredRun], float | None]:
-    return lambda run: run.spread()[name] if run.is_tested else None
+    def measure(run: StoredRun) -> float | None:
+        return run.spread()[name] if run.is_tested else None
+
+    return measure
 
 
 MEASURES: Mapping[str, Measure] = {
@@ -107,6 +110,8 @@ MEASURES: Mapping[str, Measure] = {
         warning="max over rounds on test",
     ),
 }
-"""By name. The last round counts unless the title says otherwise; for losses, the worst
-is the highest.
+"""By name.
+
+The last round counts unless the title says otherwise; for losses, the worst is the
+highest.
 """

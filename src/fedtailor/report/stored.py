@@ -87,13 +87,11 @@ class StoredRun:
         """Settings, data and versions."""
         require_unchanged(self.path / MANIFEST, self.summary)
         manifest: Any = read_text(self.path / MANIFEST, tomllib.loads, "repeat the run")
-        for name, settings in _SETTINGS.items():  # of 0.1, which kept no digests
+        # Manifests of version 0.1 have no digest that would show damage.
+        for name, settings in _SETTINGS.items():
             table = manifest.get(name)
-            missing = [
-                key
-                for key in settings
-                if not isinstance(table, dict) or key not in table
-            ]
+            stored = table if isinstance(table, dict) else {}
+            missing = [key for key in settings if key not in stored]
             require(
                 not missing,
                 f"{self.path / MANIFEST} has no {' and '.join(missing)} in [{name}];"
@@ -113,8 +111,10 @@ class StoredRun:
 
     @cached_property
     def clients(self) -> pl.DataFrame:
-        """client, group (null where there are none), unseen, and the number of train,
-        val and test samples.
+        """One row a client.
+
+        The columns are client, group (null where there are none), unseen, and the
+        numbers of train, val and test samples.
         """
         return self._table(CLIENTS)
 
@@ -134,29 +134,29 @@ class StoredRun:
         for name in (DIAGNOSTICS, ARRAYS):
             require_unchanged(self.path / name, self.summary)
         try:
-            return {
-                diagnostic.name: diagnostic
-                for diagnostic in read_diagnostics(self.path)
-            }
+            diagnostics = read_diagnostics(self.path)
         except OSError as error:
             raise _unreadable(self.path, error) from None
+        return {diagnostic.name: diagnostic for diagnostic in diagnostics}
 
     @cached_property
     def rows(self) -> pl.DataFrame | None:
-        """client, row, loss and prediction of every test row in the end; None where the
-        run did not keep them.
+        """client, row, loss and prediction of every test row in the end.
+
+        None where the run did not keep them.
         """
         return self._table(ROWS) if (self.path / ROWS).exists() else None
 
     @cached_property
     def baseline(self) -> "StoredBaseline | None":
-        """What a model that learns nothing reaches by the run's metric; None where the
-        run does not say it.
+        """What a model that learns nothing reaches by the run's metric.
+
+        None where the run does not say it.
         """
-        baseline = (
-            StoredBaseline(self.path) if (self.path / BASELINE).exists() else None
-        )
-        return baseline if baseline is not None and baseline.is_known else None
+        if not (self.path / BASELINE).exists():
+            return None
+        baseline = StoredBaseline(self.path)
+        return baseline if baseline.is_known else None
 
     @property
     def warnings(self) -> list[str]:
@@ -185,54 +185,67 @@ class StoredRun:
 
     @cached_property
     def is_tested(self) -> bool:
-        """Whether a seen client has the metric on test; without test rows, for example,
-        none has.
+        """Whether a seen client has the metric on test.
+
+        Without test rows, for example, none has.
         """
         return not self._scores("test", unseen=False).is_empty()
 
     def curve(self, split: str = "test", metric: str | None = None) -> dict[int, float]:
-        """Mean of a metric (the run's own by default) over the seen clients, by number
-        of rounds done; empty where no client has it."""
+        """Mean of a metric over the seen clients, by number of rounds done.
+
+        Args:
+            split: train, val or test.
+            metric: its name; the run's own by default.
+
+        Returns:
+            In ascending order of rounds; empty where no client has the metric.
+        """
         scores = self._scores(split, unseen=False, metric=metric).drop_nulls("value")
+        if scores.is_empty():
+            return {}
         scores = scores.select("round", "value").sort("round", maintain_order=True)
         rounds, starts, counts = np.unique(
             scores["round"].to_numpy(), return_index=True, return_counts=True
         )
-        # not by polars' groups: their threads add in any order, and a run would not
-        # always reach its own best again
-        sums = (
-            np.add.reduceat(scores["value"].to_numpy(), starts)
-            if len(starts)
-            else np.zeros(0)
-        )
+        # Not by polars' groups: their threads add in any order, and a run would not
+        # always reach its own best again.
+        sums = np.add.reduceat(scores["value"].to_numpy(), starts)
         return dict(zip(rounds.tolist(), (sums / counts).tolist(), strict=True))
 
     def scores(self, *, unseen: bool = False) -> pl.DataFrame:
-        """The metric on test after the last evaluation: value, and the columns of
-        `clients`, one row a client.
+        """The metric on test after the last evaluation, one row a client.
+
+        Returns:
+            value, and the columns of `clients`.
         """
         last = self.last("test", unseen=unseen).select("client", "value")
         return last.join(self.clients, on="client", how="left", maintain_order="left")
 
     def last(self, split: str, *, unseen: bool = False) -> pl.DataFrame:
-        """The metric of clients on a split after the last evaluation, with the columns
-        of `metrics`.
+        """The metric of clients on a split after the last evaluation.
+
+        Returns:
+            Rows of `metrics`.
         """
         return self._scores(split, unseen=unseen).filter(
             pl.col("round") == pl.col("round").max()
         )
 
     def after(self, split: str, rounds: Collection[int]) -> pl.DataFrame:
-        """The metric of seen clients on a split after some rounds, with the columns of
-        `metrics`.
+        """The metric of seen clients on a split after some rounds.
+
+        Returns:
+            Rows of `metrics`.
         """
         return self._scores(split, unseen=False).filter(
             pl.col("round").is_in(list(rounds))
         )
 
     def spread(self) -> dict[str, float]:
-        """Mean, worst, worst10 and std of `scores` over the seen clients; NaN where
-        there are none.
+        """Mean, worst, worst10 and std of `scores` over the seen clients.
+
+        NaN where there are none.
         """
         return spread(self.scores()["value"].to_numpy(), self.unit.higher_is_better)
 
@@ -250,31 +263,30 @@ class StoredRun:
         return dict(zip(times, curve.values(), strict=True))
 
     def by_bytes(self) -> dict[float, float]:
-        """`curve` by bytes sent down (multicast) and up until then, those of a probe
-        included.
+        """`curve` by bytes sent down (multicast) and up until then.
+
+        Those of a probe before the first round are included.
         """
         curve = self.curve()
         spent = np.zeros(max(curve, default=0) + 1)  # [rounds done]
-        for entry in (
-            self.ledger.entries
-        ):  # the delivery comes after the last round: it is past the end of `spent`
+        # The delivery comes after the last round: it is past the end of `spent`.
+        for entry in self.ledger.entries:
             spent[entry.round + 1 :] += entry.bytes_multicast
         return {float(spent[done]): value for done, value in curve.items()}
 
     @cached_property
     def silent(self) -> bool:
         """Whether nothing travelled in training."""
-        return not any(
-            entry.bytes_multicast
-            for entry in self.ledger.entries
-            if entry.phase == "round"
-        )
+        rounds = (entry for entry in self.ledger.entries if entry.phase == "round")
+        return not any(entry.bytes_multicast for entry in rounds)
 
     def groups(self) -> NDArray[np.int64]:
-        """The true group [m] of every seen client, by id as the server's tables are;
-        zeros where there are none.
+        """The true group [m] of every seen client, zeros where there are none.
+
+        The clients are in the order of their ids, as in the server's tables.
         """
         seen = self.clients.filter(~pl.col("unseen"))
+        # The frame lists clients as the federation does.
         order = np.argsort(client_ids(tuple(seen["client"])))
         return seen["group"].fill_null(0).to_numpy()[order]
 
@@ -297,23 +309,22 @@ class StoredRun:
 
 
 def _unreadable(path: Path, error: BaseException) -> ValueError:
-    """What to say of a file of a run: only one that is there, and can be read, may be
-    damaged.
+    """What to say of a file of a run that was not read.
+
+    Only a file that is there and can be opened may be damaged.
     """
-    if not isinstance(error, OSError) or error.errno is None:
-        return ValueError(
-            f"{path} is damaged"
-            f" ({(str(error).splitlines() or [type(error).__name__])[0]}); repeat"
-            " the run"
-        )
-    if isinstance(error, FileNotFoundError):
+    if isinstance(error, FileNotFoundError) and error.errno is not None:
         return ValueError(f"{path} is missing; repeat the run")
-    return ValueError(f"cannot read {path}: {error.strerror}")
+    if isinstance(error, OSError) and error.errno is not None:
+        return ValueError(f"cannot read {path}: {error.strerror}")
+    first_line = (str(error).splitlines() or [type(error).__name__])[0]
+    return ValueError(f"{path} is damaged ({first_line}); repeat the run")
 
 
 class StoredBaseline(StoredRun):
-    """What a model that learns nothing reaches on a run's data, measured as the run
-    is.
+    """What a model that learns nothing reaches on a run's data.
+
+    It is measured as the run is.
     """
 
     @cached_property
@@ -324,9 +335,9 @@ class StoredBaseline(StoredRun):
     @property
     def is_known(self) -> bool:
         """Whether the run's metric follows from labels alone."""
-        return not self.metrics.filter(
-            (pl.col("metric") == self.metric) & (pl.col("split") == "test")
-        ).is_empty()
+        metrics = self.metrics
+        on_test = (pl.col("metric") == self.metric) & (pl.col("split") == "test")
+        return not metrics.filter(on_test).is_empty()
 
 
 Runs = Mapping[str, Mapping[str, Sequence[StoredRun]]]

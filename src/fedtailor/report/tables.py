@@ -4,7 +4,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,41 +61,37 @@ class Table:
     note: str = ""
 
     def __post_init__(self) -> None:
-        wrong = [row for row in self.rows if len(row) != len(self.columns)]
-        require(
-            not wrong,
-            f"a row has {len(wrong[0]) if wrong else 0} cells, the table"
-            f" {len(self.columns)} columns",
-        )
+        columns = len(self.columns)
+        for row in self.rows:
+            require(
+                len(row) == columns,
+                f"a row has {len(row)} cells, the table {columns} columns",
+            )
 
     def show(self) -> None:
-        """Print on the terminal. Labels are shown as they are: square brackets and
-        colons are no markup.
+        """Print on the terminal.
+
+        Labels are shown as they are: square brackets and colons are no markup.
         """
         from rich import box
         from rich.console import Console
         from rich.measure import Measurement
-        from rich.table import Table as Shown
+        from rich.table import Table as RichTable
         from rich.text import Text
 
-        shown = Shown(
+        shown = RichTable(
             box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True
         )
         for number, column in enumerate(self.columns):
-            shown.add_column(
-                Text(column),
-                justify="left" if number < self.text else "right",
-                overflow="fold",
-            )
+            justify = "left" if number < self.text else "right"
+            shown.add_column(Text(column), justify=justify, overflow="fold")
         for row in self.rows:
             shown.add_row(*(Text(str(cell)) for cell in row))
         console = Console()
-        if (
-            not console.is_terminal
-        ):  # a pipe has no width of its own: nothing is to be wrapped there
-            needed = Measurement.get(
-                console, console.options.update(width=10_000), shown
-            ).maximum
+        if not console.is_terminal:
+            # A pipe has no width of its own: nothing is to be wrapped there.
+            unlimited = console.options.update(width=10_000)
+            needed = Measurement.get(console, unlimited, shown).maximum
             console.width = max(len(self.title), len(self.note), needed)
         console.print(Text(self.title, "italic"))
         console.print(shown)
@@ -111,60 +107,55 @@ class Table:
         return "\n".join([f"**{_line(self.title)}**", "", *rows, "", *note])
 
     def csv(self) -> str:
-        """As comma-separated values. A column of numbers holds nothing but numbers, and
-        empty cells where there are none; deviations, numbers of runs, and runs that
-        diverged stand in columns of their own, where there are any."""
-        headers, columns = (
-            _flat(self.columns),
-            [list(column) for column in zip(*self.rows, strict=True)],
-        )
-        written: dict[str, list[str]] = {}
-        for header, cells in zip(
-            headers, columns or [[] for _ in headers], strict=True
-        ):
-            written |= _csv_columns(header, cells)
+        """As comma-separated values.
+
+        A column of numbers holds nothing but numbers, and empty cells where there are
+        none. Deviations, numbers of runs, and runs that diverged stand in columns of
+        their own, where there are any.
+        """
+        columns: dict[str, list[str]] = {}
+        for number, header in enumerate(_flat(self.columns)):
+            columns |= _csv_columns(header, [row[number] for row in self.rows])
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(
-            [list(written), *zip(*written.values(), strict=True)]
-        )
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
         return text.getvalue()
 
     def latex(self) -> str:
-        """As a LaTeX tabular (needs no package); the best number of a column is bold,
-        equally shown ones together.
+        """As a LaTeX tabular, which needs no package.
+
+        The best number of a column is bold, and those that are shown equally with it.
         """
         best = {
             (row, column)
             for column, higher in self.higher_is_better.items()
             for row in self._best(column, higher)
         }
-        cells = [
-            [
-                rf"\textbf{{{_escaped(cell)}}}" if (r, c) in best else _escaped(cell)
-                for c, cell in enumerate(row)
-            ]
-            for r, row in enumerate(self.rows)
-        ]
-        lines = [
-            " & ".join(row) + r" \\"
-            for row in ([_escaped(header) for header in _flat(self.columns)], *cells)
-        ]
-        frame = [
-            (
-                rf"\begin{{tabular}}{{{'l' * self.text}{'r' * (len(self.columns) - self.text)}}}"
-            ),
-            r"\hline",
-            lines[0],
-            r"\hline",
-        ]
-        comments = [f"% {_line(text)}" for text in (self.title, self.note) if text]
+        lines = [" & ".join(map(_escaped, _flat(self.columns))) + r" \\", r"\hline"]
+        for r, row in enumerate(self.rows):
+            cells = [_escaped(cell) for cell in row]
+            for c in range(len(cells)):
+                if (r, c) in best:
+                    cells[c] = rf"\textbf{{{cells[c]}}}"
+            lines.append(" & ".join(cells) + r" \\")
+        alignment = "l" * self.text + "r" * (len(self.columns) - self.text)
         return "\n".join(
-            [*comments, *frame, *lines[1:], r"\hline", r"\end{tabular}", ""]
+            [
+                *(f"% {_line(text)}" for text in (self.title, self.note) if text),
+                rf"\begin{{tabular}}{{{alignment}}}",
+                r"\hline",
+                *lines,
+                r"\hline",
+                r"\end{tabular}",
+                "",
+            ]
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: title, note and rows, each a dict by column; numbers with a
-        deviation or runs are dicts, too.
+        """For JSON: title, note and rows, each a dict by column.
+
+        Numbers with a deviation or runs are dicts, too.
         """
         headers = _flat(self.columns)
         rows = [
@@ -174,36 +165,47 @@ class Table:
         return {"title": self.title, "note": self.note, "rows": rows}
 
     def _best(self, column: int, higher: bool) -> list[int]:
-        """The rows whose number in a column is the best. Means over fewer runs than
-        others have do not take part.
+        """The rows whose number in a column is the best.
+
+        Means over fewer runs than others have do not take part.
         """
-        cells = {
-            number: cell
-            for number, row in enumerate(self.rows)
-            if isinstance(cell := row[column], Number)
-            and math.isfinite(cell.mean)
-            and not cell.diverged
+        numbers: dict[int, Number] = {}
+        for place, row in enumerate(self.rows):
+            cell = row[column]
+            if not isinstance(cell, Number) or cell.diverged:
+                continue
+            if math.isfinite(cell.mean):
+                numbers[place] = cell
+        # A mean over the lucky seeds only would win too easily.
+        runs = max((number.runs or 0 for number in numbers.values()), default=0)
+        numbers = {
+            place: number
+            for place, number in numbers.items()
+            if (number.runs or 0) == runs
         }
-        runs = max((cell.runs or 0 for cell in cells.values()), default=0)
-        cells = {
-            number: cell for number, cell in cells.items() if (cell.runs or 0) == runs
-        }
-        if len(cells) < 2:
+        # A single number is not the best of anything.
+        if len(numbers) < 2:
             return []
-        best = (max if higher else min)(cells.values(), key=lambda cell: cell.mean)
-        shown = best.text.partition(" ")[0]
+
+        def shown_mean(number: Number) -> str:
+            return number.text.partition(" ")[0]
+
+        # What a reader sees as equal is marked as equal.
+        choose = max if higher else min
+        best = choose(numbers.values(), key=lambda number: number.mean)
         return [
-            number
-            for number, cell in cells.items()
-            if cell.text.partition(" ")[0] == shown
+            place
+            for place, number in numbers.items()
+            if shown_mean(number) == shown_mean(best)
         ]
 
 
 def mean_of(
     values: Sequence[float], digits: int = 3, *, deviation: bool = True
 ) -> Number:
-    """The mean of one or more values over runs, with their sample deviation (if wanted)
-    where there are two.
+    """The mean of one or more values over runs, as a cell.
+
+    It has their sample deviation (if wanted) where there are two values or more.
     """
     mean = float(np.mean(values))
     if not deviation:
@@ -213,49 +215,48 @@ def mean_of(
 
 
 def mean_and_deviation(values: Sequence[float], digits: int = 3) -> str:
-    """ "0.901 ± 0.012": mean and sample deviation over seeds (no deviation for one
-    seed).
+    """Mean and sample deviation over seeds, such as "0.901 ± 0.012".
+
+    A single seed has no deviation.
     """
     mean = f"{np.mean(values):.{digits}f}"
-    return mean if len(values) < 2 else f"{mean} ± {np.std(values, ddof=1):.{digits}f}"
+    if len(values) < 2:
+        return mean
+    std = np.std(values, ddof=1)
+    return f"{mean} ± {std:.{digits}f}"
 
 
 def published(figure: str | float) -> Cell:
-    """A figure of a source as a cell: "76.7 ± 4.0", 68.2, or any other text, which is
-    kept as it is.
+    """A figure of a source as a cell: "76.7 ± 4.0", 68.2, or any other text.
+
+    Text that is no number stays as it is.
     """
-    match = re.fullmatch(
-        r"\s*(-?\d*\.?\d+)\s*%?\s*(?:(?:±|\+-|\+/-)\s*(\d*\.?\d+)\s*%?)?\s*",
-        str(figure),
-    )
+    text = str(figure)
+    number, plus_minus = r"(-?\d*\.?\d+)\s*%?", r"(?:±|\+-|\+/-)\s*(\d*\.?\d+)\s*%?"
+    match = re.fullmatch(rf"\s*{number}\s*(?:{plus_minus})?\s*", text)
     if match is None:
-        return str(figure)
-    return Number(
-        float(match[1]), str(figure), None if match[2] is None else float(match[2])
-    )
+        return text
+    mean, std = match.groups()
+    return Number(float(mean), text, None if std is None else float(std))
 
 
 def _csv_columns(header: str, cells: Sequence[Cell]) -> dict[str, list[str]]:
     """A column as those of a CSV file: header -> texts."""
     numbers = [cell if isinstance(cell, Number) else None for cell in cells]
-    there = [number for number in numbers if number is not None]
-    if not there:
+    known = [number for number in numbers if number is not None]
+    if not known:
         return {header: [str(cell) for cell in cells]}
-    columns = {
-        header: ["" if number is None else _digits(number.mean) for number in numbers]
-    }
-    if any(number.std is not None for number in there):
-        columns[f"{header} std"] = [
-            "" if number is None else _digits(number.std) for number in numbers
-        ]
-    if any(number.runs is not None for number in there):
-        columns[f"{header} runs"] = [
-            "0" if number is None else str(number.runs or 0) for number in numbers
-        ]
-    if any(number.diverged for number in there):
-        columns[f"{header} diverged"] = [
-            "0" if number is None else str(number.diverged) for number in numbers
-        ]
+
+    def column(text_of: Callable[[Number], str], missing: str) -> list[str]:
+        return [missing if number is None else text_of(number) for number in numbers]
+
+    columns = {header: column(lambda number: _digits(number.mean), "")}
+    if any(number.std is not None for number in known):
+        columns[f"{header} std"] = column(lambda number: _digits(number.std), "")
+    if any(number.runs is not None for number in known):
+        columns[f"{header} runs"] = column(lambda number: str(number.runs or 0), "0")
+    if any(number.diverged for number in known):
+        columns[f"{header} diverged"] = column(lambda number: str(number.diverged), "0")
     return columns
 
 
@@ -275,9 +276,8 @@ def _plain(cell: Cell) -> Any:
 
 
 def _piped(cells: Sequence[Cell]) -> str:
-    return (
-        "| " + " | ".join(_line(str(cell)).replace("|", r"\|") for cell in cells) + " |"
-    )
+    texts = [_line(str(cell)).replace("|", r"\|") for cell in cells]
+    return f"| {' | '.join(texts)} |"
 
 
 def _line(text: str) -> str:

@@ -37,10 +37,12 @@ class Unit:
         return self.number(values).text
 
     def signed(self, value: float) -> str:
-        """A difference in the unit that is shown, with its sign; what is shown as zero
-        has none of a rounded one.
+        """A difference in the unit that is shown, with its sign.
+
+        What is rounded to zero is +0, never -0.
         """
-        return f"{round(value, self.digits) + 0.0:+.{self.digits}f}"
+        rounded = round(value, self.digits) + 0.0
+        return f"{rounded:+.{self.digits}f}"
 
 
 def unit_of(name: str) -> Unit:
@@ -50,11 +52,10 @@ def unit_of(name: str) -> Unit:
         ValueError: there is no such metric.
     """
     metric = find_metric(name)
-    title = (
-        metric.title
-        if metric.title[1:2].isupper()
-        else metric.title[0].lower() + metric.title[1:]
-    )
+    title = metric.title
+    # "Loss" is a word of a sentence, "AUC" is a name.
+    if not title[1:2].isupper():
+        title = title[0].lower() + title[1:]
     if metric.percent:
         return Unit(f"{title}, %", 100.0, 1, metric.higher_is_better)
     return Unit(title, 1.0, 3, metric.higher_is_better)

@@ -1,5 +1,6 @@
-"""Tables as they come: a file or frame becomes a federation, with the preprocessing
-that its models need later.
+"""Tables as they come: a file or frame becomes a federation.
+
+The preprocessing that its models need later comes with it.
 """
 
 from fedtailor.tables.options import TableOptions, Task

@@ -14,26 +14,28 @@ def check_columns(
 ) -> None:
     """Every column that an option names is there."""
     columns = frame.columns
+    hints = {
+        "client": "; name the client's column with client",
+        "target": "; name the column to predict with target",
+    }
     for role, column in options.roles.items():
         if column not in columns:
-            hint = "" if role != "client" else "; name the client's column with client"
-            hint = (
-                "; name the column to predict with target" if role == "target" else hint
-            )
-            problems.add(no_such_column(role, column, columns) + hint)
+            problem = no_such_column(role, column, columns)
+            problems.add(problem + hints.get(role, ""))
     for role in ("features", "drop", "categories"):
         for column in getattr(options, role) or ():
-            if column not in columns and not any(
-                name.startswith(f"{column}[") for name in columns
-            ):
+            # A column of arrays has become one column for each entry.
+            has_entries = any(name.startswith(f"{column}[") for name in columns)
+            if column not in columns and not has_entries:
                 problems.add(no_such_column(role, column, columns))
 
 
 def check_clients(
     frame: pl.DataFrame, options: TableOptions, problems: Problems
 ) -> Rows | None:
-    """The clients of the rows; None if there are problems. Targets are filled in
-    later.
+    """The clients of the rows; None if there are problems.
+
+    Targets are filled in later.
     """
     series = frame[options.client]
     if not frame.height:
@@ -81,18 +83,20 @@ def check_clients(
             f" {listed([names[0][:40]])}; name another"
         )
         return None
-    of_client = Ragged.cut(
-        np.argsort(owners, kind="stable"), np.bincount(owners, minlength=len(names))
-    )
-    return Rows(of_client, owners, names, np.zeros(len(owners)))
+    by_owner = np.argsort(owners, kind="stable")
+    sizes = np.bincount(owners, minlength=len(names))
+    return Rows(Ragged.cut(by_owner, sizes), owners, names, np.zeros(len(owners)))
 
 
 def _sorted(values: pl.Series) -> pl.Series:
-    """Clients in the order of their names; numbers that came as text in the order of
-    the numbers.
+    """Clients in the order of their names.
+
+    Numbers that came as text are in the order of the numbers.
     """
     if values.dtype == pl.String:
         numbers = values.cast(pl.Int64, strict=False)
-        if numbers.null_count() == 0 and (numbers.cast(pl.String) == values).all():
+        # Not so with "007", which is a name.
+        are_numbers = numbers.null_count() == 0
+        if are_numbers and (numbers.cast(pl.String) == values).all():
             return values[numbers.arg_sort()]
     return values.sort()

@@ -1,9 +1,9 @@
-"""`Decorrelation`: correlated inputs become uncorrelated ones of about equal spread,
-each still close to its column.
+"""`Decorrelation`: correlated inputs become uncorrelated ones of about equal spread.
 
-Gradient steps fit the directions in which inputs vary, and hardly those in which they
-do not: where columns say nearly the same, a linear regression takes thousands of
-rounds. Least squares does not care; after decorrelation, nor do they.
+Each stays close to its column. Gradient steps fit the directions in which inputs vary,
+and hardly those in which they do not: where columns say nearly the same, a linear
+regression takes thousands of rounds. Least squares does not care; after decorrelation,
+nor do they.
 """
 
 from collections.abc import Iterator
@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 MOST_INPUTS = 100
 """Wider tables stay as they are: the matrix of each is saved with every model."""
 _FLOOR = 3e-3
-"""In units of the inputs' mean variance: directions that vary less than this are noise,
-and fade out.
+"""In units of the inputs' mean variance.
+
+Directions that vary less than this are noise, and fade out.
 """
 _DIGITS = 9
 _ROWS = 8192
@@ -52,12 +53,14 @@ class Decorrelation:
 def fit_decorrelation(
     x: Float32[NDArray, "rows inputs"], train: Bool[NDArray, " rows"] | None = None
 ) -> Decorrelation | None:
-    """Learn from training rows how to decorrelate; None where `can_decorrelate` says
-    no, and where all rows are equal.
+    """Learn from training rows how to decorrelate.
 
     Args:
         x: encoded inputs.
         train: which rows to learn from; None = all.
+
+    Returns:
+        None where `can_decorrelate` says no, and where all rows are equal.
     """
     if not can_decorrelate(x.shape[1]):
         return None
@@ -67,8 +70,9 @@ def fit_decorrelation(
 
 
 def can_decorrelate(inputs: int) -> bool:
-    """Whether a table of so many inputs is decorrelated: not a single one, nor more
-    than `MOST_INPUTS`.
+    """Whether a table of so many inputs is decorrelated.
+
+    A single one is not, nor are more than `MOST_INPUTS`.
     """
     return 1 < inputs <= MOST_INPUTS
 
@@ -76,13 +80,11 @@ def can_decorrelate(inputs: int) -> bool:
 def centred_products(
     rows: Float32[NDArray, "rows inputs"],
 ) -> tuple[Float64[NDArray, " inputs"], Float64[NDArray, "inputs inputs"]]:
-    """The mean of some rows, and the sum of the outer products of their deviations from
-    it.
-    """
+    """The mean of some rows, and the sum of outer products of deviations from it."""
     mean = rows.mean(axis=0, dtype=np.float64)
     products = np.zeros((len(mean), len(mean)))
-    # not one product of all rows: a copy in float64 would be twice as large as the
-    # table
+    # Not one product of all rows: a copy in float64 would be twice as large as the
+    # table.
     for _, centred in _parts(rows, mean):
         products += centred.T @ centred
     return mean, products
@@ -103,10 +105,10 @@ def decorrelation_of(
     floor = _FLOOR * float(variances.mean())
     if not floor > 0:
         return None
-    matrix = (directions * (np.sqrt(variances) / (variances + floor))) @ directions.T
-    return Decorrelation(
-        _rounded(mean), tuple(_rounded(row) for row in (matrix + matrix.T) / 2)
-    )
+    scales = np.sqrt(variances) / (variances + floor)
+    matrix = (directions * scales) @ directions.T
+    symmetric = (matrix + matrix.T) / 2
+    return Decorrelation(_rounded(mean), tuple(_rounded(row) for row in symmetric))
 
 
 def _parts(
@@ -119,7 +121,9 @@ def _parts(
 
 
 def _rounded(values: Float[NDArray, " inputs"]) -> tuple[float, ...]:
-    """Nine digits: more than float32 has, and the same wherever the eigenvectors were
+    """To nine digits.
+
+    They are more than float32 has, and the same wherever the eigenvectors were
     computed.
     """
     return tuple(float(f"{value:.{_DIGITS}g}") for value in values)

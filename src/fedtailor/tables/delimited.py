@@ -1,5 +1,6 @@
-"""Reading CSV, TSV and other separated text: encoding, separator and decimal sign are
-recognised.
+"""Reading CSV, TSV and other separated text.
+
+Encoding, separator and decimal sign are recognised.
 """
 
 import codecs
@@ -20,28 +21,15 @@ from fedtailor.tables.problems import listed
 
 ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".txt")
 MISSING_WORDS = (
-    "",
-    "?",
-    "-",
-    "--",
-    ".",
-    "NA",
-    "N/A",
-    "n/a",
-    "na",
-    "NaN",
-    "nan",
-    "-nan",
-    "NULL",
-    "Null",
-    "null",
-    "#N/A",
-    "#NA",
-    "<NA>",
-    "NaT",
+    *("", "?", "-", "--", "."),
+    *("NA", "N/A", "n/a", "na", "#N/A", "#NA", "<NA>"),
+    *("NaN", "nan", "-nan", "NaT"),
+    *("NULL", "Null", "null"),
 )
-"""Cells that count as empty (those of pandas without `None`, which can be an answer;
-and a dash, a dot and UCI's ?).
+"""Cells that count as empty.
+
+They are those of pandas without `None`, which can be an answer; and a dash, a dot and
+UCI's ?.
 """
 
 _SAMPLE_BYTES = 1 << 18
@@ -73,10 +61,15 @@ def read_delimited(path: Path, options: TableOptions) -> tuple[pl.DataFrame, lis
     sample, whole = _sample(path)
     encoding = options.encoding or _encoding(sample, path)
     text = _decode(sample, encoding, path, whole)
-    separator = options.separator or (
-        "\t" if ".tsv" in path.suffixes else _separator(text)
+    separator = options.separator
+    if separator is None:
+        separator = "\t" if ".tsv" in path.suffixes else _separator(text)
+    cells = list(
+        filter(None, csv.reader(io.StringIO(text, newline=""), delimiter=separator))
     )
-    header, *lines = _cells(text, separator)[: None if whole else -1] or [[]]
+    if not whole:
+        cells = cells[:-1]  # the sample ends in the middle of this line
+    header, *lines = cells or [[]]
     _check_header(header, lines, path, separator)
     decimal = options.decimal or _decimal(lines, separator)
     notes = []
@@ -115,8 +108,8 @@ def read_delimited(path: Path, options: TableOptions) -> tuple[pl.DataFrame, lis
         except pl.exceptions.PolarsError as error:
             if "utf-8" not in str(error) or options.encoding is not None:
                 raise
-            # valid for nearly every file of single bytes: the user is told, and can
-            # name another
+            # Valid for nearly every file of single bytes: the user is told, and can
+            # name another.
             encoding = "cp1252"
             frame = parse(_transcoded(path, encoding))
     except (pl.exceptions.PolarsError, OSError, EOFError, zlib.error) as error:
@@ -130,18 +123,13 @@ def read_delimited(path: Path, options: TableOptions) -> tuple[pl.DataFrame, lis
             "The text is no UTF-8 and was read as Windows-1252; say `encoding` if"
             " letters look wrong."
         )
-    if (
-        frame.height and frame[:, -1].null_count()
-    ):  # lines that end early leave their last cells empty
+    # Lines that end early leave their last cells empty.
+    if frame.height and frame[:, -1].null_count():
         _check_lines(path, encoding, separator, len(header))
     if any(series.null_count() for series in frame):
         frame = frame.filter(~pl.all_horizontal(pl.all().is_null()))
-    return (
-        frame.rename(
-            dict(zip(frame.columns, (name.strip() for name in header), strict=True))
-        ),
-        notes,
-    )
+    names = [name.strip() for name in header]
+    return frame.rename(dict(zip(frame.columns, names, strict=True))), notes
 
 
 def _sample(path: Path) -> tuple[bytes, bool]:
@@ -160,7 +148,9 @@ def _sample(path: Path) -> tuple[bytes, bool]:
 
 
 def _open(path: Path) -> IO[bytes]:
-    return cast(IO[bytes], gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
+    if path.suffix == ".gz":
+        return cast(IO[bytes], gzip.open(path))
+    return path.open("rb")
 
 
 def _encoding(sample: bytes, path: Path) -> str:
@@ -170,10 +160,9 @@ def _encoding(sample: bytes, path: Path) -> str:
     if b"\0" in sample:
         # Half of the bytes of Western text in UTF-16 are zero, all on one side.
         even, odd = sample[::2].count(0), sample[1::2].count(0)
-        if (
-            max(even, odd) > 0.3 * len(sample) / 2
-            and min(even, odd) < 0.05 * len(sample) / 2
-        ):
+        few, many = sorted((even, odd))
+        half = len(sample) / 2
+        if many > 0.3 * half and few < 0.05 * half:
             return "utf-16-be" if even > odd else "utf-16-le"
         raise ValueError(
             f"{path} is no text file; save the table as CSV, or give .parquet or .xlsx"
@@ -188,12 +177,10 @@ def _encoding(sample: bytes, path: Path) -> str:
 
 
 def _decode(sample: bytes, encoding: str, path: Path, whole: bool) -> str:
+    # A sample may end inside a character; an incremental decoder leaves it out.
+    decoder = codecs.getincrementaldecoder(encoding)()
     try:
-        return (
-            codecs.getincrementaldecoder(encoding)()
-            .decode(sample, final=whole)
-            .removeprefix("\ufeff")
-        )
+        return decoder.decode(sample, final=whole).removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         if encoding == "utf-8":
             return sample.decode("cp1252", errors="replace")
@@ -205,17 +192,14 @@ def _decode(sample: bytes, encoding: str, path: Path, whole: bool) -> str:
 def _transcoded(path: Path, encoding: str) -> io.BytesIO:
     """The whole file as UTF-8 in memory."""
     with _open(path) as file:
-        return io.BytesIO(
-            file.read()
-            .decode(encoding, errors="replace")
-            .removeprefix("\ufeff")
-            .encode()
-        )
+        text = file.read().decode(encoding, errors="replace")
+    return io.BytesIO(text.removeprefix("\ufeff").encode())
 
 
 def _separator(text: str) -> str:
-    """The separator under which the first lines have the same number of cells, of
-    several the one with most cells.
+    """The separator under which the first lines have the same number of cells.
+
+    Of several it is the one with most cells.
     """
     lines = [line for line in text.splitlines()[:50] if line.strip()]
     best, cells = ",", 1
@@ -227,25 +211,14 @@ def _separator(text: str) -> str:
     return best
 
 
-def _cells(text: str, separator: str) -> list[list[str]]:
-    return [
-        row
-        for row in csv.reader(io.StringIO(text, newline=""), delimiter=separator)
-        if row
-    ]
-
-
 def _decimal(lines: Sequence[Sequence[str]], separator: str) -> str:
-    """ "," where the sample holds numbers such as 1,5 and none such as 1.5."""
+    """The decimal sign: a comma if the sample holds numbers like 1,5 and none like 1.5."""
     if separator == ",":
         return "."
     cells = {cell for line in lines[:1000] for cell in line}
-    comma = any(_COMMA_NUMBER.fullmatch(cell) for cell in cells)
-    return (
-        ","
-        if comma and not any(_POINT_NUMBER.fullmatch(cell) for cell in cells)
-        else "."
-    )
+    has_comma = any(_COMMA_NUMBER.fullmatch(cell) for cell in cells)
+    has_point = any(_POINT_NUMBER.fullmatch(cell) for cell in cells)
+    return "," if has_comma and not has_point else "."
 
 
 def _check_header(
@@ -271,10 +244,8 @@ def _check_header(
             f"{path}: columns {listed(nameless)} have no name; give each one in the"
             " first line"
         )
-    if (
-        len([name for name in names if _NUMBER.fullmatch(name)]) > len(names) / 2
-        and lines
-    ):
+    numbers = [name for name in names if _NUMBER.fullmatch(name)]
+    if lines and len(numbers) > len(names) / 2:
         raise ValueError(
             f"{path}: the first line holds numbers ({listed(names)}), not column names;"
             " add a line of names above it"
@@ -282,8 +253,9 @@ def _check_header(
 
 
 def _check_lines(path: Path, encoding: str, separator: str, width: int) -> None:
-    """Raise if lines have more or fewer cells than the header, with the first of
-    them.
+    """Raise if lines have more or fewer cells than the header.
+
+    The message names the first of them.
     """
     wrong, total, first = 0, 0, ""
     try:

@@ -1,5 +1,6 @@
-"""`ColumnEncoding`: one column as inputs of a model, learned by scikit-learn and kept
-as plain numbers and text.
+"""`ColumnEncoding`: one column as inputs of a model.
+
+It is learned by scikit-learn and kept as plain numbers and text.
 """
 
 from dataclasses import dataclass
@@ -13,8 +14,9 @@ from numpy.typing import NDArray
 from fedtailor.tables.kinds import MAX_CATEGORIES, Kind, Parsed
 
 MIN_ROWS = 5
-"""Training rows that a category needs for an input of its own; rarer ones share the
-input "other".
+"""Training rows that a category needs for an input of its own.
+
+Rarer ones share the input "other".
 """
 OTHER = "other"
 
@@ -51,29 +53,32 @@ class ColumnEncoding:
     @property
     def inputs(self) -> tuple[str, ...]:
         """The names of the inputs."""
+        names = [self.name]
         if self.kind == "category":
-            values = [f"{self.name} = {category}" for category in self.categories]
-            values += [f"{self.name} = ({OTHER})"] if self.other else []
-        else:
-            values = [self.name]
-        return (*values, f"{self.name} is missing") if self.indicator else tuple(values)
+            names = [f"{self.name} = {category}" for category in self.categories]
+            if self.other:
+                names.append(f"{self.name} = ({OTHER})")
+        if self.indicator:
+            names.append(f"{self.name} is missing")
+        return tuple(names)
 
     def encode(self, values: pl.Series, out: Float32[NDArray, "rows inputs"]) -> None:
-        """Write the inputs of parsed values (null where missing); unknown categories
-        are "other", or all zeros.
+        """Write the inputs of parsed values (null where missing) into `out`.
+
+        Unknown categories are "other", or all zeros.
         """
         width = len(self.inputs) - self.indicator
         filled = values.fill_null(self.fill)
         if self.kind == "category":
+            # "other" is the last input; without it, `width` stands for none.
+            unknown = width - self.other
+            known = list(range(len(self.categories)))
             codes = filled.replace_strict(
-                list(self.categories),
-                list(range(len(self.categories))),
-                default=width - self.other,
-            )
-            known = codes.to_numpy()
+                list(self.categories), known, default=unknown
+            ).to_numpy()
             out[:, :width] = 0
-            rows = np.flatnonzero(known < width)
-            out[rows, known[rows]] = 1
+            rows = np.flatnonzero(codes < width)
+            out[rows, codes[rows]] = 1
         else:
             # In float64: the difference of two dates would be lost in float32. What is
             # too large for that is infinite.
@@ -107,20 +112,18 @@ def fit_column(name: str, column: Parsed, train: pl.Series) -> ColumnEncoding:
         codes = values.rank("dense").cast(pl.Float64).to_numpy() - 1
         fill = _impute(codes, "most_frequent")
         frequent, other = _frequent_categories(np.where(np.isnan(codes), fill, codes))
-        categories = tuple(texts[code] for code in frequent)
         return ColumnEncoding(
             name,
             column.kind,
             texts[int(fill)],
             indicator,
-            categories=categories,
+            categories=tuple(texts[code] for code in frequent),
             other=other,
         )
     numbers = values.to_numpy().astype(np.float64)
     if column.kind == "boolean":
-        return ColumnEncoding(
-            name, column.kind, _impute(numbers, "most_frequent"), indicator
-        )
+        fill = _impute(numbers, "most_frequent")
+        return ColumnEncoding(name, column.kind, fill, indicator)
     fill = _impute(numbers, "median")
     mean, deviation = _standardise(np.where(np.isnan(numbers), fill, numbers))
     return ColumnEncoding(
@@ -159,6 +162,5 @@ def _frequent_categories(codes: Float[NDArray, " rows"]) -> tuple[list[int], boo
     ).fit(codes[:, None])
     infrequent = encoder.infrequent_categories_[0]
     rare = set() if infrequent is None else set(infrequent)
-    return [int(code) for code in encoder.categories_[0] if code not in rare], bool(
-        rare
-    )
+    frequent = [int(code) for code in encoder.categories_[0] if code not in rare]
+    return frequent, bool(rare)

@@ -1,5 +1,6 @@
-"""What a column holds (numbers, categories, booleans or dates), and its cells as
-numbers or text.
+"""What a column holds, and its cells as numbers or text.
+
+A column holds numbers, categories, booleans or dates.
 """
 
 import re
@@ -13,13 +14,15 @@ from fedtailor.protocol import require
 Kind = Literal["number", "category", "boolean", "date"]
 
 MAX_CATEGORIES = 20
-"""Categories of a text column with an input of their own; the rarer ones share the
-input "other".
+"""Categories of a text column with an input of their own.
+
+The rarer ones share the input "other".
 """
 
 LARGEST = 1e150
-"""Numbers beyond this are mistakes: the sums of their squares, which standardise a
-column, would be infinite.
+"""Numbers beyond this are mistakes.
+
+The sums of their squares, which standardise a column, would be infinite.
 """
 
 _TRUE, _FALSE = ("true", "yes", "t", "y"), ("false", "no", "f", "n")
@@ -100,42 +103,36 @@ def recognise(series: pl.Series, *, category: bool = False) -> Parsed:
 def parse_as(
     series: pl.Series, kind: Kind, date_format: str | None
 ) -> tuple[pl.Series, pl.Series]:
-    """A cleaned column read as a known kind: its values, and a mask of the cells that
-    are not of that kind.
+    """A cleaned column read as a known kind.
+
+    Returns:
+        Its values, and a mask of the cells that are not of that kind.
     """
+    nothing = pl.Series(series.name, [None] * len(series), pl.Float64)
     if kind == "category":
         values = category_text(series)
     elif kind == "number":
         values = series.cast(pl.Float64, strict=False)
         values = values.set((values.abs() > LARGEST).fill_null(False), None)
     elif kind == "boolean":
-        values = (
-            _booleans(series)
-            if series.dtype == pl.String
-            else series.cast(pl.Float64, strict=False)
-        )
+        is_text = series.dtype == pl.String
+        values = _booleans(series) if is_text else series.cast(pl.Float64, strict=False)
         values = values.set(~values.is_in([0.0, 1.0]).fill_null(True), None)
     elif series.dtype == pl.String:
         formats = (date_format,) if date_format is not None else _DATE_FORMATS
-        values = next(
-            (days for form in formats if (days := _dates(series, form)) is not None),
-            None,
-        )
-        values = (
-            pl.Series(series.name, [None] * len(series), pl.Float64)
-            if values is None
-            else values
-        )
+        readings = (_dates(series, form) for form in formats)
+        values = next((days for days in readings if days is not None), nothing)
     elif series.dtype.is_temporal():
         values = _days(series)
     else:
-        values = pl.Series(series.name, [None] * len(series), pl.Float64)
+        values = nothing
     return values, series.is_not_null() & values.is_null()
 
 
 def category_text(series: pl.Series) -> pl.Series:
-    """Categories as text; whole numbers without a decimal point, so that 1.0 and 1 are
-    the same code.
+    """Categories as text.
+
+    Whole numbers have no decimal point, so that 1.0 and 1 are the same code.
     """
     if series.dtype.is_float():
         whole = series.drop_nulls()
@@ -151,40 +148,43 @@ def as_numbers(series: pl.Series) -> pl.Series | None:
 
 
 def _recognise_text(series: pl.Series) -> Parsed:
+    """Text as numbers, booleans or dates, if all cells are; else as categories."""
     present = series.drop_nulls()
     numbers = as_numbers(series)
     if numbers is not None:
-        return Parsed(
-            "number",
-            _finite(numbers.fill_nan(None)),
-            whole=not present.str.contains(r"[.eE]").any(),
-        )
+        whole = not present.str.contains(r"[.eE]").any()
+        return Parsed("number", _finite(numbers.fill_nan(None)), whole=whole)
+    # The first cell decides what is tried: each try looks at the whole column.
     first = str(present[0])
     if first.lower() in (*_TRUE, *_FALSE):
         booleans = _booleans(series)
         if booleans.null_count() == series.null_count():
             return Parsed("boolean", booleans)
     if _LOOKS_LIKE_A_DATE.match(first):
-        found = [
-            (form, days)
-            for form in _DATE_FORMATS
-            if (days := _dates(series, form)) is not None
+        by_format = {form: _dates(series, form) for form in _DATE_FORMATS}
+        readings = [
+            Parsed("date", days, date_format=form)
+            for form, days in by_format.items()
+            if days is not None
         ]
-        if len(found) > 1 and not found[0][1].equals(found[1][1], null_equal=True):
-            raise ValueError(
+        if len(readings) > 1:
+            first_days, other_days = readings[0].values, readings[1].values
+            require(
+                first_days.equals(other_days, null_equal=True),
                 f"column {series.name!r} holds dates such as {first!r} that can be read"
                 " with the day or the month first; write them as 2024-12-31, or drop"
-                " the column"
+                " the column",
             )
-        if found:
-            return Parsed("date", found[0][1], date_format=found[0][0])
+        if readings:
+            return readings[0]
     _refuse_mixture(present)
     return Parsed("category", series)
 
 
 def _refuse_mixture(present: pl.Series) -> None:
-    """Refuse a column of numbers in which some cells are text; codes such as 1, 2, 3A
-    are categories.
+    """Refuse a column of numbers in which some cells are text.
+
+    Codes such as 1, 2, 3A are categories, and not refused.
     """
     is_number = present.cast(pl.Float64, strict=False).is_not_null()
     distinct = present.n_unique()
@@ -193,14 +193,12 @@ def _refuse_mixture(present: pl.Series) -> None:
     if distinct <= MAX_CATEGORIES and distinct <= len(present) / 2:
         return
     words = present.filter(~is_number)
-    comma = (
-        "; if that is a decimal comma, say decimal ','"
-        if words.str.contains(r"^[+-]?\d+,\d+$").all()
-        else ""
-    )
+    hint = ""
+    if words.str.contains(r"^[+-]?\d+,\d+$").all():
+        hint = "; if that is a decimal comma, say decimal ','"
     raise ValueError(
         f"column {present.name!r} mixes numbers with {len(words):,} cells of text such"
-        f" as {words[0]!r}{comma}; mend them, name the words that mean a missing cell"
+        f" as {words[0]!r}{hint}; mend them, name the words that mean a missing cell"
         " with `missing`, the column in `categories`, or drop it"
     )
 
@@ -224,20 +222,19 @@ def _finite(values: pl.Series) -> pl.Series:
 
 
 def beyond(values: pl.Series) -> int | None:
-    """The first row, from 1, with a number that is too large to be standardised; None
-    if there is none.
+    """The first row, from 1, with a number that is too large to be standardised.
+
+    None if there is none.
     """
     found = values.abs() > LARGEST
     return (found.arg_max() or 0) + 1 if found.any() else None
 
 
 def _booleans(series: pl.Series) -> pl.Series:
+    """Words as 1 and 0; null for any other text."""
+    words = {"1": 1.0, "0": 0.0}
+    words |= dict.fromkeys(_TRUE, 1.0) | dict.fromkeys(_FALSE, 0.0)
     lower = series.str.to_lowercase()
-    words = (
-        {word: 1.0 for word in _TRUE}
-        | {word: 0.0 for word in _FALSE}
-        | {"1": 1.0, "0": 0.0}
-    )
     return lower.replace_strict(words, default=None, return_dtype=pl.Float64)
 
 

@@ -16,16 +16,14 @@ def about_dropped(dropped: Mapping[str, str]) -> list[str]:
     """One sentence for each reason for which columns are left out."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in dropped.items():
-        by_reason.setdefault(reason, []).append(
-            repr(name) if name else "without a name"
-        )
+        shown = repr(name) if name else "without a name"
+        by_reason.setdefault(reason, []).append(shown)
     notes = []
     for reason, names in by_reason.items():
-        one = len(names) == 1
-        notes.append(
-            f"Column{'' if one else 's'} {listed(names)} {'is' if one else 'are'} left"
-            f" out: {reason}."
-        )
+        if len(names) == 1:
+            notes.append(f"Column {names[0]} is left out: {reason}.")
+        else:
+            notes.append(f"Columns {listed(names)} are left out: {reason}.")
     return notes
 
 
@@ -33,38 +31,31 @@ def about_columns(
     encodings: tuple[ColumnEncoding, ...], columns: Mapping[str, Parsed]
 ) -> list[str]:
     """Sentences on missing cells, categories and dates."""
-    gaps: dict[bool, list[str]] = {True: [], False: []}
+    indicated, filled, texts, dates = [], [], [], []
     for encoding in encodings:
         missing = columns[encoding.name].values.null_count()
         if missing:
-            fill = (
-                f"{encoding.fill:.6g}"
-                if isinstance(encoding.fill, float)
-                else repr(encoding.fill)
-            )
-            gaps[encoding.indicator].append(f"{encoding.name} {missing:,} ({fill})")
-    texts = [
-        f"{encoding.name}"
-        f" ({len(encoding.categories)}{' and other' if encoding.other else ''})"
-        for encoding in encodings
-        if encoding.kind == "category"
-    ]
-    dates = [encoding.name for encoding in encodings if encoding.kind == "date"]
-    filled = "filled with the training rows' median or most frequent value"
-    sentences = (
-        (
-            gaps[True],
-            f"Missing cells are {filled}, and an input says that they were missing",
-        ),
-        (
-            gaps[False],
-            f"Missing cells of columns without any in the training rows are {filled}",
-        ),
-        (texts, "Categories have one input each"),
-        (dates, "Dates count in days"),
-    )
+            fill = repr(encoding.fill)
+            if isinstance(encoding.fill, float):
+                fill = f"{encoding.fill:.6g}"
+            gaps = indicated if encoding.indicator else filled
+            gaps.append(f"{encoding.name} {missing:,} ({fill})")
+        if encoding.kind == "category":
+            other = " and other" if encoding.other else ""
+            texts.append(f"{encoding.name} ({len(encoding.categories)}{other})")
+        if encoding.kind == "date":
+            dates.append(encoding.name)
+    how = "filled with the training rows' median or most frequent value"
+    sentences = {
+        f"Missing cells are {how}, and an input says that they were missing": indicated,
+        f"Missing cells of columns without any in the training rows are {how}": filled,
+        "Categories have one input each": texts,
+        "Dates count in days": dates,
+    }
     return [
-        f"{sentence}: {listed(names, 20)}." for names, sentence in sentences if names
+        f"{sentence}: {listed(names, 20)}."
+        for sentence, names in sentences.items()
+        if names
     ]
 
 
@@ -85,27 +76,24 @@ def about_decorrelation(decorrelation: Decorrelation | None, inputs: int) -> lis
 def about_splits(splits: Splits, rows: Rows, options: TableOptions) -> list[str]:
     """Sentences on clients that cannot be tested, or that have one class only."""
     notes = []
-    lone = [
-        name
-        for name, size in zip(rows.names, rows.of_client.sizes, strict=True)
-        if size == 1
-    ]
-    if lone:
+    sizes = zip(rows.names, rows.of_client.sizes, strict=True)
+    single = [name for name, size in sizes if size == 1]
+    if single:
         notes.append(
-            f"Clients of a single row train and are not tested: {listed(lone)}."
+            f"Clients of a single row train and are not tested: {listed(single)}."
         )
-    alone = set(lone)
-    other = [name for name in untested(splits, rows.names) if name not in alone]
-    if other and (options.test > 0 or options.split or options.folds):
-        notes.append(f"Clients without a test row: {listed(other)}.")
+    others = set(rows.names) - set(single)
+    without_test = [name for name in untested(splits, rows.names) if name in others]
+    if without_test and (options.test > 0 or options.split or options.folds):
+        notes.append(f"Clients without a test row: {listed(without_test)}.")
     if rows.y.dtype.kind in "iu":
         y, starts = rows.y[rows.of_client.rows], rows.of_client.offsets[:-1]
         same = np.minimum.reduceat(y, starts) == np.maximum.reduceat(y, starts)
-        single = [
+        one_class = [
             name
-            for name, one in zip(rows.names, same, strict=True)
-            if one and name not in alone
+            for name, is_same in zip(rows.names, same, strict=True)
+            if is_same and name in others
         ]
-        if single:
-            notes.append(f"Clients with rows of a single class: {listed(single)}.")
+        if one_class:
+            notes.append(f"Clients with rows of a single class: {listed(one_class)}.")
     return notes

@@ -11,8 +11,10 @@ Task = Literal["classification", "regression"]
 
 @dataclass(frozen=True)
 class TableOptions:
-    """How a table becomes a federation: which column plays which role, how rows are
-    split, how cells are read.
+    """How a table becomes a federation.
+
+    The options say which column plays which role, how rows are split, and how cells are
+    read.
     """
 
     client: str = "client"
@@ -98,11 +100,8 @@ class TableOptions:
                 f"there is no encoding {self.encoding!r}; try utf-8, utf-16, cp1252 or"
                 " latin-1"
             ) from None
-        rules = [
-            name
-            for name in ("split", "time", "folds")
-            if getattr(self, name) is not None
-        ]
+        given = {"split": self.split, "time": self.time, "folds": self.folds}
+        rules = [name for name, value in given.items() if value is not None]
         require(
             len(rules) <= 1,
             f"{' and '.join(rules)} exclude each other: each says which rows are the"
@@ -114,10 +113,7 @@ class TableOptions:
             " another's; leave one out",
         )
         roles: dict[str, str] = {}
-        for role in ("client", "target", "split", "time", "group"):
-            column = getattr(self, role)
-            if column is None:
-                continue
+        for role, column in self.roles.items():
             require(
                 column not in roles,
                 f"column {column!r} cannot be both {roles.get(column)} and {role}",
@@ -139,12 +135,14 @@ class TableOptions:
     @property
     def roles(self) -> dict[str, str]:
         """Role -> column, of the roles that a column plays."""
-        names = ("client", "target", "split", "time", "group")
-        return {
-            role: getattr(self, role)
-            for role in names
-            if getattr(self, role) is not None
+        roles = {
+            "client": self.client,
+            "target": self.target,
+            "split": self.split,
+            "time": self.time,
+            "group": self.group,
         }
+        return {role: column for role, column in roles.items() if column is not None}
 
 
 def make_options(given: dict[str, Any]) -> TableOptions:

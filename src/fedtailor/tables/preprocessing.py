@@ -1,8 +1,7 @@
-"""`Preprocessing`: what a table's training rows taught about its columns; it turns raw
-rows into a model's inputs.
+"""`Preprocessing`: turns raw rows of a table into a model's inputs.
 
-It is plain data, travels with the models as JSON, and reads rows by the names of their
-columns.
+It holds what the table's training rows taught about its columns. It is plain data,
+travels with the models as JSON, and reads rows by the names of their columns.
 """
 
 import dataclasses
@@ -60,22 +59,25 @@ class Preprocessing:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The names of the model's inputs, in order; a decorrelated one is what others
-        do not say of its column.
+        """The names of the model's inputs, in order.
+
+        A decorrelated one is what others do not say of its column.
         """
         return tuple(name for column in self.columns for name in column.inputs)
 
     @property
     def target_shift(self) -> float:
-        """What a regression's predictions are shifted by, after scaling; 0 for
-        classes.
+        """What a regression's predictions are shifted by, after scaling.
+
+        0 for classes.
         """
         return self.target.shift
 
     @property
     def target_scale(self) -> float:
-        """The unit of a regression's predictions: an error of 1 is so much in the
-        target's own unit; 1 for classes.
+        """The unit of a regression's predictions.
+
+        An error of 1 is so much in the target's own unit. 1 for classes.
         """
         return self.target.scale
 
@@ -146,25 +148,17 @@ class Preprocessing:
         missing: Literal["error", "impute"] = "error",
         unknown: Literal["error", "other"] = "error",
     ) -> tuple[Float32[NDArray, "rows inputs"], NDArray[Any]]:
-        """Inputs and targets of raw rows that have the target, as models are trained on
-        them.
+        """Inputs and targets of raw rows, as models are trained on them.
 
         Args:
-            rows: as for `transform`; likewise missing and unknown.
+            rows: as for `transform`, with the target; likewise missing and unknown.
 
         Raises:
             ValueError: all that is wrong with the inputs, or what is wrong with the
                 target.
         """
         x = self.transform(rows, missing=missing, unknown=unknown)
-        frame = clean(
-            (
-                _from_dicts(rows, Problems("the rows"))
-                if _is_dicts(rows)
-                else as_frame(rows)
-            ),
-            self.missing,
-        )
+        frame = clean(_as_frame(rows, Problems("the rows")), self.missing)
         if self.target.name not in frame.columns:
             raise ValueError(
                 f"the rows have no column {self.target.name!r}, which is the target;"
@@ -173,8 +167,10 @@ class Preprocessing:
         return x, self.target.encode(frame[self.target.name])
 
     def decode(self, predictions: ArrayLike) -> NDArray[Any]:
-        """The labels of class numbers [rows], or predictions of a regression in the
-        target's own unit.
+        """The labels of class numbers, or numbers in the target's own unit.
+
+        Args:
+            predictions: [rows] class numbers, or the predictions of a regression.
 
         Raises:
             ValueError: a number that is no class.
@@ -182,16 +178,12 @@ class Preprocessing:
         return self.target.decode(predictions)
 
     def to_json(self) -> str:
-        """The preprocessing as JSON; `from_json` gives the same one, to the last
-        bit.
-        """
-        content = {
-            "format": _FORMAT,
-            **dataclasses.asdict(self),
-            "ignored": dict(self.ignored),
-        }
+        """The preprocessing as JSON; `from_json` gives the same one, to the bit."""
+        content = {"format": _FORMAT, **dataclasses.asdict(self)}
+        content["ignored"] = dict(self.ignored)
+        # Versions without decorrelation read the others.
         if self.decorrelation is None:
-            del content["decorrelation"]  # so that other versions read it
+            del content["decorrelation"]
         return json.dumps(content, indent=1, allow_nan=False)
 
     @classmethod
@@ -208,18 +200,18 @@ class Preprocessing:
                     "this JSON holds no preprocessing; give what Preprocessing.to_json"
                     " wrote"
                 )
-            columns = tuple(
-                ColumnEncoding(**{**column, "categories": tuple(column["categories"])})
-                for column in content.pop("columns")
-            )
+            # JSON has lists where the classes have tuples.
+            columns = []
+            for column in content.pop("columns"):
+                column["categories"] = tuple(column["categories"])
+                columns.append(ColumnEncoding(**column))
             target = content.pop("target")
-            sequences = {
-                name: tuple(target.get(name, ())) for name in ("classes", "positive")
-            }
-            target = TargetEncoding(**{**target, **sequences})
-            decorrelation = _decorrelation(content.pop("decorrelation", None), columns)
-            rest = {**content, "missing": tuple(content["missing"])}
-            return cls(columns, target, decorrelation=decorrelation, **rest)
+            for name in ("classes", "positive"):
+                target[name] = tuple(target.get(name, ()))
+            content["missing"] = tuple(content["missing"])
+            stored = content.pop("decorrelation", None)
+            content["decorrelation"] = _decorrelation(stored, columns)
+            return cls(tuple(columns), TargetEncoding(**target), **content)
         except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"this is no preprocessing, or a damaged one ({error}); write it again"
@@ -247,7 +239,7 @@ class Preprocessing:
 
     def _frame(self, rows: Any, problems: Problems) -> pl.DataFrame:
         """The input columns of the rows, cleaned."""
-        frame = _from_dicts(rows, problems) if _is_dicts(rows) else as_frame(rows)
+        frame = _as_frame(rows, problems)
         if problems.found:
             return frame
         frame = clean(frame, self.missing)
@@ -265,14 +257,13 @@ class Preprocessing:
     def _parse(
         self, series: pl.Series, column: ColumnEncoding, problems: Problems
     ) -> tuple[pl.Series, pl.Series]:
-        """The cells as the column's kind (null where they are missing or wrong), and
-        which are wrong.
+        """The cells as the column's kind.
+
+        Returns:
+            The values, null where they are missing or wrong, and which are wrong.
         """
-        if (
-            self.decimal == ","
-            and column.kind == "number"
-            and series.dtype == pl.String
-        ):
+        is_text = column.kind == "number" and series.dtype == pl.String
+        if is_text and self.decimal == ",":
             series = series.str.replace(",", ".", literal=True)
         values, bad = parse_as(series, column.kind, column.date_format)
         if bad.any():
@@ -295,48 +286,44 @@ def _decorrelation(
     if content is None:
         return None
     width = sum(len(column.inputs) for column in columns)
-    strange = TypeError(f"the decorrelation is not of {width} inputs")
+    wrong = TypeError(f"the decorrelation is not of {width} inputs")
     try:
-        mean, matrix = (
-            np.array(content["mean"], np.float64),
-            np.array(content["matrix"], np.float64),
-        )
+        mean = np.array(content["mean"], np.float64)
+        matrix = np.array(content["matrix"], np.float64)
     except ValueError:
-        raise strange from None
-    if (
-        mean.shape != (width,)
-        or matrix.shape != (width, width)
-        or not np.isfinite(mean @ matrix).all()
-    ):
-        raise strange
-    return Decorrelation(
-        tuple(mean.tolist()), tuple(tuple(row) for row in matrix.tolist())
-    )
+        raise wrong from None
+    if mean.shape != (width,) or matrix.shape != (width, width):
+        raise wrong
+    if not np.isfinite(mean @ matrix).all():
+        raise wrong
+    rows = tuple(tuple(row) for row in matrix.tolist())
+    return Decorrelation(tuple(mean.tolist()), rows)
 
 
-def _is_dicts(rows: Any) -> bool:
-    return isinstance(rows, Mapping) or (
-        isinstance(rows, Sequence) and not isinstance(rows, str)
-    )
+def _as_frame(rows: Any, problems: Problems) -> pl.DataFrame:
+    """A frame as it is; one dict, or a list of them, as a frame."""
+    if isinstance(rows, Mapping):
+        return _from_dicts([rows], problems)
+    if isinstance(rows, Sequence) and not isinstance(rows, str):
+        return _from_dicts(rows, problems)
+    return as_frame(rows)
 
 
-def _from_dicts(
-    rows: Mapping[str, Any] | Sequence[Any], problems: Problems
-) -> pl.DataFrame:
-    """One dict or a list of them as a frame; a key that a row lacks is a problem, not a
-    missing cell.
+def _from_dicts(rows: Sequence[Any], problems: Problems) -> pl.DataFrame:
+    """A list of dicts as a frame.
+
+    A key that a row lacks is a problem, not a missing cell.
     """
-    given = [rows] if isinstance(rows, Mapping) else list(rows)
-    strange = next((row for row in given if not isinstance(row, Mapping)), None)
-    if strange is not None:
-        problems.add(
-            "each row is a dict of column names and values, not"
-            f" {type(strange).__name__}; or give a frame"
-        )
-        return pl.DataFrame()
-    names = list(dict.fromkeys(str(name) for row in given for name in row))
+    for row in rows:
+        if not isinstance(row, Mapping):
+            problems.add(
+                "each row is a dict of column names and values, not"
+                f" {type(row).__name__}; or give a frame"
+            )
+            return pl.DataFrame()
+    names = list(dict.fromkeys(str(name) for row in rows for name in row))
     for name in names:
-        lacking = [number for number, row in enumerate(given, 1) if name not in row]
+        lacking = [number for number, row in enumerate(rows, 1) if name not in row]
         if lacking:
             problems.add(
                 f"column {name!r} is not given in {rows_of(lacking)}; use None for a"
@@ -344,12 +331,8 @@ def _from_dicts(
             )
     if problems.found:
         return pl.DataFrame()
-    return pl.DataFrame(
-        {
-            name: mixed_series(name, [_plain(row[name]) for row in given])
-            for name in names
-        }
-    )
+    columns = {name: [_plain(row[name]) for row in rows] for name in names}
+    return pl.DataFrame([mixed_series(name, cells) for name, cells in columns.items()])
 
 
 def _plain(value: Any) -> Any:
@@ -358,11 +341,10 @@ def _plain(value: Any) -> Any:
 
 
 def _places(mask: pl.Series) -> str:
-    rows = mask.arg_true() + 1
+    """The rows of a mask, counted from 1, in a message."""
+    rows = (mask.arg_true() + 1).to_list()
+    if len(rows) == 1:
+        return f"row {rows[0]}"
     if len(rows) <= _EXAMPLES:
-        return (
-            f"row {listed(rows.to_list())}"
-            if len(rows) == 1
-            else f"rows {listed(rows.to_list())}"
-        )
+        return f"rows {listed(rows)}"
     return f"{len(rows):,} rows, first in row {rows[0]}"

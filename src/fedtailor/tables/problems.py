@@ -48,7 +48,9 @@ class Problems:
 def listed(names: Sequence[object], most: int = 6) -> str:
     """Names in a sentence: "a, b, c and 4 more"."""
     shown = ", ".join(str(name) for name in names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+    if len(names) > most:
+        shown += f" and {len(names) - most} more"
+    return shown
 
 
 def no_such_column(role: str, column: str, columns: Sequence[str]) -> str:
@@ -60,8 +62,9 @@ def no_such_column(role: str, column: str, columns: Sequence[str]) -> str:
 
 
 def strange_column(column: str, columns: Sequence[str]) -> str:
-    """The sentence for a column of rows that training did not have, with the nearest
-    one that it had.
+    """The sentence for a column of rows that training did not have.
+
+    It names the nearest one that training had.
     """
     hint = _nearest(column, columns)
     return (
@@ -72,11 +75,9 @@ def strange_column(column: str, columns: Sequence[str]) -> str:
 
 def rows_of(rows: Sequence[int]) -> str:
     """Row numbers, counted from 1 below the header, in a message."""
-    return (
-        f"row {rows[0]}"
-        if len(rows) == 1
-        else f"{len(rows):,} rows, first row {rows[0]}"
-    )
+    if len(rows) == 1:
+        return f"row {rows[0]}"
+    return f"{len(rows):,} rows, first row {rows[0]}"
 
 
 def _nearest(column: str, columns: Sequence[str]) -> str:

@@ -10,14 +10,13 @@ _POWER_STEPS = 30
 
 
 def stable_rate(federation: Federation) -> float:
-    """Half the inverse of the largest curvature that a client's squared loss has under
-    a linear model with a bias.
+    """Half the inverse of the largest curvature of a client's squared loss.
 
-    Gradient descent on client i's mean of (x'w + b - y)^2 / 2 diverges above 2 / L_i,
-    where L_i is the largest eigenvalue of the mean of [x 1]'[x 1] over its training
-    rows; a quarter of that bears the noise of mini-batches. One rate serves all
-    clients, so the steepest one decides. Only training inputs of clients that train are
-    looked at.
+    The model is linear with a bias. Gradient descent on client i's mean of
+    (x'w + b - y)^2 / 2 diverges above 2 / L_i, where L_i is the largest eigenvalue of
+    the mean of [x 1]'[x 1] over its training rows; a quarter of that bears the noise of
+    mini-batches. One rate serves all clients, so the steepest one decides. Only
+    training inputs of clients that train are looked at.
 
     Args:
         federation: with inputs as numbers, [N, d].
@@ -29,8 +28,9 @@ def stable_rate(federation: Federation) -> float:
 
 
 def _curvature(x: Float32[NDArray, "rows inputs"]) -> float:
-    """The largest eigenvalue of the mean of [x 1]'[x 1], by power iteration from the
-    mean of the rows.
+    """The largest eigenvalue of the mean of [x 1]'[x 1].
+
+    By power iteration from the mean of the rows.
     """
     rows = np.column_stack([x, np.ones(len(x))]).astype(np.float64)
     direction, value = rows.mean(axis=0), 0.0

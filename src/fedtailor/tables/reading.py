@@ -1,5 +1,6 @@
-"""A user's file or frame as a polars frame of plain columns, before anything is learned
-from it.
+"""A user's file or frame as a polars frame of plain columns.
+
+Nothing is learned from it yet.
 """
 
 import os
@@ -20,6 +21,11 @@ from fedtailor.tables.problems import listed
 EXCEL_ENDINGS = (".xlsx", ".xls", ".xlsb", ".ods")
 ENDINGS = (*TEXT_ENDINGS, ".parquet", *EXCEL_ENDINGS)
 """Files that can be read."""
+
+_NUMPY_DTYPES = frozenset(
+    ("float64", "float32", "int64", "int32", "int16", "int8", "uint8", "bool")
+)
+"""Columns of these hold nothing that only pandas knows, such as NA."""
 
 
 @dataclass(frozen=True)
@@ -77,36 +83,30 @@ def as_frame(rows: Any) -> pl.DataFrame:
             raise ValueError(
                 f"the frame has several columns {twice[0]!r}; rename all but one"
             )
-        return pl.DataFrame(
-            {
-                name: _from_pandas(name, rows.iloc[:, place])
-                for place, name in enumerate(names)
-            }
-        )
+        columns = [_from_pandas(name, rows.iloc[:, i]) for i, name in enumerate(names)]
+        return pl.DataFrame(columns)
     raise ValueError(
         f"a table is a path, a polars or a pandas frame, not {type(rows).__name__}"
     )
 
 
 def clean(frame: pl.DataFrame, missing: tuple[str, ...] = ()) -> pl.DataFrame:
-    """The frame with null for every missing cell, text stripped, and arrays as one
-    column for each entry.
+    """The frame with null for every missing cell, and text stripped.
+
+    Arrays become one column for each entry.
 
     Args:
         frame: as it came.
         missing: the user's words for missing cells; numbers among them are missing in
             columns of numbers too.
     """
-    columns: list[pl.Series] = []
+    # By name: an entry may be called like another column.
+    columns: dict[str, pl.Series] = {}
     for series in frame:
-        columns.extend(
-            _entries(series)
-            if isinstance(series.dtype, pl.List | pl.Array)
-            else [series]
-        )
-    return pl.DataFrame(
-        {series.name: _clean_column(series, missing) for series in columns}
-    )
+        is_array = isinstance(series.dtype, pl.List | pl.Array)
+        for column in _entries(series) if is_array else [series]:
+            columns[column.name] = _clean_column(column, missing)
+    return pl.DataFrame(columns)
 
 
 def _check_file(path: Path) -> None:
@@ -158,9 +158,8 @@ def _read_excel(path: Path, options: TableOptions) -> pl.DataFrame:
         return pl.read_excel(
             path, sheet_name=options.sheet, engine="calamine", infer_schema_length=None
         )
-    except (
-        Exception
-    ) as error:  # the reader raises errors of its own kinds, without a common base
+    # The reader raises errors of its own kinds, without a common base.
+    except Exception as error:
         raise ValueError(
             f"{path} cannot be read as Excel: {str(error).splitlines()[0][:200]}"
         ) from None
@@ -168,21 +167,11 @@ def _read_excel(path: Path, options: TableOptions) -> pl.DataFrame:
 
 def _from_pandas(name: str, column: Any) -> pl.Series:
     """A pandas column; what pandas calls missing (NaN, NA, NaT, None) is null."""
-    if str(column.dtype) in (
-        "float64",
-        "float32",
-        "int64",
-        "int32",
-        "int16",
-        "int8",
-        "uint8",
-        "bool",
-    ):
+    dtype = str(column.dtype)
+    if dtype in _NUMPY_DTYPES:
         return pl.Series(name, column.to_numpy())
-    if (
-        str(column.dtype).startswith("datetime64[")
-        and getattr(column.dtype, "tz", None) is None
-    ):
+    has_zone = getattr(column.dtype, "tz", None) is not None
+    if dtype.startswith("datetime64[") and not has_zone:
         return pl.Series(name, column.to_numpy().astype("datetime64[us]"))
     values = column.astype(object)
     values = values.where(values.notna(), None)
@@ -194,30 +183,29 @@ def mixed_series(name: str, values: list[Any]) -> pl.Series:
     try:
         return pl.Series(name, values, strict=True)
     except (TypeError, pl.exceptions.PolarsError, OverflowError):
-        if all(value is None or isinstance(value, int | float) for value in values):
-            return pl.Series(
-                name, [None if value is None else float(value) for value in values]
-            )
+        are_numbers = all(
+            value is None or isinstance(value, int | float) for value in values
+        )
+        kind = float if are_numbers else str
         return pl.Series(
-            name, [None if value is None else str(value) for value in values]
+            name, [None if value is None else kind(value) for value in values]
         )
 
 
 def _entries(series: pl.Series) -> list[pl.Series]:
-    """A column of arrays of a common length, one column for each entry; others stay as
-    they are, and are refused.
+    """A column of arrays of a common length, as one column for each entry.
+
+    Other columns stay as they are, and are refused later.
     """
     if isinstance(series.dtype, pl.List):
         lengths = series.list.len().unique()
         if series.null_count() or len(lengths) != 1 or not lengths[0]:
             return [series]
         series = series.list.to_array(int(lengths[0]))
-    assert isinstance(series.dtype, pl.Array)
-    if (
-        series.null_count()
-        or not series.dtype.inner.is_numeric()
-        or len(series.dtype.shape) != 1
-    ):
+    dtype = series.dtype
+    assert isinstance(dtype, pl.Array)
+    is_vector = len(dtype.shape) == 1 and dtype.inner.is_numeric()
+    if series.null_count() or not is_vector:
         return [series]
     values = series.to_numpy()
     return [
@@ -239,11 +227,8 @@ def _clean_column(series: pl.Series, missing: tuple[str, ...]) -> pl.Series:
         series = series.fill_nan(None)
     if dtype.is_numeric():
         numbers = [number for number in map(_number, missing) if number is not None]
-        return (
-            series.set(series.cast(pl.Float64).is_in(numbers), None)
-            if numbers
-            else series
-        )
+        if numbers:
+            return series.set(series.cast(pl.Float64).is_in(numbers), None)
     return series
 
 

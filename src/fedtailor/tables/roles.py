@@ -1,5 +1,6 @@
-"""The columns of a table that are no inputs: who has a row, what is predicted, the
-split, and the time.
+"""The columns of a table that are no inputs.
+
+They say who has a row, what is predicted, the split, and the time.
 """
 
 from dataclasses import replace
@@ -16,28 +17,29 @@ from fedtailor.tables.splitting import is_split_column
 from fedtailor.tables.target import Target, read_target
 
 SPLIT_COLUMN = "split"
-"""A column of this name that says train, val or test gives the split without being
-asked for.
+"""A column of this name may give the split without being asked for.
+
+It does if it says train, val or test.
 """
 
 
 def find_split_column(
     frame: pl.DataFrame, options: TableOptions, notes: list[str]
 ) -> tuple[TableOptions, list[str]]:
-    """A column called `split` that says train, val and test gives the split, unless
-    another rule is asked for.
+    """Let a column called `split` that says train, val and test give the split.
+
+    Another rule, or another use of the column, that is asked for goes before.
     """
-    free = options.split is None and options.time is None and options.folds is None
-    named = {*options.drop, *(options.features or ()), *options.roles.values()}
-    if (
-        free
-        and SPLIT_COLUMN in frame.columns
-        and SPLIT_COLUMN not in named
-        and is_split_column(frame[SPLIT_COLUMN])
-    ):
-        notes.append("Column 'split' gives the split (drop it to draw one at random).")
-        return replace(options, split=SPLIT_COLUMN), notes
-    return options, notes
+    other_rule = any(
+        rule is not None for rule in (options.split, options.time, options.folds)
+    )
+    used = {*options.drop, *(options.features or ()), *options.roles.values()}
+    if other_rule or SPLIT_COLUMN in used or SPLIT_COLUMN not in frame.columns:
+        return options, notes
+    if not is_split_column(frame[SPLIT_COLUMN]):
+        return options, notes
+    notes.append("Column 'split' gives the split (drop it to draw one at random).")
+    return replace(options, split=SPLIT_COLUMN), notes
 
 
 def rows_of_clients(
@@ -63,8 +65,9 @@ def labelled_rows(
     options: TableOptions,
     notes: list[str],
 ) -> tuple[pl.DataFrame, Int[NDArray, " kept"]]:
-    """The rows with a client and a target, if the others are to be left out; and their
-    numbers.
+    """The rows with a client and a target, and their numbers.
+
+    All rows, unless the options say to leave others out.
     """
     if not options.skip_unlabelled:
         return frame, rows
@@ -97,8 +100,9 @@ def target_of(
 def with_times(
     frame: pl.DataFrame, options: TableOptions, problems: Problems
 ) -> pl.DataFrame:
-    """The frame with its time column as numbers; a time that is missing or none is a
-    problem.
+    """The frame with its time column as numbers.
+
+    A time that is missing or none is a problem.
     """
     if options.time is None:
         return frame

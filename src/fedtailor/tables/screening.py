@@ -1,5 +1,6 @@
-"""Columns that no model should see: constants, duplicates, running numbers, and what
-names the client.
+"""Columns that no model should see.
+
+They are constants, duplicates, running numbers, and what names the client.
 """
 
 import hashlib
@@ -15,14 +16,16 @@ from numpy.typing import NDArray
 from fedtailor.tables.kinds import MAX_CATEGORIES, Parsed
 
 _MOSTLY = 0.9
-"""A text column with more different texts than this share of its rows tells rows apart,
-not kinds of rows.
+"""A share of a text column's rows.
+
+A column with more different texts than that tells rows apart, not kinds of rows.
 """
 _FEW_ROWS = 20
 """In tables with fewer rows, different values in all rows say nothing."""
 _WITH_UNIT = r"^[+\-]?\p{Sc}?\s?\d[\d.,' ]*\s?(%|\p{L}{1,4}|\p{Sc})?$"
-"""A number with thousands' separators, a unit, a currency or a per cent sign, as polars
-searches for it.
+"""A number with thousands' separators, a unit, a currency or a per cent sign.
+
+In the syntax of polars' searches.
 """
 _NAME_OF_AN_ID = re.compile(
     r"(?i)(^|[_ .-])(id|uuid|index|key|nr|no|number|row|record)$|^unnamed|^$"
@@ -66,6 +69,8 @@ def screen(
     warnings: list[str] = []
     seen: dict[str, str] = {}
     for name, column in columns.items():
+        # Cheap reasons first. What would be left out for giving rows or clients away is
+        # kept where the user names it.
         values = column.values.filter(mask)
         reason = _empty_or_constant(values)
         digest = _digest(values)
@@ -99,10 +104,9 @@ def _empty_or_constant(values: pl.Series) -> str | None:
 def _digest(values: pl.Series) -> str:
     """Equal for columns with equal values and equal gaps."""
     numbers = values.hash(seed=0) if values.dtype == pl.String else values
-    content = np.ascontiguousarray(numbers.to_numpy())
-    return hashlib.blake2b(
-        content.tobytes() + str(values.dtype).encode(), digest_size=16
-    ).hexdigest()
+    content = np.ascontiguousarray(numbers.to_numpy()).tobytes()
+    content += str(values.dtype).encode()
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def _identifies(
@@ -112,39 +116,38 @@ def _identifies(
     present = values.is_not_null()
     values, clients = values.filter(present), clients.filter(present)
     distinct, rows = values.n_unique(), len(values)
-    if rows >= _FEW_ROWS:
-        if (
-            column.kind == "category"
-            and distinct > MAX_CATEGORIES
-            and distinct > _MOSTLY * rows
-        ):
-            if float(values.str.contains(_WITH_UNIT).sum()) > _MOSTLY * rows:
+    if rows >= _FEW_ROWS and column.kind == "category":
+        if distinct > MAX_CATEGORIES and distinct > _MOSTLY * rows:
+            with_unit = float(values.str.contains(_WITH_UNIT).sum())
+            if with_unit > _MOSTLY * rows:
                 return (
                     f"text such as {values[0]!r} (quantities are to be plain numbers)"
                 )
             return "different text in nearly all rows (a name, an id or free text)"
-        if column.kind == "number" and column.whole and distinct == rows:
-            span = float(values.max()) - float(values.min()) + 1  # type: ignore[arg-type]
-            if span <= 2 * rows or _NAME_OF_AN_ID.search(name):
-                return (
-                    "a different whole number in every row (an id or a running number)"
-                )
+    elif rows >= _FEW_ROWS and column.whole and distinct == rows:
+        span = float(values.max()) - float(values.min()) + 1  # type: ignore[arg-type]
+        if span <= 2 * rows or _NAME_OF_AN_ID.search(name):
+            return "a different whole number in every row (an id or a running number)"
     return _gives_client_away(column, values, clients, distinct)
 
 
 def _gives_client_away(
     column: Parsed, values: pl.Series, clients: pl.Series, distinct: int
 ) -> str | None:
-    """One value for each client: a second name of the client, from which a model learns
-    nothing about others.
+    """Why a column is a second name of the client, or None.
+
+    From such a column a model learns nothing about other clients.
     """
-    m = clients.n_unique()
-    if distinct < 2 or m < 2 or (column.kind != "category" and not column.whole):
+    count = clients.n_unique()
+    if distinct < 2 or count < 2:
+        return None
+    if column.kind != "category" and not column.whole:
         return None
     pairs = pl.DataFrame([values.alias("value"), clients]).n_unique()
+    # Fewer values than pairs: some value occurs in several clients.
     if pairs != distinct:
-        return None  # some value occurs in several clients
-    if column.kind == "category" or pairs == m:
+        return None
+    if column.kind == "category" or pairs == count:
         return (
             "given to one client only, value by value, so that it gives the client away"
         )

@@ -1,6 +1,6 @@
-"""Each client's train, validation and test rows: at random, by a column, by time, by
-groups of rows, or by folds.
+"""Each client's train, validation and test rows.
 
+They are drawn at random, or given by a column, by time, by groups of rows, or by folds.
 Random choices are those of `fedtailor.federation.splits`: keyed by the seed, the
 client's name and the place among the client's rows, so that other clients and their
 order change nothing.
@@ -71,16 +71,16 @@ def split_rows(
             nothing of use.
         seed: of random splits; with folds it says which part is the test.
     """
-    pool, expand = rows, None
+    # Where there are groups, whole groups are drawn instead of rows.
+    pool, group_of_row = rows, None
     if options.group is not None:
-        pool, expand = _pool_of_groups(frame[options.group], rows)
+        pool, group_of_row = _pool_of_groups(frame[options.group], rows)
     if options.split is not None:
-        splits = _given(
-            frame[options.split], options, rows, pool, expand, problems, seed
-        )
-    elif options.time is not None:
-        splits = _latest(frame[options.time], rows, options)
-    elif options.folds is not None:
+        column = frame[options.split]
+        return _given(column, options, rows, pool, group_of_row, problems, seed)
+    if options.time is not None:
+        return _latest(frame[options.time], rows, options)
+    if options.folds is not None:
         splits = _fold(pool, options, seed)
     else:
         splits = draw_splits(
@@ -91,17 +91,15 @@ def split_rows(
             val=options.val,
             seed=seed,
         )
-    return (
-        splits
-        if expand is None or options.split is not None
-        else _expand(splits, rows, expand)
-    )
+    return splits if group_of_row is None else _expand(splits, rows, group_of_row)
 
 
 def is_split_column(series: pl.Series) -> bool:
-    """Whether half of the cells or more say train, validation or test: what the others
-    say is then a mistake, since an input that tells which rows are the test would be a
-    leak."""
+    """Whether half of the cells or more say train, validation or test.
+
+    What the others say is then a mistake: an input that tells which rows are the test
+    would be a leak.
+    """
     if series.dtype != pl.String:
         return False
     says = series.str.to_lowercase().is_in(list(SPLIT_WORDS)).fill_null(False)
@@ -124,11 +122,9 @@ def _pool_of_groups(
     codes = np.where(missing, codes.max(initial=-1) + np.cumsum(missing), codes)
     count = int(codes.max()) + 1
     owners = most_frequent(codes, rows.owners, count)
-    labels = (
-        most_frequent(codes, rows.y, count)
-        if rows.y.dtype.kind in "iu"
-        else np.zeros(count)
-    )
+    labels = np.zeros(count)
+    if rows.y.dtype.kind in "iu":
+        labels = most_frequent(codes, rows.y, count)
     sizes = np.bincount(owners, minlength=len(rows.names))
     of_client = Ragged.cut(np.argsort(owners, kind="stable"), sizes)
     return Rows(of_client, owners, rows.names, labels), codes
@@ -138,17 +134,17 @@ def most_frequent(
     groups: Int[NDArray, " rows"], values: Int[NDArray, " rows"], count: int
 ) -> Int[NDArray, " groups"]:
     """The most frequent value of each group, of equally frequent ones the smallest."""
-    pairs, often = np.unique(np.stack([groups, values]), axis=1, return_counts=True)
-    order = np.lexsort((-pairs[1], often, pairs[0]))
-    found = np.zeros(count, np.int64)
-    found[pairs[0][order]] = pairs[1][
-        order
-    ]  # of several assignments to one place the last one stays
-    return found
+    pairs, counts = np.unique(np.stack([groups, values]), axis=1, return_counts=True)
+    group, value = pairs[:, np.lexsort((-pairs[1], counts, pairs[0]))]
+    result = np.zeros(count, np.int64)
+    # Of several assignments to one place the last one stays.
+    result[group] = value
+    return result
 
 
 def _expand(splits: Splits, rows: Rows, group_of_row: Int[NDArray, " rows"]) -> Splits:
     """The splits of rows that follow from splits of groups."""
+    # The split of each group, as a number, and then that of each row.
     part = np.zeros(int(group_of_row.max()) + 1, np.int8)
     for number, split in enumerate(splits):
         part[split.rows] = number
@@ -169,14 +165,12 @@ def _given(
     problems: Problems,
     seed: int,
 ) -> Splits:
-    """The splits that a column says; without validation rows in it, a share of the
-    training rows is taken.
+    """The splits that a column says.
+
+    Without validation rows in it, a share of the training rows is taken.
     """
-    words = (
-        column.cast(pl.String)
-        .str.to_lowercase()
-        .replace_strict(SPLIT_WORDS, default=None, return_dtype=pl.String)
-    )
+    lower = column.cast(pl.String).str.to_lowercase()
+    words = lower.replace_strict(SPLIT_WORDS, default=None, return_dtype=pl.String)
     if words.null_count():
         strange = column.filter(words.is_null()).cast(pl.String).fill_null("nothing")
         first = (words.is_null().arg_max() or 0) + 1
@@ -210,20 +204,24 @@ def _given(
 
 
 def _latest(times: pl.Series, rows: Rows, options: TableOptions) -> Splits:
-    """The last rows of each client are its test, those before them its validation rows;
-    of equal times, file order.
+    """Each client's last rows are its test, those before them its validation rows.
+
+    Rows of equal times are in the order of the file.
     """
     order = np.lexsort((np.arange(len(times)), times.to_numpy(), rows.owners))
     sizes = rows.of_client.sizes
-    place = np.arange(len(order)) - np.repeat(rows.of_client.offsets[:-1], sizes)
     tests = _count(sizes, options.test, sizes)
     vals = _count(sizes, options.val, sizes - tests)
-    part = np.zeros(len(order), np.int8)
-    part[order[place >= np.repeat(sizes - tests - vals, sizes)]] = 1
-    part[order[place >= np.repeat(sizes - tests, sizes)]] = 2
+    # In `order` a client's rows follow each other: the place of each among them.
+    place = np.arange(len(order)) - np.repeat(rows.of_client.offsets[:-1], sizes)
+    is_test = place >= np.repeat(sizes - tests, sizes)
+    is_train = place < np.repeat(sizes - tests - vals, sizes)
     in_order = Ragged.cut(order, sizes)
-    train, val, test = (in_order.where(part[order] == number) for number in range(3))
-    return train, val, test
+    return (
+        in_order.where(is_train),
+        in_order.where(~is_train & ~is_test),
+        in_order.where(is_test),
+    )
 
 
 def _count(
@@ -238,23 +236,20 @@ def _count(
 
 
 def _fold(pool: Rows, options: TableOptions, seed: int) -> Splits:
-    """Part `seed % folds` of each client's rows is the test; every row is tested on by
-    one seed of each `folds`.
+    """Part `seed % folds` of each client's rows is the test.
+
+    Of `folds` seeds in a row, one tests on each row.
     """
     assert options.folds is not None
     division, part = divmod(seed, options.folds)
     sizes, owners = pool.of_client.sizes, pool.of_client.owners
     place = np.arange(len(owners)) - np.repeat(pool.of_client.offsets[:-1], sizes)
-    ids = client_ids(pool.names)
-    start = draw_bits(division, "fold", 0, ids)
-    shuffle = draw_bits(
-        division, "fold", 1, np.repeat(start, sizes) + place.astype(np.uint64)
-    )
-    strata = (
-        pool.y[pool.of_client.rows]
-        if pool.y.dtype.kind in "iu"
-        else np.zeros(len(owners))
-    )
+    start = draw_bits(division, "fold", 0, client_ids(pool.names))
+    counters = np.repeat(start, sizes) + place.astype(np.uint64)
+    shuffle = draw_bits(division, "fold", 1, counters)
+    strata = np.zeros(len(owners))
+    if pool.y.dtype.kind in "iu":
+        strata = pool.y[pool.of_client.rows]
     # The client's rows in a line, class after class and shuffled within each, are dealt
     # to the parts in turn.
     line = np.lexsort((shuffle, strata, owners))

@@ -1,8 +1,8 @@
-"""What several tables teach about a column together: each gives counts and sums of its
-own rows, and these add up.
+"""What several tables teach about a column together.
 
-For clients that keep their rows. Where `fit_column` sees all rows and imputes the
-median, here it is the mean.
+Each gives counts and sums of its own rows, and these add up. For clients that keep
+their rows. Where `fit_column` sees all rows and imputes the median, here it is the
+mean.
 """
 
 import math
@@ -34,8 +34,9 @@ Name = Annotated[str, Field(max_length=200)]
 
 
 class ColumnSums(BaseModel):
-    """Counts and sums of a column over some rows; no row can be told from them unless
-    there are very few.
+    """Counts and sums of a column over some rows.
+
+    No row can be told from them unless there are very few.
 
     Attributes:
         count: cells that are not missing.
@@ -75,33 +76,29 @@ class ColumnSums(BaseModel):
             mean = float(present.mean() or 0.0)  # type: ignore[arg-type]
             squares = float(((present - mean) ** 2).sum())
             return ColumnSums(count=count, missing=missing, mean=mean, squares=squares)
-        found = dict(present.value_counts(sort=True).iter_rows())
+        rows_of = dict(present.value_counts(sort=True).iter_rows())
         if agreed:
-            named = {name: found.get(name, 0) for name in agreed}
+            categories = {name: rows_of.get(name, 0) for name in agreed}
         else:
-            named = {
-                name: rows
-                for name, rows in list(found.items())[:MAX_NAMES]
-                if rows >= MIN_ROWS
+            most_frequent = list(rows_of.items())[:MAX_NAMES]
+            categories = {
+                name: rows for name, rows in most_frequent if rows >= MIN_ROWS
             }
+        rare = count - sum(categories.values())
         return ColumnSums(
-            count=count,
-            missing=missing,
-            categories=named,
-            rare=count - sum(named.values()),
+            count=count, missing=missing, categories=categories, rare=rare
         )
 
     def __add__(self, other: "ColumnSums") -> "ColumnSums":
-        """The sums over the rows of both (Chan, Golub and LeVeque 1979, Updating
-        Formulae: no cancellation).
+        """The sums over the rows of both.
+
+        By the formulae of Chan, Golub and LeVeque (1979, Updating Formulae), in which
+        nothing cancels.
         """
         count = self.count + other.count
         share = other.count / count if count else 0.0
         step = other.mean - self.mean
-        names = [
-            *self.categories,
-            *(name for name in other.categories if name not in self.categories),
-        ]
+        names = self.categories | other.categories
         return ColumnSums.model_construct(
             count=count,
             missing=self.missing + other.missing,
@@ -133,9 +130,9 @@ class ColumnSums(BaseModel):
         )
         indicator = self.missing > 0
         if kind == "category":
+            alphabetical = sorted(self.categories)
             frequent = sorted(
-                self.categories,
-                key=lambda category: (-self.categories[category], category),
+                alphabetical, key=self.categories.__getitem__, reverse=True
             )
             kept = sorted(frequent[:MAX_CATEGORIES]) if agreed is None else list(agreed)
             require(
@@ -155,8 +152,9 @@ class ColumnSums(BaseModel):
 
 
 class InputSums(BaseModel):
-    """Means and products of encoded inputs over some rows, from which they can be
-    decorrelated together.
+    """Means and products of encoded inputs over some rows.
+
+    From those of all clients together the inputs can be decorrelated.
 
     Attributes:
         count: of the rows.
@@ -199,12 +197,9 @@ class InputSums(BaseModel):
         """The sums over the rows of both, as those of columns."""
         count = self.count + other.count
         step = np.subtract(other.mean, self.mean)
-        products = (
-            self._matrix()
-            + other._matrix()
-            + np.outer(step, step) * (self.count * other.count / count)
-        )
         mean = np.array(self.mean) + step * (other.count / count)
+        between = np.outer(step, step) * (self.count * other.count / count)
+        products = self._matrix() + other._matrix() + between
         return InputSums(
             count=count, mean=tuple(mean.tolist()), products=_triangle(products)
         )

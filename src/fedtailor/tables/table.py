@@ -1,5 +1,6 @@
-"""`from_table`: a user's file or frame becomes a federation, with the preprocessing
-that its models need later.
+"""`from_table`: a user's file or frame becomes a federation.
+
+The preprocessing that its models need later comes with it.
 """
 
 import hashlib
@@ -83,9 +84,9 @@ class Table(Federation):
 
 
 def from_table(source: Any, *, seed: int = 0, **options: Any) -> Table:
-    """A federation from a table as it comes: one row for each example, a column that
-    names its client.
+    """A federation from a table as it comes.
 
+    It has one row for each example, and a column that names the example's client.
     Missing cells, text, booleans and dates are encoded, numbers are standardised;
     constants, duplicates, and columns that tell rows or clients apart are left out. All
     that is learned for this comes from the training rows of clients that train. In a
@@ -116,6 +117,7 @@ def from_table(source: Any, *, seed: int = 0, **options: Any) -> Table:
 
 
 def _origin(source: Any, options: TableOptions, seed: int) -> TableOrigin | None:
+    """Where a table came from; None of a frame."""
     if not isinstance(source, str | os.PathLike):
         return None
     path, default = Path(source).expanduser(), TableOptions()
@@ -125,9 +127,8 @@ def _origin(source: Any, options: TableOptions, seed: int) -> TableOrigin | None
         if value != getattr(default, name)
     }
     with path.open("rb") as file:
-        return TableOrigin(
-            path, hashlib.file_digest(file, "sha256").hexdigest(), seed, changed
-        )
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return TableOrigin(path, digest, seed, changed)
 
 
 def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
@@ -138,6 +139,7 @@ def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
     frame, kept_rows = rows_of_clients(raw.frame, options, problems)
     problems.raise_if_any()
     frame, kept_rows = labelled_rows(frame, kept_rows, options, notes)
+    # From here on all problems are collected, so that one error lists them.
     rows = check_clients(frame, options, problems)
     target = target_of(frame, options, problems)
     columns = _recognise(frame, options, problems)
@@ -148,7 +150,8 @@ def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
         with_times(frame, options, problems), rows, options, problems, seed
     )
     problems.raise_if_any()
-    del frame  # of a large table, the parsed columns are as large again
+    del frame  # the parsed columns of a large table are as large again
+    # Only the training rows of clients that train are learned from.
     unseen = choose_unseen(options.unseen, rows.names, seed)
     train = _training_rows(splits, unseen, len(rows.owners))
     _check_training(splits, unseen, rows.names, options, problems)
@@ -158,9 +161,10 @@ def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
     notes += [*target.notes, *about_splits(splits, rows, options)]
     encoding, y = _standardise_target(target, train)
     ignored = _ignored(raw.frame.columns, encodings, options, ignored)
-    decimal = options.decimal or (
-        "," if any("decimal comma" in note for note in raw.notes) else "."
-    )
+    decimal = options.decimal
+    if decimal is None:
+        has_comma = any("decimal comma" in note for note in raw.notes)
+        decimal = "," if has_comma else "."
     x, decorrelation = _inputs(columns, encodings), None
     if encoding.task == "regression" and not options.keep_correlated:
         decorrelation = fit_decorrelation(x, train)
@@ -213,12 +217,13 @@ def _recognise(
 
 def _expanded(names: Iterable[str], columns: list[str]) -> list[str]:
     """Names, a column of arrays being the columns of its entries."""
-    return [
-        column
-        for name in names
-        for column in ([name] if name in columns else columns)
-        if is_entry(column, name)
-    ]
+    expanded: list[str] = []
+    for name in names:
+        if name in columns:
+            expanded.append(name)
+        else:
+            expanded += [column for column in columns if is_entry(column, name)]
+    return expanded
 
 
 def is_entry(column: str, name: str) -> bool:
@@ -242,11 +247,8 @@ def _check_training(
     options: TableOptions,
     problems: Problems,
 ) -> None:
-    idle = [
-        name
-        for name, size, held in zip(names, splits[0].sizes, unseen, strict=True)
-        if not size and not held
-    ]
+    """Every client that trains has a row to train on, and some client one to test on."""
+    idle = [names[i] for i in np.flatnonzero((splits[0].sizes == 0) & ~unseen)]
     if idle:
         rule = "split" if options.split else "group"
         problems.add(
@@ -268,49 +270,43 @@ def _learn(
     notes: list[str],
     problems: Problems,
 ) -> tuple[tuple[ColumnEncoding, ...], dict[str, str]]:
-    """The encodings of the columns that are worth an input, and why the others are
-    ignored.
+    """The encodings of the columns that are worth an input.
+
+    Returns:
+        The encodings, and column -> why it is left out.
     """
-    named = frozenset(
-        _expanded((*(options.features or ()), *options.categories), list(columns))
-    )
+    asked_for = (*(options.features or ()), *options.categories)
+    named = frozenset(_expanded(asked_for, list(columns)))
     screened = screen(columns, train, owners, named)
-    empty = [
-        name
-        for name, why in screened.dropped.items()
-        if name in named and why.startswith("missing")
-    ]
-    for name in empty:
-        problems.add(
-            f"column {name!r} is asked for and is missing in all training rows; fill it"
-            " in or leave it out"
-        )
+    for name, why in screened.dropped.items():
+        if name in named and why.startswith("missing"):
+            problems.add(
+                f"column {name!r} is asked for and is missing in all training rows;"
+                " fill it in or leave it out"
+            )
     if not screened.kept:
-        problems.add(
-            "no input column is left:"
-            f" {'; '.join(f'{name!r} is {why}' for name, why in screened.dropped.items())}"
-        )
+        reasons = (f"{name!r} is {why}" for name, why in screened.dropped.items())
+        problems.add(f"no input column is left: {'; '.join(reasons)}")
     notes += [*about_dropped(screened.dropped), *screened.warnings]
     mask = pl.Series(train)
     encodings = tuple(fit_column(name, columns[name], mask) for name in screened.kept)
     notes += about_columns(encodings, columns)
-    return encodings, dict(screened.dropped) | dict.fromkeys(
-        options.drop, "dropped by the user"
-    )
+    by_user = dict.fromkeys(options.drop, "dropped by the user")
+    return encodings, dict(screened.dropped) | by_user
 
 
 def _standardise_target(
     target: Target, train: Bool[NDArray, " rows"]
 ) -> tuple[TargetEncoding, NDArray[Any]]:
-    """Class numbers as they are; the targets of a regression with mean 0 and deviation
+    """The targets as models are trained on them.
+
+    Class numbers stay as they are. The targets of a regression get mean 0 and deviation
     1 over the training rows.
     """
     if target.encoding.task == "classification":
         return target.encoding, target.values.astype(np.int32)
-    shift, scale = (
-        float(target.values[train].mean()),
-        float(target.values[train].std()) or 1.0,
-    )
+    shift = float(target.values[train].mean())
+    scale = float(target.values[train].std()) or 1.0
     encoding = replace(target.encoding, shift=shift, scale=scale)
     return encoding, ((target.values - shift) / scale).astype(np.float32)
 
@@ -321,14 +317,15 @@ def _ignored(
     options: TableOptions,
     left_out: dict[str, str],
 ) -> dict[str, str]:
-    """Every column of the table that is no input, and why: rows may have it when the
-    models are used.
+    """Every column of the table that is no input, and why.
+
+    Rows may have it when the models are used.
     """
     inputs = {encoding.name for encoding in encodings}
     reasons = dict.fromkeys(names, "not among the features")
-    reasons |= {
-        column: f"the {role} column" for role, column in options.roles.items()
-    } | left_out
+    for role, column in options.roles.items():
+        reasons[column] = f"the {role} column"
+    reasons |= left_out
     return {name: why for name, why in reasons.items() if name not in inputs}
 
 
@@ -336,9 +333,8 @@ def _inputs(
     columns: dict[str, Parsed], encodings: tuple[ColumnEncoding, ...]
 ) -> Float32[NDArray, "rows inputs"]:
     rows = len(columns[encodings[0].name].values)
-    x = np.empty(
-        (rows, sum(len(encoding.inputs) for encoding in encodings)), np.float32
-    )
+    inputs = sum(len(encoding.inputs) for encoding in encodings)
+    x = np.empty((rows, inputs), np.float32)
     start = 0
     for encoding in encodings:
         end = start + len(encoding.inputs)

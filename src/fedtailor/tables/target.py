@@ -1,5 +1,6 @@
-"""The column to predict: classes or numbers, as the models see them and as the user
-wrote them.
+"""The column to predict: classes or numbers.
+
+Models see class numbers or standardised numbers; users see what they wrote.
 """
 
 import operator
@@ -12,6 +13,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import ArrayLike, NDArray
 
+from fedtailor.protocol import require
 from fedtailor.tables.kinds import (
     LARGEST,
     MAX_CATEGORIES,
@@ -57,8 +59,10 @@ class TargetEncoding:
     positive: tuple[str, ...] = ()
 
     def encode(self, series: pl.Series) -> NDArray[Any]:
-        """The target of further rows as the models see it: class numbers [n], or
-        standardised float32 [n].
+        """The target of further rows as the models see it.
+
+        Returns:
+            [n] class numbers, or standardised float32.
 
         Raises:
             ValueError: a cell is missing, no number, or of a class that training did
@@ -70,45 +74,48 @@ class TargetEncoding:
                 f"target column {self.name!r} is missing in row {row}; fill it in or"
                 " leave the row out"
             )
-        numbers = as_numbers(series) if series.dtype == pl.String else series
+        values = series
+        if series.dtype == pl.String:
+            numbers = as_numbers(series)
+            values = series if numbers is None else numbers
         if self.task == "regression":
-            if (
-                numbers is None
-                or not numbers.dtype.is_numeric()
-                or not numbers.cast(pl.Float64).is_finite().all()
-            ):
-                raise ValueError(
-                    f"target column {self.name!r} holds more than finite numbers; mend"
-                    " or leave out rows"
-                )
-            return (
-                (numbers.cast(pl.Float64).to_numpy() - self.shift) / self.scale
-            ).astype(np.float32)
+            return self._standardised(values)
         if self.positive:
-            return _positive_rows(
-                series if numbers is None else numbers, self.positive
-            ).astype(np.int32)
-        codes = {
-            _label_text(label): number for number, label in enumerate(self.classes)
-        }
-        labels = [
-            _label_text(_plain(value))
-            for value in (series if numbers is None else numbers).to_list()
-        ]
-        strange = next(
-            (row for row, label in enumerate(labels, 1) if label not in codes), None
-        )
-        if strange is not None:
-            raise ValueError(
-                f"target column {self.name!r} is {series[strange - 1]!r} in row"
-                f" {strange}; training had no such class; the classes are"
-                f" {listed([str(label) for label in self.classes])}"
-            )
+            return _positive_rows(values, self.positive).astype(np.int32)
+        # As text: the same label may be read as another type than in training.
+        texts = [_label_text(label) for label in self.classes]
+        codes = {text: code for code, text in enumerate(texts)}
+        labels = [_label_text(_plain(value)) for value in values.to_list()]
+        for row, label in enumerate(labels):
+            if label not in codes:
+                raise ValueError(
+                    f"target column {self.name!r} is {series[row]!r} in row {row + 1};"
+                    " training had no such class; the classes are"
+                    f" {listed([str(label) for label in self.classes])}"
+                )
         return np.array([codes[label] for label in labels], np.int32)
 
+    def _standardised(self, values: pl.Series) -> NDArray[Any]:
+        """The target of a regression in the models' unit, float32 [n]."""
+        is_finite = False
+        if values.dtype.is_numeric():
+            values = values.cast(pl.Float64)
+            is_finite = values.is_finite().all()
+        require(
+            is_finite,
+            f"target column {self.name!r} holds more than finite numbers; mend or leave"
+            " out rows",
+        )
+        return ((values.to_numpy() - self.shift) / self.scale).astype(np.float32)
+
     def decode(self, predictions: ArrayLike) -> NDArray[Any]:
-        """The user's labels of class numbers [n], or predictions of a regression [n] in
-        the target's own unit.
+        """Predictions as the user writes the target.
+
+        Args:
+            predictions: [n] class numbers, or numbers of a regression.
+
+        Returns:
+            [n] the user's labels, or numbers in the target's own unit.
 
         Raises:
             ValueError: a number that is no class.
@@ -116,19 +123,20 @@ class TargetEncoding:
         given = np.asarray(predictions)
         if self.task == "regression":
             return given.astype(np.float64) * self.scale + self.shift
-        if given.size and (
-            given.dtype.kind not in "iu"
-            or given.min() < 0
-            or given.max() >= len(self.classes)
-        ):
-            raise ValueError(
-                f"predictions of {self.name!r} must be class numbers"
-                f" 0..{len(self.classes) - 1}"
-            )
-        labels = np.empty(len(self.classes), object)
-        labels[:] = self.classes
-        kinds = {type(label) for label in self.classes}
-        return (labels if len(kinds) > 1 else np.array(self.classes))[given]
+        count = len(self.classes)
+        are_codes = not given.size or (
+            given.dtype.kind in "iu" and given.min() >= 0 and given.max() < count
+        )
+        require(
+            bool(are_codes),
+            f"predictions of {self.name!r} must be class numbers 0..{count - 1}",
+        )
+        labels = np.array(self.classes)
+        if len({type(label) for label in self.classes}) > 1:
+            # NumPy would turn labels of several types into text.
+            labels = np.empty(count, object)
+            labels[:] = self.classes
+        return labels[given]
 
 
 @dataclass(frozen=True)
@@ -149,8 +157,9 @@ class Target:
 def read_target(
     series: pl.Series, options: TableOptions, problems: Problems
 ) -> Target | None:
-    """Read a complete (no cell is missing), cleaned column; None if there are
-    problems.
+    """Read a complete (no cell is missing), cleaned column.
+
+    None if there are problems.
     """
     name = series.name
     if series.dtype == pl.String:
@@ -191,41 +200,35 @@ def _task(series: pl.Series, wanted: Task | None) -> tuple[Task, tuple[str, ...]
     if not series.dtype.is_numeric():
         return "classification", ()
     if series.dtype.is_float() and not (series == series.round()).all():
-        return "regression", (
-            f"The target {name!r} holds decimal numbers: a regression.",
-        )
+        note = f"The target {name!r} holds decimal numbers: a regression."
+        return "regression", (note,)
     distinct = series.n_unique()
     if distinct <= MAX_CATEGORIES:
-        return "classification", (
-            (
-                f"The target {name!r} holds {distinct} different whole numbers: classes"
-                " (say task regression if they are quantities, or name the positive"
-                " ones with positive)."
-            ),
+        note = (
+            f"The target {name!r} holds {distinct} different whole numbers: classes"
+            " (say task regression if they are quantities, or name the positive ones"
+            " with positive)."
         )
-    return "regression", (
-        (
-            f"The target {name!r} holds {distinct:,} different whole numbers: a"
-            " regression (say task classification if they are classes)."
-        ),
+        return "classification", (note,)
+    note = (
+        f"The target {name!r} holds {distinct:,} different whole numbers: a regression"
+        " (say task classification if they are classes)."
     )
+    return "regression", (note,)
 
 
 def _regression(
     series: pl.Series, notes: tuple[str, ...], problems: Problems
 ) -> Target | None:
     if not series.dtype.is_numeric():
-        values = (
-            series.cast(pl.Float64, strict=False) if series.dtype == pl.String else None
-        )
-        bad = (
-            ""
-            if values is None or not values.null_count()
-            else f", such as {series.filter(values.is_null())[0]!r}"
-        )
+        example = ""
+        if series.dtype == pl.String:
+            is_text = series.cast(pl.Float64, strict=False).is_null()
+            if is_text.any():
+                example = f", such as {series.filter(is_text)[0]!r}"
         problems.add(
-            f"target column {series.name!r} holds {series.dtype}{bad}, not numbers; say"
-            " task classification"
+            f"target column {series.name!r} holds {series.dtype}{example}, not numbers;"
+            " say task classification"
         )
         return None
     values = series.cast(pl.Float64).to_numpy()
@@ -256,25 +259,17 @@ def _classes(
         )
         return None
     labels = [_plain(label) for label in classes.to_list()]
-    codes = series.replace_strict(
-        classes, pl.Series(range(len(classes)), dtype=pl.Int64), return_dtype=pl.Int64
-    )
-    rare = [
-        label
-        for label, count in zip(labels, np.bincount(codes.to_numpy()), strict=True)
-        if count < 3
-    ]
+    numbers = pl.Series(range(len(classes)), dtype=pl.Int64)
+    codes = series.replace_strict(classes, numbers, return_dtype=pl.Int64).to_numpy()
+    counts = np.bincount(codes)
+    rare = [label for label, count in zip(labels, counts, strict=True) if count < 3]
     if rare:
-        notes = (
-            *notes,
-            (
-                f"Classes of fewer than three rows: {listed(rare)}; no test can judge"
-                " them."
-            ),
+        note = (
+            f"Classes of fewer than three rows: {listed(rare)}; no test can judge them."
         )
-    return Target(
-        TargetEncoding(name, "classification", tuple(labels)), codes.to_numpy(), notes
-    )
+        notes = (*notes, note)
+    encoding = TargetEncoding(name, "classification", tuple(labels))
+    return Target(encoding, codes, notes)
 
 
 def _one_against_rest(
@@ -287,6 +282,7 @@ def _one_against_rest(
             "positive is for classes, and task is regression; leave one of them out"
         )
         return None
+    # Either one comparison, such as ">0", or labels.
     comparison = _comparison(options.positive)
     try:
         is_positive = _positive_rows(series, options.positive)
@@ -295,9 +291,8 @@ def _one_against_rest(
         return None
     if not comparison:
         present = _label_texts(series).unique().sort().to_list()
-        strange = [
-            label for label in _wanted(series, options.positive) if label not in present
-        ]
+        wanted = _wanted(series, options.positive)
+        strange = [label for label in wanted if label not in present]
         if strange:
             problems.add(
                 f"positive names {strange[0]!r}, which target column {name!r} never"
@@ -324,8 +319,9 @@ def _one_against_rest(
 
 
 def _comparison(positive: Sequence[str]) -> re.Match[str] | None:
-    """The sign and the number of a comparison, such as ">0"; None where labels are
-    named.
+    """The sign and the number of a comparison, such as ">0".
+
+    None where labels are named.
     """
     return _COMPARISON.fullmatch(positive[0]) if len(positive) == 1 else None
 
@@ -361,14 +357,15 @@ def _label_texts(series: pl.Series) -> pl.Series:
 
 
 def _wanted(series: pl.Series, positive: Sequence[str]) -> list[str]:
-    return [
-        label.lower() if series.dtype == pl.Boolean else label for label in positive
-    ]
+    if series.dtype == pl.Boolean:
+        return [label.lower() for label in positive]
+    return list(positive)
 
 
 def _label_text(label: Label) -> str:
-    """A label as text, whatever type its column is read as: true, 1 and 1.0 are written
-    in several ways.
+    """A label as text, whatever type its column is read as.
+
+    true, 1 and 1.0 are written in several ways.
     """
     return str(label).lower() if isinstance(label, bool) else str(label)
 
@@ -379,8 +376,9 @@ def _side_names(
     positive: Sequence[str],
     comparison: bool,
 ) -> tuple[Label, Label]:
-    """What the rest and the positives are called: the label, where a side has one only;
-    else the rule.
+    """What the rest and the positives are called.
+
+    That is the label, where a side has one only; else the rule.
     """
     rule = positive[0].strip() if comparison else " or ".join(positive)
     names: list[Label] = []

@@ -47,6 +47,7 @@ def test_the_data_sets_are_functions_of_the_package_by_their_names():
     for name, registered in DATASETS.items():
         assert getattr(datasets, name) is registered.read and name in datasets.__all__
         assert registered.name == name and len(registered.summary) > 20
+        assert registered.summary.endswith(".")  # the whole sentence
 
 
 @pytest.mark.parametrize(

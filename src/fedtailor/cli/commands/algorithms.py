@@ -19,56 +19,13 @@ from fedtailor.protocol.algorithm import Sees, Travels
 USAGE = (
     "usage: fedtailor algorithms [NAME] [--by travels|keeps|sees|validation] [--json]"
 )
-ORDER = (
-    *(
-        "local",
-        "fedavg",
-        "fedavgm",
-        "finetune",
-        "oracle",
-        "ucfl",
-        "ucfl-parallel",
-        "hypcluster",
-        "dapper",
-        "mapper",
-    ),
-    *(
-        "afl",
-        "self-fl",
-        "cgpfl",
-        "cgpfl-heur",
-        "fedprox",
-        "scaffold",
-        "cfl",
-        "fedfomo",
-        "pfedme",
-        "ditto",
-    ),
-    *("per-fedavg", "apfl", "l2gd", "ifca"),
-    *(
-        "fedper",
-        "fedrep",
-        "lg-fedavg",
-        "fedbn",
-        "fedbabu",
-        "fedrod",
-        "fedala",
-        "moon",
-        "feddbe",
-        "knn-per",
-    ),
-    *(
-        "mr-mtl",
-        "feddyn",
-        "fedadam",
-        "fedyogi",
-        "fedadagrad",
-        "fedem",
-        "fedamp",
-        "pacfl",
-        "pfedhn",
-    ),
-)
+ORDER = """
+local fedavg fedavgm finetune oracle ucfl ucfl-parallel hypcluster dapper mapper
+afl self-fl cgpfl cgpfl-heur fedprox scaffold cfl fedfomo pfedme ditto
+per-fedavg apfl l2gd ifca
+fedper fedrep lg-fedavg fedbn fedbabu fedrod fedala moon feddbe knn-per
+mr-mtl feddyn fedadam fedyogi fedadagrad fedem fedamp pacfl pfedhn
+""".split()  # noqa: SIM905 (a line a family; quotes and commas would hide the names)
 """Families together; methods that are not listed come last."""
 
 FACTS = {
@@ -109,11 +66,9 @@ def algorithms(arguments: list[str]) -> int:
     if name is not None:
         _one(find_algorithm(name), as_json)
         return 0
-    listed = sorted(
-        Algorithm.registry,
-        key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name),
-    )
-    methods = [Algorithm.registry[name].about for name in listed]
+    others = sorted(name for name in Algorithm.registry if name not in ORDER)
+    names = [name for name in ORDER if name in Algorithm.registry] + others
+    methods = [Algorithm.registry[name].about for name in names]
     if as_json:
         print(json.dumps([dataclasses.asdict(about) for about in methods], indent=2))
     else:
@@ -127,10 +82,10 @@ def _grouped_by(arguments: list[str]) -> tuple[str | None, list[str]]:
     Raises:
         ValueError: there is no such fact.
     """
-    given = [
-        argument.replace("--by=", "--by ", 1).split(" ", 1) for argument in arguments
-    ]
-    words = [word for argument in given for word in argument]
+    # "--by=sees" is "--by" and "sees".
+    words: list[str] = []
+    for argument in arguments:
+        words += argument.replace("--by=", "--by ", 1).split(" ", 1)
     if "--by" not in words:
         return None, arguments
     place = words.index("--by")
@@ -140,21 +95,20 @@ def _grouped_by(arguments: list[str]) -> tuple[str | None, list[str]]:
 
 
 def _one(kind: type[Algorithm], as_json: bool) -> None:
-    about, found = dataclasses.asdict(kind.about), parameters(kind())
+    """Print all about one method."""
+    about, rows = dataclasses.asdict(kind.about), parameters(kind())
+    doc = inspect.getdoc(kind)
     if as_json:
-        print(
-            json.dumps(
-                {**about, "doc": inspect.getdoc(kind), "parameters": found}, indent=2
-            )
-        )
+        print(json.dumps({**about, "doc": doc, "parameters": rows}, indent=2))
         return
-    print(f"{kind.about.name}: {kind.about.paper}\n\n{inspect.getdoc(kind)}\n")
+    print(f"{kind.about.name}: {kind.about.paper}\n\n{doc}\n")
     facts = {**about, "validation": about["validation"] or "not used"}
     for name in ("down", "up", "keeps", "sees", "validation", "unseen"):
         print(f"{name:>10}: {facts[name]}")
     print("\nHyper-parameters:")
-    for row in found:
-        print(f"  --{row['name']} (default {row['default']})\n      {row['doc']}")
+    for row in rows:
+        print(f"  --{row['name']} (default {row['default']})")
+        print(f"      {row['doc']}")
 
 
 def group(about: About, fact: str) -> str:
@@ -167,48 +121,47 @@ def group(about: About, fact: str) -> str:
 
 
 def _listed(methods: list[About], fact: str) -> str:
-    """A line a method under the headings of one fact's groups, as wide as the terminal:
-    the other facts.
+    """The methods under the headings of one fact's groups, with the other facts.
+
+    A line a method, as wide as the terminal.
     """
     width = max(shutil.get_terminal_size().columns, 60) if sys.stdout.isatty() else 100
-    # what a client keeps comes last, as the only text that may need a second line
-    columns = [name for name in ("travels", "sees", "validation") if name != fact] + [
-        "keeps"
-    ]
-    cells = {
-        about.name: [_cell(about, column) for column in columns] for about in methods
-    }
-    widths = [
-        max(len(name), *(len(row[place]) for row in cells.values()))
-        for place, name in enumerate(columns)
-    ]
-    widths = [2 + max(map(len, cells)), *(most + 2 for most in widths[:-1])]
+    # What a client keeps comes last, as the only text that may need a second line.
+    columns = [name for name in ("travels", "sees", "validation") if name != fact]
+    columns.append("keeps")
+    rows = {}
+    for about in methods:
+        rows[about.name] = [about.name, *(_cell(about, column) for column in columns)]
+    header = ["", *columns]
+    cells = zip(header, *rows.values(), strict=True)
+    widths = [2 + max(map(len, column)) for column in cells]
 
-    def line(*words: str) -> list[str]:
-        start = "  " + "".join(
-            f"{word:<{room}}" for word, room in zip(words, widths, strict=False)
+    def line(words: list[str]) -> list[str]:
+        *aligned, last = words
+        padded = (
+            f"{word:<{room}}" for word, room in zip(aligned, widths, strict=False)
         )
+        start = "  " + "".join(padded)
         return textwrap.wrap(
-            words[-1],
+            last,
             width,
             initial_indent=start,
             subsequent_indent=" " * len(start),
             break_long_words=False,
         )
 
-    counted = f"{len(methods)} methods, by {FACTS[fact]}"
-    lines = [*textwrap.wrap(counted, width), "", *line("", *columns)]
+    lines = textwrap.wrap(f"{len(methods)} methods, by {FACTS[fact]}", width)
+    lines += ["", *line(header)]
     for heading in GROUPS[fact]:
-        members = sorted(
-            (about for about in methods if group(about, fact) == heading), key=_alike
-        )
+        members = [about for about in methods if group(about, fact) == heading]
         if members:
             lines += ["", f"{fact}: {heading}"]
-        for about in members:
-            lines += line(about.name, *cells[about.name])
-    return "\n".join(
-        [*lines, "", *(row for text in LEGEND for row in textwrap.wrap(text, width))]
-    )
+        for about in sorted(members, key=_alike):
+            lines += line(rows[about.name])
+    lines.append("")
+    for text in LEGEND:
+        lines += textwrap.wrap(text, width)
+    return "\n".join(lines)
 
 
 def _alike(about: About) -> tuple[int, ...]:

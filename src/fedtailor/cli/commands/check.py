@@ -43,15 +43,11 @@ def check(arguments: list[str]) -> int:
         )
     found = [finding for path in options.paths for finding in look(path)]
     if options.json:
-        print(
-            json.dumps(
-                [
-                    {"path": str(one.path), "whole": one.whole, "what": one.what}
-                    for one in found
-                ],
-                indent=2,
-            )
-        )
+        entries = [
+            {"path": str(one.path), "whole": one.whole, "what": one.what}
+            for one in found
+        ]
+        print(json.dumps(entries, indent=2))
     else:
         for one in found:
             print(f"{one.path}: {'whole' if one.whole else 'NOT WHOLE'}: {one.what}")

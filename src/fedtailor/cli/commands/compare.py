@@ -119,5 +119,6 @@ def compare(arguments: list[str]) -> int:
             raise Interrupted(
                 "stopped; the same command goes on where it was"
             ) from stopped
+    # The tables are those of `fedtailor report`.
     shown = ["--format", "json"] if options.json else []
     return report([str(options.out), index.parent.name, *shown])

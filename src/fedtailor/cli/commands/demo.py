@@ -84,15 +84,12 @@ def _train(
     for seed in SEEDS:
         federation = scenario.build(seed)
         for label, algorithm in compared(scenario).items():
-            path = (
-                directory
-                / f"{label.replace(', ', '-').replace(' ', '-').lower()}-{seed}"
-            )
+            name = label.replace(", ", "-").replace(" ", "-").lower()
+            path = directory / f"{name}-{seed}"
             if options.fresh and (path / MANIFEST).exists():
                 shutil.rmtree(path)
-            with progress_of(
-                f"{scenario.name}: {label}, seed {seed}", rounds
-            ) as progress:
+            title = f"{scenario.name}: {label}, seed {seed}"
+            with progress_of(title, rounds) as progress:
                 try:
                     run(
                         algorithm,
@@ -121,24 +118,14 @@ def table(name: str, found: Mapping[str, Sequence[StoredRun]]) -> Table:
     assert reference is not None  # FedAvg is one of the methods
     for label, runs in found.items():
         spreads = [run.spread() for run in runs]
-        quality = [
-            unit.number([spread[which] for spread in spreads])
-            for which in ("mean", "worst")
-        ]
-        rows.append(
-            [label, *quality, *costs.models(runs), *costs.times(runs, found[reference])]
-        )
-    columns = [
-        "method",
-        "accuracy,\n%",
-        "worst\nclient, %",
-        "models\ndown",
-        "models\nup",
-        *costs.TIME_HEADERS,
-    ]
-    title = (
-        f"{name}, {len(SEEDS)} seeds; {costs.time_title(reference, found[reference])}"
-    )
+        mean = unit.number([spread["mean"] for spread in spreads])
+        worst = unit.number([spread["worst"] for spread in spreads])
+        times = costs.times(runs, found[reference])
+        rows.append([label, mean, worst, *costs.models(runs), *times])
+    columns = ["method", "accuracy,\n%", "worst\nclient, %"]
+    columns += ["models\ndown", "models\nup", *costs.TIME_HEADERS]
+    time = costs.time_title(reference, found[reference])
+    title = f"{name}, {len(SEEDS)} seeds; {time}"
     return Table(title, columns, rows, note=costs.TIME_NOTE)
 
 

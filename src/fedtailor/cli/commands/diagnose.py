@@ -90,12 +90,10 @@ def diagnose(arguments: list[str]) -> int:
 
 def _own_table(path: Path, options: Options) -> tuple[Federation, Architecture, str]:
     assert isinstance(options, OwnTableOptions)
+    """The table, a linear model, and the table in words."""
     table = from_table(path, seed=options.seed, **changed_options(options))
-    return (
-        table,
-        logistic(),
-        "\n".join([table.describe(), *(f"  {note}" for note in table.notes)]),
-    )
+    notes = [f"  {note}" for note in table.notes]
+    return table, logistic(), "\n".join([table.describe(), *notes])
 
 
 def _parse(scenario: Scenario, arguments: list[str]) -> tuple[Scenario, Options]:
@@ -106,6 +104,8 @@ def _parse(scenario: Scenario, arguments: list[str]) -> tuple[Scenario, Options]
     """
     import tyro
 
+    # One function takes the scenario's sizes and the options, without prefixes: a
+    # mistake in either is one message.
     options = Options()
     sizes = sizes_of(scenario, [field.name for field in fields(options)])
 
@@ -137,42 +137,32 @@ def as_dict(advice: Advice) -> dict[str, Any]:
 
 
 def as_text(advice: Advice) -> str:
-    """The sentences, the methods to train, and the tables, each with what it rests
-    on.
-    """
+    """The sentences, the methods to train, and the tables with what they rest on."""
     clients, pairs = advice.diagnosis.clients(), advice.diagnosis.pairs()
     most_unlike = pairs.sort("gradient_ratio", descending=True, maintain_order=True)
-    parts = ["\n".join(advice.sentences())]
-    parts.append(
-        f"Train (sent in a round; the probe has sent {_bytes(advice.probe_bytes)}):"
-    )
-    parts.append(
-        _lines(
-            ["method", "down", "to each", "up", "start with", "because"],
-            map(_row, advice.race.entries),
-        )
-    )
-    parts.append("Clients" + _first(CLIENTS_SHOWN, len(clients)))
-    parts.append(_shown(clients.head(CLIENTS_SHOWN)))
-    parts.append(
-        "Pairs, by gradients the most unlike ones first"
-        + _first(PAIRS_SHOWN, len(pairs))
-    )
-    parts.append(_shown(most_unlike.head(PAIRS_SHOWN)))
+    header = ["method", "down", "to each", "up", "start with", "because"]
+    methods = [_row(entry) for entry in advice.race.entries]
     columns = [name for name in (*clients.columns, *pairs.columns) if name in RESTS_ON]
-    parts.append(
-        "What the columns rest on:\n"
-        + "\n".join(f"  {name}: {RESTS_ON[name]}" for name in columns)
-    )
+    evidence = [f"  {name}: {RESTS_ON[name]}" for name in columns]
+    pairs_title = "Pairs, by gradients the most unlike ones first"
+    parts = [
+        "\n".join(advice.sentences()),
+        f"Train (sent in a round; the probe has sent {_bytes(advice.probe_bytes)}):",
+        _lines(header, methods),
+        "Clients" + _first(CLIENTS_SHOWN, len(clients)),
+        _shown(clients.head(CLIENTS_SHOWN)),
+        pairs_title + _first(PAIRS_SHOWN, len(pairs)),
+        _shown(most_unlike.head(PAIRS_SHOWN)),
+        "\n".join(["What the columns rest on:", *evidence]),
+    ]
     return "\n\n".join(parts)
 
 
 def _row(entry: Recommendation) -> list[str]:
-    settings = (
-        ", ".join(f"{name} {value}" for name, value in entry.settings.items()) or "-"
-    )
+    settings = [f"{name} {value}" for name, value in entry.settings.items()]
     sent = (entry.bytes_down, entry.bytes_down_unicast, entry.bytes_up)
-    return [entry.method, *map(_bytes, sent), settings, entry.because]
+    shown = ", ".join(settings) or "-"
+    return [entry.method, *map(_bytes, sent), shown, entry.because]
 
 
 def _first(most: int, there: int) -> str:
@@ -190,21 +180,22 @@ def _cell(value: Any) -> str:
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
 
 
-def _lines(header: list[str], rows: Any) -> str:
+def _lines(header: list[str], rows: list[list[str]]) -> str:
     """Columns, aligned by spaces."""
     table = [header, *rows]
-    widths = [max(len(row[column]) for row in table) for column in range(len(header))]
-    lines = (
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        for row in table
-    )
-    return "\n".join(f"  {line}".rstrip() for line in lines)
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = []
+    for row in table:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  " + "  ".join(cells).rstrip())
+    return "\n".join(lines)
 
 
 def _bytes(count: int) -> str:
     """A number of bytes in the unit in which it has up to four digits."""
-    units = ["B", "kB", "MB", "GB", "TB"]
-    value, unit = float(count), 0
-    while value >= 1000 and unit + 1 < len(units):
-        value, unit = value / 1000, unit + 1
-    return f"{value:.3g} {units[unit]}"
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} TB"

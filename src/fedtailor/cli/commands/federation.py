@@ -129,8 +129,8 @@ def federation(arguments: list[str]) -> int:
         f" {', '.join(COMMANDS)}",
     )
     options, run = COMMANDS[name]
-    # all commands alike, so that the simulation of a job and its machines run programs
-    # of one kind
+    # All commands alike, so that the simulation of a job and its machines run programs
+    # of one kind.
     save_memory()
     try:
         return run(parse(options, rest, f"fedtailor federation {name}"))
@@ -195,12 +195,9 @@ def _serve(options: Serve) -> int:
         print(f"{len(rows)} of {len(connection.clients)} clients are ready", flush=True)
         if options.check:
             return 0
-        job = connection.job
-        known = (
-            Statistics.load(options.dir / COORDINATOR, job.schema)
-            if options.resume
-            else None
-        )
+        job, known = connection.job, None
+        if options.resume:
+            known = Statistics.load(options.dir / COORDINATOR, job.schema)
         try:
             agreed = agree(job, connection.transport, rows, options.wait, known, _tell)
         except TooFewClients as error:
@@ -245,19 +242,20 @@ def _tell(line: str) -> None:
 def _print_scores(training: "Training", directory: Path | None) -> None:
     """How good each client's personal model is on that client's test rows."""
     metric = training.metric.name
-    for unseen in (False, True):
-        found = [
-            it
-            for it in training.metrics.evaluations
-            if (it.metric, it.split, it.unseen) == (metric, "test", unseen)
+    for unseen, note in ((False, ""), (True, " (newcomer)")):
+        evaluations = [
+            evaluation
+            for evaluation in training.metrics.evaluations
+            if evaluation.metric == metric
+            and evaluation.split == "test"
+            and evaluation.unseen == unseen
         ]
-        for client, value in (
-            zip(found[-1].clients, found[-1].values, strict=True) if found else ()
-        ):
-            print(
-                f"{training.client_names[client]}: {metric}"
-                f" {value:.4f}{' (newcomer)' if unseen else ''}"
-            )
+        if not evaluations:
+            continue
+        last = evaluations[-1]
+        for client, value in zip(last.clients, last.values, strict=True):
+            name = training.client_names[client]
+            print(f"{name}: {metric} {value:.4f}{note}")
     where = "" if directory is None else f"; the run is in {directory}"
     print(f"{training.round} rounds done{where}")
 
@@ -282,34 +280,28 @@ def _predict(options: Predict) -> int:
     from fedtailor.storage.export import load_models
 
     kit = read_kit(options.kit)
-    directory, schema = (
-        ClientStore(kit.state, kit.job.identity).directory,
-        kit.job.schema,
-    )
+    directory = ClientStore(kit.state, kit.job.identity).directory
+    schema = kit.job.schema
     agreed = Statistics.load(directory, schema) if schema.federated else None
     path = directory / PERSONAL
-    there = path.is_dir() and (agreed is not None or not schema.federated)
+    is_prepared = agreed is not None or not schema.federated
     require(
-        there,
+        path.is_dir() and is_prepared,
         f"{options.kit} holds no personal model yet; it is stored when the training"
         " ends",
     )
     model = load_models(path, plan_of(kit.job, agreed).model)[kit.name]
     if agreed is None:
-        predicted = model.predict(read_rows(options.data, schema, target=False).x)
+        rows = read_rows(options.data, schema, target=False)
     else:
-        found = model.predict(
-            read_table(options.data, schema, target=False).rows(agreed).x
-        )
-        predicted = (
-            found if schema.classes else agreed.preprocessing(schema).decode(found)
-        )
-    cells = (
-        predicted.ravel()
-        if schema.classes is None
-        else [schema.classes[value] for value in predicted]
-    )
-    put(_as_csv(cells), options.out)
+        rows = read_table(options.data, schema, target=False).rows(agreed)
+    predicted = model.predict(rows.x)
+    if schema.classes:
+        put(_as_csv([schema.classes[value] for value in predicted]), options.out)
+        return 0
+    if agreed is not None:
+        predicted = agreed.preprocessing(schema).decode(predicted)
+    put(_as_csv(predicted.ravel()), options.out)
     return 0
 
 
@@ -330,15 +322,13 @@ def _simulate(options: Simulate) -> int:
     from fedtailor.remote.statistics import about_inputs
     from fedtailor.runs import run
 
-    job, names = (
-        read_job(options.dir / JOB),
-        list(read_public_keys(options.dir / COORDINATOR)),
-    )
-    count = (
+    job = read_job(options.dir / JOB)
+    names = list(read_public_keys(options.dir / COORDINATOR))
+    require(
+        len(options.data) == len(names),
         f"{len(options.data)} files for {len(names)} clients; give one for each, in"
-        f" this order: {', '.join(names)}"
+        f" this order: {', '.join(names)}",
     )
-    require(len(options.data) == len(names), count)
     clients, agreed = read_all(job, dict(zip(names, options.data, strict=True)))
     plan = plan_of(job, agreed)
     if line := about_inputs(job.schema, agreed):

@@ -42,15 +42,16 @@ class Options:
 
 
 def _mean(run: "Run", clients: Collection[str]) -> float:
-    """What a run is judged by, on test after its last round, over some clients, seen
-    and unseen.
+    """What a run is judged by, on test after its last round, over some clients.
+
+    They may be seen or unseen.
     """
-    found = run.frame().filter(
+    measured = run.frame().filter(
         (pl.col("metric") == run.summary().metric)
         & (pl.col("split") == "test")
         & pl.col("client").is_in(list(clients))
     )
-    last = found.filter(pl.col("round") == pl.col("round").max())["value"]
+    last = measured.filter(pl.col("round") == pl.col("round").max())["value"]
     return float(last.to_numpy().mean()) if len(last) else float("nan")
 
 
@@ -70,14 +71,12 @@ def forget(arguments: list[str]) -> int:
             run, options.client, options.out, settings=settings, progress=progress
         )
     others = done.federation.names
-    metric, before, after = run.stored.metric, _mean(run, others), _mean(done, others)
+    before, after = _mean(run, others), _mean(done, others)
+    count, path = len(others), options.out.resolve()
+    print(f"Retrained on {count} of {len(run.names)} clients: {path}")
     print(
-        f"Retrained on {len(others)} of {len(run.names)} clients:"
-        f" {options.out.resolve()}"
-    )
-    print(
-        f"Test {metric}, mean over these {len(others)} clients: {after:.4f} (before:"
-        f" {before:.4f})"
+        f"Test {run.stored.metric}, mean over these {count} clients: {after:.4f}"
+        f" (before: {before:.4f})"
     )
     print(
         "Nothing of the client was found in the new directory; what was searched for:"

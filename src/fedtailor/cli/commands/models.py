@@ -40,53 +40,56 @@ def models(arguments: list[str]) -> int:
     elif options.client is not None:
         _show(f"{options.client}: models", found, of_client=True)
     else:
-        for number, (run, entries) in enumerate(
-            groupby(found, key=lambda entry: entry["run"])
-        ):
-            print("\n" * (number > 0), end="")
+        by_run = groupby(found, key=lambda entry: entry["run"])
+        for number, (run, entries) in enumerate(by_run):
+            if number:
+                print()
             _show(run, list(entries), of_client=False)
     return 0
 
 
 def _rank(entry: dict[str, Any]) -> tuple[str, int, bool, float]:
-    """Best on validation data first, among runs on the same rows; what was not measured
-    last.
+    """Best on validation data first, among runs on the same rows.
+
+    What was not measured comes last.
     """
     value = entry["on_val"]
-    loss = 0.0 if value is None else -value if entry["higher_is_better"] else value
-    return entry["scenario"], entry["seed"], value is None, loss
+    if value is None:
+        return entry["scenario"], entry["seed"], True, 0.0
+    loss = -value if entry["higher_is_better"] else value
+    return entry["scenario"], entry["seed"], False, loss
 
 
 def _show(title: str, entries: list[dict[str, Any]], *, of_client: bool) -> None:
     from fedtailor.report.tables import Table
     from fedtailor.report.units import unit_of
 
-    first = entries[0]
-    unit = unit_of(first["metric"])
-    what = [
-        f"{one['scenario']}: {one['algorithm']}, seed {one['seed']}" for one in entries
-    ]
-    rows = [
-        [
-            (
-                label
-                if of_client
-                else one["client"] + (" (newcomer)" if one["unseen"] else "")
-            ),
-            one["run"] if of_client else one["model"],
-            *(f"{one[split]:,}" for split in ("train", "val", "test")),
-            *(
-                "-" if one[on] is None else f"{unit.scale * one[on]:.{unit.digits}f}"
-                for on in ("on_val", "on_test")
-            ),
-        ]
-        for label, one in zip(what, entries, strict=True)
-    ]
-    heads = ("model of", "run") if of_client else ("client", "predicts with")
-    shown = title if of_client else f"{title}: {what[0]}"
-    Table(
-        f"{shown}; {unit.label}, after the last round",
+    unit = unit_of(entries[0]["metric"])
+
+    def about(entry: dict[str, Any]) -> str:
+        return f"{entry['scenario']}: {entry['algorithm']}, seed {entry['seed']}"
+
+    def shown(value: float | None) -> str:
+        return "-" if value is None else f"{unit.scale * value:.{unit.digits}f}"
+
+    rows = []
+    for entry in entries:
+        if of_client:
+            names = [about(entry), entry["run"]]
+        else:
+            newcomer = " (newcomer)" if entry["unseen"] else ""
+            names = [f"{entry['client']}{newcomer}", entry["model"]]
+        sizes = [f"{entry[split]:,}" for split in ("train", "val", "test")]
+        rows.append([*names, *sizes, shown(entry["on_val"]), shown(entry["on_test"])])
+    heads = ["client", "predicts with"]
+    if of_client:
+        heads = ["model of", "run"]
+    else:
+        title = f"{title}: {about(entries[0])}"
+    table = Table(
+        f"{title}; {unit.label}, after the last round",
         [*heads, "train", "val", "test", "on val", "on test"],
         rows,
         text=2,
-    ).show()
+    )
+    table.show()

@@ -54,18 +54,18 @@ def report(arguments: list[str]) -> int:
             f"--html takes one experiment, {options.results} has {names}; name one of"
             " them",
         )
-        print(
-            f"{found[0].index.name}:"
-            f" {write_page(page_of(found[0]), options.html).resolve()}"
-        )
+        path = write_page(page_of(found[0]), options.html)
+        print(f"{found[0].index.name}: {path.resolve()}")
         return 0
     for number, experiment in enumerate(found):
+        name = experiment.index.name
         if options.out is not None:
             path = document.write(
-                experiment, options.out / experiment.index.name, figures=options.figures
+                experiment, options.out / name, figures=options.figures
             )
-            print(f"{experiment.index.name}: {path.resolve()}")
-        else:
-            print("\n" * (number > 0), end="")
-            document.show(experiment, options.format)
+            print(f"{name}: {path.resolve()}")
+            continue
+        if number:
+            print()
+        document.show(experiment, options.format)
     return 0

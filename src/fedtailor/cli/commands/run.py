@@ -94,17 +94,13 @@ def run(arguments: list[str]) -> int:
             " names"
         )
     scenario = scenarios.find(names[1])
-    algorithm, scenario, options = _parse(
-        find_algorithm(names[0]).about.name, scenario, arguments[2:]
-    )
+    method = find_algorithm(names[0]).about.name
+    algorithm, scenario, options = _parse(method, scenario, arguments[2:])
     if options.resume:
+        if options.out is None:
+            raise ValueError("--resume needs the directory of the run: --out DIR")
         require(
-            options.out is not None,
-            "--resume needs the directory of the run: --out DIR",
-        )
-        found = options.out is not None and (options.out / MANIFEST).exists()
-        require(
-            found,
+            (options.out / MANIFEST).exists(),
             f"there is no run in {options.out} to resume; leave out --resume to start"
             " one there",
         )
@@ -155,8 +151,11 @@ def run(arguments: list[str]) -> int:
 def _parse(
     name: str, scenario: Scenario, arguments: list[str]
 ) -> tuple[Algorithm, Scenario, Options]:
-    """The method with its hyper-parameters (the scenario's by default), the scenario
-    with its sizes, and the options.
+    """What the command line says.
+
+    Returns:
+        The method with its hyper-parameters (the scenario's by default), the scenario
+        with its sizes, and the options.
 
     Raises:
         ValueError: a wrong option or value, in one line.
@@ -165,9 +164,8 @@ def _parse(
 
     default: Any = scenario.algorithm(name)
     options = Options(rounds=scenario.rounds)
-    sizes = sizes_of(
-        scenario, [field.name for field in (*fields(default), *fields(options))]
-    )
+    taken = [field.name for field in (*fields(default), *fields(options))]
+    sizes = sizes_of(scenario, taken)
 
     def together(
         algorithm: Any, sizes: Any, options: Any
@@ -176,9 +174,8 @@ def _parse(
         return algorithm, sized(scenario, sizes), options
 
     flat = tyro.conf.arg(name="")
-    target = unwrap(
-        together
-    )  # itself, unless type checkers (of the tests) have wrapped it
+    # The function itself, where type checkers (of the tests) have wrapped it.
+    target = unwrap(together)
     target.__annotations__ = {
         "algorithm": Annotated[type(default), flat],
         "sizes": Annotated[type(sizes), flat],
@@ -206,6 +203,5 @@ def _print(done: Run, scenario: str, as_json: bool) -> None:
         return
     width = max(map(len, summary))
     for name, value in summary.items():
-        print(
-            f"{name:<{width}}  {f'{value:.4f}' if isinstance(value, float) else value}"
-        )
+        text = f"{value:.4f}" if isinstance(value, float) else value
+        print(f"{name:<{width}}  {text}")

@@ -28,17 +28,15 @@ def scenarios(arguments: list[str]) -> int:
 
 
 def _row(scenario: Scenario) -> dict[str, Any]:
-    """What the list of scenarios shows of one; without a number of clients all of the
-    data set's own take part.
+    """What the list of scenarios shows of one.
+
+    Without a number of clients all of the data set's own take part.
     """
+    is_logistic = scenario.model == logistic()
     return {
         "name": scenario.name,
         "clients": scenario.parameters.get("clients"),
-        "model": (
-            "logistic"
-            if scenario.model == logistic()
-            else type(scenario.model).__name__
-        ),
+        "model": "logistic" if is_logistic else type(scenario.model).__name__,
         "rounds": scenario.rounds,
         "participation": scenario.participation,
         "data": scenario.data,
@@ -54,15 +52,8 @@ def _listed(rows: list[dict[str, Any]]) -> None:
     for source, group in groupby(rows, lambda row: row["source"]):
         print(f"\n{source}")
         for row in group:
-            print(
-                line.format(
-                    **{
-                        **row,
-                        "clients": row["clients"] or "all",
-                        "data": row["data"] or "-",
-                    }
-                )
-            )
+            shown = {"clients": row["clients"] or "all", "data": row["data"] or "-"}
+            print(line.format(**row | shown))
     print("\n`fedtailor scenarios NAME` says more.")
 
 
@@ -70,11 +61,8 @@ def _scenario(scenario: Scenario, as_json: bool) -> None:
     about, explained = about_builder(scenario.build)
     row = _row(scenario)
     if as_json:
-        print(
-            json.dumps(
-                {**row, "doc": about, "parameters": scenario.parameters}, indent=2
-            )
-        )
+        content = {**row, "doc": about, "parameters": scenario.parameters}
+        print(json.dumps(content, indent=2))
         return
     print(f"{row.pop('name')}: {row.pop('description')}\n\n{about}\n")
     row["model"] = scenario.model
@@ -84,7 +72,5 @@ def _scenario(scenario: Scenario, as_json: bool) -> None:
             print(f"{name:>13}: {value}")
     print("\nParameters, options of `fedtailor run`:")
     for name, default in scenario.parameters.items():
-        print(
-            f"  --{name.replace('_', '-')} (default {default!r})\n     "
-            f" {explained[name]}"
-        )
+        print(f"  --{name.replace('_', '-')} (default {default!r})")
+        print(f"      {explained[name]}")

@@ -1,9 +1,9 @@
-"""The built-in scenarios: small real data, the papers' experiments at their published
-sizes, and your own file.
+"""The built-in scenarios.
 
-Every module of this folder that has `SCENARIOS` is found; the imports below only tell
-type checkers and editors of those that come with fedtailor. Builders are functions of
-this package: `scenarios.digits_rotated(seed=0, clients=8)`.
+They are small real data, the papers' experiments at their published sizes, and your own
+file. Every module of this folder that has `SCENARIOS` is found; the imports below only
+tell type checkers and editors of those that come with fedtailor. Builders are functions
+of this package: `scenarios.digits_rotated(seed=0, clients=8)`.
 """
 
 from fedtailor.experiments.scenario import Scenario
@@ -53,18 +53,17 @@ ENTRY_POINTS = "fedtailor.scenarios"
 
 
 def _discovered() -> dict[str, Scenario]:
-    """The scenarios of all modules of this folder, the small ones that need no data
-    first.
-    """
+    """The scenarios of all modules of this folder."""
+    small = f"{__name__}.digits"
+    # First the small ones that need no data.
     modules = sorted(
-        import_modules(__name__),
-        key=lambda module: module.__name__ != f"{__name__}.digits",
+        import_modules(__name__), key=lambda module: module.__name__ != small
     )
-    return {
-        scenario.name: scenario
-        for module in modules
-        for scenario in getattr(module, "SCENARIOS", ())
-    }
+    by_name = {}
+    for module in modules:
+        for scenario in getattr(module, "SCENARIOS", ()):
+            by_name[scenario.name] = scenario
+    return by_name
 
 
 SCENARIOS = _discovered()

@@ -1,9 +1,9 @@
-"""The experiments of Tang et al. 2022, Personalized Federated Learning with
-Contextualized Generalization (section 5).
+"""The experiments of CGPFL.
 
-The models are the paper's: logistic regression (whose l2 term it does not print: none
-here; its other model is `mlp(128)`) and, for CIFAR-10, two convolutions and two dense
-layers.
+Tang et al. 2022, Personalized Federated Learning with Contextualized Generalization,
+section 5. The models are the paper's: logistic regression (whose l2 term it does not
+print: none here; its other model is `mlp(128)`) and, for CIFAR-10, two convolutions and
+two dense layers.
 """
 
 from collections.abc import Callable

@@ -1,5 +1,6 @@
-"""What several scenarios share: smaller versions of a data set, and the sizes of
-pFedMe's clients.
+"""What several scenarios share.
+
+Smaller versions of a data set, and the sizes of pFedMe's clients.
 """
 
 import numpy as np
@@ -8,9 +9,10 @@ from fedtailor.federation import Dataset, LogNormal, Natural
 from fedtailor.protocol import require, server_rng
 
 PFEDME_SIZES = LogNormal(0, 2, offset=3)
-"""What a client wants of each of its classes, in proportion. The script of Dinh et al.
-2020 for CIFAR-10 gives it 2 (share * U{1..10} + U{10..200} + 200) images where share is
-log-normal: about three times the median share, and more.
+"""What a client wants of each of its classes, in proportion.
+
+The script of Dinh et al. 2020 for CIFAR-10 gives it 2 (share * U{1..10} + U{10..200} +
+200) images where share is log-normal: about three times the median share, and more.
 """
 
 
@@ -24,8 +26,12 @@ def subsample(data: Dataset, points: int | None, seed: int) -> Dataset:
 
 
 def sample_clients(data: Dataset, clients: int | None, seed: int) -> Dataset:
-    """The examples of `clients` of the data's own clients, at random; of all where it
-    is None.
+    """The examples of some of the data's own clients, at random.
+
+    Args:
+        data: all examples.
+        clients: how many; None = all.
+        seed: of the choice.
 
     Raises:
         ValueError: there are fewer.

@@ -1,13 +1,13 @@
-"""The built-in scenarios on scikit-learn's 1,797 digits: small real data, so that
-comparisons take seconds.
+"""The built-in scenarios on scikit-learn's 1,797 digits.
 
-All have 20 clients with about 72 training and 18 test images each, split by class.
-Every column of pixels is centred (by its mean over all training images) and scaled by
-1/2: gradients at a random initial model then tell groups apart; raw pixels hide the
-groups behind what all images share. Scale and local training were chosen on training
-and validation data of other seeds.
+Small real data, so that comparisons take seconds. All have 20 clients with about 72
+training and 18 test images each, split by class. Every column of pixels is centred (by
+its mean over all training images) and scaled by 1/2: gradients at a random initial
+model then tell groups apart; raw pixels hide the groups behind what all images share.
+Scale and local training were chosen on training and validation data of other seeds.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import fedtailor.algorithms as methods
@@ -29,9 +29,12 @@ from fedtailor.protocol import SGD, Algorithm
 SCALE = 0.5
 
 LOCAL = SGD(lr=0.05, momentum=0.9, epochs=5, batch_size=16)
-"""Five epochs of five steps a round: the local work of all methods here, unless a
-method needs another kind of step. (The less work between two mixes of models, the more
-the mixing pulls all streams together, whatever its weights.)"""
+"""Five epochs of five steps a round.
+
+This is the local work of all methods here, unless a method needs another kind of step.
+(The less work between two mixes of models, the more the mixing pulls all streams
+together, whatever its weights.)
+"""
 PLAIN = replace(LOCAL, lr=0.1, momentum=0.0)
 STEPS = 25
 
@@ -77,9 +80,8 @@ def digits_rotated(
     Raises:
         ValueError: too many clients for the data.
     """
-    return _finish(
-        Rotations()(_even(seed, clients, test, val), seed=seed), "digits-rotated"
-    )
+    even = _even(seed, clients, test, val)
+    return _finish(Rotations()(even, seed=seed), "digits-rotated")
 
 
 def digits_permuted(
@@ -102,13 +104,13 @@ def digits_permuted(
     Raises:
         ValueError: too many clients for the data.
     """
-    return _finish(
-        LabelPermutations(groups)(_even(seed, clients, test, val), seed=seed),
-        "digits-permuted",
-    )
+    permute = LabelPermutations(groups)
+    even = _even(seed, clients, test, val)
+    return _finish(permute(even, seed=seed), "digits-permuted")
 
 
 def _even(seed: int, clients: int, test: float, val: float) -> Federation:
+    """The digits, dealt evenly by class."""
     return from_partition(
         datasets.digits(), Stratified(clients), test=test, val=val, seed=seed
     )
@@ -158,14 +160,19 @@ SETTINGS: dict[str, Algorithm] = {
     "fedrod": methods.FedRoD(sgd=PLAIN),
     "feddbe": methods.FedDBE(sgd=PLAIN),
 }
-"""The methods' settings for the digits; methods that are not listed train as `LOCAL`
-says.
+"""The methods' settings for the digits.
+
+Methods that are not listed train as `LOCAL` says.
 """
 
 
 SOURCE = "Mestoukirdi et al. 2022, section V (in small)"
-SCENARIOS = tuple(
-    Scenario(
+
+
+def _scenario(
+    name: str, description: str, build: Callable[..., Federation]
+) -> Scenario:
+    return Scenario(
         name,
         description,
         build,
@@ -175,21 +182,22 @@ SCENARIOS = tuple(
         defaults_with(LOCAL),
         source=SOURCE,
     )
-    for name, description, build in (
-        (
-            "digits-label-shift",
-            "20 clients, labels in Dirichlet(0.4) proportions",
-            digits_label_shift,
-        ),
-        (
-            "digits-rotated",
-            "20 clients in 4 groups that see digits turned by 0, 90, 180, 270 degrees",
-            digits_rotated,
-        ),
-        (
-            "digits-permuted",
-            "20 clients in 4 groups that name the digits by other permutations",
-            digits_permuted,
-        ),
-    )
+
+
+SCENARIOS = (
+    _scenario(
+        "digits-label-shift",
+        "20 clients, labels in Dirichlet(0.4) proportions",
+        digits_label_shift,
+    ),
+    _scenario(
+        "digits-rotated",
+        "20 clients in 4 groups that see digits turned by 0, 90, 180, 270 degrees",
+        digits_rotated,
+    ),
+    _scenario(
+        "digits-permuted",
+        "20 clients in 4 groups that name the digits by other permutations",
+        digits_permuted,
+    ),
 )

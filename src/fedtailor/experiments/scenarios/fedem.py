@@ -1,6 +1,6 @@
-"""The synthetic experiment of Marfoq et al. 2021, Federated Multi-Task Learning under a
-Mixture of Distributions.
+"""The synthetic experiment of FedEM.
 
+Marfoq et al. 2021, Federated Multi-Task Learning under a Mixture of Distributions.
 Settings are those of the released code: 200 rounds of one epoch, batches of 128,
 momentum 0.9, weight decay 5e-4. Its rates fall to a tenth at rounds 100 and again at
 150; here they fall by 1.5 % a round, to a twentieth in the end. The EMNIST experiment

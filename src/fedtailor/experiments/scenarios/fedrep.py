@@ -1,9 +1,9 @@
-"""The CIFAR-10 experiment of Collins et al. 2021, Exploiting Shared Representations
-(section 5).
+"""The CIFAR-10 experiment of FedRep.
 
-Settings are those of the released scripts: 100 rounds in which a tenth of the clients
-train, learning rate 0.01, momentum 0.5, weight decay 1e-4 and batches of 10. They crop
-and mirror training images at random; nothing here does.
+Collins et al. 2021, Exploiting Shared Representations, section 5. Settings are those of
+the released scripts: 100 rounds in which a tenth of the clients train, learning rate
+0.01, momentum 0.5, weight decay 1e-4 and batches of 10. They crop and mirror training
+images at random; nothing here does.
 """
 
 from dataclasses import replace

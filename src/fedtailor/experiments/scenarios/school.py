@@ -1,5 +1,6 @@
-"""Schools that predict exam scores: many small clients, on which MR-MTL was studied
-under differential privacy.
+"""Schools that predict exam scores: many small clients.
+
+MR-MTL was studied on them under differential privacy.
 """
 
 from fedtailor.experiments.scenario import Scenario, defaults_with

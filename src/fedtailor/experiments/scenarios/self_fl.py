@@ -1,9 +1,9 @@
-"""The public experiments of Chen et al. 2022, Self-Aware Personalized Federated
-Learning (section 4).
+"""The public experiments of Self-FL.
 
-Self-FL takes at most 40 local steps, all other methods a fixed number (section 4.2).
-The appendix with the settings of the Gaussian task and of Sent140 was not at hand:
-these are choices of this library.
+Chen et al. 2022, Self-Aware Personalized Federated Learning, section 4. Self-FL takes
+at most 40 local steps, all other methods a fixed number (section 4.2). The appendix
+with the settings of the Gaussian task and of Sent140 was not at hand: these are choices
+of this library.
 """
 
 from typing import Literal
@@ -175,14 +175,15 @@ def _tweets(
     test: float,
     val: float,
 ) -> Federation:
+    """The tweets of the users with the most of them."""
     data = datasets.sent140(features, buckets=BUCKETS)
     rows = Natural().named(data)
     require(
         1 <= clients <= len(rows),
         f"clients is {clients}; {data.name} has {len(rows)} users",
     )
-    most = sorted(rows, key=lambda user: -len(rows[user]))[:clients]
-    chosen = data.take(np.concatenate([rows[user] for user in most]))
+    by_tweets = sorted(rows, key=lambda user: -len(rows[user]))
+    chosen = data.take(np.concatenate([rows[user] for user in by_tweets[:clients]]))
     return from_partition(
         chosen, Natural(), test=test, val=val, name=f"sent140 ({features})", seed=seed
     )
@@ -220,8 +221,9 @@ def gaussian(
 
 
 def _settings(local: SGD, warm: int = 0) -> dict[str, Algorithm]:
-    """Self-FL as published; `warm` rounds of FedAvg come first where the model is no
-    convex one.
+    """Self-FL as published.
+
+    `warm` rounds of FedAvg come first where the model is no convex one.
     """
     return {"self-fl": methods.SelfFL(sgd=local, l_max=40, warm=warm)}
 

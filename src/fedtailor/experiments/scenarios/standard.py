@@ -1,5 +1,6 @@
-"""The splits that most papers on personalized federated learning compare on: those of
-pFedMe and of PFLlib.
+"""The splits that most papers on personalized federated learning compare on.
+
+They are those of pFedMe and of PFLlib.
 """
 
 from collections.abc import Callable

@@ -1,11 +1,10 @@
-"""The experiments of Mansour et al. 2020, Three Approaches for Personalization (section
-6, appendix F).
+"""The experiments of Mansour et al. 2020, Three Approaches for Personalization.
 
-The paper's 3,400 writers are those of FEMNIST; here are the writers that the data
-directory holds, and MNIST with its own writers. Settings are those of appendix F.2,
-which the methods of this paper have by default: 20 clients a round, learning rate 0.01,
-batches of 20, two epochs, 1,000 rounds. The participation shares below are 20 of the
-seen writers.
+Section 6, appendix F. The paper's 3,400 writers are those of FEMNIST; here are the
+writers that the data directory holds, and MNIST with its own writers. Settings are
+those of appendix F.2, which the methods of this paper have by default: 20 clients a
+round, learning rate 0.01, batches of 20, two epochs, 1,000 rounds. The participation
+shares below are 20 of the seen writers.
 """
 
 import numpy as np
@@ -77,13 +76,16 @@ def emnist_writers(
         0 <= unseen < 1,
         f"unseen is {unseen}; it is a share of the writers, from 0 to below 1",
     )
-    held = unseen if shuffled else names[len(names) - round(unseen * len(names)) :]
+    never_train = unseen
+    if not shuffled:
+        count = round(unseen * len(names))
+        never_train = names[len(names) - count :]
     return from_partition(
         data,
         Natural(),
         test="published",
         val=val,
-        unseen=held,
+        unseen=never_train,
         name="emnist-writers",
         seed=seed,
     )
@@ -134,8 +136,9 @@ SETTINGS: dict[str, Algorithm] = {
     ),
 }
 SYMBOLS = SGD(lr=4.0, epochs=4, batch_size=50)
-"""For the density task, whose settings the paper does not print: its logits take large
-steps, so pulls are weak.
+"""For the density task, whose settings the paper does not print.
+
+Its logits take large steps, so pulls are weak.
 """
 PULL = 0.1
 DENSITY_SETTINGS: dict[str, Algorithm] = {

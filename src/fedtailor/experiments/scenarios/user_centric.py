@@ -1,9 +1,8 @@
-"""The three experiments of Mestoukirdi et al. 2022, User-Centric Federated Learning
-(section V).
+"""The three experiments of Mestoukirdi et al. 2022, User-Centric Federated Learning.
 
-All train LeNet-5 by SGD with learning rate 0.1, momentum 0.9 and one local epoch;
-batches of 64 and 300 rounds are the released code's. EMNIST is its published test file
-of 116,323 characters, of which the paper's points are drawn.
+Section V. All train LeNet-5 by SGD with learning rate 0.1, momentum 0.9 and one local
+epoch; batches of 64 and 300 rounds are the released code's. EMNIST is its published
+test file of 116,323 characters, of which the paper's points are drawn.
 """
 
 from dataclasses import replace
@@ -26,8 +25,9 @@ from fedtailor.protocol import SGD, Algorithm, require
 
 LOCAL = SGD(lr=0.1, momentum=0.9, epochs=1, batch_size=64)
 PLAIN = replace(LOCAL, momentum=0.0)
-"""For methods whose local steps are defined without momentum, and whose settings the
-paper does not print.
+"""For methods whose local steps are defined without momentum.
+
+The paper does not print their settings.
 """
 
 
@@ -116,7 +116,7 @@ def cifar_permuted(
     """
     data = datasets.cifar10()
     assert data.test is not None
-    train, tests = (np.flatnonzero(part) for part in (~data.test, data.test))
+    train, tests = np.flatnonzero(~data.test), np.flatnonzero(data.test)
     for name, size, images in (("points", points, train), ("test", test, tests)):
         require(
             1 <= size <= len(images),
@@ -124,9 +124,8 @@ def cifar_permuted(
         )
     chosen = data.take(np.concatenate([train[:points], tests[:test]]))
     federation = from_partition(chosen, IID(clients), test="common", val=val, seed=seed)
-    return replace(
-        LabelPermutations(groups)(federation, seed=seed), name="cifar-permuted"
-    )
+    permuted = LabelPermutations(groups)(federation, seed=seed)
+    return replace(permuted, name="cifar-permuted")
 
 
 def _settings(streams: int | None, sigma_batch: int | float) -> dict[str, Algorithm]:

@@ -1,8 +1,8 @@
-"""Data sets: readers of public files (each a `Dataset`, to be partitioned), and
-synthetic tasks (each a `Federation`).
+"""Data sets: readers of public files, and synthetic tasks.
 
-Every module of this folder that registers a data set is found; the imports below only
-tell type checkers and editors of those that come with fedtailor.
+A reader returns a `Dataset`, to be partitioned, a synthetic task a `Federation`. Every
+module of this folder that registers a data set is found; the imports below only tell
+type checkers and editors of those that come with fedtailor.
 """
 
 import sys

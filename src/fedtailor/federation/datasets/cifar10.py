@@ -138,8 +138,9 @@ def _decode_python(paths: list[Path]) -> Arrays:
 def _arranged(
     pixels: list[NDArray[np.uint8]], labels: list[NDArray[Any]], paths: list[Path]
 ) -> Arrays:
-    """Colour planes to the last axis, and a look at the labels: every class has as many
-    images as published.
+    """Colour planes to the last axis, and a look at the labels.
+
+    Every class must have as many images as published.
     """
     for what, part in (("training", labels[:5]), ("test", labels[5:])):
         all_labels = np.concatenate(part)
@@ -157,8 +158,9 @@ def _arranged(
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Arrays, numbers, text and containers; a pickle that asks for anything else is
-    refused.
+    """Arrays, numbers, text and containers.
+
+    A pickle that asks for anything else is refused.
     """
 
     _allowed = frozenset(

@@ -1,5 +1,6 @@
-"""Downloads: files and archives from public addresses, checked by SHA-256, announced,
-and prevented when offline.
+"""Downloads: files and archives from public addresses, checked by SHA-256.
+
+They are announced, and prevented when offline.
 """
 
 import hashlib
@@ -28,8 +29,9 @@ _TIMEOUT = 30  # seconds without an answer
 
 
 def set_offline(offline: bool = True) -> None:
-    """Forbid downloads, or allow them again, for this process and those that it
-    starts.
+    """Forbid downloads, or allow them again.
+
+    For this process and those that it starts.
     """
     os.environ[OFFLINE] = "1" if offline else "0"
 
@@ -152,8 +154,9 @@ def _unpack(archive: Path, known: str, files: Sequence[str], inside: str) -> Non
 
 
 class _Bar:
-    """The progress bar of a download, in the form that pooch expects: a total, update,
-    reset and close.
+    """The progress bar of a download, in the form that pooch expects.
+
+    It has a total, update, reset and close.
     """
 
     def __init__(self, name: str) -> None:

@@ -1,5 +1,6 @@
-"""EMNIST (Cohen et al. 2017): handwritten letters and digits of NIST Special Database
-19.
+"""EMNIST (Cohen et al. 2017): handwritten letters and digits.
+
+They are those of NIST Special Database 19.
 
 Expected in the data directory: emnist/ (or emnist-SPLIT-test/, or torchvision's
 EMNIST/raw) with the original files

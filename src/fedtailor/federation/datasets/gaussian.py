@@ -1,5 +1,6 @@
-"""The two-level Gaussian task of Chen et al. 2022 (section 2.1, eq. 1; section 4,
-synthetic data).
+"""The two-level Gaussian task of Chen et al. 2022.
+
+Section 2.1, eq. 1; section 4, synthetic data.
 """
 
 import numpy as np

@@ -1,5 +1,6 @@
-"""The idx format of MNIST and its relatives: big-endian arrays with a small header,
-compressed by gzip.
+"""The idx format of MNIST and its relatives.
+
+Big-endian arrays with a small header, compressed by gzip.
 """
 
 import gzip
@@ -40,8 +41,9 @@ def read_idx(path: Path, axes: int) -> NDArray[Any]:
 
 
 def _array(path: Path, compressed: Any, start: int, axes: int) -> NDArray[Any]:
-    """What an open file holds. No more is decompressed than the header promises: a
-    small file may hide terabytes.
+    """What an open file holds.
+
+    No more is decompressed than the header promises: a small file may hide terabytes.
     """
     try:
         with gzip.GzipFile(fileobj=compressed) as content:

@@ -1,5 +1,6 @@
-"""MNIST (LeCun et al. 1998), its writers (QMNIST, Yadav and Bottou 2019), and
-Fashion-MNIST (Xiao et al. 2017).
+"""MNIST, its writers (QMNIST), and Fashion-MNIST.
+
+LeCun et al. 1998; Yadav and Bottou 2019; Xiao et al. 2017.
 
 Expected in the data directory: mnist/ and fashion-mnist/ with the four original idx .gz
 files each (torchvision's MNIST/raw and FashionMNIST/raw serve as well); mnist-writers/
@@ -144,8 +145,9 @@ def _pictures(
     classes: tuple[str, ...],
     data_dir: DataDir,
 ) -> Dataset:
-    """A data set of 28x28 gray images of ten classes, normalised by the published mean
-    and deviation of its pixels.
+    """A data set of 28x28 gray images of ten classes.
+
+    They are normalised by the published mean and deviation of the pixels.
     """
     arrays = read(source, _decode, data_dir)
     scale = 1 / (255 * deviation)
@@ -171,8 +173,9 @@ def _decode(paths: list[Path]) -> Arrays:
 
 
 def _decode_writers(paths: list[Path]) -> Arrays:
-    """QMNIST's columns are: class, series, writer, number, ... Its test set goes on
-    after MNIST's 10,000.
+    """QMNIST's columns are: class, series, writer, number, ...
+
+    Its test set goes on after MNIST's 10,000.
     """
     train, test = (read_idx(path, 2) for path in paths)
     table = np.concatenate([train, test[:10_000]])

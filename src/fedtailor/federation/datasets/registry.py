@@ -1,5 +1,6 @@
-"""The data sets by name. A new one is one file in this folder: a function under
-`@register`, and it is found.
+"""The data sets by name.
+
+A new one is one file in this folder: a function under `@register`, and it is found.
 """
 
 from collections.abc import Callable
@@ -32,7 +33,8 @@ class Registered:
     @property
     def summary(self) -> str:
         """What it holds, in one line."""
-        return (self.read.__doc__ or "").strip().splitlines()[0]
+        paragraph = (self.read.__doc__ or "").strip().partition("\n\n")[0]
+        return " ".join(paragraph.split())
 
 
 DATASETS: dict[str, Registered] = {}
@@ -40,8 +42,10 @@ DATASETS: dict[str, Registered] = {}
 
 
 def register(*sources: Source) -> Callable[[Reader], Reader]:
-    """Decorator of a function that reads a data set from `sources`, or makes one from
-    nothing.
+    """Decorator of a function that reads or makes a data set.
+
+    Args:
+        sources: what it reads; none where it makes the data from nothing.
     """
 
     def add(read: Reader) -> Reader:
@@ -52,8 +56,9 @@ def register(*sources: Source) -> Callable[[Reader], Reader]:
 
 
 def discover(package: ModuleType) -> None:
-    """Import every module of a package, so that its data sets are registered, and make
-    them attributes of it.
+    """Import every module of a package, so that its data sets are registered.
+
+    They become attributes of the package.
     """
     # to import a module is to run its decorators
     import_modules(package.__name__)

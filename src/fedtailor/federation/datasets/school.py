@@ -1,5 +1,6 @@
-"""The London School data (Inner London Education Authority): exam scores of pupils by
-school.
+"""The London School data: exam scores of pupils by school.
+
+They are of the Inner London Education Authority.
 
 Expected in the data directory: school/ with school.csv.gz (columns school, f01 to f27,
 score), checked by SHA-256. It has no public address in this form.
@@ -48,8 +49,10 @@ def school(data_dir: DataDir = None) -> Dataset:
 
 
 def _decode(paths: list[Path]) -> Arrays:
-    """Inputs standardised school by school, scores scaled to [0, 1], and the school of
-    each pupil.
+    """Inputs standardised school by school, and scores scaled to [0, 1].
+
+    Returns:
+        Both, and the school of each pupil.
     """
     try:
         frame = pl.read_csv(paths[0])

@@ -211,8 +211,10 @@ def _bag(texts: list[str], buckets: int) -> np.ndarray:
 
 
 def _ids(texts: list[str], buckets: int, length: int) -> np.ndarray:
-    """The buckets of each text's first words, plus 1, with zeros behind them, [n,
-    length].
+    """The buckets of each text's first words, plus 1, with zeros behind them.
+
+    Returns:
+        [n, length].
     """
     check_memory(len(texts) * length, 4, f"{len(texts)} sequences of {length} words")
     x = np.zeros((len(texts), length), np.int32)

@@ -1,5 +1,4 @@
-"""Where the files of public data sets are, how they get there, and their decoded
-copies.
+"""Where the files of public data sets are, and how they get there.
 
 The data directory is the argument `data_dir`, else the environment variable
 FEDTAILOR_DATA, else `data` in the user's cache directory (XDG_CACHE_HOME is honoured).
@@ -33,8 +32,9 @@ _CHUNK = 2**20
 
 
 class MissingData(FileNotFoundError, ValueError):
-    """A data set is not in the data directory and could not be downloaded; the message
-    says what is expected where.
+    """A data set is not in the data directory and could not be downloaded.
+
+    The message says what is expected where.
     """
 
 
@@ -150,8 +150,9 @@ def read(
     data_dir: DataDir,
     variant: str = "",
 ) -> Arrays:
-    """The decoded arrays of a data set: from the cache, or from its files, whose known
-    hashes are checked.
+    """The decoded arrays of a data set.
+
+    They come from the cache, or from its files, whose known hashes are checked.
 
     Raises:
         MissingData: the files are not there.
@@ -196,8 +197,9 @@ def cached(name: str, paths: Sequence[Path], decode: Callable[[], Arrays]) -> Ar
 
 
 def _kept(entry: Path) -> Arrays | None:
-    """The arrays of an entry of the cache; None where it is not there or not what was
-    written.
+    """The arrays of an entry of the cache.
+
+    None where it is not there or not what was written.
     """
     try:
         digests = json.loads((entry / _DIGESTS).read_text("utf-8"))
@@ -212,8 +214,10 @@ def _kept(entry: Path) -> Arrays | None:
 
 
 def _checksum(path: Path) -> int:
-    """CRC-32 of a file: it need not resist an attacker, and takes a third of the time
-    of SHA-256 at every start.
+    """CRC-32 of a file.
+
+    It need not resist an attacker, and takes a third of the time of SHA-256 at every
+    start.
     """
     checksum = 0
     with path.open("rb") as file:
@@ -239,8 +243,9 @@ def _keep(entry: Path, arrays: Arrays) -> None:
 
 
 def _verify(path: Path, known: str | None) -> None:
-    """Refuse a file that cannot be read, or is not the published one, where that is
-    known.
+    """Refuse a file that cannot be read, or is not the published one.
+
+    The latter where that is known.
     """
     if known is None:
         path.open("rb").close()

@@ -1,5 +1,6 @@
-"""The synthetic(alpha, beta) classification task of FedProx (Li et al. 2020, section
-5.1) and pFedMe.
+"""The synthetic(alpha, beta) classification task of FedProx and pFedMe.
+
+Li et al. 2020, section 5.1.
 """
 
 import numpy as np

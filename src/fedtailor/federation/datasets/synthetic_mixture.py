@@ -1,5 +1,6 @@
-"""The synthetic mixture of FedEM (Marfoq et al. 2021, appendix I; recipe as in the
-authors' released code).
+"""The synthetic mixture of FedEM.
+
+Marfoq et al. 2021, appendix I; recipe as in the authors' released code.
 """
 
 import numpy as np

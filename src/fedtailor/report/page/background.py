@@ -1,5 +1,6 @@
-"""What a reader needs to repeat the numbers, or to doubt them: the data, the settings,
-the exact protocol.
+"""What a reader needs to repeat the numbers, or to doubt them.
+
+That is the data, the settings and the exact protocol.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,28 +17,18 @@ from fedtailor.report.stored import StoredRun
 
 def data_card(used: ScenarioUse, run: StoredRun) -> Section:
     """Who holds how much of what."""
-    arguments = {
-        name: value
-        for name, value in used.arguments.items()
-        if value not in (None, [], ())
-    }
     data = run.manifest.get("data", {})
-    seen, unseen = (
-        run.clients.filter(pl.col("unseen") == newcomer) for newcomer in (False, True)
-    )
-    entries = [
-        ("data", f"{data.get('name', used.use)} ({used.use})"),
-        *((name, str(value)) for name, value in arguments.items()),
-        (
-            "clients",
-            f"{len(seen)} that train"
-            + (f", {len(unseen)} that never do" if len(unseen) else ""),
-        ),
-        *(
-            (f"{split} rows", _sizes(run.clients[split]))
-            for split in ("train", "val", "test")
-        ),
-    ]
+    entries = [("data", f"{data.get('name', used.use)} ({used.use})")]
+    for name, value in used.arguments.items():
+        if value not in (None, [], ()):
+            entries.append((name, str(value)))
+    unseen = int(run.clients["unseen"].sum())
+    clients = f"{len(run.clients) - unseen} that train"
+    if unseen:
+        clients += f", {unseen} that never do"
+    entries.append(("clients", clients))
+    for split in ("train", "val", "test"):
+        entries.append((f"{split} rows", _sizes(run.clients[split])))
     groups = run.clients["group"].drop_nulls()
     if len(groups):
         entries.append(
@@ -49,123 +40,88 @@ def data_card(used: ScenarioUse, run: StoredRun) -> Section:
 
 
 def settings(runs: Mapping[str, Sequence[StoredRun]]) -> Section:
-    """The model, and every method's settings as its first seed's run directory has
-    them.
-    """
+    """The model, and every method's settings, as the first seed's manifest has them."""
     first = next(iter(runs.values()))[0]
     entries = [("model", flat(first.manifest.get("model", {})))]
     for label, seeds in runs.items():
         manifest = seeds[0].manifest
         parts = [flat(manifest.get("algorithm", {}))]
-        parts += [
-            f"{way}: {manifest[way]}"
-            for way in ("uplink", "downlink")
-            if manifest.get(way)
-        ]
+        for direction in ("uplink", "downlink"):
+            if manifest.get(direction):
+                parts.append(f"{direction}: {manifest[direction]}")
         entries.append((label, "; ".join(parts)))
     return Section("Settings", settings=entries)
 
 
 def protocol(experiment: Experiment, scenario: str, run: StoredRun) -> Section:
-    """Which model, which round, which split, which weighting: what a number on this
-    page exactly means.
+    """What a number on this page exactly means.
+
+    That is: which model, which round, which split, which weighting.
     """
     index, used = experiment.index, experiment.index.scenarios[scenario]
     every = run.manifest.get("run", {}).get("evaluate_every", 1)
-    share = used.participation
-    reporting = (
-        f"{share} clients"
-        if isinstance(share, int)
-        else f"{100 * share:g} % of the clients"
-    )
-    seeds = ", ".join(map(str, index.seeds))
-    few = (
-        f"; fewer than {LEAST_SEEDS}, so nothing is said of other seeds"
-        if len(index.seeds) < LEAST_SEEDS
-        else ""
-    )
-    chosen = (
-        "by the mean over clients on validation rows, after the last round; never on"
-        " test rows"
-        if index.candidates
-        else "nothing was chosen"
-    )
-    return Section(
-        "Exact protocol",
-        settings=[
-            (
-                "which model",
-                (
-                    "the personal model that the method gives a client in the end, on"
-                    " that client's own rows"
-                ),
-            ),
-            (
-                "which round",
-                (
-                    f"the last one, {used.rounds}; curves: every {every} rounds"
-                    if every != 1
-                    else f"the last one, {used.rounds}; curves: every round"
-                ),
-            ),
-            (
-                "which split",
-                (
-                    "each client's own test rows; clients that never trained count in"
-                    " no mean but their own"
-                ),
-            ),
-            (
-                "which weighting",
-                "every client counts the same in a mean, whatever its size",
-            ),
-            ("metric", run.unit.axis),
-            ("seeds", f"{seeds}: of splits, initial models and batches{few}"),
-            ("who trains", f"{reporting} in a round"),
-            ("choice of settings", chosen),
-            (
-                "overall winner",
-                (
-                    "paired test over clients and seeds as clusters, Holm's correction"
-                    " over all pairs"
-                ),
-            ),
-            (
-                "gains",
-                (
-                    "paired bootstrap over test"
-                    f" rows{' and seeds' if len(index.seeds) >= LEAST_SEEDS else ''},"
-                    " 95 % for one client and method, not corrected for their number"
-                ),
-            ),
-            (
-                "costs",
-                (
-                    "down: multicast, a model for several clients counts once; probes"
-                    " and delivery included"
-                ),
-            ),
-        ],
-    )
+    curves = "every round" if every == 1 else f"every {every} rounds"
+    reporting = f"{used.participation} clients"
+    if not isinstance(used.participation, int):
+        reporting = f"{100 * used.participation:g} % of the clients"
+    seeds = f"{', '.join(map(str, index.seeds))}: of splits, initial models and batches"
+    resampled = "test rows and seeds"
+    if len(index.seeds) < LEAST_SEEDS:
+        seeds += f"; fewer than {LEAST_SEEDS}, so nothing is said of other seeds"
+        resampled = "test rows"
+    chosen = "nothing was chosen"
+    if index.candidates:
+        chosen = (
+            "by the mean over clients on validation rows, after the last round; never"
+            " on test rows"
+        )
+    entries = {
+        "which model": (
+            "the personal model that the method gives a client in the end, on that"
+            " client's own rows"
+        ),
+        "which round": f"the last one, {used.rounds}; curves: {curves}",
+        "which split": (
+            "each client's own test rows; clients that never trained count in no mean"
+            " but their own"
+        ),
+        "which weighting": "every client counts the same in a mean, whatever its size",
+        "metric": run.unit.axis,
+        "seeds": seeds,
+        "who trains": f"{reporting} in a round",
+        "choice of settings": chosen,
+        "overall winner": (
+            "paired test over clients and seeds as clusters, Holm's correction over all"
+            " pairs"
+        ),
+        "gains": (
+            f"paired bootstrap over {resampled}, 95 % for one client and method, not"
+            " corrected for their number"
+        ),
+        "costs": (
+            "down: multicast, a model for several clients counts once; probes and"
+            " delivery included"
+        ),
+    }
+    return Section("Exact protocol", settings=list(entries.items()))
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> str:
     """Nested settings on one line: "name ditto, sgd.lr 0.1"."""
     parts = []
     for name, value in values.items():
-        parts.append(
-            flat(value, f"{prefix}{name}.")
-            if isinstance(value, Mapping)
-            else f"{prefix}{name} {value}"
-        )
+        if isinstance(value, Mapping):
+            parts.append(flat(value, f"{prefix}{name}."))
+        else:
+            parts.append(f"{prefix}{name} {value}")
     return ", ".join(part for part in parts if part)
 
 
 def _sizes(sizes: pl.Series) -> str:
-    if not sizes.sum():
-        return "none"
+    """The sum, and the range of clients."""
     values = sizes.to_numpy()
-    return (
-        f"{values.sum():,}; of a client {values.min():,} to {values.max():,}, median"
-        f" {np.median(values):,.0f}"
-    )
+    total = values.sum()
+    if not total:
+        return "none"
+    low, high, median = values.min(), values.max(), np.median(values)
+    return f"{total:,}; of a client {low:,} to {high:,}, median {median:,.0f}"

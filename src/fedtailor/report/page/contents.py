@@ -19,8 +19,9 @@ from fedtailor.report.tables import Cell, Number, Table
 from fedtailor.report.units import Unit, unit_of
 
 MOST_LINES = 2000
-"""Lines of clients on a page, all scenarios together: more would neither be read nor
-sent by mail.
+"""Lines of clients on a page, all scenarios together.
+
+More would neither be read nor sent by mail.
 """
 MOST_PICTURES = 8
 """Methods whose gains are drawn; the table has them all."""
@@ -55,190 +56,183 @@ def page_of(experiment: Experiment) -> Page:
 def scenario_sections(
     experiment: Experiment, scenario: str, lines: int = MOST_LINES
 ) -> list[Section]:
-    """The sections of one scenario; `lines`: of its longest table."""
-    runs = {label: seeds for label, seeds in experiment.runs[scenario].items() if seeds}
+    """The sections of one scenario.
+
+    Args:
+        experiment: its index and runs.
+        scenario: the label.
+        lines: of its longest table.
+    """
     decision = decide(experiment, scenario)
     if decision is None:
-        return [
-            Section(
-                "Decision",
-                [
-                    "No run has ended that did not diverge: there is nothing to decide"
-                    " yet."
-                ],
-            )
-        ]
+        nothing = (
+            "No run has ended that did not diverge: there is nothing to decide yet."
+        )
+        return [Section("Decision", [nothing])]
+    runs = {label: seeds for label, seeds in experiment.runs[scenario].items() if seeds}
+    first = next(iter(runs.values()))[0]
+    clients = _short(client_table(scenario, runs, decision), lines)
     return [
         Section("Decision", decision.sentences, decision.warnings),
         Section("Methods", tables=[comparison.over_clients(experiment, scenario)]),
-        Section(
-            "Clients", tables=[_short(client_table(scenario, runs, decision), lines)]
-        ),
+        Section("Clients", tables=[clients]),
         gains(scenario, decision, lines),
         curves(runs),
         diagnostics(runs),
         Section("Costs", tables=[comparison.traffic_and_time(experiment, scenario)]),
         calibration(runs),
-        data_card(experiment.index.scenarios[scenario], next(iter(runs.values()))[0]),
+        data_card(experiment.index.scenarios[scenario], first),
         settings(runs),
-        protocol(experiment, scenario, next(iter(runs.values()))[0]),
+        protocol(experiment, scenario, first),
     ]
 
 
 def client_table(scenario: str, runs: Mapping[str, Seeds], decision: Decision) -> Table:
-    """One line a client: its rows, every method's value (mean over seeds), and what
+    """One line a client.
+
+    The columns are its rows, every method's value (mean over seeds), and what
     validation data choose for it.
     """
     first = next(iter(runs.values()))[0]
     unit, clients = first.unit, first.clients
-    columns: list[tuple[str, list[Cell]]] = [("client", clients["client"].to_list())]
+    names = clients["client"].to_list()
+    columns: dict[str, list[Cell]] = {"client": names}
     if clients["group"].is_not_null().any():
-        columns.append(
-            (
-                "group",
-                ["-" if group is None else _count(group) for group in clients["group"]],
-            )
-        )
+        columns["group"] = [
+            "-" if group is None else _count(group) for group in clients["group"]
+        ]
     for split in ("train", "test"):
-        columns.append((f"{split}\nrows", [_count(size) for size in clients[split]]))
+        columns[f"{split}\nrows"] = [_count(size) for size in clients[split]]
     if clients["unseen"].any():
-        columns.append(
-            ("trained", ["no" if unseen else "yes" for unseen in clients["unseen"]])
-        )
+        columns["trained"] = ["no" if unseen else "yes" for unseen in clients["unseen"]]
+    headers, cells = list(columns), list(columns.values())
+    # A method may be called like a column: from here on headers need not differ.
     for label, seeds in runs.items():
         values = client_values(seeds)
-        columns.append(
-            (label, [_value(values.get(client), unit) for client in clients["client"]])
-        )
+        headers.append(label)
+        cells.append([_value(values.get(name), unit) for name in names])
     if decision.choice is not None:
         chosen = _choices(decision)
-        columns.append(
-            (
-                "chosen on\nvalidation data",
-                [chosen.get(client, "-") for client in clients["client"]],
-            )
-        )
-    rows = [list(row) for row in zip(*(cells for _, cells in columns), strict=True)]
+        headers.append("chosen on\nvalidation data")
+        cells.append([chosen.get(name, "-") for name in names])
     note = (
         "Means over seeds, on each client's own test rows. Whoever takes the best of"
         " several methods by these numbers gets one that is too good by the choice."
     )
+    rows = [list(row) for row in zip(*cells, strict=True)]
     return Table(
-        f"{scenario}: test {unit.axis} of each client",
-        [header for header, _ in columns],
-        rows,
-        note=note,
+        f"{scenario}: test {unit.axis} of each client", headers, rows, note=note
     )
 
 
 def client_values(seeds: Seeds) -> dict[str, float]:
-    """client -> its value on test after the last round, mean over the seeds that have
-    one, seen and unseen.
+    """client -> its value on test after the last round, mean over seeds that have one.
+
+    Seen and unseen clients are in it.
     """
-    scores = pl.concat(
-        [
-            run.scores(unseen=unseen).select("client", "value")
-            for run in seeds
-            for unseen in (False, True)
-        ]
-    )
-    means = (
-        scores.filter(pl.col("value").is_not_nan())
-        .group_by("client")
-        .agg(pl.col("value").mean())
-    )
+    frames = [
+        run.scores(unseen=unseen).select("client", "value")
+        for run in seeds
+        for unseen in (False, True)
+    ]
+    scores = pl.concat(frames).filter(pl.col("value").is_not_nan())
+    means = scores.group_by("client").agg(pl.col("value").mean())
     return dict(means.iter_rows())
 
 
 def gains(scenario: str, decision: Decision, lines: int) -> Section:
     """Who gains from sharing: drawn for each method, and as a table."""
+    title = "Gains over training alone"
     if decision.gains is None or decision.table is None:
-        return Section("Gains over training alone", [decision.why_no_gains])
+        return Section(title, [decision.why_no_gains])
+    explanation = (
+        "An interval that excludes 0 says that sharing helps (or hurts) this client;"
+        " any other cannot tell."
+    )
     unit = unit_of(decision.gain_metric)
     return Section(
-        "Gains over training alone",
-        [
-            "An interval that excludes 0 says that sharing helps (or hurts) this"
-            " client; any other cannot tell."
-        ],
+        title,
+        [explanation],
         pictures=gain_pictures(decision.gains, unit, lines),
         tables=[_short(decision.table, lines)],
     )
 
 
 def gain_pictures(gains: pl.DataFrame, unit: Unit, lines: int) -> list[Picture]:
-    """One drawing a method, of a frame as `fedtailor.decision.client_gains` gives
-    it.
+    """One drawing a method, at most `MOST_PICTURES`.
+
+    Args:
+        gains: as `fedtailor.decision.client_gains` gives them.
+        unit: that they are shown in.
+        lines: of all drawings together.
     """
-    drawn: dict[str, list[Gain]] = {}
-    for (method,), part in list(gains.group_by(["method"], maintain_order=True))[
-        :MOST_PICTURES
-    ]:
-        drawn[str(method)] = [
+    by_method: dict[str, list[Gain]] = {}
+    parts = list(gains.group_by(["method"], maintain_order=True))
+    for (method,), part in parts[:MOST_PICTURES]:
+        rows = part.head(lines // MOST_PICTURES).iter_rows(named=True)
+        by_method[str(method)] = [
             Gain(
-                line["client"],
-                unit.scale * line["gain"],
-                unit.scale * line["low"],
-                unit.scale * line["high"],
-                line["verdict"],
+                row["client"],
+                unit.scale * row["gain"],
+                unit.scale * row["low"],
+                unit.scale * row["high"],
+                row["verdict"],
             )
-            for line in part.head(lines // MOST_PICTURES).iter_rows(named=True)
+            for row in rows
         ]
-    # one axis for all methods, so that their drawings can be compared
-    shown = extent([gain for of_method in drawn.values() for gain in of_method])
-    return [
-        forest(
-            f"{method}: gain of each client, 95 % interval",
-            unit.label,
-            of_method,
-            shown,
-        )
-        for method, of_method in drawn.items()
-    ]
+    # One axis for all methods, so that their drawings can be compared.
+    axis = extent([gain for drawn in by_method.values() for gain in drawn])
+    pictures = []
+    for method, drawn in by_method.items():
+        title = f"{method}: gain of each client, 95 % interval"
+        pictures.append(forest(title, unit.label, drawn, axis))
+    return pictures
 
 
 def calibration(runs: Mapping[str, Seeds]) -> Section:
     """Whether the predicted probabilities can be believed, where that was measured."""
+    title = "Calibration"
+    diagram = reliability(runs)
+    charts, paragraphs = [], []
+    if diagram is not None:
+        charts, paragraphs = [diagram], [RELIABILITY]
     first = next(iter(runs.values()))[0]
     stored = set(first.metrics["metric"].unique())
-    measured = [name for name in CALIBRATION if name in stored]
-    drawn = reliability(runs)
-    charts, said = ([drawn], [RELIABILITY]) if drawn is not None else ([], [])
+    measured = {name: unit_of(name) for name in CALIBRATION if name in stored}
     if not measured:
-        said.append(
+        paragraphs.append(
             "No number for it was measured in these runs; measure calibration_error,"
             " brier or log_loss."
         )
-        return Section("Calibration", said, charts=charts)
-    units = [unit_of(name) for name in measured]
+        return Section(title, paragraphs, charts=charts)
     rows: list[list[Cell]] = []
     for label, seeds in runs.items():
-        cells = [
-            _last_mean(seeds, name, unit)
-            for name, unit in zip(measured, units, strict=True)
-        ]
+        cells = [_last_mean(seeds, name, unit) for name, unit in measured.items()]
         rows.append([label, *cells])
-    title = "On test, after the last round, mean over clients"
-    better = {place: unit.higher_is_better for place, unit in enumerate(units, 1)}
+    units = list(measured.values())
     table = Table(
-        title, ["method", *(unit.axis for unit in units)], rows, higher_is_better=better
+        "On test, after the last round, mean over clients",
+        ["method", *(unit.axis for unit in units)],
+        rows,
+        higher_is_better={
+            column: unit.higher_is_better for column, unit in enumerate(units, 1)
+        },
     )
-    return Section("Calibration", said, charts=charts, tables=[table])
+    return Section(title, paragraphs, charts=charts, tables=[table])
 
 
 def _last_mean(seeds: Seeds, metric: str, unit: Unit) -> Cell:
-    values = [
-        list(curve.values())[-1]
-        for run in seeds
-        if (curve := run.curve("test", metric))
-    ]
+    """A metric on test after the last round that has it; mean over seeds."""
+    curves = [run.curve("test", metric) for run in seeds]
+    values = [list(curve.values())[-1] for curve in curves if curve]
     known = [value for value in values if np.isfinite(value)]
     return unit.number(known) if known else "-"
 
 
 def _choices(decision: Decision) -> dict[str, str]:
-    """client -> the methods chosen for it, with the number of seeds where they
-    differ.
+    """client -> the methods chosen for it.
+
+    Where seeds differ, each method has its number of seeds.
     """
     if decision.choice is None:
         return {}
@@ -267,32 +261,30 @@ def _chosen(experiment: Experiment) -> Section:
 
 
 def _subtitle(experiment: Experiment) -> str:
+    """How much was compared, and whether it is finished."""
     index = experiment.index
-    state = (
-        "finished"
-        if experiment.done == index.runs
-        else f"unfinished: {experiment.done} of {index.runs} runs"
-    )
-    counts = (
-        (len(index.algorithms), "method"),
-        (len(index.scenarios), "data set"),
-        (len(index.seeds), "seed"),
-    )
-    said = ", ".join(f"{count} {what}" + "s" * (count != 1) for count, what in counts)
-    return f"{said}; {state}."
+    counts = {
+        "method": len(index.algorithms),
+        "data set": len(index.scenarios),
+        "seed": len(index.seeds),
+    }
+    parts = [
+        f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+        for noun, count in counts.items()
+    ]
+    state = "finished"
+    if experiment.done != index.runs:
+        state = f"unfinished: {experiment.done} of {index.runs} runs"
+    return f"{', '.join(parts)}; {state}."
 
 
 def _short(table: Table, lines: int) -> Table:
-    """A table's first lines, which say so."""
-    if len(table.rows) <= lines:
+    """A table's first lines, with a note that says so."""
+    count = len(table.rows)
+    if count <= lines:
         return table
-    left_out = (
-        f"The first {lines} of {len(table.rows)} lines; `fedtailor report --out` writes"
-        " all."
-    )
-    return replace(
-        table, rows=table.rows[:lines], note=f"{left_out} {table.note}".strip()
-    )
+    cut = f"The first {lines} of {count} lines; `fedtailor report --out` writes all."
+    return replace(table, rows=table.rows[:lines], note=f"{cut} {table.note}".strip())
 
 
 def _value(value: float | None, unit: Unit) -> Cell:

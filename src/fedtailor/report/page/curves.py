@@ -34,43 +34,42 @@ Curve = Mapping[int, float] | Mapping[float, float]
 
 
 def curves(runs: Mapping[str, Seeds]) -> Section:
-    """The run's metric on test by rounds and by traffic, and the loss on validation
-    data by rounds.
-    """
+    """The metric on test by rounds and by traffic, and the loss on validation data."""
     unit = next(iter(runs.values()))[0].unit
-    charts = [
-        _chart("Test, by round", "rounds done", runs, lambda run: run.curve(), unit),
-        _chart(
-            "Test, by traffic",
-            "MB sent, down and up",
-            runs,
-            _by_megabytes,
-            unit,
-            silent=False,
-        ),
-        _chart(
-            "Validation loss, by round",
-            "rounds done",
-            runs,
-            lambda run: run.curve("val", "loss"),
-            unit_of("loss"),
-        ),
-    ]
-    return Section(
-        "Curves",
-        [
-            "Means over clients (each counts the same) and seeds; bands, from the"
-            f" lowest seed to the highest, for at most {MOST_BANDS} methods: FedAvg and"
-            " those that end best on test. Point at a curve, or focus it and use the"
-            " arrow keys, to read values; the boxes switch lines on and off."
-        ],
-        charts=[chart for chart in charts if chart.series],
+
+    def validation_loss(run: StoredRun) -> Curve:
+        return run.curve("val", "loss")
+
+    by_round = _chart("Test, by round", "rounds done", runs, StoredRun.curve, unit)
+    by_traffic = _chart(
+        "Test, by traffic",
+        "MB sent, down and up",
+        runs,
+        _by_megabytes,
+        unit,
+        silent=False,
     )
+    losses = _chart(
+        "Validation loss, by round",
+        "rounds done",
+        runs,
+        validation_loss,
+        unit_of("loss"),
+    )
+    explanation = (
+        "Means over clients (each counts the same) and seeds; bands, from the"
+        f" lowest seed to the highest, for at most {MOST_BANDS} methods: FedAvg and"
+        " those that end best on test. Point at a curve, or focus it and use the"
+        " arrow keys, to read values; the boxes switch lines on and off."
+    )
+    charts = [chart for chart in (by_round, by_traffic, losses) if chart.series]
+    return Section("Curves", [explanation], charts=charts)
 
 
 def diagnostics(runs: Mapping[str, Seeds]) -> Section:
-    """Who learns from whom, how well clients fall into groups, and the like, for the
-    first seed of each method.
+    """What each method tells about itself, for its first seed.
+
+    For example, who learns from whom, or how well clients fall into groups.
     """
     pictures: list[Picture] = []
     charts: list[Chart] = []
@@ -79,22 +78,29 @@ def diagnostics(runs: Mapping[str, Seeds]) -> Section:
         names = names_by_id(seeds[0])
         for diagnostic in seeds[0].diagnostics.values():
             part = _part(label, diagnostic, names)
-            for kind, kept in ((Picture, pictures), (Chart, charts), (Table, tables)):
-                if isinstance(part, kind):
-                    kept.append(part)  # type: ignore[arg-type]
-    said = [_NOTHING]
+            if isinstance(part, Picture):
+                pictures.append(part)
+            elif isinstance(part, Chart):
+                charts.append(part)
+            else:
+                tables.append(part)
+    paragraph = _NOTHING
     if pictures or charts or tables:
-        first, *_ = next(iter(runs.values()))
-        said = [f"Of the first seed ({first.seed})."]
+        first = next(iter(runs.values()))[0]
+        paragraph = f"Of the first seed ({first.seed})."
     return Section(
-        "What methods found", said, pictures=pictures, charts=charts, tables=tables
+        "What methods found",
+        [paragraph],
+        pictures=pictures,
+        charts=charts,
+        tables=tables,
     )
 
 
 def names_by_id(run: StoredRun) -> list[str]:
     """The names of the seen clients in the order of ids, which diagnostics have."""
-    seen = run.clients.filter(~pl.col("unseen"))["client"].to_list()
-    return [seen[place] for place in np.argsort(client_ids(tuple(seen)))]
+    names = run.clients.filter(~pl.col("unseen"))["client"].to_list()
+    return [names[place] for place in np.argsort(client_ids(tuple(names)))]
 
 
 def _chart(
@@ -108,39 +114,44 @@ def _chart(
     """One line a method: means over seeds, for some with the range of seeds as a band.
 
     Args:
+        title, x_label: of the chart.
+        runs: of all methods.
+        curve: what is drawn of a run.
+        unit: of y.
         silent: whether runs that sent nothing in training have a line, too.
     """
-    series, banded = [], featured({"": runs})
+    series, with_bands = [], featured({"": runs})
     for colour, (label, seeds) in enumerate(runs.items()):
-        drawn = [curve(run) for run in seeds if silent or not run.silent]
-        drawn = [points for points in drawn if points]
-        if drawn:
-            # where nothing was tested there is no best: the first ones then
-            band = label in banded if banded else None
-            series.append(_mean_line(label, drawn, unit.scale, colour, band))
+        of_seeds = [curve(run) for run in seeds if silent or not run.silent]
+        of_seeds = [points for points in of_seeds if points]
+        if of_seeds:
+            # Where nothing was tested there is no best: the first ones then.
+            banded = label in with_bands if with_bands else None
+            series.append(_mean_line(label, of_seeds, unit.scale, colour, banded))
     return Chart(title, x_label, unit.axis, series)
 
 
 def _mean_line(
-    label: str, drawn: Sequence[Curve], scale: float, colour: int, banded: bool | None
+    label: str, curves: Sequence[Curve], scale: float, colour: int, banded: bool | None
 ) -> Series:
-    """The mean of curves at the same evaluation; x is a mean, too (of bytes, which may
-    differ from seed to seed).
+    """The mean of curves at the same evaluations.
+
+    x is a mean, too: bytes, for example, may differ from seed to seed.
     """
-    shortest = min(map(len, drawn))
-    kept = np.unique(
-        np.linspace(0, shortest - 1, min(shortest, MOST_POINTS)).round().astype(int)
-    )
-    x = np.mean([list(curve)[:shortest] for curve in drawn], axis=0)[kept]
-    seeds = (
-        scale * np.array([list(curve.values())[:shortest] for curve in drawn])[:, kept]
-    )
+    count = min(map(len, curves))
+    x = np.array([list(curve)[:count] for curve in curves])  # [seeds, evaluations]
+    y = scale * np.array([list(curve.values())[:count] for curve in curves])
+    # At most `MOST_POINTS` evaluations, the first and the last among them.
+    points = np.linspace(0, count - 1, min(count, MOST_POINTS))
+    points = np.unique(points.round().astype(int))
+    mean_x, y = np.mean(x, axis=0)[points], y[:, points]
     low, high = (), ()
-    if banded and len(drawn) > 1:
-        low = seeds.min(axis=0).tolist()
-        high = seeds.max(axis=0).tolist()
+    if banded and len(curves) > 1:
+        low = y.min(axis=0).tolist()
+        high = y.max(axis=0).tolist()
+    mean_y = y.mean(axis=0)
     return Series(
-        label, x.tolist(), seeds.mean(axis=0).tolist(), colour, low, high, shown=banded
+        label, mean_x.tolist(), mean_y.tolist(), colour, low, high, shown=banded
     )
 
 
@@ -151,29 +162,27 @@ def _by_megabytes(run: StoredRun) -> Curve:
 def _part(
     label: str, diagnostic: Diagnostic, names: Sequence[str]
 ) -> Picture | Chart | Table:
+    """A diagnostic as what shows it best."""
     title = f"{label}: {diagnostic.title}"
     if isinstance(diagnostic, MatrixDiagnostic):
         return matrix(title, diagnostic.values, names)
-    if isinstance(diagnostic, LineDiagnostic):
-        return (
-            _of_clients(title, diagnostic, names)
-            if diagnostic.x_label == "client"
-            else _line(title, diagnostic)
-        )
     if isinstance(diagnostic, TreeDiagnostic):
         return _tree(title, diagnostic)
-    raise TypeError(
-        f"a diagnostic is a matrix, a line or a tree, not {type(diagnostic).__name__}"
-    )
+    if not isinstance(diagnostic, LineDiagnostic):
+        kind = type(diagnostic).__name__
+        raise TypeError(f"a diagnostic is a matrix, a line or a tree, not {kind}")
+    if diagnostic.x_label == "client":
+        return _of_clients(title, diagnostic, names)
+    return _line(title, diagnostic)
 
 
 def _line(title: str, diagnostic: LineDiagnostic) -> Chart:
-    order = np.argsort(diagnostic.x, kind="stable")
+    """Numbers along an axis, with the chosen one in the title."""
     if diagnostic.chosen is not None:
         title = f"{title} (chosen: {diagnostic.chosen:g})"
-    series = Series(
-        diagnostic.y_label, diagnostic.x[order].tolist(), diagnostic.y[order].tolist()
-    )
+    order = np.argsort(diagnostic.x, kind="stable")
+    x, y = diagnostic.x[order].tolist(), diagnostic.y[order].tolist()
+    series = Series(diagnostic.y_label, x, y)
     return Chart(title, diagnostic.x_label, diagnostic.y_label, [series])
 
 
@@ -188,17 +197,13 @@ def _of_clients(title: str, diagnostic: LineDiagnostic, names: Sequence[str]) ->
 def _tree(title: str, diagnostic: TreeDiagnostic) -> Table:
     """Which cluster was divided when, and how many clients ended in each."""
     count = len(diagnostic.parent) + 1
-    made = {0: ("-", "-")} | {
-        split + 1: (str(parent), str(at))
-        for split, (parent, at) in enumerate(
-            zip(diagnostic.parent, diagnostic.round, strict=True)
-        )
-    }
     sizes = np.bincount(np.asarray(diagnostic.members, np.int64), minlength=count)
-    rows = [
-        [str(cluster), *made[cluster], Number(int(sizes[cluster]), str(sizes[cluster]))]
-        for cluster in range(count)
-    ]
-    return Table(
-        title, ["cluster", "split from", "in round", "clients in the end"], rows, text=1
-    )
+    # Cluster 0 is there from the start; split s makes cluster s + 1.
+    parents = ["-", *map(str, diagnostic.parent)]
+    rounds = ["-", *map(str, diagnostic.round)]
+    rows = []
+    for cluster, size in enumerate(sizes.tolist()):
+        number = Number(size, str(size))
+        rows.append([str(cluster), parents[cluster], rounds[cluster], number])
+    columns = ["cluster", "split from", "in round", "clients in the end"]
+    return Table(title, columns, rows, text=1)

@@ -1,5 +1,6 @@
-"""What a page consists of, as plain data: whoever has such data can have a page made of
-it.
+"""What a page consists of, as plain data.
+
+Whoever has such data can have a page made of it.
 """
 
 from collections.abc import Sequence

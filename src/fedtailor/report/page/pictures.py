@@ -1,5 +1,6 @@
-"""Drawings as SVG or PNG inside the page: they are there without any script, and print
-sharply.
+"""Drawings as SVG or PNG inside the page.
+
+They are there without any script, and print sharply.
 """
 
 import base64
@@ -20,16 +21,16 @@ MOST_PIXELS = 300
 """An image of a matrix has at most so many lines and columns."""
 _ROW, _ROW_UNNAMED = 22, 5
 """Height of a client's line, in pixels, with a name and without."""
+# In the units of the drawing.
 _LEFT, _WIDTH, _AXIS = 130, 520, 36
-"""Widths of the names and of the whole drawing, height of the axis, in the units of the
-drawing.
-"""
+"""Widths of the names and of the whole drawing, height of the axis."""
 
 
 @dataclass(frozen=True)
 class Gain:
-    """One client's gain with its interval, in the unit that is shown; positive is
-    better.
+    """One client's gain with its interval, in the unit that is shown.
+
+    Positive is better.
     """
 
     client: str
@@ -40,150 +41,140 @@ class Gain:
 
 
 def extent(gains: Sequence[Gain]) -> tuple[float, float]:
-    """From where to where an axis goes that shows all these gains with their intervals,
-    and 0.
-    """
-    ends = [
-        end
-        for gain in gains
-        for end in (gain.low, gain.high, gain.gain)
-        if np.isfinite(end)
-    ]
-    lowest, highest = min([*ends, 0.0]), max([*ends, 0.0])
-    margin = 0.05 * (highest - lowest) or 1.0
-    return lowest - margin, highest + margin
+    """Both ends of an axis that shows all these gains with their intervals, and 0."""
+    numbers = [0.0]
+    for gain in gains:
+        numbers += [gain.low, gain.high, gain.gain]
+    finite = [number for number in numbers if np.isfinite(number)]
+    low, high = min(finite), max(finite)
+    margin = 0.05 * (high - low) or 1.0
+    return low - margin, high + margin
 
 
 def forest(
     title: str, unit: str, gains: Sequence[Gain], shown: tuple[float, float]
 ) -> Picture:
-    """Gains with their intervals, best first, around the line of no gain, on the axis
-    `shown` (see `extent`).
+    """Gains with their intervals, best first, around the line of no gain.
+
+    Args:
+        title: of the picture.
+        unit: of the gains.
+        gains: those that are not finite are left out.
+        shown: both ends of the axis, see `extent`.
     """
-    ordered = sorted(
-        (gain for gain in gains if np.isfinite(gain.gain)), key=lambda gain: -gain.gain
-    )
+    finite = (gain for gain in gains if np.isfinite(gain.gain))
+    ordered = sorted(finite, key=lambda gain: -gain.gain)
     named = len(ordered) <= MOST_NAMED
     row, left = (_ROW, _LEFT) if named else (_ROW_UNNAMED, 10)
-    lowest, highest = shown
-    height = row * len(ordered) + _AXIS
+    right = _WIDTH - 10
+    low, high = shown
+    bottom = row * len(ordered)
+    height = bottom + _AXIS
 
     def at(value: float) -> float:
-        return round(
-            left + (_WIDTH - left - 10) * (value - lowest) / (highest - lowest), 1
-        )
+        """The x of a gain."""
+        return round(left + (right - left) * (value - low) / (high - low), 1)
 
+    # The grid first, so that the gains are drawn over it.
     marks = []
-    for tick in _ticks(lowest, highest):
-        kind = "zero" if tick == 0 else "grid"
-        marks.append(
-            f'<line class="{kind}" x1="{at(tick)}" x2="{at(tick)}" y1="0"'
-            f' y2="{height - _AXIS}"/>'
-        )
-        marks.append(
-            f'<text class="tick" x="{at(tick)}"'
-            f' y="{height - _AXIS + 14}">{_signed(tick)}</text>'
-        )
-    middle = (left + _WIDTH - 10) / 2
-    marks.append(
-        f'<text class="tick" x="{middle}" y="{height - 4}">gain over training alone,'
-        f" {escape(unit)}</text>"
-    )
+    for tick in _ticks(low, high):
+        kind, x = "zero" if tick == 0 else "grid", at(tick)
+        marks.append(f'<line class="{kind}" x1="{x}" x2="{x}" y1="0" y2="{bottom}"/>')
+        text = _signed(tick)
+        marks.append(f'<text class="tick" x="{x}" y="{bottom + 14}">{text}</text>')
+    text = f"gain over training alone, {escape(unit)}"
+    middle = (left + right) / 2
+    marks.append(f'<text class="tick" x="{middle}" y="{height - 4}">{text}</text>')
     for number, gain in enumerate(ordered):
         y = row * number + row / 2
-        marks.append(
-            f'<g class="{gain.verdict.replace(" ", "-")}"><title>{escape(_said(gain))}</title>'
-        )
+        kind, text = gain.verdict.replace(" ", "-"), escape(_said(gain))
+        marks.append(f'<g class="{kind}"><title>{text}</title>')
         if named:
-            marks.append(
-                f'<text class="name" x="{left - 8}"'
-                f' y="{y + 4}">{escape(_short(gain.client))}</text>'
-            )
+            name = escape(_short(gain.client))
+            marks.append(f'<text class="name" x="{left - 8}" y="{y + 4}">{name}</text>')
         if np.isfinite(gain.low) and np.isfinite(gain.high):
-            marks.append(
-                f'<line x1="{at(gain.low)}" x2="{at(gain.high)}" y1="{y}" y2="{y}"/>'
-            )
-        marks.append(
-            f'<circle cx="{at(gain.gain)}" cy="{y}" r="{4 if named else 2}"/></g>'
-        )
+            x1, x2 = at(gain.low), at(gain.high)
+            marks.append(f'<line x1="{x1}" x2="{x2}" y1="{y}" y2="{y}"/>')
+        radius = 4 if named else 2
+        marks.append(f'<circle cx="{at(gain.gain)}" cy="{y}" r="{radius}"/></g>')
     markup = (
         f'<svg class="forest" viewBox="0 0 {_WIDTH} {height}" role="img"'
         f' aria-label="{escape(title, quote=True)}">'
         f"{''.join(marks)}</svg>"
     )
-    note = (
-        ""
-        if named
-        else f"{len(ordered)} clients, best first; hover over a line for its client."
-    )
-    return Picture(title, markup, note)
+    note = f"{len(ordered)} clients, best first; hover over a line for its client."
+    return Picture(title, markup, "" if named else note)
 
 
 def matrix(
     title: str, values: Shaped[ndarray, "m m"], names: Sequence[str], note: str = ""
 ) -> Picture:
-    """Numbers between clients: squares with their values to hover over, or, for many
-    clients, an image.
+    """Numbers between clients.
+
+    Each is a square that shows its value when a reader hovers over it. For many clients
+    it is an image.
     """
     numbers = np.asarray(values, np.float64)
     finite = numbers[np.isfinite(numbers)]
-    low, high = (
-        (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
-    )
+    low, high = 0.0, 1.0
+    if len(finite):
+        low, high = float(finite.min()), float(finite.max())
     scaled = (numbers - low) / ((high - low) or 1.0)
-    low = (
-        0.0 if abs(low) < 1e-6 * abs(high) else low
-    )  # what is left of rounding reads badly
+    # A rest of rounding reads badly.
+    if abs(low) < 1e-6 * abs(high):
+        low = 0.0
     legend = (
         f"Row: who uses; column: whose, in the same order. Light is {low:.3g}, dark is"
         f" {high:.3g}."
     )
     note = f"{note} {legend}".strip()
-    if len(numbers) > MOST_NAMED:
-        return Picture(
-            title,
-            _image(title, scaled),
-            f"{note} {len(numbers)} clients in the order of their ids.",
-        )
-    size, side = len(numbers), 600 / max(len(numbers), 8)
+    count = len(numbers)
+    if count > MOST_NAMED:
+        note = f"{note} {count} clients in the order of their ids."
+        return Picture(title, _image(title, scaled), note)
+    side = 600 / max(count, 8)
     left, text = 130, min(side * 0.7, 13)
     marks = []
-    for i in range(size):
+    for i in range(count):
         y = round(i * side, 2)
         middle = round(y + side / 2 + text / 3, 2)
         marks.append(
             f'<text class="name" x="{left - 6}" y="{middle}" font-size="{text:.1f}">'
             f"{escape(_short(names[i]))}</text>"
         )
-        for j in range(size):
+        for j in range(count):
             x = round(left + j * side, 2)
-            said = f"{names[i]} from {names[j]}: {numbers[i, j]:.4g}"
             fill = _colour(scaled[i, j])
+            said = escape(f"{names[i]} from {names[j]}: {numbers[i, j]:.4g}")
             marks.append(
                 f'<rect x="{x}" y="{y}" width="{side:.2f}" height="{side:.2f}"'
-                f' fill="{fill}"><title>{escape(said)}</title></rect>'
+                f' fill="{fill}"><title>{said}</title></rect>'
             )
-    whole = round(size * side, 1)
+    height = round(count * side, 1)
+    width = left + height
     markup = (
-        f'<svg class="matrix" style="max-width:{left + whole}px" viewBox="0 0'
-        f' {left + whole} {whole}" role="img"'
+        f'<svg class="matrix" style="max-width:{width}px" viewBox="0 0 {width}'
+        f' {height}" role="img"'
         f' aria-label="{escape(title, quote=True)}">{"".join(marks)}</svg>'
     )
     return Picture(title, markup, note)
 
 
 def _image(title: str, scaled: Float[ndarray, "m m"]) -> str:
+    """A matrix of shares from 0 to 1 as a PNG inside an element."""
     from matplotlib import colormaps
     from matplotlib.image import imsave
 
-    file = io.BytesIO()
-    # blocks of clients become one pixel: more of them would make the page too large to
-    # send
-    starts = np.arange(0, len(scaled), -(-len(scaled) // MOST_PIXELS))
+    # Blocks of clients become one pixel, their mean: more of them would make the page
+    # too large to send.
+    block = -(-len(scaled) // MOST_PIXELS)
+    starts = np.arange(0, len(scaled), block)
     counts = np.diff(starts, append=len(scaled))
     of_rows = np.add.reduceat(np.nan_to_num(scaled), starts, axis=0)
     sums = np.add.reduceat(of_rows, starts, axis=1)
-    imsave(file, colormaps["Blues"](sums / np.outer(counts, counts)), format="png")
+    means = sums / np.outer(counts, counts)
+    file = io.BytesIO()
+    imsave(file, colormaps["Blues"](means), format="png")
     data = base64.b64encode(file.getvalue()).decode()
     return (
         f'<img class="matrix" alt="{escape(title, quote=True)}"'
@@ -202,6 +193,7 @@ def _colour(share: float) -> str:
 
 def _ticks(low: float, high: float) -> list[float]:
     """About six round numbers between two, 0 among them."""
+    # The step is 1, 2 or 5 times a power of ten.
     raw = (high - low) / 6
     power = 10 ** np.floor(np.log10(raw))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw)
@@ -215,10 +207,8 @@ def _signed(tick: float) -> str:
 
 
 def _said(gain: Gain) -> str:
-    return (
-        f"{gain.client}: {gain.gain:+.3g} [{gain.low:+.3g}, {gain.high:+.3g}],"
-        f" {gain.verdict}"
-    )
+    interval = f"[{gain.low:+.3g}, {gain.high:+.3g}]"
+    return f"{gain.client}: {gain.gain:+.3g} {interval}, {gain.verdict}"
 
 
 def _short(name: str) -> str:

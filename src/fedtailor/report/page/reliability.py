@@ -1,6 +1,4 @@
-"""The reliability diagram: how often predictions are right, by how sure the model
-was.
-"""
+"""The reliability diagram: how often predictions are right, by the model's confidence."""
 
 from collections.abc import Mapping, Sequence
 
@@ -30,28 +28,30 @@ def reliability(runs: Mapping[str, Sequence[StoredRun]]) -> Chart | None:
 
     Returns:
         None where no run has kept confidences: regressions have none, nor have runs of
-            fedtailor before 0.2.
+        fedtailor before 0.2.
     """
-    # with the grey line there are no more lines at first than anywhere else
+    # With the grey line there are no more lines at first than anywhere else.
     shown = featured({"": runs})[: MOST_BANDS - 1]
     series = []
     for colour, (label, seeds) in enumerate(runs.items()):
         confidence, correct = _outcomes(seeds)
-        index = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
-        count = np.bincount(index, minlength=BINS)
-        kept = count >= LEAST_ROWS
-        if kept.any():
-            x, y = (
-                100 * np.bincount(index, of, BINS)[kept] / count[kept]
-                for of in (confidence, correct)
-            )
-            series.append(
-                Series(label, x.tolist(), y.tolist(), colour, shown=label in shown)
-            )
+        # Bin b holds the confidences in (b / BINS, (b + 1) / BINS].
+        bins = np.ceil(confidence * BINS).astype(int) - 1
+        bins = np.clip(bins, 0, BINS - 1)
+        count = np.bincount(bins, minlength=BINS)
+        enough = count >= LEAST_ROWS
+        if not enough.any():
+            continue
+        x = 100 * np.bincount(bins, confidence, BINS)[enough] / count[enough]
+        y = 100 * np.bincount(bins, correct, BINS)[enough] / count[enough]
+        series.append(
+            Series(label, x.tolist(), y.tolist(), colour, shown=label in shown)
+        )
     if not series:
         return None
-    ends = [min(line.x[0] for line in series), max(line.x[-1] for line in series)]
-    perfect = Series("as sure as right", ends, ends, -1, shown=True)
+    low = min(line.x[0] for line in series)
+    high = max(line.x[-1] for line in series)
+    perfect = Series("as sure as right", [low, high], [low, high], -1, shown=True)
     return Chart(
         "Reliability on test",
         "probability of the predicted class, %",
@@ -61,22 +61,22 @@ def reliability(runs: Mapping[str, Sequence[StoredRun]]) -> Chart | None:
 
 
 def _outcomes(seeds: Sequence[StoredRun]) -> tuple[np.ndarray, np.ndarray]:
-    """[n] confidence, and whether the prediction was right, of the seen clients' test
-    rows of all seeds.
+    """Predictions on the seen clients' test rows, of all seeds.
+
+    Returns:
+        [n] each: the confidence, and whether the prediction was right.
     """
-    parts = []
+    columns = ["confidence", "correct"]
+    frames = []
     for run in seeds:
-        if run.rows is not None and {"confidence", "correct"} <= set(run.rows.columns):
+        if run.rows is not None and set(columns) <= set(run.rows.columns):
             seen = run.clients.filter(~pl.col("unseen")).select("client")
-            parts.append(
-                run.rows.join(seen, on="client", how="semi").select(
-                    "confidence", "correct"
-                )
-            )
-    if not parts:
+            rows = run.rows.join(seen, on="client", how="semi")
+            frames.append(rows.select(columns))
+    if not frames:
         return np.zeros(0), np.zeros(0)
-    rows = pl.concat(parts).filter(pl.col("confidence").is_finite())
-    return (
-        rows["confidence"].cast(pl.Float64).to_numpy(),
-        rows["correct"].cast(pl.Float64).to_numpy(),
+    rows = pl.concat(frames).filter(pl.col("confidence").is_finite())
+    confidence, correct = (
+        rows[column].cast(pl.Float64).to_numpy() for column in columns
     )
+    return confidence, correct

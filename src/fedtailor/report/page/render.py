@@ -1,5 +1,7 @@
-"""A page's HTML: everything it needs stands inside, and its policy forbids the browser
-to ask for anything.
+"""A page's HTML.
+
+Everything that it needs is inside, and its policy forbids the browser to ask for
+anything.
 """
 
 import json
@@ -27,6 +29,8 @@ def render(page: Page) -> str:
     Raises:
         ValueError: it is larger than `MOST_BYTES`.
     """
+    # Labels are the user's: all text is escaped, and a name that the template has and
+    # the page has not is an error.
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -50,7 +54,10 @@ def render(page: Page) -> str:
 
 
 def write_page(page: Page, path: Path) -> Path:
-    """Write the page whole or not at all; returns where it is.
+    """Write the page whole or not at all.
+
+    Returns:
+        Its path.
 
     Raises:
         ValueError: it cannot be written, or is too large.
@@ -92,14 +99,15 @@ def _flat(text: str) -> str:
 def _numeric(table: Table) -> list[bool]:
     """Which columns hold numbers: those are aligned to the right."""
     return [
-        any(isinstance(cell, Number) for cell in column)
-        for column in zip(*table.rows, strict=True)
-    ] or [False for _ in table.columns]
+        any(isinstance(row[column], Number) for row in table.rows)
+        for column in range(len(table.columns))
+    ]
 
 
 def _sort_key(cell: Cell) -> str:
-    """What a column is sorted by: a number where there is one; empty for a number that
-    is not known.
+    """What a column is sorted by: a number where there is one.
+
+    Empty for a number that is not known.
     """
     if isinstance(cell, Number):
         return f"{cell.mean:.10g}" if math.isfinite(cell.mean) else ""
@@ -107,25 +115,23 @@ def _sort_key(cell: Cell) -> str:
 
 
 def _chart_json(chart: Chart) -> Markup:
-    """A chart for the page's script; `<` is written so that no label can end the
-    script's element.
+    """A chart for the page's script.
+
+    `<` is written so that no label can end the script's element.
     """
-    series = [
-        {
+    series = []
+    for place, line in enumerate(chart.series):
+        entry: dict[str, Any] = {
             "label": line.label,
             "x": _numbers(line.x),
             "y": _numbers(line.y),
             "colour": place if line.colour is None else line.colour,
             "shown": place < MOST_BANDS if line.shown is None else line.shown,
-            **(
-                {"low": _numbers(line.low), "high": _numbers(line.high)}
-                if len(line.low)
-                else {}
-            ),
         }
-        for place, line in enumerate(chart.series)
-    ]
-    data: dict[str, Any] = {
+        if len(line.low):
+            entry |= {"low": _numbers(line.low), "high": _numbers(line.high)}
+        series.append(entry)
+    data = {
         "title": chart.title,
         "x": chart.x_label,
         "y": chart.y_label,

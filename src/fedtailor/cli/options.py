@@ -5,10 +5,12 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from itertools import takewhile
+from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
+from fedtailor.cli.hyper import field_docs
 from fedtailor.protocol import require
 
 T = TypeVar("T")
@@ -55,10 +57,38 @@ def parse(target: Callable[..., T], arguments: list[str], program: str) -> T:
             not (name.startswith("--") and given and not value),
             f"{name} is empty; give it a value",
         )
+    if {"-h", "--help"} & {*arguments}:
+        for kind in _kinds_of_options(target):
+            _add_help(kind)
     # Fields that no text can express (functions, arrays) are Python's alone.
     config = (tyro.conf.SuppressFixed,)
     with errors.on_parse_error(refuse):
         return tyro.cli(target, args=arguments, prog=program, config=config)
+
+
+def _kinds_of_options(target: Any) -> Iterator[type]:
+    """The dataclasses that a target of `parse` is, or has as defaults, nested ones too."""
+    if isinstance(target, type):
+        yield target
+        return
+    values = [*(target.__defaults__ or ())]
+    while values:
+        value = values.pop()
+        if is_dataclass(value):
+            yield type(value)
+            values += [getattr(value, field.name) for field in fields(value)]
+
+
+def _add_help(kind: type) -> None:
+    """Tell tyro what the strings below a dataclass's fields say, as flowing text.
+
+    Read by tyro itself, they would keep the line breaks of the source.
+    """
+    docs = field_docs(kind)
+    for field in fields(kind):
+        if field.name in docs:
+            help_text = {"help": docs[field.name]}
+            field.metadata = MappingProxyType({**field.metadata, **help_text})
 
 
 @contextmanager

@@ -36,7 +36,9 @@ class Frozen(FedAvg):
         theta = inbox["model"][0]
         part = local.part_of_model(self.part)
         return state, {
-            "model": local.sgd(theta, self.sgd, pull=(0.5, 0 * theta), train_only=part)
+            "model": local.sgd(
+                theta, self.sgd, proximal=(0.5, 0 * theta), train_only=part
+            )
         }
 
 

@@ -66,9 +66,9 @@ class WrongAnchor(Ditto):
         self, state: Any, inbox: Inbox, local: LocalTrainer
     ) -> tuple[Any, ClientUpdate]:
         sent = local.sgd(inbox["model"][0], self.sgd)
-        return {"model": local.sgd(state["model"], self.sgd, pull=(self.lam, sent))}, {
-            "model": sent
-        }
+        return {
+            "model": local.sgd(state["model"], self.sgd, proximal=(self.lam, sent))
+        }, {"model": sent}
 
 
 @hyperparameters

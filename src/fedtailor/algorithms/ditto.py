@@ -107,8 +107,10 @@ class Ditto(FedAvg):
         steps: IntScalar | None = None,
     ) -> Float[Array, " d"]:
         """v after the local steps that pull it towards w."""
-        pull = None if is_off(self.lam) else (self.lam, w)
-        return local.sgd(v, self.personal_sgd or self.sgd, pull=pull, steps=steps)
+        proximal = None if is_off(self.lam) else (self.lam, w)
+        return local.sgd(
+            v, self.personal_sgd or self.sgd, proximal=proximal, steps=steps
+        )
 
     def _best_of_pulls(
         self, v: Float[Array, " d"], w: Float[Array, " d"], local: LocalTrainer
@@ -123,7 +125,7 @@ class Ditto(FedAvg):
             return self._personal_steps(v, w, local)
         sgd = self.personal_sgd or self.sgd
         pulls = jnp.asarray((self.lam, *self.lams), v.dtype)
-        models = local.map(lambda lam: local.sgd(v, sgd, pull=(lam, w)), pulls)
+        models = local.map(lambda lam: local.sgd(v, sgd, proximal=(lam, w)), pulls)
         losses = local.map(lambda model: local.loss(model, "val"), models)
         # Without samples all losses are 0, and the first pull is chosen.
         return models[jnp.argmin(losses)]

@@ -254,8 +254,8 @@ class FedAMP(Algorithm):
     ) -> Float[Array, " d"]:
         """Minimise F_i(w) + lam / (2 alpha) |w - u|^2."""
         # The gradient of the second term is a pull of strength lam / alpha towards u.
-        pull = None if is_off(self.lam) else (self.lam / self.alpha, u)
-        return local.sgd(w if self.start == "own" else u, self.sgd, pull=pull)
+        proximal = None if is_off(self.lam) else (self.lam / self.alpha, u)
+        return local.sgd(w if self.start == "own" else u, self.sgd, proximal=proximal)
 
     def personal(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer

@@ -99,7 +99,9 @@ class FedDyn(Algorithm):
         # The gradient of -<g_i, w> is -g_i, and that of alpha/2 |w - theta|^2 a pull of
         # alpha to theta.
         theta, g = inbox["model"][0], state["gradient"]
-        trained = local.sgd(theta, self.sgd, pull=(self.alpha, theta), drift=-g)
+        trained = local.sgd(
+            theta, self.sgd, proximal=(self.alpha, theta), linear_term=-g
+        )
         # c must stay the mean of all -g_i, so a client that does not report keeps g_i.
         new = g - self.alpha * (trained - theta)
         return {"gradient": jnp.where(inbox.reply, new, g)}, {"model": trained}

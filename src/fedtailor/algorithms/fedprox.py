@@ -56,8 +56,8 @@ class FedProx(FedAvg):
         theta = inbox["model"][0]
         # The gradient of mu/2 |w - theta|^2 is a pull of strength mu back to theta;
         # without it the steps are FedAvg's.
-        pull = None if is_off(self.mu) else (self.mu, theta)
-        return state, {"model": local.sgd(theta, self.sgd, pull=pull)}
+        proximal = None if is_off(self.mu) else (self.mu, theta)
+        return state, {"model": local.sgd(theta, self.sgd, proximal=proximal)}
 
 
 def require_stable(name: str, pull: float, sgd: SGD) -> None:

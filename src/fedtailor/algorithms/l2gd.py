@@ -176,6 +176,6 @@ class L2GD(Algorithm):
             in_round = local.in_round(first + spread)
             # A stronger pull would overshoot the mean in one step.
             strength = jnp.minimum(self.lam, 1 / self.sgd.rate(in_round.round))
-            return in_round.sgd(x, self.sgd, pull=(strength, mean))
+            return in_round.sgd(x, self.sgd, proximal=(strength, mean))
 
         return {"model": local.fori_loop(local_rounds, train, mean)}

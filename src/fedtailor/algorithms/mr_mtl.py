@@ -78,8 +78,8 @@ class MRMTL(FedAvg):
         self, state: Any, inbox: Inbox, local: LocalTrainer
     ) -> tuple[Any, ClientUpdate]:
         # v_i goes on from where it was, not from the mean: vbar only pulls.
-        pull = None if is_off(self.lam) else (self.lam, inbox["model"][0])
-        v = local.sgd(state["model"], self.sgd, pull=pull)
+        proximal = None if is_off(self.lam) else (self.lam, inbox["model"][0])
+        v = local.sgd(state["model"], self.sgd, proximal=proximal)
         return {"model": v}, {"model": v}
 
     def serve(self, server: Any, cohort: Cohort) -> Downlink:

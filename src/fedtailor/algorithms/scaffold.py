@@ -126,7 +126,7 @@ class SCAFFOLD(Algorithm):
     ) -> tuple[ClientState, ClientUpdate]:
         x, c, own = inbox["model"][0], inbox["control"][0], state["control"]
         # y <- y - eta ( g_i(y) - c_i + c )
-        y = local.sgd(x, self.sgd, drift=c - own)
+        y = local.sgd(x, self.sgd, linear_term=c - own)
         # The new control c_i+, by option I or II.
         if self.option == "I":
             new = local.gradient(x)

@@ -33,22 +33,22 @@ def train(
     local: "DeviceTrainer",
     theta: Float[Array, " d"],
     sgd: SGD,
-    pull: tuple[Any, Float[Array, " d"]] | None,
-    drift: Float[Array, " d"] | None,
+    proximal: tuple[Any, Float[Array, " d"]] | None,
+    linear_term: Float[Array, " d"] | None,
     gradient: StepGradient | None,
     steps: Int[Array, ""] | int,
     split: str,
     train_only: ModelPart | None = None,
 ) -> Float[Array, " d"]:
-    """Mini-batch steps on w -> F(w) + mu/2 |w - anchor|^2 + <drift, w>, where F is the
+    """Mini-batch steps on w -> F(w) + mu/2 |w - anchor|^2 + <linear_term, w>, where F is the
     mean loss over a batch.
 
     Args:
         local: the client.
         theta: the model to start from.
         sgd: learning rate, batch size and the like.
-        pull: mu and the anchor [d].
-        drift: the linear term [d].
+        proximal: mu and the anchor [d].
+        linear_term: the linear term [d].
         gradient: takes the place of F's gradient.
         steps: how many to take.
         split: whose samples the batches are drawn from.
@@ -69,11 +69,11 @@ def train(
     terms = []
     if not is_off(sgd.weight_decay):
         terms.append(gradient_terms.weight_decay(sgd.weight_decay))
-    if pull is not None:
-        mu, anchor = pull
+    if proximal is not None:
+        mu, anchor = proximal
         terms.append(gradient_terms.proximal(mu, layout.to_loop(local.params(anchor))))
-    if drift is not None:
-        terms.append(gradient_terms.linear(layout.to_loop(local.params(drift))))
+    if linear_term is not None:
+        terms.append(gradient_terms.linear(layout.to_loop(local.params(linear_term))))
     if is_trained is not None:
         # for optimizers that look at all of the gradient (a clipped global norm)
         terms.append(gradient_terms.only(is_trained))

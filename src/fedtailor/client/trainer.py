@@ -47,15 +47,17 @@ class DeviceTrainer(ClientData):
         theta: Float[Array, " d"],
         sgd: SGD,
         *,
-        pull: tuple[Any, Float[Array, " d"]] | None = None,
-        drift: Float[Array, " d"] | None = None,
+        proximal: tuple[Any, Float[Array, " d"]] | None = None,
+        linear_term: Float[Array, " d"] | None = None,
         gradient: StepGradient | None = None,
         steps: IntScalar | None = None,
         split: str = "train",
         train_only: ModelPart | None = None,
     ) -> Float[Array, " d"]:
         steps = self.steps(sgd) if steps is None else steps
-        return train(self, theta, sgd, pull, drift, gradient, steps, split, train_only)
+        return train(
+            self, theta, sgd, proximal, linear_term, gradient, steps, split, train_only
+        )
 
     def gradient(
         self,

@@ -81,8 +81,8 @@ class TorchTrainer(DebugTrainer):
         theta: Float[Array, " d"],
         sgd: SGD,
         *,
-        pull: tuple[Any, Float[Array, " d"]] | None = None,
-        drift: Float[Array, " d"] | None = None,
+        proximal: tuple[Any, Float[Array, " d"]] | None = None,
+        linear_term: Float[Array, " d"] | None = None,
         gradient: StepGradient | None = None,
         steps: IntScalar | None = None,
         split: str = "train",
@@ -93,8 +93,8 @@ class TorchTrainer(DebugTrainer):
             return super().sgd(
                 theta,
                 sgd,
-                pull=pull,
-                drift=drift,
+                proximal=proximal,
+                linear_term=linear_term,
                 gradient=gradient,
                 steps=steps,
                 split=split,
@@ -106,7 +106,9 @@ class TorchTrainer(DebugTrainer):
         times = int(self.steps(sgd) if steps is None else steps) if n else 0
         live = self._engine.live(self.model.dtype)
         live.theta.copy_(live.inputs(np.asarray(theta)))
-        descent = Descent(live, sgd, sgd.rate(self.round), pull, drift, train_only)
+        descent = Descent(
+            live, sgd, sgd.rate(self.round), proximal, linear_term, train_only
+        )
         has_modes = self.model.stochastic or self.model.has_statistics
         mode = "training" if has_modes else "evaluation"
         room = self.room(sgd.batch_size)
@@ -203,8 +205,8 @@ class Descent:
         live: LiveModule,
         sgd: SGD,
         rate: Any,
-        pull: tuple[Any, Any] | None,
-        drift: Any,
+        proximal: tuple[Any, Any] | None,
+        linear_term: Any,
         train_only: ModelPart | None,
     ) -> None:
         """Start at the present parameters; for the arguments see `LocalTrainer.sgd`."""
@@ -212,10 +214,14 @@ class Descent:
         self._rate = float(rate)
         self._decay = 0.0 if is_off(sgd.weight_decay) else float(sgd.weight_decay)
         self._momentum = None if is_off(sgd.momentum) else float(sgd.momentum)
-        self._pull = (
-            None if pull is None else (float(pull[0]), live.inputs(np.asarray(pull[1])))
+        self._proximal = (
+            None
+            if proximal is None
+            else (float(proximal[0]), live.inputs(np.asarray(proximal[1])))
         )
-        self._drift = None if drift is None else live.inputs(np.asarray(drift))
+        self._linear_term = (
+            None if linear_term is None else live.inputs(np.asarray(linear_term))
+        )
         self._velocity = live.theta.new_zeros(live.theta.shape)
         frozen = np.zeros(0, np.int64)
         if train_only is not None:
@@ -230,11 +236,11 @@ class Descent:
         live = self._live
         if self._decay:
             gradient = gradient + self._decay * live.theta
-        if self._pull is not None:
-            mu, anchor = self._pull
+        if self._proximal is not None:
+            mu, anchor = self._proximal
             gradient = gradient + mu * (live.theta - anchor)
-        if self._drift is not None:
-            gradient = gradient + self._drift
+        if self._linear_term is not None:
+            gradient = gradient + self._linear_term
         # The terms must not change running statistics, which the pass has renewed.
         gradient[live.statistics] = 0
         gradient[self._frozen] = 0

@@ -58,8 +58,8 @@ class LocalTrainer(Protocol):
         theta: Float[Array, " d"],
         sgd: SGD,
         *,
-        pull: tuple[Any, Float[Array, " d"]] | None = None,
-        drift: Float[Array, " d"] | None = None,
+        proximal: tuple[Any, Float[Array, " d"]] | None = None,
+        linear_term: Float[Array, " d"] | None = None,
         gradient: StepGradient | None = None,
         steps: IntScalar | None = None,
         split: str = "train",
@@ -70,9 +70,9 @@ class LocalTrainer(Protocol):
         Args:
             theta: the model to start from.
             sgd: learning rate, batch size, number of steps and the like.
-            pull: (mu, anchor); adds mu (w - anchor) to every gradient (a proximal
+            proximal: (mu, anchor); adds mu (w - anchor) to every gradient (a proximal
                 term).
-            drift: c; adds c to every gradient (control variates).
+            linear_term: c; adds c to every gradient (control variates).
             gradient: replaces `batch_gradient` (mixtures of models, several batches a
                 step); it counts its work.
             steps: replaces the number of steps in `sgd`; traced, may differ from client

@@ -104,7 +104,7 @@ def seen_by_the_server(training, monkeypatch):
     algorithm, cohort = training.algorithm, training.round_cohort(np.ones(4, bool))
     vectors = numbers = False
     if algorithm.probes:
-        start = training._server
+        start = training.server
         downlink = algorithm.probe_downlink(start, cohort)
         answers = training.executor.exchange(
             Exchange("probe", algorithm, cohort, downlink)
@@ -116,6 +116,7 @@ def seen_by_the_server(training, monkeypatch):
         vectors, numbers = dependence(
             after_probe, answers, [cohort.sizes / cohort.sizes.sum()], monkeypatch
         )
+    training.probe()
     server = training.server
     downlink = algorithm.broadcast(server, cohort)
     answers = training.executor.exchange(
@@ -197,6 +198,7 @@ def asks_for_validation_data(training, monkeypatch):
         open_split(local, split)
 
     monkeypatch.setattr(DeviceTrainer, "_require_open", recorded)
+    training.probe()
     algorithm, model = training.algorithm, training.model
     pool, _ = build_pool([training.executor.federation], model.dtype)
     cohort = training.round_cohort(np.ones(4, bool))

@@ -14,8 +14,8 @@ from fedtailor.algorithms import UCFL, Ditto
 from fedtailor.executors import DeviceExecutor
 from fedtailor.executors.state_file import FileStates
 from fedtailor.executors.states import DeviceStates, HostStates
-from fedtailor.protocol import SGD
-from fedtailor.runs import simulate
+from fedtailor.protocol import SGD, Diverged
+from fedtailor.runs import run, simulate
 from fedtailor.training import Participation
 
 TRAINED = SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=8)
@@ -103,3 +103,31 @@ def test_a_restored_training_makes_no_probe(monkeypatch):
     for one, other in zip(predictors(training), predictors(restored), strict=True):
         np.testing.assert_array_equal(one, other)
     assert {entry.phase for entry in training.ledger.entries} == {"probe", "round"}
+
+
+def test_a_run_whose_probe_diverged_is_not_resumed_as_probed(monkeypatch, tmp_path):
+    federation, model = classification(), softmax_model("float32")
+
+    def trained(directory, **options):
+        method = UCFL(sgd=TRAINED)
+        return run(method, federation, model, rounds=1, directory=directory, **options)
+
+    answer = DeviceExecutor.exchange
+
+    def diverging(self, exchange):
+        if exchange.task == "probe":
+            raise Diverged("client 0", 0, doing="the probe")
+        return answer(self, exchange)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DeviceExecutor, "exchange", diverging)
+        for resume in (False, True):
+            with pytest.raises(Diverged, match="the probe"):
+                trained(tmp_path / "resumed", resume=resume)
+    resumed = trained(tmp_path / "resumed", resume=True)
+    expected = trained(tmp_path / "expected")
+    assert resumed.ledger.frame().equals(expected.ledger.frame())
+    for one, other in zip(
+        predictors(resumed.training), predictors(expected.training), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)

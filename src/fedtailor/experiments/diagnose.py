@@ -137,6 +137,7 @@ def gather_evidence(
         bytes that the clients sent.
     """
     training = Training(DataProbe(classes, features), executor, model, seed=seed)
+    training.probe()
     answers: ProbeAnswers = training.server
     return _evidence(executor.seen, answers), training.ledger.totals().bytes_up
 

@@ -170,7 +170,7 @@ def train(
     participation: Participation | None = None,
     **settings: Any,
 ) -> Training[DeviceExecutor]:
-    """A training after `rounds` rounds, without evaluations."""
+    """A training after its probe and `rounds` rounds, without evaluations."""
     participation = participation or Participation()
     training = simulate(
         algorithm,
@@ -180,6 +180,7 @@ def train(
         participation=participation,
         settings=Settings(**settings),
     )
+    training.probe()
     for _ in range(rounds):
         training.advance()
     return training

@@ -1,8 +1,8 @@
-"""The server's side of rounds: who reports, what travels, how the server aggregates
-it, what that costs and how much privacy it spends.
+"""The server's side of rounds: who reports, which messages are sent, how the server
+aggregates the answers, what that costs and how much privacy it spends.
 
-It knows a population, a method and a model; no example, device, file or thread. A round
-is a generator of exchanges.
+This side knows a population, a method and a model. It knows no example, device, file or
+thread: clients are reached through an `Executor` only.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,20 +47,31 @@ ExecutorT = TypeVar("ExecutorT", bound=Executor)
 class Rounds(Generic[ExecutorT]):
     """The rounds of one algorithm with the clients of one executor.
 
+    Whatever needs the clients comes in two forms. A generator (`next_round`,
+    `probe_if_due`) yields an `Exchange`, which says what the clients are to do, and is
+    sent their `Answers`. Whoever drives it chooses how they are made: `LockstepGroup`
+    drives the generators of several runs together. A plain method (`advance`, `probe`)
+    drives its generator to the end with this object's executor (`protocol.drive`).
+
     Attributes:
-        algorithm: the method (of the present phase of a schedule).
+        server: the server's state. Of a method that probes its clients before training
+            it is what `init_server` returned until `probe` or a round has been called.
+        schedule: (method, rounds) of every phase, as `Algorithm.phases` gives them.
+        phase: position of the present phase in `schedule`.
+        phase_start: rounds done before the present phase.
+        algorithm: the method of the present phase.
         round: rounds done.
         keeps_states: whether the method's clients keep a state between rounds.
-        measured: the metrics of evaluations.
-        metric: the metric that the run is judged by.
+        measured: the metrics that an evaluation computes.
+        metric: the one of them that the run is judged by.
+        metrics: the values recorded by the evaluations so far.
         took_part: [m] who has ever taken part in a round of this phase, in the order of
             the population.
-        ledger: what travelled and what was computed in training so far.
-        metrics: evaluations so far.
+        ledger: what was sent and computed in training so far.
         privacy: the privacy spent so far, where some is promised; else None.
-        round_seconds: wall time of every round without its evaluation; of runs that
-            share the clients' time, a share.
-        seconds: wall time of all rounds and evaluations, likewise.
+        round_seconds: wall time of every round without its evaluation. Runs that train
+            in lock-step divide their common time equally.
+        seconds: wall time of all rounds and evaluations, divided likewise.
     """
 
     def __init__(
@@ -83,19 +94,19 @@ class Rounds(Generic[ExecutorT]):
             executor: who answers for the clients.
             uplink: transforms of what clients send in rounds.
             downlink: transforms of what the server sends.
-            metrics: what to measure, by name, beside the loss and, of classifications,
-                the accuracy; the run is judged by the first one (by default: as the
-                model says).
-            target_scale: what one unit of the model's target is in the user's own:
-                metrics in the target's unit are recorded in the user's.
+            metrics: what to measure, by name, in addition to the loss and, for
+                classification, the accuracy. The run is judged by the first one (by
+                default: by the metric of the model).
+            target_scale: the factor by which metrics in the unit of the model's target
+                are multiplied, so that they are recorded in the unit of the user's data.
             secret: the seed of the server's random numbers (who reports, noise on
                 sums), where others know `seed` and must not foresee them; None =
                 `seed`.
 
         Raises:
             ValueError: the method or a pipeline is not defined for this population, or
-                a metric for this model; or the seed would give the random numbers of
-                another one.
+                a metric for this model; or the seed is outside of the range in which
+                different seeds give different random numbers.
         """
         seed = check_seed(seed)
         self.executor = executor
@@ -117,7 +128,7 @@ class Rounds(Generic[ExecutorT]):
         self.metric = requested[0] if requested else find_metric(model.metric)
 
         self.schedule = list(algorithm.phases())
-        methods = [phase for phase, _ in self.schedule]
+        methods = [method for method, _ in self.schedule]
         seen = executor.seen
         # A server that hands out clients' examples, as a simulated one may, would break
         # every promise of privacy.
@@ -134,12 +145,12 @@ class Rounds(Generic[ExecutorT]):
             model=model,
         )
         check_order(uplink)
-        # All phases are checked now: the second one must not be refused after hours of
-        # the first one.
-        for phase in methods:
-            phase.check(self.population)
+        # All methods are checked now: the second one must not be refused after hours of
+        # training with the first one.
+        for method in methods:
+            method.check(self.population)
             for transform in (*uplink, *downlink):
-                transform.check(phase)
+                transform.check(method)
         self.privacy = privacy_account(
             methods, uplink, downlink, participation, self.population
         )
@@ -151,7 +162,7 @@ class Rounds(Generic[ExecutorT]):
         self.metrics = Metrics()
         self.round_seconds: list[float] = []
         self.seconds = 0.0
-        self._begin(0, self.initial)
+        self._start_phase(0, self.initial)
 
     def initial(self, k: int) -> jax.Array:
         """The k-th random initial model [d]; k = 0 is common to all methods."""
@@ -167,23 +178,6 @@ class Rounds(Generic[ExecutorT]):
         names = (*seen.names, *unseen.names)
         return tuple(names[row] for row in np.argsort(listed))
 
-    @property
-    def server(self) -> Any:
-        """The server's state; asks the clients for the probe first, if the method has
-        one and they have not answered it.
-
-        Inside a round, which is a generator, `_probe` has been done and `_server` is
-        read.
-        """
-        if self._unprobed:
-            drive(self._probe(), self.executor)
-        return self._server
-
-    @server.setter
-    def server(self, state: Any) -> None:
-        self._server = state
-        self._unprobed = False
-
     # a round
     # ----------------------------------------------------------------------------------
 
@@ -192,12 +186,11 @@ class Rounds(Generic[ExecutorT]):
         drive(self.next_round(reporting), self.executor)
 
     def next_round(self, reporting: NDArray[np.bool_] | None = None) -> Exchanges[None]:
-        """One round, and before it the next phase of a schedule and the probe, where
-        they are due.
+        """One round, preceded by the change of phase and the probe where they are due.
 
-        A round yields one exchange: `broadcast` makes the downlink, the executor has
-        the clients of the cohort train, `server` makes the next state of their answers.
-        Nothing changes before all answers are known to be finite.
+        A round yields one exchange: `broadcast` makes the downlink, the clients of the
+        cohort train, `server` aggregates their answers. Nothing changes before all
+        answers are known to be finite.
 
         Args:
             reporting: [m] who reports, in the order of the population; None = as
@@ -207,38 +200,34 @@ class Rounds(Generic[ExecutorT]):
             Diverged: a client's model or message became NaN or infinite; the state is
                 that of the round before.
         """
-        yield from self._next_phase()
-        yield from self._probe()
+        yield from self._start_next_phase_if_due()
+        yield from self.probe_if_due()
         if reporting is None:
             reporting = self.participation.sample(
                 self.population.ids, self._secret, self.round, self.population.sizes
             )
         cohort = self.round_cohort(reporting)
         if not len(cohort):
-            self._round_alone(cohort)
+            self._round_without_clients(cohort)
             return
-        # Down: what the method sends, what the uplink's transforms send beside it, and
-        # (in `_exchange`) the transforms of the downlink.
-        downlink = self.algorithm.broadcast(self._server, cohort)
+
+        # Down: the algorithm's message, to which the transforms of the uplink add what
+        # they need on the clients.
+        downlink = self.algorithm.broadcast(self.server, cohort)
         announced = announce(self.uplink, downlink, self.uplink_state)
-        exchange = self._exchange("client", cohort, announced)
+        exchange = self._new_exchange("client", cohort, announced)
         answers = yield exchange
 
         # Up: the server's work is queued behind the clients', whose answers may still be
-        # under way on the devices.
-        answered = replace(cohort, reporting=answers.reporting)
-        messages = {
-            kind: rows for kind, rows in answers.update.items() if kind != PRIVATE_STEPS
-        }
+        # computed on the devices.
+        reporting_cohort = replace(cohort, reporting=answers.reporting)
         try:
-            update, uplink_state = decode(
-                self.uplink, messages, exchange.downlink, answered, self.uplink_state
-            )
-            server = self.algorithm.server(
-                self._server, downlink, replace(answers, update=update), answered
+            server, uplink_state = self._aggregate(
+                downlink, exchange, answers, reporting_cohort
             )
         except Exception:
-            # A client's NaN may be the cause of the server's error: that one is raised.
+            # A client's NaN may be the cause: `checked` raises Diverged if an answer is
+            # not finite, in preference to this error.
             answers.checked()
             raise
         answers.checked()
@@ -248,27 +237,59 @@ class Rounds(Generic[ExecutorT]):
         self.server = server
         self.uplink_state = uplink_state
         self.took_part[cohort.position] = True
-        self._charge(self.ledger, "round", exchange.downlink, answered, answers)
+        self._charge(self.ledger, "round", exchange.downlink, reporting_cohort, answers)
         self.round += 1
         # Who was asked spends privacy, also without an answer.
         self._spend_privacy(cohort, answers)
 
-    def _round_alone(self, cohort: Cohort) -> None:
-        """A round in which nobody reports: only transforms with `steps_alone` act, as
-        noise does whose accounting assumes that it is added in every round.
+    def _aggregate(
+        self, downlink: Downlink, exchange: Exchange, answers: Answers, cohort: Cohort
+    ) -> tuple[Any, list[Any]]:
+        """What the server makes of a round's answers; this object stays as it is.
+
+        Args:
+            downlink: what `broadcast` returned. The algorithm is given it again.
+            exchange: whose downlink has gone through both pipelines. The transforms of
+                the uplink are given it, as they decode relative to what clients received.
+            answers: what the clients sent.
+            cohort: the clients; those report that answered.
+
+        Returns:
+            The server's next state, and the next state of each transform of the uplink.
+        """
+        # The number of private steps is for the accounting of privacy only.
+        messages = {
+            kind: rows for kind, rows in answers.update.items() if kind != PRIVATE_STEPS
+        }
+        update, uplink_state = decode(
+            self.uplink, messages, exchange.downlink, cohort, self.uplink_state
+        )
+        decoded = replace(answers, update=update)
+        server = self.algorithm.server(self.server, downlink, decoded, cohort)
+        return server, uplink_state
+
+    def _round_without_clients(self, cohort: Cohort) -> None:
+        """A round in which nobody reports; `cohort` is empty.
+
+        The accounting of noise assumes that it is added in every round. So if a
+        transform of the uplink asks for it (`steps_alone`), one client is simulated that
+        sends back the model that it was sent, a change of zero. The server aggregates
+        what such transforms make of it: the noise alone.
         """
         if any(transform.steps_alone for transform in self.uplink):
-            one = self._cohort(self.executor.seen, np.zeros(1, np.int64), seen=True)
-            downlink = self.algorithm.broadcast(self._server, one)
+            # Any client will do: nothing of it is used.
+            first_client = np.zeros(1, np.int64)
+            one = self._cohort(self.executor.seen, first_client, seen=True)
+            downlink = self.algorithm.broadcast(self.server, one)
             update = unchanged(downlink)
-            states = []
+            uplink_state = []
             for transform, state in zip(self.uplink, self.uplink_state, strict=True):
                 if transform.steps_alone:
                     update, state = transform.decode(update, downlink, one, state)
-                states.append(state)
+                uplink_state.append(state)
             answers = Answers(reporting=np.ones(1, bool), update=update)
-            self.server = self.algorithm.server(self._server, downlink, answers, one)
-            self.uplink_state = states
+            self.server = self.algorithm.server(self.server, downlink, answers, one)
+            self.uplink_state = uplink_state
         self._charge(self.ledger, "round", Downlink(), cohort)
         self.round += 1
         self._spend_privacy(cohort, None)
@@ -279,12 +300,18 @@ class Rounds(Generic[ExecutorT]):
             return
         if answers is not None:
             self.privacy.add(cohort, answers)
-        clients = self.executor.seen.listed
-        order = np.argsort(clients)
+        # The population is sorted by id; tables list clients as the user did.
+        positions = self.executor.seen.listed
+        order = np.argsort(positions)
         for name, values in self.privacy.epsilons(self.round).items():
             self.metrics.evaluations.append(
                 Evaluation(
-                    self.round, clients[order], False, PRIVACY, name, values[order]
+                    round=self.round,
+                    clients=positions[order],
+                    unseen=False,
+                    split=PRIVACY,
+                    metric=name,
+                    values=values[order],
                 )
             )
 
@@ -306,23 +333,29 @@ class Rounds(Generic[ExecutorT]):
             self.executor.seen, clients, seen=True, reporting=reporting[clients]
         )
 
-    def _next_phase(self) -> Exchanges[None]:
-        """Go on to the next method of a schedule when the rounds of the present one are
+    # phases of a schedule, and their probes
+    # ----------------------------------------------------------------------------------
+
+    def _start_next_phase_if_due(self) -> Exchanges[None]:
+        """Start the next phase of the schedule when the rounds of the present one are
         over.
         """
         _, rounds = self.schedule[self.phase]
-        last = self.phase + 1 == len(self.schedule)
-        if rounds is None or last or self.round - self.phase_start < rounds:
+        is_last = self.phase + 1 == len(self.schedule)
+        if rounds is None or is_last or self.round - self.phase_start < rounds:
             return
-        yield from self._probe()
+        yield from self.probe_if_due()
         # The next method starts from this one's result as the common initial model; all
         # further random models are as usual.
-        start = self.algorithm.global_model(self._server)
-        self._begin(self.phase + 1, lambda k: self.initial(k) if k else start)
+        start = self.algorithm.global_model(self.server)
+        self._start_phase(self.phase + 1, lambda k: self.initial(k) if k else start)
 
-    def _begin(self, phase: int, init: Callable[[int], jax.Array]) -> None:
-        """Start a phase of the schedule: server and client states. The probe, if the
-        method has one, comes later (`_probe`).
+    def _start_phase(self, phase: int, init: Callable[[int], jax.Array]) -> None:
+        """Make the states of server and clients with which a phase starts.
+
+        Args:
+            phase: its position in the schedule.
+            init: k -> the k-th initial model [d].
         """
         self.phase = phase
         self.phase_start = self.round
@@ -330,41 +363,49 @@ class Rounds(Generic[ExecutorT]):
         # Server, clients and transforms all begin at the same model, `init(0)`.
         self.server = self.algorithm.init_server(init, self.population)
         self.executor.begin(self.algorithm, self.uplink, init(0), phase)
+        # The probe waits until the server's state is needed: a training that is restored
+        # from a checkpoint must not repeat it.
+        self._probe_is_due = self.algorithm.probes
         self.took_part = np.zeros(len(self.population), bool)
         # The shapes say whether there is any state; nothing is computed.
         state = jax.eval_shape(
             lambda theta: self.algorithm.init_state(theta, self.model), init(0)
         )
         self.keeps_states = bool(jax.tree.leaves(state))
-        self._unprobed = self.algorithm.probes
 
-    def _probe(self) -> Exchanges[None]:
-        """The round before training, for methods that have one.
+    def probe(self) -> None:
+        """Have the clients answer the probe, if it is due; see `probe_if_due`."""
+        drive(self.probe_if_due(), self.executor)
 
-        It is put off until the server's state is needed: a training that is restored
-        from a checkpoint does not probe.
+    def probe_if_due(self) -> Exchanges[None]:
+        """The exchange before training, for methods that have one: all clients answer
+        it, once in a phase.
+
+        Raises:
+            Diverged: a client's answer is NaN or infinite; the probe is still due.
         """
-        if not self._unprobed:
+        if not self._probe_is_due:
             return
-        cohort = self._cohort(
-            self.executor.seen, np.arange(len(self.population)), seen=True
-        )
-        downlink = self.algorithm.probe_downlink(self._server, cohort)
-        exchange = self._exchange("probe", cohort, downlink)
+        everybody = np.arange(len(self.population))
+        cohort = self._cohort(self.executor.seen, everybody, seen=True)
+        downlink = self.algorithm.probe_downlink(self.server, cohort)
+        exchange = self._new_exchange("probe", cohort, downlink)
         answers = yield exchange
         answers.checked()
+        reporting_cohort = replace(cohort, reporting=answers.reporting)
         self.server = self.algorithm.aggregate_probe(
-            self._server, answers, replace(cohort, reporting=answers.reporting)
+            self.server, answers, reporting_cohort
         )
+        self._probe_is_due = False
         self._charge(self.ledger, "probe", exchange.downlink, cohort, answers)
+
+    # helpers
+    # ----------------------------------------------------------------------------------
 
     def count_time(self, round: float, total: float) -> None:
         """Add the wall time of a round, and of the round with its evaluation."""
         self.round_seconds.append(round / self.executor.concurrency)
         self.seconds += total / self.executor.concurrency
-
-    # helpers
-    # ----------------------------------------------------------------------------------
 
     def _cohort(
         self,
@@ -374,7 +415,7 @@ class Rounds(Generic[ExecutorT]):
         seen: bool,
         reporting: NDArray[np.bool_] | None = None,
     ) -> Cohort:
-        """Some clients of a table; everybody reports by default."""
+        """Some clients of a table, by their rows in it; everybody reports by default."""
         return Cohort(
             clients=table,
             rows=clients,
@@ -386,42 +427,47 @@ class Rounds(Generic[ExecutorT]):
             room=self.participation.room(len(clients)),
         )
 
-    def _charge(
-        self,
-        ledger: Ledger | None,
-        phase: Phase,
-        downlink: Downlink,
-        cohort: Cohort,
-        answers: Answers | None = None,
-    ) -> None:
-        """Record an exchange, or a downlink that nobody answers; where there is no
-        ledger, do nothing.
-        """
-        if ledger is None:
-            return
-        update = {} if answers is None else answers.sent
-        gradients, forwards = (0, 0) if answers is None else answers.work
-        beside = (0, 0) if answers is None else answers.beside()
-        ledger.record(
-            self.round,
-            phase,
-            downlink,
-            update,
-            cohort.reporting,
-            gradients,
-            forwards,
-            beside,
-        )
-
-    def _exchange(self, task: Task, cohort: Cohort, downlink: Downlink) -> Exchange:
-        """An exchange whose downlink has gone through the pipeline."""
-        uplink = self.uplink if task == "client" else ()
-        sent = send(self.downlink, downlink)
+    def _new_exchange(self, task: Task, cohort: Cohort, downlink: Downlink) -> Exchange:
+        """An exchange that sends `downlink` through the pipeline of the downlink."""
         return Exchange(
             task,
             self.algorithm,
             cohort,
-            sent,
-            uplink=uplink,
+            send(self.downlink, downlink),
+            uplink=self.uplink if task == "client" else (),
             received_through=self.downlink,
+        )
+
+    def _charge(
+        self,
+        ledger: Ledger | None,
+        ledger_phase: Phase,
+        sent_downlink: Downlink,
+        cohort: Cohort,
+        answers: Answers | None = None,
+    ) -> None:
+        """Record what was sent and computed.
+
+        Args:
+            ledger: where; None = nowhere, for service that is charged to nobody.
+            ledger_phase: what it was for.
+            sent_downlink: as the clients received it, after all pipelines.
+            cohort: the clients, and who of them reported.
+            answers: what they answered; None = they were not asked to.
+        """
+        if ledger is None:
+            return
+        if answers is None:
+            # Without messages and without work.
+            answers = Answers(reporting=cohort.reporting)
+        gradients, forwards = answers.work
+        ledger.record(
+            self.round,
+            ledger_phase,
+            sent_downlink,
+            answers.sent,
+            cohort.reporting,
+            gradients,
+            forwards,
+            answers.beside(),
         )

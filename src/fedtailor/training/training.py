@@ -1,9 +1,9 @@
-"""A run in progress, on the server's side: its rounds, the service of clients,
-evaluations, written as exchanges.
+"""A run in progress, on the server's side: its rounds, the service of clients, and
+evaluations.
 
-It knows a population, a method and a model; no example, device, file or thread. Each of
-`next_round`, `service` and `evaluation` is a generator of exchanges. `advance`, `serve`
-and `evaluate` have the executor answer them at once.
+To serve clients is to send them all that they need to run their personal models. As in
+`Rounds`, `service` and `evaluation` are generators of exchanges, which somebody drives;
+`serve` and `evaluate` drive them with the run's own executor.
 """
 
 from dataclasses import dataclass, replace
@@ -37,8 +37,8 @@ class Service:
     Attributes:
         cohort: the clients.
         downlink: what the server sent them.
-        states: their states, as `Answers.states` names them, where the executor does
-            not keep them; else None.
+        states: their states, in the form of `Answers.states`, for clients that never
+            took part; None = those that the executor keeps.
     """
 
     cohort: Cohort
@@ -138,36 +138,36 @@ class Training(Rounds[ExecutorT]):
         state of what they are sent; the server keeps nothing of them.
 
         Args:
-            table: the table they stand in.
+            table: the executor's seen or unseen clients, or newcomers.
             clients: [c] rows in that table, ascending.
             seen: whether they have taken part.
             ledger: what the service is charged to; None = to nobody.
-            phase: under which phase the service of clients that never took part is
-                charged.
+            phase: the ledger's phase that the service of clients that never took part
+                is charged to.
 
         Returns:
-            The cohort with what it was sent, and what names its states where the
-            executor does not keep them.
+            The cohort with what it was sent, and its states where the executor does not
+            keep them.
         """
-        yield from self._probe()
+        yield from self.probe_if_due()
         cohort = self._cohort(table, clients, seen=seen)
         if seen:
-            downlink = send(self.downlink, self.algorithm.serve(self._server, cohort))
+            downlink = send(self.downlink, self.algorithm.serve(self.server, cohort))
             self._charge(ledger, "delivery", downlink, cohort)
             return Service(cohort, downlink)
         # Clients that never took part first answer the probe, so that `serve` can send
-        # what suits them. Then each makes its state of what it is sent; the states stay
-        # with the executor, and `answers.states` names them.
+        # what suits them. Then each makes its state of what it is sent. The states stay
+        # with the executor: `answers.states` is handed back to it when they predict.
         if self.algorithm.probes:
-            probe = self._exchange(
-                "probe", cohort, self.algorithm.probe_downlink(self._server, cohort)
+            probe = self._new_exchange(
+                "probe", cohort, self.algorithm.probe_downlink(self.server, cohort)
             )
             answers = yield probe
             answers.checked()
             self._charge(ledger, phase, probe.downlink, cohort, answers)
             cohort = replace(cohort, probes=answers)
-        exchange = self._exchange(
-            "init_unseen", cohort, self.algorithm.serve(self._server, cohort)
+        exchange = self._new_exchange(
+            "init_unseen", cohort, self.algorithm.serve(self.server, cohort)
         )
         answers = yield exchange
         answers.checked()
@@ -233,7 +233,7 @@ class Training(Rounds[ExecutorT]):
         """Everything that the next round depends on, as dicts, lists, numbers and
         arrays, for `restore`.
         """
-        return {
+        snapshot = {
             "round": self.round,
             "phase": [self.phase, self.phase_start],
             "server": self.server,
@@ -242,16 +242,22 @@ class Training(Rounds[ExecutorT]):
             "uplink": self.uplink_state,
             "privacy": None if self.privacy is None else self.privacy.snapshot(),
         }
+        # Rare (the probe itself diverged), and left out elsewhere: most methods have no
+        # probe, and most checkpoints are written after it.
+        if self._probe_is_due:
+            snapshot["probe_is_due"] = True
+        return snapshot
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Continue from the snapshot of a training with the same arguments."""
-        # Begin the phase anew, for the structure of all states, and replace their
+        # Start the phase anew, for the structure of all states, and replace their
         # values.
         phase, phase_start = snapshot["phase"]
-        self._begin(phase, self.initial)
+        self._start_phase(phase, self.initial)
         self.round = snapshot["round"]
         self.phase_start = phase_start
         self.server = snapshot["server"]
+        self._probe_is_due = snapshot.get("probe_is_due", False)
         self.took_part = snapshot["took_part"]
         self.uplink_state = list(snapshot["uplink"])
         if self.privacy is not None:

@@ -15,7 +15,7 @@ from fedtailor.client.tasks import Outputs
 from fedtailor.client.trainer import DeviceTrainer
 from fedtailor.executors.device_executor import DeviceExecutor
 from fedtailor.executors.devices import ExchangeRequest
-from fedtailor.executors.map_clients import run_one
+from fedtailor.executors.map_clients import Pipelines, run_one
 from fedtailor.protocol import Diverged
 
 
@@ -59,11 +59,11 @@ class DebugExecutor(DeviceExecutor):
         exchange = request.exchange
         # The same inputs as compiled programs get, row by row through the same
         # function.
-        values, (rows,) = self.devices.inputs([request])
+        values, (cohort,) = self.devices.inputs([request])
         outputs = []
-        for number, client in enumerate(request.clients):
-            row = jax.tree.map(
-                lambda leaf, number=number: jnp.asarray(leaf[number]), rows
+        for row, client in enumerate(request.clients):
+            client_inputs = jax.tree.map(
+                lambda leaf, row=row: jnp.asarray(leaf[row]), cohort
             )
             trainer = self._trainer(self.federation.names[client])
             with jax.disable_jit():
@@ -71,11 +71,11 @@ class DebugExecutor(DeviceExecutor):
                     run_one(
                         exchange.task,
                         exchange.algorithm,
-                        (exchange.uplink, exchange.received_through),
+                        Pipelines(exchange.uplink, exchange.received_through),
                         self.model,
                         self.devices.pool,
                         values,
-                        row,
+                        client_inputs,
                         trainer,
                         exchange.metrics,
                     )

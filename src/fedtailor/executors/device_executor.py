@@ -40,10 +40,15 @@ from fedtailor.protocol import (
 )
 
 ALL_ROUNDS = 2**63
-"""The round that keys what a client draws once for all rounds."""
+"""The number that stands for the round in the derivation of a client's second key, from
+which it draws what stays the same in all rounds."""
+
+STATELESS_TASKS = ("probe", "init_unseen")
+"""Tasks that read no client state."""
 
 DOING = {"client": "training", "probe": "the probe"}
-"""What a client was doing when it diverged, by task."""
+"""What a client was doing when it diverged, by task; of the others, "the personal
+model"."""
 
 
 class DeviceExecutor:
@@ -54,7 +59,10 @@ class DeviceExecutor:
         model: what is trained.
         settings: devices and the like.
         states: the seen clients' states, in the order of their ids.
-        concurrency: how many runs share the devices' time; a `LockstepGroup` sets it.
+        shards: how many devices there are. The rows of a cohort are divided into as
+            many equal parts.
+        concurrency: how many runs are trained on the devices at the same time. A
+            `LockstepGroup` sets it.
     """
 
     states: States
@@ -68,15 +76,19 @@ class DeviceExecutor:
         *,
         directory: Path | None = None,
         devices: Devices | None = None,
-        number: int = 0,
+        federation_index: int = 0,
     ) -> None:
         """Place the examples on the devices.
 
         Args:
-            directory: where states that do not fit into memory stay, so that
-                checkpoints need not hold them.
-            devices: where the examples lie already, with those of other federations;
-                this one is their `number`-th.
+            federation: who holds which examples.
+            model: what is trained.
+            settings: which devices to use, and how.
+            directory: where states that do not fit into memory are kept in a file,
+                which checkpoints refer to; None = in a file without a name.
+            devices: on which the examples are already, together with those of other
+                federations; None = place them.
+            federation_index: the position of this federation among those of `devices`.
         """
         self.federation = federation
         self.model = model
@@ -88,7 +100,7 @@ class DeviceExecutor:
         self.devices = (
             Devices([federation], model.dtype, settings) if devices is None else devices
         )
-        self.number = number
+        self.federation_index = federation_index
         self.shards = self.devices.mesh.size
         self.split_sizes = split_sizes(federation)
         self._fixed_keys: tuple[int, NDArray[np.uint32]] | None = None
@@ -112,15 +124,15 @@ class DeviceExecutor:
         requests = self.requests(exchange)
         if len(requests) == 1:
             return self.answers(requests[0], self._run(requests[0]))
-        # One after another: `checked` waits for a part, whose states' memory is free
-        # again before the next part begins.
+        # `checked` waits for a part, so that the memory of its states is free again
+        # before the next part begins.
         parts = [
             self.answers(request, self._run(request)).checked() for request in requests
         ]
         return concatenate(parts)
 
     def _run(self, request: ExchangeRequest) -> Outputs:
-        """What the clients of a request yield, stacked by rows; see `run_one`."""
+        """The outputs of `run_one` for the clients of a request, stacked by rows."""
         return self.devices.run([request])[0]
 
     def requests(self, exchange: Exchange) -> list[ExchangeRequest]:
@@ -131,59 +143,75 @@ class DeviceExecutor:
             into memory.
         """
         cohort = exchange.cohort
-        if exchange.states is not None:
-            return [self._request(exchange, exchange.states)]
-        if exchange.task in ("probe", "init_unseen"):
-            # These tasks read no state.
-            return [self._request(exchange, states=())]
-        # Only evaluations and personal models come in parts: in a round the server mixes
-        # what one program left on the devices.
-        if exchange.task == "client" or len(cohort) <= self.states.at_once:
+        # Only evaluations and personal models come in parts: in a round the server
+        # aggregates what one program left on the devices.
+        is_whole = exchange.task == "client" or not _reads_states(exchange)
+        if is_whole or len(cohort) <= self.states.at_once:
             return [self._request(exchange)]
         count = math.ceil(len(cohort) / self.states.at_once)
         parts = np.array_split(np.arange(len(cohort)), count)
         return [self._request(select_clients(exchange, chosen)) for chosen in parts]
 
-    def _request(
-        self, exchange: Exchange, states: ClientState = None
-    ) -> ExchangeRequest:
-        """A request for all clients of an exchange; `states` None = those kept here."""
-        # Three orders meet here: the cohort's (by id), the federation's (as the user
-        # listed the clients), and the program's rows (`order` of the cohort).
+    def _request(self, exchange: Exchange) -> ExchangeRequest:
+        """A request for all clients of an exchange."""
+        # Clients are listed in three orders: the cohort's (by id), the federation's (as
+        # the user listed them), and that of the program's rows. The suffix of a name
+        # says which one; `order` holds the position in the cohort of each row's client.
         cohort = exchange.cohort
-        positions = cohort.clients.listed[cohort.rows]
-        order = self._order(positions)
-        clients = positions[order]
+        positions_by_id = cohort.clients.listed[cohort.rows]
+        order = self._order(positions_by_id)
+        positions_by_row = positions_by_id[order]
+        reporting_by_id = cohort.reporting & np.asarray(exchange.downlink.reply, bool)
+        round_keys_by_row = client_keys(cohort.seed, cohort.round, cohort.ids[order])
+        fixed_keys_by_row = self._keys(cohort.seed)[positions_by_row]
         row_count = self._row_count(exchange)
-        reporting = cohort.reporting & np.asarray(exchange.downlink.reply, bool)
-        round_keys = client_keys(cohort.seed, cohort.round, cohort.ids[order])
-        fixed_keys = self._keys(cohort.seed)[clients]
-        if states is None:
-            states = self.states.read(cohort.rows[order], row_count)
         return ExchangeRequest(
-            federation=self.number,
+            federation=self.federation_index,
             exchange=exchange,
             model=self.model,
-            clients=clients,
+            clients=positions_by_row,
             order=order,
-            sizes=self.split_sizes[clients],
+            sizes=self.split_sizes[positions_by_row],
             row_count=row_count,
-            keys=(round_keys, fixed_keys),
-            reporting=reporting[order],
-            states=states,
+            keys=(round_keys_by_row, fixed_keys_by_row),
+            reporting=reporting_by_id[order],
+            states=self._input_states(exchange, cohort.rows[order], row_count),
         )
 
+    def _input_states(
+        self, exchange: Exchange, clients_by_row: NDArray[np.int64], row_count: int
+    ) -> ClientState:
+        """The states that the clients of an exchange start from.
+
+        Args:
+            exchange: what is asked of them.
+            clients_by_row: [c] their rows in the exchange's table of clients.
+            row_count: rows of the program, c or more.
+
+        Returns:
+            A tree whose leaves are [row_count, ...]; without leaves for tasks that read
+            no state.
+        """
+        if _reads_states(exchange):
+            return self.states.read(clients_by_row, row_count)
+        # Of unseen clients nothing is stored here: an earlier answer had their states,
+        # which are in the order of the rows already.
+        return () if exchange.states is None else exchange.states
+
     def _row_count(self, exchange: Exchange) -> int:
-        """Rows of the program: the cohort, rounded up to whole shards."""
+        """Rows of the program: the cohort and padding, the same number for every
+        device.
+        """
         cohort = exchange.cohort
-        # -(-a // b) is a / b rounded up
-        whole = -(-len(cohort.clients) // self.shards) * self.shards
-        needed = -(-max(len(cohort), cohort.room) // self.shards) * self.shards
-        if exchange.task == "client" or needed == whole:
-            return needed
-        # How many clients were never sampled changes from round to round: powers of
-        # two, lest each compiles anew.
-        return min(self.shards * next_power_of_two(needed // self.shards), whole)
+        rows_of_all = _ceil_to_multiple(len(cohort.clients), self.shards)
+        rows = _ceil_to_multiple(max(len(cohort), cohort.room), self.shards)
+        if exchange.task == "client" or rows == rows_of_all:
+            return rows
+        # The number of clients that were never sampled changes from round to round. A
+        # program is compiled for every number of rows, so these are powers of two for
+        # each device.
+        rows = self.shards * next_power_of_two(rows // self.shards)
+        return min(rows, rows_of_all)
 
     def answers(self, request: ExchangeRequest, outputs: Outputs) -> Answers:
         """The answers to a request.
@@ -193,21 +221,24 @@ class DeviceExecutor:
             outputs: what `Devices.run` gave for it, stacked by rows.
 
         Returns:
-            What the server is given; to wait for its `work` is to wait for the devices.
+            What the server is given. Reading its `work` waits for the devices.
         """
-        # Back from the program's rows to the cohort's order: the arrays stay where they
-        # were computed, and `rows` says in which row each client is.
-        rows = np.argsort(request.order)
+        # The arrays stay in the order of the program's rows, where they were computed;
+        # `row_of_client` says in which row each client of the cohort is.
+        row_of_client = np.argsort(request.order)
+        # A task yields a predictor ("personal"), scores ("evaluate") or neither.
         output = outputs.get("predictor", outputs.get("scores"))
         return Answers(
-            reporting=request.reporting[rows],
+            reporting=request.reporting[row_of_client],
             update={
-                kind: ClientRows(value, rows)
+                kind: ClientRows(value, row_of_client)
                 for kind, value in outputs.get("update", {}).items()
             },
-            output=jax.tree.map(lambda leaf: ClientRows(leaf, rows), output),
+            output=jax.tree.map(lambda leaf: ClientRows(leaf, row_of_client), output),
             states=outputs.get("state"),
-            wait=partial(_wait, request.exchange, outputs["done"], rows),
+            wait=partial(
+                _wait, request.exchange, outputs["work_and_finite"], row_of_client
+            ),
         )
 
     def _order(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -226,9 +257,10 @@ class DeviceExecutor:
         return balanced_order(work, self.shards, self.settings.several_at_once)
 
     def _keys(self, seed: int) -> NDArray[np.uint32]:
-        """[m, 2] what every client of the federation draws once for all rounds."""
-        # Computed once: they are the same in every round, and there is one for each
-        # client of the federation.
+        """[m, 2] the keys of all clients of the federation for what they draw once for
+        all rounds.
+        """
+        # Computed once for a seed, as the federation may be large.
         if self._fixed_keys is None or self._fixed_keys[0] != seed:
             self._fixed_keys = seed, client_keys(seed, ALL_ROUNDS, self.federation.ids)
         _, keys = self._fixed_keys
@@ -253,8 +285,9 @@ class DeviceExecutor:
     def _initial_states(self, in_file: bool) -> States:
         """All clients' states at the start of a phase.
 
-        They are kept in a file if they exceed the limit, or if `in_file` says so: a
-        checkpoint of states in a file can only be continued from that file.
+        Args:
+            in_file: keep them in a file, even if they are below the limit of
+                `Settings.state_limit`.
         """
         clients = len(self.seen)
         leaves = jax.tree.leaves(self._initial_state)
@@ -274,8 +307,8 @@ class DeviceExecutor:
             return FileStates(
                 self._initial_state, clients, path, self.settings.state_dir
             )
-        # On CPUs states are in the host's memory anyway. Of several processes each keeps
-        # all of them.
+        # On CPUs states are in the host's memory anyway. Where several processes train
+        # together, each keeps all states.
         if jax.default_backend() == "cpu" or jax.process_count() > 1:
             return HostStates(self._initial_state, clients)
         return DeviceStates(self._initial_state, clients)
@@ -290,14 +323,14 @@ class DeviceExecutor:
         self.states.write(cohort.rows[order], answers.states)
 
     def snapshot(self) -> Any:
-        """All states; of states in a file of `directory`, which slots of it hold
-        them.
+        """All states. If they are in a file of `directory`, a reference to its content:
+        the slots of the file that hold them.
         """
         return self.states.snapshot()
 
     def saved(self) -> None:
-        """A checkpoint holds the last snapshot: files that neither it nor the one
-        before needs are removed.
+        """To be called when the last snapshot is in a checkpoint on the disk. Removes
+        the files that neither this checkpoint nor the one before refers to.
         """
         self.states.saved()
         if self.directory is not None:
@@ -307,8 +340,10 @@ class DeviceExecutor:
     def restore(self, snapshot: Any) -> None:
         """Go back to the states of a snapshot."""
         self._saved_phase = self._phase
-        # `FileStates.snapshot` gives a dict, the others a list of arrays.
-        self.states = self._initial_states(in_file=isinstance(snapshot, dict))
+        # A dict refers to a file (`FileStates.snapshot`), and can only be restored from
+        # that file; a list holds the states themselves.
+        refers_to_file = isinstance(snapshot, dict)
+        self.states = self._initial_states(in_file=refers_to_file)
         self.states.restore(snapshot)
 
 
@@ -325,14 +360,26 @@ def _table(federation: Federation, chosen: NDArray[np.bool_]) -> Clients:
     )
 
 
-def _wait(exchange: Exchange, done: Any, rows: NDArray[np.int64]) -> tuple[int, int]:
+def _reads_states(exchange: Exchange) -> bool:
+    """Whether the clients start from the states that the executor keeps."""
+    return exchange.states is None and exchange.task not in STATELESS_TASKS
+
+
+def _ceil_to_multiple(number: int, factor: int) -> int:
+    """The smallest multiple of `factor` that is `number` or more."""
+    return math.ceil(number / factor) * factor
+
+
+def _wait(
+    exchange: Exchange, work_and_finite: Any, row_of_client: NDArray[np.int64]
+) -> tuple[int, int]:
     """Wait for the devices.
 
     Args:
         exchange: what was asked.
-        done: [r, 3] gradients, forward passes and whether all outputs are finite, by
-            rows; see `run_one`.
-        rows: [c] the row of each client of the cohort.
+        work_and_finite: [r, 3] gradients, forward passes and whether all outputs are
+            finite, by rows; see `run_one`.
+        row_of_client: [c] the row of each client of the cohort.
 
     Returns:
         Gradients and forward passes of the whole cohort.
@@ -340,12 +387,12 @@ def _wait(exchange: Exchange, done: Any, rows: NDArray[np.int64]) -> tuple[int, 
     Raises:
         Diverged: a client's answer is NaN or infinite; names the first one.
     """
-    done = np.asarray(done)[rows]
-    is_finite = done[:, 2]
+    by_client = np.asarray(work_and_finite)[row_of_client]
+    is_finite = by_client[:, 2]
     if not is_finite.all():
         cohort = exchange.cohort
         name = cohort.clients.names[cohort.rows[np.argmin(is_finite)]]
         doing = DOING.get(exchange.task, "the personal model")
         raise Diverged(name, cohort.round, doing=doing)
-    gradients, forwards = done[:, :2].sum(axis=0, dtype=np.int64)
+    gradients, forwards = by_client[:, :2].sum(axis=0, dtype=np.int64)
     return int(gradients), int(forwards)

@@ -239,7 +239,8 @@ class Devices:
         pairs = zip(parts, self._last_parts, strict=True)
         if any(part is not last for part, last in pairs):
             self._last_parts = parts
-            numbers = (exchange.algorithm, (exchange.uplink, exchange.received_through))
+            pipelines = Pipelines(exchange.uplink, exchange.received_through)
+            numbers = (exchange.algorithm, pipelines)
             if self.everywhere.is_fully_addressable:
                 numbers = jax.device_put(numbers, self.everywhere)
             self._last_numbers = numbers

@@ -65,7 +65,10 @@ class LockstepGroup:
             for position, run in enumerate(runs):
                 executor_class = executor_kind(models[run], settings)
                 # What runs without compilation shares no program, and no pool.
-                shared: dict[str, Any] = {"devices": devices, "number": position}
+                shared: dict[str, Any] = {
+                    "devices": devices,
+                    "federation_index": position,
+                }
                 executors[run] = executor_class(
                     federations[run],
                     models[run],

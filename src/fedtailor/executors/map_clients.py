@@ -1,10 +1,18 @@
 """How all clients of a cohort run: one client's function mapped over the cohort,
 sharded over the devices.
+
+What the server sends is a set of *streams*: arrays [s, ...] of a *kind* ("model",
+"control", ...), each stored once per device. Which of them a client receives is a list of
+k stream numbers, its *recipients* entry, where -1 is no stream. A client's *address* says
+where its examples lie in the pool, and holds its random keys. A *row* is the place of a
+client in the arrays of a program, whose leading axis is c: the cohort in an order that
+balances the devices, then padding. A client that is not to *reply* runs like the others,
+and the server ignores what it computed.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,8 +40,20 @@ from fedtailor.protocol import (
 AXIS = "clients"
 """The axis of the mesh of devices."""
 
-Pipelines = tuple[Pipeline, Pipeline]
-"""What is applied to messages up, and what was applied to messages down."""
+ClientInputs = tuple[PackedInputs, ClientState, dict[str, Array]]
+"""Of one client, or stacked over a cohort: integers, state, and scalars by name."""
+
+
+class Pipelines(NamedTuple):
+    """The transforms of messages in both directions.
+
+    Attributes:
+        uplink: what clients apply to their updates before they send them.
+        downlink: what the server has applied to its message, and clients undo.
+    """
+
+    uplink: Pipeline
+    downlink: Pipeline
 
 
 @partial(jax.jit, static_argnames=("task", "model", "mesh", "chunk", "metrics"))
@@ -54,9 +74,9 @@ def map_clients(
     """`client_task` for all clients of a cohort [c], where c is a multiple of the
     mesh's devices.
 
-    Streams (`values`) exist once on every device; each client gathers its own rows. One
-    program serves every round, seed, learning rate, number of epochs and distribution
-    of client sizes of the same shapes.
+    Each client gathers the streams that it receives. One program serves every round,
+    seed, learning rate, number of epochs and distribution of client sizes of the same
+    shapes.
 
     Args:
         task: what the clients do.
@@ -67,7 +87,8 @@ def map_clients(
         chunk: clients trained at once on one device.
         pool: the examples of all clients.
         values: kind -> streams [s, ...].
-        inputs: addresses, round and recipients, [c, w].
+        inputs: the clients' addresses, the round, and the numbers of the streams that
+            they receive, packed into one array with a leading axis c.
         states: the clients' states; every leaf is [c, ...].
         scalars: name -> a number for each client [c].
         metrics: what "evaluate" measures.
@@ -76,32 +97,44 @@ def map_clients(
         The outputs of `run_one`, stacked: every leaf is [c, ...] and sharded over the
             mesh.
     """
-    # Hyper-parameters, examples and streams are on every device; only the rows of the
-    # cohort are divided.
-    everywhere, clients = PartitionSpec(), PartitionSpec(AXIS)
+    # Hyper-parameters, examples and streams are on every device; only the clients are
+    # divided.
+    everywhere, divided = PartitionSpec(), PartitionSpec(AXIS)
 
+    # Without `check_vma`, which refuses loops whose carry begins equal on all devices
+    # (a model) and then differs between them (the clients' models).
     @partial(
         jax.shard_map,
         mesh=mesh,
-        in_specs=(everywhere, everywhere, everywhere, everywhere, clients),
-        out_specs=clients,
+        in_specs=(everywhere, everywhere, everywhere, everywhere, divided),
+        out_specs=divided,
         check_vma=False,
     )
-    def shard(
+    def run_shard(
         algorithm: Algorithm,
         pipelines: Pipelines,
         pool: Pool,
         values: dict[str, Array],
-        rows: Any,
-    ) -> Any:
-        one = partial(
-            run_one, task, algorithm, pipelines, model, pool, values, metrics=metrics
-        )
-        # Without a batch size `lax.map` does not vmap, whose batched products are slower
-        # even for a batch of one.
-        return jax.lax.map(one, rows, batch_size=None if chunk == 1 else chunk)
+        clients: ClientInputs,
+    ) -> Outputs:
+        def run_client(client: ClientInputs) -> Outputs:
+            return run_one(
+                task,
+                algorithm,
+                pipelines,
+                model,
+                pool,
+                values,
+                client,
+                metrics=metrics,
+            )
 
-    return shard(algorithm, pipelines, pool, values, (inputs, states, scalars))
+        # One client at a time is a plain loop: under vmap, matrix products become
+        # batched ones, which are slower even for a batch of one.
+        batch_size = None if chunk == 1 else chunk
+        return jax.lax.map(run_client, clients, batch_size=batch_size)
+
+    return run_shard(algorithm, pipelines, pool, values, (inputs, states, scalars))
 
 
 def run_one(
@@ -111,23 +144,24 @@ def run_one(
     model: Model,
     pool: Pool,
     values: dict[str, Array],
-    row: tuple[PackedInputs, ClientState, dict[str, Array]],
+    client: ClientInputs,
     trainer: Callable[..., DeviceTrainer] = DeviceTrainer,
     metrics: tuple[BatchMetric, ...] = (),
 ) -> Outputs:
-    """One client of `map_clients`.
+    """What one client of `map_clients` does.
 
     Args:
-        row: the client's inputs, state and scalars; all else is as for `map_clients`.
-        trainer: makes the client's `DeviceTrainer`.
+        client: its inputs, state and scalars; all else is as for `map_clients`.
+        trainer: makes its `DeviceTrainer`.
 
     Returns:
-        The outputs of `client_task`, and "done" [3]: gradients, forward passes, whether
-        all outputs are finite.
+        The outputs of `client_task`, and "work_and_finite" [3], integers: how many
+        gradients and how many forward passes of single examples were computed, and 1 if
+        all other outputs are finite, else 0.
     """
     # Down: the packed numbers become an inbox, on which the server's pipeline is undone.
     # Then the client's part of the algorithm, and the pipeline up (`client_task`).
-    inputs, state, scalars = row
+    inputs, state, scalars = client
     local = trainer(model, pool, inputs.address, inputs.round)
     inbox = Inbox(
         values={
@@ -138,54 +172,65 @@ def run_one(
         scalars=scalars,
         reply=inputs.reply,
     )
-    uplink, received_through = pipelines
-    inbox = receive(received_through, inbox)
-    out = client_task(task, algorithm, uplink, state, inbox, local, metrics)
-    done = jnp.append(local.trace.work, all_finite(out).astype(jnp.int32))
-    return {**out, "done": done}
+    inbox = receive(pipelines.downlink, inbox)
+    outputs = client_task(
+        task, algorithm, pipelines.uplink, state, inbox, local, metrics
+    )
+    # One array of three numbers, as every output is moved to the host separately.
+    is_finite = all_finite(outputs).astype(jnp.int32)
+    return {**outputs, "work_and_finite": jnp.append(local.trace.work, is_finite)}
 
 
 def _gather(values: Array, streams: Int[Array, " k"]) -> Array:
     """The streams [k, ...] that a client receives; zeros where the number is -1."""
-    rows = values[jnp.maximum(streams, 0)]
-    is_sent = along_axis(streams >= 0, 0, rows.ndim)
-    return jnp.where(is_sent, rows, jnp.zeros((), rows.dtype))
+    received = values[jnp.maximum(streams, 0)]
+    is_sent = along_axis(streams >= 0, 0, received.ndim)
+    return jnp.where(is_sent, received, jnp.zeros((), received.dtype))
 
 
 def balanced_order(
     work: NDArray[np.int64], devices: int, by_work: bool
 ) -> NDArray[np.int64]:
-    """An order of clients in which equal contiguous shards, one a device, hold about
-    equal work.
+    """An order of clients in which contiguous shards of equal length, one for each
+    device, hold about equal work.
 
-    Clients go to the devices longest first, from the first device to the last and back
-    again (as teams are picked); padding (c rounded up to a multiple of `devices`) stays
-    at the end.
+    It is a snake draft, as teams are picked: the clients, longest first, go to devices
+    0, 1, 2, then 2, 1, 0, then 0, 1, 2, and so on. Where c is no multiple of `devices`
+    the last shards hold fewer clients, and padding, which follows the c clients.
+
+    Example: work [5, 9, 1, 7, 3] on 2 devices, which take 3 and 2 clients. Longest first
+    these are clients 1, 3, 0, 4, 2. They go to devices 0, 1 | 1, 0 | 0. So device 0 has
+    clients 1, 4, 2 (work 13) and device 1 has clients 3, 0 (work 12). The result is
+    [1, 4, 2, 3, 0] with `by_work`, else [1, 2, 4, 0, 3].
 
     Args:
         work: [c] what each client will do, in any unit.
         devices: the number of shards.
-        by_work: whether clients stand longest first inside a shard, so that chunks
+        by_work: whether the clients of a shard are sorted longest first, so that chunks
             waste little; else they keep their order.
 
     Returns:
         [c] the client of each row.
     """
     clients = len(work)
-    as_given = devices == 1 or clients == 0 or work.min() == work.max()
-    if as_given and not by_work:
+    is_balanced = devices == 1 or clients == 0 or work.min() == work.max()
+    if is_balanced and not by_work:
         return np.arange(clients)
     longest_first = np.argsort(-work, kind="stable")
-    if as_given:
+    if is_balanced:
         return longest_first
-    rows = -(-clients // devices)
-    # The last shards have fewer clients: the rest of their rows is padding.
-    capacity = np.clip(clients - rows * np.arange(devices), 0, rows)
-    # In each pass every device that has room gets one client. Every second pass goes
-    # backwards, as the first client of a pass is its longest.
-    number = np.arange(rows)[:, None]
+    rows_per_shard = -(-clients // devices)  # rounded up
+    capacity = np.clip(clients - rows_per_shard * np.arange(devices), 0, rows_per_shard)
+    # In every pass each device that is not full gets one client.
+    pass_index = np.arange(rows_per_shard)[:, None]
     forwards = np.arange(devices)
-    passes = np.where(number % 2 == 0, forwards, forwards[::-1])  # [pass, position]
-    device_of = passes[number < capacity[passes]]  # [c]: of the n-th longest client
+    is_forwards = pass_index % 2 == 0
+    device_at = np.where(is_forwards, forwards, forwards[::-1])  # [pass, pick]
+    has_room = pass_index < capacity[device_at]
+    # Pass after pass, without the full devices: [c] the device of each of
+    # `longest_first`.
+    device_of = device_at[has_room]
     shards = [longest_first[device_of == device] for device in range(devices)]
-    return np.concatenate(shards if by_work else [np.sort(shard) for shard in shards])
+    if not by_work:
+        shards = [np.sort(shard) for shard in shards]
+    return np.concatenate(shards)

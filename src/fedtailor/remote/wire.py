@@ -26,7 +26,7 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 
 from fedtailor.client.pool import Pool
-from fedtailor.executors.map_clients import run_one
+from fedtailor.executors.map_clients import Pipelines, run_one
 from fedtailor.executors.packing import PackedInputs
 from fedtailor.models import Model
 from fedtailor.protocol import (
@@ -194,7 +194,7 @@ def answer_shapes(
             metrics=exchange.metrics,
         )
 
-    pipelines = (exchange.uplink, exchange.received_through)
+    pipelines = Pipelines(exchange.uplink, exchange.received_through)
     return jax.eval_shape(one, algorithm, pipelines, pool, values, row)
 
 

@@ -1,5 +1,8 @@
-"""Who is there: tables of clients, the population that a run trains, and the cohort of
-one exchange.
+"""Tables of clients, the population that a run trains, and the cohort of one exchange.
+
+A client has a row in a table of clients (`Cohort.rows`) and a position in a cohort, from 0
+to c - 1. Both orders are by id, so that no result depends on the order in which the user
+has listed the clients.
 """
 
 from dataclasses import dataclass, field
@@ -16,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class Examples(Protocol):
-    """Draws examples from the seen clients' training data, as a server that held them
-    all could (in a simulation).
+    """Draws examples from the seen clients' training data, as a server could that had
+    them all (in a simulation).
 
-    It is for methods whose server sends out examples, as DAPPER's does.
+    It is for methods whose server sends examples to clients, as DAPPER's does.
     """
 
     def __call__(
@@ -33,7 +36,7 @@ class Examples(Protocol):
         Args:
             rng: the source of randomness.
             count: how many examples, n.
-            clients: positions in the population of those whose data to draw from; None
+            clients: rows in the population of the clients from whose data to draw; None
                 = all.
 
         Returns:
@@ -44,16 +47,15 @@ class Examples(Protocol):
 
 @dataclass(frozen=True)
 class Clients:
-    """A table of clients, sorted by id, so that nothing depends on the order in which
-    they are listed.
+    """A table of clients, sorted by id.
 
     Attributes:
         ids: stable 64-bit ids [m], ascending.
         names: their names [m].
         sizes: training samples [m].
         groups: true group of each client [m] where the data have groups, else None.
-        listed: [m] their positions in the list that the user gave, for tables that
-            people read.
+        listed: [m] the clients' positions in the user's list, by which tables for people
+            are sorted.
     """
 
     ids: NDArray[np.uint64]
@@ -74,8 +76,8 @@ class Population(Clients):
         reporters_per_round: how many clients report in a round (m under full
             participation).
         seed: the run's seed.
-        examples: the clients' data on the server, where it has them (in a simulation);
-            else None.
+        examples: draws from the clients' training data, if the server has them (in a
+            simulation); else None.
         model: the parts of the model that is trained.
     """
 
@@ -90,19 +92,20 @@ class Cohort:
     """The clients of one exchange, sorted by id.
 
     Attributes:
-        clients: the table they stand in: of the seen clients, or of those that never
+        clients: the table that they are in: of the seen clients, or of those that never
             took part.
         rows: [c] their rows in that table, ascending.
         seen: whether they take part in training.
-        reporting: [c] who reports: participation's choice and, in `server`, those who
-            were asked and did answer.
+        reporting: [c] whether each client reports. Before an exchange these are the
+            clients that participation chose; in `server`, those of them that were asked
+            to reply and did.
         round: 0, 1, ...; after training, the number of rounds done.
         seed: the run's seed.
         probes: answers to the probe, for unseen clients of methods that have a probe;
             else None.
         examples: as in `Population`.
-        room: rows that programs make room for, where cohorts differ in size: so that
-            not each size compiles anew.
+        room: a number of clients, c or more, that programs are compiled for where the
+            size of cohorts varies, so that few programs serve all sizes; else 0.
     """
 
     clients: Clients
@@ -120,13 +123,13 @@ class Cohort:
 
     @property
     def position(self) -> NDArray[np.int64]:
-        """The rows of these clients in any table over the population.
+        """The rows of these clients in the population.
 
         Returns:
-            [c] positions, ascending.
+            [c] rows, ascending.
 
         Raises:
-            ValueError: the clients never took part, so that they have no such row.
+            ValueError: the clients are not of the population: they never took part.
         """
         if not self.seen:
             raise ValueError(
@@ -137,7 +140,7 @@ class Cohort:
 
     @property
     def reporters(self) -> NDArray[np.int64]:
-        """[r] positions in the population of the clients that report, ascending."""
+        """[r] the rows in the population of the clients that report, ascending."""
         return self.position[self.reporting]
 
     @property

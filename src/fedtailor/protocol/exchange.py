@@ -1,9 +1,13 @@
 """The waist between server and clients: `Exchange` (what the server's side asks),
 `Answers` (what it gets) and `Executor` (who answers).
 
-A round is a generator of exchanges: it yields an `Exchange` and is handed `Answers`. An
-`Executor` makes the answers; it owns the examples and the clients' states. Neither side
-knows how the other works.
+A round is a generator: it yields an `Exchange`, and its caller sends the `Answers` into
+it, as `drive` does. An `Executor` makes the answers; it owns the examples and the clients'
+states. Neither side knows how the other works.
+
+The arrays of `Answers` stay where they were computed, in the rows of the executor's
+programs: the order of these rows and the padding among them are the executor's choice.
+`ClientRows` translates between rows and positions in the cohort.
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -27,14 +31,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Task = Literal["probe", "client", "init_unseen", "personal", "evaluate"]
-"""Which of an algorithm's client functions to run; "evaluate" = `personal`, then its
-scores on val and test.
+"""Which of an algorithm's client functions to run; "evaluate" runs `personal`, then
+computes its scores on the splits val and test.
 """
 
 
 class BatchMetric(Protocol):
-    """A metric as far as clients need it; `fedtailor.metrics.Metric` is one. Equal ones
-    share compiled programs.
+    """The part of a metric that clients compute, such as `fedtailor.metrics.Metric`.
+    Equal ones share compiled programs.
     """
 
     name: ClassVar[str]
@@ -46,7 +50,7 @@ class BatchMetric(Protocol):
         ...
 
     def condense(self, statistic: Mapping[str, Array]) -> Mapping[str, Array]:
-        """What of a split's sums leaves the client."""
+        """The part of a split's sums that is sent to the server."""
         ...
 
 
@@ -59,12 +63,13 @@ class Exchange:
         algorithm: whose functions they run.
         cohort: the clients.
         downlink: what they are sent.
-        states: states that an earlier answer named (`Answers.states`), for clients
-            whose state the executor does not keep (unseen ones); None = the states that
+        states: `Answers.states` of an earlier exchange with these clients, if the
+            executor does not keep their states (unseen clients); None = the states that
             it keeps.
-        uplink: what clients of the task "client" apply to their updates before they
-            send them.
-        received_through: what the server has applied to the downlink, and clients undo.
+        uplink: the transforms that clients of the task "client" apply to their updates
+            before they send them.
+        received_through: the transforms that the server has applied to the downlink,
+            and that clients undo.
         metrics: what clients of the task "evaluate" measure.
     """
 
@@ -84,8 +89,9 @@ class ClientRows:
     """One array of every client of a cohort, in the rows in which the executor left
     them, padding included.
 
-    `mix` takes it as it is, so that models stay where they were trained. Everything
-    else asks for clients by their position in the cohort.
+    `fedtailor.aggregation.mix` multiplies weights of clients with it without moving the
+    rows, so that models stay where they were trained. All methods below take and return
+    clients by their position in the cohort.
 
     Attributes:
         values: [r, ...], r >= c, on the host or sharded over devices.
@@ -109,8 +115,8 @@ class ClientRows:
 
     @property
     def sent(self) -> Any:
-        """What travelled, as the ledger counts it: an array [c, ...], or the form of
-        one.
+        """What the ledger counts as sent: something with the shape [c, ...] and the
+        dtype of the messages.
         """
         return self
 
@@ -132,15 +138,15 @@ class ClientRows:
         return np.asarray(self.values)[self.row]
 
     def item(self, number: int) -> "ClientRows":
-        """Of clients that each sent several arrays [r, k, ...]: the one of that
-        number.
+        """One of the arrays of clients that sent k each: of `values` [r, k, ...] the
+        entry `number` of the second axis.
         """
         return replace(self, values=self.values[:, number])
 
     def to_rows(
         self, values: NDArray[Any], fill: int | float
     ) -> Shaped[np.ndarray, "r ..."]:
-        """Spread numbers of the cohort's clients over the executor's rows.
+        """Put one number per client of the cohort into the executor's rows.
 
         Args:
             values: [c], in the order of the cohort.
@@ -171,21 +177,19 @@ def on_host(output: Any) -> Any:
 class Answers(Mapping[str, ClientRows]):
     """What the clients of a cohort answered, perhaps still being computed.
 
-    `answers["model"]` is what `mix` takes. Which rows stand where, and what pads them,
-    is the executor's business.
+    It is a mapping: `answers["model"]` are the models that the clients sent.
 
     Attributes:
-        reporting: [c] who answered: participation's choice, of those who were asked, of
-            those who did.
-        update: kind -> what the clients sent up.
-        output: what else the task yields: "predictor" of `personal`, "scores" of
-            `evaluate`; each leaf stacked by rows.
-        states: the clients' new states, to be committed or named in a later exchange;
-            only executors look inside.
-        work: waits for the clients: gradients and forward passes of single examples
-            that they computed.
-        beside: bytes down and up that travelled beside the method's messages (keys and
-            shares of secure sums).
+        reporting: [c] whether each client answered. These are the clients that
+            participation chose, that were asked to reply, and that did.
+        update: kind of message -> what the clients sent.
+        output: the predictor of the task "personal", or the scores of "evaluate", as a
+            tree of `ClientRows`; else None.
+        states: the clients' new states, which `Executor.commit` or a later exchange is
+            given. Only executors look inside.
+        wait: waits until all is computed and returns `work`.
+        beside: returns the bytes sent down and up in addition to the method's messages
+            (keys and shares of secure sums).
     """
 
     reporting: Bool[np.ndarray, " c"]
@@ -206,9 +210,7 @@ class Answers(Mapping[str, ClientRows]):
 
     @property
     def sent(self) -> dict[str, Any]:
-        """What travelled of each kind, as the ledger counts it: arrays [c, ...], or
-        their forms.
-        """
+        """What the ledger counts as sent: kind -> `ClientRows.sent`."""
         return {kind: rows.sent for kind, rows in self.update.items()}
 
     def host(self, kind: str) -> Shaped[np.ndarray, "c ..."]:
@@ -218,15 +220,15 @@ class Answers(Mapping[str, ClientRows]):
         return self.update[kind].host()
 
     def reporters(self, kind: str) -> Shaped[np.ndarray, "r ..."]:
-        """What those that report sent of one kind, on the host, in the order of the
-        cohort.
+        """What the clients that reported sent of one kind, on the host, in the order of
+        the cohort.
         """
         return self.host(kind)[self.reporting]
 
     @cached_property
     def work(self) -> tuple[int, int]:
-        """Gradients and forward passes of single examples that the clients computed;
-        waits for them.
+        """How many gradients and how many forward passes of single examples the clients
+        computed. The first access waits for the clients.
 
         Raises:
             Diverged: a client's answer is NaN or infinite.
@@ -234,10 +236,10 @@ class Answers(Mapping[str, ClientRows]):
         return self.wait()
 
     def checked(self) -> "Answers":
-        """Wait for the answers.
+        """Wait for the answers, and require that they are finite.
 
         Returns:
-            The same answers, which are now computed and finite.
+            The same answers, which are now computed.
 
         Raises:
             Diverged: a client's answer is NaN or infinite.
@@ -247,20 +249,22 @@ class Answers(Mapping[str, ClientRows]):
 
 
 Exchanges = Generator[Exchange, Answers, T]
-"""A piece of a run, written as the exchanges that it needs: it yields each, is handed
-the answers, and returns `T`.
+"""A part of a run, written as a generator: it yields every exchange that it needs, is
+sent the answers, and returns `T`.
 """
 
 
 class Executor(Protocol):
-    """Who answers: the clients, wherever they are, with their examples and states.
+    """Answers exchanges on behalf of the clients, wherever they are; keeps their
+    examples and states.
 
     Attributes:
         seen: the clients that take part in training.
         unseen: those that never do.
-        examples: draws from the seen clients' training data, where the executor could
-            let a server see them; else None.
-        concurrency: how many runs share the clients' time (lock-step); else 1.
+        examples: draws from the seen clients' training data, if the executor could show
+            them to a server (in a simulation); else None.
+        concurrency: how many runs are trained at the same time (in lock-step); wall
+            times are divided by it.
     """
 
     seen: Clients
@@ -287,14 +291,14 @@ class Executor(Protocol):
         """Have the clients of a cohort do a task.
 
         Raises:
-            Diverged: where errors are found at once (debugging); else when the answers
-                are waited for.
+            Diverged: a client's answer is not finite, if the executor finds that out at
+                once (debugging). Others return answers whose `checked` raises it.
         """
         ...
 
     def commit(self, exchange: Exchange, answers: Answers) -> None:
-        """The server has taken the answers: their states are now the clients'
-        states.
+        """Make the answers' states the clients' states; called when the server has
+        accepted the answers.
         """
         ...
 
@@ -305,12 +309,12 @@ class Executor(Protocol):
         ...
 
     def saved(self) -> None:
-        """A checkpoint holds the last snapshot."""
+        """Called when the last snapshot is in a checkpoint on the disk."""
         ...
 
     def restore(self, snapshot: Any) -> None:
-        """Put the states where they stood at a snapshot; `begin` was called with the
-        phase of that time.
+        """Go back to the states of a snapshot; `begin` has been called with the phase
+        in which it was made.
         """
         ...
 
@@ -319,7 +323,7 @@ def drive(exchanges: Exchanges[T], executor: Executor) -> T:
     """Let one executor answer all exchanges, one after another.
 
     Args:
-        exchanges: a piece of a run, as a generator.
+        exchanges: a part of a run, as a generator.
         executor: who answers.
 
     Returns:
@@ -333,7 +337,7 @@ def drive(exchanges: Exchanges[T], executor: Executor) -> T:
             try:
                 answers = executor.exchange(exchange)
             except Exception as error:
-                # Raised inside the generator, so that the run can save what it has.
+                # Raised at the generator's `yield`, so that the run can save its state.
                 exchange = exchanges.throw(error)
             else:
                 exchange = exchanges.send(answers)

@@ -1,5 +1,9 @@
-"""What travels: a `Downlink` from the server, an `Inbox` as one client sees it, a
-`ClientUpdate` back.
+"""Messages: a `Downlink` from the server to a cohort, the `Inbox` that one client sees
+of it, and the `ClientUpdate` that the client sends back.
+
+Every message has a kind ("model", "gradient", "control", ...). A downlink has one or more
+streams of a kind, of which each client receives some: with several models on the server,
+client i is sent the model of its cluster only.
 """
 
 from collections.abc import Mapping
@@ -11,26 +15,26 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 from numpy.typing import NDArray
 
 ClientUpdate = dict[str, Array]
-"""What one client sends: kind -> array. Vectors are models, gradients, controls; shape
-() counts as a scalar.
+"""What one client sends: kind -> array. An array of shape () is counted as a scalar, all
+others in bytes.
 """
 
 
 Scalars = float | NDArray[np.floating] | NDArray[np.integer] | Array
-"""One number for all clients of a cohort, or one for each [c]."""
+"""One number for all clients of a cohort, or one number for each client [c]."""
 
 
 @dataclass(frozen=True)
 class Streams:
-    """`s` distinct things of one kind, and who receives which.
+    """s different arrays of one kind, and which clients receive which of them.
 
     Attributes:
         values: the streams, [s, ...]: models [s, d], controls [s, d], examples [s, n,
             ...].
-        recipients: [c, k] rows of `values` that each client of the cohort receives; -1
-            = nothing at this position.
+        recipients: [c, k] the rows of `values` that each client of the cohort receives,
+            k at most; -1 = none, for a client that receives fewer.
         already_held: whether the clients have these values already, so that the ledger
-            charges nothing (UCFL's first round starts from the model of the probe).
+            counts nothing (UCFL's first round starts from the model of the probe).
     """
 
     values: Shaped[Array, "s ..."]
@@ -44,14 +48,13 @@ class Streams:
         """One stream for all clients of the cohort.
 
         Args:
-            theta: a vector [d], or a matrix [1, d] of one.
+            theta: a vector [d], or a matrix [1, d].
             clients: the size of the cohort.
             already_held: as in `Streams`.
 
         Returns:
             Streams [1, d], of which every client receives row 0.
         """
-        # stream 0 is the only one there is
         values = theta.reshape(1, -1) if theta.ndim == 1 else theta
         return Streams(values, np.zeros((clients, 1), np.int32), already_held)
 
@@ -79,10 +82,10 @@ class Downlink:
     Attributes:
         streams: kind ("model", "control", "example", ...) -> `Streams`. Kinds "inputs"
             and "labels" carry examples.
-        scalars: a number for everybody, or one for each client of the cohort [c];
-            counted apart from bytes.
-        reply: whether clients are asked to answer: one bool or [c]. Who reports is
-            `cohort.reporting & reply`.
+        scalars: name -> a number for everybody, or one for each client of the cohort
+            [c]. The ledger counts scalars separately from bytes.
+        reply: whether clients are asked to answer: one bool for all, or [c]. Clients
+            report where `cohort.reporting & reply`.
     """
 
     streams: Mapping[str, Streams] = field(default_factory=dict)
@@ -95,13 +98,13 @@ class Downlink:
 class Inbox:
     """One client's view of a `Downlink` (traced).
 
-    `inbox["model"]` is [k, d]: the rows addressed to this client, zeros where nothing
-    was sent.
+    `inbox["model"]` is [k, d]: the k streams that this client receives, with zeros in
+    place of those that are -1 in `Streams.recipients`.
 
     Attributes:
         values: kind -> [k, ...].
         received: kind -> [k] bool: which of the k rows were sent.
-        scalars: name -> number.
+        scalars: name -> this client's number.
         reply: whether the server will use this client's answer.
     """
 

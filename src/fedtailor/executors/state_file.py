@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 from fedtailor.protocol import ClientState, require
 
 AT_ONCE = 2**28
-"""Bytes of states that are in memory at a time when all clients are evaluated."""
+"""The most bytes of states that are in memory at a time when all clients are evaluated.
+"""
 
 SLOTS = 3
 """Slots of a client in the file: two that checkpoints may hold, and one to write to."""
 
 FIRST = -1
-"""The slot of a client that still has the initial state, which takes no room in the
+"""Stands for a slot while a client still has the initial state, which is not in the
 file.
 """
 
@@ -45,11 +46,11 @@ def remove_others(directory: Path, phases: set[int]) -> None:
 class FileStates:
     """`States` in a file.
 
-    The file has three slots for every client. What the last two checkpoints hold is
-    never overwritten: the first write after one goes to a client's free slot, later
-    ones replace that. So a checkpoint is the list of the current slots (and of
-    checksums), no state is written for it, and whenever the process dies the last two
-    can be resumed.
+    The file has three slots for every client. A slot that one of the last two
+    checkpoints refers to is never overwritten: the first write after a checkpoint goes
+    to the client's free slot, and later writes replace that one. So a checkpoint stores
+    only the number of each client's current slot and its checksum, and whenever the
+    process dies the last two checkpoints can be resumed.
 
     Plain reads and writes at offsets, no memory map: with one a full disk kills the
     process.
@@ -67,9 +68,9 @@ class FileStates:
         Args:
             state: one client's pytree of arrays.
             clients: how many, m.
-            path: the file, which the first write makes; None = a nameless one, which
-                ends with the process.
-            directory: where a nameless file is; None = where temporary files go.
+            path: the file, which the first write creates; None = a file without a name,
+                which ends with the process.
+            directory: where a file without a name is; None = where temporary files go.
         """
         leaves, self._tree = jax.tree.flatten(state)
         self._path = path
@@ -149,8 +150,8 @@ class FileStates:
                 self._checksum[client] = zlib.crc32(record)
 
     def snapshot(self) -> Any:
-        """The current slots, once all states are safely on the disk; of a nameless
-        file, all states.
+        """The current slots, after all states have been flushed to the disk; for a file
+        without a name, all states.
         """
         if self._path is None:
             return jax.tree.leaves(self.rows)
@@ -165,8 +166,8 @@ class FileStates:
         }
 
     def saved(self) -> None:
-        """A checkpoint holds the last snapshot, whose slots are not written to until
-        there are two newer ones.
+        """Called when the last snapshot is in a checkpoint on the disk. Its slots are
+        not overwritten until there are two newer checkpoints.
         """
         self._saved_before = self._saved
         self._saved = self._slot.copy()

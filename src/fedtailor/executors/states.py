@@ -50,7 +50,7 @@ class States(Protocol):
         ...
 
     def saved(self) -> None:
-        """Called when a checkpoint holds the last snapshot."""
+        """Called when the last snapshot is in a checkpoint on the disk."""
         ...
 
     def restore(self, saved: Any) -> None:
@@ -59,14 +59,12 @@ class States(Protocol):
 
 
 class _InMemory:
-    """What states in memory have in common: all can be read at once, and a checkpoint
-    holds copies.
-    """
+    """Base of states in memory: all can be read at once, and snapshots are copies."""
 
     at_once = sys.maxsize
 
     def saved(self) -> None:
-        """Nothing is kept for a checkpoint."""
+        """Do nothing: the snapshot was a copy."""
 
 
 class HostStates(_InMemory):
@@ -106,7 +104,7 @@ class HostStates(_InMemory):
 
 
 class DeviceStates(_InMemory):
-    """`States` on accelerators, so that they do not travel."""
+    """`States` on accelerators, so that they are not moved between host and device."""
 
     def __init__(self, state: ClientState, clients: int) -> None:
         """All m clients start from `state` (one client's pytree of arrays)."""

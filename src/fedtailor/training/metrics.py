@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 PRIVACY = "all"
-"""The split of epsilons: they are of no rows in particular."""
+"""Stands for the split in evaluations of epsilon, which is of no split in particular."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,9 @@ class Evaluation:
         round: rounds done.
         clients: [c] positions in the federation.
         unseen: whether these clients never trained.
-        split: "val" or "test"; of an epsilon `PRIVACY`.
-        metric: name of what was measured: a `Metric`'s, or of a further number that it
-            reports.
-        values: [c], as `Metric.result` gives them; targets' units are those of the data
-            as the user gave them.
+        split: "val" or "test"; `PRIVACY` for an epsilon.
+        metric: the name of a `Metric`, or of a further number that one reports.
+        values: [c], as `Metric.result` gives them, in the unit of the user's data.
     """
 
     round: int
@@ -57,29 +55,30 @@ class Metrics:
     ) -> None:
         """Add what clients answered to the task "evaluate".
 
-        Clients are listed in the federation's order. Left out are those without samples
-        in a split, and those for which a metric is not defined (as the area under the
-        curve where all samples are of one class).
+        Clients are recorded in the federation's order, without those that have no
+        samples in a split, or for which a metric is not defined (such as the area under
+        the curve if all samples are of one class).
 
         Args:
             round: rounds done.
             clients: [c] who answered, as positions in the federation.
             unseen: whether they never trained.
-            scores: split -> "count" [c] and "statistics", of every metric by its name,
-                stacked [c, ...].
+            scores: split -> "count", the samples of each client [c], and "statistics",
+                metric's name -> statistics stacked over clients [c, ...].
             metrics: what was measured.
-            target_scale: what one unit of the model's target is in the user's own.
+            target_scale: the factor from the unit of the model's target to the unit of
+                the user's data.
         """
         # Clients are given in the order of their ids; tables list them as the user did.
         order = np.argsort(clients)
-        for split, of_split in scores.items():
-            present = order[of_split["count"][order] > 0]
+        for split, split_scores in scores.items():
+            present = order[split_scores["count"][order] > 0]
             if not len(present):
                 continue
             for metric in metrics:
                 statistic = {
                     key: rows[present]
-                    for key, rows in of_split["statistics"][metric.name].items()
+                    for key, rows in split_scores["statistics"][metric.name].items()
                 }
                 for name, values in metric.values_of_clients(statistic).items():
                     defined = ~np.isnan(values)
@@ -87,10 +86,14 @@ class Metrics:
                         continue
                     if metric.unit == "target":
                         values = values * target_scale
-                    measured = clients[present][defined]
                     self.evaluations.append(
                         Evaluation(
-                            round, measured, unseen, split, name, values[defined]
+                            round=round,
+                            clients=clients[present][defined],
+                            unseen=unseen,
+                            split=split,
+                            metric=name,
+                            values=values[defined],
                         )
                     )
 

@@ -68,12 +68,13 @@ class Participation:
         return self.count
 
     def room(self, clients: int) -> int:
-        """Rows that programs make room for where the number of reporters varies: 8, 12,
-        16, 24, ... ; else 0.
+        """How many clients programs are compiled for (`Cohort.room`) when `clients`
+        report: 8, 12, 16, 24, 32, ... under Poisson sampling, where the number of
+        reporters varies; else 0.
         """
         if self.sampling != "poisson":
             return 0
-        # Few sizes, for each is a program to compile; at most half of the rows are empty.
+        # Few sizes, as a program is compiled for each of them.
         power = next_power_of_two(max(clients, 8))
         return power * 3 // 4 if clients <= power * 3 // 4 else power
 

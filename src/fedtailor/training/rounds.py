@@ -105,8 +105,7 @@ class Rounds(Generic[ExecutorT]):
 
         Raises:
             ValueError: the method or a pipeline is not defined for this population, or
-                a metric for this model; or the seed is outside of the range in which
-                different seeds give different random numbers.
+                a metric for this model; or the seed is not in 0..2^32 - 1.
         """
         seed = check_seed(seed)
         self.executor = executor

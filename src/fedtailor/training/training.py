@@ -93,9 +93,9 @@ class Training(Rounds[ExecutorT]):
     ) -> Exchanges[list[Service]]:
         """What some clients need to predict, whether they have taken part or not.
 
-        Clients of the population that were never sampled hold the state that all began
-        with, which nobody has trained: where the method keeps states they are served as
-        newcomers are.
+        Clients of the population that were never sampled still have the initial state,
+        which nobody has trained. If the method keeps states, they are served like
+        newcomers.
 
         Args:
             table: the executor's seen or unseen clients, or newcomers.
@@ -103,8 +103,8 @@ class Training(Rounds[ExecutorT]):
             ledger: what the service is charged to; None = to nobody.
 
         Returns:
-            At most two services: of clients that have taken part, and of those that
-                have not.
+            At most two services: one of the clients that have taken part, and one of
+            those that have not.
         """
         is_population = table is self.executor.seen
         took_part = np.full(len(clients), is_population)

@@ -1,13 +1,13 @@
 """How all clients of a cohort run: one client's function mapped over the cohort,
 sharded over the devices.
 
-What the server sends is a set of *streams*: arrays [s, ...] of a *kind* ("model",
-"control", ...), each stored once per device. Which of them a client receives is a list of
-k stream numbers, its *recipients* entry, where -1 is no stream. A client's *address* says
-where its examples lie in the pool, and holds its random keys. A *row* is the place of a
-client in the arrays of a program, whose leading axis is c: the cohort in an order that
-balances the devices, then padding. A client that is not to *reply* runs like the others,
-and the server ignores what it computed.
+The server sends messages of several *kinds* ("model", "control", ...). The s different
+arrays of one kind are its *streams* [s, ...]; each device stores all of them once. A client
+receives k of them, as numbers in 0..s - 1 or -1 for none. Its *address* says where its
+examples are in the pool of all examples, and holds its random keys. A *row* is the place of
+a client on the leading axis c of a program's arrays: first come the clients of the cohort,
+in an order that balances the devices, then padding. Clients that are asked to *reply*
+report to the server; the others run the same program, and what they compute is ignored.
 """
 
 from collections.abc import Callable
@@ -101,8 +101,8 @@ def map_clients(
     # divided.
     everywhere, divided = PartitionSpec(), PartitionSpec(AXIS)
 
-    # Without `check_vma`, which refuses loops whose carry begins equal on all devices
-    # (a model) and then differs between them (the clients' models).
+    # Without `check_vma`, which refuses a loop whose carry starts as a constant (a sum at
+    # zero) and then differs between devices (the sum over a client's batches).
     @partial(
         jax.shard_map,
         mesh=mesh,

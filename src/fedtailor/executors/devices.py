@@ -1,5 +1,5 @@
-"""The devices: the examples that lie on them, and the programs that run there for the
-clients of exchanges.
+"""The devices: the examples that are stored on them, and the programs that run there for
+the clients of exchanges. (`map_clients` explains streams, addresses and rows.)
 """
 
 import math
@@ -27,11 +27,11 @@ from fedtailor.models import Model
 from fedtailor.protocol import Algorithm, BatchMetric, ClientState, Exchange
 
 MEMORY_SHARE = 0.9
-"""The share of the free memory that a program may plan with."""
+"""The fraction of the free memory that a program may use."""
 MAX_CHUNK = 1024
-"""The largest number of clients at once that is tried."""
+"""The most clients that a device trains at once."""
 UNPLANNED_CHUNK = 32
-"""Clients at once on accelerators that keep no account of their memory."""
+"""Clients trained at once on accelerators that do not report their memory."""
 
 Rows = tuple[PackedInputs, ClientState, dict[str, NDArray[Any]]]
 """A cohort as programs take it: inputs, states and scalars of its clients, stacked."""
@@ -39,24 +39,22 @@ Rows = tuple[PackedInputs, ClientState, dict[str, NDArray[Any]]]
 
 @dataclass(frozen=True)
 class ExchangeRequest:
-    """An exchange as programs take it: numbers in place of clients.
-
-    A program has one row for each client, in an order that balances the devices, and
-    rows of padding behind them.
+    """An exchange as programs take it: arrays with one row for each client, in an order
+    that balances the devices.
 
     Attributes:
         federation: whose clients they are, as a position among the federations of the
             `Devices`.
         exchange: what is asked of them.
         model: what is trained.
-        clients: [c] the clients' positions in that federation, in the order of the
-            rows.
-        order: [c] for each row, its client's position in the cohort.
-        sizes: [c, 3] their samples in train, val and test, by rows.
-        row_count: c rounded up to whole shards.
-        keys: [c, 2] and [c, 2] raw keys of this round, and of all rounds, by rows.
+        clients: [c] the position in that federation of each row's client.
+        order: [c] the position in the cohort of each row's client.
+        sizes: [c, 3] samples in train, val and test, by rows.
+        row_count: rows of the program: c and those of padding, which follow.
+        keys: raw keys by rows: those for this round [c, 2], and those for what is drawn
+            once for all rounds [c, 2].
         reporting: [c] who is to answer, by rows.
-        states: their states, `row_count` of them.
+        states: states by rows; every leaf is [row_count, ...].
     """
 
     federation: int
@@ -72,11 +70,12 @@ class ExchangeRequest:
 
     @cached_property
     def program(self) -> Hashable:
-        """A key that is equal for requests which one call of a compiled program can
-        serve.
+        """A key that is equal for requests that one call of a compiled program can
+        answer together.
 
-        They have the same task, hyper-parameters (to the bit: they are shared), model
-        and number of rows, and states and messages of equal shapes and types.
+        Such requests have the same task, hyper-parameters (to the bit, as they are passed
+        once), model and number of rows, and states and messages of equal shapes and
+        types.
         """
         exchange = self.exchange
         numbers, structure = jax.tree.flatten(
@@ -171,8 +170,8 @@ class Devices:
             kind -> the streams of all requests one after another, on every device; and
             for each request the rows of its clients.
         """
-        # The streams of one kind are those of all requests, one below the other. So the
-        # numbers of a request's streams grow by the count of those above its own.
+        # The streams of all requests are concatenated. So the numbers of a request's
+        # streams are shifted by the count of streams before its own.
         values = {}
         offsets: list[dict[str, int]] = [{} for _ in requests]
         for kind in requests[0].exchange.downlink.streams:
@@ -191,7 +190,8 @@ class Devices:
 
         Args:
             request: the clients, and what they are sent.
-            offset: kind -> the number of the request's first stream.
+            offset: kind -> the number of the request's first stream among those of all
+                requests.
         """
         downlink = request.exchange.downlink
         addresses = (
@@ -223,8 +223,8 @@ class Devices:
         return row
 
     def _shard_rows(self, values: ArrayLike) -> ArrayLike:
-        """Rows of the cohort as the program takes them, which shards the host's arrays
-        itself where all devices are this process's.
+        """Rows of the cohort as an argument of the program. It shards arrays of the host
+        itself, unless some devices are of other processes.
         """
         if isinstance(values, np.ndarray) and self.sharded.is_fully_addressable:
             return values
@@ -235,7 +235,7 @@ class Devices:
         device, where they stay from round to round.
         """
         parts = exchange.algorithm, exchange.uplink, exchange.received_through
-        # Identity, for equality of hyper-parameters would have to compare arrays.
+        # By identity: to compare hyper-parameters, arrays would have to be compared.
         pairs = zip(parts, self._last_parts, strict=True)
         if any(part is not last for part, last in pairs):
             self._last_parts = parts
@@ -342,8 +342,8 @@ def free_memory(devices: Sequence[Any]) -> float:
 
 
 def _interleave(rows: Sequence[Rows]) -> Rows:
-    """The rows of several requests as one cohort: row r of every request, then row r +
-    1, so that every device gets an equal share of each request.
+    """The rows of several requests as one cohort: row 0 of every request, then row 1 of
+    every request, ..., so that every device gets equally many rows of each request.
     """
 
     def interleave(*leaves: Array | np.ndarray) -> Array | np.ndarray:
@@ -366,5 +366,5 @@ def _separate(outputs: Outputs, requests: int) -> list[Outputs]:
 
 
 def _is_integer(value: ArrayLike) -> bool:
-    """Whether a number that travels is a count or a flag, which stays an integer."""
+    """Whether a scalar of a message is a count or a flag, which stays an integer."""
     return np.asarray(value).dtype.kind in "iub"

@@ -1,9 +1,9 @@
-"""Several runs in lock-step: what they ask of their clients at a time becomes one
-cohort.
+"""Several runs in lock-step: the exchanges that they yield at the same step are answered
+together, as one cohort.
 
-The seeds of one method ask the same of equally many clients. A cohort of twenty small
-clients leaves most of a GPU idle, and clients of unequal sizes leave one of several
-devices waiting; all seeds' cohorts together do so less.
+Runs of one method with different seeds yield exchanges of the same task and size. A cohort
+of twenty small clients leaves most of a GPU idle, and clients of unequal sizes leave one of
+several devices waiting; the cohorts of all seeds together use the devices better.
 """
 
 import threading
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class LockstepGroup:
-    """The executors of several runs, and how these are driven together.
+    """The executors of several runs, which it drives together.
 
     Attributes:
         executors: one for each federation.
@@ -126,10 +126,10 @@ class _Member(Generic[T]):
     """One run of a group.
 
     Attributes:
-        exchange: what it asks now; None when it has ended.
-        answer: what it is answered: answers, or an error that belongs to it.
-        error: what ended it.
-        result: what it returned.
+        exchange: the exchange that it waits for; None when it has ended.
+        answer: what is sent into it next: answers, or an error to raise in it.
+        error: the error that ended it, if one did.
+        result: what it returned, if it has ended without an error.
     """
 
     result: T

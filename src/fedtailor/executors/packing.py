@@ -28,7 +28,8 @@ class PackedInputs:
     Attributes:
         numbers: [w] address (10), round, reply, then the streams of every kind of
             message; over a cohort [c, w].
-        kinds: the kinds of message, and how many streams of each a client receives.
+        kinds: for each kind of message its name, and how many streams of it a client
+            receives.
     """
 
     numbers: Int[Array, "*c w"]
@@ -48,7 +49,7 @@ class PackedInputs:
             padded: rows of the result.
             addresses: the fields of the cohort's `ClientAddress`.
             round: the round (0-based).
-            reply: [c] who is to answer.
+            reply: [c] which clients are to answer.
             recipients: kind -> [c, k] the streams that each client receives, -1 =
                 nothing.
 

@@ -46,6 +46,7 @@ class APFL(FedAvg):
     the two models (`mix="logits"`), with the gradients that belong to them.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="apfl",
         paper="Deng et al. 2020, Adaptive Personalized Federated Learning",
@@ -104,6 +105,7 @@ class APFL(FedAvg):
             (v, w), alpha = carry
             # The mixture's gradients are taken before v and w take their steps.
             grad_v, grad_alpha = self._gradients(local, (v, w), alpha, batch)
+            # With alpha_lr = 0 alpha is fixed, and this is not compiled.
             if not is_off(self.alpha_lr):
                 # Once a round, on its first batch; later its gradient is not computed.
                 alpha = jax.lax.cond(
@@ -116,7 +118,7 @@ class APFL(FedAvg):
             return (v, w), alpha
 
         # v goes on from the client's last round, w_i starts at the model received.
-        start = local.params(state["model"]), local.params(inbox["model"][0])
+        start = local.params(state["model"]), local.params(inbox.only("model"))
         carry = start, state["alpha"]
         (v, w), alpha = local.loop(
             carry, step, local.steps(sgd), sgd.batch_size, drop_last=sgd.drop_last
@@ -166,7 +168,7 @@ class APFL(FedAvg):
     def personal(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> Predictor:
-        v, w, alpha = state["model"], inbox["model"][0], state["alpha"]
+        v, w, alpha = state["model"], inbox.only("model"), state["alpha"]
         if self.mix == "logits":
             return Mixture(
                 jnp.stack([alpha, 1 - alpha]), jnp.stack([v, w]), logits=True
@@ -174,5 +176,6 @@ class APFL(FedAvg):
         return alpha * v + (1 - alpha) * w
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
-        # a round as all others do it, from v = w; what it would send is dropped
-        return self.client(self.init_client(inbox["model"][0]), inbox, local)[0]
+        # One round as of any client, from v = w. `client` returns the new state and a
+        # message to the server, which is not sent.
+        return self.client(self.init_client(inbox.only("model")), inbox, local)[0]

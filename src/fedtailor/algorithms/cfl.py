@@ -101,6 +101,7 @@ class CFL(Algorithm):
     side with whose members it has the higher mean cosine.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="cfl",
         paper=(
@@ -189,6 +190,7 @@ class CFL(Algorithm):
         )
 
     def broadcast(self, server: CFLState, cohort: Cohort) -> Downlink:
+        # Each client receives the model of its cluster: one number in each row [c, 1].
         cluster = server.cluster[cohort.position].astype(np.int32)
         return Downlink({"model": Streams(server.model, cluster[:, None])})
 
@@ -198,7 +200,7 @@ class CFL(Algorithm):
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
-        theta = inbox["model"][0]
+        theta = inbox.only("model")
         if not self.persist:
             return state, {"model": local.sgd(theta, self.sgd)}
         trained, velocity = sgd_from_velocity(local, theta, state["velocity"], self.sgd)
@@ -327,6 +329,7 @@ class CFL(Algorithm):
     # ----------------------------------------------------------------------------------
 
     def serve(self, server: CFLState, cohort: Cohort) -> Downlink:
+        # Clients that took part receive the model of their cluster, as in a round.
         if cohort.seen:
             return self.broadcast(server, cohort)
         if not server.splits:
@@ -387,7 +390,7 @@ class CFL(Algorithm):
     def personal(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> Predictor:
-        return state["model"] if "model" in state else inbox["model"][0]
+        return state["model"] if "model" in state else inbox.only("model")
 
 
 def _capacity(clusters: int) -> int:

@@ -126,7 +126,8 @@ class Contextual(Algorithm):
     def broadcast(self, server: ContextualState, cohort: Cohort) -> Downlink:
         context = server.context[cohort.position].astype(np.int32)
         if (server.context < 0).all():
-            # Nobody has reported, so all contexts still are the common initial model.
+            # Nobody has reported, so all contexts still are the common initial model:
+            # every client is sent context 0.
             recipients = np.zeros((len(cohort), 1), np.int32)
         elif (context >= 0).all():
             recipients = context[:, None]
@@ -158,18 +159,23 @@ class Contextual(Algorithm):
         clusters = label.max() + 1
         share = reporter_weights(cohort, self.weights)[rows]
         weights = cluster_averages(label, clusters, share)
+        # Rows of weights sum to 1, so `mix` returns the means of the clusters and does
+        # not read the old models, which only give the shape here.
         means = mix(contexts[:clusters], uploads, weights)
         # k-means numbers its clusters anew in every round: each cluster continues the
         # context that is nearest to its mean.
         context_of_cluster = match(squared_distances(means, contexts))
         context[cohort.reporters] = context_of_cluster[label]
-        # omega_k <- (1 - alpha) omega_k + alpha mean_k; a context that no cluster
-        # continues has a row of zeros and stays as it is.
+        # omega_k <- (1 - alpha) omega_k + alpha mean_k, by a row of weights with the
+        # one entry alpha. A context that no cluster continues has a row of zeros, with
+        # which `mix` leaves it unchanged.
         continues = np.arange(len(contexts))[:, None] == context_of_cluster
         model = mix(contexts, means, self.alpha * continues)
         return server.replace(model=model, context=context)
 
     def serve(self, server: ContextualState, cohort: Cohort) -> Downlink:
+        # Clients that took part have their personal model and need nothing; the others
+        # choose among all contexts (`init_unseen`).
         if cohort.seen:
             return Downlink()
         return Downlink({"model": Streams.all_to_all(server.model, len(cohort))})
@@ -263,6 +269,7 @@ class CGPFL(Contextual):
     theta around that context.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="cgpfl",
         paper=(

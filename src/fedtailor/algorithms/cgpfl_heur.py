@@ -39,6 +39,7 @@ class CGPFLHeur(Contextual):
     and is left out as in the paper.)
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="cgpfl-heur",
         paper=(

@@ -107,6 +107,7 @@ class DAPPER(Algorithm):
         F_C'(h) = tr(H' M_uu H) - 2 tr(H' M_uy) + constant    for h(x) = H' u
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="dapper",
         paper=(
@@ -252,7 +253,7 @@ class DAPPER(Algorithm):
 
         update = train_closest(inbox, local, self.clusters, train)
         if self.best:
-            update = {**update, **validation_loss(inbox["model"][0], local)}
+            update = {**update, **validation_loss(inbox.only("model"), local)}
         return state, update
 
     def server(
@@ -276,14 +277,14 @@ class DAPPER(Algorithm):
     # ----------------------------------------------------------------------------------
 
     def probe_downlink(self, server: WithMoments, cohort: Cohort) -> Downlink:
-        # Clients know the initial model (from the seed), so it does not travel.
+        # Clients can compute the initial model from the seed, so it is not charged.
         start = present(server.models).model[0]
         return Downlink(
             {"model": Streams.everyone(start, len(cohort), already_held=True)}
         )
 
     def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
-        theta = inbox["model"][0]
+        theta = inbox.only("model")
         sums, deviation = sums_of_moments(theta, local, self.tune.batch_size)
         means = sums / jnp.maximum(local.size, 1)
         return {"moments": means, "deviation": deviation}
@@ -291,6 +292,7 @@ class DAPPER(Algorithm):
     def aggregate_probe(
         self, server: WithMoments, answers: Answers, cohort: Cohort
     ) -> WithMoments:
+        # `host` gives what each client sent as a NumPy array [c, ...].
         deviation = answers.host("deviation")[cohort.reporting]
         require(bool((deviation < _ROUNDING).all()), _NOT_LINEAR)
         # The mean over all clients' samples is the mean of the clients' means [c, ...],
@@ -310,6 +312,7 @@ class DAPPER(Algorithm):
             return Downlink(models)
         if self.source == "moments":
             assert isinstance(server, WithMoments)
+            # one stream [1, ...], which every client receives (row 0)
             to_everyone = np.zeros((len(cohort), 1), np.int32)
             moments = Streams(jnp.asarray(server.moments)[None], to_everyone)
             return Downlink({**models, "moments": moments})
@@ -473,7 +476,9 @@ class DAPPER(Algorithm):
             input_shape = batch.x.shape[1:]
 
             def loss_of_others(params: Params) -> Float[Array, ""]:
-                return loss_by_moments(params, inbox["moments"][0], local, input_shape)
+                return loss_by_moments(
+                    params, inbox.only("moments"), local, input_shape
+                )
 
             own = local.batch_gradient(params, batch)
             others = jax.grad(loss_of_others)(params)

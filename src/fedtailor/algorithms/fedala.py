@@ -52,6 +52,7 @@ class FedALA(FedAvg):
     0.005 in batches of 10, without the last partial one, always in the same order.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="fedala",
         paper=(
@@ -103,7 +104,7 @@ class FedALA(FedAvg):
     def client(
         self, state: Any, inbox: Inbox, local: LocalTrainer
     ) -> tuple[Any, ClientUpdate]:
-        theta = inbox["model"][0]
+        theta = inbox.only("model")
         weights, began = self._learn(state, theta, local)
         start = self._start(state["model"], theta, weights, local)
         trained = local.sgd(start, self.sgd)
@@ -111,12 +112,12 @@ class FedALA(FedAvg):
         return state, {"model": trained}
 
     def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
-        theta = inbox["model"][0]
+        theta = inbox.only("model")
         weights, _ = self._learn(state, theta, local)
         return self._start(state["model"], theta, weights, local)
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
-        theta, part = inbox["model"][0], local.part_of_model(self.part)
+        theta, part = inbox.only("model"), local.part_of_model(self.part)
         return {
             "model": theta,
             "weights": jnp.ones(part.size, theta.dtype),
@@ -160,6 +161,7 @@ class FedALA(FedAvg):
         # in a client's first round, where all W are equally good.
         difference = part.take(theta) - part.take(own)
         differs = (difference != 0).any()
+        # With eta = 0 the weights stay 1, and no learning is compiled.
         if is_off(self.eta):
             return state["weights"], state["began"] | differs
         sampled = self._sampled(local)

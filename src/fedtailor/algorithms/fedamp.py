@@ -70,6 +70,7 @@ class FedAMP(Algorithm):
     a round does.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="fedamp",
         paper=(
@@ -149,7 +150,8 @@ class FedAMP(Algorithm):
 
     def broadcast(self, server: FedAMPState, cohort: Cohort) -> Downlink:
         clients = cohort.position
-        # u_i = sum_j xi_ij w_j for each client of the cohort; rows of xi sum to 1
+        # u_i = sum_j xi_ij w_j for each client of the cohort. Rows of xi sum to 1, so
+        # `mix` returns these averages and does not read its first argument.
         means = mix(server.models[clients], server.models, server.attention[clients])
         return Downlink({"model": Streams.one_each(means)})
 
@@ -217,14 +219,16 @@ class FedAMP(Algorithm):
         return jnp.asarray(server.models.mean(axis=0))  # there is no global model
 
     def serve(self, server: FedAMPState, cohort: Cohort) -> Downlink:
+        # Clients that took part have their personal model and need nothing.
         if cohort.seen:
             return Downlink()
-        # Newcomers receive the models of all clients that have ever sent one.
+        # New clients receive the models of all clients that have ever sent one (-1 =
+        # not sent).
         numbers = np.arange(len(server.sent))
         available = np.where(server.sent, numbers, -1).astype(np.int32)
         recipients = np.tile(available, (len(cohort), 1))
         models = Streams(jnp.asarray(server.models), recipients)
-        # They know the initial model (from the seed).
+        # They can compute the initial model from the seed, so it is not charged.
         start = Streams.everyone(server.initial, len(cohort), already_held=True)
         return Downlink({"model": models, "initial": start})
 
@@ -246,14 +250,15 @@ class FedAMP(Algorithm):
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
-        w = self._train(state["model"], inbox["model"][0], local)
+        w = self._train(state["model"], inbox.only("model"), local)
         return {"model": w}, {"model": w}
 
     def _train(
         self, w: Float[Array, " d"], u: Float[Array, " d"], local: LocalTrainer
     ) -> Float[Array, " d"]:
         """Minimise F_i(w) + lam / (2 alpha) |w - u|^2."""
-        # The gradient of the second term is a pull of strength lam / alpha towards u.
+        # `local.sgd` adds the gradient of the second term; with lam = 0 it is not even
+        # compiled.
         proximal = None if is_off(self.lam) else (self.lam / self.alpha, u)
         return local.sgd(w if self.start == "own" else u, self.sgd, proximal=proximal)
 
@@ -268,7 +273,7 @@ class FedAMP(Algorithm):
         # First w, a model of its own to compare with the others: it is trained from
         # the mean of what they sent.
         average = sent @ models / jnp.maximum(sent.sum(), 1)
-        mean = jnp.where(sent.any(), average, inbox["initial"][0])
+        mean = jnp.where(sent.any(), average, inbox.only("initial"))
         w = local.sgd(mean, self.sgd)
         if self.heur:
             lengths = jnp.linalg.norm(models, axis=1) * jnp.linalg.norm(w)

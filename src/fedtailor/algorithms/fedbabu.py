@@ -41,6 +41,7 @@ class FedBABU(FedPer):
     in batches of 50 for 1, 4 or 10 epochs; the defaults here are the library's.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="fedbabu",
         paper=(
@@ -109,4 +110,4 @@ class FedBABU(FedPer):
     def _received(self, inbox: Inbox, local: LocalTrainer) -> Float[Array, " d"]:
         """The received body under the initial head h^0."""
         body = self._own(local).complement
-        return body.put(inbox["initial"][0], inbox["model"][0])
+        return body.put(inbox.only("initial"), inbox.only("model"))

@@ -36,6 +36,7 @@ class FedBN(FedPer):
     client are the same.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="fedbn",
         paper=(

@@ -74,6 +74,7 @@ class FedDBE(FedAvg):
     all z but those of predictions, zbar's too, are by the statistics of batches.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="feddbe",
         paper=(
@@ -138,15 +139,15 @@ class FedDBE(FedAvg):
         self, server: FedDBEState, answers: Answers, cohort: Cohort
     ) -> FedDBEState:
         share = reporter_weights(cohort, "samples")
-        means = answers.host("features")
+        means = answers.host("features")  # of each client, as a NumPy array [c, ...]
         # zbar, weighted by samples. Not a matrix product, whose rounding depends on
         # where in memory the matrices are.
         weighted = along_axis(share, 0, means.ndim) * means
         return server.replace(mean=weighted.sum(axis=0).astype(means.dtype))
 
     def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
-        # zbar travels to every client once: in its first round, or when it is served as
-        # a newcomer.
+        # Every client receives zbar once: in its first round, or when it predicts
+        # without having taken part. Stream 0 is zbar; -1 = not sent.
         told = np.zeros(len(cohort), bool)
         if cohort.seen:
             told = server.told[cohort.position]
@@ -165,6 +166,7 @@ class FedDBE(FedAvg):
         return new.replace(told=told)
 
     def serve(self, server: Any, cohort: Cohort) -> Downlink:
+        # Clients that never took part need zbar, too, as in a client's first round.
         if not cohort.seen:
             return self.broadcast(server, cohort)
         return Downlink({"model": Streams.everyone(server.model, len(cohort))})
@@ -173,7 +175,7 @@ class FedDBE(FedAvg):
     # ----------------------------------------------------------------------------------
 
     def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
-        params = local.params(inbox["model"][0])
+        params = local.params(inbox.only("model"))
         example = local.draw("features", 0, 1)
         features = jax.eval_shape(local.features, params, example.x)
 
@@ -199,16 +201,16 @@ class FedDBE(FedAvg):
         # A client that is sent zbar in this round starts its running mean r_i there;
         # the others keep both.
         is_sent = inbox.received["features"][0]
-        mean = jnp.where(is_sent, inbox["features"][0], state["mean"])
+        mean = jnp.where(is_sent, inbox.only("features"), state["mean"])
         running = jnp.where(is_sent, mean, state["running"])
-        start = local.params(inbox["model"][0]), state["vector"], running
+        start = local.params(inbox.only("model")), state["vector"], running
         params, vector, running = self._train(start, mean, local, train_model=True)
         state = {"vector": vector, "running": running, "mean": mean}
         return state, {"model": local.vector(params)}
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
-        mean = inbox["features"][0]
-        start = local.params(inbox["model"][0]), jnp.zeros_like(mean), mean
+        mean = inbox.only("features")
+        start = local.params(inbox.only("model")), jnp.zeros_like(mean), mean
         _, vector, running = self._train(start, mean, local, train_model=False)
         return {"vector": vector, "running": running, "mean": mean}
 
@@ -247,6 +249,7 @@ class FedDBE(FedAvg):
                 # loss_b( h(z + m_i) ) + kappa |r - zbar|^2
                 outputs = local.head_outputs(params, z + vector if self.vector else z)
                 total = mean_over(local.losses(outputs, batch.y), batch.weight)
+                # With kappa = 0 this term is not compiled.
                 if not is_off(self.kappa):
                     pull = self.kappa * jnp.square(new_running - mean).sum()
                     total = total + pull
@@ -267,7 +270,7 @@ class FedDBE(FedAvg):
     def personal(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> Predictor:
-        theta = inbox["model"][0]
+        theta = inbox.only("model")
         if not self.vector:
             return theta
         # The head is linear: h(z + m) = h(z) + (h(m) - h(0)), so m is another bias.

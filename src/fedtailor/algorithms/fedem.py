@@ -66,6 +66,7 @@ class FedEM(Algorithm):
     models, without training; any client whose proportions have converged has the same.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="fedem",
         paper=(
@@ -120,12 +121,12 @@ class FedEM(Algorithm):
     def server(
         self, server: FedEMState, downlink: Downlink, answers: Answers, cohort: Cohort
     ) -> FedEMState:
+        # theta_k <- sum_i q_i theta_ik, one component k after another, all with the
+        # same row of weights q [1, c].
         weights = reporter_weights(cohort, self.weights)[None]
-        # theta_k <- sum_i q_i theta_ik, component by component: the weights q are the
-        # same for all of them.
         averages = []
         for k in range(self.components):
-            component = answers["model"].item(k)
+            component = answers["model"].item(k)  # theta_ik of all clients, [c, d]
             old = server.model[k : k + 1]  # [1, d]
             averages.append(mix(old, component, weights))
         return FedEMState(jnp.concatenate(averages))
@@ -190,12 +191,13 @@ class FedEM(Algorithm):
         return Mixture(state["weights"], inbox["model"])
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
-        # E steps from equal proportions; the models stay as they are.
+        # E steps only: the models are not trained.
         models = self._models(inbox, local)
 
         def e_step(_: Array, pi: Array) -> Array:
             return self._expectation(models, pi, local)
 
+        # Equal proportions; `init_client` needs any one model, for its type only.
         start = self.init_client(inbox["model"][0])["weights"]
         return {"weights": local.fori_loop(self.newcomer_steps, e_step, start)}
 

@@ -68,6 +68,7 @@ class FedFomo(Algorithm):
     it has to give.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="fedfomo",
         paper=(
@@ -177,14 +178,15 @@ class FedFomo(Algorithm):
         clients = len(server.uploaded)
         uploaded = server.uploaded.copy()
         uploaded[cohort.reporters] = True
-        # Store the models of the reporters; one past the end = nowhere.
+        # Store the models of the reporters. Rows that are not to be stored (other
+        # clients, padding) get a position past the end, which `_store` drops.
         models = answers["model"]
         position = np.where(cohort.reporting, cohort.position, clients)
         rows = models.to_rows(position, fill=clients)
         model = _store(server.model, models.values, rows)
-        # Add the weights [c, M] to the affinities of the clients whose models were sent
-        # (-1 = none).
-        weights = answers.host("weights")
+        # Add the weights [c, M] to the affinities. `recipients` [c, M] holds whose
+        # models each client was sent (-1 = none at this position).
+        weights = answers.host("weights")  # as a NumPy array
         owners = downlink.streams["model"].recipients
         row, column = np.nonzero((owners >= 0) & cohort.reporting[:, None])
         affinity = server.affinity.copy()
@@ -196,13 +198,15 @@ class FedFomo(Algorithm):
         return server.model.mean(axis=0)
 
     def serve(self, server: FedFomoState, cohort: Cohort) -> Downlink:
+        # Clients that took part have their models and need nothing.
         if cohort.seen:
             return Downlink()
-        # Newcomers receive the models of all clients that have ever uploaded one.
+        # New clients receive the models of all clients that have ever uploaded one (-1
+        # = not sent).
         numbers = np.arange(len(server.uploaded))
         available = np.where(server.uploaded, numbers, -1).astype(np.int32)
         models = Streams(server.model, np.tile(available, (len(cohort), 1)))
-        # They know the initial model (from the seed).
+        # They can compute the initial model from the seed, so it is not charged.
         start = Streams.everyone(server.initial, len(cohort), already_held=True)
         return Downlink({"model": models, "initial": start})
 
@@ -228,7 +232,7 @@ class FedFomo(Algorithm):
         return state, {"model": state["model"], "weights": weights[:-1]}
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
-        start = self.init_client(inbox["initial"][0])
+        start = self.init_client(inbox.only("initial"))
         state, _ = self._update(start, inbox, local, use_val=False)
         return state
 

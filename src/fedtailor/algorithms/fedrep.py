@@ -28,6 +28,7 @@ class FedRep(FedPer):
     before 2.0 its momentum goes on to move the head while the body trains.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="fedrep",
         paper=(

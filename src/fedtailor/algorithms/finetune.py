@@ -43,6 +43,7 @@ class FineTune(FedAvg):
     then send that loss and the number of those samples, too.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="finetune",
         paper=(
@@ -80,7 +81,7 @@ class FineTune(FedAvg):
             return state, update
         # The loss of the model as received, which is the same model for all: the
         # reporters' mean compares rounds.
-        return state, {**update, **validation_loss(inbox["model"][0], local)}
+        return state, {**update, **validation_loss(inbox.only("model"), local)}
 
     def server(
         self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort
@@ -98,4 +99,4 @@ class FineTune(FedAvg):
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> Predictor:
         # v_i = SGD(theta^T; D_i), whether or not the client ever took part
-        return local.sgd(inbox["model"][0], self.tune)
+        return local.sgd(inbox.only("model"), self.tune)

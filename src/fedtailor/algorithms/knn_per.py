@@ -48,6 +48,7 @@ class KNNPer(FedAvg):
     nothing is trained for it.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="knn-per",
         paper=(
@@ -107,7 +108,7 @@ class KNNPer(FedAvg):
     def personal(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> Predictor:
-        theta = inbox["model"][0]
+        theta = inbox.only("model")
         params = local.params(theta)
         features, labels, held = self._store(params, local)
         share = jnp.asarray(0.0 if self.lam is None else self.lam, theta.dtype)

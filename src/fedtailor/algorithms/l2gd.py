@@ -34,11 +34,11 @@ class L2GDState(ServerState):
     """The clients' mean, and the number of rounds."""
 
     model: Float[Array, "1 d"]
-    """xbar, as the clients last sent it."""
+    """xbar, the mean of the models that clients sent last."""
     rounds: int
-    """Rounds done."""
+    """Number of rounds so far."""
     local_rounds: int
-    """Those of them in which the clients trained."""
+    """Number of those rounds in which the clients trained."""
 
 
 @hyperparameters
@@ -63,6 +63,7 @@ class L2GD(Algorithm):
     and with the learning rates of rounds that are spread evenly over those done.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="l2gd",
         paper=(
@@ -111,6 +112,7 @@ class L2GD(Algorithm):
         return bool(coin < self.p)
 
     def init_server(self, init: Init, population: Population) -> L2GDState:
+        # model [1, d]: the server holds one model
         return L2GDState(model=init(0)[None], rounds=0, local_rounds=0)
 
     def init_client(self, theta: Float[Array, " d"]) -> ClientState:
@@ -134,7 +136,7 @@ class L2GD(Algorithm):
         if "model" in inbox.values:  # an averaging round
             # x_i <- (1 - tau) x_i + tau xbar: the step of the penalty's gradient
             tau = self._tau(self.sgd.rate(local.round))
-            x = (1 - tau) * x + tau * inbox["model"][0]
+            x = (1 - tau) * x + tau * inbox.only("model")
         else:
             # x_i <- x_i - eta g_i(x_i): the step of the loss
             x = local.sgd(x, self.sgd)
@@ -143,14 +145,16 @@ class L2GD(Algorithm):
     def server(
         self, server: L2GDState, downlink: Downlink, answers: Answers, cohort: Cohort
     ) -> L2GDState:
-        # xbar is the mean of what was sent; it stays in rounds that ask for no reply,
-        # in which nobody reports.
+        # xbar is the mean of the clients' models, by one row of weights [1, c]. In a
+        # round that asks for no reply all weights are 0, and `mix` returns the old xbar.
         weights = reporter_weights(cohort, self.weights)[None]
         model = mix(server.model, answers["model"], weights)
         is_local = not downlink.streams  # the mean travels in averaging rounds only
         return L2GDState(model, server.rounds + 1, server.local_rounds + is_local)
 
     def serve(self, server: L2GDState, cohort: Cohort) -> Downlink:
+        # Clients that took part have their personal model and need nothing; the others
+        # receive the mean to start from (`init_unseen`).
         if cohort.seen:
             return Downlink()
         mean = Streams.everyone(server.model, len(cohort))
@@ -165,7 +169,7 @@ class L2GD(Algorithm):
         return state["model"]
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
-        mean = inbox["model"][0]
+        mean = inbox.only("model")
         rounds, local_rounds = inbox.scalars["rounds"], inbox.scalars["local_rounds"]
         first = local.round - rounds
 

@@ -21,6 +21,7 @@ class LGFedAvg(FedPer):
     the received head, from the common initial model, for as long as a round.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="lg-fedavg",
         paper=(

@@ -47,6 +47,7 @@ class MAPPER(FedAvg):
     choose lambda* = 1 need no global model and leave it as it is.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="mapper",
         paper=(
@@ -91,7 +92,7 @@ class MAPPER(FedAvg):
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
-        theta = inbox["model"][0]
+        theta = inbox.only("model")
         fit_on, choose_on, train_on = self._parts(local)
         # Eq. 9 and 10 give h_l(lambda*) and lambda*; with these frozen, eq. 11 trains
         # h_c.
@@ -102,7 +103,7 @@ class MAPPER(FedAvg):
     def personal(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> Predictor:
-        theta = inbox["model"][0]
+        theta = inbox.only("model")
         fit_on, choose_on, _ = self._parts(local)
         lam, own = self._interpolate(theta, fit_on, choose_on)
         return _mixture(lam, own, theta)

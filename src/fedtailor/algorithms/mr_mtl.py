@@ -44,6 +44,7 @@ class MRMTL(FedAvg):
     added to the private gradient.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="mr-mtl",
         paper=(
@@ -77,17 +78,21 @@ class MRMTL(FedAvg):
     def client(
         self, state: Any, inbox: Inbox, local: LocalTrainer
     ) -> tuple[Any, ClientUpdate]:
-        # v_i goes on from where it was, not from the mean: vbar only pulls.
-        proximal = None if is_off(self.lam) else (self.lam, inbox["model"][0])
+        # Training goes on from the client's own v_i; the mean vbar is only in the
+        # proximal term, which is not compiled if lam = 0.
+        proximal = None if is_off(self.lam) else (self.lam, inbox.only("model"))
         v = local.sgd(state["model"], self.sgd, proximal=proximal)
         return {"model": v}, {"model": v}
 
     def serve(self, server: Any, cohort: Cohort) -> Downlink:
+        # Clients that took part predict with their own model and need nothing; the
+        # others receive the mean to start from (`init_unseen`).
         return Downlink() if cohort.seen else self.broadcast(server, cohort)
 
     def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
         return state["model"]
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
-        # a round as all others do it, from v = vbar; what it would send is dropped
-        return self.client(self.init_client(inbox["model"][0]), inbox, local)[0]
+        # One round as of any client, from v = vbar. `client` returns the new state and
+        # a message to the server, which is not sent.
+        return self.client(self.init_client(inbox.only("model")), inbox, local)[0]

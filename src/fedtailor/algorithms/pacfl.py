@@ -90,6 +90,7 @@ class PACFL(Algorithm):
     cluster's.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="pacfl",
         paper=(
@@ -187,7 +188,7 @@ class PACFL(Algorithm):
     def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
         # One example, and the model's outputs for it, tell how many features an input
         # has, and how many classes there are.
-        params = local.params(inbox["model"][0])
+        params = local.params(inbox.only("model"))
         example = local.draw("pacfl", 0, 1)
         outputs = jax.eval_shape(lambda x: local.logits(params, x), example.x)
         classes = outputs.shape[-1]
@@ -207,6 +208,7 @@ class PACFL(Algorithm):
     def aggregate_probe(
         self, server: PACFLState, answers: Answers, cohort: Cohort
     ) -> PACFLState:
+        # of each client, as a NumPy array [c, classes, p, features]
         bases = answers.host("bases").astype(np.float64)
         angles = self._angles(bases, bases)
         cluster = agglomerative(
@@ -258,6 +260,7 @@ class PACFL(Algorithm):
         if cohort.seen:
             return server.cluster[cohort.position].astype(np.int32)
         assert cohort.probes is not None and server.bases is not None
+        # what the new clients answered to the probe
         bases = cohort.probes.host("bases").astype(np.float64)
         nearest = self._angles(bases, server.bases).argmin(axis=1)
         return server.cluster[nearest].astype(np.int32)
@@ -265,7 +268,7 @@ class PACFL(Algorithm):
     def client(
         self, state: Any, inbox: Inbox, local: LocalTrainer
     ) -> tuple[Any, ClientUpdate]:
-        return state, {"model": local.sgd(inbox["model"][0], self.sgd)}
+        return state, {"model": local.sgd(inbox.only("model"), self.sgd)}
 
     def server(
         self, server: PACFLState, downlink: Downlink, answers: Answers, cohort: Cohort

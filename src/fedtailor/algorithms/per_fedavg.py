@@ -41,6 +41,7 @@ class PerFedAvg(FedAvg):
     over all its training samples.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="per-fedavg",
         paper=(
@@ -115,7 +116,7 @@ class PerFedAvg(FedAvg):
             hessian_times_g = self._hessian(local, params, other(step, 2), g)
             return _axpy(-self.alpha, hessian_times_g, g)
 
-        return state, {"model": local.sgd(inbox["model"][0], sgd, gradient=meta)}
+        return state, {"model": local.sgd(inbox.only("model"), sgd, gradient=meta)}
 
     def _hessian(
         self, local: LocalTrainer, params: Params, batch: Batch, g: Params
@@ -155,7 +156,7 @@ class PerFedAvg(FedAvg):
         def step(k: Array, w: Float[Array, " d"]) -> Float[Array, " d"]:
             return w - self.alpha * local.gradient(w)
 
-        return local.fori_loop(self.adapt_steps, step, inbox["model"][0])
+        return local.fori_loop(self.adapt_steps, step, inbox.only("model"))
 
 
 def _axpy(a: ScalarLike, x: Params, y: Params) -> Params:

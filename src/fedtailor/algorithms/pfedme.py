@@ -46,6 +46,7 @@ class PFedMe(Algorithm):
     solves around the final w.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="pfedme",
         paper="Dinh et al. 2020, Personalized Federated Learning with Moreau Envelopes",
@@ -121,7 +122,7 @@ class PFedMe(Algorithm):
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
         # w <- w - eta lam (w - theta) goes the share eta lam of the way to theta.
-        theta, w = self._solve(inbox["model"][0], local, self.outer_lr * self.lam)
+        theta, w = self._solve(inbox.only("model"), local, self.outer_lr * self.lam)
         return {"model": theta}, {"model": w}
 
     def _solve(
@@ -145,22 +146,27 @@ class PFedMe(Algorithm):
     def server(
         self, server: GlobalModel, downlink: Downlink, answers: Answers, cohort: Cohort
     ) -> GlobalModel:
-        # weights that sum to beta: (1 - beta) w + beta times the average
-        weights = self.beta * reporter_weights(cohort, self.weights)
-        return server.replace(model=mix(server.model, answers["model"], weights[None]))
+        # With weights [1, c] that sum to beta, `mix` returns (1 - beta) w + beta times
+        # the average of the reporters.
+        weights = self.beta * reporter_weights(cohort, self.weights)[None]
+        return server.replace(model=mix(server.model, answers["model"], weights))
 
     def serve(self, server: GlobalModel, cohort: Cohort) -> Downlink:
+        # Clients that took part have their personal model; the others start from the
+        # global one (`init_unseen`).
         needs_nothing = self.predict_with == "personal" and cohort.seen
         return Downlink() if needs_nothing else self.broadcast(server, cohort)
 
     def personal(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> Predictor:
-        return state["model"] if self.predict_with == "personal" else inbox["model"][0]
+        return (
+            state["model"] if self.predict_with == "personal" else inbox.only("model")
+        )
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         if self.predict_with == "global":
-            return self.init_client(inbox["model"][0])
-        # w is final, and stays where it is: all solves are around it.
-        theta, _ = self._solve(inbox["model"][0], local, share=0.0)
+            return self.init_client(inbox.only("model"))
+        # Training is over, so w does not change: all steps are around it (share = 0).
+        theta, _ = self._solve(inbox.only("model"), local, share=0.0)
         return {"model": theta}

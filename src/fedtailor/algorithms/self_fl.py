@@ -88,6 +88,7 @@ class SelfFL(Algorithm):
     averages; under sampling A sums over all clients that ever took part.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="self-fl",
         paper="Chen et al. 2022, Self-Aware Personalized Federated Learning",
@@ -232,7 +233,8 @@ class SelfFL(Algorithm):
         # eq. 11, smoothed as in section 4.1: weights that sum to C go that share of the
         # way to the average.
         weights = server.smoothing * self._weights(server, cohort)
-        return server.replace(model=mix(server.model, answers["model"], weights[None]))
+        model = mix(server.model, answers["model"], weights[None])  # weights [1, c]
+        return server.replace(model=model)
 
     def _with_variances(
         self, server: SelfFLState, answers: Answers, cohort: Cohort
@@ -282,6 +284,8 @@ class SelfFL(Algorithm):
         return np.where(is_used, precisions, 0.0)
 
     def serve(self, server: SelfFLState, cohort: Cohort) -> Downlink:
+        # Clients that took part predict with their own model and need nothing; the
+        # others start from what is sent in a round (`init_unseen`).
         return Downlink() if cohort.seen else self.broadcast(server, cohort)
 
     def personalization_gain(self, server: SelfFLState) -> NDArray[np.float64]:
@@ -321,7 +325,7 @@ class SelfFL(Algorithm):
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
-        theta = inbox["model"][0]
+        theta = inbox.only("model")
         others = inbox.scalars["others"]
         inter = inbox.scalars["inter"]
         s = inbox.scalars["intra"]
@@ -376,7 +380,7 @@ class SelfFL(Algorithm):
         # log(1 + 1/x), which is exact also for rho near 1.
         x = s * self._precision_of_others(others, inter)
         rate: Any = self.sgd.rate(local.round)
-        h = self._curvature(s, inbox["model"][0], local)
+        h = self._curvature(s, inbox.only("model"), local)
         log_contraction = jnp.log1p(-rate * h)
         exact = jnp.log1p(1 / jnp.where(x > 0, x, 1)) / -log_contraction
         # A quotient that is whole on paper must not be rounded up to the next number.
@@ -417,7 +421,7 @@ class SelfFL(Algorithm):
         return state["model"]
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
-        theta = inbox["model"][0]
+        theta = inbox.only("model")
         steps = local.steps(self.sgd)
         if self.dynamic_steps:
             steps = self._steps(inbox.scalars["intra"], inbox, local)

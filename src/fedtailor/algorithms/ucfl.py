@@ -101,6 +101,7 @@ class UCFL(Algorithm):
     error, mean over clients and over the later half of these rounds, goes on alone.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="ucfl",
         paper="Mestoukirdi et al. 2021, User-Centric Federated Learning",
@@ -211,7 +212,7 @@ class UCFL(Algorithm):
         return self._with_streams(server, np.asarray(self.rows, np.float64))
 
     def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
-        theta, n = inbox["model"][0], local.size
+        theta, n = inbox.only("model"), local.size
         # "auto" and `bound` do not need sigma^2 of one given n_k, but tr S / n, from
         # which that of every n_k follows.
         wants_trace = self.sigma_batch == "auto" or self.kernel == "bound"
@@ -257,6 +258,7 @@ class UCFL(Algorithm):
         if not self._competes:
             rows = user_centric_weights(probe, self.kernel)
             return self._with_streams(server, rows, probe)
+        # which clients have validation samples [c]
         validates = answers.host("validation") > 0
         require(
             bool(validates.any()),
@@ -397,6 +399,7 @@ class UCFL(Algorithm):
 
     def serve(self, server: UCFLState | Trial, cohort: Cohort) -> Downlink:
         server = server.leader if isinstance(server, Trial) else server
+        # Clients that took part have a stream; others are assigned one, or a mix.
         if not cohort.seen:
             return Downlink({"model": self._streams_for_newcomers(server, cohort)})
         stream = server.stream[cohort.position].astype(np.int32)
@@ -410,6 +413,7 @@ class UCFL(Algorithm):
         )
         added = self._streams_for_newcomers(server, waiting)
         models = jnp.concatenate([server.model, added.values])
+        # `added` gives each of its clients one stream: recipients are [clients, 1].
         stream[~is_mixed] = len(server.model) + added.recipients[:, 0]
         return Downlink({"model": Streams(models, stream[:, None])})
 
@@ -424,7 +428,8 @@ class UCFL(Algorithm):
         if server.one_for_each:
             models, is_trained = self._models_for_newcomers(server)
             rows = newcomer_rows(server, cohort, is_trained)
-            # A newcomer stays at theta^0 where nothing was trained yet.
+            # `mix` starts each newcomer from theta^0, where it stays (a row of zeros)
+            # if nothing was trained yet.
             start = jnp.repeat(server.initial[None], len(rows), axis=0)
             return Streams.one_each(mix(start, models, rows))
         everybody = np.ones(len(server.rows), bool)

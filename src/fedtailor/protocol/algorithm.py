@@ -22,17 +22,26 @@ all methods.
 
 
 Travels = Literal["nothing", "a part", "one model", "one of several", "several"]
-"""What of the server's models a client receives in a round: none, some entries of the
-only one, the only one, its own (or its group's) of several, or several."""
+"""Which of the server's models a client receives in a round:
+
+* "nothing": no model;
+* "a part": some entries of the server's only model;
+* "one model": the server's only model;
+* "one of several": one of the server's models, its own or its group's;
+* "several": several of the server's models, or all.
+"""
 
 Sees = Literal["nothing", "sums", "sums, numbers", "models", "data"]
-"""What the server computes with, of what clients send:
+"""What of the clients' messages the server must be able to read:
 
-* "sums": weighted sums over clients, with weights that do not depend on what is summed;
-* "sums, numbers": such sums of vectors, and a number or two of each client (its loss,
-  which model it chose);
+* "nothing": clients send nothing;
+* "sums": weighted sums of the clients' vectors only, with weights that do not depend on
+  the vectors. Secure aggregation can hide each client's vector;
+* "sums, numbers": such sums, and a number or two of each client (its loss, which model
+  it chose);
 * "models": each client's model or gradient;
-* "data": examples of clients, or a summary of each client's inputs."""
+* "data": examples of clients, or a summary of each client's inputs.
+"""
 
 
 @dataclass(frozen=True)
@@ -42,13 +51,14 @@ class About:
     Attributes:
         name: the name on the command line.
         paper: authors, title or code of the paper, and year.
-        down: what travels down in a round.
-        up: what travels up in a round.
-        keeps: what stays on the client between rounds.
-        unseen: how a client that never took part is served.
-        travels: what of the server's models a client receives in a round.
-        sees: what the server computes with; the default promises nothing.
-        validation: what a client decides by its validation data, and by what where it
+        down: what the server sends to a client in a round.
+        up: what a client sends to the server in a round.
+        keeps: the state that a client stores between rounds.
+        unseen: how a client that never took part in training gets its model.
+        travels: which of the server's models a client receives in a round.
+        sees: what of the clients' messages the server must be able to read; the default
+            promises no privacy.
+        validation: what a client decides by its validation data, and by what else if it
             has none; "" = nothing.
     """
 
@@ -75,10 +85,19 @@ class Algorithm:
     """Base of all methods: subclass it, decorate with `@hyperparameters`, set `about`,
     write `client` and `server`.
 
+    The methods are called in this order:
+
+    * before training: `init_server`; `init_client` on each client;
+    * each round: `broadcast` on the server, `client` on each client, `server`;
+    * to evaluate: `serve` on the server, `personal` on each client;
+    * for a client that never took part: `serve` (with `cohort.seen` False), then
+      `init_unseen` and `personal` on the client.
+
     `init_server`, `broadcast`, `server`, `serve` and `aggregate_probe` are host code;
-    `init_client`, `client`, `personal`, `init_unseen` and `probe` are traced and run by
-    each client of the cohort. A server state is a `ServerState` of the method's own, so
-    that it can be written to a checkpoint; its models stand under `model` [s, d].
+    `init_client`, `client`, `personal`, `init_unseen` and `probe` are traced by JAX and
+    run by each client of the cohort. A server state is a `ServerState` of the method's
+    own, so that it can be written to a checkpoint; it holds its models as `model`
+    [s, d], also if there is only one (s = 1).
     """
 
     about: ClassVar[About]
@@ -115,7 +134,7 @@ class Algorithm:
         return GlobalModel(init(0)[None])
 
     def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
-        """What travels down in a training round."""
+        """What the server sends to the clients of a training round."""
         raise NotImplementedError
 
     def server(
@@ -136,7 +155,12 @@ class Algorithm:
         raise NotImplementedError
 
     def serve(self, server: Any, cohort: Cohort) -> Downlink:
-        """What a client needs to be served after training."""
+        """What the server sends to clients that shall predict (`personal`), by default
+        the same as in a round.
+
+        With `cohort.seen` they took part in training and have their state; otherwise
+        they are new and start from what is sent here (`init_unseen`).
+        """
         return self.broadcast(server, cohort)
 
     # on the client

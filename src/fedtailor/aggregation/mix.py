@@ -98,8 +98,8 @@ def _mix_hidden(
         own_weight: the weight of each stream's old model.
 
     Returns:
-        The new models. A stream stays as it is where the sum is not known, because all
-        its clients were lost.
+        The new models. A stream keeps its old model if its sum is not known, because
+        all its clients were lost.
     """
     mixed = np.array(theta)
     used = np.flatnonzero(w.any(axis=1))

@@ -37,7 +37,7 @@ class AFLState(ServerState):
     """The iterates of model and mixture."""
 
     model: Float[Array, "1 d"]
-    """w, the last iterate."""
+    """w, the last iterate. The leading axis counts the server's models."""
     average: Float[Array, "1 d"]
     """The average of all iterates so far."""
     rounds: int
@@ -66,9 +66,9 @@ class AFL(Algorithm):
 
     both at the old w and lambda. The result is the average of all iterates w (the last
     one cycles). When only some clients report, their terms are multiplied by m / |S|,
-    which leaves both steps unbiased. Where these weights of the reporters' models
-    (`update="model"`) sum to more than 1, they are scaled to sum 1: w stops at the
-    models' mean.
+    which leaves both steps unbiased. If these weights sum to more than 1, with
+    `update="model"` they are scaled to sum 1, so that w moves to the mean of the
+    reporters' models and not beyond.
 
     The server's state tells the skewness s(lambda) = sum_k lambda_k^2 / p_k, p_k = n_k
     / N, of the generalization bound: 1 where lambda = p, larger the more the mixture

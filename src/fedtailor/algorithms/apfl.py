@@ -35,13 +35,13 @@ class APFL(FedAvg):
     """Adaptive personalized federated learning (Deng et al. 2020, algorithm 1).
 
     A client predicts with alpha v + (1 - alpha) w. Its copy w_i of the global model is
-    trained as in FedAvg, whatever alpha; at the same time, on the same batches, the
-    loss of the mixture trains its own v, which it keeps:
+    trained as in FedAvg, independently of alpha. On the same batches the loss of the
+    mixture trains its personal model v, which never leaves the client:
 
         w_i <- w_i - eta g_i(w_i),    v <- v - eta alpha g_i( alpha v + (1 - alpha) w_i )
 
     Once a round, on its first batch, alpha <- alpha - eta_alpha < g_i(alpha v + (1 -
-    alpha) w_i), v - w_i >, kept in [0, 1]. alpha = 0 is FedAvg and alpha = 1 is
+    alpha) w_i), v - w_i >, clipped to [0, 1]. alpha = 0 is FedAvg and alpha = 1 is
     training alone. The paper mixes parameters; its released code mixes the outputs of
     the two models (`mix="logits"`), with the gradients that belong to them.
     """
@@ -66,8 +66,8 @@ class APFL(FedAvg):
     alpha: float = 0.5
     """Share of the personal model, at the start (released code: 0.5)."""
     alpha_lr: ZeroIsStatic = 0.1
-    """Rate of alpha, once a round; 0 keeps alpha as it is (released code: the rate of
-    the models).
+    """Learning rate of alpha's one step in a round; 0 = alpha is fixed (released code:
+    the rate of the models).
     """
     mix: Literal["parameters", "logits"] = "parameters"
     """What is mixed: the parameters of the two models (the paper), or their outputs
@@ -117,7 +117,7 @@ class APFL(FedAvg):
             w = descend(w, local.batch_gradient(w, batch), sgd, rate)
             return (v, w), alpha
 
-        # v goes on from the client's last round, w_i starts at the model received.
+        # v continues from the client's last round, w_i starts at the model received.
         start = local.params(state["model"]), local.params(inbox.only("model"))
         carry = start, state["alpha"]
         (v, w), alpha = local.loop(
@@ -135,8 +135,8 @@ class APFL(FedAvg):
             alpha: share of v in the mixture.
 
         Returns:
-            The gradient with respect to v, and a function that returns the derivative
-            with respect to alpha (a function, as it is wanted once a round only).
+            The gradient with respect to v, and a function that computes the derivative
+            with respect to alpha, which is needed only once a round.
         """
         v, w = pair
         if self.mix == "parameters":

@@ -60,7 +60,9 @@ class Contextual(Algorithm):
     inner_steps: TracedInt = 5
     """S, inner steps on each mini-batch (Tang et al.: 5)."""
     lam: float = 12.0
-    """lambda, strength of the pull of theta towards the context (Tang et al.: 12)."""
+    """lambda, weight of the proximal term of theta around the context (Tang et al.:
+    12).
+    """
     gamma: float | None = None
     """Share of the way that the local context goes to theta after each mini-batch; None
     = eta lambda, as pFedMe does. Read literally, the paper's step is 2 beta / N with N
@@ -74,8 +76,8 @@ class Contextual(Algorithm):
     training samples.
     """
     start: Literal["context", "personal"] = "context"
-    """Where theta starts in a round: from the context received (as pFedMe), or where it
-    ended the last time.
+    """Where theta starts in a round: from the context received (as pFedMe), or from the
+    client's theta of its last round.
     """
 
     def __post_init__(self) -> None:
@@ -220,7 +222,8 @@ class Contextual(Algorithm):
         return state["model"]
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
-        # theta around the context of lowest loss, which stays as it is (gamma = 0)
+        # Inner steps around the context of lowest loss, which does not change (the last
+        # argument is gamma = 0).
         choice, _ = closest(inbox["model"], inbox.received["model"], local)
         omega = inbox["model"][choice]
         theta, _ = envelope_steps(

@@ -43,8 +43,9 @@ class FedALA(FedAvg):
 
     The first time that the two models differ, W is learned until the standard deviation
     of the mean losses of the last 10 passes falls below `threshold`; from then on in
-    one pass a round. `start` for the final global model is what a client predicts with;
-    one that never took part has no model of its own and is served the global one.
+    one pass a round. A client predicts with the `start` that it would have for the
+    final global model. A client that never took part has no model of its own and
+    predicts with the global one.
 
     The released code looks at the loss of each pass's last mini-batch instead of the
     pass's mean, makes at least 11 passes and has no limit, and gives clients that do

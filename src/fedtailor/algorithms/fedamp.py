@@ -38,16 +38,16 @@ from fedtailor.protocol import (
 
 @server_state
 class FedAMPState(ServerState):
-    """The models that clients sent last, and their attention to one another."""
+    """The model that each client sent last, and the weights of its mean."""
 
     models: Float[np.ndarray, "m d"]
     """w_1, ..., w_m, on the host; the initial model for clients that have sent none."""
     sent: Bool[np.ndarray, " m"]
-    """Who has ever sent one."""
+    """Which clients have ever sent one."""
     attention: Float[np.ndarray, "m m"]
-    """xi with a client's own weight on the diagonal: rows are distributions."""
+    """xi_ij, with a client's own weight on the diagonal: each row sums to 1."""
     initial: Float[Array, " d"]
-    """The common initial model, which newcomers know."""
+    """The common initial model, which new clients can compute from the seed."""
 
 
 @hyperparameters
@@ -61,13 +61,18 @@ class FedAMP(Algorithm):
         u_i = sum_(j != i) xi_ij w_j + (1 - sum_(j != i) xi_ij) w_i,
         xi_ij = (alpha / sigma) exp(-|w_i - w_j|^2 / sigma)
 
-    to which the client's training is pulled:  w_i <- SGD(w_i; F_i(w) + lam / (2 alpha) |w - u_i|^2). Clients with
-    similar models so become more similar still. `heur` is HeurFedAMP, for models too large for Euclidean distances:
-    xi_ij ~ exp(sigma cos(w_i, w_j)), which with the client's own weight sum to 1. The server sees each client's model.
+    towards which a proximal term pulls the client's training,
 
-    A client that never took part is sent all models (it would have to send its own to
-    be sent less), trains once from their mean, computes its own u, and trains again as
-    a round does.
+        w_i <- SGD(w_i; F_i(w) + lam / (2 alpha) |w - u_i|^2)
+
+    So clients with similar models become more similar still. `heur` is HeurFedAMP, for
+    models too large for Euclidean distances: xi_ij ~ exp(sigma cos(w_i, w_j)), scaled
+    so that they and the client's own weight sum to 1. The server sees each client's
+    model.
+
+    A client that never took part receives all models, as the server cannot compute its
+    u without a model of it. It trains once from their mean, computes its own u, and
+    trains again as in a round.
     """
 
     # What tables of methods say of this one; `About` explains the words.
@@ -91,8 +96,8 @@ class FedAMP(Algorithm):
     (Huang et al.: 0.1).
     """
     lam: ZeroIsStatic = 0.1
-    """Strength of the regularizer: the pull to u_i is lam / alpha (Huang et al.: lam /
-    alpha = 1).
+    """Strength of the regularizer: the weight of the proximal term around u_i is lam /
+    alpha (Huang et al.: lam / alpha = 1).
     """
     sigma: float | None = None
     """Scale of squared distances (or of cosines, for `heur`). None = 1, the paper's, or

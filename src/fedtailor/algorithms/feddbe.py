@@ -61,17 +61,18 @@ class FedDBE(FedAvg):
 
     Zhang et al. 2023, algorithm 1: the domain bias eliminator on FedAvg.
 
-    Once, before training, the server takes the mean zbar of the clients' mean features
-    at the initial model, weighted by samples. From then on the head of client i sees z
-    + m_i, where m_i is a learned vector that stays on the client, and the running mean
-    r_i of its features is drawn towards zbar:
+    Before training the server computes once zbar, the mean of the clients' mean
+    features at the initial model, weighted by samples. In training the input of client
+    i's head is z + m_i, where m_i is a learned vector that stays on the client, and the
+    loss keeps the running mean r_i of its features near zbar:
 
         r = (1 - momentum) r_i + momentum mean_b z,    loss_b( h(z + m_i) ) + kappa |r - zbar|^2,    r_i <- r
 
     with one plain SGD step of body, head and m_i on every batch b; r_i starts at zbar.
     The model is averaged as in FedAvg. A client that never took part trains its m from
-    0 on the received model, for as long as a round. In models with batch normalisation
-    all z but those of predictions, zbar's too, are by the statistics of batches.
+    0 on the received model, for as many steps as a round has. In models with batch
+    normalisation all features z, also those of zbar, are normalised by the statistics
+    of batches, except in predictions.
     """
 
     # What tables of methods say of this one; `About` explains the words.
@@ -91,12 +92,12 @@ class FedDBE(FedAvg):
     sgd: SGD = SGD()
     """Local training, without momentum."""
     kappa: ZeroIsStatic = 0.05
-    """Weight of the pull of mean features (released code, on Fashion-MNIST: 50 times
+    """Weight of the term |r - zbar|^2 on mean features (released code, on Fashion-MNIST: 50 times
     half a mean over 512 features); tune it."""
     momentum: float = 0.1
     """Weight of a batch in the running mean, in (0, 1]; 1 = the batch's mean alone
     (released code, on Fashion-MNIST, where the running mean starts at zero in every
-    round; here it goes on)."""
+    round; here it continues from round to round)."""
     vector: bool = True
     """Whether the head sees z + m_i, or z alone."""
 

@@ -44,8 +44,8 @@ class FedDynState(ServerState):
 class FedDyn(Algorithm):
     """Federated learning with dynamic regularization (Acar et al. 2021, algorithm 1).
 
-    A client keeps g_i, an estimate of its gradient at the global model, zero at first.
-    With theta the received model,
+    Each client stores g_i, an estimate of its gradient at the global model, which is
+    zero at first. With theta the received model,
 
         theta_i = SGD(theta; F_i(w) - <g_i, w> + alpha/2 |w - theta|^2),    g_i <- g_i - alpha (theta_i - theta)
 

@@ -59,11 +59,12 @@ class FedEM(Algorithm):
         E:  r_is(k) ~ pi_ik exp(-loss_k(s))  for every sample s, sum_k r_is(k) = 1;    pi_ik <- mean_s r_is(k)
         M:  theta_ik = SGD(theta_k; (1/n_i) sum_s r_is(k) loss_k(s)),    theta_k <- sum_i q_i theta_ik
 
-    with q_i = n_i / sum_S n_j. Weights r are those of the models as received, during
-    all steps of the round. A client predicts with the mixture sum_k pi_ik p_k of the
-    models' probabilities. The K models start apart (equal ones would stay so); one
-    model is FedAvg. A client that never took part finds its pi by E steps on the final
-    models, without training; any client whose proportions have converged has the same.
+    with q_i = n_i / sum_S n_j. The weights r are computed with the models as received,
+    in all steps of the round. A client predicts with the mixture sum_k pi_ik p_k of the
+    models' probabilities. The K initial models are different, as equal ones would stay
+    equal; with one model this is FedAvg. A client that never took part computes its pi
+    by E steps on the final models, without training. A client that took part arrives at
+    the same pi once its proportions have converged.
     """
 
     # What tables of methods say of this one; `About` explains the words.

@@ -1,4 +1,4 @@
-"""FedFomo: clients weigh one another's models by their own validation samples."""
+"""FedFomo: each client weighs other clients' models by its own validation loss."""
 
 from collections.abc import Sequence
 from typing import ClassVar, Literal
@@ -35,14 +35,14 @@ from fedtailor.protocol import (
 
 @server_state
 class FedFomoState(ServerState):
-    """The clients' last models, and the weights that they gave to one another's."""
+    """The clients' last models, and the weights that clients gave to other models."""
 
     initial: Float[Array, " d"]
     """The common initial model."""
     model: Float[Array, "m d"]
     """The model that each client uploaded last; the initial one before the first."""
     uploaded: Bool[np.ndarray, " m"]
-    """Who has uploaded a model."""
+    """Which clients have uploaded a model."""
     affinity: Float[np.ndarray, "m m"]
     """P: row i sums up the weights that client i gave to the others' models."""
 
@@ -59,13 +59,13 @@ class FedFomo(Algorithm):
 
         w_n ~ max( L(b) - L(theta_n), 0 ) / |theta_n - b|,     theta <- b + sum_n w_n (theta_n - b),
 
-    w normalised to sum 1 (theta = b where no model is better), then trains theta on its
-    own data and uploads the result with the weights. Their sums over the rounds are the
-    affinities P, by which the server chooses the next M models, ties at random; with
-    probability `explore` it chooses uniformly instead. Models never uploaded are not
-    sent: in the first round nothing is. A client that never took part weighs all
-    models, from the common initial one, on some of its training data, which is all that
-    it has to give.
+    w normalised to sum 1 (theta = b if no model is better), then trains theta on its
+    own data and uploads the result with the weights. The affinities P are the sums of
+    these weights over the rounds. The server sends the M models of largest affinity,
+    ties at random; with probability `explore` it chooses uniformly instead. Models that
+    were never uploaded are not sent, so nothing is sent in the first round. A client
+    that never took part weighs all models and the common initial one on a held-out
+    share of its training data.
     """
 
     # What tables of methods say of this one; `About` explains the words.
@@ -250,8 +250,8 @@ class FedFomo(Algorithm):
             state: the client's.
             inbox: the models of other clients.
             local: the client's data and training.
-            use_val: weigh on the validation split where there is one; else on held-out
-                training samples.
+            use_val: weigh on the validation split if there is one; otherwise on
+                held-out training samples.
 
         Returns:
             The new state, and the weights of the models that were sent and, last, of

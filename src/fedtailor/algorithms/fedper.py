@@ -139,7 +139,8 @@ class FedPer(Algorithm):
         return joined(self._own(local), state, inbox.only("model"))
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
-        # It starts from the initial head, as all others did, on the shared body.
+        # Its own part starts from the initial model, as that of all clients did; the
+        # rest is the shared part that it receives.
         own = self._own(local)
         theta = own.complement.put(inbox.only("initial"), inbox.only("model"))
         return named("own", own.take(self._train_newcomer(theta, own, local)))

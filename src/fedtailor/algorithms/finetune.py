@@ -34,8 +34,8 @@ class FineTune(FedAvg):
 
         v_i = SGD(theta^T; D_i)
 
-    after FedAvg; nothing travels in the second phase, and clients that never took part
-    do the same.
+    after FedAvg. Nothing is sent in the second phase; clients that never took part
+    fine-tune in the same way.
 
     With `best`, theta is not the last model but the one of the best round (the "best
     baseline model" of Mansour et al., section 6): of those that clients were sent in

@@ -83,9 +83,10 @@ class HypCluster(Algorithm):
 
         f(k) = argmin_i F_k(h_i)   (eq. 6),    h_i <- h_i - opt_i( h_i - sum_{k: f(k) = i} q_k SGD(h_i; D_k) )
 
-    with q_k ~ n_k, a server optimiser for each model. A model that nobody picks stays
-    as it is, optimiser included; on ties the first model wins. Clients, also newcomers,
-    predict with the model that fits their training data best.
+    with q_k ~ n_k, a server optimiser for each model. A model that nobody picks
+    does not change, nor does the state of its optimiser; on ties the first model wins.
+    Clients, also those that never took part, predict with the model of lowest loss on
+    their training data.
 
     If the q models were equal at first, every client would pick the first one. So they
     start different (in the paper: from models trained on a few clients):

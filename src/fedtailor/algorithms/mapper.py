@@ -44,7 +44,7 @@ class MAPPER(FedAvg):
     F', F'' and F''' are the losses on three parts of its training data, the same in all
     rounds. The server averages the h_c with momentum, as FedAvgM. For the personal
     model a client, seen or new, repeats eq. 9 and 10 with the final h_c. Clients that
-    choose lambda* = 1 need no global model and leave it as it is.
+    choose lambda* = 1 need no global model and do not change it.
     """
 
     # What tables of methods say of this one; `About` explains the words.

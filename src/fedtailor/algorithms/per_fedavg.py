@@ -37,8 +37,8 @@ class PerFedAvg(FedAvg):
 
     `hf` multiplies by the Hessian exactly, `hf-difference` by a difference of gradients
     (the paper's HF), `fo` drops that term. The D' are the batches that FedAvg would
-    draw. Every client, also one that never took part, takes home w - alpha grad F_i(w),
-    over all its training samples.
+    draw. Every client, also one that never took part, predicts with
+    w - alpha grad F_i(w), over all its training samples.
     """
 
     # What tables of methods say of this one; `About` explains the words.

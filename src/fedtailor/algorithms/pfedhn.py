@@ -58,9 +58,9 @@ class PFedHNState(ServerState):
     """The hypernetwork and the clients' embeddings."""
 
     layers: Layers
-    """phi."""
+    """phi, the parameters of the hypernetwork."""
     embeddings: Float[Array, "m e"]
-    """e_1, ..., e_m."""
+    """e_1, ..., e_m, one for each client."""
     optimizer: tuple[Array, ...]
     """The state of the server's optimiser."""
     initial: Float[Array, " d"]
@@ -91,14 +91,15 @@ class PFedHN(Algorithm):
     by SGD with momentum, after clipping its norm. phi never travels in training, so a
     large H costs no communication. Here H adds to the common initial model, theta^0 + a
     perceptron with ReLU of e_i, whose last bias is zero at first. The personal model is
-    H(e_i; phi) as it is.
+    H(e_i; phi), without further training.
 
     With `part="head"` this is pFedHN-pc (their section 3.4): H generates the body only;
     the head, from the common initial one, is trained with it by the client and never
     leaves it.
 
-    A client that never took part is sent phi (once) and fits an embedding to its own
-    deltas, phi fixed; a part of its own it trains along.
+    A client that never took part receives phi once and fits an embedding to its own
+    deltas, while phi is fixed. If it has a part of its own, it trains that part in the
+    same steps.
     """
 
     # What tables of methods say of this one; `About` explains the words.
@@ -343,9 +344,9 @@ class PFedHN(Algorithm):
         def fit(k: Array, carry: tuple[Array, Any]) -> tuple[Array, Any]:
             # A round with phi fixed: generate a model, train it, and step e along the
             # vector-Jacobian product of delta = theta' - theta.
-            e, kept = carry
+            e, own_state = carry
             shared, vjp = jax.vjp(generate, e)
-            start = joined(own, kept, shared)
+            start = joined(own, own_state, shared)
             theta = local.in_round(local.round + k).sgd(start, self.sgd)
             delta = own.complement.take(theta) - shared
             (direction,) = vjp(delta)
@@ -353,8 +354,8 @@ class PFedHN(Algorithm):
             return e, named("own", own.take(theta))
 
         start = inbox.only("embedding"), named("own", own.take(initial))
-        e, kept = local.fori_loop(self.newcomer_steps, fit, start)
-        return {**kept, "model": generate(e)}
+        e, own_state = local.fori_loop(self.newcomer_steps, fit, start)
+        return {**own_state, "model": generate(e)}
 
     def personal(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer

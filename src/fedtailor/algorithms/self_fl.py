@@ -51,13 +51,13 @@ class SelfFLState(ServerState):
     model: Float[Array, "1 d"]
     """theta, the common model."""
     inter: float
-    """s0, the variance between clients; 0 before two clients have reported at once."""
+    """s0, the variance between clients; 0 until two clients report in one round."""
     intra: Float[np.ndarray, " m"]
-    """s_m of each client; NaN = it has none yet."""
+    """s_m, the variance of each client's models; NaN = not known yet."""
     took_part: Bool[np.ndarray, " m"]
-    """Who has ever reported."""
+    """Which clients have ever reported."""
     smoothing: float
-    """The share C of the server's step."""
+    """C, the fraction of the way to the average that the server's step goes."""
 
 
 @hyperparameters
@@ -230,8 +230,8 @@ class SelfFL(Algorithm):
                 f" the smallest variance {least:.3g}; lower it or choose another"
                 " curvature",
             )
-        # eq. 11, smoothed as in section 4.1: weights that sum to C go that share of the
-        # way to the average.
+        # eq. 11, smoothed as in section 4.1: with weights that sum to C, `mix` moves the
+        # model by the fraction C towards the average.
         weights = server.smoothing * self._weights(server, cohort)
         model = mix(server.model, answers["model"], weights[None])  # weights [1, c]
         return server.replace(model=model)
@@ -352,6 +352,7 @@ class SelfFL(Algorithm):
         trained = local.sgd(start, self.sgd, steps=steps)
         # Forgetting reduces the weight of past models: the count and the sum of squares
         # shrink, and the mean stays.
+        # With forget = 0 this is not compiled.
         if not is_off(self.forget):
             count, mean, m2 = moments
             moments = (1 - self.forget) * count, mean, (1 - self.forget) * m2

@@ -81,7 +81,7 @@ class UCFL(Algorithm):
     silhouette is positive; so two clients always share one.
 
     When only some clients report (the paper assumes all do), rows are renormalised over
-    the reporters, and a stream whose row has almost no mass on them stays as it is. A
+    the reporters, and a stream whose row has almost no weight on them does not change. A
     client that arrives later answers the probe too: it is sent the stream whose
     centroid is nearest to its row, or, with a stream for each client, its own mix of
     the models that clients sent last. Its row weighs only clients that have ever sent

@@ -233,14 +233,14 @@ class Contextual(Algorithm):
 
 
 def _own_or_all(context: NDArray[np.int32], contexts: int) -> NDArray[np.int32]:
-    """Send each client its own context or, where it has none, all contexts.
+    """Send each client its own context or, if it has none yet, all contexts.
 
     Args:
-        context: the context of each client [c]; -1 = it has none.
+        context: the context of each client [c]; -1 = none yet.
         contexts: K, the number of contexts.
 
     Returns:
-        Recipients [c, K] as `Streams` takes them.
+        `Streams.recipients` [c, K], where -1 = not sent.
     """
     numbers = np.arange(contexts)
     is_own = context[:, None] == numbers
@@ -260,16 +260,19 @@ class CGPFL(Contextual):
         theta <- theta - eta ( g_i(theta) + lam (theta - w) )     S times on the same batch
         w <- w - gamma (w - theta)
 
-    Clients keep theta, their personal model, and send w. The server clusters what it
-    receives by k-means and moves each context towards the mean of its cluster:  omega_k
-    <- (1 - alpha) omega_k + alpha mean_{i in C_k} w_i. With one context this is pFedMe.
+    Clients store theta, their personal model, and send w. The server clusters the models
+    w by k-means and moves each context towards the mean of its cluster:
 
-    Clusters of a round are matched with the contexts nearest to them at the least total
-    cost, so that contexts keep their identity where alpha < 1 or where clients are
-    absent (those keep their context). A client that reports for the first time when
-    there are contexts already is sent all of them and trains around the one with the
-    lowest loss on its data. One that never took part chooses likewise, and finds its
-    theta around that context.
+        omega_k <- (1 - alpha) omega_k + alpha mean_{i in C_k} w_i
+
+    With one context this is pFedMe.
+
+    k-means numbers its clusters anew in every round, so they are matched one to one
+    with the contexts, at the least sum of squared distances. Clients that do not report
+    keep their context. A client that reports for the first time, in a later round,
+    receives all contexts and trains around the one with the lowest loss on its data. A
+    client that never took part chooses in the same way and computes its theta around
+    that context.
     """
 
     # What tables of methods say of this one; `About` explains the words.

@@ -47,8 +47,8 @@ class FedAdam(FedAvg):
 class FedYogi(FedAvg):
     """FedAvg with Yogi on the server (Reddi et al. 2021, algorithm 2, FedYogi).
 
-    As FedAdam, but the second moment moves by Delta^2 at most, so that a round of small
-    updates does not make it forget the large ones:
+    As FedAdam, but a step changes the second moment by at most (1 - b2) Delta^2, so
+    that it stays large after a round of small updates:
 
         v <- v - (1 - b2) Delta^2 sign(v - Delta^2)
 

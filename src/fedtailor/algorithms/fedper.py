@@ -38,9 +38,9 @@ class FedPer(Algorithm):
 
         (b_i, h_i) <- SGD(b, h_i; D_i),    b <- sum_i q_i b_i,    q_i = n_i / sum_S n_j
 
-    A client that never took part trains a head on the received body, which stays as it
-    is, for as long as a round. Also the base of methods in which another part of the
-    model stays on the client (FedRep, LG-FedAvg, FedBN).
+    A client that never took part trains only a head, on the received body, for as many
+    steps as a round has. This is also the base class of methods in which another part
+    of the model stays on the client (FedRep, LG-FedAvg, FedBN).
     """
 
     # What tables of methods say of this one; `About` explains the words.

@@ -47,20 +47,25 @@ class L2GD(Algorithm):
 
     Hanzely and Richtarik 2020.
 
-    Minimises  (1/m) sum_i f_i(x_i) + lam/(2m) sum_i |x_i - xbar|^2  over personal models x_i. One coin for everybody
-    decides what a round is:
+    Minimises over personal models x_i
+
+        (1/m) sum_i f_i(x_i) + lam/(2m) sum_i |x_i - xbar|^2
+
+    A random draw decides for all clients at once what a round is:
 
         with probability 1-p    x_i <- x_i - eta g_i(x_i)
         with probability p      x_i <- (1 - tau) x_i + tau xbar,    tau = eta lam (1-p) / p
 
     In the paper's letters eta is a / (m (1-p)) and tau is a lam / (m p) for a step size
-    a: in expectation a round is a gradient step. Averaging keeps xbar, so it costs
-    traffic only after a local step: clients send their models when the coin will turn
-    to averaging, and are sent their mean in the round after. The coins are drawn ahead.
-    All clients take every step; when only some report, their mean stands in for xbar. A
-    client that never took part starts from xbar and minimises its own f(x) + lam/2 |x -
-    xbar|^2 in as many local rounds as the others did, with a fresh optimiser in each
-    and with the learning rates of rounds that are spread evenly over those done.
+    a: in expectation a round is a gradient step. Averaging steps do not change xbar, so
+    models need to be sent only between a local and an averaging round: clients send
+    theirs in a local round that an averaging round follows, and receive the mean in
+    that averaging round. The draws can be computed ahead of time (`_averages`).
+
+    All clients take every step; when only some report, their mean takes the place of
+    xbar. A client that never took part starts from xbar and minimises its own f(x) +
+    lam/2 |x - xbar|^2 in as many local rounds as the others did, with a fresh optimiser
+    in each and with the learning rates of rounds that are spread evenly over the run.
     """
 
     # What tables of methods say of this one; `About` explains the words.
@@ -83,8 +88,8 @@ class L2GD(Algorithm):
     (1-p))).
     """
     lam: float = 0.5
-    """lambda, the strength of averaging: 0 is training alone, infinity one global
-    model.
+    """lambda, weight of the distance to the mean: 0 is training alone, infinity one
+    global model.
     """
     p: float = 0.1
     """Probability of an averaging round, in (0, 1)."""
@@ -122,7 +127,8 @@ class L2GD(Algorithm):
         if not self._averages(cohort):
             # The server needs the clients' models only if the next round averages.
             return Downlink(reply=self._averages(cohort, 1))
-        # Averaging keeps the mean: after another averaging round clients hold it.
+        # Averaging does not change the mean. So if the last round was one, too, clients
+        # already have it.
         held = server.rounds == 0 or self._averages(cohort, -1)
         return Downlink(
             {"model": Streams.everyone(server.model, len(cohort), already_held=held)},

@@ -66,8 +66,8 @@ class PerFedAvg(FedAvg):
     """Second-order term: exact, by differences, or dropped."""
     delta: float = 1e-3
     """Distance from w at which `hf-difference` takes gradients. Gradients of ReLU
-    networks jump, and a jump between the two points counts 1/delta: such networks want
-    about 0.1, or the exact product."""
+    networks have jumps, and a jump between the two points is multiplied by 1/delta:
+    such networks need about 0.1, or the exact product."""
     relative: bool = True
     """Divide delta by the norm of g', so that it is a distance; False is the paper's
     fixed multiple of g'.

@@ -141,7 +141,7 @@ class FedFomo(Algorithm):
         clients, theta = len(population), init(0)
         return FedFomoState(
             initial=theta,
-            model=jnp.repeat(theta[None], clients, axis=0),
+            model=jnp.repeat(theta[None], clients, axis=0),  # [m, d]
             uploaded=np.zeros(clients, bool),
             affinity=np.zeros((clients, clients)),
         )

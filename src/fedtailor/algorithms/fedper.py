@@ -117,14 +117,14 @@ class FedPer(Algorithm):
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
-        # (b_i, h_i) <- SGD(b, h_i; D_i), from the received body under the head that the
-        # client keeps.
+        # (b_i, h_i) <- SGD(b, h_i; D_i), from the received body and the client's own
+        # head.
         own = self._own(local)
         theta = self._train(joined(own, state, inbox.only("model")), own, local)
         return named("own", own.take(theta)), named("model", own.complement.take(theta))
 
     def _own(self, local: LocalTrainer) -> ModelPart:
-        """The part of the model that stays on the client; its complement travels."""
+        """The part of the model that stays on the client; the rest is averaged."""
         return local.part_of_model(self.own_part(local.parts_of_model))
 
     def _train(

@@ -127,8 +127,8 @@ class L2GD(Algorithm):
         if not self._averages(cohort):
             # The server needs the clients' models only if the next round averages.
             return Downlink(reply=self._averages(cohort, 1))
-        # Averaging does not change the mean. So if the last round was one, too, clients
-        # already have it.
+        # Averaging does not change the mean. So clients already have it if the last
+        # round averaged, too; in round 0 it is the common initial model.
         held = server.rounds == 0 or self._averages(cohort, -1)
         return Downlink(
             {"model": Streams.everyone(server.model, len(cohort), already_held=held)},

@@ -223,7 +223,7 @@ class PACFL(Algorithm):
         self, theta: Float[Array, " d"], cluster: NDArray[np.int64]
     ) -> PACFLState:
         """The server before the first round, when all models are theta."""
-        models = jnp.repeat(theta[None], cluster.max() + 1, axis=0)
+        models = jnp.repeat(theta[None], cluster.max() + 1, axis=0)  # [s, d]
         return PACFLState(models, self.optimizer.init(models), theta, cluster)
 
     def _angles(

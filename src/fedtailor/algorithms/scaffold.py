@@ -114,6 +114,7 @@ class SCAFFOLD(Algorithm):
         share = (
             population.sizes if self.weights == "samples" else np.ones(len(population))
         )
+        # theta[None] is [1, d]: the server holds one model.
         return SCAFFOLDState(theta[None], jnp.zeros_like(theta), share / share.sum())
 
     def init_client(self, theta: Float[Array, " d"]) -> ClientState:

@@ -64,28 +64,31 @@ class SelfFLState(ServerState):
 class SelfFL(Algorithm):
     """Self-aware personalized federated learning (Chen et al. 2022, algorithm 1).
 
-    Models of clients are taken to be theta_m ~ N(theta_0, s0) around a common one, and
-    what client m learns alone to be z_m ~ N(theta_m, s_m). The server estimates s0 by
-    the variance of the models in a round (eq. 14), each client its s_m by the variance
-    of its own models over rounds (eq. 13). With a_m = 1/(s0 + s_m) and A = sum_{k != m}
-    a_k, client m starts a round from
+    The method assumes that the clients' true models are theta_m ~ N(theta_0, s0) around
+    a common one, and that what client m learns alone is z_m ~ N(theta_m, s_m). The
+    server estimates s0 by the variance of the models in a round (eq. 14), each client
+    its s_m by the variance of its own models over rounds (eq. 13). With a_m = 1/(s0 +
+    s_m) and A = sum_{k != m} a_k, client m starts a round from
 
         theta - (a_m / A) (theta_m - theta)                                                       (eq. 10)
 
-    and takes the number l of steps after which this start has as much weight as the
-    others deserve,
+    and takes l steps, so that the weight of this start in the trained model is the
+    weight rho of the other clients' models in the best estimate of theta_m,
 
         (1 - eta h)^l = rho = A / (1/s_m + A),    rounded up, from 1 to l_max                      (eq. 8)
 
     where h is the curvature of its loss. The server averages with weights a_m over
-    reporters (eq. 11) and moves by a share C towards the average. Variances are means
-    over coordinates; for h = 1 any multiple of them gives the same.
+    reporters (eq. 11) and moves the fraction C of the way towards the average.
+    Variances are means over coordinates; for h = 1 any multiple of them gives the same.
 
-    What the paper leaves open: the curvature h (eq. 8 as printed, h = 1/s_m, has no
-    solution where eta >= s_m); a client with fewer than two models counts with the
-    median variance of the others and takes l_max steps (one that never took part and is
-    only served: as many as eq. 8 says); while nobody has a variance, rounds are plain
-    averages; under sampling A sums over all clients that ever took part.
+    The paper leaves some things open. Here
+
+    * the curvature h can be chosen: eq. 8 as printed, with h = 1/s_m, has no solution
+      for eta >= s_m;
+    * a client with fewer than two models is given the median variance of the others and
+      takes l_max steps (a client that never took part: the number of eq. 8);
+    * until some client has a variance, rounds are plain averages;
+    * under sampling, A is the sum over all clients that ever took part.
     """
 
     # What tables of methods say of this one; `About` explains the words.
@@ -351,8 +354,7 @@ class SelfFL(Algorithm):
                 steps = jnp.where(past_models > 1, steps, self.l_max)
         trained = local.sgd(start, self.sgd, steps=steps)
         # Forgetting reduces the weight of past models: the count and the sum of squares
-        # shrink, and the mean stays.
-        # With forget = 0 this is not compiled.
+        # shrink, and the mean does not change. With forget = 0 it is not compiled.
         if not is_off(self.forget):
             count, mean, m2 = moments
             moments = (1 - self.forget) * count, mean, (1 - self.forget) * m2
@@ -374,7 +376,7 @@ class SelfFL(Algorithm):
             local: the client.
 
         Returns:
-            l, an integer; l_max where nothing is known of the others.
+            l, an integer; l_max if the variances of the others are not known.
         """
         others, inter = inbox.scalars["others"], inbox.scalars["inter"]
         # With x = s_m A, rho = A / (1/s_m + A) = x / (1 + x), so -log(rho) is

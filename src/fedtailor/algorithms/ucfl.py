@@ -405,6 +405,7 @@ class UCFL(Algorithm):
         # Clients that took part have a stream; others are assigned one, or a mix.
         if not cohort.seen:
             return Downlink({"model": self._streams_for_newcomers(server, cohort)})
+        # the stream of each client; as recipients, [c, 1]
         stream = server.stream[cohort.position].astype(np.int32)
         is_mixed = server.mixed[stream]
         if is_mixed.all() or server.fresh:

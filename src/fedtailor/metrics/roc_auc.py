@@ -26,8 +26,8 @@ divided among the classes.
 LEAST_BINS = 512
 """The fewest bins of a class, however many classes there are."""
 FINEST = 0.01
-"""Bins are equally wide for log-odds up to this size, and as wide as a fixed fraction of
-the log-odds beyond it.
+"""Bins are equally wide for log-odds up to this size; beyond it, their width is a fixed
+fraction of the log-odds.
 """
 LARGEST = 1000.0
 """Log-odds beyond this are in the first or the last bin."""
@@ -65,8 +65,8 @@ class ROCAUC(Metric):
         y: Shaped[Array, "b ..."],
         weight: Float[Array, " b"],
     ) -> dict[str, Array]:
-        # Log-odds relative to those of chance, so that the typical scores of a model lie
-        # around 0, where bins are narrow.
+        # Log-odds relative to those of chance, so that the typical scores of a model
+        # lie around 0, where bins are narrow.
         odds = _log_odds(model.log_probabilities(outputs)) + math.log(model.outputs - 1)
         is_class = one_hot(y, model.outputs, weight)
         if model.outputs == 2:

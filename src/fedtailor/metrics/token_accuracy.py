@@ -11,7 +11,7 @@ from fedtailor.models import Model
 
 
 class TokenAccuracy(Metric):
-    """Share of tokens that are predicted correctly, without padding; NaN without tokens."""
+    """Share of tokens predicted correctly, without padding; NaN without tokens."""
 
     name: ClassVar[str] = "token_accuracy"
     title: ClassVar[str] = "Accuracy per token"

@@ -12,7 +12,7 @@ from jaxtyping import Array, Int, Shaped, UInt32
 
 from fedtailor.client.pool import SPLITS, ClientAddress, Pool, gathered
 from fedtailor.client.shuffle import shuffled
-from fedtailor.client.trace import Trace
+from fedtailor.client.tracing_context import TracingContext
 from fedtailor.models import Model
 from fedtailor.protocol import Batch
 
@@ -58,7 +58,7 @@ class ClientData:
         self.address = address
         self.round = round
         self.size = address.size[0]
-        self.trace = Trace()
+        self.context = TracingContext()
         # the orders that the training samples are a part of; see `part`
         self._permutations: tuple[Permutation, ...] = ()
 
@@ -104,7 +104,7 @@ class ClientData:
             The batch: inputs as the model takes them, targets and weights.
         """
         self._require_open(split)
-        if self.trace.only_privately:
+        if self.context.private_steps_only:
             raise ValueError(
                 "this method's clients look at their examples in other ways than by"
                 " private steps, so that dp_noise would promise too much; choose a"
@@ -118,8 +118,8 @@ class ClientData:
         x, y = self._gathered(self.address.start[SPLITS.index(split)] + positions)
         batch = Batch(x, y, weight.astype(self.model.dtype))
         # Batch normalisation asks the step for the weights of its inputs.
-        if self.trace.step is not None:
-            self.trace.step.batches.append(batch)
+        if self.context.step is not None:
+            self.context.step.batches.append(batch)
         return batch
 
     def _gathered(
@@ -180,7 +180,7 @@ class ClientData:
 
     def _require_open(self, split: str) -> None:
         """Refuse a method the examples that it is evaluated on."""
-        if split not in SPLITS or (split == "test" and not self.trace.evaluating):
+        if split not in SPLITS or (split == "test" and not self.context.evaluating):
             raise ValueError(
                 f"a method asks for the split {split!r}; it may look at 'train' and"
                 " 'val' only"

@@ -47,7 +47,7 @@ def gradient_over_range(
         grads = jax.grad(lambda p: mean_loss(local.model, p, batch, count))(params)
         return jax.tree.map(jnp.add, total, grads)
 
-    local.trace.add_work(gradients=jnp.maximum(count, 0))
+    local.context.add_work(gradients=jnp.maximum(count, 0))
     zero = jax.tree.map(jnp.zeros_like, params)
     return local.vector(local.repeat(_blocks(count), add_block, zero))
 
@@ -79,7 +79,7 @@ def split_statistics(
     def add_block(index: Int[Array, ""], total: Any) -> Any:
         return add_statistics(total, block_statistics(index))
 
-    local.trace.add_work(forwards=count)
+    local.context.add_work(forwards=count)
     zero = zero_statistic(block_statistics, jnp.int32(0))
     return local.repeat(_blocks(count), add_block, zero)
 

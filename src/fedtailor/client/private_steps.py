@@ -42,7 +42,7 @@ class PrivateSteps:
         self._norm = sgd.dp_norm
         self._deviation = sgd.dp_noise * sgd.dp_norm
         self._count = local.count(split)
-        self._key = local.key(f"private steps {local.trace.next_private_loop()}")
+        self._key = local.key(f"private steps {local.context.next_private_loop()}")
         self._expected = jnp.minimum(sgd.batch_size, self._count)
         self._room = local.room(batch_room(sgd.batch_size))
         self._cumulative = drawn_at_most(self._count, sgd.batch_size, self._room)
@@ -94,7 +94,7 @@ class PrivateSteps:
         inside = jnp.clip(positions, 0, jnp.maximum(n - 1, 0))
         words = jax.random.bits(order_key, (2,), jnp.uint32)
         examples = shuffled(inside, n, words, jnp.int32(0))
-        with self._local.trace.reading_privately():
+        with self._local.context.in_private_step():
             batch = self._local.examples(examples, positions < size, self._split)
         return batch, dropout, noise
 

@@ -50,7 +50,9 @@ def client_task(
     """
     # Whatever leaves a client that trains privately must come from private steps alone.
     leaves_client = task in ("probe", "client")
-    local.trace.only_privately = leaves_client and bool(private_settings(algorithm))
+    local.context.private_steps_only = leaves_client and bool(
+        private_settings(algorithm)
+    )
     if task == "probe":
         return {"update": algorithm.probe(inbox, local)}
     if task == "client":
@@ -60,8 +62,8 @@ def client_task(
         algorithm_state, update = algorithm.client(algorithm_state, inbox, local)
         update, uplink_state = encode(uplink, update, inbox, uplink_state, local)
         # The server needs their number for its privacy accounting.
-        if local.trace.private_steps is not None:
-            update = {**update, PRIVATE_STEPS: local.trace.private_steps}
+        if local.context.private_steps_taken is not None:
+            update = {**update, PRIVATE_STEPS: local.context.private_steps_taken}
         return {"state": (algorithm_state, uplink_state), "update": update}
     if task == "init_unseen":
         return {"state": (algorithm.init_unseen(inbox, local), ())}
@@ -79,8 +81,8 @@ def _evaluate(
     Test rows may be read from here on, and no work is counted: an evaluation is not work
     of the method.
     """
-    work = local.trace.work
-    local.trace.evaluating = True
+    work = local.context.work
+    local.context.evaluating = True
     scores = {}
     for split in EVALUATED_SPLITS:
         sums = local.statistics(predictor, split, metrics)
@@ -88,7 +90,7 @@ def _evaluate(
             metric.name: metric.condense(sums[metric.name]) for metric in metrics
         }
         scores[split] = {"count": local.count(split), "statistics": condensed}
-    local.trace.work = work
+    local.context.work = work
     return scores
 
 

@@ -65,9 +65,9 @@ class TorchTrainer(DebugTrainer):
             return super().examples(positions, weight, split)
 
     def _gathered(
-        self, places: Int[Array, " b"]
+        self, positions: Int[Array, " b"]
     ) -> tuple[Shaped[Array, "b ..."], Shaped[Array, "b ..."]]:
-        return _gathered(self.pool, places)
+        return _gathered(self.pool, positions)
 
     def batch(self, *arguments: Any, **named: Any) -> Batch:
         with compiled():

@@ -93,7 +93,8 @@ def train(
         terms.append(gradient_terms.zero_outside(is_learned))
 
     def step(carry: Carry, batch: Batch | None, number: Int[Array, ""]) -> Carry:
-        # All is in the loop's layout, only the loss is given the model's.
+        # The carry, gradients and updates are in the loop's layout. Only the loss is
+        # given the model's.
         params, opt_state = carry
         grads, with_statistics = loss_gradient(layout.to_model(params), batch, number)
         grads = layout.to_loop(grads)

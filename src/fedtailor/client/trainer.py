@@ -346,8 +346,8 @@ class DeviceTrainer(ClientData):
         n = self.count(split)
         # Only what leaves the client costs privacy, not training a personal model.
         is_counted = context.private_steps_only
-        # Such a method trains a model for each repetition, and the steps are counted
-        # for one of them only.
+        # What is repeated trains one model in each repetition, and the steps below would
+        # be counted for one of these models only.
         is_repeated = context.step is not None or context.is_repeated
         if is_counted and is_repeated:
             raise ValueError(
@@ -363,8 +363,8 @@ class DeviceTrainer(ClientData):
         context.add_work(gradients=steps * jnp.minimum(n, batch_size))
         return carry
 
-    # In `map` and `fori_loop` the work of one repetition is a traced value of the
-    # repeated function, and leaves it as one of its outputs.
+    # In `map` and `fori_loop` the work of a repetition is a traced value inside of the
+    # repeated function, which therefore has to return it.
 
     def map(self, function: Callable[..., Any], *rows: Any) -> Any:
         context = self.context

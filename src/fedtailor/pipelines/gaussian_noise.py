@@ -240,6 +240,7 @@ class GaussianNoise(Transform):
             error: the noise on the count of these.
             expected: reporters in a round.
         """
+        assert self.quantile is not None
         # Each reporter counts as +1/2 or -1/2, so that adding or removing one changes the
         # sum by 1/2: that is the factor 2 in `_noise`. The half is added again at the end.
         noisy_sum = float((is_within - 0.5).sum()) + error

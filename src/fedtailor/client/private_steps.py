@@ -95,7 +95,7 @@ class PrivateSteps:
         inside = jnp.clip(positions, 0, jnp.maximum(n - 1, 0))
         order_bits = jax.random.bits(order_key, (2,), jnp.uint32)
         examples = shuffled(inside, n, order_bits, jnp.int32(0))
-        with self._local.context.in_private_step():
+        with self._local.context.override(private_steps_only=False):
             batch = self._local.examples(examples, positions < size, self._split)
         return batch, dropout, noise
 

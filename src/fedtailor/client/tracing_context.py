@@ -9,7 +9,7 @@ numbers in `TracingContext.work` and `private_steps_taken`, which are traced val
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -142,36 +142,14 @@ class TracingContext:
         self.add_work(examples * gradients, examples * forwards)
 
     @contextmanager
-    def in_step(self, step: Step) -> Iterator[None]:
-        """Inside of this context `step` is being traced."""
-        outer, self.step = self.step, step
+    def override(self, **values: Any) -> Iterator[None]:
+        """Give attributes other values while a `with` statement is open."""
+        before = {name: getattr(self, name) for name in values}
+        vars(self).update(values)
         try:
             yield
         finally:
-            self.step = outer
-
-    @contextmanager
-    def repeated(self, work: Int[Array, " 2"]) -> Iterator[None]:
-        """Inside of this context `map` or `fori_loop` traces what it repeats.
-
-        `self.work` goes on from `work` and is a traced value of the repeated function,
-        which has to return it; afterwards it is again what it was before.
-        """
-        outer = self.work, self.is_repeated
-        self.work, self.is_repeated = work, True
-        try:
-            yield
-        finally:
-            self.work, self.is_repeated = outer
-
-    @contextmanager
-    def in_private_step(self) -> Iterator[None]:
-        """Inside of this context `private_steps_only` allows to read examples."""
-        before, self.private_steps_only = self.private_steps_only, False
-        try:
-            yield
-        finally:
-            self.private_steps_only = before
+            vars(self).update(before)
 
     def next_private_loop(self) -> int:
         """A number for each loop of private steps of a round: no two may draw the same

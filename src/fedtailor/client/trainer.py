@@ -322,7 +322,7 @@ class DeviceTrainer(ClientData):
         def recorded(index: Int[Array, ""], carry: Carry) -> Carry:
             nonlocal one_step
             one_step = begin(index)
-            with self.context.in_step(one_step):
+            with self.context.override(step=one_step):
                 return body(index, carry)
 
         carry = self.repeat(times, recorded, carry)
@@ -370,7 +370,8 @@ class DeviceTrainer(ClientData):
         context = self.context
 
         def counted(arguments: tuple[Any, ...]) -> tuple[Any, Int[Array, " 2"]]:
-            with context.repeated(jnp.zeros(2, jnp.int32)):
+            no_work = jnp.zeros(2, jnp.int32)
+            with context.override(work=no_work, is_repeated=True):
                 out = function(*arguments)
                 return out, context.work
 
@@ -389,7 +390,7 @@ class DeviceTrainer(ClientData):
             index: Int[Array, ""], carry_and_work: tuple[Carry, Int[Array, " 2"]]
         ) -> tuple[Carry, Int[Array, " 2"]]:
             carry, work = carry_and_work
-            with context.repeated(work):
+            with context.override(work=work, is_repeated=True):
                 carry = function(index, carry)
                 return carry, context.work
 

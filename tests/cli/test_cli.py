@@ -444,3 +444,20 @@ def test_help_and_version(capsys):
     assert main([]) == 2
     assert main(["run", "ditto", "digits-rotated", "--help"]) == 0
     assert "--lam" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["check"], "or a directory that holds some of them."),
+        (["run", "ucfl", "digits-rotated"], "or in proportion to training samples"),
+        (["run", "ditto", "digits-rotated"], "drawn anew in every step, each example"),
+    ],
+    ids=["own option", "option of a run", "nested hyper-parameter"],
+)
+def test_help_flows_over_the_line_breaks_of_the_source(
+    arguments, sentence, capsys, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "1000")
+    assert main([*arguments, "--help"]) == 0
+    assert sentence in capsys.readouterr().out

@@ -179,11 +179,13 @@ class Samples:
 
 
 def test_the_share_begins_elsewhere_in_every_round():
-    windows = {FedALA(share=0.7)._share(Samples(round)) for round in range(30)}
+    windows = {FedALA(share=0.7)._sampled(Samples(round)) for round in range(30)}
     assert windows == {(first, first + 7) for first in range(4)}, (
         "every start, and never past the end"
     )
-    assert {FedALA(share=1.0)._share(Samples(round)) for round in range(3)} == {(0, 10)}
+    assert {FedALA(share=1.0)._sampled(Samples(round)) for round in range(3)} == {
+        (0, 10)
+    }
 
 
 def test_a_newcomer_is_served_the_global_model():

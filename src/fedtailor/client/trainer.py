@@ -168,11 +168,8 @@ class DeviceTrainer(ClientData):
     ) -> Float[Array, " b"]:
         return self.model.losses(outputs, y)
 
-    def batch_loss(
-        self, params: Params, batch: Batch, key: Array | None = None
-    ) -> Float[Array, ""]:
-        key = self._training_key() if key is None else key
-        loss, _ = self._training_loss(params, batch, key)
+    def batch_loss(self, params: Params, batch: Batch) -> Float[Array, ""]:
+        loss, _ = self._training_loss(params, batch, self._training_key())
         return loss
 
     def _training_loss(
@@ -191,10 +188,8 @@ class DeviceTrainer(ClientData):
         step = self.context.step
         return None if step is None else step.next_key()
 
-    def batch_gradient(
-        self, params: Params, batch: Batch, key: Array | None = None
-    ) -> Params:
-        grads, _ = self._gradient_and_statistics(params, batch, key)
+    def batch_gradient(self, params: Params, batch: Batch) -> Params:
+        grads, _ = self._gradient_and_statistics(params, batch)
         return grads
 
     def gradient_and_statistics(
@@ -207,23 +202,26 @@ class DeviceTrainer(ClientData):
         return self._gradient_and_statistics(params, batch)
 
     def _gradient_and_statistics(
-        self, params: Params, batch: Batch, key: Array | None = None
+        self, params: Params, batch: Batch
     ) -> tuple[Params, Params]:
         """The gradient of a batch's mean loss, and the parameters with updated running
         statistics.
         """
         self.count_work(gradients=1)
-        key = self._training_key() if key is None else key
-        if self.model.has_statistics:
-            return jax.grad(self._training_loss, has_aux=True)(params, batch, key)
-        # The gradient is accumulated over micro-batches if the activations of the whole
-        # batch would not fit into the cache and the batch divides evenly.
+        key = self._training_key()
+        # Statistics are of the whole batch. Else the gradient is accumulated over
+        # micro-batches if the activations of the whole batch would not fit into the
+        # cache and the batch divides evenly.
         size, micro_batch = len(batch.weight), self.model.micro_batch
-        if micro_batch is not None and size > micro_batch and size % micro_batch == 0:
+        if (
+            micro_batch is not None
+            and not self.model.has_statistics
+            and size > micro_batch
+            and size % micro_batch == 0
+        ):
             grads = accumulated_gradient(self.model, params, batch, micro_batch, key)
-        else:
-            grads = jax.grad(self.batch_loss)(params, batch, key)
-        return grads, params
+            return grads, params
+        return jax.grad(self._training_loss, has_aux=True)(params, batch, key)
 
     def renew_statistics(self, params: Params, batch: Batch) -> Params:
         if not self.model.has_statistics:

@@ -141,7 +141,7 @@ def run_one(
     uplink, received_through = pipelines
     inbox = receive(received_through, inbox)
     out = client_task(task, algorithm, uplink, state, inbox, local, metrics)
-    done = jnp.append(local.trace.work, all_finite(out).astype(jnp.int32))
+    done = jnp.append(local.context.work, all_finite(out).astype(jnp.int32))
     return {**out, "done": done}
 
 

@@ -147,7 +147,7 @@ def test_the_norm_follows_the_quantile_of_changes():
 
 def test_adaptive_clipping_costs_what_the_multiplier_says():
     """Andrew et al. 2021, theorem 1: z^-2 = z_changes^-2 + (2 sigma_count)^-2."""
-    changes, count = GaussianNoise(multiplier=1.0, quantile=0.5)._shares(40)
+    changes, count = GaussianNoise(multiplier=1.0, quantile=0.5)._noise(40)
     assert count == 2 and changes > 1
     assert changes**-2 + (2 * count) ** -2 == pytest.approx(1)
 

@@ -8,7 +8,12 @@ from fedtailor.aggregation.kernel import (
     restrict_to_reporters,
     user_centric_weights,
 )
-from fedtailor.aggregation.mix import cluster_averages, mix, reporter_weights
+from fedtailor.aggregation.mix import (
+    cluster_averages,
+    mix,
+    reporter_weights,
+    weighted_sums,
+)
 from fedtailor.aggregation.server_optimizer import ServerOptimizer
 
 __all__ = [
@@ -23,4 +28,5 @@ __all__ = [
     "reporter_weights",
     "restrict_to_reporters",
     "user_centric_weights",
+    "weighted_sums",
 ]

@@ -3,6 +3,9 @@
 All functions run on the host, draw no random numbers, and number clusters by their
 first member. For results that do not depend on the order in which clients are listed,
 give the rows sorted by client id.
+
+Functions that compare numbers of clusters k try every k up to 100. Above 100, k grows
+in steps of 10 %.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,10 +27,13 @@ from fedtailor.protocol import require
 TradeOff = Callable[[int, float], float]
 """c(k, s): the value of k streams of silhouette s (Mestoukirdi et al., algorithm 2)."""
 
-_SAME = 1e-9
-"""Merge heights of a tree count as equal up to this share of the largest height."""
-_ALL_UP_TO = 100
-"""Every number of clusters up to this is tried, above it only numbers a tenth apart."""
+_HEIGHT_TOLERANCE = 1e-9
+"""Merge heights of a tree count as equal if they differ by less than this fraction of
+the largest height.
+"""
+_LARGEST_CONSECUTIVE = 100
+"""Up to this, every number of clusters k is tried; above it, k grows by 10 % at a time.
+"""
 
 
 def k_means(
@@ -35,8 +41,8 @@ def k_means(
 ) -> tuple[Labels, Float[np.ndarray, "k p"]]:
     """Global k-means (squared Euclidean distance).
 
-    Rows that differ by rounding only are one point: they stay together, and the number
-    of distinct points bounds the number of clusters, which may so be less than k.
+    Rows that differ by rounding only are treated as one point, so they stay together.
+    If there are fewer distinct points than k, there are as many clusters as points.
 
     Returns:
         Labels [m] and centroids [k, p]. Centroids of rows that sum to 1 sum to 1.
@@ -62,21 +68,23 @@ def clusterings(
 
     Args:
         rows: what is clustered.
-        largest: the most clusters. All numbers up to 100 are tried as far as there are
-            distinct rows, from there on numbers a tenth apart.
+        largest: the largest number of clusters; at most one for each distinct row.
 
     Yields:
-        The labels [m] of each number of clusters, ascending, and their silhouette.
+        For each number of clusters, ascending from 1: the labels [m] and their
+        silhouette.
 
     Raises:
         ValueError: a row is not finite.
     """
     points = _distinct_rows(np.asarray(rows, np.float64))
-    distances = ClusterSums(np.sqrt(points.squared), points.multiplicity)
+    # The sum of each point's distances to the members of each cluster. It is updated
+    # from one partition to the next, as only few points change clusters.
+    distance_sums = ClusterSums(np.sqrt(points.squared), points.multiplicity)
     for partition in points.partitions(largest):
-        distances = distances.relabelled(partition.labels, partition.count)
+        distance_sums = distance_sums.relabelled(partition.labels, partition.count)
         labels_of_rows = partition.labels[points.point_of_row]
-        score = _silhouette(distances, points.multiplicity)
+        score = _silhouette(distance_sums, points.multiplicity)
         yield _by_first_member(labels_of_rows), score
 
 
@@ -99,17 +107,17 @@ def k_means_of_models(models: Float[Rows, "m d"], k: int) -> Labels:
 def costs_of_models(
     models: Float[Rows, "m d"], weights: Float[np.ndarray, " m"], largest: int
 ) -> tuple[NDArray[np.int64], Float[np.ndarray, " n"]]:
-    """The k-means cost of models, for each number of clusters worth comparing.
+    """The k-means cost of models, for many numbers of clusters.
 
     Args:
         models: what is clustered.
         weights: of the models in the cost.
-        largest: the most clusters.
+        largest: the largest number of clusters; at most one for each distinct model.
 
     Returns:
-        Numbers of clusters [n]: 1, 2, 3, ... up to `largest` as far as there are
-        distinct models, from 101 on a tenth apart. For each [n], the sum of `weights`
-        times the models' squared distances to the means of their clusters.
+        The numbers of clusters that were tried [n], ascending from 1, and the cost of
+        each [n]: the sum of `weights` times the models' squared distances to the means
+        of their clusters.
 
     Raises:
         ValueError: a model is not finite.
@@ -120,6 +128,7 @@ def costs_of_models(
     costs = []
     for partition in points.partitions(largest):
         numbers.append(partition.count)
+        # Not `@`, whose order of summation differs from one BLAS library to another.
         costs.append(np.einsum("i,i->", point_weights, partition.squared_to_mean()))
     return np.array(numbers), np.array(costs)
 
@@ -127,15 +136,15 @@ def costs_of_models(
 def choose_streams(
     rows: Float[np.ndarray, "m p"], trade_off: TradeOff | None = None
 ) -> tuple[int, dict[int, float]]:
-    """The number of streams with the best silhouette.
+    """The number of streams k with the best silhouette s_k.
 
-    Compares k = 2..m-1 as far as there are distinct rows; from 101 on, numbers a tenth
-    apart. k = 1, whose silhouette counts as 0, wins where no other is positive; the
-    fewest streams win on ties. `trade_off` replaces s_k by c(k, s_k) (Mestoukirdi et
-    al., algorithm 2).
+    Compares numbers from 1 to m - 1, at most one stream for each distinct row. The
+    silhouette of k = 1 counts as 0, so 1 is chosen if no other silhouette is positive.
+    On ties the smallest k is chosen. `trade_off` replaces s_k by c(k, s_k) (Mestoukirdi
+    et al., algorithm 2).
 
     Returns:
-        The number, and the silhouettes {k: s_k} that were compared.
+        The number, and the silhouettes {k: s_k} of all k > 1 that were compared.
 
     Raises:
         ValueError: `trade_off` returns NaN, there are no rows, or one is not finite.
@@ -148,18 +157,16 @@ def choose_streams(
     scores = {}
     for labels, score in clusterings(rows, len(rows) - 1):
         scores[int(labels.max()) + 1] = score
-    best_k = 0
-    best_value = -np.inf
+    values = {}
     for k, score in scores.items():
-        value = score if trade_off is None else trade_off(k, score)
+        values[k] = score if trade_off is None else trade_off(k, score)
         require(
-            not np.isnan(value),
+            not np.isnan(values[k]),
             f"the trade-off function is NaN for k = {k} streams of silhouette"
             f" {score:.3f}",
         )
-        # The first number counts even if its value is minus infinity.
-        if value > best_value or best_k == 0:
-            best_k, best_value = k, value
+    # The first of the largest values: k is ascending.
+    best_k = max(values, key=values.__getitem__)
     return best_k, {k: score for k, score in scores.items() if k > 1}
 
 
@@ -213,8 +220,10 @@ def bipartition(
 ) -> Labels:
     """A split in two by agglomerative clustering (Sattler et al. 2020).
 
-    `single` minimises the largest similarity between the two parts, as their paper
-    does; `complete` is what their released code runs.
+    Args:
+        similarity: of all pairs.
+        linkage: "complete" is the choice of their released code. "single" is that of
+            their paper: it minimises the largest similarity between the two parts.
 
     Returns:
         Labels 0 and 1 [m]; row 0 has label 0.
@@ -250,10 +259,12 @@ def agglomerative(
         linkage: how far apart two clusters are: by the mean, the largest or the
             smallest distance between members.
         clusters: how many clusters to make.
-        threshold: the distance from which on clusters are not merged; give this or the
-            number of clusters. With neither the tree is cut at the largest gap between
-            the distances of successive merges: in 2 to m - 1 clusters, or in one where
-            all distances are equal or there are two rows.
+        threshold: clusters that are farther apart than this are not merged. If given,
+            `clusters` is not used.
+
+    With neither `clusters` nor `threshold` the tree is cut at the largest gap between
+    the distances of successive merges: into 2 to m - 1 clusters, or into one cluster if
+    all distances are equal or there are only two rows.
 
     Returns:
         Labels [m].
@@ -286,7 +297,7 @@ def agglomerative(
     # ascending.
     heights = tree[:, 2]
     gaps = np.diff(heights)
-    if count == 2 or gaps.max() <= _SAME * heights[-1]:
+    if count == 2 or gaps.max() <= _HEIGHT_TOLERANCE * heights[-1]:
         return np.zeros(count, np.int64)
     # The merges below the largest gap are made, those above it are not.
     merges = int(np.argmax(gaps)) + 1
@@ -324,21 +335,23 @@ class _DistinctPoints:
         self.multiplicity = np.bincount(self.point_of_row).astype(np.float64)
 
     def labels(self, k: int) -> Labels:
-        """Labels [m] of the rows in k clusters, or in n where there are fewer points."""
+        """Labels [m] of the rows in k clusters, or in n if there are fewer points."""
+        # Each partition is made from the one before, with fewer clusters.
         *_, last = self.partitions(k)
         return _by_first_member(last.labels[self.point_of_row])
 
     def partitions(self, largest: int) -> Iterator[Partition]:
         """Partitions of the points in 1, 2, 3, ... clusters.
 
-        All numbers up to 100, then numbers a tenth apart, up to `largest` or to one
-        cluster for each point.
+        All numbers up to 100; above, numbers that grow by 10 %. The last one is
+        `largest`, or n if there are fewer points.
         """
         largest = min(largest, len(self.squared))
         numbers = [1]
         while numbers[-1] < largest:
-            step = numbers[-1] // 10 if numbers[-1] >= _ALL_UP_TO else 1
-            numbers.append(min(numbers[-1] + step, largest))
+            last = numbers[-1]
+            step = 1 if last < _LARGEST_CONSECUTIVE else last // 10
+            numbers.append(min(last + step, largest))
         return partitions(self.squared, self.multiplicity, numbers)
 
 
@@ -367,26 +380,27 @@ def _distinct_models(models: Rows) -> _DistinctPoints:
     return _DistinctPoints(squared_distances(models), tolerance)
 
 
-def _silhouette(distances: ClusterSums, weights: NDArray[np.float64]) -> float:
+def _silhouette(distance_sums: ClusterSums, weights: NDArray[np.float64]) -> float:
     """`silhouette` of n points in k clusters, each of which stands for several rows.
 
     Args:
-        distances: sums [k, n] of each point's distances to the members of each cluster.
+        distance_sums: its `values` [k, n] are the sums of each point's distances to the
+            members of each cluster.
         weights: multiplicities of the points [n].
 
     Returns:
         The mean over all rows, to 12 decimals.
     """
-    labels = distances.labels
+    labels = distance_sums.labels
     points = np.arange(len(weights))
     cluster_sizes = np.bincount(labels, weights)
     if len(cluster_sizes) == 1:
         return 0.0
     own_size = cluster_sizes[labels]
     # a: the mean distance to the other members of the own cluster
-    a = distances.values[labels, points] / np.maximum(own_size - 1, 1)
+    a = distance_sums.values[labels, points] / np.maximum(own_size - 1, 1)
     # b: the mean distance to the members of the nearest other cluster
-    means = distances.values / cluster_sizes[:, None]
+    means = distance_sums.values / cluster_sizes[:, None]
     means[labels, points] = np.inf
     b = means.min(axis=0)
     # A row alone in its cluster counts 0, and so do rows that all lie at one place.
@@ -415,5 +429,6 @@ def _by_first_member(labels: NDArray[Any]) -> Labels:
 
 def _longer_length(rows: NDArray[Any]) -> NDArray[np.float64]:
     """For each pair of rows the length of the longer one [m, m]."""
+    # einsum adds up float32 rows in double precision without copying them.
     lengths = np.sqrt([np.einsum("i,i->", row, row, dtype=np.float64) for row in rows])
     return np.maximum(lengths[:, None], lengths[None])

@@ -1,15 +1,15 @@
 """Global k-means on squared distances, for hundreds of numbers of clusters in one pass.
 
 Clusters are added one after another where they lower the cost most (Likas, Vlassis and
-Verbeek 2003). After each addition points change clusters: first all of them go to their
-nearest mean (Lloyd); when none is nearer to another mean, single points move where that
-lowers the cost, the shift of both means included (Hartigan 1975).
+Verbeek 2003). After each addition points change clusters: first all points move to
+their nearest mean (Lloyd). Once every point is at its nearest mean, single points move
+if that lowers the cost, including the change of both means (Hartigan 1975).
 
 It is cheap because each number of clusters starts from the partition before, so that
 few points move, and because distances to means follow from sums over the members of
-clusters, of which a move changes two. No random numbers are drawn: the same distances
-give the same clusters, at a cost that the best of ten k-means++ starts seldom
-undercuts.
+clusters, of which a move changes two. No random numbers are drawn, so the same
+distances give the same clusters. Their cost is seldom above that of the best of ten
+k-means++ starts.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,7 +29,7 @@ _LARGEST_WORK = 10_000
 _LEAST_DECREASE = 1e-5
 """Moves of single points end when together they lower the cost by less than this share.
 
-In data without structure they would otherwise go on for thousands of passes.
+In data without structure there would otherwise be thousands of passes.
 """
 _ROUNDING = 1e-12
 """Differences below this share of the cost are rounding."""
@@ -92,7 +92,7 @@ class ClusterSums:
             count: the number of clusters, not less than before.
 
         Returns:
-            New sums; these stay as they are.
+            New sums; this object does not change.
         """
         old = self.labels
         new = copy(self)
@@ -248,10 +248,10 @@ class Partition:
         self.cost = float(self.cluster_costs.sum())
 
     def _after_one_pass(self) -> "Partition":
-        """One pass of Lloyd's moves or, where there is none, of Hartigan's.
+        """One pass of Lloyd's moves or, if none of them changes a label, of Hartigan's.
 
         Returns:
-            A new partition, or itself where no point moves.
+            A new partition, or this one if no point moves.
         """
         # to_means[k, i] = |x_i - mean_k|^2, as in `squared_to_mean`, for every cluster
         mean_squared = self.sums.values / self.sizes[:, None]

@@ -23,12 +23,11 @@ Kernel = Literal["eq9", "eq6", "bound"]
 """
 
 _LEAST_MASS = 0.1
-"""A stream stays as it is where its row's mass on the reporters is less than this.
-
-Relative to the reporters' share of all samples.
+"""A stream keeps its old model if the weights of the reporters in its row sum to less
+than this fraction of the reporters' share of all samples.
 """
 _LEAST_NOISE = 1e-12
-"""`bound` takes smaller variances of gradients for this, relative to the largest."""
+"""Smallest variance of gradients that `bound` uses, relative to the largest one."""
 
 
 @dataclass(frozen=True)
@@ -145,15 +144,15 @@ def restrict_to_reporters(
 ) -> Float[np.ndarray, "s c"]:
     """Restrict rows of weights to the clients that report, and renormalise them.
 
-    A row becomes zero, which leaves its stream as it is, where its mass on the
-    reporters is less than a tenth of their share of all samples: a mass of 1e-30 scaled
-    up to 1 would replace the stream by the model of a client that it hardly uses. (The
-    papers define full participation only.)
+    A row becomes zero, so that `mix` keeps the stream's old model, if the weights of
+    the reporters (their mass) sum to less than a tenth of their share of all samples. A
+    mass of 1e-30 scaled up to 1 would replace the stream by the model of a client that
+    it hardly uses. (The papers define full participation only.)
 
     Args:
         rows: weights over the whole population.
         sizes: [m] training samples of the population.
-        cohort: who is there and reports.
+        cohort: the clients of the round, of which some report.
 
     Returns:
         Rows over the cohort's clients, each of sum 1 or zero.

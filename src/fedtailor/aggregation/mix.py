@@ -1,4 +1,8 @@
-"""The affine mix: new models of the streams, from the old ones and the clients'."""
+"""The affine mix: new models on the server, from its old ones and the clients' models.
+
+The s models that a server keeps are called its streams. The c clients are those of a
+round's cohort.
+"""
 
 from functools import partial
 from typing import Literal
@@ -21,18 +25,22 @@ def mix(
     x: ClientRows | Float[Array | np.ndarray, "c _"],
     weights: ArrayLike,
 ) -> Float[Array, "s d"]:
-    """The affine mix of every stream s, for weights W:
+    """The affine mix of every stream s with the clients' models x_i, for weights W:
 
-        theta_s <- (1 - sum_i W_si) theta_s + sum_i W_si x_i
+        theta_s <- theta_s + sum_i W_si (x_i - theta_s)
+                 = (1 - sum_i W_si) theta_s + sum_i W_si x_i
 
-    A row of W that sums to 1 averages the clients (FedAvg; the user-centric rule of
-    Mestoukirdi et al., eq. 8), a row that sums to beta goes that share of the way to
-    their average, and a row of zeros leaves its stream as it is, bit for bit. A one-hot
-    row returns that client's model exactly.
+    What a row of W means depends on its sum:
 
-    What has no weight is not read, so it may be NaN: the old model of a stream that is
-    replaced, and a client whose column is zero. But a client that is not finite spoils
-    all streams, also those in which its weight is 0, as soon as one stream uses it.
+    * 1: the weighted average of the clients (FedAvg; the user-centric rule of
+      Mestoukirdi et al., eq. 8). A one-hot row returns that client's model exactly.
+    * beta: theta_s moves by the fraction beta towards their average.
+    * all entries 0: theta_s stays the same, bit for bit.
+
+    Models without weight are not read, so they may be NaN: the old model of a stream
+    whose row sums to 1, and the model of a client whose column is zero. But the model
+    of a client that any stream uses must be finite: NaN would spread to all streams,
+    even to those in which the client's weight is 0.
 
     Args:
         theta: the streams' models, on the host or any device.
@@ -90,8 +98,8 @@ def _mix_hidden(
         own_weight: the weight of each stream's old model.
 
     Returns:
-        The new models. A stream stays as it is where the sum is not known, because all
-        its clients were lost.
+        The new models. A stream keeps its old model if its sum is not known, because
+        all its clients were lost.
     """
     mixed = np.array(theta)
     used = np.flatnonzero(w.any(axis=1))
@@ -109,6 +117,25 @@ def _mix_hidden(
             old = own_weight[stream] * mixed[stream].astype(np.float64)
         mixed[stream] = old + total
     return jnp.asarray(mixed)
+
+
+def weighted_sums(
+    x: ClientRows | Float[Array | np.ndarray, "c _"], weights: ArrayLike
+) -> Float[Array, "s d"]:
+    """Weighted sums over the clients, sum_i W_si x_i: `mix` onto zeros.
+
+    Args:
+        x: what the clients sent, as for `mix`.
+        weights: W [s, c], one row for each sum.
+
+    Returns:
+        The sums [s, d].
+
+    Raises:
+        ValueError: as `mix`.
+    """
+    zeros = jnp.zeros((len(np.asarray(weights)), x.shape[1]), x.dtype)
+    return mix(zeros, x, weights)
 
 
 def reporter_weights(

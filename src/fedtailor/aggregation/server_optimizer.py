@@ -27,13 +27,14 @@ It is a plain tuple, so that it can be checkpointed.
 class ServerOptimizer:
     """ServerOpt of FedOpt (Reddi et al. 2021, algorithm 1).
 
-    The pseudo-code averages the clients' updates, Delta_t = (1/|S|) sum_i (x_i - x_t),
-    and gives ServerOpt -Delta_t for a gradient. Here the clients' models are averaged
-    first (weights may be unequal), and what is taken for a gradient is
+    The optimiser treats the difference between a model and the average of its clients'
+    models as a gradient,
 
-        Delta = theta - average        ( = -Delta_t of the paper)
+        Delta = theta - average
 
-    The rules, with b1, b2, tau of the paper = `momentum`, `second_moment`, `epsilon`:
+    (The paper's Delta_t = (1/|S|) sum_i (x_i - x_t) has the opposite sign: its ServerOpt
+    receives -Delta_t.) The rules, with b1, b2, tau of the paper = `momentum`,
+    `second_moment`, `epsilon`:
 
     * plain:     theta <- theta - lr Delta; with lr 1 exactly the average (FedAvg).
     * momentum:  v <- momentum v + Delta; theta <- theta - lr v (FedAvgM, Hsu et al.
@@ -57,8 +58,8 @@ class ServerOptimizer:
     second_moment: float = 0.99
     """Decay of the second moment, in [0, 1) (adam and yogi)."""
     epsilon: float = 1e-3
-    """Adaptivity tau: added to the root of the second moment (adagrad: its square,
-    under the root).
+    """Adaptivity tau. A step divides by sqrt(v) + epsilon (adam, yogi) or by
+    sqrt(v + epsilon^2) (adagrad), where v is the second moment.
     """
 
     def __post_init__(self) -> None:
@@ -104,8 +105,8 @@ class ServerOptimizer:
         is_updated = np.asarray(is_updated, bool)
         takes_whole_step = self.kind == "plain" and self.lr == 1
         if takes_whole_step and is_updated.all():
-            # The compiled step would return `average`, too. Not to call it saves some
-            # 0.2 ms in every round of most methods.
+            # The compiled step would return `average`, too. Skipping the call saves
+            # about 0.2 ms in every round of most methods.
             return tuple(state), average
         return _apply(self, tuple(state), theta, average, is_updated)
 
@@ -118,7 +119,9 @@ class ServerOptimizer:
         if self.kind == "yogi":
             return optax.scale_by_yogi(self.momentum, self.second_moment, self.epsilon)
         if self.kind == "adagrad":
-            return optax.scale_by_rss(self.epsilon**2, 0.0)
+            return optax.scale_by_rss(
+                initial_accumulator_value=self.epsilon**2, eps=0.0
+            )
         return optax.identity()
 
 
@@ -133,7 +136,8 @@ def _apply(
     """`ServerOptimizer.apply` as one compiled program.
 
     The rule is applied to every stream; streams that are not updated then get their old
-    rows back.
+    rows back. Of the optimiser only `kind` is static: another rate needs no new
+    compilation (see `hyperparameters`).
     """
 
     def select(new: Array, old: Array) -> Array:
@@ -145,13 +149,10 @@ def _apply(
         new_theta = (1 - optimizer.lr) * theta + optimizer.lr * average
         return state, select(new_theta, theta)
     rule = optimizer._rule()
-    # optax's state is a tree of its own classes, ours the tuple of its leaves.
-    state_shapes = jax.eval_shape(jax.vmap(rule.init), theta)
-    structure = jax.tree.structure(state_shapes)
-    optax_state = jax.tree.unflatten(structure, state)
-    # One update for each stream, with Delta for the gradient.
+    # One update for each stream, with Delta as the gradient.
     update: Any = jax.vmap(partial(rule.update, params=None))
     delta = theta - average
+    optax_state = _unflatten(state, rule, theta)
     direction, new_optax_state = update(delta, optax_state)
     new_theta = theta - optimizer.lr * direction
     new_leaves = jax.tree.leaves(new_optax_state)
@@ -159,3 +160,11 @@ def _apply(
         select(new, old) for new, old in zip(new_leaves, state, strict=True)
     )
     return new_state, select(new_theta, theta)
+
+
+def _unflatten(
+    state: State, rule: optax.GradientTransformation, theta: Float[Array, "s d"]
+) -> optax.OptState:
+    """The state in optax's own classes, of which `State` holds the leaves only."""
+    state_shapes = jax.eval_shape(jax.vmap(rule.init), theta)
+    return jax.tree.unflatten(jax.tree.structure(state_shapes), state)

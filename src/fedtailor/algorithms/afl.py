@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
-from fedtailor.aggregation import mix
+from fedtailor.aggregation import mix, weighted_sums
 from fedtailor.aggregation.simplex import project_onto_simplex
 from fedtailor.protocol import (
     SGD,
@@ -38,7 +37,7 @@ class AFLState(ServerState):
     """The iterates of model and mixture."""
 
     model: Float[Array, "1 d"]
-    """w, the last iterate."""
+    """w, the last iterate. The leading axis counts the server's models."""
     average: Float[Array, "1 d"]
     """The average of all iterates so far."""
     rounds: int
@@ -67,15 +66,16 @@ class AFL(Algorithm):
 
     both at the old w and lambda. The result is the average of all iterates w (the last
     one cycles). When only some clients report, their terms are multiplied by m / |S|,
-    which leaves both steps unbiased. Where these weights of the reporters' models
-    (`update="model"`) sum to more than 1, they are scaled to sum 1: w stops at the
-    models' mean.
+    which leaves both steps unbiased. If these weights sum to more than 1, with
+    `update="model"` they are scaled to sum 1, so that w moves to the mean of the
+    reporters' models and not beyond.
 
     The server's state tells the skewness s(lambda) = sum_k lambda_k^2 / p_k, p_k = n_k
     / N, of the generalization bound: 1 where lambda = p, larger the more the mixture
     relies on clients with few samples.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="afl",
         paper="Mohri, Sivek and Suresh 2019, Agnostic Federated Learning",
@@ -132,7 +132,7 @@ class AFL(Algorithm):
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
-        theta = inbox["model"][0]
+        theta = inbox.only("model")
         # F_k(w) of the model as received: both steps of a round are taken at the old
         # (w, lambda).
         loss = local.loss(theta)
@@ -152,18 +152,18 @@ class AFL(Algorithm):
         weights = (mixture[cohort.position] * scale)[None]  # [1, c]
         # Primal step: w <- w - gamma_w sum_k lambda_k grad F_k(w)
         if self.update == "gradient":
-            # Mixed onto zeros, the row of weights gives the sum alone.
-            gradient = mix(jnp.zeros_like(theta), answers["gradient"], weights)
+            gradient = weighted_sums(answers["gradient"], weights)  # [1, d]
             theta = theta - self.lr * gradient
         else:
-            # Weights of a sum above 1 would step beyond the clients' mean.
+            # w <- w + sum_k lambda_k (w_k - w), as `mix` computes it. Weights of a sum
+            # above 1 would step beyond the clients' mean.
             total = round(weights.sum(), 12)
             theta = mix(theta, answers["model"], weights / max(1.0, total))
-        # Dual step, with the losses at the old w; absent clients count with loss 0:
-        # lambda <- projection of lambda + gamma_l (F_1(w), ..., F_m(w))
+        # Dual step, with the losses at the old w; clients that do not report count with
+        # loss 0: lambda <- projection of lambda + gamma_l (F_1(w), ..., F_m(w))
         losses = np.zeros(len(mixture))
-        sent = answers.host("loss").astype(np.float64)
-        losses[cohort.position] = np.where(cohort.reporting, sent, 0) * scale
+        sent_losses = answers.host("loss").astype(np.float64)  # a NumPy array [c]
+        losses[cohort.position] = np.where(cohort.reporting, sent_losses, 0) * scale
         mixture = project_onto_simplex(mixture + self.lambda_lr * losses)
         # The output of algorithm 1, (1/T) sum_t w_t, as a running mean
         rounds = server.rounds + 1

@@ -35,17 +35,18 @@ class APFL(FedAvg):
     """Adaptive personalized federated learning (Deng et al. 2020, algorithm 1).
 
     A client predicts with alpha v + (1 - alpha) w. Its copy w_i of the global model is
-    trained as in FedAvg, whatever alpha; at the same time, on the same batches, the
-    loss of the mixture trains its own v, which it keeps:
+    trained as in FedAvg, independently of alpha. On the same batches the loss of the
+    mixture trains its personal model v, which never leaves the client:
 
         w_i <- w_i - eta g_i(w_i),    v <- v - eta alpha g_i( alpha v + (1 - alpha) w_i )
 
     Once a round, on its first batch, alpha <- alpha - eta_alpha < g_i(alpha v + (1 -
-    alpha) w_i), v - w_i >, kept in [0, 1]. alpha = 0 is FedAvg and alpha = 1 is
+    alpha) w_i), v - w_i >, clipped to [0, 1]. alpha = 0 is FedAvg and alpha = 1 is
     training alone. The paper mixes parameters; its released code mixes the outputs of
     the two models (`mix="logits"`), with the gradients that belong to them.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="apfl",
         paper="Deng et al. 2020, Adaptive Personalized Federated Learning",
@@ -65,8 +66,8 @@ class APFL(FedAvg):
     alpha: float = 0.5
     """Share of the personal model, at the start (released code: 0.5)."""
     alpha_lr: ZeroIsStatic = 0.1
-    """Rate of alpha, once a round; 0 keeps alpha as it is (released code: the rate of
-    the models).
+    """Learning rate of alpha's one step in a round; 0 = alpha is fixed (released code:
+    the rate of the models).
     """
     mix: Literal["parameters", "logits"] = "parameters"
     """What is mixed: the parameters of the two models (the paper), or their outputs
@@ -104,6 +105,7 @@ class APFL(FedAvg):
             (v, w), alpha = carry
             # The mixture's gradients are taken before v and w take their steps.
             grad_v, grad_alpha = self._gradients(local, (v, w), alpha, batch)
+            # With alpha_lr = 0 alpha is fixed, and this is not compiled.
             if not is_off(self.alpha_lr):
                 # Once a round, on its first batch; later its gradient is not computed.
                 alpha = jax.lax.cond(
@@ -115,8 +117,8 @@ class APFL(FedAvg):
             w = descend(w, local.batch_gradient(w, batch), sgd, rate)
             return (v, w), alpha
 
-        # v goes on from the client's last round, w_i starts at the model received.
-        start = local.params(state["model"]), local.params(inbox["model"][0])
+        # v continues from the client's last round, w_i starts at the model received.
+        start = local.params(state["model"]), local.params(inbox.only("model"))
         carry = start, state["alpha"]
         (v, w), alpha = local.loop(
             carry, step, local.steps(sgd), sgd.batch_size, drop_last=sgd.drop_last
@@ -133,8 +135,8 @@ class APFL(FedAvg):
             alpha: share of v in the mixture.
 
         Returns:
-            The gradient with respect to v, and a function that returns the derivative
-            with respect to alpha (a function, as it is wanted once a round only).
+            The gradient with respect to v, and a function that computes the derivative
+            with respect to alpha, which is needed only once a round.
         """
         v, w = pair
         if self.mix == "parameters":
@@ -166,7 +168,7 @@ class APFL(FedAvg):
     def personal(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> Predictor:
-        v, w, alpha = state["model"], inbox["model"][0], state["alpha"]
+        v, w, alpha = state["model"], inbox.only("model"), state["alpha"]
         if self.mix == "logits":
             return Mixture(
                 jnp.stack([alpha, 1 - alpha]), jnp.stack([v, w]), logits=True
@@ -174,5 +176,6 @@ class APFL(FedAvg):
         return alpha * v + (1 - alpha) * w
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
-        # a round as all others do it, from v = w; what it would send is dropped
-        return self.client(self.init_client(inbox["model"][0]), inbox, local)[0]
+        # One round as of any client, from v = w. `client` returns the new state and a
+        # message to the server, which is not sent.
+        return self.client(self.init_client(inbox.only("model")), inbox, local)[0]

@@ -69,7 +69,7 @@ class CFLState(ServerState):
     """The clusters, and the splits that made them."""
 
     model: Float[Array, "s d"]
-    """One model for each cluster, and rows of zeros for clusters to come (see
+    """One model for each cluster, then rows of zeros for clusters of later splits (see
     `_capacity`).
     """
     cluster: NDArray[np.int64]
@@ -91,16 +91,18 @@ class CFL(Algorithm):
     by the cosines S_ij = <D_i, D_j> / (|D_i| |D_j|): the bipartition whose largest
     similarity across is smallest, or (released code, the default) agglomerative
     clustering with complete linkage. The paper accepts a bipartition iff sqrt((1 -
-    max_across S_ij) / 2) > gamma_max. Each half goes on from the parent's model plus
-    the mean of its own updates. Updates compare only from one model and within a whole
-    cluster, hence full participation.
+    max_across S_ij) / 2) > gamma_max. Each half continues from the parent's model plus
+    the mean of its own updates. Updates can be compared only if they start from the
+    same model, and a cluster can be split only if all its clients report, so the method
+    needs full participation.
 
-    The server keeps the log of splits: the parent's model, who went where, and the mean
-    direction of either side's updates. A client that never took part walks down this
+    The server stores all splits: the parent's model, the clients of each half, and the
+    mean direction of each half's updates. A client that never took part walks down this
     tree: at each split it computes its own update of the parent's model and goes to the
-    side with whose members it has the higher mean cosine.
+    half with which its update has the higher mean cosine.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="cfl",
         paper=(
@@ -189,6 +191,7 @@ class CFL(Algorithm):
         )
 
     def broadcast(self, server: CFLState, cohort: Cohort) -> Downlink:
+        # Each client receives the model of its cluster: one number in each row [c, 1].
         cluster = server.cluster[cohort.position].astype(np.int32)
         return Downlink({"model": Streams(server.model, cluster[:, None])})
 
@@ -198,7 +201,7 @@ class CFL(Algorithm):
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
-        theta = inbox["model"][0]
+        theta = inbox.only("model")
         if not self.persist:
             return state, {"model": local.sgd(theta, self.sgd)}
         trained, velocity = sgd_from_velocity(local, theta, state["velocity"], self.sgd)
@@ -221,7 +224,7 @@ class CFL(Algorithm):
     def _averages(
         self, server: CFLState, models: ClientRows, cohort: Cohort
     ) -> Float[Array, "s d"]:
-        """The averages of all clusters; one in which nobody reports stays as it is."""
+        """The averages of all clusters; one without reporters keeps its old model."""
         share = reporter_weights(cohort, self.weights)
         cluster = server.cluster[cohort.position]
         weights = cluster_averages(cluster, len(server.model), share)
@@ -327,6 +330,7 @@ class CFL(Algorithm):
     # ----------------------------------------------------------------------------------
 
     def serve(self, server: CFLState, cohort: Cohort) -> Downlink:
+        # Clients that took part receive the model of their cluster, as in a round.
         if cohort.seen:
             return self.broadcast(server, cohort)
         if not server.splits:
@@ -387,7 +391,7 @@ class CFL(Algorithm):
     def personal(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> Predictor:
-        return state["model"] if "model" in state else inbox["model"][0]
+        return state["model"] if "model" in state else inbox.only("model")
 
 
 def _capacity(clusters: int) -> int:

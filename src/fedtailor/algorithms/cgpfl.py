@@ -60,7 +60,9 @@ class Contextual(Algorithm):
     inner_steps: TracedInt = 5
     """S, inner steps on each mini-batch (Tang et al.: 5)."""
     lam: float = 12.0
-    """lambda, strength of the pull of theta towards the context (Tang et al.: 12)."""
+    """lambda, weight of the proximal term of theta around the context (Tang et al.:
+    12).
+    """
     gamma: float | None = None
     """Share of the way that the local context goes to theta after each mini-batch; None
     = eta lambda, as pFedMe does. Read literally, the paper's step is 2 beta / N with N
@@ -74,8 +76,8 @@ class Contextual(Algorithm):
     training samples.
     """
     start: Literal["context", "personal"] = "context"
-    """Where theta starts in a round: from the context received (as pFedMe), or where it
-    ended the last time.
+    """Where theta starts in a round: from the context received (as pFedMe), or from the
+    client's theta of its last round.
     """
 
     def __post_init__(self) -> None:
@@ -126,7 +128,8 @@ class Contextual(Algorithm):
     def broadcast(self, server: ContextualState, cohort: Cohort) -> Downlink:
         context = server.context[cohort.position].astype(np.int32)
         if (server.context < 0).all():
-            # Nobody has reported, so all contexts still are the common initial model.
+            # Nobody has reported, so all contexts still are the common initial model:
+            # every client is sent context 0.
             recipients = np.zeros((len(cohort), 1), np.int32)
         elif (context >= 0).all():
             recipients = context[:, None]
@@ -158,18 +161,23 @@ class Contextual(Algorithm):
         clusters = label.max() + 1
         share = reporter_weights(cohort, self.weights)[rows]
         weights = cluster_averages(label, clusters, share)
+        # Rows of weights sum to 1, so `mix` returns the means of the clusters and does
+        # not read the old models, which only give the shape here.
         means = mix(contexts[:clusters], uploads, weights)
         # k-means numbers its clusters anew in every round: each cluster continues the
         # context that is nearest to its mean.
         context_of_cluster = match(squared_distances(means, contexts))
         context[cohort.reporters] = context_of_cluster[label]
-        # omega_k <- (1 - alpha) omega_k + alpha mean_k; a context that no cluster
-        # continues has a row of zeros and stays as it is.
+        # omega_k <- (1 - alpha) omega_k + alpha mean_k, by a row of weights with the
+        # one entry alpha. A context that no cluster continues has a row of zeros, with
+        # which `mix` leaves it unchanged.
         continues = np.arange(len(contexts))[:, None] == context_of_cluster
         model = mix(contexts, means, self.alpha * continues)
         return server.replace(model=model, context=context)
 
     def serve(self, server: ContextualState, cohort: Cohort) -> Downlink:
+        # Clients that took part have their personal model and need nothing; the others
+        # choose among all contexts (`init_unseen`).
         if cohort.seen:
             return Downlink()
         return Downlink({"model": Streams.all_to_all(server.model, len(cohort))})
@@ -214,7 +222,8 @@ class Contextual(Algorithm):
         return state["model"]
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
-        # theta around the context of lowest loss, which stays as it is (gamma = 0)
+        # Inner steps around the context of lowest loss, which does not change (the last
+        # argument is gamma = 0).
         choice, _ = closest(inbox["model"], inbox.received["model"], local)
         omega = inbox["model"][choice]
         theta, _ = envelope_steps(
@@ -224,14 +233,14 @@ class Contextual(Algorithm):
 
 
 def _own_or_all(context: NDArray[np.int32], contexts: int) -> NDArray[np.int32]:
-    """Send each client its own context or, where it has none, all contexts.
+    """Send each client its own context or, if it has none yet, all contexts.
 
     Args:
-        context: the context of each client [c]; -1 = it has none.
+        context: the context of each client [c]; -1 = none yet.
         contexts: K, the number of contexts.
 
     Returns:
-        Recipients [c, K] as `Streams` takes them.
+        `Streams.recipients` [c, K], where -1 = not sent.
     """
     numbers = np.arange(contexts)
     is_own = context[:, None] == numbers
@@ -251,18 +260,22 @@ class CGPFL(Contextual):
         theta <- theta - eta ( g_i(theta) + lam (theta - w) )     S times on the same batch
         w <- w - gamma (w - theta)
 
-    Clients keep theta, their personal model, and send w. The server clusters what it
-    receives by k-means and moves each context towards the mean of its cluster:  omega_k
-    <- (1 - alpha) omega_k + alpha mean_{i in C_k} w_i. With one context this is pFedMe.
+    Clients store theta, their personal model, and send w. The server clusters the models
+    w by k-means and moves each context towards the mean of its cluster:
 
-    Clusters of a round are matched with the contexts nearest to them at the least total
-    cost, so that contexts keep their identity where alpha < 1 or where clients are
-    absent (those keep their context). A client that reports for the first time when
-    there are contexts already is sent all of them and trains around the one with the
-    lowest loss on its data. One that never took part chooses likewise, and finds its
-    theta around that context.
+        omega_k <- (1 - alpha) omega_k + alpha mean_{i in C_k} w_i
+
+    With one context this is pFedMe.
+
+    k-means numbers its clusters anew in every round, so they are matched one to one
+    with the contexts, at the least sum of squared distances. Clients that do not report
+    keep their context. A client that reports for the first time, in a later round,
+    receives all contexts and trains around the one with the lowest loss on its data. A
+    client that never took part chooses in the same way and computes its theta around
+    that context.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="cgpfl",
         paper=(

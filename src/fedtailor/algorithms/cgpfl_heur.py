@@ -26,19 +26,20 @@ class CGPFLHeur(Contextual):
         e(K) = sqrt( (d K / m) log(e m / d) ) + mu sum_i (m_i / m) min_k |w_i -
         omega_k|^2
 
-    over 1 .. N/2 for N clients (from 101 on, numbers a tenth apart), where the w_i are
-    the first uploads and the omega_k the means of their clusters; of numbers that are
-    equally good the smallest. Everything else is CGPFL.
+    over 1 .. N/2 for N clients (above 100, K grows in steps of 10 %), where the w_i are
+    the first uploads and the omega_k the means of their clusters. On ties the smallest
+    K is chosen. Everything else is CGPFL.
 
     The default mu makes both terms change by the same amount from K = 1 to K = N/2, so
-    that e(1) = e(N/2). The first term is concave in K: where every further context
-    explains about as much as the one before, which is to say without clusters, no K
-    between the two is better, and one context is taken. Contexts that explain more than
-    their share put the minimum between the two. (A union bound over the assignments of
-    clients to contexts would add a term in sqrt(N log(K) / m); it grows with K, too,
-    and is left out as in the paper.)
+    that e(1) = e(N/2). The first term is concave in K. If the clients have no clusters,
+    every further context lowers the second term by about as much as the one before;
+    then no K in between is better, and one context is chosen. If some contexts lower it
+    by more, the minimum is in between. (A union bound over the assignments of clients
+    to contexts would add a term in sqrt(N log(K) / m), which also grows with K; it is
+    left out as in the paper.)
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="cgpfl-heur",
         paper=(

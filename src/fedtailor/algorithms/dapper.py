@@ -67,7 +67,7 @@ _NOT_LINEAR = (
     " models.logistic() with loss squared_error"
 )
 _ROUNDING = 1e-3
-"""A loss may differ by this from a linear model's squared error, relative to it."""
+"""Largest relative difference between a loss and a linear model's squared error."""
 
 
 DAPPERState = HypClusterState | BestRound | WithMoments
@@ -78,35 +78,38 @@ DAPPERState = HypClusterState | BestRound | WithMoments
 class DAPPER(Algorithm):
     """Data interpolation (Mansour et al. 2020, section 4, figure 2).
 
-    First the clients train a common model h_c by FedAvgM, or, with `clusters`, the
+    First the clients train a common model h_c by FedAvgM or, with `clusters`, the
     models of HypCluster, of which each client takes the one that fits its data best.
-    When training is over, each client k is sent a sample C' of r m_k examples of all
-    clients (or of those in its cluster) and, for every lambda of a cover of [0, 1],
-    minimises from h_c
+    After training, each client k receives a sample C' of r m_k examples of all clients
+    (or of those in its cluster). For every lambda of a finite set in [0, 1] (`cover`)
+    it minimises, starting from h_c,
 
         lambda F_k(h) + (1 - lambda) F_C'(h)   (eq. 7)
 
-    in steps on a batch of its own and a batch r times as large of C'. It keeps the
-    model with the lowest loss on samples held out from training: its validation split
-    or, where it has none, `held_out` of its training data. A client that never took
-    part has only training data to give, and holds out from these.
+    in steps, each on a batch of its own data and a batch of C' that is r times as
+    large. It chooses the model with the lowest loss on samples that it did not train
+    on: its validation split or, without one, the fraction `held_out` of its training
+    data. A client that never took part uses training data only, and holds out some.
 
-    `coin` is the pseudocode: r times as many steps, each on a batch of the client with
-    probability lambda, else on one of C' (with batches of one sample and one epoch: r
-    m_k steps). `select="train"`, also of the pseudocode, chooses by the loss on the
-    data that it trained on, which nearly always is the largest lambda.
+    `coin` is the paper's pseudocode: r times as many steps, each on a batch of the
+    client with probability lambda, else on one of C' (with batches of one sample and
+    one epoch: r m_k steps). `select="train"`, also in the pseudocode, chooses by the
+    loss on the data that the client trained on, which nearly always gives the largest
+    lambda.
 
-    Where C' must not be other clients' data (section 4.2), `source` takes it from
-    public `proxy` data, or, for models without inputs (densities), from h_c itself:
-    clients draw from it and no example travels. For a linear model and squared error,
-    `moments` is enough (section 4.2, sufficient statistics): once, before training,
-    clients send the means of u u' and u y' over their samples, u = (x, 1), of which the
-    server sends out the mean over all samples. From these F_C' and its gradient follow
-    for C' = all clients' training data, without any example and without chance:
+    If C' must not contain other clients' data (section 4.2), `source` takes it from
+    public `proxy` data or, for models without inputs (densities), from h_c itself:
+    clients draw from that model and no example is sent. For a linear model and squared
+    error, `moments` is enough (section 4.2, sufficient statistics). Once, before
+    training, clients send the means of u u' and u y' over their samples, u = (x, 1);
+    after training, the server sends their mean over all samples. From it a client
+    computes F_C' and its gradient for C' = all clients' training data, exactly and
+    without any example:
 
         F_C'(h) = tr(H' M_uu H) - 2 tr(H' M_uy) + constant    for h(x) = H' u
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="dapper",
         paper=(
@@ -138,8 +141,7 @@ class DAPPER(Algorithm):
     start: Literal["random", "farthest"] = "random"
     """Where several models come from (see `HypCluster`)."""
     warm: TracedInt = 0
-    """Rounds of plain averaging for each `random` model, one model after another (see
-    `HypCluster`).
+    """Rounds in which all clients train the same `random` model (see `HypCluster`).
     """
     cover: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
     """The lambdas to choose from, ascending (the paper: a cover of [0, 1])."""
@@ -252,14 +254,14 @@ class DAPPER(Algorithm):
 
         update = train_closest(inbox, local, self.clusters, train)
         if self.best:
-            update = {**update, **validation_loss(inbox["model"][0], local)}
+            update = {**update, **validation_loss(inbox.only("model"), local)}
         return state, update
 
     def server(
         self, server: DAPPERState, downlink: Downlink, answers: Answers, cohort: Cohort
     ) -> DAPPERState:
-        # A step of phase 1's method on its own state, which then goes back into what
-        # `best` and `moments` have wrapped around it.
+        # The state of the common models is taken out of the wrappers of `best` and
+        # `moments`, stepped by its own method, and put back.
         models = models_of(server)
         new = self._training().server(present(models), downlink, answers, cohort)
         if self.best:
@@ -276,14 +278,14 @@ class DAPPER(Algorithm):
     # ----------------------------------------------------------------------------------
 
     def probe_downlink(self, server: WithMoments, cohort: Cohort) -> Downlink:
-        # Clients know the initial model (from the seed), so it does not travel.
+        # Clients can compute the initial model from the seed, so it is not charged.
         start = present(server.models).model[0]
         return Downlink(
             {"model": Streams.everyone(start, len(cohort), already_held=True)}
         )
 
     def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
-        theta = inbox["model"][0]
+        theta = inbox.only("model")
         sums, deviation = sums_of_moments(theta, local, self.tune.batch_size)
         means = sums / jnp.maximum(local.size, 1)
         return {"moments": means, "deviation": deviation}
@@ -291,6 +293,7 @@ class DAPPER(Algorithm):
     def aggregate_probe(
         self, server: WithMoments, answers: Answers, cohort: Cohort
     ) -> WithMoments:
+        # `host` gives what each client sent as a NumPy array [c, ...].
         deviation = answers.host("deviation")[cohort.reporting]
         require(bool((deviation < _ROUNDING).all()), _NOT_LINEAR)
         # The mean over all clients' samples is the mean of the clients' means [c, ...],
@@ -310,6 +313,7 @@ class DAPPER(Algorithm):
             return Downlink(models)
         if self.source == "moments":
             assert isinstance(server, WithMoments)
+            # one stream [1, ...], which every client receives (row 0)
             to_everyone = np.zeros((len(cohort), 1), np.int32)
             moments = Streams(jnp.asarray(server.moments)[None], to_everyone)
             return Downlink({**models, "moments": moments})
@@ -375,8 +379,8 @@ class DAPPER(Algorithm):
         Args:
             inbox: what `serve` sent.
             local: the client's data and training.
-            use_val: choose lambda on the validation split where there is one; clients
-                that never took part give training data only.
+            use_val: choose lambda on the validation split if there is one; clients
+                that never took part use training data only.
 
         Returns:
             The personal model.
@@ -385,8 +389,8 @@ class DAPPER(Algorithm):
         # data best
         choice, _ = closest(inbox["model"], inbox.received["model"], local)
         start = inbox["model"][choice]
-        # Nothing is held out where there is nothing to choose, or where the training
-        # data choose (the pseudocode).
+        # Nothing is held out if there is nothing to choose, or if the loss on the
+        # training data chooses (the pseudocode).
         has_choice = len(self.cover) > 1
         if has_choice and self.select == "held-out":
             fit_on, loss = self._hold_out(local, use_val)
@@ -405,7 +409,7 @@ class DAPPER(Algorithm):
 
         Args:
             local: the client's data and training.
-            use_val: choose by the validation split where there is one, else by some of
+            use_val: choose by the validation split if there is one, else by some of
                 the training data.
 
         Returns:
@@ -473,7 +477,9 @@ class DAPPER(Algorithm):
             input_shape = batch.x.shape[1:]
 
             def loss_of_others(params: Params) -> Float[Array, ""]:
-                return loss_by_moments(params, inbox["moments"][0], local, input_shape)
+                return loss_by_moments(
+                    params, inbox.only("moments"), local, input_shape
+                )
 
             own = local.batch_gradient(params, batch)
             others = jax.grad(loss_of_others)(params)

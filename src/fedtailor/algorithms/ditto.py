@@ -31,21 +31,24 @@ from fedtailor.protocol import (
 class Ditto(FedAvg):
     """Fair and robust federated learning through personalization (Li et al. 2021).
 
-    The global model w is FedAvg's, whatever the personal models do. A client that takes
-    part also steps its own v_i, which it keeps, towards the model w that it received
-    (not the one that it trained from it):
+    The global model w is trained as in FedAvg; the personal models have no influence on
+    it. Each client also has a personal model v_i, which never leaves it. In a round in
+    which it takes part it trains v_i, too, with a proximal term around the w that it
+    received (not around the model that it trained from w):
 
         v_i <- v_i - eta ( g_i(v_i) + lam (v_i - w) )
 
-    lam = 0 is training alone; a large lam is the global model. A client that never took
-    part starts from v = w.
+    With lam = 0 clients train alone; for large lam, v_i is the global model. A client
+    that never took part starts from v_i = w.
 
-    With `lams`, a client takes the steps of a round with `lam` and with each of them,
-    and keeps the v of least loss on its validation samples, the first one on ties
-    (released code, `dynamic_lam`, which chooses after every single step). One without
-    validation samples uses `lam`, and so does one that never took part.
+    With `lams`, a client takes the steps of a round once for `lam` and once for each of
+    `lams`, and continues with the v_i of lowest loss on its validation samples, the
+    first one on ties. (The released code, `dynamic_lam`, chooses after every single
+    step.) A client without validation samples uses `lam`, and so does a client that
+    never took part.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="ditto",
         paper=(
@@ -66,20 +69,22 @@ class Ditto(FedAvg):
     weights: Literal["samples", "uniform"] = "uniform"
     """Weights of the average over reporters (the paper's algorithms 1 and 2: equal)."""
     lam: ZeroIsStatic = 1.0
-    """Pull of the personal model towards the global one (released code: 1, or the best
-    of {0.1, 1, 2}).
+    """Weight of the proximal term around the global model (released code: 1, or the
+    best of {0.1, 1, 2}). It may change without a new compilation, except from or to 0:
+    then the term is not compiled at all.
     """
     lams: tuple[float, ...] = ()
-    """Other pulls to choose from on validation samples (released code: 0.1 and 2 beside
-    1); none = `lam` for everybody."""
+    """Other values of `lam` that each client may choose by its validation samples
+    (released code: 0.1 and 2 beside 1); empty = all clients use `lam`."""
     personal_sgd: SGD | None = None
     """Training of the personal model; None = as `sgd`, on the same batches."""
     newcomer_steps: TracedInt = 40
-    """Steps of a client that never took part, from the global model (as the released
-    code's fine-tuning baseline).
+    """Steps from the global model that a client takes which never took part (as in the
+    released code's fine-tuning baseline).
     """
 
     def __post_init__(self) -> None:
+        # 0 <= lam, and learning rate * lam < 2: else the steps diverge.
         for lam in (self.lam, *self.lams):
             require_stable("lam", lam, self.personal_sgd or self.sgd)
         require(
@@ -93,44 +98,50 @@ class Ditto(FedAvg):
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
-        w = inbox["model"][0]
-        # v is pulled towards w as received, not as trained below, so the two trainings
-        # may run in either order.
-        v = self._best_of_pulls(state["model"], w, local)
+        w = inbox.only("model")
+        # The proximal term is around w as received, not as trained below, so the two
+        # trainings may run in either order.
+        v = self._train_personal(state["model"], w, local)
         return {"model": v}, {"model": local.sgd(w, self.sgd)}
+
+    def _train_personal(
+        self, v: Float[Array, " d"], w: Float[Array, " d"], local: LocalTrainer
+    ) -> Float[Array, " d"]:
+        """The personal model after a round.
+
+        Returns:
+            v after the steps with `lam` or, if there are `lams`, with the value of
+            lowest validation loss.
+        """
+        if not self.lams:
+            return self._personal_steps(v, w, local, self.lam)
+        candidates = jnp.asarray((self.lam, *self.lams), v.dtype)
+        models = local.map(
+            lambda lam: self._personal_steps(v, w, local, lam), candidates
+        )
+        losses = local.map(lambda model: local.loss(model, "val"), models)
+        # Without validation samples all losses are 0, and argmin chooses `lam`, which
+        # comes first.
+        return models[jnp.argmin(losses)]
 
     def _personal_steps(
         self,
         v: Float[Array, " d"],
         w: Float[Array, " d"],
         local: LocalTrainer,
+        lam: float | Float[Array, ""],
         steps: IntScalar | None = None,
     ) -> Float[Array, " d"]:
-        """v after the local steps that pull it towards w."""
-        proximal = None if is_off(self.lam) else (self.lam, w)
+        """v after local steps with the proximal term lam/2 |v - w|^2."""
+        # The term is not compiled if lam is the constant 0.
+        proximal = None if is_off(lam) else (lam, w)
         return local.sgd(
             v, self.personal_sgd or self.sgd, proximal=proximal, steps=steps
         )
 
-    def _best_of_pulls(
-        self, v: Float[Array, " d"], w: Float[Array, " d"], local: LocalTrainer
-    ) -> Float[Array, " d"]:
-        """v after the local steps of the best pull on the validation samples.
-
-        Returns:
-            The v of least validation loss; that of `lam` where there is no other pull,
-            or no validation sample.
-        """
-        if not self.lams:
-            return self._personal_steps(v, w, local)
-        sgd = self.personal_sgd or self.sgd
-        pulls = jnp.asarray((self.lam, *self.lams), v.dtype)
-        models = local.map(lambda lam: local.sgd(v, sgd, proximal=(lam, w)), pulls)
-        losses = local.map(lambda model: local.loss(model, "val"), models)
-        # Without samples all losses are 0, and the first pull is chosen.
-        return models[jnp.argmin(losses)]
-
     def serve(self, server: AveragedModels, cohort: Cohort) -> Downlink:
+        # Clients that took part have a personal model, so nothing is sent to them; the
+        # others receive the global model to start from (`init_unseen`).
         return Downlink() if cohort.seen else self.broadcast(server, cohort)
 
     def personal(
@@ -139,5 +150,7 @@ class Ditto(FedAvg):
         return state["model"]
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
-        w = inbox["model"][0]
-        return {"model": self._personal_steps(w, w, local, self.newcomer_steps)}
+        w = inbox.only("model")
+        return {
+            "model": self._personal_steps(w, w, local, self.lam, self.newcomer_steps)
+        }

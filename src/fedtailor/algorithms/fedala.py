@@ -43,8 +43,9 @@ class FedALA(FedAvg):
 
     The first time that the two models differ, W is learned until the standard deviation
     of the mean losses of the last 10 passes falls below `threshold`; from then on in
-    one pass a round. `start` for the final global model is what a client predicts with;
-    one that never took part has no model of its own and is served the global one.
+    one pass a round. A client predicts with the `start` that it would have for the
+    final global model. A client that never took part has no model of its own and
+    predicts with the global one.
 
     The released code looks at the loss of each pass's last mini-batch instead of the
     pass's mean, makes at least 11 passes and has no limit, and gives clients that do
@@ -52,6 +53,7 @@ class FedALA(FedAvg):
     0.005 in batches of 10, without the last partial one, always in the same order.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="fedala",
         paper=(
@@ -103,7 +105,7 @@ class FedALA(FedAvg):
     def client(
         self, state: Any, inbox: Inbox, local: LocalTrainer
     ) -> tuple[Any, ClientUpdate]:
-        theta = inbox["model"][0]
+        theta = inbox.only("model")
         weights, began = self._learn(state, theta, local)
         start = self._start(state["model"], theta, weights, local)
         trained = local.sgd(start, self.sgd)
@@ -111,12 +113,12 @@ class FedALA(FedAvg):
         return state, {"model": trained}
 
     def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
-        theta = inbox["model"][0]
+        theta = inbox.only("model")
         weights, _ = self._learn(state, theta, local)
         return self._start(state["model"], theta, weights, local)
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
-        theta, part = inbox["model"][0], local.part_of_model(self.part)
+        theta, part = inbox.only("model"), local.part_of_model(self.part)
         return {
             "model": theta,
             "weights": jnp.ones(part.size, theta.dtype),
@@ -160,6 +162,7 @@ class FedALA(FedAvg):
         # in a client's first round, where all W are equally good.
         difference = part.take(theta) - part.take(own)
         differs = (difference != 0).any()
+        # With eta = 0 the weights stay 1, and no learning is compiled.
         if is_off(self.eta):
             return state["weights"], state["began"] | differs
         sampled = self._sampled(local)

@@ -38,16 +38,16 @@ from fedtailor.protocol import (
 
 @server_state
 class FedAMPState(ServerState):
-    """The models that clients sent last, and their attention to one another."""
+    """The model that each client sent last, and the weights of its mean."""
 
     models: Float[np.ndarray, "m d"]
     """w_1, ..., w_m, on the host; the initial model for clients that have sent none."""
     sent: Bool[np.ndarray, " m"]
-    """Who has ever sent one."""
+    """Which clients have ever sent one."""
     attention: Float[np.ndarray, "m m"]
-    """xi with a client's own weight on the diagonal: rows are distributions."""
+    """xi_ij, with a client's own weight on the diagonal: each row sums to 1."""
     initial: Float[Array, " d"]
-    """The common initial model, which newcomers know."""
+    """The common initial model, which new clients can compute from the seed."""
 
 
 @hyperparameters
@@ -61,15 +61,21 @@ class FedAMP(Algorithm):
         u_i = sum_(j != i) xi_ij w_j + (1 - sum_(j != i) xi_ij) w_i,
         xi_ij = (alpha / sigma) exp(-|w_i - w_j|^2 / sigma)
 
-    to which the client's training is pulled:  w_i <- SGD(w_i; F_i(w) + lam / (2 alpha) |w - u_i|^2). Clients with
-    similar models so become more similar still. `heur` is HeurFedAMP, for models too large for Euclidean distances:
-    xi_ij ~ exp(sigma cos(w_i, w_j)), which with the client's own weight sum to 1. The server sees each client's model.
+    towards which a proximal term pulls the client's training,
 
-    A client that never took part is sent all models (it would have to send its own to
-    be sent less), trains once from their mean, computes its own u, and trains again as
-    a round does.
+        w_i <- SGD(w_i; F_i(w) + lam / (2 alpha) |w - u_i|^2)
+
+    So clients with similar models become more similar still. `heur` is HeurFedAMP, for
+    models too large for Euclidean distances: xi_ij ~ exp(sigma cos(w_i, w_j)), scaled
+    so that they and the client's own weight sum to 1. The server sees each client's
+    model.
+
+    A client that never took part receives all models, as the server cannot compute its
+    u without a model of it. It trains once from their mean, computes its own u, and
+    trains again as in a round.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="fedamp",
         paper=(
@@ -90,8 +96,8 @@ class FedAMP(Algorithm):
     (Huang et al.: 0.1).
     """
     lam: ZeroIsStatic = 0.1
-    """Strength of the regularizer: the pull to u_i is lam / alpha (Huang et al.: lam /
-    alpha = 1).
+    """Strength of the regularizer: the weight of the proximal term around u_i is lam /
+    alpha (Huang et al.: lam / alpha = 1).
     """
     sigma: float | None = None
     """Scale of squared distances (or of cosines, for `heur`). None = 1, the paper's, or
@@ -149,7 +155,8 @@ class FedAMP(Algorithm):
 
     def broadcast(self, server: FedAMPState, cohort: Cohort) -> Downlink:
         clients = cohort.position
-        # u_i = sum_j xi_ij w_j for each client of the cohort; rows of xi sum to 1
+        # u_i = sum_j xi_ij w_j for each client of the cohort. Rows of xi sum to 1, so
+        # `mix` returns these averages and does not read its first argument.
         means = mix(server.models[clients], server.models, server.attention[clients])
         return Downlink({"model": Streams.one_each(means)})
 
@@ -217,14 +224,16 @@ class FedAMP(Algorithm):
         return jnp.asarray(server.models.mean(axis=0))  # there is no global model
 
     def serve(self, server: FedAMPState, cohort: Cohort) -> Downlink:
+        # Clients that took part have their personal model and need nothing.
         if cohort.seen:
             return Downlink()
-        # Newcomers receive the models of all clients that have ever sent one.
+        # New clients receive the models of all clients that have ever sent one (-1 =
+        # not sent).
         numbers = np.arange(len(server.sent))
         available = np.where(server.sent, numbers, -1).astype(np.int32)
         recipients = np.tile(available, (len(cohort), 1))
         models = Streams(jnp.asarray(server.models), recipients)
-        # They know the initial model (from the seed).
+        # They can compute the initial model from the seed, so it is not charged.
         start = Streams.everyone(server.initial, len(cohort), already_held=True)
         return Downlink({"model": models, "initial": start})
 
@@ -246,14 +255,15 @@ class FedAMP(Algorithm):
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
-        w = self._train(state["model"], inbox["model"][0], local)
+        w = self._train(state["model"], inbox.only("model"), local)
         return {"model": w}, {"model": w}
 
     def _train(
         self, w: Float[Array, " d"], u: Float[Array, " d"], local: LocalTrainer
     ) -> Float[Array, " d"]:
         """Minimise F_i(w) + lam / (2 alpha) |w - u|^2."""
-        # The gradient of the second term is a pull of strength lam / alpha towards u.
+        # `local.sgd` adds the gradient of the second term; with lam = 0 it is not even
+        # compiled.
         proximal = None if is_off(self.lam) else (self.lam / self.alpha, u)
         return local.sgd(w if self.start == "own" else u, self.sgd, proximal=proximal)
 
@@ -268,7 +278,7 @@ class FedAMP(Algorithm):
         # First w, a model of its own to compare with the others: it is trained from
         # the mean of what they sent.
         average = sent @ models / jnp.maximum(sent.sum(), 1)
-        mean = jnp.where(sent.any(), average, inbox["initial"][0])
+        mean = jnp.where(sent.any(), average, inbox.only("initial"))
         w = local.sgd(mean, self.sgd)
         if self.heur:
             lengths = jnp.linalg.norm(models, axis=1) * jnp.linalg.norm(w)

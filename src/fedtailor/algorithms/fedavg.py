@@ -35,6 +35,7 @@ class FedAvg(Algorithm):
     (FedProx, Ditto, APFL, ...).
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="fedavg",
         paper=(
@@ -56,7 +57,7 @@ class FedAvg(Algorithm):
     """The server's step towards the average; the default takes it whole."""
 
     def init_server(self, init: Init, population: Population) -> AveragedModels:
-        theta = init(0)[None]
+        theta = init(0)[None]  # [1, d]: the server holds one model
         return AveragedModels(theta, self.optimizer.init(theta))
 
     def broadcast(self, server: AveragedModels, cohort: Cohort) -> Downlink:
@@ -66,7 +67,7 @@ class FedAvg(Algorithm):
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
         # theta_i = SGD(theta; D_i)
-        return state, {"model": local.sgd(inbox["model"][0], self.sgd)}
+        return state, {"model": local.sgd(inbox.only("model"), self.sgd)}
 
     def server(
         self,
@@ -75,6 +76,7 @@ class FedAvg(Algorithm):
         answers: Answers,
         cohort: Cohort,
     ) -> AveragedModels:
-        # q_i, one row [1, c] for the one model; 0 for clients that do not report
+        # q_i, one row [1, c] for the server's one model; 0 for clients that do not
+        # report
         weights = reporter_weights(cohort, self.weights)[None]
         return average_step(server, self.optimizer, answers["model"], weights)

@@ -19,6 +19,7 @@ class FedAvgM(FedAvg):
     is eta / (1 - beta).
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="fedavgm",
         paper=(

@@ -28,19 +28,21 @@ class FedBABU(FedPer):
 
     Oh et al. 2022, algorithm 1.
 
-    The head stays as it was drawn, the same for all clients and never trained; the body
-    below it is FedAvg's:
+    The head keeps its random initial value h^0, which is the same for all clients; only
+    the body below it is trained, as in FedAvg:
 
         b_i = SGD(b; h^0, D_i),    b <- sum_i q_i b_i
 
-    What a client predicts with is this model, fine-tuned on its own data. Nothing of
-    the fine-tuning comes back, and clients that never took part do the same.
+    A client predicts with this model after fine-tuning it on its own data. The
+    fine-tuned model is not sent to the server. Clients that never took part do the
+    same.
 
-    The released code weights reporters equally, and trains at rate 0.1, a tenth of it
-    from half of the rounds on and a hundredth in their last quarter, with momentum 0.9
-    in batches of 50 for 1, 4 or 10 epochs; the defaults here are the library's.
+    The released code weights reporters equally. It trains at rate 0.1 in the first half
+    of the rounds, 0.01 in the third quarter and 0.001 in the last, with momentum 0.9 in
+    batches of 50 for 1, 4 or 10 epochs. The defaults here are those of the library.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="fedbabu",
         paper=(
@@ -77,8 +79,8 @@ class FedBABU(FedPer):
         model.part(self.tune_part)
 
     def broadcast(self, server: SharedPart, cohort: Cohort) -> Downlink:
-        # Clients put the received body under the head h^0, which they know (from the
-        # seed): it costs no traffic.
+        # Clients put the received body under the head h^0. They can compute that from
+        # the seed, so it is not charged.
         clients = len(cohort)
         body = server.to_everyone(clients)
         initial = server.initial_to_everyone(clients)
@@ -109,4 +111,4 @@ class FedBABU(FedPer):
     def _received(self, inbox: Inbox, local: LocalTrainer) -> Float[Array, " d"]:
         """The received body under the initial head h^0."""
         body = self._own(local).complement
-        return body.put(inbox["initial"][0], inbox["model"][0])
+        return body.put(inbox.only("initial"), inbox.only("model"))

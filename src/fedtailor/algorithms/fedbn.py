@@ -36,6 +36,7 @@ class FedBN(FedPer):
     client are the same.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="fedbn",
         paper=(
@@ -65,8 +66,8 @@ class FedBN(FedPer):
         if own.size == 0:
             return theta
 
-        # One pass over its data in training mode, of which only the running statistics
-        # are kept: no parameter moves.
+        # One pass over the client's data in training mode, which renews the running
+        # statistics; no parameter is trained.
         def renew(params: Params, batch: Batch, step: Int[Array, ""]) -> Params:
             local.count_work(forwards=1)
             return local.renew_statistics(params, batch)

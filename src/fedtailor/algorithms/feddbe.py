@@ -61,19 +61,21 @@ class FedDBE(FedAvg):
 
     Zhang et al. 2023, algorithm 1: the domain bias eliminator on FedAvg.
 
-    Once, before training, the server takes the mean zbar of the clients' mean features
-    at the initial model, weighted by samples. From then on the head of client i sees z
-    + m_i, where m_i is a learned vector that stays on the client, and the running mean
-    r_i of its features is drawn towards zbar:
+    Before training the server computes once zbar, the mean of the clients' mean
+    features at the initial model, weighted by samples. In training the input of client
+    i's head is z + m_i, where m_i is a learned vector that stays on the client, and the
+    loss keeps the running mean r_i of its features near zbar:
 
         r = (1 - momentum) r_i + momentum mean_b z,    loss_b( h(z + m_i) ) + kappa |r - zbar|^2,    r_i <- r
 
     with one plain SGD step of body, head and m_i on every batch b; r_i starts at zbar.
     The model is averaged as in FedAvg. A client that never took part trains its m from
-    0 on the received model, for as long as a round. In models with batch normalisation
-    all z but those of predictions, zbar's too, are by the statistics of batches.
+    0 on the received model, for as many steps as a round has. In models with batch
+    normalisation all features z, also those of zbar, are normalised by the statistics
+    of batches, except in predictions.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="feddbe",
         paper=(
@@ -90,12 +92,12 @@ class FedDBE(FedAvg):
     sgd: SGD = SGD()
     """Local training, without momentum."""
     kappa: ZeroIsStatic = 0.05
-    """Weight of the pull of mean features (released code, on Fashion-MNIST: 50 times
+    """Weight of the term |r - zbar|^2 on mean features (released code, on Fashion-MNIST: 50 times
     half a mean over 512 features); tune it."""
     momentum: float = 0.1
     """Weight of a batch in the running mean, in (0, 1]; 1 = the batch's mean alone
     (released code, on Fashion-MNIST, where the running mean starts at zero in every
-    round; here it goes on)."""
+    round; here it continues from round to round)."""
     vector: bool = True
     """Whether the head sees z + m_i, or z alone."""
 
@@ -138,15 +140,15 @@ class FedDBE(FedAvg):
         self, server: FedDBEState, answers: Answers, cohort: Cohort
     ) -> FedDBEState:
         share = reporter_weights(cohort, "samples")
-        means = answers.host("features")
+        means = answers.host("features")  # of each client, as a NumPy array [c, ...]
         # zbar, weighted by samples. Not a matrix product, whose rounding depends on
         # where in memory the matrices are.
         weighted = along_axis(share, 0, means.ndim) * means
         return server.replace(mean=weighted.sum(axis=0).astype(means.dtype))
 
     def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
-        # zbar travels to every client once: in its first round, or when it is served as
-        # a newcomer.
+        # Every client receives zbar once: in its first round, or when it predicts
+        # without having taken part. Stream 0 is zbar; -1 = not sent.
         told = np.zeros(len(cohort), bool)
         if cohort.seen:
             told = server.told[cohort.position]
@@ -165,6 +167,7 @@ class FedDBE(FedAvg):
         return new.replace(told=told)
 
     def serve(self, server: Any, cohort: Cohort) -> Downlink:
+        # Clients that never took part need zbar, too, as in a client's first round.
         if not cohort.seen:
             return self.broadcast(server, cohort)
         return Downlink({"model": Streams.everyone(server.model, len(cohort))})
@@ -173,7 +176,7 @@ class FedDBE(FedAvg):
     # ----------------------------------------------------------------------------------
 
     def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
-        params = local.params(inbox["model"][0])
+        params = local.params(inbox.only("model"))
         example = local.draw("features", 0, 1)
         features = jax.eval_shape(local.features, params, example.x)
 
@@ -199,16 +202,16 @@ class FedDBE(FedAvg):
         # A client that is sent zbar in this round starts its running mean r_i there;
         # the others keep both.
         is_sent = inbox.received["features"][0]
-        mean = jnp.where(is_sent, inbox["features"][0], state["mean"])
+        mean = jnp.where(is_sent, inbox.only("features"), state["mean"])
         running = jnp.where(is_sent, mean, state["running"])
-        start = local.params(inbox["model"][0]), state["vector"], running
+        start = local.params(inbox.only("model")), state["vector"], running
         params, vector, running = self._train(start, mean, local, train_model=True)
         state = {"vector": vector, "running": running, "mean": mean}
         return state, {"model": local.vector(params)}
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
-        mean = inbox["features"][0]
-        start = local.params(inbox["model"][0]), jnp.zeros_like(mean), mean
+        mean = inbox.only("features")
+        start = local.params(inbox.only("model")), jnp.zeros_like(mean), mean
         _, vector, running = self._train(start, mean, local, train_model=False)
         return {"vector": vector, "running": running, "mean": mean}
 
@@ -247,6 +250,7 @@ class FedDBE(FedAvg):
                 # loss_b( h(z + m_i) ) + kappa |r - zbar|^2
                 outputs = local.head_outputs(params, z + vector if self.vector else z)
                 total = mean_over(local.losses(outputs, batch.y), batch.weight)
+                # With kappa = 0 this term is not compiled.
                 if not is_off(self.kappa):
                     pull = self.kappa * jnp.square(new_running - mean).sum()
                     total = total + pull
@@ -267,7 +271,7 @@ class FedDBE(FedAvg):
     def personal(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> Predictor:
-        theta = inbox["model"][0]
+        theta = inbox.only("model")
         if not self.vector:
             return theta
         # The head is linear: h(z + m) = h(z) + (h(m) - h(0)), so m is another bias.

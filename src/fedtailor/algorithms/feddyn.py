@@ -33,19 +33,19 @@ class FedDynState(ServerState):
     """The global model, and the mean of the clients' linear terms."""
 
     model: Float[Array, "1 d"]
-    """theta."""
+    """The global model theta. The leading axis counts the server's models."""
     drift: Float[Array, "1 d"]
-    """c, the mean of all clients' linear terms -g_i."""
+    """c, the mean of all clients' linear terms -g_i, in the shape of `model`."""
     clients: int
-    """m, clients in the population."""
+    """m, the number of clients in the population."""
 
 
 @hyperparameters
 class FedDyn(Algorithm):
     """Federated learning with dynamic regularization (Acar et al. 2021, algorithm 1).
 
-    A client keeps g_i, an estimate of its gradient at the global model, zero at first.
-    With theta the received model,
+    Each client stores g_i, an estimate of its gradient at the global model, which is
+    zero at first. With theta the received model,
 
         theta_i = SGD(theta; F_i(w) - <g_i, w> + alpha/2 |w - theta|^2),    g_i <- g_i - alpha (theta_i - theta)
 
@@ -58,6 +58,7 @@ class FedDyn(Algorithm):
     Averages are uniform; the objective is the mean over clients.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="feddyn",
         paper="Acar et al. 2021, Federated Learning Based on Dynamic Regularization",
@@ -96,13 +97,14 @@ class FedDyn(Algorithm):
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
-        # The gradient of -<g_i, w> is -g_i, and that of alpha/2 |w - theta|^2 a pull of
-        # alpha to theta.
-        theta, g = inbox["model"][0], state["gradient"]
+        # The loss has two more terms: -<g_i, w>, whose gradient is -g_i, and
+        # alpha/2 |w - theta|^2, the proximal term.
+        theta, g = inbox.only("model"), state["gradient"]
         trained = local.sgd(
             theta, self.sgd, proximal=(self.alpha, theta), linear_term=-g
         )
-        # c must stay the mean of all -g_i, so a client that does not report keeps g_i.
+        # `reply` says whether the server will use this client's answer. If not, c does
+        # not change by it, so g_i must not change either: c is the mean of all -g_i.
         new = g - self.alpha * (trained - theta)
         return {"gradient": jnp.where(inbox.reply, new, g)}, {"model": trained}
 
@@ -112,10 +114,10 @@ class FedDyn(Algorithm):
         reporters = int(cohort.reporting.sum())
         if not reporters:
             return server
+        # One row of weights [1, c] that sums to 1: `mix` returns mean_S theta_i.
         weights = reporter_weights(cohort, "uniform")[None]
         average = mix(server.model, answers["model"], weights)
-        # c <- c - (alpha / m) sum_S (theta_i - theta), where the sum is |S| times the
-        # difference of the average from theta
+        # c <- c - (alpha / m) sum_S (theta_i - theta). The sum is |S| (average - theta).
         share = reporters / server.clients
         drift = server.drift - self.alpha * share * (average - server.model)
         return server.replace(model=average - drift / self.alpha, drift=drift)

@@ -59,13 +59,15 @@ class FedEM(Algorithm):
         E:  r_is(k) ~ pi_ik exp(-loss_k(s))  for every sample s, sum_k r_is(k) = 1;    pi_ik <- mean_s r_is(k)
         M:  theta_ik = SGD(theta_k; (1/n_i) sum_s r_is(k) loss_k(s)),    theta_k <- sum_i q_i theta_ik
 
-    with q_i = n_i / sum_S n_j. Weights r are those of the models as received, during
-    all steps of the round. A client predicts with the mixture sum_k pi_ik p_k of the
-    models' probabilities. The K models start apart (equal ones would stay so); one
-    model is FedAvg. A client that never took part finds its pi by E steps on the final
-    models, without training; any client whose proportions have converged has the same.
+    with q_i = n_i / sum_S n_j. The weights r are computed with the models as received,
+    in all steps of the round. A client predicts with the mixture sum_k pi_ik p_k of the
+    models' probabilities. The K initial models are different, as equal ones would stay
+    equal; with one model this is FedAvg. A client that never took part computes its pi
+    by E steps on the final models, without training. A client that took part arrives at
+    the same pi once its proportions have converged.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="fedem",
         paper=(
@@ -120,12 +122,12 @@ class FedEM(Algorithm):
     def server(
         self, server: FedEMState, downlink: Downlink, answers: Answers, cohort: Cohort
     ) -> FedEMState:
+        # theta_k <- sum_i q_i theta_ik, one component k after another, all with the
+        # same row of weights q [1, c].
         weights = reporter_weights(cohort, self.weights)[None]
-        # theta_k <- sum_i q_i theta_ik, component by component: the weights q are the
-        # same for all of them.
         averages = []
         for k in range(self.components):
-            component = answers["model"].item(k)
+            component = answers["model"].item(k)  # theta_ik of all clients, [c, d]
             old = server.model[k : k + 1]  # [1, d]
             averages.append(mix(old, component, weights))
         return FedEMState(jnp.concatenate(averages))
@@ -190,12 +192,13 @@ class FedEM(Algorithm):
         return Mixture(state["weights"], inbox["model"])
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
-        # E steps from equal proportions; the models stay as they are.
+        # E steps only: the models are not trained.
         models = self._models(inbox, local)
 
         def e_step(_: Array, pi: Array) -> Array:
             return self._expectation(models, pi, local)
 
+        # Equal proportions; `init_client` needs any one model, for its type only.
         start = self.init_client(inbox["model"][0])["weights"]
         return {"weights": local.fori_loop(self.newcomer_steps, e_step, start)}
 

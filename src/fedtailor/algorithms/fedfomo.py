@@ -1,4 +1,4 @@
-"""FedFomo: clients weigh one another's models by their own validation samples."""
+"""FedFomo: each client weighs other clients' models by its own validation loss."""
 
 from collections.abc import Sequence
 from typing import ClassVar, Literal
@@ -35,14 +35,14 @@ from fedtailor.protocol import (
 
 @server_state
 class FedFomoState(ServerState):
-    """The clients' last models, and the weights that they gave to one another's."""
+    """The clients' last models, and the weights that clients gave to other models."""
 
     initial: Float[Array, " d"]
     """The common initial model."""
     model: Float[Array, "m d"]
     """The model that each client uploaded last; the initial one before the first."""
     uploaded: Bool[np.ndarray, " m"]
-    """Who has uploaded a model."""
+    """Which clients have uploaded a model."""
     affinity: Float[np.ndarray, "m m"]
     """P: row i sums up the weights that client i gave to the others' models."""
 
@@ -59,15 +59,16 @@ class FedFomo(Algorithm):
 
         w_n ~ max( L(b) - L(theta_n), 0 ) / |theta_n - b|,     theta <- b + sum_n w_n (theta_n - b),
 
-    w normalised to sum 1 (theta = b where no model is better), then trains theta on its
-    own data and uploads the result with the weights. Their sums over the rounds are the
-    affinities P, by which the server chooses the next M models, ties at random; with
-    probability `explore` it chooses uniformly instead. Models never uploaded are not
-    sent: in the first round nothing is. A client that never took part weighs all
-    models, from the common initial one, on some of its training data, which is all that
-    it has to give.
+    w normalised to sum 1 (theta = b if no model is better), then trains theta on its
+    own data and uploads the result with the weights. The affinities P are the sums of
+    these weights over the rounds. The server sends the M models of largest affinity,
+    ties at random; with probability `explore` it chooses uniformly instead. Models that
+    were never uploaded are not sent, so nothing is sent in the first round. A client
+    that never took part weighs all models and the common initial one on a held-out
+    share of its training data.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="fedfomo",
         paper=(
@@ -140,7 +141,7 @@ class FedFomo(Algorithm):
         clients, theta = len(population), init(0)
         return FedFomoState(
             initial=theta,
-            model=jnp.repeat(theta[None], clients, axis=0),
+            model=jnp.repeat(theta[None], clients, axis=0),  # [m, d]
             uploaded=np.zeros(clients, bool),
             affinity=np.zeros((clients, clients)),
         )
@@ -177,14 +178,15 @@ class FedFomo(Algorithm):
         clients = len(server.uploaded)
         uploaded = server.uploaded.copy()
         uploaded[cohort.reporters] = True
-        # Store the models of the reporters; one past the end = nowhere.
+        # Store the models of the reporters. Rows that are not to be stored (other
+        # clients, padding) get a position past the end, which `_store` drops.
         models = answers["model"]
         position = np.where(cohort.reporting, cohort.position, clients)
         rows = models.to_rows(position, fill=clients)
         model = _store(server.model, models.values, rows)
-        # Add the weights [c, M] to the affinities of the clients whose models were sent
-        # (-1 = none).
-        weights = answers.host("weights")
+        # Add the weights [c, M] to the affinities. `recipients` [c, M] holds whose
+        # models each client was sent (-1 = none at this position).
+        weights = answers.host("weights")  # as a NumPy array
         owners = downlink.streams["model"].recipients
         row, column = np.nonzero((owners >= 0) & cohort.reporting[:, None])
         affinity = server.affinity.copy()
@@ -196,13 +198,15 @@ class FedFomo(Algorithm):
         return server.model.mean(axis=0)
 
     def serve(self, server: FedFomoState, cohort: Cohort) -> Downlink:
+        # Clients that took part have their models and need nothing.
         if cohort.seen:
             return Downlink()
-        # Newcomers receive the models of all clients that have ever uploaded one.
+        # New clients receive the models of all clients that have ever uploaded one (-1
+        # = not sent).
         numbers = np.arange(len(server.uploaded))
         available = np.where(server.uploaded, numbers, -1).astype(np.int32)
         models = Streams(server.model, np.tile(available, (len(cohort), 1)))
-        # They know the initial model (from the seed).
+        # They can compute the initial model from the seed, so it is not charged.
         start = Streams.everyone(server.initial, len(cohort), already_held=True)
         return Downlink({"model": models, "initial": start})
 
@@ -228,7 +232,7 @@ class FedFomo(Algorithm):
         return state, {"model": state["model"], "weights": weights[:-1]}
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
-        start = self.init_client(inbox["initial"][0])
+        start = self.init_client(inbox.only("initial"))
         state, _ = self._update(start, inbox, local, use_val=False)
         return state
 
@@ -246,8 +250,8 @@ class FedFomo(Algorithm):
             state: the client's.
             inbox: the models of other clients.
             local: the client's data and training.
-            use_val: weigh on the validation split where there is one; else on held-out
-                training samples.
+            use_val: weigh on the validation split if there is one; otherwise on
+                held-out training samples.
 
         Returns:
             The new state, and the weights of the models that were sent and, last, of

@@ -22,6 +22,7 @@ class FedAdam(FedAvg):
     with b1 = 0, are FedAvg.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="fedadam",
         paper=_PAPER,
@@ -46,14 +47,15 @@ class FedAdam(FedAvg):
 class FedYogi(FedAvg):
     """FedAvg with Yogi on the server (Reddi et al. 2021, algorithm 2, FedYogi).
 
-    As FedAdam, but the second moment moves by Delta^2 at most, so that a round of small
-    updates does not make it forget the large ones:
+    As FedAdam, but a step changes the second moment by at most (1 - b2) Delta^2, so
+    that it stays large after a round of small updates:
 
         v <- v - (1 - b2) Delta^2 sign(v - Delta^2)
 
     with m and v starting at 1e-6 (optax).
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="fedyogi",
         paper=_PAPER,
@@ -88,6 +90,7 @@ class FedAdagrad(FedAvg):
     round, as those of Adagrad do.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="fedadagrad",
         paper=_PAPER,

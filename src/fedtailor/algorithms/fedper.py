@@ -38,11 +38,12 @@ class FedPer(Algorithm):
 
         (b_i, h_i) <- SGD(b, h_i; D_i),    b <- sum_i q_i b_i,    q_i = n_i / sum_S n_j
 
-    A client that never took part trains a head on the received body, which stays as it
-    is, for as long as a round. Also the base of methods in which another part of the
-    model stays on the client (FedRep, LG-FedAvg, FedBN).
+    A client that never took part trains only a head, on the received body, for as many
+    steps as a round has. This is also the base class of methods in which another part
+    of the model stays on the client (FedRep, LG-FedAvg, FedBN).
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="fedper",
         paper="Arivazhagan et al. 2019, Federated Learning with Personalization Layers",
@@ -95,12 +96,14 @@ class FedPer(Algorithm):
     ) -> SharedPart:
         if "model" not in answers:
             return server  # all of the model stays on the clients
-        # b <- sum_i q_i b_i
+        # b <- sum_i q_i b_i, by one row of weights [1, c] for the one body
         weights = reporter_weights(cohort, self.weights)[None]
         return server.averaged(self.optimizer, answers["model"], weights)
 
     def serve(self, server: SharedPart, cohort: Cohort) -> Downlink:
         streams = {"model": server.to_everyone(len(cohort))}
+        # Clients that took part have their own part; the others start from the initial
+        # one.
         if not cohort.seen:
             streams["initial"] = server.initial_to_everyone(len(cohort))
         return Downlink(streams)
@@ -114,14 +117,14 @@ class FedPer(Algorithm):
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
-        # (b_i, h_i) <- SGD(b, h_i; D_i), from the received body under the head that the
-        # client keeps.
+        # (b_i, h_i) <- SGD(b, h_i; D_i), from the received body and the client's own
+        # head.
         own = self._own(local)
-        theta = self._train(joined(own, state, inbox["model"][0]), own, local)
+        theta = self._train(joined(own, state, inbox.only("model")), own, local)
         return named("own", own.take(theta)), named("model", own.complement.take(theta))
 
     def _own(self, local: LocalTrainer) -> ModelPart:
-        """The part of the model that stays on the client; its complement travels."""
+        """The part of the model that stays on the client; the rest is averaged."""
         return local.part_of_model(self.own_part(local.parts_of_model))
 
     def _train(
@@ -133,12 +136,13 @@ class FedPer(Algorithm):
     def personal(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> Predictor:
-        return joined(self._own(local), state, inbox["model"][0])
+        return joined(self._own(local), state, inbox.only("model"))
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
-        # It starts from the initial head, as all others did, on the shared body.
+        # Its own part starts from the initial model, as that of all clients did; the
+        # rest is the shared part that it receives.
         own = self._own(local)
-        theta = own.complement.put(inbox["initial"][0], inbox["model"][0])
+        theta = own.complement.put(inbox.only("initial"), inbox.only("model"))
         return named("own", own.take(self._train_newcomer(theta, own, local)))
 
     def _train_newcomer(

@@ -32,6 +32,7 @@ class FedProx(FedAvg):
     `--weights uniform --sampling samples`.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="fedprox",
         paper="Li et al. 2020, Federated Optimization in Heterogeneous Networks",
@@ -53,18 +54,27 @@ class FedProx(FedAvg):
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
-        theta = inbox["model"][0]
-        # The gradient of mu/2 |w - theta|^2 is a pull of strength mu back to theta;
-        # without it the steps are FedAvg's.
+        theta = inbox.only("model")
+        # `local.sgd` adds the gradient of mu/2 |w - theta|^2. With mu = 0 the term is
+        # not even compiled: FedAvg's steps.
         proximal = None if is_off(self.mu) else (self.mu, theta)
         return state, {"model": local.sgd(theta, self.sgd, proximal=proximal)}
 
 
 def require_stable(name: str, pull: float, sgd: SGD) -> None:
-    """Refuse a pull towards an anchor with which SGD diverges, or a negative one."""
+    """Require 0 <= pull and lr * pull < 2, for a proximal term pull/2 |w - anchor|^2.
+
+    Args:
+        name: the hyper-parameter that the message names.
+        pull: the weight of the term.
+        sgd: the training that it is added to; only plain SGD has the upper bound.
+
+    Raises:
+        ValueError: the weight is negative, or SGD with it diverges.
+    """
     require(pull >= 0, f"{name} is {pull}; it must be 0 or more")
-    # A plain step multiplies the distance to the anchor by 1 - lr pull, which is -1 or
-    # less from lr pull = 2 on.
+    # A plain step multiplies the distance to the anchor by 1 - lr * pull, which must
+    # stay above -1.
     require(
         sgd.optimizer is not None or sgd.lr * pull < 2,
         f"the learning rate {sgd.lr} times {name} {pull} is {sgd.lr * pull:g}; from 2"

@@ -17,17 +17,18 @@ class FedRep(FedPer):
 
         h_i <- SGD(h_i; b, D_i)  for tau_h epochs,    b_i <- SGD(b; h_i, D_i)  for tau_b epochs,    b <- sum_i q_i b_i
 
-    with what is not trained frozen to the bit. Both pass over the same batches. The
-    released code's `local_ep` counts the epochs of both together; here each has its own
-    number. A client that never took part trains a head for tau_h epochs.
+    The part that is not trained does not change by a bit. Both trainings use the same
+    batches. The released code's `local_ep` is the sum of both numbers of epochs, which
+    are separate here. A client that never took part trains a head for tau_h epochs.
 
     The released code also decays weights (not biases) by 0.0001, and gives clients of
     CIFAR and MNIST equal weights. It prints the mean accuracy of the last ten rounds,
-    of clients that predict with the head that they trained last, as here, and that
-    after all heads were trained for 10 epochs more on the final body. With PyTorch
-    before 2.0 its momentum goes on to move the head while the body trains.
+    where clients predict with the head that they trained last, as here, and the
+    accuracy after training all heads for 10 more epochs on the final body. With PyTorch
+    before 2.0 its momentum still moves the head while the body is trained.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="fedrep",
         paper=(

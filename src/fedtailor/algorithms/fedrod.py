@@ -60,6 +60,7 @@ class FedRoD(FedAvg):
     head, which a hypernetwork makes of the class counts, is not offered.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="fedrod",
         paper=(
@@ -113,7 +114,7 @@ class FedRoD(FedAvg):
     def client(
         self, state: Any, inbox: Inbox, local: LocalTrainer
     ) -> tuple[Any, ClientUpdate]:
-        theta, head = inbox["model"][0], head_of(local)
+        theta, head = inbox.only("model"), head_of(local)
         own = head.put(theta, state["head"])
         theta, own = self._train(theta, own, local)
         return {"head": head.take(own)}, {"model": theta}
@@ -188,6 +189,7 @@ class FedRoD(FedAvg):
         example = local.draw("classes", 0, 1)
         outputs = jax.eval_shape(local.logits, params, example.x)
         zero = jnp.zeros(outputs.shape[-1], theta.dtype)
+        # With gamma = 0 the counts are not used, so they are not compiled.
         if is_off(self.gamma):
             return zero
 
@@ -204,11 +206,11 @@ class FedRoD(FedAvg):
 
     def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
         # Heads are linear: h(z) + p(z) is the output of one model whose head is h + p.
-        theta, head = inbox["model"][0], head_of(local)
+        theta, head = inbox.only("model"), head_of(local)
         return head.put(theta, head.take(theta) + state["head"])
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
-        theta, head = inbox["model"][0], head_of(local)
+        theta, head = inbox.only("model"), head_of(local)
         if self.newcomer_epochs == 0:
             return {"head": jnp.zeros(head.size, theta.dtype)}
         # Training p from 0 on a fixed generic model is training h + p from h, with the

@@ -34,8 +34,8 @@ class FineTune(FedAvg):
 
         v_i = SGD(theta^T; D_i)
 
-    after FedAvg; nothing travels in the second phase, and clients that never took part
-    do the same.
+    after FedAvg. Nothing is sent in the second phase; clients that never took part
+    fine-tune in the same way.
 
     With `best`, theta is not the last model but the one of the best round (the "best
     baseline model" of Mansour et al., section 6): of those that clients were sent in
@@ -43,6 +43,7 @@ class FineTune(FedAvg):
     then send that loss and the number of those samples, too.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="finetune",
         paper=(
@@ -80,7 +81,7 @@ class FineTune(FedAvg):
             return state, update
         # The loss of the model as received, which is the same model for all: the
         # reporters' mean compares rounds.
-        return state, {**update, **validation_loss(inbox["model"][0], local)}
+        return state, {**update, **validation_loss(inbox.only("model"), local)}
 
     def server(
         self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort
@@ -98,4 +99,4 @@ class FineTune(FedAvg):
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> Predictor:
         # v_i = SGD(theta^T; D_i), whether or not the client ever took part
-        return local.sgd(inbox["model"][0], self.tune)
+        return local.sgd(inbox.only("model"), self.tune)

@@ -1,4 +1,8 @@
-"""HypCluster: several models, and every client trains the one that fits it best."""
+"""HypCluster: several models, and every client trains the one that fits it best.
+
+Words of this file: the q models are the server's streams, numbered 0..q-1; the cohort
+are the c clients of a round, and its reporters those whose answers the server uses.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal
@@ -35,16 +39,26 @@ from fedtailor.protocol import (
 )
 
 Phase = Literal["find", "warm", "choose"]
-"""What a round is for, and what clients receive and send in it.
+"""What happens in a round.
 
-* "find" (the first q rounds of `farthest`): all train the common initial model, of
-  which the next of the q models is made. Down: the models found so far, and the initial
-  one [q + 1, d]; up: the trained model, and the least loss of the models found so far.
-* "warm" (the first q * `warm` rounds of `random`): all train one of the models. Down:
-  that model [1, d]; up: the trained model.
-* "choose" (all later rounds): each trains the model that fits it best. Down: all models
-  [q, d]; up: the trained model and, for q > 1, its number.
+========  ============================  ===========================  ======================
+phase     rounds                        a client receives            a client sends
+========  ============================  ===========================  ======================
+"find"    the first q of `farthest`     [q + 1, d]: the models made  the initial model after
+                                        so far, zeros in place of    its training, and the
+                                        the others, and the initial  lowest loss of the
+                                        model                        models made so far
+"warm"    the first q * `warm` of       [1, d]: the model that all   that model after its
+          `random`                      clients train                training
+"choose"  all later ones                [q, d]: all models           the model that fits it
+                                                                     best after its training
+                                                                     and, for q > 1, the
+                                                                     number of that model
+========  ============================  ===========================  ======================
 """
+
+_NOT_SENT = -1
+"""In `Streams.recipients`: nothing is sent at this position."""
 
 
 @server_state
@@ -52,9 +66,9 @@ class HypClusterState(AveragedModels):
     """The q models, and which of them each client trained last."""
 
     cluster: NDArray[np.int64]
-    """The model that each client chose last [m]; -1 = it has not chosen yet."""
+    """Number of the model that each client chose last [m]; -1 = not chosen yet."""
     round: int
-    """Rounds done by this method (those before it in a schedule do not count)."""
+    """Rounds of this method so far (earlier methods of a schedule do not count)."""
     initial: Float[Array, " d"] | None
     """The common initial model, for `farthest`; else None."""
 
@@ -69,18 +83,23 @@ class HypCluster(Algorithm):
 
         f(k) = argmin_i F_k(h_i)   (eq. 6),    h_i <- h_i - opt_i( h_i - sum_{k: f(k) = i} q_k SGD(h_i; D_k) )
 
-    with q_k ~ n_k, a server optimiser for each model. A model that nobody picks stays
-    as it is, optimiser included; on ties the first model wins. Clients, also newcomers,
-    predict with the model that fits their training data best.
+    with q_k ~ n_k, a server optimiser for each model. A model that nobody picks
+    does not change, nor does the state of its optimiser; on ties the first model wins.
+    Clients, also those that never took part, predict with the model of lowest loss on
+    their training data.
 
-    Equal initial models would tie, so the q models start apart (the paper: from models
-    trained on a few clients): `random` takes independent initial models, each first
-    trained by `warm` rounds of its own over all clients; `farthest` finds one of the q
-    models in each of the first q rounds: every reporter trains the common initial
-    model, and the next model is that of the reporter with the largest loss under those
-    found so far (the first is drawn at random).
+    If the q models were equal at first, every client would pick the first one. So they
+    start different (in the paper: from models trained on a few clients):
+
+    * `random`: from independent initial models. Each is first trained by `warm` rounds
+      of its own over all clients.
+    * `farthest`: from the common initial model, as different clients train it. Each of
+      the first q rounds makes one model: every reporter trains the initial model, and
+      the server takes the result of the reporter with the largest loss under the models
+      made so far (of a random reporter in the first round).
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="hypcluster",
         paper=(
@@ -108,10 +127,10 @@ class HypCluster(Algorithm):
     clusters: int = 2
     """Number of models q (Mansour et al., appendix F.2: 2 on EMNIST)."""
     start: Literal["random", "farthest"] = "random"
-    """Where the q models come from."""
+    """Where the q models come from (see the class)."""
     warm: TracedInt = 0
-    """Rounds of plain averaging for each `random` model, one model after another (they
-    count as rounds of the run).
+    """Rounds in which all clients train the same `random` model, for each model in
+    turn; they count as rounds of the run.
     """
 
     def __post_init__(self) -> None:
@@ -129,8 +148,8 @@ class HypCluster(Algorithm):
         )
 
     def check(self, population: Population) -> None:
-        # A few clusters more than clients do no harm, and small federations are often
-        # given a default; many are a typo.
+        # A default may exceed the number of clients of a small federation, which does
+        # no harm. Many times more clusters than clients are a typing error.
         clients = len(population)
         message = (
             f"clusters is {self.clusters}, and there are {clients} clients; ask for at"
@@ -161,19 +180,20 @@ class HypCluster(Algorithm):
         clients = len(cohort)
         phase = self._phase(server)
         if phase == "warm":
-            # `warm` rounds for each model, one model after another
-            number = server.round // self.warm
-            to_everyone = np.full((clients, 1), number)
-            return Downlink({"model": Streams(server.model, to_everyone)})
+            # Model 0 in the first `warm` rounds, model 1 in the next ones, ...
+            model_number = server.round // self.warm
+            recipients = np.full((clients, 1), model_number)
+            return Downlink({"model": Streams(server.model, recipients)})
         if phase == "find":
-            # One model is found in each round: 0..round-1 are there (-1 = not sent).
-            # The initial model comes last.
+            # The q models and, as the last stream, the initial model, which clients
+            # train. Each round makes one model, so only 0..round-1 can be sent yet.
             assert server.initial is not None
-            numbers = np.arange(self.clusters)
-            found = np.where(numbers < server.round, numbers, -1)
-            models = jnp.concatenate([server.model, server.initial[None]])
-            to_everyone = np.tile([*found, self.clusters], (clients, 1))
-            return Downlink({"model": Streams(models, to_everyone)})
+            streams = jnp.concatenate([server.model, server.initial[None]])
+            initial = self.clusters
+            models = np.arange(self.clusters)
+            made_so_far = np.where(models < server.round, models, _NOT_SENT)
+            recipients = np.tile([*made_so_far, initial], (clients, 1))
+            return Downlink({"model": Streams(streams, recipients)})
         return Downlink({"model": Streams.all_to_all(server.model, clients)})
 
     def server(
@@ -187,29 +207,30 @@ class HypCluster(Algorithm):
             return server
         phase = self._phase(server)
         if phase == "find":
-            # The next of the q models is what the reporter of largest loss made of the
-            # initial model.
-            is_first = server.round == 0
-            row = _largest_loss(answers.host("loss"), cohort, is_first)
-            model = server.model.at[server.round].set(answers["model"].take(row))
+            # One reporter's trained model becomes model number `round`.
+            losses = answers.host("loss")  # as a NumPy array [c]
+            reporter = _next_model_from(losses, cohort, is_first=server.round == 0)
+            trained = answers["model"].take(reporter)
+            model = server.model.at[server.round].set(trained)
             return server.replace(model=model, round=server.round + 1)
         cluster = server.cluster.copy()
         if phase == "choose" and self.clusters > 1:
-            # f(k), the clients' choices (eq. 6)
-            trained = answers.host("cluster")
-            cluster[cohort.reporters] = trained[cohort.reporting]
+            # f(k) of each client k of the cohort (eq. 6), as a NumPy array [c]
+            model_of_client = answers.host("cluster")
+            cluster[cohort.reporters] = model_of_client[cohort.reporting]
         else:
-            # Nobody had a choice: all trained the one model that they were sent.
-            trained = downlink.streams["model"].recipients[:, 0]
+            # No client had a choice: each trained the only model that it was sent.
+            # `recipients` [c, 1] holds the number of that model for each client.
+            model_of_client = downlink.streams["model"].recipients[:, 0]
         share = reporter_weights(cohort, self.weights)
-        server = self.aggregate(server, answers, trained, share, cohort)
+        server = self.aggregate(server, answers, model_of_client, share, cohort)
         return server.replace(cluster=cluster, round=server.round + 1)
 
     def aggregate(
         self,
         server: HypClusterState,
         answers: Answers,
-        trained: NDArray[np.integer],
+        model_of_client: NDArray[np.integer],
         share: NDArray[np.float64],
         cohort: Cohort,
     ) -> HypClusterState:
@@ -218,8 +239,9 @@ class HypCluster(Algorithm):
         Args:
             server: before the step.
             answers: what the clients sent.
-            trained: the number of the model that each client trained [c].
-            share: q_k, each client's share of the reporters [c].
+            model_of_client: the number of the model that each client trained [c].
+            share: q_k, each client's weight [c]: 0 for clients that do not report, and
+                1 in sum.
             cohort: the clients of the round.
 
         Returns:
@@ -227,12 +249,13 @@ class HypCluster(Algorithm):
         """
         # h_i <- h_i - opt_i( h_i - sum_{k: f(k) = i} q_k SGD(h_i; D_k) ). Row i of the
         # weights holds the q_k of the clients that trained model i, scaled to sum 1. A
-        # model that nobody trained has a row of zeros, which leaves the model and its
-        # optimiser as they are.
-        weights = cluster_averages(trained, self.clusters, share)
+        # model that nobody trained has a row of zeros, with which `average_step`
+        # changes neither the model nor the state of its optimiser.
+        weights = cluster_averages(model_of_client, self.clusters, share)
         return average_step(server, self.optimizer, answers["model"], weights)
 
     def serve(self, server: HypClusterState, cohort: Cohort) -> Downlink:
+        # To predict, every client receives all models and picks one (`personal`).
         return Downlink({"model": Streams.all_to_all(server.model, len(cohort))})
 
     def diagnostics(self, server: HypClusterState) -> Sequence[Diagnostic]:
@@ -267,24 +290,27 @@ def train_closest(
 ) -> ClientUpdate:
     """A client's part of a round of HypCluster: it trains the model that fits it best.
 
-    A client tells the phase of the round by the number of models that it is sent.
+    No message names the phase of the round: the number of models tells it (see
+    `Phase`).
 
     Args:
         inbox: the models of the round.
         local: the client's data and training.
         clusters: q, the number of models.
-        train: model -> what the client sends of its training.
+        train: takes a model, trains it and returns what the client sends.
 
     Returns:
         What the client sends in this `Phase`.
     """
+    # Which of the models were sent; the rows of the others are zeros.
     models, received = inbox["model"], inbox.received["model"]
-    # "find": the initial model is the last one, the others are those found so far
-    if len(models) == clusters + 1:
-        _, loss = closest(models[:-1], received[:-1], local)
-        return {"model": train(models[-1])["model"], "loss": loss}
-    # "warm", or a single cluster
-    if len(models) == 1:
+    is_find = len(models) == clusters + 1
+    is_without_choice = len(models) == 1  # "warm", or a single cluster
+    if is_find:
+        made_so_far, initial = models[:-1], models[-1]
+        _, loss = closest(made_so_far, received[:-1], local)
+        return {"model": train(initial)["model"], "loss": loss}
+    if is_without_choice:
         return train(models[0])
     # "choose": f(k) = argmin_i F_k(h_i)   (eq. 6)
     choice, _ = closest(models, received, local)
@@ -306,15 +332,21 @@ def cluster_diagnostics(server: HypClusterState) -> Sequence[Diagnostic]:
     ]
 
 
-def _largest_loss(loss: NDArray[np.floating], cohort: Cohort, is_first: bool) -> int:
-    """The reporter, by its row in the cohort, with the largest loss.
+def _next_model_from(
+    losses: NDArray[np.floating], cohort: Cohort, is_first: bool
+) -> int:
+    """The reporter whose trained model becomes the next of the q models.
 
     Args:
-        loss: the least loss of each client under the models found so far [c].
+        losses: each client's lowest loss under the models made so far [c].
         cohort: the clients of the round.
-        is_first: no model has been found yet, so a reporter is drawn at random.
+        is_first: whether no model has been made yet.
+
+    Returns:
+        The position in the cohort of the reporter with the largest loss; that of a
+        random reporter for the first model.
     """
     reporters = np.flatnonzero(cohort.reporting)
     if is_first:
         return int(cohort.rng("first model").choice(reporters))
-    return int(reporters[np.argmax(loss[reporters])])
+    return int(reporters[np.argmax(losses[reporters])])

@@ -2,12 +2,11 @@
 
 from typing import ClassVar, Literal
 
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
-from fedtailor.aggregation import ServerOptimizer, mix
+from fedtailor.aggregation import ServerOptimizer, weighted_sums
 from fedtailor.algorithms.hypcluster import HypCluster, HypClusterState
 from fedtailor.protocol import (
     SGD,
@@ -34,6 +33,7 @@ class IFCA(HypCluster):
     all reporters |S|, not of those in the cluster.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="ifca",
         paper=(
@@ -80,18 +80,18 @@ class IFCA(HypCluster):
         self,
         server: HypClusterState,
         answers: Answers,
-        trained: NDArray[np.integer],
+        model_of_client: NDArray[np.integer],
         share: NDArray[np.float64],
         cohort: Cohort,
     ) -> HypClusterState:
         if self.averaging == "models":
-            return super().aggregate(server, answers, trained, share, cohort)
-        # (1/|S|) sum_{i: s_i = j} grad F_i(theta_j) for every model j. Shares are not
-        # scaled to sum 1 in each cluster: gradients are divided by the number of all
-        # reporters. Mixed onto zeros, the rows of weights give these sums alone.
-        picked = trained == np.arange(self.clusters)[:, None]  # [q, c]
-        weights = picked * share
-        gradients = mix(jnp.zeros_like(server.model), answers["gradient"], weights)
+            return super().aggregate(server, answers, model_of_client, share, cohort)
+        # (1/|S|) sum_{i: s_i = j} grad F_i(theta_j) for every model j. The weights are
+        # not scaled to sum 1 in each cluster, as gradients are divided by the number of
+        # all reporters.
+        is_picked = model_of_client == np.arange(self.clusters)[:, None]  # [q, c]
+        weights = is_picked * share
+        gradients = weighted_sums(answers["gradient"], weights)
         descended = server.model - self.sgd.rate(cohort.round) * gradients
         is_updated = weights.sum(axis=1) > 0
         state, model = self.optimizer.apply(

@@ -37,17 +37,19 @@ class KNNPer(FedAvg):
 
     Marfoq et al. 2022, algorithm 1.
 
-    The global model is FedAvg's. After training client i stores features and labels of
-    its own training samples and predicts with the k of them that are nearest to the
-    features z(x) beside the model's probabilities p:
+    The global model is trained by FedAvg. After training, client i stores the features
+    and labels of its own training samples. It predicts with a mixture of the model's
+    probabilities p and the labels of the k stored samples that are nearest to the
+    features z(x):
 
         lam_i p_kNN(y|x) + (1 - lam_i) p(y|x),    p_kNN(y|x) ~ sum over neighbours of class y of exp(-|z - z_j| / scale)
 
-    where lam_i of {0, 0.1, ..., 1} has the least loss on the client's validation
-    samples (the smallest of equal ones). Clients that never took part do the same:
-    nothing is trained for it.
+    where lam_i is the value of {0, 0.1, ..., 1} with the lowest loss on the client's
+    validation samples, the smallest one on ties. Clients that never took part do the
+    same, as it needs no training.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="knn-per",
         paper=(
@@ -63,15 +65,15 @@ class KNNPer(FedAvg):
     )
 
     k: int = 10
-    """Neighbours; all of a client's samples where it has fewer (the paper: 10)."""
+    """Number of neighbours, at most all of a client's samples (the paper: 10)."""
     scale: float = 1.0
     """Distance over which a neighbour's weight falls by a factor e (the paper: 1)."""
     lam: float | None = None
-    """The neighbours' share, in [0, 1]; None = chosen on validation samples."""
+    """Weight lam_i of the neighbours, in [0, 1]; None = chosen on validation samples."""
     lam_without_validation: float = 0.5
-    """That share of clients without validation samples, in [0, 1]."""
+    """Weight of the neighbours for clients without validation samples, in [0, 1]."""
     capacity: int = 512
-    """Samples that a client stores at most, drawn at random."""
+    """Largest number of samples that a client stores; they are drawn at random."""
     mix: Literal["probabilities", "logits"] = "probabilities"
     """What of the model is mixed with the neighbours' probabilities: its own (the
     paper), or its logits (the released code's default)."""
@@ -107,7 +109,7 @@ class KNNPer(FedAvg):
     def personal(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> Predictor:
-        theta = inbox["model"][0]
+        theta = inbox.only("model")
         params = local.params(theta)
         features, labels, held = self._store(params, local)
         share = jnp.asarray(0.0 if self.lam is None else self.lam, theta.dtype)
@@ -172,8 +174,8 @@ class KNNPer(FedAvg):
         """The lambda of least mean loss on the validation samples.
 
         Returns:
-            A point of the grid, the smallest of equally good ones;
-            `lam_without_validation` where there are no such samples.
+            A point of the grid, the smallest one on ties; `lam_without_validation` if
+            there are no such samples.
         """
         grid = jnp.linspace(0, 1, GRID, dtype=predictor.model.dtype)
 

@@ -34,11 +34,11 @@ class L2GDState(ServerState):
     """The clients' mean, and the number of rounds."""
 
     model: Float[Array, "1 d"]
-    """xbar, as the clients last sent it."""
+    """xbar, the mean of the models that clients sent last."""
     rounds: int
-    """Rounds done."""
+    """Number of rounds so far."""
     local_rounds: int
-    """Those of them in which the clients trained."""
+    """Number of those rounds in which the clients trained."""
 
 
 @hyperparameters
@@ -47,22 +47,28 @@ class L2GD(Algorithm):
 
     Hanzely and Richtarik 2020.
 
-    Minimises  (1/m) sum_i f_i(x_i) + lam/(2m) sum_i |x_i - xbar|^2  over personal models x_i. One coin for everybody
-    decides what a round is:
+    Minimises over personal models x_i
+
+        (1/m) sum_i f_i(x_i) + lam/(2m) sum_i |x_i - xbar|^2
+
+    A random draw decides for all clients at once what a round is:
 
         with probability 1-p    x_i <- x_i - eta g_i(x_i)
         with probability p      x_i <- (1 - tau) x_i + tau xbar,    tau = eta lam (1-p) / p
 
     In the paper's letters eta is a / (m (1-p)) and tau is a lam / (m p) for a step size
-    a: in expectation a round is a gradient step. Averaging keeps xbar, so it costs
-    traffic only after a local step: clients send their models when the coin will turn
-    to averaging, and are sent their mean in the round after. The coins are drawn ahead.
-    All clients take every step; when only some report, their mean stands in for xbar. A
-    client that never took part starts from xbar and minimises its own f(x) + lam/2 |x -
-    xbar|^2 in as many local rounds as the others did, with a fresh optimiser in each
-    and with the learning rates of rounds that are spread evenly over those done.
+    a: in expectation a round is a gradient step. Averaging steps do not change xbar, so
+    models need to be sent only between a local and an averaging round: clients send
+    theirs in a local round that an averaging round follows, and receive the mean in
+    that averaging round. The draws can be computed ahead of time (`_averages`).
+
+    All clients take every step; when only some report, their mean takes the place of
+    xbar. A client that never took part starts from xbar and minimises its own f(x) +
+    lam/2 |x - xbar|^2 in as many local rounds as the others did, with a fresh optimiser
+    in each and with the learning rates of rounds that are spread evenly over the run.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="l2gd",
         paper=(
@@ -82,8 +88,8 @@ class L2GD(Algorithm):
     (1-p))).
     """
     lam: float = 0.5
-    """lambda, the strength of averaging: 0 is training alone, infinity one global
-    model.
+    """lambda, weight of the distance to the mean: 0 is training alone, infinity one
+    global model.
     """
     p: float = 0.1
     """Probability of an averaging round, in (0, 1)."""
@@ -111,6 +117,7 @@ class L2GD(Algorithm):
         return bool(coin < self.p)
 
     def init_server(self, init: Init, population: Population) -> L2GDState:
+        # model [1, d]: the server holds one model
         return L2GDState(model=init(0)[None], rounds=0, local_rounds=0)
 
     def init_client(self, theta: Float[Array, " d"]) -> ClientState:
@@ -120,7 +127,8 @@ class L2GD(Algorithm):
         if not self._averages(cohort):
             # The server needs the clients' models only if the next round averages.
             return Downlink(reply=self._averages(cohort, 1))
-        # Averaging keeps the mean: after another averaging round clients hold it.
+        # Averaging does not change the mean. So clients already have it if the last
+        # round averaged, too; in round 0 it is the common initial model.
         held = server.rounds == 0 or self._averages(cohort, -1)
         return Downlink(
             {"model": Streams.everyone(server.model, len(cohort), already_held=held)},
@@ -134,7 +142,7 @@ class L2GD(Algorithm):
         if "model" in inbox.values:  # an averaging round
             # x_i <- (1 - tau) x_i + tau xbar: the step of the penalty's gradient
             tau = self._tau(self.sgd.rate(local.round))
-            x = (1 - tau) * x + tau * inbox["model"][0]
+            x = (1 - tau) * x + tau * inbox.only("model")
         else:
             # x_i <- x_i - eta g_i(x_i): the step of the loss
             x = local.sgd(x, self.sgd)
@@ -143,14 +151,16 @@ class L2GD(Algorithm):
     def server(
         self, server: L2GDState, downlink: Downlink, answers: Answers, cohort: Cohort
     ) -> L2GDState:
-        # xbar is the mean of what was sent; it stays in rounds that ask for no reply,
-        # in which nobody reports.
+        # xbar is the mean of the clients' models, by one row of weights [1, c]. In a
+        # round that asks for no reply all weights are 0, and `mix` returns the old xbar.
         weights = reporter_weights(cohort, self.weights)[None]
         model = mix(server.model, answers["model"], weights)
         is_local = not downlink.streams  # the mean travels in averaging rounds only
         return L2GDState(model, server.rounds + 1, server.local_rounds + is_local)
 
     def serve(self, server: L2GDState, cohort: Cohort) -> Downlink:
+        # Clients that took part have their personal model and need nothing; the others
+        # receive the mean to start from (`init_unseen`).
         if cohort.seen:
             return Downlink()
         mean = Streams.everyone(server.model, len(cohort))
@@ -165,7 +175,7 @@ class L2GD(Algorithm):
         return state["model"]
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
-        mean = inbox["model"][0]
+        mean = inbox.only("model")
         rounds, local_rounds = inbox.scalars["rounds"], inbox.scalars["local_rounds"]
         first = local.round - rounds
 

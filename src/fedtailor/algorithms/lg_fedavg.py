@@ -17,10 +17,11 @@ class LGFedAvg(FedPer):
 
         (b_i, h_i) <- SGD(b_i, h; D_i),    h <- sum_i q_i h_i
 
-    The server has no representation, so a client that never took part trains one under
-    the received head, from the common initial model, for as long as a round.
+    The server has no representation, so a client that never took part trains one below
+    the received head, from the common initial model, for as many steps as a round has.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="lg-fedavg",
         paper=(
@@ -41,5 +42,5 @@ class LGFedAvg(FedPer):
     """
 
     def own_part(self, parts: tuple[str, ...]) -> str:
-        # the mirror image of FedPer: what FedPer keeps is what travels here
+        # the mirror image of FedPer: what stays on the client there is sent here
         return f"not {self.part}"

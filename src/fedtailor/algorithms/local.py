@@ -48,6 +48,7 @@ class Local(Algorithm):
     the others did: with each round's learning rate, and a fresh optimiser in each.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="local",
         paper="no federation (baseline of all five papers)",
@@ -75,10 +76,11 @@ class Local(Algorithm):
         return server.replace(rounds=server.rounds + 1)
 
     def serve(self, server: LocalState, cohort: Cohort) -> Downlink:
+        # Clients that took part have their model and need nothing.
         if cohort.seen:
             return Downlink()
-        # theta^0 is common knowledge (the seed), so nothing travels for a newcomer
-        # either
+        # A new client needs theta^0. It can compute that from the run's seed, so the
+        # ledger charges nothing (`already_held`).
         start = Streams.everyone(server.initial, len(cohort), already_held=True)
         return Downlink({"model": start}, scalars={"rounds": server.rounds})
 
@@ -104,4 +106,4 @@ class Local(Algorithm):
         def train(k: Array, w: Float[Array, " d"]) -> Float[Array, " d"]:
             return local.in_round(first + k).sgd(w, self.sgd)
 
-        return {"model": local.fori_loop(rounds, train, inbox["model"][0])}
+        return {"model": local.fori_loop(rounds, train, inbox.only("model"))}

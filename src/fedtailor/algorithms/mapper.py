@@ -31,22 +31,24 @@ class MAPPER(FedAvg):
     """Model interpolation (Mansour et al. 2020, section 5, figure 3).
 
     A client predicts with the probabilities lambda p_l(y|x) + (1 - lambda) p_c(y|x) of
-    a local model h_l and the global model h_c. In each round, for every lambda of a
-    cover of [0, 1], it fits a local model, starting from h_c,
+    a local model h_l and the global model h_c. In each round it fits a local model,
+    starting from h_c, for every lambda of a finite set in [0, 1] (`cover`),
 
         h_l(lambda) = argmin_h F'( lambda h + (1 - lambda) h_c )                  (eq. 9)
         lambda*     = argmin_lambda F''( lambda h_l(lambda) + (1 - lambda) h_c )  (eq. 10), the smallest on ties
 
-    and then trains the global model through the mixture, its local model frozen:
+    and then trains the global model as a part of the mixture, with the local model
+    fixed:
 
         h_c <- h_c - eta grad_{h_c} F'''( lambda* h_l(lambda*) + (1 - lambda*) h_c )  (eq. 11)
 
     F', F'' and F''' are the losses on three parts of its training data, the same in all
-    rounds. The server averages the h_c with momentum, as FedAvgM. For the personal
-    model a client, seen or new, repeats eq. 9 and 10 with the final h_c. Clients that
-    choose lambda* = 1 need no global model and leave it as it is.
+    rounds. The server averages the h_c with momentum, as FedAvgM. To predict, every
+    client, also one that never took part, repeats eq. 9 and 10 with the final h_c.
+    Clients that choose lambda* = 1 need no global model and do not change it.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="mapper",
         paper=(
@@ -91,7 +93,7 @@ class MAPPER(FedAvg):
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
-        theta = inbox["model"][0]
+        theta = inbox.only("model")
         fit_on, choose_on, train_on = self._parts(local)
         # Eq. 9 and 10 give h_l(lambda*) and lambda*; with these frozen, eq. 11 trains
         # h_c.
@@ -102,7 +104,7 @@ class MAPPER(FedAvg):
     def personal(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> Predictor:
-        theta = inbox["model"][0]
+        theta = inbox.only("model")
         fit_on, choose_on, _ = self._parts(local)
         lam, own = self._interpolate(theta, fit_on, choose_on)
         return _mixture(lam, own, theta)

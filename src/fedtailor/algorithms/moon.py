@@ -49,6 +49,7 @@ class MOON(FedAvg):
     common initial one.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="moon",
         paper="Li et al. 2021, Model-Contrastive Federated Learning",
@@ -82,8 +83,9 @@ class MOON(FedAvg):
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
-        theta = inbox["model"][0]
-        gradient = None  # of the usual loss
+        theta = inbox.only("model")
+        gradient = None  # None: `local.sgd` takes that of the usual loss
+        # mu = 0 is FedAvg, and the contrast is not even compiled.
         if not is_off(self.mu):
             gradient = self._gradient(theta, state["previous"], local)
         trained = local.sgd(theta, self.sgd, gradient=gradient)

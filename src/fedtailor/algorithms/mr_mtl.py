@@ -27,23 +27,24 @@ class MRMTL(FedAvg):
 
     Liu et al. 2022, section 5; the objective is Evgeniou and Pontil's, 2004.
 
-    Clients train their own models v_i towards the mean of all, and the server averages
-    just these:
+    Each client trains its own model v_i with a proximal term around the mean of all
+    clients' models, and the server averages these models:
 
         v_i <- SGD(v_i; F_i(v) + lam/2 |v - vbar|^2),    vbar <- mean_S v_i
 
     lam = 0 is training alone; for a large lam all models are the mean. With the
     proximal problem solved on F_i = |v - z_i|^2 / 2 the models end at v_i = (z_i + lam
-    zbar) / (1 + lam). Unlike in Ditto no global model is trained beside the personal
-    ones, so that a round is one training and one upload. A client that never took part
-    starts from v = vbar and trains once.
+    zbar) / (1 + lam). Unlike in Ditto no global model is trained in addition to the
+    personal ones, so a client trains and sends only one model in a round. A client that
+    never took part starts from v = vbar and trains for one round.
 
-    In the released code all clients take part, the mean is by training samples unless
-    it is told otherwise, linear models start at zero, and private steps clip the
-    gradient of loss and pull together; here the pull, which does not look at data, is
-    added to the private gradient.
+    In the released code all clients take part, the mean is weighted by training samples
+    by default, linear models start at zero, and private steps clip the sum of both
+    gradients. Here the gradient of the proximal term, which does not depend on data, is
+    added to the private gradient after clipping.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="mr-mtl",
         paper=(
@@ -64,8 +65,8 @@ class MRMTL(FedAvg):
     (the released code).
     """
     lam: ZeroIsStatic = 1.0
-    """Pull of the personal models towards their mean (released code: 1 on School, else
-    a grid of 0.1 to 3).
+    """Weight of the proximal term around the mean (released code: 1 on School, else a
+    grid of 0.1 to 3).
     """
 
     def __post_init__(self) -> None:
@@ -77,17 +78,21 @@ class MRMTL(FedAvg):
     def client(
         self, state: Any, inbox: Inbox, local: LocalTrainer
     ) -> tuple[Any, ClientUpdate]:
-        # v_i goes on from where it was, not from the mean: vbar only pulls.
-        proximal = None if is_off(self.lam) else (self.lam, inbox["model"][0])
+        # Training continues from the client's own v_i; the mean vbar is only in the
+        # proximal term, which is not compiled if lam = 0.
+        proximal = None if is_off(self.lam) else (self.lam, inbox.only("model"))
         v = local.sgd(state["model"], self.sgd, proximal=proximal)
         return {"model": v}, {"model": v}
 
     def serve(self, server: Any, cohort: Cohort) -> Downlink:
+        # Clients that took part predict with their own model and need nothing; the
+        # others receive the mean to start from (`init_unseen`).
         return Downlink() if cohort.seen else self.broadcast(server, cohort)
 
     def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
         return state["model"]
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
-        # a round as all others do it, from v = vbar; what it would send is dropped
-        return self.client(self.init_client(inbox["model"][0]), inbox, local)[0]
+        # One round as of any client, from v = vbar. `client` returns the new state and
+        # a message to the server, which is not sent.
+        return self.client(self.init_client(inbox.only("model")), inbox, local)[0]

@@ -45,6 +45,7 @@ class Oracle(Algorithm):
     in i's group, else 0.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="oracle",
         paper=(
@@ -78,17 +79,19 @@ class Oracle(Algorithm):
     def init_server(self, init: Init, population: Population) -> OracleState:
         assert population.groups is not None
         groups = np.unique(population.groups)
+        # the common initial model for each group [s, d]
         theta = init(0)[None].repeat(len(groups), axis=0)
         return OracleState(theta, self.optimizer.init(theta), groups)
 
     def broadcast(self, server: OracleState, cohort: Cohort) -> Downlink:
+        # one number for each client: recipients are [c, 1]
         stream = _stream_of_group(server, cohort)
         return Downlink({"model": Streams(server.model, stream[:, None])})
 
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
-        return state, {"model": local.sgd(inbox["model"][0], self.sgd)}
+        return state, {"model": local.sgd(inbox.only("model"), self.sgd)}
 
     def server(
         self, server: OracleState, downlink: Downlink, answers: Answers, cohort: Cohort

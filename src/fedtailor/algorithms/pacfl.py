@@ -41,7 +41,7 @@ The error of a vector of singular value s falls as (s' / s)^80, where s' is the 
 singular value beyond the vectors that are iterated.
 """
 _SPARE = 4
-"""Vectors that are iterated beside those that are sent, so that s' is smaller."""
+"""Vectors that are iterated in addition to those that are sent, for a smaller s'."""
 _BATCH = 64
 """Samples at a time in these passes."""
 
@@ -53,9 +53,9 @@ class PACFLState(AveragedModels):
     initial: Float[Array, " d"]
     """The common initial model."""
     cluster: NDArray[np.int64]
-    """The cluster of every client [m]; all 0 before the bases are there."""
+    """The cluster of every client [m]; all 0 before the clients have sent bases."""
     bases: Float[np.ndarray, "m classes p features"] | None = None
-    """The bases U_ic that the clients sent."""
+    """The bases U_ic that the clients sent; None before."""
     angles: Float[np.ndarray, "m m"] | None = None
     """Between all pairs of clients, in degrees."""
 
@@ -66,30 +66,33 @@ class PACFL(Algorithm):
 
     Vahidian et al. 2023, algorithm 1.
 
-    Before training, every client sends the p leading left singular vectors of the
+    Once, before training, every client sends the p leading left singular vectors of the
     inputs of each of its classes,
 
         X_ic = U_ic S_ic V_ic',    U_ic = [u_1, ..., u_p]
 
-    once. The server compares clients by the principal angles between these subspaces
-    (the arc cosines of the singular values of U_ic' U_jc, averaged over the classes
-    that both have; 90 degrees where there is none), clusters them agglomeratively, and
-    runs FedAvg in every cluster. Angles say how inputs differ, not how labels do:
-    clients that name the same inputs differently are not told apart. The bases are seen
-    by the server and say much of the data.
+    The server compares clients by the principal angles between these subspaces (the arc
+    cosines of the singular values of U_ic' U_jc, averaged over the classes that both
+    clients have; 90 degrees if they have none in common), clusters them
+    agglomeratively, and runs FedAvg in every cluster. Angles depend on inputs only, so
+    clients that label the same inputs differently are in the same cluster. The server
+    sees the bases, which reveal much about the data.
 
     A client that never took part sends its bases and gets the model of the nearest
     client's cluster.
 
-    The released code takes singular vectors of raw pixels, here of the model's inputs;
-    its distance is the smallest angle between any two vectors of two clients, of
-    whatever classes and with whatever signs the decomposition gave them, which is no
-    principal angle; and average linkage counts two clusters that merge alike, however
-    large. So thresholds of its scripts (4.9 degrees on CIFAR-10) do not carry over. It
-    measures a client with the model that the client trained last, here with its
-    cluster's.
+    The released code differs in four ways, so thresholds of its scripts (4.9 degrees on
+    CIFAR-10) cannot be used here:
+
+    * it takes singular vectors of raw pixels, not of the model's inputs;
+    * its distance is the smallest angle between any two vectors of two clients, of any
+      classes and with the signs of the decomposition, which is not a principal angle;
+    * its average linkage gives two merging clusters equal weights, whatever their size;
+    * it evaluates a client with the model that the client trained last, not with the
+      model of its cluster.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="pacfl",
         paper=(
@@ -179,7 +182,7 @@ class PACFL(Algorithm):
         return self._with_clusters(init(0), np.zeros(len(population), np.int64))
 
     def probe_downlink(self, server: PACFLState, cohort: Cohort) -> Downlink:
-        # Clients know the initial model (from the seed); only its shapes are used.
+        # Clients can compute the initial model from the seed; only its shapes are used.
         return Downlink(
             {"model": Streams.everyone(server.initial, len(cohort), already_held=True)}
         )
@@ -187,7 +190,7 @@ class PACFL(Algorithm):
     def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
         # One example, and the model's outputs for it, tell how many features an input
         # has, and how many classes there are.
-        params = local.params(inbox["model"][0])
+        params = local.params(inbox.only("model"))
         example = local.draw("pacfl", 0, 1)
         outputs = jax.eval_shape(lambda x: local.logits(params, x), example.x)
         classes = outputs.shape[-1]
@@ -207,6 +210,7 @@ class PACFL(Algorithm):
     def aggregate_probe(
         self, server: PACFLState, answers: Answers, cohort: Cohort
     ) -> PACFLState:
+        # of each client, as a NumPy array [c, classes, p, features]
         bases = answers.host("bases").astype(np.float64)
         angles = self._angles(bases, bases)
         cluster = agglomerative(
@@ -219,7 +223,7 @@ class PACFL(Algorithm):
         self, theta: Float[Array, " d"], cluster: NDArray[np.int64]
     ) -> PACFLState:
         """The server before the first round, when all models are theta."""
-        models = jnp.repeat(theta[None], cluster.max() + 1, axis=0)
+        models = jnp.repeat(theta[None], cluster.max() + 1, axis=0)  # [s, d]
         return PACFLState(models, self.optimizer.init(models), theta, cluster)
 
     def _angles(
@@ -258,6 +262,7 @@ class PACFL(Algorithm):
         if cohort.seen:
             return server.cluster[cohort.position].astype(np.int32)
         assert cohort.probes is not None and server.bases is not None
+        # what the new clients answered to the probe
         bases = cohort.probes.host("bases").astype(np.float64)
         nearest = self._angles(bases, server.bases).argmin(axis=1)
         return server.cluster[nearest].astype(np.int32)
@@ -265,7 +270,7 @@ class PACFL(Algorithm):
     def client(
         self, state: Any, inbox: Inbox, local: LocalTrainer
     ) -> tuple[Any, ClientUpdate]:
-        return state, {"model": local.sgd(inbox["model"][0], self.sgd)}
+        return state, {"model": local.sgd(inbox.only("model"), self.sgd)}
 
     def server(
         self, server: PACFLState, downlink: Downlink, answers: Answers, cohort: Cohort

@@ -37,10 +37,11 @@ class PerFedAvg(FedAvg):
 
     `hf` multiplies by the Hessian exactly, `hf-difference` by a difference of gradients
     (the paper's HF), `fo` drops that term. The D' are the batches that FedAvg would
-    draw. Every client, also one that never took part, takes home w - alpha grad F_i(w),
-    over all its training samples.
+    draw. Every client, also one that never took part, predicts with
+    w - alpha grad F_i(w), over all its training samples.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="per-fedavg",
         paper=(
@@ -65,8 +66,8 @@ class PerFedAvg(FedAvg):
     """Second-order term: exact, by differences, or dropped."""
     delta: float = 1e-3
     """Distance from w at which `hf-difference` takes gradients. Gradients of ReLU
-    networks jump, and a jump between the two points counts 1/delta: such networks want
-    about 0.1, or the exact product."""
+    networks have jumps, and a jump between the two points is multiplied by 1/delta:
+    such networks need about 0.1, or the exact product."""
     relative: bool = True
     """Divide delta by the norm of g', so that it is a distance; False is the paper's
     fixed multiple of g'.
@@ -115,7 +116,7 @@ class PerFedAvg(FedAvg):
             hessian_times_g = self._hessian(local, params, other(step, 2), g)
             return _axpy(-self.alpha, hessian_times_g, g)
 
-        return state, {"model": local.sgd(inbox["model"][0], sgd, gradient=meta)}
+        return state, {"model": local.sgd(inbox.only("model"), sgd, gradient=meta)}
 
     def _hessian(
         self, local: LocalTrainer, params: Params, batch: Batch, g: Params
@@ -155,7 +156,7 @@ class PerFedAvg(FedAvg):
         def step(k: Array, w: Float[Array, " d"]) -> Float[Array, " d"]:
             return w - self.alpha * local.gradient(w)
 
-        return local.fori_loop(self.adapt_steps, step, inbox["model"][0])
+        return local.fori_loop(self.adapt_steps, step, inbox.only("model"))
 
 
 def _axpy(a: ScalarLike, x: Params, y: Params) -> Params:

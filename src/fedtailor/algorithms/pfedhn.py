@@ -58,9 +58,9 @@ class PFedHNState(ServerState):
     """The hypernetwork and the clients' embeddings."""
 
     layers: Layers
-    """phi."""
+    """phi, the parameters of the hypernetwork."""
     embeddings: Float[Array, "m e"]
-    """e_1, ..., e_m."""
+    """e_1, ..., e_m, one for each client."""
     optimizer: tuple[Array, ...]
     """The state of the server's optimiser."""
     initial: Float[Array, " d"]
@@ -91,16 +91,18 @@ class PFedHN(Algorithm):
     by SGD with momentum, after clipping its norm. phi never travels in training, so a
     large H costs no communication. Here H adds to the common initial model, theta^0 + a
     perceptron with ReLU of e_i, whose last bias is zero at first. The personal model is
-    H(e_i; phi) as it is.
+    H(e_i; phi), without further training.
 
     With `part="head"` this is pFedHN-pc (their section 3.4): H generates the body only;
     the head, from the common initial one, is trained with it by the client and never
     leaves it.
 
-    A client that never took part is sent phi (once) and fits an embedding to its own
-    deltas, phi fixed; a part of its own it trains along.
+    A client that never took part receives phi once and fits an embedding to its own
+    deltas, while phi is fixed. If it has a part of its own, it trains that part in the
+    same steps.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="pfedhn",
         paper=(
@@ -257,7 +259,7 @@ class PFedHN(Algorithm):
     def _optimizer(self) -> optax.GradientTransformation:
         """SGD with momentum and weight decay, after clipping the gradient's norm."""
         clip = optax.identity()
-        if not is_off(self.clip):
+        if not is_off(self.clip):  # clip = 0: no clipping
             clip = optax.clip_by_global_norm(self.clip)
         decay = optax.add_decayed_weights(self.server_decay)
         return optax.chain(clip, decay, optax.sgd(self.server_lr, self.server_momentum))
@@ -290,10 +292,11 @@ class PFedHN(Algorithm):
         return part.put(server.initial, model)
 
     def serve(self, server: PFedHNState, cohort: Cohort) -> Downlink:
+        # Clients that took part receive their generated model, as in a round.
         if cohort.seen:
             return self.broadcast(server, cohort)
-        # Newcomers are sent phi, and the mean embedding to start from. They know the
-        # initial model (from the seed).
+        # New clients receive phi, and the mean embedding to start from. They can
+        # compute the initial model from the seed, so it is not charged.
         sent = _named(server.layers)
         sent["embedding"] = server.embeddings.mean(axis=0)
         to_everyone = np.zeros((len(cohort), 1), np.int32)
@@ -301,6 +304,7 @@ class PFedHN(Algorithm):
             "initial": Streams.everyone(server.initial, len(cohort), already_held=True)
         }
         for name, value in sent.items():
+            # one stream [1, ...], which every client receives (row 0)
             streams[name] = Streams(value[None], to_everyone)
         return Downlink(streams)
 
@@ -320,17 +324,19 @@ class PFedHN(Algorithm):
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
         own = local.part_of_model(self.part)
-        theta = local.sgd(joined(own, state, inbox["model"][0]), self.sgd)
+        theta = local.sgd(joined(own, state, inbox.only("model")), self.sgd)
         return named("own", own.take(theta)), {"model": own.complement.take(theta)}
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         layers: Layers = []
         for number in range(self.hidden_layers + 1):
             names = ("weights", "bias") if self.hidden_layers else ("weights",)
-            layers.append({name: inbox[f"layer {number} {name}"][0] for name in names})
+            layers.append(
+                {name: inbox.only(f"layer {number} {name}") for name in names}
+            )
 
         own = local.part_of_model(self.part)
-        initial = inbox["initial"][0]
+        initial = inbox.only("initial")
 
         def generate(e: Float[Array, " e"]) -> Float[Array, " d_shared"]:
             return _generate(layers, own.complement.take(initial), e)
@@ -338,23 +344,23 @@ class PFedHN(Algorithm):
         def fit(k: Array, carry: tuple[Array, Any]) -> tuple[Array, Any]:
             # A round with phi fixed: generate a model, train it, and step e along the
             # vector-Jacobian product of delta = theta' - theta.
-            e, kept = carry
+            e, own_state = carry
             shared, vjp = jax.vjp(generate, e)
-            start = joined(own, kept, shared)
+            start = joined(own, own_state, shared)
             theta = local.in_round(local.round + k).sgd(start, self.sgd)
             delta = own.complement.take(theta) - shared
             (direction,) = vjp(delta)
             e = e + self.newcomer_lr * direction
             return e, named("own", own.take(theta))
 
-        start = inbox["embedding"][0], named("own", own.take(initial))
-        e, kept = local.fori_loop(self.newcomer_steps, fit, start)
-        return {**kept, "model": generate(e)}
+        start = inbox.only("embedding"), named("own", own.take(initial))
+        e, own_state = local.fori_loop(self.newcomer_steps, fit, start)
+        return {**own_state, "model": generate(e)}
 
     def personal(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> Predictor:
-        shared = state["model"] if "model" in state else inbox["model"][0]
+        shared = state["model"] if "model" in state else inbox.only("model")
         return joined(local.part_of_model(self.part), state, shared)
 
 

@@ -41,11 +41,16 @@ class PFedMe(Algorithm):
         theta <- theta - eta_p ( g_i(theta) + lam (theta - w_r) )     K times on the same batch
         w_{r+1} = w_r - eta lam ( w_r - theta )
 
-    and the server averages what the reporters send:  w <- (1 - beta) w + beta mean_S w_R. All clients train in every
-    round. The personal model is theta after the last inner solve; clients that never took part find theirs by R inner
-    solves around the final w.
+    and the server averages what the reporters send:
+
+        w <- (1 - beta) w + beta mean_S w_R
+
+    All clients train in every round. The personal model is theta after the last of the
+    R mini-batches. A client that never took part computes its theta in the same way
+    around the final w, which does not change.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="pfedme",
         paper="Dinh et al. 2020, Personalized Federated Learning with Moreau Envelopes",
@@ -64,10 +69,10 @@ class PFedMe(Algorithm):
     inner_steps: TracedInt = 5
     """K, inner steps on each mini-batch."""
     lam: float = 15.0
-    """Strength of the pull of theta towards w."""
+    """Weight of the proximal term lam/2 |theta - w|^2."""
     outer_lr: float = 0.005
-    """eta, the rate of the steps of w (outer_lr lam is the share of the way to theta,
-    at most 1 for a convex pull).
+    """eta, the learning rate of w: each step goes the fraction outer_lr lam of the way
+    to theta, usually at most 1.
     """
     beta: float = 1.0
     """The server's step towards the average; above 1 is over-relaxation (Dinh et al.
@@ -78,11 +83,11 @@ class PFedMe(Algorithm):
     n_i (the released code).
     """
     warm_start: bool = True
-    """Start an inner solve from the last theta of the round (the released code) instead
-    of w_r; the paper is silent.
+    """Start the inner steps on a mini-batch from the theta of the one before (the
+    released code) instead of w_r; the paper does not say.
     """
     predict_with: Literal["personal", "global"] = "personal"
-    """Which model clients are evaluated with and take home: theta_i, or w."""
+    """Which model a client predicts with: theta_i ("personal"), or w ("global")."""
 
     def __post_init__(self) -> None:
         choices = ("personal", "global")
@@ -120,8 +125,9 @@ class PFedMe(Algorithm):
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
-        # w <- w - eta lam (w - theta) goes the share eta lam of the way to theta.
-        theta, w = self._solve(inbox["model"][0], local, self.outer_lr * self.lam)
+        # The step w <- w - eta lam (w - theta) goes the fraction eta lam of the way to
+        # theta.
+        theta, w = self._solve(inbox.only("model"), local, self.outer_lr * self.lam)
         return {"model": theta}, {"model": w}
 
     def _solve(
@@ -145,22 +151,27 @@ class PFedMe(Algorithm):
     def server(
         self, server: GlobalModel, downlink: Downlink, answers: Answers, cohort: Cohort
     ) -> GlobalModel:
-        # weights that sum to beta: (1 - beta) w + beta times the average
-        weights = self.beta * reporter_weights(cohort, self.weights)
-        return server.replace(model=mix(server.model, answers["model"], weights[None]))
+        # With weights [1, c] that sum to beta, `mix` returns (1 - beta) w + beta times
+        # the average of the reporters.
+        weights = self.beta * reporter_weights(cohort, self.weights)[None]
+        return server.replace(model=mix(server.model, answers["model"], weights))
 
     def serve(self, server: GlobalModel, cohort: Cohort) -> Downlink:
+        # Clients that took part have their personal model; the others start from the
+        # global one (`init_unseen`).
         needs_nothing = self.predict_with == "personal" and cohort.seen
         return Downlink() if needs_nothing else self.broadcast(server, cohort)
 
     def personal(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> Predictor:
-        return state["model"] if self.predict_with == "personal" else inbox["model"][0]
+        return (
+            state["model"] if self.predict_with == "personal" else inbox.only("model")
+        )
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         if self.predict_with == "global":
-            return self.init_client(inbox["model"][0])
-        # w is final, and stays where it is: all solves are around it.
-        theta, _ = self._solve(inbox["model"][0], local, share=0.0)
+            return self.init_client(inbox.only("model"))
+        # Training is over, so w does not change: all steps are around it (share = 0).
+        theta, _ = self._solve(inbox.only("model"), local, share=0.0)
         return {"model": theta}

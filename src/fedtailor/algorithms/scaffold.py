@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from fedtailor.aggregation import mix, reporter_weights
+from fedtailor.aggregation import mix, reporter_weights, weighted_sums
 from fedtailor.protocol import (
     SGD,
     About,
@@ -34,11 +34,11 @@ class SCAFFOLDState(ServerState):
     """The global model and the mean of the clients' controls."""
 
     model: Float[Array, "1 d"]
-    """x."""
+    """The global model x. The leading axis counts the server's models."""
     control: Float[Array, " d"]
-    """c, the mean of all clients' controls."""
+    """c, the mean of all clients' controls (one vector: a control is no model)."""
     share: Float[np.ndarray, " m"]
-    """Weight of every client in that mean."""
+    """Weight of every client in that mean; they sum to 1."""
 
 
 @hyperparameters
@@ -53,11 +53,13 @@ class SCAFFOLD(Algorithm):
         x <- x + server_lr (1/|S|) sum_S (y_i - x),    c <- c + (1/m) sum_S (c_i+ - c_i),  c_i <- c_i+
 
     so that c is the mean of all m clients' controls, and the fixed point is the minimum
-    of the mean loss whatever K_i. Option II divides by the steps really taken times
-    their rate (which is constant in a round, also when it decays from round to round);
-    with momentum or another optimiser no such factor exists.
+    of the mean loss whatever K_i. Option II divides by the number of steps that the
+    client took times their learning rate, which is constant within a round, even if it
+    decays from round to round. With momentum or another optimiser no such factor
+    exists.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="scaffold",
         paper=(
@@ -108,9 +110,11 @@ class SCAFFOLD(Algorithm):
 
     def init_server(self, init: Init, population: Population) -> SCAFFOLDState:
         theta = init(0)
+        # Weights of the mean of all controls
         share = (
             population.sizes if self.weights == "samples" else np.ones(len(population))
         )
+        # theta[None] is [1, d]: the server holds one model.
         return SCAFFOLDState(theta[None], jnp.zeros_like(theta), share / share.sum())
 
     def init_client(self, theta: Float[Array, " d"]) -> ClientState:
@@ -124,7 +128,7 @@ class SCAFFOLD(Algorithm):
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
-        x, c, own = inbox["model"][0], inbox["control"][0], state["control"]
+        x, c, own = inbox.only("model"), inbox.only("control"), state["control"]
         # y <- y - eta ( g_i(y) - c_i + c )
         y = local.sgd(x, self.sgd, linear_term=c - own)
         # The new control c_i+, by option I or II.
@@ -134,8 +138,8 @@ class SCAFFOLD(Algorithm):
             # K_i eta: the steps that this client takes, times the rate of this round
             steps_times_rate = local.steps(self.sgd) * self.sgd.rate(local.round)
             new = own - c + (x - y) / steps_times_rate
-        # c must stay the mean of all c_i, so a client that does not report keeps its
-        # control.
+        # `reply` says whether the server will use this client's answer. If not, c does
+        # not change by it, so c_i must not change either: c is the mean of all c_i.
         state = {"control": jnp.where(inbox.reply, new, own)}
         return state, {"model": y, "control": new - own}
 
@@ -146,14 +150,16 @@ class SCAFFOLD(Algorithm):
         answers: Answers,
         cohort: Cohort,
     ) -> SCAFFOLDState:
-        # x <- x + server_lr (1/|S|) sum_S (y_i - x): the weights sum to server_lr
+        # x <- x + server_lr (1/|S|) sum_S (y_i - x). `mix` computes x + sum_i w_i
+        # (y_i - x); one row of weights [1, c] for the one model.
         weights = self.server_lr * reporter_weights(cohort, self.weights)[None]
         model = mix(server.model, answers["model"], weights)
-        # c <- c + (1/m) sum_S (c_i+ - c_i): a mean over all m clients, of which those
-        # that are absent keep their c_i
+        # c <- c + (1/m) sum_S (c_i+ - c_i): a mean over all m clients, where those that
+        # do not report change nothing
         share = np.where(cohort.reporting, server.share[cohort.position], 0.0)
-        change = mix(jnp.zeros_like(server.model), answers["control"], share[None])
-        return server.replace(model=model, control=server.control + change[0])
+        (change,) = weighted_sums(answers["control"], share[None])
+        return server.replace(model=model, control=server.control + change)
 
     def serve(self, server: SCAFFOLDState, cohort: Cohort) -> Downlink:
+        # To predict, a client needs the model only, not the control.
         return Downlink({"model": Streams.everyone(server.model, len(cohort))})

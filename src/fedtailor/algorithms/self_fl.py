@@ -51,43 +51,47 @@ class SelfFLState(ServerState):
     model: Float[Array, "1 d"]
     """theta, the common model."""
     inter: float
-    """s0, the variance between clients; 0 before two clients have reported at once."""
+    """s0, the variance between clients; 0 until two clients report in one round."""
     intra: Float[np.ndarray, " m"]
-    """s_m of each client; NaN = it has none yet."""
+    """s_m, the variance of each client's models; NaN = not known yet."""
     took_part: Bool[np.ndarray, " m"]
-    """Who has ever reported."""
+    """Which clients have ever reported."""
     smoothing: float
-    """The share C of the server's step."""
+    """C, the fraction of the way to the average that the server's step goes."""
 
 
 @hyperparameters
 class SelfFL(Algorithm):
     """Self-aware personalized federated learning (Chen et al. 2022, algorithm 1).
 
-    Models of clients are taken to be theta_m ~ N(theta_0, s0) around a common one, and
-    what client m learns alone to be z_m ~ N(theta_m, s_m). The server estimates s0 by
-    the variance of the models in a round (eq. 14), each client its s_m by the variance
-    of its own models over rounds (eq. 13). With a_m = 1/(s0 + s_m) and A = sum_{k != m}
-    a_k, client m starts a round from
+    The method assumes that the clients' true models are theta_m ~ N(theta_0, s0) around
+    a common one, and that what client m learns alone is z_m ~ N(theta_m, s_m). The
+    server estimates s0 by the variance of the models in a round (eq. 14), each client
+    its s_m by the variance of its own models over rounds (eq. 13). With a_m = 1/(s0 +
+    s_m) and A = sum_{k != m} a_k, client m starts a round from
 
         theta - (a_m / A) (theta_m - theta)                                                       (eq. 10)
 
-    and takes the number l of steps after which this start has as much weight as the
-    others deserve,
+    and takes l steps, so that the weight of this start in the trained model is the
+    weight rho of the other clients' models in the best estimate of theta_m,
 
         (1 - eta h)^l = rho = A / (1/s_m + A),    rounded up, from 1 to l_max                      (eq. 8)
 
     where h is the curvature of its loss. The server averages with weights a_m over
-    reporters (eq. 11) and moves by a share C towards the average. Variances are means
-    over coordinates; for h = 1 any multiple of them gives the same.
+    reporters (eq. 11) and moves the fraction C of the way towards the average.
+    Variances are means over coordinates; for h = 1 any multiple of them gives the same.
 
-    What the paper leaves open: the curvature h (eq. 8 as printed, h = 1/s_m, has no
-    solution where eta >= s_m); a client with fewer than two models counts with the
-    median variance of the others and takes l_max steps (one that never took part and is
-    only served: as many as eq. 8 says); while nobody has a variance, rounds are plain
-    averages; under sampling A sums over all clients that ever took part.
+    The paper leaves some things open. Here
+
+    * the curvature h can be chosen: eq. 8 as printed, with h = 1/s_m, has no solution
+      for eta >= s_m;
+    * a client with fewer than two models is given the median variance of the others and
+      takes l_max steps (a client that never took part: the number of eq. 8);
+    * until some client has a variance, rounds are plain averages;
+    * under sampling, A is the sum over all clients that ever took part.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="self-fl",
         paper="Chen et al. 2022, Self-Aware Personalized Federated Learning",
@@ -229,10 +233,11 @@ class SelfFL(Algorithm):
                 f" the smallest variance {least:.3g}; lower it or choose another"
                 " curvature",
             )
-        # eq. 11, smoothed as in section 4.1: weights that sum to C go that share of the
-        # way to the average.
+        # eq. 11, smoothed as in section 4.1: with weights that sum to C, `mix` moves the
+        # model by the fraction C towards the average.
         weights = server.smoothing * self._weights(server, cohort)
-        return server.replace(model=mix(server.model, answers["model"], weights[None]))
+        model = mix(server.model, answers["model"], weights[None])  # weights [1, c]
+        return server.replace(model=model)
 
     def _with_variances(
         self, server: SelfFLState, answers: Answers, cohort: Cohort
@@ -282,6 +287,8 @@ class SelfFL(Algorithm):
         return np.where(is_used, precisions, 0.0)
 
     def serve(self, server: SelfFLState, cohort: Cohort) -> Downlink:
+        # Clients that took part predict with their own model and need nothing; the
+        # others start from what is sent in a round (`init_unseen`).
         return Downlink() if cohort.seen else self.broadcast(server, cohort)
 
     def personalization_gain(self, server: SelfFLState) -> NDArray[np.float64]:
@@ -321,7 +328,7 @@ class SelfFL(Algorithm):
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
-        theta = inbox["model"][0]
+        theta = inbox.only("model")
         others = inbox.scalars["others"]
         inter = inbox.scalars["inter"]
         s = inbox.scalars["intra"]
@@ -347,7 +354,7 @@ class SelfFL(Algorithm):
                 steps = jnp.where(past_models > 1, steps, self.l_max)
         trained = local.sgd(start, self.sgd, steps=steps)
         # Forgetting reduces the weight of past models: the count and the sum of squares
-        # shrink, and the mean stays.
+        # shrink, and the mean does not change. With forget = 0 it is not compiled.
         if not is_off(self.forget):
             count, mean, m2 = moments
             moments = (1 - self.forget) * count, mean, (1 - self.forget) * m2
@@ -369,14 +376,14 @@ class SelfFL(Algorithm):
             local: the client.
 
         Returns:
-            l, an integer; l_max where nothing is known of the others.
+            l, an integer; l_max if the variances of the others are not known.
         """
         others, inter = inbox.scalars["others"], inbox.scalars["inter"]
         # With x = s_m A, rho = A / (1/s_m + A) = x / (1 + x), so -log(rho) is
         # log(1 + 1/x), which is exact also for rho near 1.
         x = s * self._precision_of_others(others, inter)
         rate: Any = self.sgd.rate(local.round)
-        h = self._curvature(s, inbox["model"][0], local)
+        h = self._curvature(s, inbox.only("model"), local)
         log_contraction = jnp.log1p(-rate * h)
         exact = jnp.log1p(1 / jnp.where(x > 0, x, 1)) / -log_contraction
         # A quotient that is whole on paper must not be rounded up to the next number.
@@ -417,7 +424,7 @@ class SelfFL(Algorithm):
         return state["model"]
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
-        theta = inbox["model"][0]
+        theta = inbox.only("model")
         steps = local.steps(self.sgd)
         if self.dynamic_steps:
             steps = self._steps(inbox.scalars["intra"], inbox, local)

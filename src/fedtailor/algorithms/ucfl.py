@@ -54,9 +54,9 @@ CANDIDATES = (0.0, 0.1, 0.25, 0.5, 1.0, np.nan)
 0 is FedAvg, 1 trains alone, and NaN stands for the kernel `bound`, which has no n_k.
 """
 PROBED = 0.1
-"""n_k, as a share, of the batches in which the probe measures tr S.
+"""n_k of the batches in which the probe measures tr S, as a share of a client's samples.
 
-The smaller the batches, the more there are.
+Smaller batches are more batches, whose mean has less noise.
 """
 
 
@@ -75,32 +75,36 @@ class UCFL(Algorithm):
 
         theta_s = sum_j W_sj SGD(theta_s(j); D_j)
 
-    With one stream a client (`streams=None`) W holds those rows; with fewer, the
-    centroids of their clusters, found by k-means (eq. 11), their number by the
-    silhouette (algorithm 2). "auto" compares 2 to m-1 streams and takes one where no
-    silhouette is positive; so two clients always share one.
+    With one stream for each client (`streams=None`) W consists of those rows. With
+    fewer streams it consists of the centroids of their clusters by k-means (eq. 11).
+    "auto" chooses the number of streams by the silhouette (algorithm 2): it compares 2
+    to m-1 streams, and takes a single one if no silhouette is positive. So two clients
+    always share one.
 
-    When only some clients report (the paper assumes all do), rows are renormalised over
-    the reporters, and a stream whose row has almost no mass on them stays as it is. A
-    client that arrives later answers the probe too: it is sent the stream whose
-    centroid is nearest to its row, or, with a stream for each client, its own mix of
-    the models that clients sent last. Its row weighs only clients that have ever sent
-    one, and only streams that have ever been mixed are compared: the others are still
-    theta^0. Clients whose own stream is, are served in the same way.
+    When only some clients report (the paper assumes that all do), rows are renormalised
+    over the reporters, and a stream whose row has almost no weight on them does not
+    change. A client that arrives later answers the probe, too. It receives the stream
+    whose centroid is nearest to its row or, with a stream for each client, its own mix
+    of the models that clients sent last. Only streams that have been mixed and clients
+    that have sent a model count for this, as the other models are still theta^0. A
+    client whose own stream has never been mixed receives its model in the same way.
 
-    Beyond the papers: the batch n_k of the variances decides between FedAvg (small) and
-    training alone (large), and no rule gives it. But one probe serves every n_k, since
-    sigma_i^2 = tr S_i (1/n_k - 1/n_i) in expectation, S_i being the covariance of a
-    single sample's gradient. `sigma_batch="auto"` makes the weights of five n_k from it
-    and, as a sixth candidate, those of `kernel="bound"`, which need no n_k: they
-    minimise a bound on the error of the mixed gradient, with distances from which the
-    noise of both ends is taken off. All six train side by side for `trial` rounds and
-    one more (a client receives, trains and sends six models, and says how often each is
-    wrong on its validation data), up to three times as long where the best is still
-    wrong more than half as often as the initial model; then the one with the least
-    error, mean over clients and over the later half of these rounds, goes on alone.
+    Not in the papers: the choice of n_k, the number of samples of a batch in the
+    variances. A small n_k gives FedAvg and a large one training alone. One probe is
+    enough for all n_k, since sigma_i^2 = tr S_i (1/n_k - 1/n_i) in expectation, where
+    S_i is the covariance of a single sample's gradient. `sigma_batch="auto"` computes
+    from it the weights of five n_k and, as a sixth candidate, those of
+    `kernel="bound"`, which need no n_k: they minimise a bound on the error of the mixed
+    gradient, with distances from which the noise of both gradients is subtracted.
+
+    All six candidates train side by side for `trial` + 1 rounds: a client receives,
+    trains and sends six models, and sends the validation error of each. If the best one
+    is then still wrong more than half as often as the initial model, this continues, at
+    most three times as long. The rest of the run uses the candidate of lowest error,
+    averaged over clients and over the later half of these rounds.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="ucfl",
         paper="Mestoukirdi et al. 2021, User-Centric Federated Learning",
@@ -129,20 +133,20 @@ class UCFL(Algorithm):
     client's samples (the papers use 100 and n_i/3), never more than half of them, so
     that there are two batches; "auto" chooses it on validation data."""
     trial: int = 10
-    """Rounds that the candidates of "auto" have trained when it chooses among them, at
-    most three times as many where they learn slowly (see `Trial.is_over`); runs that
-    end sooner use the leader."""
+    """Rounds that the candidates of "auto" train before it chooses among them, and at
+    most three times as many if they learn slowly (see `Trial.is_over`). A run that ends
+    sooner uses the best one so far."""
     trade_off: Callable[[int, float], float] | None = None
     """c(k, s_k): the value of k streams whose silhouette is s_k, for "auto" (algorithm
     2); default s_k itself.
     """
     rows: Float[np.ndarray, "m m"] | None = None
-    """Weights of your own instead of the probe's: row i weighs the clients for client
-    i, both sorted by client id.
+    """Given weights instead of those of the probe: row i holds the weights of all
+    clients for client i, rows and columns sorted by client id.
     """
     warm: int = 0
-    """Rounds of FedAvg before the probe, which is then made at their model (the papers
-    probe theta^0).
+    """Rounds of FedAvg before the probe, whose gradients are then taken at the resulting
+    model (in the papers at theta^0).
     """
 
     def __post_init__(self) -> None:
@@ -211,7 +215,7 @@ class UCFL(Algorithm):
         return self._with_streams(server, np.asarray(self.rows, np.float64))
 
     def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
-        theta, n = inbox["model"][0], local.size
+        theta, n = inbox.only("model"), local.size
         # "auto" and `bound` do not need sigma^2 of one given n_k, but tr S / n, from
         # which that of every n_k follows.
         wants_trace = self.sigma_batch == "auto" or self.kernel == "bound"
@@ -257,6 +261,7 @@ class UCFL(Algorithm):
         if not self._competes:
             rows = user_centric_weights(probe, self.kernel)
             return self._with_streams(server, rows, probe)
+        # which clients have validation samples [c]
         validates = answers.host("validation") > 0
         require(
             bool(validates.any()),
@@ -397,8 +402,10 @@ class UCFL(Algorithm):
 
     def serve(self, server: UCFLState | Trial, cohort: Cohort) -> Downlink:
         server = server.leader if isinstance(server, Trial) else server
+        # Clients that took part have a stream; others are assigned one, or a mix.
         if not cohort.seen:
             return Downlink({"model": self._streams_for_newcomers(server, cohort)})
+        # the stream of each client; as recipients, [c, 1]
         stream = server.stream[cohort.position].astype(np.int32)
         is_mixed = server.mixed[stream]
         if is_mixed.all() or server.fresh:
@@ -410,6 +417,7 @@ class UCFL(Algorithm):
         )
         added = self._streams_for_newcomers(server, waiting)
         models = jnp.concatenate([server.model, added.values])
+        # `added` gives each of its clients one stream: recipients are [clients, 1].
         stream[~is_mixed] = len(server.model) + added.recipients[:, 0]
         return Downlink({"model": Streams(models, stream[:, None])})
 
@@ -424,7 +432,8 @@ class UCFL(Algorithm):
         if server.one_for_each:
             models, is_trained = self._models_for_newcomers(server)
             rows = newcomer_rows(server, cohort, is_trained)
-            # A newcomer stays at theta^0 where nothing was trained yet.
+            # `mix` starts each newcomer from theta^0, where it stays (a row of zeros)
+            # if nothing was trained yet.
             start = jnp.repeat(server.initial[None], len(rows), axis=0)
             return Streams.one_each(mix(start, models, rows))
         everybody = np.ones(len(server.rows), bool)

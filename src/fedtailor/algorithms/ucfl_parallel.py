@@ -39,6 +39,7 @@ class UCFLParallel(UCFL):
     streams is sent its own mix of the streams' models.
     """
 
+    # What tables of methods say of this one; `About` explains the words.
     about: ClassVar[About] = About(
         name="ucfl-parallel",
         paper="Mestoukirdi et al. 2022, User-Centric Federated Learning, eq. 12",
@@ -79,7 +80,9 @@ class UCFLParallel(UCFL):
         for s in range(len(weights)):
             old = server.model[s : s + 1]  # [1, d]
             row = weights[s : s + 1]  # [1, c]
-            streams.append(mix(old, answers["model"].item(s), row))
+            # the models [c, d] that clients trained from stream s
+            trained = answers["model"].item(s)
+            streams.append(mix(old, trained, row))
         return server.replace(
             model=jnp.concatenate(streams),
             mixed=server.mixed | weights.any(axis=1),

@@ -1,4 +1,4 @@
-"""One client's examples in the pool, in the orders in which a trainer sees them."""
+"""One client's examples: where they are in the pool, and which of them a batch has."""
 
 import copy
 import zlib
@@ -12,42 +12,44 @@ from jaxtyping import Array, Int, Shaped, UInt32
 
 from fedtailor.client.pool import SPLITS, ClientAddress, Pool, gathered
 from fedtailor.client.shuffle import shuffled
-from fedtailor.client.trace import Trace
+from fedtailor.client.tracing_context import TracingContext
 from fedtailor.models import Model
 from fedtailor.protocol import Batch
 
 
 @dataclass(frozen=True)
 class Permutation:
-    """A random order of n positions, of which a part of a client's data sees those from
-    `first` on.
+    """A random permutation of a client's samples, and the range of it that a `part` of
+    the client has.
+
+    Called with positions in the part, it returns positions among the client's samples.
 
     Attributes:
-        words: the random bits that the order follows from.
-        n: how many positions there are.
-        first: the first of them.
+        bits: random bits, which determine the permutation.
+        n: samples in the permutation.
+        first: the position in the permutation at which the part begins.
     """
 
-    words: UInt32[Array, " 2"]
+    bits: UInt32[Array, " 2"]
     n: Int[Array, ""]
     first: Int[Array, ""]
 
     def __call__(self, positions: Int[Array, " b"]) -> Int[Array, " b"]:
         positions = jnp.minimum(self.first + positions, self.n - 1)
-        return shuffled(positions, self.n, self.words, jnp.int32(0))
+        return shuffled(positions, self.n, self.bits, jnp.int32(0))
 
 
 class ClientData:
     """One client's examples and random keys: the half of `LocalTrainer` that does not
-    train (traced).
+    train (traced). The methods without a docstring are documented there.
 
     Attributes:
-        model: what the examples are inputs of.
+        model: the network that takes the examples.
         pool: the examples of all clients.
-        address: where this client's examples are.
+        address: where this client's examples are in the pool, and its random keys.
         round: the round (0-based).
         size: training samples.
-        trace: the work done so far, and whether examples may be read.
+        context: the work done so far, and whether examples may be read now.
     """
 
     def __init__(
@@ -58,8 +60,8 @@ class ClientData:
         self.address = address
         self.round = round
         self.size = address.size[0]
-        self.trace = Trace()
-        # the orders that the training samples are a part of; see `part`
+        self.context = TracingContext()
+        # One for each `part` that was taken to get to this view, the outermost first.
         self._permutations: tuple[Permutation, ...] = ()
 
     def key(self, purpose: str) -> Array:
@@ -72,10 +74,10 @@ class ClientData:
     def part(self, first: ArrayLike, end: ArrayLike, purpose: str) -> Self:
         first = jnp.asarray(first, jnp.int32)
         end = jnp.asarray(end, jnp.int32)
-        # The key of all rounds, so that a part holds the same samples in every round.
-        words = jax.random.bits(_key_of(self.address.fixed, purpose), (2,), jnp.uint32)
+        # The key of all rounds, so that a part has the same samples in every round.
+        bits = jax.random.bits(_key_of(self.address.fixed, purpose), (2,), jnp.uint32)
         part = copy.copy(self)
-        part._permutations = (*self._permutations, Permutation(words, self.size, first))
+        part._permutations = (*self._permutations, Permutation(bits, self.size, first))
         part.size = jnp.maximum(end - first, 0)
         return part
 
@@ -104,32 +106,34 @@ class ClientData:
             The batch: inputs as the model takes them, targets and weights.
         """
         self._require_open(split)
-        if self.trace.only_privately:
+        if self.context.private_steps_only:
             raise ValueError(
                 "this method's clients look at their examples in other ways than by"
                 " private steps, so that dp_noise would promise too much; choose a"
                 " method whose clients only train (fedavg, fedprox, mr-mtl, ...)"
             )
         if split == "train":
-            # Positions in the innermost part become positions in the part around it, and
-            # so on to all of the client's samples.
+            # From positions in the innermost part to positions in the part around it,
+            # and so on to positions among all of the client's samples.
             for permutation in reversed(self._permutations):
                 positions = permutation(positions)
         x, y = self._gathered(self.address.start[SPLITS.index(split)] + positions)
         batch = Batch(x, y, weight.astype(self.model.dtype))
-        # Batch normalisation asks the step for the weights of its inputs.
-        if self.trace.step is not None:
-            self.trace.step.batches.append(batch)
+        # Batch normalisation looks up the weights of its inputs there.
+        if self.context.step is not None:
+            self.context.step.batches.append(batch)
         return batch
 
     def _gathered(
-        self, places: Int[Array, " b"]
+        self, positions: Int[Array, " b"]
     ) -> tuple[Shaped[Array, "b ..."], Shaped[Array, "b ..."]]:
-        """Inputs and targets at some places of the pool's rows."""
-        return gathered(self.pool, places)
+        """Inputs and targets at some positions in `Pool.rows`."""
+        return gathered(self.pool, positions)
 
     def room(self, batch_size: int) -> int:
-        """The length of a batch's arrays: no split fills more than the largest one."""
+        """The rows of a batch's arrays: as many as samples are asked for, but no more than
+        the largest split has.
+        """
         return min(batch_size, self.pool.largest)
 
     def draw(
@@ -142,45 +146,45 @@ class ClientData:
         drop_last: bool = False,
     ) -> Batch:
         n = self.count(split)
-        words = jax.random.bits(self.key(purpose), (2,), jnp.uint32)
+        bits = jax.random.bits(self.key(purpose), (2,), jnp.uint32)
         return self.batch(
-            words, jnp.asarray(step, jnp.int32), batch_size, n, drop_last, split
+            bits, jnp.asarray(step, jnp.int32), batch_size, n, drop_last, split
         )
 
     def batch(
         self,
-        words: UInt32[Array, " 2"],
+        bits: UInt32[Array, " 2"],
         step: Int[Array, ""],
         batch_size: int,
         n: Int[Array, ""],
         drop_last: bool,
         split: str,
     ) -> Batch:
-        """The batch of one step: the next piece of the epoch's permutation.
+        """The batch of one step: a range of the permutation of its epoch.
 
         Args:
-            words: random bits that all permutations of a loop follow from.
+            bits: random bits, which determine the permutations of all epochs.
             step: the number of the step, 0-based.
             batch_size: samples in a batch.
             n: samples in the split.
             drop_last: whether epochs end before a batch that is not full.
-            split: whose examples.
+            split: "train", "val" or, in evaluations, "test".
 
         Returns:
-            `room(batch_size)` examples; what lies past the end of the split is padding,
-            of weight 0.
+            `room(batch_size)` examples. Those past the end of the split are padding and
+            have weight 0.
         """
         batches = batches_in_epoch(n, batch_size, drop_last)
-        # `//` would round downwards, which takes three kernels more in every step.
+        # `step // batches`; rounding towards zero saves three kernels in every step.
         epoch = jax.lax.div(step, batches)
         start = (step - epoch * batches) * batch_size
         positions = start + jnp.arange(self.room(batch_size), dtype=jnp.int32)
-        order = shuffled(jnp.clip(positions, 0, n - 1), n, words, epoch)
+        order = shuffled(jnp.clip(positions, 0, n - 1), n, bits, epoch)
         return self.examples(order, positions < n, split)
 
     def _require_open(self, split: str) -> None:
-        """Refuse a method the examples that it is evaluated on."""
-        if split not in SPLITS or (split == "test" and not self.trace.evaluating):
+        """Refuse methods the test split, which they are evaluated on."""
+        if split not in SPLITS or (split == "test" and not self.context.evaluating):
             raise ValueError(
                 f"a method asks for the split {split!r}; it may look at 'train' and"
                 " 'val' only"
@@ -190,9 +194,7 @@ class ClientData:
 def batches_in_epoch(
     n: Int[Array, ""], batch_size: int, drop_last: bool = False
 ) -> Int[Array, ""]:
-    """Mini-batches in an epoch over n samples; at least 1, also of a client smaller
-    than a batch.
-    """
+    """Mini-batches in an epoch over n samples; 1 if the client has less than a batch."""
     whole = n // batch_size if drop_last else (n + batch_size - 1) // batch_size
     return jnp.maximum(whole, 1)
 
@@ -200,14 +202,12 @@ def batches_in_epoch(
 def examples_in_steps(
     steps: Int[Array, ""], n: Int[Array, ""], batch_size: int, drop_last: bool
 ) -> Int[Array, ""]:
-    """Examples in the batches of all steps together: those of whole epochs, and of the
-    epoch that the last step is in.
-    """
+    """Examples in the batches of the first `steps` steps together."""
     batches = batches_in_epoch(n, batch_size, drop_last)
-    epochs = steps // batches
-    in_epoch = jnp.minimum(n, batches * batch_size)
-    in_last = jnp.minimum((steps - epochs * batches) * batch_size, n)
-    return epochs * in_epoch + in_last
+    whole_epochs = steps // batches
+    in_whole_epoch = jnp.minimum(n, batches * batch_size)
+    in_last_epoch = jnp.minimum((steps - whole_epochs * batches) * batch_size, n)
+    return whole_epochs * in_whole_epoch + in_last_epoch
 
 
 def _key_of(raw: UInt32[Array, " 2"], purpose: str) -> Array:

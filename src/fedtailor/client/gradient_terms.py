@@ -1,4 +1,4 @@
-"""What training adds to the gradient of the loss, each term a function of its own."""
+"""Terms that local training adds to the gradient of the loss, and masks over it."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from jaxtyping import PyTree
 from fedtailor.protocol import Params
 
 GradientTerm = Callable[[Params, Params], Params]
-"""(grads, params) -> grads with the term."""
+"""(grads, params) -> the gradient with the term added."""
 
 
 def weight_decay(coefficient: ArrayLike) -> GradientTerm:
@@ -40,12 +40,19 @@ def linear(slope: Params) -> GradientTerm:
     return add
 
 
-def only(is_trained: PyTree[bool]) -> GradientTerm:
-    """Set the gradient of all other parameters to zero."""
+def zero_outside(mask: PyTree[bool]) -> GradientTerm:
+    """Set the gradient to zero where the mask is False, which has one bool a leaf."""
 
-    def mask(grads: Params, params: Params) -> Params:
-        return jax.tree.map(
-            lambda g, trained: g if trained else jnp.zeros_like(g), grads, is_trained
-        )
+    def zero(grads: Params, params: Params) -> Params:
+        return jax.tree.map(lambda m, g: g if m else jnp.zeros_like(g), mask, grads)
 
-    return mask
+    return zero
+
+
+def select(mask: PyTree[bool], if_true: Params, if_false: Params) -> Params:
+    """Choose each leaf from one of two trees.
+
+    The mask is known while tracing, so that the choice adds no operations to the
+    compiled program.
+    """
+    return jax.tree.map(lambda m, a, b: a if m else b, mask, if_true, if_false)

@@ -8,10 +8,10 @@ from fedtailor.protocol import Params
 
 
 class LoopLayout:
-    """A model's parameters as a training loop carries them.
+    """Converts a model's parameters to the layout of a training loop and back.
 
-    Narrow matrices (a last layer, of one column a class) are transposed: on CPUs their
-    updates took three times as long. The model itself is given its own layout.
+    In a loop, narrow matrices (such as a last layer with one column for each class) are
+    transposed: untransposed, their updates take three times as long on CPUs.
     """
 
     def __init__(self, params: Params, *, transpose_narrow: bool) -> None:
@@ -19,14 +19,14 @@ class LoopLayout:
 
         Args:
             params: the model's parameters.
-            transpose_narrow: if False, the loop's layout is the model's.
+            transpose_narrow: False = the two layouts are the same.
         """
         self._is_transposed = jax.tree.map(
             lambda w: transpose_narrow and _is_narrow(w), params
         )
 
     def to_loop(self, tree: Params) -> Params:
-        """Bring a tree from the model's layout to the loop's."""
+        """Convert a tree from the model's layout to the loop's."""
         return jax.tree.map(
             lambda w, is_transposed: w.T if is_transposed else w,
             tree,
@@ -34,8 +34,8 @@ class LoopLayout:
         )
 
     def to_model(self, tree: Params) -> Params:
-        """Bring a tree from the loop's layout back to the model's."""
-        return self.to_loop(tree)  # transposing a second time undoes the first
+        """Convert a tree from the loop's layout to the model's."""
+        return self.to_loop(tree)  # transposing twice changes nothing
 
 
 def _is_narrow(w: Array) -> bool:

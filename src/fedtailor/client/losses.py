@@ -27,18 +27,15 @@ def mean_loss(
     count: IntScalar,
     key: Array | None = None,
 ) -> Float[Array, ""]:
-    """A batch's share of a mean loss.
+    """The sum of a batch's losses divided by `count`.
 
     Args:
         model: the network and its loss.
         params: its parameters.
         batch: the examples.
-        count: examples that the mean is over: those of the batch, or of several
-            batches whose shares add up to one mean.
+        count: the examples in the batch, or in all batches whose results are added up
+            to one mean.
         key: randomness of a training step (dropout); None = evaluation mode.
-
-    Returns:
-        The sum of the batch's losses over `count`.
     """
     losses = model.losses(model.logits(params, batch.x, key), batch.y)
     return _mean(losses, batch.weight, count)
@@ -47,22 +44,21 @@ def mean_loss(
 def training_loss(
     model: Model, params: Params, batch: Batch, key: Array | None = None
 ) -> tuple[Float[Array, ""], Params]:
-    """The loss that a training step descends along.
+    """The mean loss of a batch in training mode.
 
     Returns:
-        The mean loss of the batch, and the parameters with the running statistics that
-        follow from it.
+        The mean loss, and the parameters with running statistics updated by the batch.
     """
-    outputs, renewed = model.train_outputs(params, batch.x, batch.weight, key)
+    outputs, updated = model.train_outputs(params, batch.x, batch.weight, key)
     losses = model.losses(outputs, batch.y)
-    return _mean(losses, batch.weight, batch.weight.sum()), renewed
+    return _mean(losses, batch.weight, batch.weight.sum()), updated
 
 
 def _mean(
     losses: Float[Array, " b"], weight: Float[Array, " b"], count: ArrayLike
 ) -> Float[Array, ""]:
-    """The sum of a batch's losses over `count`, or over 1 where that is 0."""
-    # Padding has weight 0; it repeats a real sample, so that its loss is finite.
+    """The sum of a batch's losses divided by `count`, or by 1 if that is 0."""
+    # Padding has weight 0. Its loss is finite, as it repeats real samples.
     return jnp.vdot(losses, weight) / jnp.maximum(count, 1).astype(losses.dtype)
 
 
@@ -73,14 +69,14 @@ def accumulated_gradient(
     fit into the cache.
 
     Args:
-        model: one without running statistics, which every micro-batch would renew.
+        model: one without running statistics, which every micro-batch would update.
         params: its parameters.
         batch: the examples.
-        micro_batch: examples in a micro-batch; divides those of the batch.
+        micro_batch: examples in a micro-batch; divides the size of the batch.
         key: randomness of the step.
 
     Returns:
-        A tree as `params`.
+        The gradient, a tree like `params`.
     """
     count = batch.weight.sum()
     parts = len(batch.weight) // micro_batch
@@ -88,8 +84,8 @@ def accumulated_gradient(
         lambda leaf: leaf.reshape(parts, micro_batch, *leaf.shape[1:]), batch
     )
 
-    # The loss of a micro-batch is over the count of the whole batch, so that the
-    # gradients add up to that of the mean.
+    # The losses of a micro-batch are divided by the count of the whole batch, so that
+    # the gradients add up to that of the mean.
     def accumulate(total: Params, part: Batch) -> tuple[Params, None]:
         grads = jax.grad(mean_loss, argnums=1)(model, params, part, count, key)
         return jax.tree.map(jnp.add, total, grads), None
@@ -103,8 +99,8 @@ def outputs(model: Model, predictor: Predictor) -> Callable[[Array], Array]:
     """A predictor as a function of inputs.
 
     Returns:
-        x [b, ...] -> what the predictor's losses are computed from: logits, or a
-        mixture's log-probabilities.
+        x [b, ...] -> logits, or log-probabilities of a mixture: what the model's losses
+        are computed from.
 
     Raises:
         ValueError: a mixture of probabilities of a model that predicts no classes.
@@ -135,8 +131,8 @@ def _mixed(model: Model, mixture: Mixture) -> Callable[[Array], Array]:
         if mixture.logits:
             return jnp.tensordot(weights, logits, 1)
         # log sum_k w_k p_k in the log domain, so that small probabilities do not
-        # underflow. The inner `where` keeps log(0) out of the derivative, which would
-        # be NaN even where the outer one discards the value.
+        # underflow. The first `where` keeps log(0) out of the derivative, which would be
+        # NaN even though the second one discards the value.
         positive_weights = jnp.where(weights > 0, weights, 1)
         log_weights = jnp.where(weights > 0, jnp.log(positive_weights), -jnp.inf)
         log_weights = along_axis(log_weights, 0, logits.ndim)

@@ -1,7 +1,7 @@
-"""Passes over a whole split, in evaluation mode: full gradients and measurements.
+"""Passes over a whole split, in evaluation mode: full gradients and metrics.
 
-They go in blocks of one size, so that memory does not grow with the client and one
-program serves all sizes.
+They go block by block, so that memory does not grow with the client and clients of all
+sizes share a compiled program.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fedtailor.client.trainer import DeviceTrainer
 
 BLOCK = 128
-"""Samples at a time."""
+"""Samples in a block."""
 
 
 def gradient_over_range(
@@ -29,25 +29,24 @@ def gradient_over_range(
     end: Int[Array, ""],
     purpose: str | None,
 ) -> Float[Array, " d"]:
-    """Gradient of the mean loss over the training samples in [first, end); see
-    `LocalTrainer.gradient`.
+    """`LocalTrainer.gradient`: that of the mean loss over the training samples in
+    [first, end).
     """
     count = end - first
-    # A purpose puts the samples into an order of its own, so that a range of them is a
-    # random part of the data.
+    # With a purpose, positions count in a random permutation of the samples.
     view = local if purpose is None else local.part(0, local.size, purpose)
     params = local.params(theta)
 
     def add_block(index: Int[Array, ""], total: Params) -> Params:
         positions = index * BLOCK + jnp.arange(BLOCK, dtype=jnp.int32)
-        # What lies past the end of the range is padding: a real sample of weight 0.
+        # Positions past the end of the range are padding: a real sample of weight 0.
         samples = jnp.clip(first + positions, 0, local.size - 1)
         batch = view.examples(samples, positions < count, "train")
-        # A block's share of the mean over the whole range.
+        # The sum of the block's losses over `count`: the blocks add up to the mean.
         grads = jax.grad(lambda p: mean_loss(local.model, p, batch, count))(params)
         return jax.tree.map(jnp.add, total, grads)
 
-    local.trace.add_work(gradients=jnp.maximum(count, 0))
+    local.context.add_work(gradients=jnp.maximum(count, 0))
     zero = jax.tree.map(jnp.zeros_like, params)
     return local.vector(local.repeat(_blocks(count), add_block, zero))
 
@@ -79,7 +78,7 @@ def split_statistics(
     def add_block(index: Int[Array, ""], total: Any) -> Any:
         return add_statistics(total, block_statistics(index))
 
-    local.trace.add_work(forwards=count)
+    local.context.add_work(forwards=count)
     zero = zero_statistic(block_statistics, jnp.int32(0))
     return local.repeat(_blocks(count), add_block, zero)
 

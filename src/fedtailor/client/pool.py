@@ -22,11 +22,11 @@ copy any other.
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Normalization:
-    """What stored inputs become before a model takes them: (x - shift) * scale.
+    """What a model is given for stored inputs x: (x - shift) * scale.
 
     Attributes:
         shift, scale: shape () or [channels], in the model's precision.
-        is_identity: shift is 0 and scale is 1, so that programs leave both out.
+        is_identity: shift is 0 and scale is 1; compiled programs then have neither.
     """
 
     shift: Float[Array | np.ndarray, "..."]
@@ -58,8 +58,8 @@ class Pool:
         x: [n, ...] inputs as stored (uint8 stays uint8).
         y: [n, ...] targets.
         rows: [r] rows of x, client after client, split after split.
-        normalization: what x becomes before the model takes it.
-        largest: no client has more samples in a split (see `largest_split`).
+        normalization: of x, applied to the examples of a batch.
+        largest: an upper bound of the samples in a client's split (`largest_split`).
     """
 
     x: Shaped[Array | np.ndarray, "n ..."]
@@ -97,10 +97,10 @@ def split_sizes(federation: Federation) -> NDArray[np.int32]:
 
 
 def largest_split(federation: Federation) -> int:
-    """The samples of the largest split of any client, rounded up to a power of two.
+    """The samples in the largest split of any client, rounded up to a power of two, so
+    that federations of similar sizes share compiled programs.
 
-    Batches have room for no more. Rounded, so that federations of nearly one size share
-    compiled programs.
+    No batch has more rows than this.
     """
     return next_power_of_two(int(split_sizes(federation).max(initial=1)))
 
@@ -110,12 +110,12 @@ def build_pool(
 ) -> tuple[Pool, list[NDArray[np.int32]]]:
     """Put the examples of several federations into one pool.
 
-    Lengths are rounded up (to 1/8 of a power of two, at least 1,024), so that
-    federations of nearly one size share compiled programs.
+    Lengths are rounded up (`_rounded`), so that federations of similar sizes share
+    compiled programs.
 
     Args:
-        federations: inputs and targets of equal shapes and types, and one
-            normalisation.
+        federations: with inputs and targets of equal shapes and types, and with the
+            same normalisation.
         dtype: the floating-point type that the model computes in.
 
     Returns:
@@ -143,8 +143,8 @@ def build_pool(
 
 
 def _addresses(federation: Federation) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """The rows [r] of x, client after client, split after split, and where [m, 3] each
-    client's splits start there.
+    """`Pool.rows` [r] of one federation, and the position [m, 3] in it at which each
+    client's train, val and test begin.
     """
     size = split_sizes(federation)
     ends = np.cumsum(size.ravel())
@@ -152,22 +152,23 @@ def _addresses(federation: Federation) -> tuple[NDArray[np.int32], NDArray[np.in
     rows = np.zeros(int(ends[-1]), np.int32)
     for column, name in enumerate(SPLITS):
         split = getattr(federation, name)
-        # All rows of a client in the split are shifted by as much as its first one.
+        # A client's samples stay next to each other: all of them move as far as the
+        # first one.
         shift = start[:, column] - split.offsets[:-1]
-        destination = np.arange(len(split.rows)) + np.repeat(shift, size[:, column])
-        rows[destination] = split.rows
+        positions = np.arange(len(split.rows)) + np.repeat(shift, size[:, column])
+        rows[positions] = split.rows
     return rows, start
 
 
 def gathered(
-    pool: Pool, places: Int[Array, " b"]
+    pool: Pool, positions: Int[Array, " b"]
 ) -> tuple[Shaped[Array, "b ..."], Shaped[Array, "b ..."]]:
-    """The examples at some places of `Pool.rows`.
+    """The examples at some positions in `Pool.rows`.
 
     Returns:
-        Inputs as the model takes them, and targets.
+        Normalised inputs, and targets.
     """
-    rows = pool.rows[places]
+    rows = pool.rows[positions]
     return pool.normalization(pool.x[rows]), pool.y[rows]
 
 
@@ -180,9 +181,7 @@ def _target_type(y: NDArray, dtype: str) -> NDArray:
 
 
 def _rounded(n: int) -> int:
-    """n rounded up to a multiple of an eighth of the next power of two, at least
-    1,024.
-    """
+    """n rounded up to a multiple of 1/8 of the next power of two; at least 1,024."""
     if n <= 1024:
         return 1024
     step = next_power_of_two(n) // 8
@@ -190,8 +189,8 @@ def _rounded(n: int) -> int:
 
 
 def _padded(parts: Sequence[NDArray]) -> NDArray:
-    """All parts one after another, followed by zeros, at an address where JAX's CPU
-    devices need no copy.
+    """Concatenate arrays and pad them with zeros to a `_rounded` length, at an aligned
+    address: JAX's CPU devices then need no copy.
     """
     length = sum(map(len, parts))
     shape = (_rounded(length), *parts[0].shape[1:])

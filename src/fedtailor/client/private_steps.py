@@ -1,7 +1,6 @@
-"""DP-SGD (Abadi et al. 2016, algorithm 1): noisy sums of the clipped gradients of single
-examples.
+"""DP-SGD (Abadi et al. 2016, algorithm 1): noisy sums of clipped per-example gradients.
 
-An example has an influence on a step of `steps.train` through this gradient only.
+Private steps of `steps.train` read examples only here.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -20,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class PrivateSteps:
-    """The private gradients of one `LocalTrainer.sgd`.
+    """The private gradients of one call of `LocalTrainer.sgd`.
 
-    Every step draws each of the n examples with probability q = batch_size / n (all, if
-    there are fewer), independently of other steps (Poisson sampling, which the
+    Every step draws each of the n examples with probability q = min(1, batch_size / n),
+    independently of the others and of other steps (Poisson sampling, which the
     accounting assumes). Its gradient is
 
         ( sum_drawn g_j min(1, C / |g_j|) + z C N(0, I) ) / (q n),    C = `dp_norm`, z = `dp_noise`
@@ -42,18 +41,20 @@ class PrivateSteps:
         self._norm = sgd.dp_norm
         self._deviation = sgd.dp_noise * sgd.dp_norm
         self._count = local.count(split)
-        self._key = local.key(f"private steps {local.trace.next_private_loop()}")
+        self._key = local.key(f"private steps {local.context.next_private_loop()}")
         self._expected = jnp.minimum(sgd.batch_size, self._count)
         self._room = local.room(batch_room(sgd.batch_size))
         self._cumulative = drawn_at_most(self._count, sgd.batch_size, self._room)
 
     def gradient(self, params: Params, step: Int[Array, ""]) -> Params:
-        """The gradient of step number `step`, before weight decay and other terms."""
+        """The noisy gradient of step number `step`, without weight decay and other
+        terms.
+        """
         model = self._local.model
         batch, dropout, noise = self._draw(step)
 
         def clipped_gradient(x: Array, y: Array, number: Int[Array, ""]) -> Params:
-            """The gradient of one example, of a norm of at most `dp_norm`."""
+            """The gradient of one example, clipped to the norm `dp_norm`."""
             single = Batch(x[None], y[None], jnp.ones(1, model.dtype))
             key = jax.random.fold_in(dropout, number) if model.stochastic else None
             grads = jax.grad(lambda p: mean_loss(model, p, single, 1, key))(params)
@@ -68,8 +69,8 @@ class PrivateSteps:
         gradients = jax.vmap(clipped_gradient)(batch.x, batch.y, numbers)
         sums = jax.tree.map(lambda g: jnp.tensordot(batch.weight, g, 1), gradients)
 
-        # Noise, and the mean over the expected number of examples: the number that was
-        # drawn would tell of the data.
+        # Add noise, and divide by the expected number of examples: the number that was
+        # drawn is private itself.
         leaves, structure = jax.tree.flatten(sums)
         keys = jax.random.split(noise, len(leaves))
         expected = jnp.maximum(self._expected, 1)
@@ -85,16 +86,16 @@ class PrivateSteps:
         key = jax.random.fold_in(self._key, step)
         size_key, order_key, dropout, noise = jax.random.split(key, 4)
         n = self._count
-        # Poisson sampling: the number of examples is binomial (the inverse of its
-        # distribution function at a uniform number), and given their number all sets of
-        # examples are equally likely (the first ones of a random permutation).
+        # Poisson sampling in two steps. The number of examples is binomial: the inverse
+        # of its distribution function at a uniform number. Given that number all sets of
+        # examples are equally likely: the first ones of a random permutation.
         size = (jax.random.uniform(size_key) > self._cumulative).sum()
         size = jnp.where(n <= self._batch_size, n, jnp.minimum(size, n))
         positions = jnp.arange(self._room, dtype=jnp.int32)
         inside = jnp.clip(positions, 0, jnp.maximum(n - 1, 0))
-        words = jax.random.bits(order_key, (2,), jnp.uint32)
-        examples = shuffled(inside, n, words, jnp.int32(0))
-        with self._local.trace.reading_privately():
+        order_bits = jax.random.bits(order_key, (2,), jnp.uint32)
+        examples = shuffled(inside, n, order_bits, jnp.int32(0))
+        with self._local.context.override(private_steps_only=False):
             batch = self._local.examples(examples, positions < size, self._split)
         return batch, dropout, noise
 
@@ -102,13 +103,12 @@ class PrivateSteps:
 def drawn_at_most(
     n: Int[Array, ""], batch_size: int, room: int
 ) -> Float[Array, " room"]:
-    """The distribution function P(K <= k), k = 0 .. room - 1, of the number K of examples
-    that are drawn.
+    """The distribution function P(K <= k) of the number K of examples in a step.
 
     Args:
-        n: the examples, each drawn with probability q = batch_size / n.
-        batch_size: the expected number.
-        room: for how many k.
+        n: examples, each of which is drawn with probability q = batch_size / n.
+        batch_size: the expected number of examples in a step.
+        room: the number of values, k = 0 .. room - 1.
     """
     # Below 1, so that log(1 - q) is finite; where all examples are drawn, `_draw` does
     # not use this.
@@ -124,8 +124,8 @@ def drawn_at_most(
 
 
 def private_settings(algorithm: Any) -> list[SGD]:
-    """The settings with `dp_noise` among a method's own, and those of methods inside
-    it.
+    """The `SGD` settings with `dp_noise` among a method's hyper-parameters, and among
+    those of methods inside it.
     """
     private = []
     for value in vars(algorithm).values():

@@ -1,5 +1,5 @@
-"""Random permutations of {0, ..., n-1} without sorting or padding, where n is known at
-run time only.
+"""Random permutations of {0, ..., n-1} without sorting or padding, for an n that is known
+at run time only.
 """
 
 import jax
@@ -14,13 +14,13 @@ ROUNDS = 16
 """
 
 
-# Compiled by itself, so that its 350 equations are traced once for a batch size, and not
+# Compiled by itself, so that its 350 operations are traced once for each batch size, not
 # in every loop of every program.
 @jax.jit
 def shuffled(
     positions: Int[Array, " b"],
     n: Int[Array, ""],
-    words: UInt32[Array, " 2"],
+    bits: UInt32[Array, " 2"],
     epoch: Int[Array, ""],
 ) -> Int[Array, " b"]:
     """Apply a random permutation of {0..n-1} to some positions.
@@ -33,13 +33,14 @@ def shuffled(
     Args:
         positions: each below n.
         n: the number of elements.
-        words, epoch: which permutation: the key, and a number under it.
+        bits: random bits, which determine the permutations of all epochs.
+        epoch: which of these permutations.
 
     Returns:
-        Where the permutation sends each of the positions.
+        The positions after the permutation.
     """
     size = jnp.maximum(n, 1).astype(jnp.uint32)
-    salts, pairings = _schedule(words, epoch, size)
+    salts, pairings = _schedule(bits, epoch, size)
     x = positions.astype(jnp.uint32)
     # A swap is its own inverse, so every round is a permutation, and so are all of them
     # together.
@@ -54,14 +55,14 @@ def shuffled(
 
 @no_fuse  # else XLA would compute it anew for every position
 def _schedule(
-    words: UInt32[Array, " 2"], epoch: Int[Array, ""], size: UInt32[Array, ""]
+    bits: UInt32[Array, " 2"], epoch: Int[Array, ""], size: UInt32[Array, ""]
 ) -> tuple[UInt32[Array, " rounds"], UInt32[Array, " rounds"]]:
     """Each round's salt of the random bits, and its k below `size`."""
-    # One word of the key goes into the salts; the other one and the salts go into the
+    # One word of the bits goes into the salts; the other one and the salts go into the
     # pairings.
     epoch_hash = _mix(epoch.astype(jnp.uint32) + jnp.uint32(0x9E3779B9))
-    left = words[0] ^ epoch_hash
-    right = words[1]
+    left = bits[0] ^ epoch_hash
+    right = bits[1]
     salts = _mix(left + jnp.arange(ROUNDS, dtype=jnp.uint32) * jnp.uint32(0x85EBCA6B))
     return salts, _scaled(_mix(salts ^ right), size)
 

@@ -23,9 +23,12 @@ from fedtailor.protocol import (
 if TYPE_CHECKING:
     from fedtailor.client.trainer import DeviceTrainer
 
-LossGradient = Callable[[Params, Batch, Int[Array, ""]], tuple[Params, Params]]
-"""(params, batch, step) -> the gradient of the loss, and the parameters with running
-statistics renewed.
+Carry = tuple[Params, optax.OptState]
+LossGradient = Callable[[Params, Any, Int[Array, ""]], tuple[Params, Params]]
+"""(params, batch, step number) -> (the gradient of the loss, params with updated running
+statistics).
+
+The batch is a `Batch`; None in private steps, which draw their own examples.
 """
 
 
@@ -33,39 +36,43 @@ def train(
     local: "DeviceTrainer",
     theta: Float[Array, " d"],
     sgd: SGD,
+    *,
     proximal: tuple[Any, Float[Array, " d"]] | None,
     linear_term: Float[Array, " d"] | None,
     gradient: StepGradient | None,
     steps: Int[Array, ""] | int,
     split: str,
-    train_only: ModelPart | None = None,
+    train_only: ModelPart | None,
 ) -> Float[Array, " d"]:
-    """Mini-batch steps on w -> F(w) + mu/2 |w - anchor|^2 + <linear_term, w>, where F is the
-    mean loss over a batch.
+    """Minimize F(w) + mu/2 |w - anchor|^2 + <linear_term, w> by mini-batch steps, where
+    F is the mean loss.
 
     Args:
         local: the client.
         theta: the model to start from.
-        sgd: learning rate, batch size and the like.
-        proximal: mu and the anchor [d].
-        linear_term: the linear term [d].
-        gradient: takes the place of F's gradient.
-        steps: how many to take.
-        split: whose samples the batches are drawn from.
-        train_only: entries outside of this part keep their bits.
+        sgd: the optimizer's settings; with `dp_noise` the steps are those of DP-SGD.
+        proximal: (mu, anchor [d]); None = no proximal term.
+        linear_term: [d]; None = no linear term.
+        gradient: computes the gradient in place of that of F; None = that of F.
+        steps: the number of steps.
+        split: the split that batches are drawn from.
+        train_only: the part of the model to train, all other entries are frozen;
+            None = the whole model.
 
     Returns:
-        theta after `steps` steps.
+        The trained model.
     """
     model = local.model
-    optimizer = _optimizer(sgd, sgd.rate(local.round))
     params = local.params(theta)
-    loss_gradient = _loss_gradient(local, sgd, gradient, split)
     is_trained = None if train_only is None else train_only.tree_mask(params)
-    # An optimizer of the user's own may look at shapes, so it is given the model's.
+    optimizer = _optimizer(sgd, sgd.rate(local.round))
+    loss_gradient = _loss_gradient(local, sgd, gradient, split)
+
+    # The loop carries narrow matrices transposed, which makes plain SGD faster. A user's
+    # optimizer may depend on the shapes of parameters, and gets those of the model.
     layout = LoopLayout(params, transpose_narrow=sgd.optimizer is None)
 
-    # A term that is switched off leaves nothing in the program.
+    # A term that is switched off adds no operations to the compiled program.
     terms = []
     if not is_off(sgd.weight_decay):
         terms.append(gradient_terms.weight_decay(sgd.weight_decay))
@@ -74,40 +81,41 @@ def train(
         terms.append(gradient_terms.proximal(mu, layout.to_loop(local.params(anchor))))
     if linear_term is not None:
         terms.append(gradient_terms.linear(layout.to_loop(local.params(linear_term))))
+    # Frozen parameters are masked twice: in the gradient, so that an optimizer that
+    # looks at all of it (clipping by global norm) does not see them, and after the
+    # update, as an optimizer may change a parameter whose gradient is zero (decay).
     if is_trained is not None:
-        # for optimizers that look at all of the gradient (a clipped global norm)
-        terms.append(gradient_terms.only(is_trained))
+        terms.append(gradient_terms.zero_outside(is_trained))
+    # Running statistics are leaves of params, too. They are updated by the forward pass
+    # and not by the optimizer.
     if model.has_statistics:
-        # Running statistics are leaves of the tree, too, which no term may move.
         is_learned = model.statistics.complement.tree_mask(params)
-        terms.append(gradient_terms.only(is_learned))
+        terms.append(gradient_terms.zero_outside(is_learned))
 
-    def step(
-        carry: tuple[Params, optax.OptState], batch: Batch, number: Int[Array, ""]
-    ) -> tuple[Params, optax.OptState]:
+    def step(carry: Carry, batch: Batch | None, number: Int[Array, ""]) -> Carry:
+        # The carry, gradients and updates are in the loop's layout. Only the loss is
+        # given the model's.
         params, opt_state = carry
-        grads, renewed = loss_gradient(layout.to_model(params), batch, number)
+        grads, with_statistics = loss_gradient(layout.to_model(params), batch, number)
         grads = layout.to_loop(grads)
-        for term in terms:
-            grads = term(grads, params)
+        for add_term in terms:
+            grads = add_term(grads, params)
         updates, opt_state = optimizer.update(grads, opt_state, params)
-        stepped = jax.tree.map(lambda w, u: w + u.astype(w.dtype), params, updates)
+        new_params = jax.tree.map(lambda w, u: w + u.astype(w.dtype), params, updates)
         if model.has_statistics:
-            stepped = model.with_statistics(stepped, layout.to_loop(renewed))
+            statistics = layout.to_loop(with_statistics)
+            new_params = model.with_statistics(new_params, statistics)
         if is_trained is not None:
-            # whatever the optimizer does to them
-            stepped = jax.tree.map(
-                lambda old, new, trained: new if trained else old,
-                params,
-                stepped,
-                is_trained,
-            )
-        return stepped, opt_state
+            new_params = gradient_terms.select(is_trained, new_params, params)
+        return new_params, opt_state
+
+    def private_step(carry: Carry, number: Int[Array, ""]) -> Carry:
+        return step(carry, None, number)
 
     params = layout.to_loop(params)
     carry = (params, optimizer.init(params))
     if sgd.dp_noise is not None:
-        carry = local.private_loop(carry, step, steps, sgd.batch_size, split)
+        carry = local.private_loop(carry, private_step, steps, sgd.batch_size, split)
     else:
         carry = local.loop(
             carry, step, steps, sgd.batch_size, drop_last=sgd.drop_last, split=split
@@ -117,33 +125,52 @@ def train(
 
 
 def _optimizer(sgd: SGD, rate: Any) -> optax.GradientTransformation:
-    """The user's optimizer, or SGD at the rate of this round."""
+    """The user's optimizer, or SGD at the learning rate of this round."""
     if sgd.optimizer is not None:
         return sgd.optimizer
-    # Without momentum, which is known while tracing, the loop carries no velocity.
+    # Whether there is momentum is known while tracing: without it the loop carries no
+    # velocity.
     return optax.sgd(rate, None if is_off(sgd.momentum) else sgd.momentum)
 
 
 def _loss_gradient(
     local: "DeviceTrainer", sgd: SGD, gradient: StepGradient | None, split: str
 ) -> LossGradient:
-    """The gradient of the loss that steps descend along: of single examples where they
-    are private, the method's own, or that of the batch.
+    """The gradient that `train` descends along, before its terms: the noisy gradient of
+    private steps, the method's own `gradient`, or that of a batch's mean loss.
 
     Raises:
         ValueError: private steps with a gradient of the method's own.
     """
     if sgd.dp_noise is not None:
-        private = PrivateSteps(local, sgd, split)
+        private_steps = PrivateSteps(local, sgd, split)
         require(
             gradient is None,
             "private steps clip the gradient of the loss, and this method descends"
             " along another one",
         )
-        return lambda params, _, step: (private.gradient(params, step), params)
-    if gradient is None:
-        return lambda params, batch, _: local.gradient_and_statistics(params, batch)
-    return lambda params, batch, step: (
-        gradient(params, batch, step),
-        local.renew_statistics(params, batch),
-    )
+
+        def private_gradient(
+            params: Params, batch: None, step: Int[Array, ""]
+        ) -> tuple[Params, Params]:
+            # There are no running statistics: `PrivateSteps` refuses such models.
+            return private_steps.gradient(params, step), params
+
+        return private_gradient
+
+    if gradient is not None:
+
+        def own_gradient(
+            params: Params, batch: Batch, step: Int[Array, ""]
+        ) -> tuple[Params, Params]:
+            grads = gradient(params, batch, step)
+            return grads, local.renew_statistics(params, batch)
+
+        return own_gradient
+
+    def batch_gradient(
+        params: Params, batch: Batch, step: Int[Array, ""]
+    ) -> tuple[Params, Params]:
+        return local.gradient_and_statistics(params, batch)
+
+    return batch_gradient

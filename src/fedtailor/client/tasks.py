@@ -1,4 +1,4 @@
-"""A client's part of an exchange: it runs the algorithm's function for the task."""
+"""A client's part of an exchange: the algorithm's function for the task."""
 
 import jax
 import jax.numpy as jnp
@@ -38,9 +38,9 @@ def client_task(
     Args:
         task: which of the algorithm's functions to run.
         algorithm: the method.
-        uplink: what is applied to its message before it travels.
-        state: the algorithm's state and the uplink's, as a pair; () where the task has
-            none.
+        uplink: the transforms of what the client sends.
+        state: the client's states of the algorithm and of the uplink, as a pair; () for
+            tasks without states.
         inbox: what the client was sent.
         local: its data and trainer.
         metrics: what "evaluate" measures.
@@ -48,20 +48,20 @@ def client_task(
     Returns:
         The results of the task.
     """
-    # Whatever leaves a client that trains privately must come from private steps alone.
+    # All that leaves a client that trains privately must come from private steps.
     leaves_client = task in ("probe", "client")
-    local.trace.only_privately = leaves_client and bool(private_settings(algorithm))
+    local.context.private_steps_only = leaves_client and bool(
+        private_settings(algorithm)
+    )
     if task == "probe":
         return {"update": algorithm.probe(inbox, local)}
     if task == "client":
-        # First the method's part, then the pipeline on its message; both may have a
-        # state.
         algorithm_state, uplink_state = state
         algorithm_state, update = algorithm.client(algorithm_state, inbox, local)
         update, uplink_state = encode(uplink, update, inbox, uplink_state, local)
-        # The server needs their number for its privacy accounting.
-        if local.trace.private_steps is not None:
-            update = {**update, PRIVATE_STEPS: local.trace.private_steps}
+        # The server needs this number for its privacy accounting.
+        if local.context.private_steps_taken is not None:
+            update = {**update, PRIVATE_STEPS: local.context.private_steps_taken}
         return {"state": (algorithm_state, uplink_state), "update": update}
     if task == "init_unseen":
         return {"state": (algorithm.init_unseen(inbox, local), ())}
@@ -74,13 +74,16 @@ def client_task(
 def _evaluate(
     predictor: Predictor, local: DeviceTrainer, metrics: tuple[BatchMetric, ...]
 ) -> dict[str, PyTree]:
-    """Split -> its number of samples, and metric -> statistic.
+    """Measure a predictor on the evaluated splits.
 
-    Test rows may be read from here on, and no work is counted: an evaluation is not work
-    of the method.
+    From here on test rows may be read. No work is counted: an evaluation is not work of
+    the method.
+
+    Returns:
+        Split -> its number of samples, and metric's name -> statistic.
     """
-    work = local.trace.work
-    local.trace.evaluating = True
+    work_before = local.context.work
+    local.context.evaluating = True
     scores = {}
     for split in EVALUATED_SPLITS:
         sums = local.statistics(predictor, split, metrics)
@@ -88,7 +91,7 @@ def _evaluate(
             metric.name: metric.condense(sums[metric.name]) for metric in metrics
         }
         scores[split] = {"count": local.count(split), "statistics": condensed}
-    local.trace.work = work
+    local.context.work = work_before
     return scores
 
 

@@ -1,4 +1,8 @@
-"""`DeviceTrainer`: one client's training over a pool of examples on the device."""
+"""`DeviceTrainer`: one client's training over a pool of examples on the device.
+
+All of it is traced by JAX. What its methods tell each other meanwhile (which step is
+being traced, how much work was done) is in `self.context`, a `TracingContext`.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -12,7 +16,7 @@ from fedtailor.client.client_data import ClientData, batches_in_epoch, examples_
 from fedtailor.client.losses import accumulated_gradient, training_loss
 from fedtailor.client.passes import gradient_over_range, split_statistics
 from fedtailor.client.steps import train
-from fedtailor.client.trace import Step, StepWork
+from fedtailor.client.tracing_context import Step, StepWork
 from fedtailor.metrics import Loss
 from fedtailor.models import Part
 from fedtailor.protocol import (
@@ -30,11 +34,13 @@ Carry = TypeVar("Carry")
 
 
 class DeviceTrainer(ClientData):
-    """One client on the device (implements `fedtailor.protocol.LocalTrainer`;
-    traced).
+    """One client on the device (traced).
+
+    It implements `fedtailor.protocol.LocalTrainer`, where the methods without a
+    docstring are documented.
     """
 
-    # work on vectors
+    # the whole model, as a vector
     # ----------------------------------------------------------------------------------
 
     def steps(self, sgd: SGD) -> Int[Array, ""]:
@@ -54,9 +60,16 @@ class DeviceTrainer(ClientData):
         split: str = "train",
         train_only: ModelPart | None = None,
     ) -> Float[Array, " d"]:
-        steps = self.steps(sgd) if steps is None else steps
         return train(
-            self, theta, sgd, proximal, linear_term, gradient, steps, split, train_only
+            self,
+            theta,
+            sgd,
+            proximal=proximal,
+            linear_term=linear_term,
+            gradient=gradient,
+            steps=self.steps(sgd) if steps is None else steps,
+            split=split,
+            train_only=train_only,
         )
 
     def gradient(
@@ -72,8 +85,8 @@ class DeviceTrainer(ClientData):
         return gradient_over_range(self, theta, first, end, purpose)
 
     def loss(self, predictor: Predictor, split: str = "train") -> Float[Array, ""]:
-        # Evaluation computes the same sums, so that a method sees the numbers that
-        # tables print.
+        # The sums that evaluation computes, so that a method sees the numbers that are
+        # reported.
         total = self.statistics(predictor, split, (Loss(),))[Loss.name]["loss"]
         return total / jnp.maximum(self.count(split), 1)
 
@@ -102,7 +115,7 @@ class DeviceTrainer(ClientData):
     ) -> Float[Array, "b ..."]:
         if not self._in_training_mode(training):
             return self.model.features(params, x)
-        # A method asks for features by batch statistics in order to train on them.
+        # Methods take features in training mode in order to train on them.
         self._mark_gradient()
         return self.model.train_features(
             params, x, self._weight_of(x), self._training_key()
@@ -113,7 +126,7 @@ class DeviceTrainer(ClientData):
     ) -> Shaped[Array, "b ..."]:
         return self.model.head_outputs(params, features)
 
-    # steps of a method's own
+    # steps of the method's own, on trees of parameters
     # ----------------------------------------------------------------------------------
 
     def params(self, theta: Float[Array, " d"]) -> Params:
@@ -133,13 +146,14 @@ class DeviceTrainer(ClientData):
         return outputs
 
     def _weight_of(self, x: Shaped[Array, "b ..."]) -> Float[Array, " b"]:
-        """0 for inputs that only pad the batch of the current step, and must not enter
-        batch statistics.
+        """The weights of inputs in batch statistics: 0 for the padding of a batch that
+        the current step has drawn.
         """
-        step = self.trace.step
+        step = self.context.step
         weight = None if step is None else step.weight_of(x)
         if weight is None:
-            # Inputs that the step has not drawn are the method's own, without padding.
+            # The step has not drawn these inputs: they are the method's own, which have
+            # no padding.
             return jnp.ones(len(x), self.model.dtype)
         return weight
 
@@ -147,40 +161,35 @@ class DeviceTrainer(ClientData):
         """The mode that the method asks for; by default training mode inside steps and
         evaluation mode outside.
         """
-        return self.trace.step is not None if training is None else training
+        return self.context.step is not None if training is None else training
 
     def losses(
         self, outputs: Shaped[Array, "b ..."], y: Shaped[Array, "b ..."]
     ) -> Float[Array, " b"]:
         return self.model.losses(outputs, y)
 
-    def batch_loss(
-        self, params: Params, batch: Batch, key: Array | None = None
-    ) -> Float[Array, ""]:
-        key = self._training_key() if key is None else key
-        loss, _ = self._training_loss(params, batch, key)
+    def batch_loss(self, params: Params, batch: Batch) -> Float[Array, ""]:
+        loss, _ = self._training_loss(params, batch, self._training_key())
         return loss
 
     def _training_loss(
         self, params: Params, batch: Batch, key: Array | None
     ) -> tuple[Float[Array, ""], Params]:
-        """The mean loss of a batch, and the parameters with running statistics
-        renewed.
+        """The mean loss of a batch, and the parameters with updated running
+        statistics.
         """
         self._mark_gradient()
         return training_loss(self.model, params, batch, key)
 
     def _training_key(self) -> Array | None:
-        """The key of the current step; None outside of `loop`, and for models that are
-        not stochastic.
+        """A key for dropout in the current step; None outside of steps, and for models
+        that are not stochastic.
         """
-        step = self.trace.step
+        step = self.context.step
         return None if step is None else step.next_key()
 
-    def batch_gradient(
-        self, params: Params, batch: Batch, key: Array | None = None
-    ) -> Params:
-        grads, _ = self._gradient_and_statistics(params, batch, key)
+    def batch_gradient(self, params: Params, batch: Batch) -> Params:
+        grads, _ = self._gradient_and_statistics(params, batch)
         return grads
 
     def gradient_and_statistics(
@@ -189,38 +198,38 @@ class DeviceTrainer(ClientData):
         """`batch_gradient` and `renew_statistics` of the same parameters and batch, in
         one pass.
         """
-        self._mark_renewed()
+        self._mark_statistics()
         return self._gradient_and_statistics(params, batch)
 
     def _gradient_and_statistics(
-        self, params: Params, batch: Batch, key: Array | None = None
+        self, params: Params, batch: Batch
     ) -> tuple[Params, Params]:
-        """The gradient of a batch's mean loss, and the parameters with running
-        statistics renewed.
+        """The gradient of a batch's mean loss, and the parameters with updated running
+        statistics.
         """
         self.count_work(gradients=1)
-        key = self._training_key() if key is None else key
-        if self.model.has_statistics:
-            return jax.grad(self._training_loss, has_aux=True)(params, batch, key)
-        # The gradient is accumulated where the activations of a whole batch would
-        # outgrow the cache, and the batch divides evenly.
+        key = self._training_key()
+        # Statistics are of the whole batch. Else the gradient is accumulated over
+        # micro-batches if the activations of the whole batch would not fit into the
+        # cache and the batch divides evenly.
         size, micro_batch = len(batch.weight), self.model.micro_batch
-        if micro_batch is not None and size > micro_batch and size % micro_batch == 0:
+        if (
+            micro_batch is not None
+            and not self.model.has_statistics
+            and size > micro_batch
+            and size % micro_batch == 0
+        ):
             grads = accumulated_gradient(self.model, params, batch, micro_batch, key)
-        else:
-            grads = jax.grad(self.batch_loss)(params, batch, key)
-        return grads, params
+            return grads, params
+        return jax.grad(self._training_loss, has_aux=True)(params, batch, key)
 
     def renew_statistics(self, params: Params, batch: Batch) -> Params:
-        """The parameters with running statistics as a training step on the batch leaves
-        them; everything else is as given.
-        """
         if not self.model.has_statistics:
             return params
-        self._mark_renewed()
+        self._mark_statistics()
         key = self._training_key()
-        _, renewed = self.model.train_outputs(params, batch.x, batch.weight, key)
-        return renewed
+        _, updated = self.model.train_outputs(params, batch.x, batch.weight, key)
+        return updated
 
     @property
     def has_statistics(self) -> bool:
@@ -232,12 +241,30 @@ class DeviceTrainer(ClientData):
     # `_require_statistics` looks at these two marks after a step has been traced.
 
     def _mark_gradient(self) -> None:
-        if self.trace.step is not None:
-            self.trace.step.took_gradient = True
+        if self.context.step is not None:
+            self.context.step.took_gradient = True
 
-    def _mark_renewed(self) -> None:
-        if self.trace.step is not None:
-            self.trace.step.renewed = True
+    def _mark_statistics(self) -> None:
+        if self.context.step is not None:
+            self.context.step.updated_statistics = True
+
+    def _require_statistics(self, step: Step) -> None:
+        """Refuse steps that train by batch statistics and do not update the running
+        statistics, which evaluation uses.
+        """
+        if (
+            self.model.has_statistics
+            and step.took_gradient
+            and not step.updated_statistics
+        ):
+            raise ValueError(
+                "this method takes steps of its own and does not renew running"
+                " statistics, which this model's evaluation needs; use a model with"
+                " group instead of batch normalisation"
+            )
+
+    # loops
+    # ----------------------------------------------------------------------------------
 
     def loop(
         self,
@@ -253,147 +280,147 @@ class DeviceTrainer(ClientData):
         n = self.count(split)
         # An empty split has no batch to take a step on.
         steps = jnp.where(n > 0, jnp.asarray(steps, jnp.int32), 0)
-        # The examples of a step depend on these words and on its number alone.
-        words = jax.random.bits(self.key(purpose), (2,), jnp.uint32)
+        # Which examples a step draws is a function of these bits and its number.
+        batch_bits = jax.random.bits(self.key(purpose), (2,), jnp.uint32)
         # Loops of one purpose see the same batches, and the same dropout.
         name = "dropout" if purpose == "batches" else f"dropout of {purpose}"
-        dropout = self.key(name) if self.model.stochastic else None
-        trace = self.trace
-        work: list[StepWork] = []
+        dropout_key = self.key(name) if self.model.stochastic else None
 
-        def body(index: Int[Array, ""], inner: Carry) -> Carry:
-            nonlocal work
-            work_before = trace.work
-            trace.step = Step(
-                None if dropout is None else jax.random.fold_in(dropout, index)
-            )
-            batch = self.batch(words, index, batch_size, n, drop_last, split)
-            out = step(inner, batch, index)
-            self._require_statistics(trace.step)
-            # Assigned, not added: all steps count the same, and the debug executor
-            # comes here in every step, a tracer only once.
-            work = trace.step.work
-            trace.step = None
-            # A traced value from inside the loop must not leave it.
-            if trace.work is not work_before:
-                raise TypeError(
-                    "inside LocalTrainer.loop use batch_gradient, batch_loss and draw;"
-                    " whole-split passes go outside"
-                )
-            return out
+        def begin(index: Int[Array, ""]) -> Step:
+            if dropout_key is None:
+                return Step(None)
+            return Step(jax.random.fold_in(dropout_key, index))
 
-        carry = self.repeat(steps, body, carry)
-        trace.add_steps(work, examples_in_steps(steps, n, batch_size, drop_last))
+        def body(index: Int[Array, ""], carry: Carry) -> Carry:
+            batch = self.batch(batch_bits, index, batch_size, n, drop_last, split)
+            return step(carry, batch, index)
+
+        carry, one_step = self._repeat_step(steps, begin, body, carry)
+        self._require_statistics(one_step)
+        examples = examples_in_steps(steps, n, batch_size, drop_last)
+        self.context.add_steps(one_step.work, examples)
         return carry
+
+    def _repeat_step(
+        self,
+        times: Int[Array, ""],
+        begin: Callable[[Int[Array, ""]], Step],
+        body: Callable[[Int[Array, ""], Carry], Carry],
+        carry: Carry,
+    ) -> tuple[Carry, Step]:
+        """`carry = body(k, carry)` for k = 0..times-1, each in the step `begin(k)`.
+
+        Returns:
+            The last carry, and the record of one step. All steps make the same passes
+            over their batches: a compiled loop traces one of them, the debug executor
+            runs and records each, and the last one is returned.
+        """
+        one_step = Step(None)
+
+        def recorded(index: Int[Array, ""], carry: Carry) -> Carry:
+            nonlocal one_step
+            one_step = begin(index)
+            with self.context.override(step=one_step):
+                return body(index, carry)
+
+        carry = self.repeat(times, recorded, carry)
+        return carry, one_step
 
     def private_loop(
         self,
         carry: Carry,
-        step: Callable[[Carry, Any, Int[Array, ""]], Carry],
+        step: Callable[[Carry, Int[Array, ""]], Carry],
         steps: IntScalar,
         batch_size: int,
         split: str,
     ) -> Carry:
-        """`carry = step(carry, None, s)` for s = 0..steps-1, counted as private steps;
-        `step` draws its own batch.
+        """`carry = step(carry, s)` for s = 0..steps-1, where each step is private (see
+        `PrivateSteps`) and draws its own examples.
 
         Raises:
-            ValueError: private steps inside another loop.
+            ValueError: inside of a step, `map` or `fori_loop`.
         """
-        trace = self.trace
+        context = self.context
         n = self.count(split)
-        if trace.only_privately and (trace.step is not None or trace.is_repeated):
+        # Only what leaves the client costs privacy, not training a personal model.
+        is_counted = context.private_steps_only
+        # What is repeated trains one model in each repetition, and the steps below would
+        # be counted for one of these models only.
+        is_repeated = context.step is not None or context.is_repeated
+        if is_counted and is_repeated:
             raise ValueError(
                 "this method trains several models at once, which private steps do not"
                 " account for"
             )
+        # An empty split has no example to take a step on.
         steps = jnp.where(n > 0, jnp.asarray(steps, jnp.int32), 0)
-        carry = self.repeat(steps, lambda index, inner: step(inner, None, index), carry)
-        # Only what leaves the client costs privacy, not steps on a personal model.
-        if trace.only_privately:
-            before = trace.private_steps
-            trace.private_steps = steps if before is None else before + steps
-        trace.add_work(gradients=steps * jnp.minimum(n, batch_size))
+        carry = self.repeat(steps, lambda index, carry: step(carry, index), carry)
+        if is_counted:
+            before = context.private_steps_taken
+            context.private_steps_taken = steps if before is None else before + steps
+        context.add_work(gradients=steps * jnp.minimum(n, batch_size))
         return carry
 
+    # In `map` and `fori_loop` the work of a repetition is a traced value inside of the
+    # repeated function, which therefore has to return it.
+
     def map(self, function: Callable[..., Any], *rows: Any) -> Any:
-        trace = self.trace
-        work_before = trace.work
+        context = self.context
 
-        # The work on one element is a traced value, which must leave the mapped function
-        # as an output.
-        def one(arguments: tuple[Any, ...]) -> tuple[Any, Array]:
-            trace.work = jnp.zeros(2, jnp.int32)
-            return function(*arguments), trace.work
+        def counted(arguments: tuple[Any, ...]) -> tuple[Any, Int[Array, " 2"]]:
+            no_work = jnp.zeros(2, jnp.int32)
+            with context.override(work=no_work, is_repeated=True):
+                out = function(*arguments)
+                return out, context.work
 
-        with trace.repeated():
-            out, work = jax.lax.map(one, rows)
-        trace.work = work_before + work.sum(0)
+        out, work_of_each = jax.lax.map(counted, rows)
+        context.add_counts(work_of_each.sum(0))
         return out
 
     def fori_loop(
         self, times: IntScalar, function: Callable[[Any, Carry], Carry], carry: Carry
     ) -> Carry:
-        trace = self.trace
-        if trace.step is not None:
-            return self._loop_in_step(trace.step, times, function, carry)
+        context = self.context
+        if context.step is not None:
+            return self._fori_loop_in_step(context.step, times, function, carry)
 
-        # Work is a traced value inside the loop, too, and so a part of what it carries.
-        def body(
-            index: Int[Array, ""], carry_and_work: tuple[Carry, Array]
-        ) -> tuple[Carry, Array]:
-            inner, trace.work = carry_and_work
-            inner = function(index, inner)
-            return inner, trace.work
+        def counted(
+            index: Int[Array, ""], carry_and_work: tuple[Carry, Int[Array, " 2"]]
+        ) -> tuple[Carry, Int[Array, " 2"]]:
+            carry, work = carry_and_work
+            with context.override(work=work, is_repeated=True):
+                carry = function(index, carry)
+                return carry, context.work
 
-        with trace.repeated():
-            carry, trace.work = self.repeat(
-                jnp.asarray(times, jnp.int32), body, (carry, trace.work)
-            )
+        times = jnp.asarray(times, jnp.int32)
+        carry, work = self.repeat(times, counted, (carry, context.work))
+        context.work = work
         return carry
 
-    def _require_statistics(self, step: Step) -> None:
-        """Refuse steps that train by batch statistics and do not renew the running
-        statistics, which evaluation uses.
-        """
-        if self.model.has_statistics and step.took_gradient and not step.renewed:
-            raise ValueError(
-                "this method takes steps of its own and does not renew running"
-                " statistics, which this model's evaluation needs; use a model with"
-                " group instead of batch normalisation"
-            )
-
-    def _loop_in_step(
+    def _fori_loop_in_step(
         self,
-        outer: Step,
+        step: Step,
         times: IntScalar,
         function: Callable[[Any, Carry], Carry],
         carry: Carry,
     ) -> Carry:
-        """`fori_loop` inside a step of `loop`, whose work is listed once with the number
-        of repetitions.
+        """`fori_loop` inside a step of `loop`: several passes over the step's batch,
+        each with dropout of its own.
         """
-        trace = self.trace
-        work_before = len(outer.work)
-        key = outer.next_key()
+        key = step.next_key()
 
-        def body(index: Int[Array, ""], inner: Carry) -> Carry:
-            # The debug executor comes here in every pass, a tracer only once: the list
-            # keeps the work of one pass.
-            del outer.work[work_before:]
-            # Dropout is drawn anew in each pass; batch and work are the outer step's.
+        def begin(index: Int[Array, ""]) -> Step:
             pass_key = None if key is None else jax.random.fold_in(key, index)
-            trace.step = inner_step = outer.one_pass(pass_key, times)
-            inner = function(index, inner)
-            outer.took_gradient |= inner_step.took_gradient
-            outer.renewed |= inner_step.renewed
-            trace.step = outer
-            return inner
+            return step.begin_pass(pass_key, times)
 
-        return self.repeat(jnp.asarray(times, jnp.int32), body, carry)
+        carry, one_pass = self._repeat_step(
+            jnp.asarray(times, jnp.int32), begin, function, carry
+        )
+        step.end_passes(one_pass)
+        return carry
 
     def count_work(self, gradients: int = 0, forwards: int = 0) -> None:
-        step = self.trace.step
+        step = self.context.step
         if step is not None:
             step.work.append(StepWork(gradients, forwards, step.repeats))
 

@@ -178,7 +178,7 @@ def run_one(
     )
     # One array of three numbers, as every output is moved to the host separately.
     is_finite = all_finite(outputs).astype(jnp.int32)
-    return {**outputs, "work_and_finite": jnp.append(local.trace.work, is_finite)}
+    return {**outputs, "work_and_finite": jnp.append(local.context.work, is_finite)}
 
 
 def _gather(values: Array, streams: Int[Array, " k"]) -> Array:

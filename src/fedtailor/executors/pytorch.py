@@ -65,9 +65,9 @@ class TorchTrainer(DebugTrainer):
             return super().examples(positions, weight, split)
 
     def _gathered(
-        self, places: Int[Array, " b"]
+        self, positions: Int[Array, " b"]
     ) -> tuple[Shaped[Array, "b ..."], Shaped[Array, "b ..."]]:
-        return _gathered(self.pool, places)
+        return _gathered(self.pool, positions)
 
     def batch(self, *arguments: Any, **named: Any) -> Batch:
         with compiled():
@@ -125,7 +125,7 @@ class TorchTrainer(DebugTrainer):
             done = examples_in_steps(
                 jnp.int32(times), jnp.int32(n), sgd.batch_size, sgd.drop_last
             )
-            self.trace.add_work(gradients=done)
+            self.context.add_work(gradients=done)
         return jnp.asarray(live.theta.numpy().copy())
 
     def _host_batches(
@@ -181,7 +181,7 @@ class TorchTrainer(DebugTrainer):
                 total = _add_statistics(
                     self.model, tuple(metrics), predicted, batch, total
                 )
-        self.trace.add_work(forwards=count)
+        self.context.add_work(forwards=count)
         assert total is not None
         return total
 

@@ -1,7 +1,8 @@
 """Partitioners: who gets which examples of a data set.
 
-A partitioner is a small record of its settings; called with a `Dataset` and a seed it
-returns one array of rows for each client, disjoint, each with at least one row.
+A partitioner is a frozen dataclass of its settings. Called with a `Dataset` and a seed,
+it returns for each client the array of its row numbers. No row belongs to two clients,
+and every client has at least one.
 """
 
 from collections.abc import Mapping
@@ -49,19 +50,20 @@ def rows_by_class(data: Dataset, rng: np.random.Generator) -> list[Rows]:
             f"{data.name}: y is {y.dtype} of shape {y.shape}; this partitioner needs a"
             " label per example"
         )
-    # Shuffled, then sorted by class in a way that keeps the shuffled order inside each
-    # class.
-    order = rng.permutation(len(y))
-    order = order[np.argsort(y[order], kind="stable")]
-    class_ends = np.flatnonzero(np.diff(y[order])) + 1
-    return np.split(order, class_ends)
+    shuffled = rng.permutation(len(y))
+    # A stable sort by class keeps the shuffled order within each class.
+    by_class = shuffled[np.argsort(y[shuffled], kind="stable")]
+    labels = y[by_class]
+    # where the label changes: the starts of all classes but the first
+    class_starts = np.flatnonzero(np.diff(labels)) + 1
+    return np.split(by_class, class_starts)
 
 
 def require_examples(data: Dataset, clients: int) -> None:
-    """Refuse more clients than examples before anything is allocated for them.
+    """Require an example for every client, before arrays are allocated for them.
 
     Raises:
-        ValueError: a client would have nothing.
+        ValueError: there are more clients than examples.
     """
     require(
         clients <= len(data),
@@ -70,16 +72,17 @@ def require_examples(data: Dataset, clients: int) -> None:
     )
 
 
+# `least` is the old name of `min_samples` and still works, with a warning.
 @renamed(least="min_samples")
 @dataclass(frozen=True)
 class IID:
     """Every client draws from the same distribution.
 
     Attributes:
-        clients: how many.
-        sizes: law of the clients' sizes; None = equal sizes that use all data.
+        clients: number of clients.
+        sizes: distribution of the clients' sizes; None = equal sizes that use all data.
         use_all: scale the sizes so that all data are used.
-        min_samples: every client's least size, samples.
+        min_samples: smallest number of samples of a client.
     """
 
     clients: int
@@ -105,10 +108,10 @@ class IID:
 class Stratified:
     """Every client holds nearly the same number of examples of every class.
 
-    It is IID without its chance.
+    That is what `IID` gives on average, but without random differences between clients.
 
     Attributes:
-        clients: how many.
+        clients: number of clients.
     """
 
     clients: int
@@ -118,34 +121,55 @@ class Stratified:
 
     def __call__(self, data: Dataset, seed: int) -> list[Rows]:
         require_examples(data, self.clients)
-        # Sorted by class, every m-th example from another start: classes differ by at
-        # most one between clients.
+        # The examples, sorted by class, are dealt out to the clients in turn, like
+        # cards. So the counts of a class differ by at most one between clients.
         by_class = np.concatenate(rows_by_class(data, rng_of(seed)))
         return [by_class[client :: self.clients] for client in range(self.clients)]
 
 
+# `least` is the old name of `min_samples` and still works, with a warning.
 @renamed(least="min_samples")
 @dataclass(frozen=True)
 class ClassesPerClient:
     """Every client holds a fixed number of classes (the "pathological" split).
 
-    Sizes follow a law. Each class is held by nearly the same number of clients. The published splits:
-    FedProx's digits (Chen et al. 2022) are `ClassesPerClient(1000, 2, LogNormal(0, 2),
-    each_class=True, use_all=True, min_samples=5, stride=1)`; those of Tang et al. 2021
-    `ClassesPerClient(40, 3, Uniform(400, 5000))`.
+    Which classes a client holds:
+
+    * without `stride`: a random choice, in which each class is held by nearly the same
+      number of clients;
+    * with `stride`: client i holds the `classes` consecutive classes from stride * i on,
+      modulo the number of classes. 1 is the rule of FedProx and pFedMe; with stride =
+      classes, two clients have all their classes in common or none (PFLlib).
+
+    How many samples of each class it asks for:
+
+    * without `sizes`: all clients that hold a class ask for the same number, and all
+      data are used, whatever `use_all` says;
+    * with `sizes`: a size is drawn for each client and divided equally among its
+      classes or, with `each_class`, drawn for each class of each client. A class that
+      is too small for what is asked is divided in proportion.
+
+    Examples:
+        FedProx's digits (Chen et al. 2022)::
+
+            ClassesPerClient(
+                1000, 2, LogNormal(0, 2), each_class=True, use_all=True,
+                min_samples=5, stride=1,
+            )
+
+        The digits of Tang et al. 2021::
+
+            ClassesPerClient(40, 3, Uniform(400, 5000))
 
     Attributes:
-        clients: how many.
-        classes: classes of one client.
-        sizes: law of the clients' sizes, divided equally among their classes; None =
-            the clients of a class share it equally, and all data are used.
-        each_class: draw a size for each class of a client instead of one for the
-            client.
+        clients: number of clients.
+        classes: number of classes of one client.
+        sizes: distribution of the clients' sizes; None = equal sizes.
+        each_class: draw a size for each class of a client, not one for the client.
         use_all: scale the sizes so that all data are used.
-        min_samples: least number of samples of each class that a client holds.
-        stride: client i holds the classes from stride * i on (modulo their number)
-            instead of a random choice: 1 is the rule of FedProx and pFedMe; with stride
-            = classes, clients share all their classes or none (PFLlib).
+        min_samples: smallest number of samples of each class that a client holds.
+        stride: distance between the first classes of successive clients; None = a
+            random choice of classes.
     """
 
     clients: int
@@ -166,71 +190,78 @@ class ClassesPerClient:
     def __call__(self, data: Dataset, seed: int) -> list[Rows]:
         require_examples(data, self.clients)
         rng = rng_of(seed)
-        stock = rows_by_class(data, rng)
-        if self.classes > len(stock):
+        rows_of_classes = rows_by_class(data, rng)
+        if self.classes > len(rows_of_classes):
             raise ValueError(
-                f"{data.name} has {len(stock)} classes; {self.classes} classes per"
-                " client is too many"
+                f"{data.name} has {len(rows_of_classes)} classes; {self.classes} classes"
+                " per client is too many"
             )
-        held = self._held(len(stock), rng)
-        wanted = self._wanted(rng)
+        # Each client has `classes` slots [clients, classes]: the class in each slot, and
+        # how many samples of it the client asks for.
+        classes = self._assign_classes(len(rows_of_classes), rng)
+        requested = self._draw_sizes(rng)
         use_all = self.use_all or self.sizes is None
         parts: list[list[Rows]] = [[] for _ in range(self.clients)]
-        for label, rows in enumerate(stock):
-            # Who holds this class, and as which of its classes.
-            clients, numbers = np.nonzero(held == label)
+        for label, rows in enumerate(rows_of_classes):
+            clients, slots = np.nonzero(classes == label)
             if not len(clients):
                 continue
             counts = allocate(
                 len(rows),
-                wanted[clients, numbers],
+                requested[clients, slots],
                 min_samples=self.min_samples,
                 use_all=use_all,
             )
-            # What nobody gets is a last piece, which no client reads.
-            pieces = np.split(rows, np.cumsum(counts))
-            for client, piece in zip(clients, pieces, strict=False):
-                parts[client].append(piece)
+            ends = np.cumsum(counts)
+            for client, start, end in zip(clients, ends - counts, ends, strict=True):
+                parts[client].append(rows[start:end])
         return [np.concatenate(part) for part in parts]
 
-    def _held(self, total: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """The classes of every client [clients, classes].
-
-        Each takes the classes that fewest others hold, ties at random.
-        """
+    def _assign_classes(
+        self, total: int, rng: np.random.Generator
+    ) -> NDArray[np.int64]:
+        """The classes of every client [clients, classes], of `total` classes."""
         if self.stride is not None:
-            # The stride modulo the number of classes first: the product of large
-            # numbers would overflow.
+            # The stride is reduced modulo `total` first: the product of large numbers
+            # would overflow.
             first = self.stride % total * np.arange(self.clients)[:, None]
             return (first + np.arange(self.classes)) % total
-        used = np.zeros(total)
-        held = np.empty((self.clients, self.classes), np.int64)
+        # One client after another takes the classes that the fewest clients have so
+        # far, ties at random.
+        holders = np.zeros(total)
+        assigned = np.empty((self.clients, self.classes), np.int64)
         for client in range(self.clients):
-            least_used_first = np.lexsort((rng.random(total), used))
-            held[client] = least_used_first[: self.classes]
-            used[held[client]] += 1
-        return held
+            ties = rng.random(total)
+            # lexsort sorts by its last key first.
+            fewest_holders_first = np.lexsort((ties, holders))
+            assigned[client] = fewest_holders_first[: self.classes]
+            holders[assigned[client]] += 1
+        return assigned
 
-    def _wanted(self, rng: np.random.Generator) -> NDArray[np.float64]:
-        """Samples that every client wants of each of its classes [clients, classes]."""
+    def _draw_sizes(self, rng: np.random.Generator) -> NDArray[np.float64]:
+        """Samples that every client asks for of each of its classes [clients, classes].
+
+        Without `sizes` they are equal weights: all samples of a class are shared out.
+        """
         shape = (self.clients, self.classes)
         if self.sizes is None:
             return np.ones(shape)
         if self.each_class:
             return self.sizes.draw(shape[0] * shape[1], rng).reshape(shape)
-        of_client = self.sizes.draw(self.clients, rng)[:, None]
-        return np.tile(of_client / self.classes, self.classes)
+        size_of_client = self.sizes.draw(self.clients, rng)[:, None]
+        return np.tile(size_of_client / self.classes, self.classes)
 
 
 @dataclass(frozen=True)
 class Shards:
-    """Sort by class, cut into equal shards, give each client some.
+    """Sort the examples by class, cut them into equal shards, give each client some.
 
     The split of McMahan et al. 2017, section 3.
 
     Attributes:
-        clients: how many.
-        shards: shards of one client; most clients then hold at most this many classes.
+        clients: number of clients.
+        shards: number of shards of one client; most clients then hold at most this many
+            classes.
     """
 
     clients: int
@@ -257,6 +288,7 @@ class Shards:
         ]
 
 
+# `least` is the old name of `min_samples` and still works, with a warning.
 @renamed(least="min_samples")
 @dataclass(frozen=True)
 class Natural:
@@ -287,19 +319,19 @@ class Natural:
         clients = data.client
         if clients.dtype.kind not in "iu":
             clients = plain_text(clients, "client")
-        owners, names = encode(clients)
-        # Rows sorted by owner, cut behind each owner's last one.
-        sizes = np.bincount(owners, minlength=len(names))
-        by_owner = np.argsort(owners, kind="stable")
-        parts = np.split(by_owner, np.cumsum(sizes)[:-1])
-        kept = {
+        client_of_row, names = encode(clients)
+        # Rows sorted by client, cut behind each client's last row.
+        sizes = np.bincount(client_of_row, minlength=len(names))
+        by_client = np.argsort(client_of_row, kind="stable")
+        parts = np.split(by_client, np.cumsum(sizes)[:-1])
+        large_enough = {
             name: part
             for name, part in zip(names, parts, strict=True)
             if len(part) >= self.min_samples
         }
-        if not kept:
+        if not large_enough:
             raise ValueError(
                 f"{data.name}: no client has {self.min_samples} samples; lower"
                 " min_samples"
             )
-        return kept
+        return large_enough

@@ -1,6 +1,6 @@
 """How many samples clients hold.
 
-Laws for their sizes, and the division of a data set by them.
+Distributions of their sizes (size laws), and the division of a data set by them.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from fedtailor.protocol import require
 
 
 class SizeLaw(Protocol):
-    """Draws positive sizes."""
+    """A distribution of positive sizes."""
 
     def draw(self, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
         """`count` independent sizes, in samples."""
@@ -100,13 +100,13 @@ class PowerLaw:
 
 
 def _check_finite(law: SizeLaw, *names: str) -> None:
-    """Refuse a law with a setting that is no finite number."""
+    """Require finite parameters of a distribution."""
     for name in names:
         check_finite(getattr(law, name), name)
 
 
 def client_sizes(
-    stock: int,
+    samples: int,
     clients: int,
     law: SizeLaw | None,
     min_samples: int,
@@ -116,10 +116,10 @@ def client_sizes(
     """Draw the sizes of clients.
 
     Args:
-        stock: samples that there are.
-        clients: how many clients, m.
-        law: what sizes are drawn from; None = equal sizes that use all samples.
-        min_samples: the least size.
+        samples: number of samples of the data set.
+        clients: number of clients m.
+        law: distribution of the sizes; None = equal sizes that use all samples.
+        min_samples: the smallest size.
         use_all: scale the sizes so that all samples are used.
         rng: the source of randomness.
 
@@ -129,50 +129,52 @@ def client_sizes(
     Raises:
         ValueError: as `allocate`.
     """
-    wanted = np.ones(clients) if law is None else law.draw(clients, rng)
+    # Without a distribution, equal weights by which all samples are shared out.
+    requested = np.ones(clients) if law is None else law.draw(clients, rng)
     return allocate(
-        stock, wanted, min_samples=min_samples, use_all=use_all or law is None
+        samples, requested, min_samples=min_samples, use_all=use_all or law is None
     )
 
 
 def allocate(
-    stock: int, wanted: NDArray[np.float64], *, min_samples: int, use_all: bool
+    samples: int, requested: NDArray[np.float64], *, min_samples: int, use_all: bool
 ) -> NDArray[np.int64]:
-    """Divide samples in whole numbers.
+    """Divide samples among clients, in whole numbers.
 
     Args:
-        stock: samples that there are.
-        wanted: what each holder would like to have.
-        min_samples: what each gets at least.
-        use_all: use the whole stock, in proportion to `wanted` beyond the minimum; else
-            each gets what it wanted, all scaled down by one factor where the stock is
-            too small.
+        samples: number of samples to divide.
+        requested: the number that each client asks for [m].
+        min_samples: the number that each client gets at least.
+        use_all: give away all samples: first `min_samples` to each client, then the
+            rest in proportion to `requested`. Otherwise each client gets what it asked
+            for (and at least `min_samples`); if there are too few samples, what they
+            ask for beyond `min_samples` is scaled down by one factor.
 
     Returns:
-        Samples of each holder, in sum at most the stock.
+        Samples of each client [m], whose sum is at most `samples`.
 
     Raises:
-        ValueError: the stock does not even hold `min_samples` for everybody, or the sum
-            of `wanted` is no finite number above 0.
+        ValueError: there are fewer than `min_samples` for each client, or the sum of
+            `requested` is no finite number above 0.
     """
     with np.errstate(over="ignore", invalid="ignore"):
-        total = wanted.sum()
+        total = requested.sum()
     require(
         np.isfinite(total) and total > 0,
         f"the clients' sizes sum to {total}; choose other ones",
     )
-    if stock < min_samples * len(wanted):
+    if samples < min_samples * len(requested):
         raise ValueError(
-            f"{stock} samples are not enough for {len(wanted)} clients with at least"
+            f"{samples} samples are not enough for {len(requested)} clients with at least"
             f" {min_samples} each; use fewer clients or more data"
         )
-    # The minimum for everybody first; what is wanted beyond it shares the rest.
-    rest = stock - min_samples * len(wanted)
+    # Every client gets the minimum. The rest is divided by what they ask for.
+    rest = samples - min_samples * len(requested)
     if not use_all:
-        more = np.maximum(wanted - min_samples, 0)
+        more = np.maximum(requested - min_samples, 0)
         factor = min(1.0, rest / max(more.sum(), 1.0))
         return min_samples + np.floor(more * factor).astype(np.int64)
-    # Cumulative shares rounded down, so that parts sum to the whole; 1e-9 against sums
-    # just below an integer.
-    ends = np.floor(np.cumsum(wanted) / total * rest + 1e-9).astype(np.int64)
+    # Cumulative sums are rounded down, not the parts, so that the parts sum to the
+    # whole. 1e-9: rounding may leave a cumulative sum just below an integer.
+    ends = np.floor(np.cumsum(requested) / total * rest + 1e-9).astype(np.int64)
     return min_samples + np.diff(np.minimum(ends, rest), prepend=0)

@@ -1,5 +1,6 @@
-"""Metrics: what a model is measured by. One file each; `Metric.registry` holds them by
-name.
+"""Metrics of a model's quality, such as accuracy and loss, with one file for each.
+
+`Metric.registry` holds them by name; `metric.py` explains how to write one.
 
 Every module of this folder that defines a metric is found; the imports below only tell
 type checkers and editors of those that come with fedtailor.

@@ -12,8 +12,9 @@ from fedtailor.models import Model
 
 
 class Accuracy(Metric):
-    """Share of samples classified correctly (of equal scores the first class counts);
-    NaN without samples.
+    """Share of samples that are classified correctly; NaN without samples.
+
+    The prediction is the class with the highest score, the first one on ties.
     """
 
     name: ClassVar[str] = "accuracy"

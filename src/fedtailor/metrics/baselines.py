@@ -58,8 +58,8 @@ def classification_baseline(
     )
     if not len(labels):
         return dict.fromkeys(names, float("nan"))
-    # As every input gets the same class and probabilities, each metric follows from the
-    # shares of the classes among the test samples.
+    # Since every input gets the same prediction, all metrics are functions of the
+    # frequencies of the classes among the test samples.
     majority = int(shares.argmax())
     tested = np.bincount(labels, minlength=classes) / len(labels)
     present = int((tested > 0).sum())
@@ -67,9 +67,9 @@ def classification_baseline(
     log_loss = float(-tested @ np.log(shares))
     # E |p - e_y|^2 = |p|^2 - 2 E p_y + 1
     squares = float(shares @ shares - 2 * tested @ shares + 1)
-    # Recall is 1 for the majority class, if any test sample has it, and 0 for the
-    # others; F1 of the majority class is 2 hits / (hits + 1), and it counts for the
-    # mean of all classes also where no test sample has it.
+    # Recall is 1 for the majority class, if any test sample has it, and 0 for all other
+    # classes. F1 of the majority class is 2 hits / (hits + 1); the mean of F1 includes
+    # this class even if no test sample has it.
     f1 = 2 * hits / (1 + hits)
     values = (
         hits,

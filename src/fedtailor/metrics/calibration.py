@@ -1,4 +1,4 @@
-"""How far confidence is from accuracy."""
+"""Expected calibration error: how far confidence is from accuracy."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -52,14 +52,14 @@ class CalibrationError(Metric):
         weight: Float[Array, " b"],
     ) -> dict[str, Array]:
         confidence = jnp.exp(model.log_probabilities(outputs).max(axis=-1))
-        # Bins are closed above: a confidence of exactly k / bins lies in the lower one,
-        # and 0 in the first.
+        # A confidence of exactly k / bins belongs to the lower of its two bins, and one
+        # of 0 to the first bin.
         number = jnp.ceil(confidence * self.bins).astype(jnp.int32)
         index = jnp.clip(number - 1, 0, self.bins - 1)
         in_bin = one_hot(index, self.bins, weight)
         correct = model.correct(outputs, y).astype(weight.dtype)
-        # Not as a product of matrices, which some accelerators round to fewer digits
-        # than confidences have.
+        # A sum of products and not a matrix product, in which some accelerators round
+        # the confidences to fewer digits.
         return {
             "count": weight @ in_bin,
             "correct": (correct * weight) @ in_bin,
@@ -72,6 +72,6 @@ class CalibrationError(Metric):
         )
         if count.sum() == 0:
             return float("nan")
-        # A bin's share of the samples times its |accuracy - confidence| is |correct -
-        # confidence| over all samples.
+        # (count / total) |correct / count - confidence / count|, summed over bins, is
+        # |correct - confidence| / total.
         return float(np.abs(correct - confidence).sum() / count.sum())

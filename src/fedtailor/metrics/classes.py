@@ -1,4 +1,4 @@
-"""Counts by class, from which several metrics of classifications follow."""
+"""Counts by class, from which several metrics of classifications are computed."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
@@ -13,8 +13,11 @@ def class_counts(
     y: Shaped[Array, " b"],
     weight: Float[Array, " b"],
 ) -> dict[str, Float[Array, " classes"]]:
-    """By class: samples that have it (`labelled`), that were given it (`predicted`),
-    and both (`hits`).
+    """How many samples of a batch, for each class, have it as label and prediction.
+
+    Returns:
+        `labelled`: samples whose label is the class; `predicted`: samples whose
+        prediction is the class; `hits`: samples with both.
     """
     labels = one_hot(y, model.outputs, weight)
     predictions = one_hot(jnp.argmax(outputs, axis=-1), model.outputs, weight)

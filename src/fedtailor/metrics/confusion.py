@@ -1,4 +1,4 @@
-"""Which classes are taken for which."""
+"""The confusion matrix: how often each class is predicted for each label."""
 
 from typing import ClassVar, Literal
 
@@ -14,8 +14,8 @@ from fedtailor.models import Model
 class Confusion(Metric):
     """Counts of (label, predicted class), as `sklearn.metrics.confusion_matrix`.
 
-    As one number it is the share of samples off the diagonal; NaN without samples. The
-    matrix costs classes^2 numbers a client.
+    `result` is the share of samples off the diagonal; NaN without samples. Every client
+    sends classes^2 numbers.
     """
 
     name: ClassVar[str] = "confusion"

@@ -1,4 +1,4 @@
-"""How many symbols a model hesitates between."""
+"""Perplexity: the number of equally likely symbols that would be as hard to predict."""
 
 from typing import ClassVar
 
@@ -38,7 +38,7 @@ class Perplexity(Metric):
     ) -> dict[str, Array]:
         losses = cross_entropy.function(outputs, y)
         weights = token_weights(model, y, weight)
-        # what only pads may have any loss, and 0 times infinity is NaN
+        # Padding may have an infinite loss, and 0 times infinity is NaN.
         return {
             "loss": jnp.where(weights > 0, losses * weights, 0).sum(),
             "count": weights.sum(),

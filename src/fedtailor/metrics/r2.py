@@ -12,14 +12,14 @@ from fedtailor.models import Model
 
 
 class R2(Metric):
-    """Coefficient of determination, 1 - sum (y - f)^2 / sum (y - mean y)^2; of several
-    targets the mean of theirs.
+    """Coefficient of determination, 1 - sum (y - f)^2 / sum (y - mean y)^2; with
+    several targets, the mean over targets.
 
-    As `sklearn.metrics.r2_score`, but NaN where a target is constant (or there are
-    fewer than two samples). The sum of squares about the mean is a difference of two
-    sums, which single precision knows to about 1e-7 of the first: targets whose
-    variance is less than 0.0003 of their mean square count as constant; standardise
-    such targets.
+    As `sklearn.metrics.r2_score`, but NaN if a target is constant or there are fewer
+    than two samples. The sum of squares about the mean is the difference of two sums,
+    which in single precision has an error of about 1e-7 of the first one. Targets whose
+    variance is less than 0.0003 of their mean square therefore count as constant:
+    standardise such targets.
     """
 
     name: ClassVar[str] = "r2"
@@ -52,8 +52,8 @@ class R2(Metric):
         residual, total, squares = in_double(
             statistic, "residual_squares", "targets", "target_squares"
         )
-        # sum (y - mean y)^2 = sum y^2 - (sum y)^2 / n, a difference of which rounding
-        # leaves half of the digits
+        # sum (y - mean y)^2 = sum y^2 - (sum y)^2 / n. Only a difference of more than
+        # half of the digits can be told from rounding.
         about_mean = squares - total**2 / count
         precision = np.finfo(np.asarray(statistic["target_squares"]).dtype).eps
         varies = about_mean > np.sqrt(precision) * squares

@@ -20,17 +20,17 @@ from fedtailor.metrics.metric import (
 from fedtailor.models import Model
 
 BINS = 1 << 14
-"""Bins of the histogram of two classes; of more classes, for each class its share of
-twice as many.
+"""Bins of the histogram of two classes. With more classes, twice as many bins are
+divided among the classes.
 """
 LEAST_BINS = 512
-"""Bins of a class, however many classes there are."""
+"""The fewest bins of a class, however many classes there are."""
 FINEST = 0.01
-"""Log-odds up to this size are told apart by equally wide bins, larger ones by bins in
-proportion to their size.
+"""Bins are equally wide for log-odds up to this size; beyond it, their width is a fixed
+fraction of the log-odds.
 """
 LARGEST = 1000.0
-"""Log-odds beyond this share the outermost bins."""
+"""Log-odds beyond this are in the first or the last bin."""
 
 
 class ROCAUC(Metric):
@@ -65,8 +65,8 @@ class ROCAUC(Metric):
         y: Shaped[Array, "b ..."],
         weight: Float[Array, " b"],
     ) -> dict[str, Array]:
-        # Relative to the odds of chance, around which a model's odds lie and bins are
-        # narrow.
+        # Log-odds relative to those of chance, so that the typical scores of a model
+        # lie around 0, where bins are narrow.
         odds = _log_odds(model.log_probabilities(outputs)) + math.log(model.outputs - 1)
         is_class = one_hot(y, model.outputs, weight)
         if model.outputs == 2:
@@ -76,8 +76,8 @@ class ROCAUC(Metric):
             is_class = is_class[:, 1:]
         scores = odds.shape[1]
         bins = BINS if scores == 1 else max(2 * BINS // scores, LEAST_BINS)
-        # A model that has diverged must not look like chance: samples without a score
-        # make the area NaN.
+        # A model that has diverged must not look like chance: NaN scores make the area
+        # NaN.
         weights = jnp.where(jnp.isnan(odds), jnp.nan, weight[:, None])
         score = jnp.broadcast_to(jnp.arange(scores), odds.shape)
         histogram = jnp.zeros((scores, bins), weight.dtype).at[score, _bin(odds, bins)]
@@ -87,7 +87,7 @@ class ROCAUC(Metric):
         }
 
     def condense(self, statistic: Mapping[str, Array]) -> Mapping[str, Array]:
-        # two numbers a class instead of two histograms of 64 KB each
+        # Two numbers for each class instead of two histograms of 64 KB each.
         ordered, pairs = _pairs(statistic["of_class"], statistic["of_others"], jnp)
         return {"ordered": ordered, "pairs": pairs}
 
@@ -98,15 +98,18 @@ class ROCAUC(Metric):
         return {self.name: _mean_area(statistic)}
 
     def error_bound(self, statistic: Statistic) -> float:
-        """The most by which `result` may differ from the area that a sort would give;
-        NaN where it is undefined.
+        """An upper bound on how far `result` is from the exact area, which sorting the
+        scores would give; NaN where it is undefined.
+
+        Args:
+            statistic: the histograms that `statistic` gives (not condensed).
         """
         positives, negatives = _histograms(statistic)
         pairs = positives.sum(axis=1) * negatives.sum(axis=1)
         in_one_bin = (positives * negatives).sum(axis=1)
         defined = pairs != 0
         tied = in_one_bin[defined] / pairs[defined]
-        # A pair that shares a bin counts a half, and is worth 0 or 1.
+        # A pair in one bin counts a half, where its exact value is 0 or 1.
         return float(tied.mean() / 2) if len(tied) else float("nan")
 
 
@@ -144,12 +147,12 @@ def _pairs(of_class: Any, of_others: Any, numpy: Any) -> tuple[Any, Any]:
 
     Args:
         of_class, of_others: [..., scores, bins] samples by score and bin.
-        numpy: the library of the arrays.
+        numpy: the module of the arrays, `numpy` or `jax.numpy`.
 
     Returns:
         [..., scores] each.
     """
-    # the others in lower bins, and half of those in the same one
+    # For each bin, the others in lower bins and half of those in the same bin.
     below = numpy.cumsum(of_others, axis=-1) - of_others / 2
     ordered = (of_class * below).sum(axis=-1)
     pairs = of_class.sum(axis=-1) * of_others.sum(axis=-1)
@@ -160,6 +163,7 @@ def _mean_area(statistic: Statistic) -> NDArray[np.float64]:
     """The mean over scores [...] of the areas below their curves; NaN where no score
     has a pair.
     """
+    # The statistic is either condensed or still holds the histograms.
     if "pairs" in statistic:
         ordered, pairs = in_double(statistic, "ordered", "pairs")
     else:

@@ -1,4 +1,4 @@
-"""What the metrics of regressions are computed from."""
+"""Predictions and targets of a regression, in one shape."""
 
 from jaxtyping import Array, Float, Shaped
 

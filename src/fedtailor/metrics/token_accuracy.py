@@ -1,4 +1,4 @@
-"""The share of tokens whose highest score is the right one's."""
+"""The share of tokens that are predicted correctly."""
 
 from typing import ClassVar, Literal
 
@@ -11,9 +11,7 @@ from fedtailor.models import Model
 
 
 class TokenAccuracy(Metric):
-    """Share of tokens whose highest score is the right one's; padding does not count.
-    NaN without tokens.
-    """
+    """Share of tokens predicted correctly, without padding; NaN without tokens."""
 
     name: ClassVar[str] = "token_accuracy"
     title: ClassVar[str] = "Accuracy per token"

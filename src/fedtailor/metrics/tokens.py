@@ -1,4 +1,4 @@
-"""Which targets of a sequence count."""
+"""The weights of the tokens of a sequence."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
@@ -10,7 +10,11 @@ from fedtailor.protocol import along_axis
 def token_weights(
     model: Model, y: Shaped[Array, "b ..."], weight: Float[Array, " b"]
 ) -> Float[Array, "b ..."]:
-    """1 for a token of a sample, 0 for padding of either kind."""
+    """The weight of each token: 1, or 0 for padding.
+
+    Padding is both the rest of a shorter sequence and an example that only fills the
+    batch.
+    """
     weights = jnp.broadcast_to(along_axis(weight, 0, y.ndim), y.shape)
     if isinstance(model.loss, TokenCrossEntropy):
         return weights * model.loss.is_token(y).astype(weight.dtype)

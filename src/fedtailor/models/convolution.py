@@ -2,11 +2,13 @@
 
 XLA's own CPU convolution is several times slower than a PyTorch loop at the batch sizes
 of federated learning. Here a convolution is one matrix product with the columns of its
-input (im2col), in planes: [channels, height, width, batch]. The long axis is the last
-one in every product, so few channels waste no vector lanes, and columns are copies of
-long runs. Derivatives are written out, for XLA's derivatives of overlapping slices are
-slow; they can be differentiated again (Hessian-vector products as `jax.jvp` of
-`jax.grad`), but the functions have no forward-mode derivative.
+input (im2col). Feature maps are [channels, height, width, batch], called planes below:
+with the batch last, the last axis of every product is long, so that few channels waste
+no vector lanes, and the columns are copied in long contiguous pieces.
+
+Derivatives are written out, since XLA's derivatives of overlapping slices are slow.
+They can be differentiated again (Hessian-vector products as `jax.jvp` of `jax.grad`),
+but the functions have no forward-mode derivative.
 """
 
 from functools import partial, reduce
@@ -19,7 +21,7 @@ from jaxtyping import Array, Float
 from fedtailor.models.no_fuse import no_fuse
 
 Padding = tuple[int, int, int]
-"""Of one axis, in the form of `lax.pad`: before, after, between."""
+"""Zeros to insert along one axis, as `lax.pad` takes them: (before, after, between)."""
 
 KEEP: Padding = (0, 0, 0)
 """No padding of an axis."""
@@ -30,7 +32,7 @@ the same lines of the cache.
 
 
 def planes(images: Float[Array, "b h w c"]) -> Float[Array, "c h w b"]:
-    """Images with the batch last."""
+    """Images as feature maps, with the batch last."""
     # Two copies: first with spaces between the images, from which the second can gather
     # one pixel of every image without all of them competing for the same lines of the
     # cache.
@@ -65,16 +67,17 @@ def _convolve(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
 
 
 def _convolve_back(saved: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
-    """Derivatives for the input and the kernel, from g [o, h2, w2, b] for the
-    output.
+    """Derivatives with respect to input and kernel, from g [o, h2, w2, b] with respect
+    to the output.
     """
     columns, kernel = saved
     size, _, channels, outputs = kernel.shape
     _, height, width, b = g.shape
     g = g.reshape(outputs, -1)
-    # The transposes of the product and of `_columns`: what each output pixel says of
-    # the patch that it saw, added up over the patches that a pixel of the input lies
-    # in, first by rows, then by columns.
+    # The transpose of the matrix product gives the derivative of each patch (the input
+    # pixels that one output pixel depends on). The transpose of `_columns` then adds
+    # up, for each input pixel, the patches that hold it: first by rows, then by
+    # columns.
     patches = kernel.reshape(-1, outputs) @ g
     patches = patches.reshape(size, size, channels, height, width * b)
     to_x = sum_columns(sum_rows(patches), b)
@@ -87,7 +90,7 @@ convolve.defvjp(_convolve, _convolve_back)
 
 
 def pad(x: Float[Array, "c h w b"], by: int) -> Float[Array, "c h2 w2 b"]:
-    """Planes with so many zeros on every side."""
+    """Feature maps with `by` rows or columns of zeros on every side."""
     if by == 0:
         return x
     return pad_zeros(x, KEEP, (by, by, 0), (by, by, 0), KEEP)
@@ -101,8 +104,8 @@ def pad_zeros(x: Array, *axes: Padding) -> Array:
 def halve(
     x: Float[Array, "c h w b"], kernel: Float[Array, "k k c o"]
 ) -> tuple[Float[Array, "c4 h2 w2 b"], Float[Array, "k2 k2 c4 o"]]:
-    """Planes and a kernel whose convolution is every second row and column of that of
-    the given ones.
+    """A convolution of stride 2 as one of stride 1: the feature maps and the kernel
+    whose convolution is every second row and column of that of the given ones.
 
     Blocks of 2x2 pixels become channels, so that a step of one block is a step of two
     pixels; the kernel is padded to an even size, and becomes half as large on four

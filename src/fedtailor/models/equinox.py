@@ -13,7 +13,8 @@ from jaxtyping import Array, Float, Shaped
 
 from fedtailor.models.equinox_norm import WeightedBatchNorm
 from fedtailor.models.model import Architecture, Network
-from fedtailor.models.parts import Anatomy, map_nodes, path_of, paths_of
+from fedtailor.models.part_finder import LayerInfo
+from fedtailor.models.tree_paths import map_nodes, path_of, paths_of
 
 NO_STATE = (
     "what changes during training must be running statistics; use a layer without state"
@@ -74,12 +75,12 @@ class EquinoxModule(Architecture):
     def train_features(
         self,
         network: Network,
-        anatomy: Anatomy,
+        layer_info: LayerInfo,
         x: Shaped[Array, "b ..."],
         key: Array | None,
         weight: Float[Array, " b"],
     ) -> Float[Array, "b ..."]:
-        return self._train(network, x, key, weight, watched=anatomy.head)[1]
+        return self._train(network, x, key, weight, watched=layer_info.head)[1]
 
     def _train(
         self,
@@ -124,24 +125,26 @@ class EquinoxModule(Architecture):
         )
         return batched(x, weight, keys)
 
-    def anatomy(self, network: Network, input_shape: tuple[int, ...]) -> Anatomy:
+    def layer_info(self, network: Network, input_shape: tuple[int, ...]) -> LayerInfo:
         dtype, called = _dense_calls(network, input_shape)
         norms = paths_of(
             network,
             (eqx.nn.LayerNorm, eqx.nn.RMSNorm, eqx.nn.GroupNorm, eqx.nn.BatchNorm),
         )
-        return Anatomy(called[-1] if called else None, norms, tuple(called[-1:]), dtype)
+        return LayerInfo(
+            called[-1] if called else None, norms, tuple(called[-1:]), dtype
+        )
 
     def features(
         self,
         network: Network,
-        anatomy: Anatomy,
+        layer_info: LayerInfo,
         x: Shaped[Array, "b ..."],
         key: Array | None,
     ) -> Float[Array, "b ..."]:
         def body(network: Network, example: Array, **options: Any) -> Array:
             tap = _Tap()
-            _call(_tapped(network, anatomy.head, tap), example, **options)
+            _call(_tapped(network, layer_info.head, tap), example, **options)
             return tap.recorded
 
         return self._vmapped(body, network, x, key)
@@ -149,15 +152,17 @@ class EquinoxModule(Architecture):
     def head_outputs(
         self,
         network: Network,
-        anatomy: Anatomy,
+        layer_info: LayerInfo,
         features: Float[Array, "b ..."],
         input_shape: tuple[int, ...],
     ) -> Float[Array, "b ..."]:
         # The module runs on zeros up to its head, whose input is replaced by the
         # features. The compiler removes the unused body.
         def head(network: Network, example_features: Array) -> Array:
-            zeros = jnp.zeros(input_shape, anatomy.input_dtype)
-            return _call(_tapped(network, anatomy.head, _Tap(example_features)), zeros)
+            zeros = jnp.zeros(input_shape, layer_info.input_dtype)
+            return _call(
+                _tapped(network, layer_info.head, _Tap(example_features)), zeros
+            )
 
         return self._vmapped(head, network, features, None)
 

@@ -22,9 +22,10 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
     sample_weight: Float[Array, ""] | None
 
     def __init__(self, norm: eqx.nn.BatchNorm) -> None:
-        # Copy the layer field by field, since Equinox's own constructor would make
-        # another one. Then replace the entries of its state that are no floating-point
-        # arrays, and the averages of mode "ema", which start uninitialised.
+        # Copy the layer field by field, since Equinox's own constructor would
+        # initialise a new one. Then replace the entries of its state that are not
+        # floating-point arrays, and the averages of mode "ema", which start
+        # uninitialised.
         for field in dataclasses.fields(eqx.nn.BatchNorm):
             object.__setattr__(self, field.name, getattr(norm, field.name))
         if norm.mode == "ema":
@@ -73,7 +74,7 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
     def _inference_statistics(
         self, state: eqx.nn.State
     ) -> tuple[Array, Array, eqx.nn.State]:
-        """What evaluation normalises by.
+        """The mean and variance by which evaluation normalises.
 
         Returns:
             Mean and variance [channels], and the state as it was given.
@@ -81,8 +82,8 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
         if self.mode == "ema":
             mean, variance = state.get(_present(self.ema_state_index))
             return mean, variance, state
-        # Mode "batch": averages that started at zero, so that their weights sum to 1 -
-        # momentum^steps only.
+        # Mode "batch": the averages started at zero, so that their weights sum to
+        # 1 - momentum^steps, by which they are divided.
         counter = state.get(_present(self.batch_counter))
         mean, variance = state.get(_present(self.batch_state_index))
         scale = jnp.where(counter == 0, 1, 1 - self.momentum**counter)
@@ -91,20 +92,21 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
     def _training_statistics(
         self, x: Array, state: eqx.nn.State
     ) -> tuple[Array, Array, eqx.nn.State]:
-        """What a training step normalises by.
+        """The mean and variance by which a training step normalises.
 
         Returns:
             Mean and variance [channels], and the state with new running statistics.
         """
         mean, variance, total_weight = self._batch_statistics(x)
-        # A batch of nothing but padding must not move the running statistics. It gets
-        # no share in them: selecting the old ones afterwards would round differently.
+        # A batch that is all padding must not change the running statistics, so its
+        # weight in them is 0. Selecting the old ones afterwards would round
+        # differently.
         is_empty = total_weight == 0
-        old_share = jnp.where(is_empty, 1.0, self.momentum)
-        batch_share = jnp.where(is_empty, 0.0, 1 - self.momentum)
+        running_weight = jnp.where(is_empty, 1.0, self.momentum)
+        batch_weight = jnp.where(is_empty, 0.0, 1 - self.momentum)
 
         def average(running: Array, of_batch: Array) -> Array:
-            return old_share * running + batch_share * of_batch
+            return running_weight * running + batch_weight * of_batch
 
         if self.mode == "batch":
             counter = state.get(_present(self.batch_counter))
@@ -131,7 +133,7 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
         return *running, state
 
     def _batch_statistics(self, x: Array) -> tuple[Array, Array, Array]:
-        """Statistics of the batch over its examples that are no padding.
+        """Statistics of the batch over its examples, without padding.
 
         Returns:
             Mean and biased variance [channels], and the total weight of the examples.
@@ -140,18 +142,22 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
             jnp.ones((), x.dtype) if self.sample_weight is None else self.sample_weight
         )
         weight = example_weight.astype(x.dtype)
-        # This is called on one example, under `vmap`: sums over the axis of that name
-        # are over the batch.
+        # This runs on one example, under `vmap`: sums over the named axis are sums over
+        # the batch.
         total = lax.psum(weight, self.axis_name)
-        share = weight / jnp.maximum(total, jnp.finfo(x.dtype).tiny)
+        # A batch that is all padding has total weight 0. A tiny positive number instead
+        # makes its means 0, not NaN.
+        normalized_weight = weight / jnp.maximum(total, jnp.finfo(x.dtype).tiny)
         pixels = tuple(range(1, x.ndim))
-        mean = lax.psum(share * x.mean(pixels), self.axis_name)
+        mean = lax.psum(normalized_weight * x.mean(pixels), self.axis_name)
         squares = jnp.square(x - along_axis(mean, 0, x.ndim))
-        variance = lax.psum(share * squares.mean(pixels), self.axis_name)
+        variance = lax.psum(normalized_weight * squares.mean(pixels), self.axis_name)
         return mean, variance, total
 
 
 def _present(index: eqx.nn.StateIndex | None) -> eqx.nn.StateIndex:
-    """An index of the mode that the layer is in: it has those of one mode only."""
+    """The index, which is there: a layer has those of its own mode, and None for the
+    other mode.
+    """
     assert index is not None
     return index

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
 from fedtailor.models.model import Architecture, Network
-from fedtailor.models.parts import Anatomy, path_of
+from fedtailor.models.part_finder import LayerInfo
+from fedtailor.models.tree_paths import path_of
 from fedtailor.protocol import along_axis
 
 
@@ -84,7 +85,7 @@ class LinenModule(Architecture):
             )
         return outputs, _merged({**variables, **renewed})
 
-    def anatomy(self, network: Network, input_shape: tuple[int, ...]) -> Anatomy:
+    def layer_info(self, network: Network, input_shape: tuple[int, ...]) -> LayerInfo:
         from flax import linen
 
         # Which layers there are, and in which order, is seen by running the module on
@@ -109,7 +110,7 @@ class LinenModule(Architecture):
         norms = [path for path, module in called if isinstance(module, kinds)]
         # A layer that is called twice has the place of its last call.
         order = list(dict.fromkeys(path for path, _ in reversed(called)))[::-1]
-        return Anatomy(
+        return LayerInfo(
             dense[-1] if dense else None,
             tuple(dict.fromkeys(norms)),
             tuple(order),
@@ -119,25 +120,25 @@ class LinenModule(Architecture):
     def features(
         self,
         network: Network,
-        anatomy: Anatomy,
+        layer_info: LayerInfo,
         x: Shaped[Array, "b ..."],
         key: Array | None,
     ) -> Float[Array, "b ..."]:
-        look, seen = _watching(anatomy.head)
+        look, seen = _watching(layer_info.head)
         self._intercepted(look, network, x, key)
         return seen[-1]
 
     def train_features(
         self,
         network: Network,
-        anatomy: Anatomy,
+        layer_info: LayerInfo,
         x: Shaped[Array, "b ..."],
         key: Array | None,
         weight: Float[Array, " b"],
     ) -> Float[Array, "b ..."]:
         from flax import linen
 
-        look, seen = _watching(anatomy.head)
+        look, seen = _watching(layer_info.head)
         with linen.intercept_methods(look):
             self.train(network, x, key, weight)
         return seen[-1]
@@ -145,7 +146,7 @@ class LinenModule(Architecture):
     def head_outputs(
         self,
         network: Network,
-        anatomy: Anatomy,
+        layer_info: LayerInfo,
         features: Float[Array, "b ..."],
         input_shape: tuple[int, ...],
     ) -> Float[Array, "b ..."]:
@@ -153,7 +154,7 @@ class LinenModule(Architecture):
         def replace(
             call: Callable[..., Any], args: Any, kwargs: Any, context: Any
         ) -> Any:
-            is_head = ".".join(context.module.path) == anatomy.head
+            is_head = ".".join(context.module.path) == layer_info.head
             given = (features, *args[1:]) if is_head else args
             return call(*given, **kwargs)
 

@@ -11,7 +11,8 @@ from jaxtyping import Array, Float, Shaped
 from fedtailor.models.layers import Dense, Dropout, InitStream, Layer, Relu, Stack
 from fedtailor.models.model import Architecture, Network
 from fedtailor.models.normalization import BatchNorm, GroupNorm
-from fedtailor.models.parts import Anatomy, paths_of
+from fedtailor.models.part_finder import LayerInfo
+from fedtailor.models.tree_paths import paths_of
 
 
 class Drawn(Architecture):
@@ -51,8 +52,8 @@ class Layered(Drawn):
     def is_stochastic(self, network: Network) -> bool:
         return any(isinstance(layer, Dropout) for layer in network.layers)
 
-    def anatomy(self, network: Network, input_shape: tuple[int, ...]) -> Anatomy:
-        return Anatomy(
+    def layer_info(self, network: Network, input_shape: tuple[int, ...]) -> LayerInfo:
+        return LayerInfo(
             f"layers.{len(network.layers) - 1}",
             paths_of(network, (GroupNorm, BatchNorm)),
         )
@@ -66,7 +67,7 @@ class Layered(Drawn):
     def features(
         self,
         network: Network,
-        anatomy: Anatomy,
+        layer_info: LayerInfo,
         x: Shaped[Array, "b ..."],
         key: Array | None,
     ) -> Float[Array, "b ..."]:
@@ -75,7 +76,7 @@ class Layered(Drawn):
     def train_features(
         self,
         network: Network,
-        anatomy: Anatomy,
+        layer_info: LayerInfo,
         x: Shaped[Array, "b ..."],
         key: Array | None,
         weight: Float[Array, " b"],
@@ -85,7 +86,7 @@ class Layered(Drawn):
     def head_outputs(
         self,
         network: Network,
-        anatomy: Anatomy,
+        layer_info: LayerInfo,
         features: Float[Array, "b ..."],
         input_shape: tuple[int, ...],
     ) -> Float[Array, "b outputs"]:

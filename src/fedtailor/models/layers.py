@@ -1,5 +1,8 @@
-"""Layers, written for batches. Images come as [b, height, width, channels] and pass
-through convolutions as planes, [channels, height, width, b]."""
+"""Layers, written for batches.
+
+Images come as [b, height, width, channels]. Convolutions take and give feature maps
+[channels, height, width, b], called planes in names; see `convolution` for the reason.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -32,9 +35,8 @@ class InitStream:
 
     def filled(self, key: Array) -> "InitStream":
         """Random numbers for as many parameters as this one was asked for."""
-        above = float(
-            np.nextafter(np.float32(-1), np.float32(0))
-        )  # normal() maps -1 to minus infinity
+        # The interval is open at -1, which `normal` would map to minus infinity.
+        above = float(np.nextafter(np.float32(-1), np.float32(0)))
         return InitStream(jax.random.uniform(key, (self._used,), jnp.float32, above, 1))
 
     def uniform(self, shape: tuple[int, ...], fan_in: int) -> Float[Array, "..."]:
@@ -95,7 +97,7 @@ def _kernel(
 
 
 class Conv(eqx.Module):
-    """Convolution (stride 1, no padding) and ReLU, on planes."""
+    """Convolution (stride 1, no padding) and ReLU, on feature maps."""
 
     weight: Float[Array, "k k c o"]
     bias: Float[Array, " o"]
@@ -112,8 +114,9 @@ class Conv(eqx.Module):
 
 
 class ConvPool(eqx.Module):
-    """Convolution (stride 1, no padding), ReLU and 2x2 pooling that drops an odd last
-    row or column, on planes.
+    """Convolution (stride 1, no padding), ReLU and 2x2 pooling, on feature maps.
+
+    Pooling drops an odd last row or column.
     """
 
     weight: Float[Array, "k k c o"]
@@ -137,7 +140,7 @@ class ConvPool(eqx.Module):
 
 
 class ImageConvPool(eqx.Module):
-    """As `ConvPool`, from images to planes; the size of the kernel is odd."""
+    """As `ConvPool`, from images to feature maps; the size of the kernel is odd."""
 
     weight: Float[Array, "k k c o"]
     bias: Float[Array, " o"]
@@ -159,7 +162,7 @@ class ImageConvPool(eqx.Module):
 
 
 class Planes(eqx.Module):
-    """Images to planes."""
+    """Images to feature maps."""
 
     def __call__(
         self, x: Float[Array, "b h w c"], key: Array | None = None
@@ -168,7 +171,7 @@ class Planes(eqx.Module):
 
 
 class FlattenPlanes(eqx.Module):
-    """Planes to vectors [b, c h w], in PyTorch's order of features."""
+    """Feature maps to vectors [b, c h w], in PyTorch's order of features."""
 
     def __call__(
         self, x: Float[Array, "c h w b"], key: Array | None = None
@@ -233,7 +236,7 @@ class LSTM(eqx.Module):
     """A long short-term memory: vectors [b, t, inputs] -> states [b, t, hidden] (gates
     in PyTorch's order i, f, g, o).
 
-    A step that `keep` [b, t] does not hold leaves the state as it is, so sequences may
+    A step at which `keep` [b, t] is False leaves the state unchanged, so sequences may
     be padded at either end.
     """
 
@@ -257,8 +260,8 @@ class LSTM(eqx.Module):
             i, f, g, o = jnp.split(projected + hidden @ self.state_weight, 4, axis=-1)
             new_cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
             new_hidden = jax.nn.sigmoid(o) * jnp.tanh(new_cell)
-            # A step of padding is computed, as shapes must be the same, and thrown
-            # away.
+            # A step of padding is computed, since all shapes must be the same, and its
+            # result is discarded.
             hidden = jnp.where(keep, new_hidden, hidden)
             cell = jnp.where(keep, new_cell, cell)
             return (hidden, cell), hidden
@@ -272,10 +275,10 @@ class LSTM(eqx.Module):
 
 
 class Convolution(eqx.Module):
-    """Convolution on planes and nothing else, without bias: what normalisation follows.
+    """Convolution without a bias, on feature maps, for layers that normalise next.
 
-    `padding` zeros go around the planes; of a `halved` convolution every second row and
-    column is computed.
+    `padding` zeros go around the feature maps. A `halved` convolution has stride 2:
+    only every second row and column is computed.
     """
 
     weight: Float[Array, "k k c o"]
@@ -308,7 +311,7 @@ class Convolution(eqx.Module):
 
 
 class ReluPool(eqx.Module):
-    """ReLU and 2x2 pooling that drops an odd last row or column, on planes."""
+    """ReLU and 2x2 pooling, on feature maps; drops an odd last row or column."""
 
     pool: PoolKind = eqx.field(static=True)
 
@@ -358,7 +361,7 @@ def train_layer(
         layer: a layer of this package.
         x: its inputs.
         key: randomness of the step, for dropout.
-        weight: 0 for examples that only fill the batch.
+        weight: the weight of each example: 1, or 0 for padding.
 
     Returns:
         The outputs, and the layer with new statistics where it keeps some.

@@ -17,10 +17,11 @@ from fedtailor.models.losses import Classification, Loss, cross_entropy
 from fedtailor.models.parameter_layout import (
     is_parameter,
     layout_of,
-    outline_of,
+    part_finder_of,
     shapes_of,
 )
-from fedtailor.models.parts import Anatomy, Part
+from fedtailor.models.part_finder import LayerInfo
+from fedtailor.models.parts import Part
 from fedtailor.protocol import Params
 
 Network = PyTree
@@ -30,8 +31,10 @@ module, a dict of arrays, ...).
 
 
 class Architecture(ABC):
-    """A network before the shape of the data is known. Subclass as a frozen dataclass:
-    equal values are one program.
+    """A network before the shape of the data is known.
+
+    Subclass it as a frozen dataclass: architectures with equal fields share compiled
+    programs.
 
     Attributes:
         micro_batch: how many examples to differentiate at a time where a whole batch
@@ -66,7 +69,7 @@ class Architecture(ABC):
 
     def statistics(self, network: Network) -> tuple[str, ...]:
         """Paths of the arrays that hold running statistics (as
-        `fedtailor.models.parts.path_of` writes them).
+        `fedtailor.models.tree_paths.path_of` writes them).
         """
         return ()
 
@@ -77,11 +80,16 @@ class Architecture(ABC):
         key: Array | None,
         weight: Float[Array, " b"],
     ) -> tuple[Float[Array, "b ..."], Network]:
-        """Outputs in a training step, and the network with new statistics; examples of
-        weight 0 must not enter them.
+        """Outputs in a training step, and the network with new running statistics.
 
-        Called only where there are `statistics`. The key is None where `is_stochastic`
-        is False.
+        Called only if there are `statistics`.
+
+        Args:
+            network: as before the step.
+            x: a batch of inputs.
+            key: randomness of the step (dropout); None if `is_stochastic` is False.
+            weight: 1 for an example, 0 for padding, which must not change the
+                statistics.
         """
         raise NotImplementedError(
             f"{type(self).__name__} names statistics and has no method `train`"
@@ -90,9 +98,9 @@ class Architecture(ABC):
     # parts of the network: see `Model.part`
     # ---------------------------------------------------------------------
 
-    def anatomy(self, network: Network, input_shape: tuple[int, ...]) -> Anatomy:
+    def layer_info(self, network: Network, input_shape: tuple[int, ...]) -> LayerInfo:
         """Which layers are the head and the normalisation layers, and in which order
-        layers are computed.
+        the forward pass calls them.
 
         Args:
             network: as `build` makes it, or its shapes (`jax.ShapeDtypeStruct` for
@@ -102,16 +110,19 @@ class Architecture(ABC):
         Returns:
             The paths of these layers; the default knows none.
         """
-        return Anatomy()
+        return LayerInfo()
 
     def features(
         self,
         network: Network,
-        anatomy: Anatomy,
+        layer_info: LayerInfo,
         x: Shaped[Array, "b ..."],
         key: Array | None,
     ) -> Float[Array, "b ..."]:
-        """The inputs of the head; called only where `anatomy` names a head."""
+        """The inputs of the head; called only if `layer_info` names a head.
+
+        Without a key in evaluation mode, as `apply`.
+        """
         raise NotImplementedError(
             f"{type(self).__name__} names a head and has no method `features`"
         )
@@ -119,13 +130,14 @@ class Architecture(ABC):
     def train_features(
         self,
         network: Network,
-        anatomy: Anatomy,
+        layer_info: LayerInfo,
         x: Shaped[Array, "b ..."],
         key: Array | None,
         weight: Float[Array, " b"],
     ) -> Float[Array, "b ..."]:
-        """The inputs of the head in a training step; called only where there are
-        `statistics`, as `train` is.
+        """The inputs of the head in a training step.
+
+        Called only if there are `statistics`; key and weight are as for `train`.
         """
         raise NotImplementedError(
             f"{type(self).__name__} names a head and statistics and has no"
@@ -135,12 +147,12 @@ class Architecture(ABC):
     def head_outputs(
         self,
         network: Network,
-        anatomy: Anatomy,
+        layer_info: LayerInfo,
         features: Float[Array, "b ..."],
         input_shape: tuple[int, ...],
     ) -> Float[Array, "b ..."]:
-        """Outputs from features [b, ...] in evaluation mode; called only where
-        `anatomy` names a head.
+        """Outputs from features [b, ...] in evaluation mode; called only if
+        `layer_info` names a head.
         """
         raise NotImplementedError(
             f"{type(self).__name__} names a head and has no method `head_outputs`"
@@ -249,19 +261,25 @@ class Model:
     @property
     def parts(self) -> tuple[str, ...]:
         """The named parts that this model has."""
-        return tuple(outline_of(self).parts)
+        return tuple(part_finder_of(self).parts)
 
     def part(self, name: str | Part) -> Part:
         """A fixed set of entries of theta.
 
         Args:
-            name: "head" (the last dense layer), "body" (the rest), "norm" (all of the
-                normalisation layers), "bias", "last2" (the last two layers that are no
-                normalisation, with all behind them), a path such as "layers.2" or
-                "layers.2.weight", a pattern on paths ("layers.*.weight", or a regular
-                expression after "re:"), several of these with commas between them, "not
-                " and one of these, "everything" or "nothing"; or a part that this
-                method has made.
+            name: one of the following, or a part that this method has made.
+
+                * "head" (the last dense layer), "body" (the rest), "norm" (all
+                  normalisation layers), "bias", or "last2" (the last two layers, not
+                  counting normalisation layers, and all that follows the first of
+                  them);
+                * a path such as "layers.2" or "layers.2.weight", a pattern on paths
+                  such as "layers.*.weight", or a regular expression after "re:";
+                * several of these with commas between them, which is their union;
+                * all parameters except these: "not head,norm" is neither of the two;
+                * "everything" or "nothing".
+
+                `PartFinder.find` has the exact rules.
 
         Returns:
             The part; it takes and puts its entries of vectors [..., d].
@@ -277,7 +295,7 @@ class Model:
                     f" has {self.size}"
                 )
             return name
-        return outline_of(self).find(name)
+        return part_finder_of(self).find(name)
 
     def part_mask(self, part: str | Part) -> PyTree[bool]:
         """A part as a tree of bools with the structure of `params`."""
@@ -313,9 +331,9 @@ class Model:
         Raises:
             ValueError: the model has no head.
         """
-        anatomy = self._anatomy_with_head()
+        layer_info = self._layer_info_with_head()
         self._require_inputs(x)
-        return self.architecture.features(self._network(params), anatomy, x, key)
+        return self.architecture.features(self._network(params), layer_info, x, key)
 
     def train_features(
         self,
@@ -332,10 +350,10 @@ class Model:
         """
         if not self.has_statistics:
             return self.features(params, x, key)
-        anatomy = self._anatomy_with_head()
+        layer_info = self._layer_info_with_head()
         self._require_inputs(x)
         network = self._network(params)
-        return self.architecture.train_features(network, anatomy, x, key, weight)
+        return self.architecture.train_features(network, layer_info, x, key, weight)
 
     def head_outputs(
         self, params: Params, features: Float[Array, "b ..."]
@@ -349,22 +367,22 @@ class Model:
         Returns:
             Outputs, as `logits` gives them.
         """
-        anatomy = self._anatomy_with_head()
+        layer_info = self._layer_info_with_head()
         network = self._network(params)
         return self.architecture.head_outputs(
-            network, anatomy, features, self.input_shape
+            network, layer_info, features, self.input_shape
         )
 
-    def _anatomy_with_head(self) -> Anatomy:
+    def _layer_info_with_head(self) -> LayerInfo:
         """The architecture's description of its layers.
 
         Raises:
             ValueError: the model has no head.
         """
-        outline = outline_of(self)
-        if outline.anatomy.head is None:
-            outline.find("head")  # raises an error that lists the parts there are
-        return outline.anatomy
+        finder = part_finder_of(self)
+        if finder.layer_info.head is None:
+            finder.find("head")  # raises an error that lists the parts there are
+        return finder.layer_info
 
     # predictions
     # ----------------------------------------------------------------------------------
@@ -560,7 +578,7 @@ def _feature_shape(model: Model) -> tuple[int, ...]:
     method with a head asks for it.
     """
     x = jax.ShapeDtypeStruct(
-        (2, *model.input_shape), outline_of(model).anatomy.input_dtype
+        (2, *model.input_shape), part_finder_of(model).layer_info.input_dtype
     )
     return jax.eval_shape(model.features, shapes_of(model), x).shape[1:]
 

@@ -1,5 +1,8 @@
-"""Group and batch normalisation, on planes [channels, height, width, b] and on vectors
-[b, channels].
+"""Group and batch normalisation of feature maps [channels, height, width, b] and of
+vectors [b, channels].
+
+Feature maps have the batch last because the convolutions of this package are fastest in
+this layout (see `convolution`). In both layouts there are b examples in a batch.
 """
 
 from abc import abstractmethod
@@ -16,32 +19,44 @@ NormKind = Literal["group", "batch"]
 
 EPSILON = 1e-5
 MOMENTUM = 0.1
-"""Share of a batch in the new running statistics, as PyTorch counts it."""
+"""Weight of the batch in the running statistics, as PyTorch defines momentum."""
 GROUPS = 2
 """Groups of `GroupNorm`, as in the federated ResNets of Reddi et al. 2021."""
-
 
 Statistics = tuple[Float[Array, " channels"], Float[Array, " channels"]]
 """A mean and a variance of each channel."""
 
 
 class StatefulLayer(eqx.Module):
-    """A layer that keeps running statistics: called as other layers in evaluation,
-    trained by `train`.
+    """A layer that keeps running statistics.
+
+    In evaluation mode it is called as all other layers are. In training mode its method
+    `train` is called instead, since that must return new statistics beside the output.
     """
 
     @abstractmethod
     def train(
         self, x: Array, key: Array | None, weight: Float[Array, " b"]
     ) -> tuple[Array, Self]:
-        """The output of a training step, and the layer with new statistics. Examples of
-        weight 0 are padding.
+        """One training step.
+
+        Args:
+            x: a batch of inputs.
+            key: randomness of the step, for dropout.
+            weight: the weight of each example: 1, or 0 for padding.
+
+        Returns:
+            The output, and the layer with new running statistics.
         """
 
 
 class GroupNorm(eqx.Module):
-    """Each group of an example's channels, normalised by its mean and variance over
-    these channels and all pixels (Wu and He 2018), times `scale`, plus `bias`."""
+    """Group normalisation of feature maps (Wu and He 2018).
+
+    Each group of an example's channels is normalised by its mean and variance over
+    these channels and all pixels; then each channel is multiplied by `scale`, and
+    `bias` is added.
+    """
 
     scale: Float[Array, " channels"]
     bias: Float[Array, " channels"]
@@ -55,23 +70,25 @@ class GroupNorm(eqx.Module):
     def __call__(
         self, x: Float[Array, "c h w b"], key: Array | None = None
     ) -> Float[Array, "c h w b"]:
-        # [groups, channels of a group, h, w, b]: all axes but the group and the example
-        # are averaged over
+        # [groups, channels of a group, h, w, b]: the mean is over all axes except the
+        # group and the example.
         grouped = x.reshape(self.groups, -1, *x.shape[1:])
         mean = grouped.mean((1, 2, 3), keepdims=True)
         variance = jnp.square(grouped - mean).mean((1, 2, 3), keepdims=True)
         normalized = (grouped - mean) * jax.lax.rsqrt(variance + EPSILON)
         normalized = normalized.reshape(x.shape)
-        # scale and bias are of each channel, not of the group
+        # Every channel has a scale and a bias of its own.
         return normalized * _per_channel(self.scale, x) + _per_channel(self.bias, x)
 
 
 class BatchNorm(StatefulLayer):
-    """Each channel, normalised over the batch and its pixels (Ioffe and Szegedy 2015),
-    times `scale`, plus `bias`.
+    """Batch normalisation of feature maps or vectors (Ioffe and Szegedy 2015).
 
-    Evaluation normalises by the running mean and (unbiased) variance instead: running
-    <- (1 - MOMENTUM) running + MOMENTUM batch in every training step, as in PyTorch.
+    Each channel is normalised by its mean and variance over the batch and all pixels,
+    multiplied by `scale`, and `bias` is added. Evaluation normalises by a running mean
+    and (unbiased) variance instead, which every training step updates as PyTorch does:
+
+        running <- (1 - MOMENTUM) running + MOMENTUM batch
     """
 
     scale: Float[Array, " channels"]
@@ -91,14 +108,14 @@ class BatchNorm(StatefulLayer):
     def train(
         self, x: Array, key: Array | None, weight: Float[Array, " b"]
     ) -> tuple[Array, "BatchNorm"]:
-        # Normalised by the batch itself; the running statistics are for evaluation
-        # only.
+        # Training normalises by the batch itself. The running statistics are for
+        # evaluation only.
         mean, variance, running = batch_statistics(
             x,
             weight,
             (self.running_mean, self.running_variance),
             MOMENTUM,
-            batch_axis=0 if x.ndim == 2 else x.ndim - 1,
+            batch_axis=_batch_axis(x),
             channel_axis=_channel_axis(x),
         )
         layer = eqx.tree_at(
@@ -107,68 +124,76 @@ class BatchNorm(StatefulLayer):
         return self._normalized(x, mean, variance), layer
 
     def _normalized(self, x: Array, mean: Array, variance: Array) -> Array:
-        # The division by the deviation and the scale are one factor a channel, which is
-        # cheaper than two on every pixel.
+        # One multiplication for every pixel: the division by the standard deviation and
+        # the multiplication by the scale are combined in a factor for each channel.
         factor = _per_channel(self.scale * jax.lax.rsqrt(variance + EPSILON), x)
         return (x - _per_channel(mean, x)) * factor + _per_channel(self.bias, x)
 
 
 def batch_statistics(
     x: Array,
-    weight: Float[Array, " b"],
+    example_weight: Float[Array, " b"],
     running: Statistics,
     momentum: float,
     *,
     batch_axis: int,
     channel_axis: int,
 ) -> tuple[Float[Array, " channels"], Float[Array, " channels"], Statistics]:
-    """The mean and variance of a batch, and running ones that it has updated.
+    """The mean and variance of a batch, and the running statistics after it.
 
     Args:
-        x: a batch of any layout.
-        weight: of each example in the means; 0 = padding.
-        running: mean and unbiased variance until now.
-        momentum: share of this batch in the new running statistics.
-        batch_axis, channel_axis: of x; all other axes are pixels.
+        x: a batch in any layout.
+        example_weight: the weight of each example in the means and variances; 0 marks
+            padding.
+        running: running mean and (unbiased) variance before this batch.
+        momentum: weight of this batch in the new running statistics.
+        batch_axis, channel_axis: the axes of x for examples and for channels; all other
+            axes are pixels.
 
     Returns:
-        The batch's mean and biased variance [c], which a training step normalises by,
-        and the new running ones.
+        The batch's mean and biased variance [channels], by which a training step
+        normalises, and the new running statistics, through which no gradient flows.
     """
     all_but_channels = tuple(axis for axis in range(x.ndim) if axis != channel_axis)
     pixels = x.size // (x.shape[batch_axis] * x.shape[channel_axis])
 
-    # Weighted means over examples and pixels; padding has weight 0.
-    weight = weight.astype(x.dtype)
-    total = jnp.maximum(weight.sum() * pixels, jnp.finfo(x.dtype).tiny)
-    share = along_axis(weight / total, batch_axis, x.ndim)
-    mean = (x * share).sum(all_but_channels)
+    # Means over examples and pixels, with weights that sum to 1.
+    example_weight = example_weight.astype(x.dtype)
+    total = example_weight.sum() * pixels
+    # A batch that is all padding has total weight 0. A tiny positive number instead
+    # makes its means 0, not NaN.
+    total = jnp.maximum(total, jnp.finfo(x.dtype).tiny)
+    pixel_weight = along_axis(example_weight / total, batch_axis, x.ndim)
+    mean = (x * pixel_weight).sum(all_but_channels)
     squares = jnp.square(x - along_axis(mean, channel_axis, x.ndim))
-    variance = (squares * share).sum(all_but_channels)
+    variance = (squares * pixel_weight).sum(all_but_channels)
 
-    # As in PyTorch: normalised by the biased variance, while the running one is made of
-    # unbiased ones.
-    count = (weight > 0).sum().astype(x.dtype) * pixels
+    # As in PyTorch, training normalises by the biased variance, and the running
+    # variance averages unbiased ones.
+    count = (example_weight > 0).sum().astype(x.dtype) * pixels
     unbiased = variance * (count / jnp.maximum(count - 1, 1))
     old_mean, old_variance = running
     new_mean = old_mean + momentum * (mean - old_mean)
     new_variance = old_variance + momentum * (unbiased - old_variance)
 
-    def unless_empty(new: Array, old: Array) -> Array:
-        # A batch of nothing but padding must not move the running statistics.
-        return jax.lax.stop_gradient(jnp.where(count > 0, new, old))
+    # A batch that is all padding leaves the running statistics as they were.
+    new_mean = jnp.where(count > 0, new_mean, old_mean)
+    new_variance = jnp.where(count > 0, new_variance, old_variance)
+    return mean, variance, jax.lax.stop_gradient((new_mean, new_variance))
 
-    running = unless_empty(new_mean, old_mean), unless_empty(new_variance, old_variance)
-    return mean, variance, running
+
+def _batch_axis(x: Array) -> int:
+    """The axis of examples: the first of vectors, the last of feature maps."""
+    return 0 if x.ndim == 2 else x.ndim - 1
 
 
 def _channel_axis(x: Array) -> int:
-    """The axis of channels: of planes the first, of vectors the last."""
+    """The axis of channels: the last of vectors, the first of feature maps."""
     return 1 if x.ndim == 2 else 0
 
 
 def _per_channel(values: Float[Array, " channels"], x: Array) -> Array:
-    """Values of channels in the shape in which they broadcast over x."""
+    """One value for each channel, in a shape that broadcasts over x."""
     return along_axis(values, _channel_axis(x), x.ndim)
 
 

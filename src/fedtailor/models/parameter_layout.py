@@ -1,4 +1,4 @@
-"""The layout of a network's parameters in a vector theta, and the parts they make up."""
+"""Where the parameters of a network lie in the vector theta."""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtailor.models.parts import Outline, Parameter, path_of
+from fedtailor.models.part_finder import Parameter, PartFinder
+from fedtailor.models.tree_paths import path_of
 from fedtailor.protocol import Params
 
 if TYPE_CHECKING:
@@ -22,10 +23,11 @@ class Layout:
     """Where the parameters of a model lie in theta, and the rest of its network.
 
     Attributes:
-        structure: of the tree of parameters.
-        paths: of each array of parameters, in the order of theta.
-        shapes: of each array.
-        ends: the position in theta behind each array; (0,) of a model without any.
+        structure: the structure of the tree of parameters.
+        paths: the path of each array of parameters, in the order of theta.
+        shapes: the shape of each array.
+        ends: the position in theta after the last entry of each array; (0,) for a model
+            without parameters.
         static: the network without its parameters.
         stochastic: whether training needs random numbers.
         statistics: the paths of the arrays that are running statistics.
@@ -41,7 +43,7 @@ class Layout:
 
     @property
     def is_statistic(self) -> tuple[bool, ...]:
-        """Of each array of parameters, whether it is a running statistic."""
+        """For each array of parameters, whether it is a running statistic."""
         return tuple(path in self.statistics for path in self.paths)
 
 
@@ -90,17 +92,19 @@ def layout_of(model: "Model") -> Layout:
 
 
 @lru_cache(maxsize=256)
-def outline_of(model: "Model") -> Outline:
-    """The parameters of a model, and its architecture's description of the layers."""
+def part_finder_of(model: "Model") -> PartFinder:
+    """What finds the parts of a model by name."""
     layout = layout_of(model)
     parameters = tuple(map(Parameter, layout.paths, (0, *layout.ends), layout.ends))
     # Shapes in place of parameters, as the values are not needed.
     network = eqx.combine(shapes_of(model), layout.static)
-    return Outline(parameters, model.architecture.anatomy(network, model.input_shape))
+    return PartFinder(
+        parameters, model.architecture.layer_info(network, model.input_shape)
+    )
 
 
 def shapes_of(model: "Model") -> Params:
-    """The tree that `Model.params` makes, of shapes."""
+    """The tree that `Model.params` makes, with shapes in place of arrays."""
     layout = layout_of(model)
     leaves = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in layout.shapes]
     return jax.tree.unflatten(layout.structure, leaves)

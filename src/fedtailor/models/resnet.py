@@ -28,7 +28,7 @@ WIDTHS = (16, 32, 64)
 
 
 class Residual(StatefulLayer):
-    """relu(branch(x) + x) on planes.
+    """relu(branch(x) + x) on feature maps.
 
     Where the branch halves the image and adds channels, x keeps every second pixel and
     gets channels of zeros: a shortcut without parameters (option A of the paper).

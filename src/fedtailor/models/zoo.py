@@ -34,7 +34,7 @@ from fedtailor.models.layers import (
 )
 from fedtailor.models.model import Architecture, Network
 from fedtailor.models.normalization import NormKind, norm_layer
-from fedtailor.models.parts import Anatomy
+from fedtailor.models.part_finder import LayerInfo
 from fedtailor.models.pooling import PoolKind
 from fedtailor.models.registry import register
 from fedtailor.models.resnet import (
@@ -270,9 +270,9 @@ class SequenceLSTM(Drawn):
             )
         return network["classifier"](self._states(network, x))
 
-    def anatomy(self, network: Network, input_shape: tuple[int, ...]) -> Anatomy:
+    def layer_info(self, network: Network, input_shape: tuple[int, ...]) -> LayerInfo:
         recurrent = [f"recurrent.{index}" for index in range(self.layers)]
-        return Anatomy(
+        return LayerInfo(
             "classifier",
             order=("embedding", *recurrent, "classifier"),
             input_dtype="int32",
@@ -281,7 +281,7 @@ class SequenceLSTM(Drawn):
     def features(
         self,
         network: Network,
-        anatomy: Anatomy,
+        layer_info: LayerInfo,
         x: Shaped[Array, "b t"],
         key: Array | None,
     ) -> Float[Array, "b hidden"]:
@@ -290,7 +290,7 @@ class SequenceLSTM(Drawn):
     def head_outputs(
         self,
         network: Network,
-        anatomy: Anatomy,
+        layer_info: LayerInfo,
         features: Float[Array, "b hidden"],
         input_shape: tuple[int, ...],
     ) -> Float[Array, "b outputs"]:

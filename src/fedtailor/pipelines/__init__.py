@@ -1,9 +1,9 @@
-"""Transforms of what travels between clients and the server: `run(...,
-uplink=(Clip(1.0), Cast("float16")))`.
+"""Transforms of the messages between clients and the server, one in each file.
 
-One file each; `Transform.registry` holds them by name. Every module of this folder that
-defines a transform is found; the imports below only tell type checkers and editors of
-those that come with fedtailor.
+They are applied in the order given: `run(..., uplink=(Clip(1.0), Cast("float16")))`.
+
+`Transform.registry` holds them by name. It has every transform that a module of this
+folder defines; the imports below are for type checkers and editors.
 """
 
 from itertools import pairwise
@@ -53,8 +53,8 @@ def find_transform(name: str) -> type[Transform]:
 
 
 def transform_names() -> list[str]:
-    """The names of all transforms, in the order in which they may follow each other;
-    those without a stage last.
+    """The names of all transforms, in the order of their stages; those without a stage
+    come last.
     """
     stages = [*get_args(Stage), None]
     return sorted(
@@ -64,11 +64,11 @@ def transform_names() -> list[str]:
 
 
 def check_order(uplink: Pipeline) -> None:
-    """Refuse an uplink whose transforms are not in the order of their stages, in which
-    alone they do what they promise.
+    """Refuse an uplink whose transforms are not in the order of their stages: noise must
+    come before compression, for example.
 
     Raises:
-        ValueError: with the two that are in the wrong order.
+        ValueError: two transforms are in the wrong order, or of one stage.
     """
     stages = get_args(Stage)
     # Transforms without a stage may be anywhere.

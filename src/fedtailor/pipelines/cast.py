@@ -1,4 +1,4 @@
-"""Cast: models travel in half precision."""
+"""Cast: models are sent in half precision."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -28,16 +28,16 @@ TYPES = ("float16", "bfloat16")
 
 @hyperparameters
 class Cast(Transform):
-    """Vectors of the model's size travel as 16-bit numbers, which halves the bytes;
-    everybody computes as before.
+    """Vectors of the model's size are sent as 16-bit numbers, which halves the bytes;
+    clients and server compute in full precision.
     """
 
     name: ClassVar[str] = "cast"
     stage: ClassVar[Stage | None] = "numbers"
 
     dtype: Literal["float16", "bfloat16"] = "bfloat16"
-    """`bfloat16` keeps the range of single precision (8 bits of precision), `float16`
-    more precision (11 bits).
+    """`bfloat16` has the range of single precision and 8 bits of precision, `float16` a
+    smaller range and 11 bits.
     """
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class Cast(Transform):
 
 
 def _wide(dtype: DTypeLike) -> DTypeLike:
-    """JAX's type of floating-point numbers in place of the 16-bit ones; other types stay
-    as they are.
+    """The type to compute in: JAX's default float for 16-bit floats, and for all other
+    types the type itself.
     """
     return jnp.result_type(float) if dtype in TYPES else dtype

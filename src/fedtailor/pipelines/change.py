@@ -1,5 +1,9 @@
-"""Changes of vectors: the model that a client started from, on the client and on the
-server.
+"""Changes: the difference between a vector that a client sends and its reference.
+
+The reference of a model is the received model that is nearest to it; gradients and
+controls are changes themselves, so that their reference is zero. The client subtracts
+it (`change_of`), and the server adds it again (`received_rows`). What else the server
+needs for this is sent in accompanying messages, such as "model start".
 """
 
 from collections.abc import Callable, Mapping
@@ -25,11 +29,11 @@ def replace_vectors(
     messages: Mapping[str, Message],
     replacement: Callable[[str, Message], Mapping[str, Message]],
 ) -> dict[str, Message]:
-    """Replace each vector of a model's length; other messages stay as they are.
+    """Replace each vector of a model's length; other messages are left unchanged.
 
     Args:
         messages: kind -> message.
-        replacement: (kind, vector) -> the messages in its place.
+        replacement: (kind, vector) -> kind -> the messages in its place.
 
     Returns:
         kind -> message, in the order of `messages`.
@@ -46,34 +50,32 @@ def without(update: Update, *names: Callable[[str], str]) -> Update:
     """An update without some of the messages that accompany its vectors.
 
     Args:
-        update: the vectors and what accompanies them.
-        names: `places_kind` and the like: a vector's kind -> the message's.
+        update: the vectors and the messages that accompany them.
+        names: which messages to drop: `start_kind`, `places_kind` or `scale_kind`.
     """
     dropped = {name(kind) for name in names for kind in update}
     return {kind: rows for kind, rows in update.items() if kind not in dropped}
 
 
 def start_kind(kind: str) -> str:
-    """The message that says which of several received models a vector is a change
-    of.
-    """
+    """The message with the number of the received model that is a vector's reference."""
     return f"{kind} start"
 
 
 def places_kind(kind: str) -> str:
-    """The message with the places of the entries of a vector that travel (`TopK`)."""
+    """The message with the indices of the entries of a vector that are sent (`TopK`)."""
     return f"{kind} places"
 
 
 def scale_kind(kind: str) -> str:
-    """The message with the factors of a vector that travels as small integers
-    (`Quantize`).
-    """
+    """The message with the scales of a vector that is sent as integers (`Quantize`)."""
     return f"{kind} scale"
 
 
 def nearest(value: Float[Array, "*k d"], inbox: Inbox) -> Int[Array, "*k"]:
-    """Which of the received models is nearest to a vector; 0 where none was received."""
+    """The number of the received model that is nearest to each vector; 0 if none was
+    received.
+    """
     differences = value[..., None, :] - inbox["model"]
     distances = jnp.square(differences).sum(axis=-1)
     distances = jnp.where(inbox.received["model"], distances, jnp.inf)
@@ -86,13 +88,13 @@ def reference(
     """The vector that a client's change is measured from, on the client.
 
     Args:
-        kind: of message.
-        value: one vector [d] of it, or several [k, d].
+        kind: "model", "gradient" or "control".
+        value: one vector of this kind, or several.
         inbox: what the client received.
 
     Returns:
-        For each vector the received model that is nearest to it; zero for kinds that
-        are changes themselves (gradients, controls), and where no model was received.
+        For each vector the received model that is nearest to it; zero for gradients and
+        controls, and if no model was received.
     """
     if kind != "model" or "model" not in inbox.values:
         return jnp.zeros_like(value)
@@ -103,8 +105,8 @@ def reference(
 def which_reference(
     kind: str, value: Float[Array, "*k d"], inbox: Inbox
 ) -> dict[str, Array]:
-    """The message that tells the server which received model a vector is a change of;
-    none where it can be one only.
+    """The message that tells the server which received model is each vector's
+    reference; no message if the client can receive one model only.
     """
     if kind != "model" or "model" not in inbox.values or len(inbox["model"]) == 1:
         return {}
@@ -114,9 +116,7 @@ def which_reference(
 def change_of(
     kind: str, value: Float[Array, "*k d"], inbox: Inbox
 ) -> tuple[Float[Array, "*k d"], ClientUpdate]:
-    """A client's change of the model that it received, and the message that tells the
-    server which model this was.
-    """
+    """A client's change, and the message of `which_reference`."""
     return value - reference(kind, value, inbox), which_reference(kind, value, inbox)
 
 
@@ -126,30 +126,32 @@ def received_rows(
     """The `reference` of each client, on the server.
 
     Args:
-        kind: of message.
+        kind: "model", "gradient" or "control".
         update: the clients' messages, with those of `which_reference`.
         downlink: what the clients had been sent.
 
     Returns:
-        The references in the rows of the answer; 0 where all are zero.
+        The references, in the order of the rows of `update[kind]`; 0.0 if all of them
+        are zero.
     """
     rows = update[kind]
     if kind != "model" or "model" not in downlink.streams:
         return 0.0
     sent = downlink.streams["model"]
-    # Streams by row of the answer, which has the executor's order; -1 for padding, which
-    # received nothing.
+    # Which streams the client in each row received. The rows are in the order of the
+    # executor, which also has rows of padding: these received nothing, and get -1.
     recipients = np.full((len(rows.values), sent.recipients.shape[1]), -1, np.int32)
     recipients[rows.row] = sent.recipients
     models = jnp.asarray(np.asarray(sent.values)).astype(jnp.result_type(float))
-    several = update.get(start_kind(kind))
-    if several is None:
+    start = update.get(start_kind(kind))
+    if start is None:
         # Each client received one model, which is the reference of all of its vectors.
         # After `TopK` the rows are shorter than the vectors, with as many axes.
         stream = along_axis(recipients[:, 0], 0, rows.values.ndim - 1)
     else:
-        # Each vector comes with the number of its model among those of its client.
-        number = np.asarray(several.values)
+        # The start of each vector is a number among the models that its client received.
+        number = np.asarray(start.values)
         flat = number.reshape(len(number), -1)
         stream = np.take_along_axis(recipients, flat, axis=1).reshape(number.shape)
-    return jnp.where(stream[..., None] >= 0, models[np.maximum(stream, 0)], 0)
+    is_received = stream[..., None] >= 0
+    return jnp.where(is_received, models[np.maximum(stream, 0)], 0)

@@ -20,12 +20,12 @@ from fedtailor.protocol import (
 
 @hyperparameters
 class Clip(Transform):
-    """Scales what a client sends so that its Euclidean norm is at most `norm` (McMahan
-    et al. 2018, Learning Differentially Private Recurrent Language Models, section 2).
+    """Scales a client's change so that its Euclidean norm is at most `norm` (McMahan et
+    al. 2018, Learning Differentially Private Recurrent Language Models, section 2).
 
-    What is measured is the change: of a model against the model received that is
-    nearest to it, of a gradient or control against zero. A client that sends several
-    vectors has one norm, over all of them.
+    The change is the difference of a model to the nearest one that the client received;
+    gradients and controls are changes themselves. If a client sends several vectors,
+    the norm is over all of them together.
     """
 
     name: ClassVar[str] = "clip"
@@ -40,24 +40,25 @@ class Clip(Transform):
     def encode(
         self, update: ClientUpdate, inbox: Inbox, state: PyTree, local: LocalTrainer
     ) -> tuple[ClientUpdate, PyTree]:
-        return clipped(update, inbox, self.norm)[0], state
+        update, _ = clipped(update, inbox, self.norm)
+        return update, state
 
 
 def clipped(
-    update: ClientUpdate, inbox: Inbox, norm: Any
+    update: ClientUpdate, inbox: Inbox, clip_norm: Any
 ) -> tuple[ClientUpdate, Float[Array, ""]]:
     """Clip the change of an update.
 
     Args:
         update: the client's messages.
-        inbox: what it received, of which `update` is a change.
-        norm: the largest Euclidean norm.
+        inbox: what it received, which changes are measured from.
+        clip_norm: the largest Euclidean norm.
 
     Returns:
-        The update with a change of at most `norm`, and the norm of the change before.
+        A new update, whose change has a norm of at most `clip_norm`, and the norm of the
+        change before.
     """
-    # One norm over all vectors together bounds everything that a client can do to the
-    # server.
+    # One norm over all vectors together bounds everything that a client sends.
     start = {
         kind: reference(kind, value, inbox)
         for kind, value in update.items()
@@ -67,12 +68,12 @@ def clipped(
     squared_norm = jnp.zeros(())
     for value in change.values():
         squared_norm = squared_norm + jnp.square(value).sum()
-    length = jnp.sqrt(squared_norm)
-    tiny = jnp.finfo(length.dtype).tiny
-    scale = jnp.minimum(1.0, norm / jnp.maximum(length, tiny))
+    change_norm = jnp.sqrt(squared_norm)
+    tiny = jnp.finfo(change_norm.dtype).tiny
+    scale = jnp.minimum(1.0, clip_norm / jnp.maximum(change_norm, tiny))
     clipped_vectors = {}
     for kind, value in change.items():
         scaled = start[kind] + scale.astype(value.dtype) * value
-        # A client within the bound sends what it would send without it, to the bit.
+        # A client within the bound sends its vectors unchanged, without rounding errors.
         clipped_vectors[kind] = jnp.where(scale < 1, scaled, update[kind])
-    return {**update, **clipped_vectors}, length
+    return {**update, **clipped_vectors}, change_norm

@@ -1,4 +1,4 @@
-"""Quantize: changes travel as bytes."""
+"""Quantize: changes are sent as 8-bit integers."""
 
 import math
 from dataclasses import replace
@@ -34,19 +34,20 @@ from fedtailor.protocol import (
 )
 
 LEVELS = 127
-"""Largest integer that travels."""
+"""The largest integer that is sent."""
 
 
 @hyperparameters
 class Quantize(Transform):
-    """What a client changed of the model that it received travels as 8-bit integers,
-    rounded at random so that the expectation is the change itself (Alistarh et al.
-    2017, QSGD, section 3.1, with the largest entry as the norm).
+    """A client sends its change of the received model as 8-bit integers, rounded at
+    random so that their expectation is the change itself (Alistarh et al. 2017, QSGD,
+    section 3.1, with the largest entry as the norm).
 
         x_j -> s floor(x_j / s + u_j),    s = max_block |x| / 127,    u_j uniform in [0, 1)
 
-    One byte an entry, and 4 bytes a block: about a quarter of 32 bits. Gradients and
-    controls are rounded themselves. After `TopK` the entries that travel are rounded.
+    An entry takes one byte, and a block another 4: about a quarter of 32-bit numbers.
+    Gradients and controls are changes themselves. After `TopK` the entries that it
+    selects are rounded.
     """
 
     name: ClassVar[str] = "quantize"
@@ -62,10 +63,10 @@ class Quantize(Transform):
         self, update: ClientUpdate, inbox: Inbox, state: PyTree, local: LocalTrainer
     ) -> tuple[ClientUpdate, PyTree]:
         def as_integers(kind: str, value: Array) -> ClientUpdate:
-            # `TopK` has made the value a change already.
+            # After `TopK` the value is a change already.
             is_change = places_kind(kind) in update
             change, start = (value, {}) if is_change else change_of(kind, value, inbox)
-            # Each kind has a key of its own, so that their roundings are independent.
+            # Each kind has its own key, so that their roundings are independent.
             number = sorted(MODEL_KINDS).index(kind)
             key = jax.random.fold_in(local.key("quantize"), number)
             integers, scale = rounded(change, self.block, key)
@@ -76,8 +77,8 @@ class Quantize(Transform):
     def decode(
         self, update: Update, downlink: Downlink, cohort: Cohort, state: PyTree
     ) -> tuple[Update, PyTree]:
-        # `TopK`, which encodes before and decodes after this, adds the start of its
-        # changes itself.
+        # `TopK` encodes before this transform and decodes after it, and then adds the
+        # received models to the changes itself.
         adds_start = not any(places_kind(kind) in update for kind in MODEL_KINDS)
         accompanying = (scale_kind, start_kind) if adds_start else (scale_kind,)
 
@@ -98,24 +99,26 @@ def rounded(
     Args:
         x: one vector, or several.
         block: entries that share a scale.
-        key: draws the roundings.
+        key: randomness of the rounding.
 
     Returns:
         The integers, and the scale of each block.
     """
-    # x / s lies in -127..127; floor(x / s + u) is one of the two integers around it,
-    # and x / s in expectation. A block of zeros has scale 0, and divides by 1.
+    # x / s is between -127 and 127. floor(x / s + u) is one of the two integers around
+    # it, and its expectation is x / s. A block of zeros has scale 0 and is divided by 1.
     blocks = _to_blocks(x, block)
     scale = jnp.abs(blocks).max(axis=-1) / LEVELS
     steps = blocks / jnp.where(scale > 0, scale, 1)[..., None]
     steps = jnp.floor(steps + jax.random.uniform(key, steps.shape, steps.dtype))
-    # 127 + u may round up to 128
+    # 127 + u may be 128 in floating point.
     integers = jnp.clip(steps, -LEVELS, LEVELS).astype(jnp.int8)
     return _from_blocks(integers, x.shape[-1]), scale
 
 
 def restored(integers: ArrayLike, scale: ArrayLike, block: int) -> Float[Array, "*k d"]:
-    """The vector of integers and scales, the inverse of `rounded` up to rounding."""
+    """The vector that integers and scales stand for: the inverse of `rounded`, up to
+    rounding.
+    """
     integers = jnp.asarray(integers)
     scale = jnp.asarray(scale)
     blocks = _to_blocks(integers, block).astype(scale.dtype) * scale[..., None]

@@ -1,4 +1,4 @@
-"""TopK: the largest changes travel first, and the others later."""
+"""TopK: the largest changes are sent first, and the others later."""
 
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -34,29 +34,27 @@ from fedtailor.protocol import (
 
 @hyperparameters
 class TopK(Transform):
-    """Of what a client changed of the model that it received, the largest entries
-    travel, with their places.
+    """A client sends the largest entries of its change of the received model, with
+    their indices.
 
-    What does not travel is kept by the client and added to its next change (error
-    feedback: Stich et al. 2018, Sparsified SGD with Memory, algorithm 1), so that
-    nothing is lost, only late:
+    The client keeps the other entries as its memory and adds them to its next change
+    (error feedback: Stich et al. 2018, Sparsified SGD with Memory, algorithm 1), so that
+    they are delayed and not lost:
 
-        y = change + kept,    sent = the entries of y that are largest in absolute value,    kept = y - sent
+        y = change + memory,    sent = the entries of y that are largest in absolute value,    memory = y - sent
 
-    A value counts 4 bytes, and its place 2, or 4 in models of more than 65,536
-    parameters. Entries that do not travel are, for the server, those of the model that
-    the client received; of gradients and controls, zero.
+    A value takes 4 bytes, and its index 2, or 4 in models of more than 65,536
+    parameters. The server takes entries that are not sent as unchanged: those of the
+    model that the client received; for gradients and controls, zero.
     """
 
     name: ClassVar[str] = "top-k"
     stage: ClassVar[Stage | None] = "entries"
 
     fraction: Any = 0.01
-    """Share of the entries of each vector that travel, in (0, 1]; at least one entry
-    does.
-    """
+    """The share of each vector's entries that is sent, in (0, 1]; at least one entry."""
     feedback: bool = True
-    """Whether what does not travel is kept for the next round."""
+    """Whether clients keep what is not sent for their next change (error feedback)."""
 
     def __post_init__(self) -> None:
         is_bool = isinstance(self.fraction, bool)
@@ -89,15 +87,15 @@ class TopK(Transform):
                     "what top-k did not send of several vectors it cannot keep; set"
                     " feedback = false for a method whose clients send more than one",
                 )
-                # y = change + kept
+                # y = change + memory
                 change = change + state[:size]
-            values, places = largest(change, max(1, round(self.fraction * size)))
+            values, indices = largest(change, max(1, round(self.fraction * size)))
             if self.feedback:
-                # kept = y - sent, which is 0 at the places that travel
-                kept = state.at[:size].set(change.at[places].set(0))
-                # A client that is not asked for its update sends nothing, and keeps all.
-                state = jnp.where(inbox.reply, kept, state)
-            return {kind: values, places_kind(kind): places, **start}
+                # memory = y - sent, which is 0 at the indices that are sent
+                memory = state.at[:size].set(change.at[indices].set(0))
+                # A client that is not asked for its update sends nothing.
+                state = jnp.where(inbox.reply, memory, state)
+            return {kind: values, places_kind(kind): indices, **start}
 
         return replace_vectors(update, largest_changes), state
 
@@ -106,8 +104,8 @@ class TopK(Transform):
     ) -> tuple[Update, PyTree]:
         def as_vectors(kind: str, rows: ClientRows) -> Update:
             size = int(downlink.streams["model"].values.shape[-1])
-            places = jnp.asarray(update[places_kind(kind)].values)
-            change = scattered(jnp.asarray(rows.values), places, size)
+            indices = jnp.asarray(update[places_kind(kind)].values)
+            change = scattered(jnp.asarray(rows.values), indices, size)
             values = change + received_rows(kind, update, downlink)
             return {kind: replace(rows, values=values)}
 
@@ -121,22 +119,23 @@ def largest(
     """The entries of each vector that are largest in absolute value.
 
     Returns:
-        Their values [..., k] and their places, ascending, in as few bytes as d needs.
+        Their values and their indices, in ascending order of indices, which are of the
+        smallest type that can count to d.
     """
-    _, places = jax.lax.top_k(jnp.abs(x), count)
-    places = jnp.sort(places, axis=-1)
+    _, indices = jax.lax.top_k(jnp.abs(x), count)
+    indices = jnp.sort(indices, axis=-1)
     fits_two_bytes = x.shape[-1] <= np.iinfo(np.uint16).max + 1
-    values = jnp.take_along_axis(x, places, axis=-1)
-    return values, places.astype(jnp.uint16 if fits_two_bytes else jnp.int32)
+    values = jnp.take_along_axis(x, indices, axis=-1)
+    return values, indices.astype(jnp.uint16 if fits_two_bytes else jnp.int32)
 
 
 def scattered(
-    values: Float[Array, "*n k"], places: Integer[Array, "*n k"], size: int
+    values: Float[Array, "*n k"], indices: Integer[Array, "*n k"], size: int
 ) -> Float[Array, "*n d"]:
-    """Vectors [..., size] with values at places, and zeros elsewhere."""
+    """Vectors [..., size] with values at some indices, and zeros elsewhere."""
     *leading, count = values.shape
     flat = values.reshape(-1, count)
-    columns = places.astype(jnp.int32).reshape(-1, count)
+    columns = indices.astype(jnp.int32).reshape(-1, count)
     rows = jnp.arange(len(flat))[:, None]
     zeros = jnp.zeros((len(flat), size), values.dtype)
     return zeros.at[rows, columns].set(flat).reshape(*leading, size)

@@ -1,8 +1,11 @@
-"""The words of the design: what an algorithm is written in. Imports nothing else of
-fedtailor.
+"""The types in which algorithms, clients, servers and executors talk to each other.
+
+Begin with `Algorithm` (algorithm.py), whose docstrings explain the rest. This package
+imports nothing else of fedtailor.
 """
 
-from fedtailor.protocol.algorithm import About, Algorithm, GlobalModel, Init
+from fedtailor.protocol.about import About
+from fedtailor.protocol.algorithm import Algorithm, GlobalModel, Init
 from fedtailor.protocol.axes import along_axis
 from fedtailor.protocol.choice import check_choice
 from fedtailor.protocol.cohort import Clients, Cohort, Examples, Population

@@ -1,11 +1,26 @@
-"""`Algorithm`: a method as a handful of pure functions, written for ONE client."""
+"""`Algorithm`: a method as a handful of pure functions, written for ONE client.
+
+The words of this file:
+
+* theta [d]: a model, with all its parameters in one vector.
+* stream: one of the s vectors of one kind that the server sends in a round. FedAvg has
+  one stream, its global model; a clustered method has one for each cluster. Streams of
+  models are a matrix [s, d].
+* seen client: one of the population, which may take part in training. Unseen client
+  (newcomer): one that never takes part, and is only served after training.
+* cohort: the c clients of one exchange of messages with the server, in a fixed order.
+* reporter: a client of the cohort whose answer the server uses in this round (a
+  "participating" or "sampled" client in the literature). In a cohort there may be
+  clients that do not report: see `Algorithm.participants`.
+* kind: the name of an array in a message, such as "model" or "control".
+"""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from jaxtyping import Array, Float
 
+from fedtailor.protocol.about import About
 from fedtailor.protocol.cohort import Cohort, Population
 from fedtailor.protocol.diagnostics import Diagnostic
 from fedtailor.protocol.exchange import Answers
@@ -21,51 +36,9 @@ all methods.
 """
 
 
-Travels = Literal["nothing", "a part", "one model", "one of several", "several"]
-"""What of the server's models a client receives in a round: none, some entries of the
-only one, the only one, its own (or its group's) of several, or several."""
-
-Sees = Literal["nothing", "sums", "sums, numbers", "models", "data"]
-"""What the server computes with, of what clients send:
-
-* "sums": weighted sums over clients, with weights that do not depend on what is summed;
-* "sums, numbers": such sums of vectors, and a number or two of each client (its loss,
-  which model it chose);
-* "models": each client's model or gradient;
-* "data": examples of clients, or a summary of each client's inputs."""
-
-
-@dataclass(frozen=True)
-class About:
-    """What the tables of methods say, of the method with its default settings.
-
-    Attributes:
-        name: the name on the command line.
-        paper: authors, title or code of the paper, and year.
-        down: what travels down in a round.
-        up: what travels up in a round.
-        keeps: what stays on the client between rounds.
-        unseen: how a client that never took part is served.
-        travels: what of the server's models a client receives in a round.
-        sees: what the server computes with; the default promises nothing.
-        validation: what a client decides by its validation data, and by what where it
-            has none; "" = nothing.
-    """
-
-    name: str
-    paper: str
-    down: str
-    up: str
-    keeps: str
-    unseen: str
-    travels: Travels = "one model"
-    sees: Sees = "models"
-    validation: str = ""
-
-
 @server_state
 class GlobalModel(ServerState):
-    """One model for everybody."""
+    """One model for all clients."""
 
     model: Float[Array, "1 d"]
     """The model that clients train."""
@@ -73,22 +46,50 @@ class GlobalModel(ServerState):
 
 class Algorithm:
     """Base of all methods: subclass it, decorate with `@hyperparameters`, set `about`,
-    write `client` and `server`.
+    write `broadcast`, `client` and `server`.
 
-    `init_server`, `broadcast`, `server`, `serve` and `aggregate_probe` are host code;
-    `init_client`, `client`, `personal`, `init_unseen` and `probe` are traced and run by
-    each client of the cohort. A server state is a `ServerState` of the method's own, so
-    that it can be written to a checkpoint; its models stand under `model` [s, d].
+    A run calls these functions in this order ("client" = run by each client of the
+    cohort for itself, traced by JAX; "server" = run once, in plain Python):
+
+    =================  ======  =========================================================
+    check              server  before anything else: may refuse the population
+    init_server        server  makes the server's state
+    init_client        client  makes the client's state, if it keeps one
+    ---- before round 1, if `probes` ---------------------------------------------------
+    probe_downlink     server  what all clients receive
+    probe              client  what a client answers, such as a gradient
+    aggregate_probe    server  the answers become a new server state
+    ---- in every round ----------------------------------------------------------------
+    broadcast          server  what the clients of the cohort receive
+    client             client  trains; gives its new state and what it sends
+    server             server  aggregates the answers into the next server state
+    ---- at every evaluation and after training, for seen clients ----------------------
+    serve              server  what a client receives to predict with
+    personal           client  the model that it predicts with
+    ---- likewise, for unseen clients --------------------------------------------------
+    probe              client  as above, if `probes`; the server reads `cohort.probes`
+    serve              server  as above, with `cohort.seen` False
+    init_unseen        client  makes a client state from what was received
+    personal           client  the model that it predicts with
+    =================  ======  =========================================================
+
+    What a function on the server sends is a `Downlink`. Each client receives its own
+    rows of it as an `Inbox`: `inbox["model"]` is [k, d], the k models addressed to this
+    client. `inbox["model"][0]` is the first one, and the only one of most methods.
+
+    The server's state is a `ServerState` of the method's own, which checkpoints can
+    store. By convention its models are the field `model` [s, d]. Functions change no
+    state: they return a new one.
     """
 
     about: ClassVar[About]
     registry: ClassVar[dict[str, type["Algorithm"]]] = {}
     participants: ClassVar[Literal["reporters", "all"]] = "reporters"
-    """Who takes part in a round: the clients that report, or all clients (Local,
-    pFedMe, L2GD).
+    """Which clients are the cohort of a round, and run `client`: those that report, or
+    all seen clients, also those that do not report (Local, pFedMe, L2GD).
     """
 
-    # A class that says what it is can be found by its name: methods outside this
+    # A subclass that sets `about` can be found by its name. Methods outside this
     # package need no other registration.
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -97,8 +98,8 @@ class Algorithm:
 
     @property
     def probes(self) -> bool:
-        """Whether a probe round precedes training (and the service of an unseen
-        client).
+        """Whether all clients answer a probe before training (and an unseen client
+        before it is served).
         """
         return False
 
@@ -106,109 +107,172 @@ class Algorithm:
     # ----------------------------------------------------------------------------------
 
     def check(self, population: Population) -> None:
-        """Raise `ValueError` where this method is not defined for this population
-        (before anything is computed).
+        """Refuse a population for which this method is not defined; called before
+        anything is computed.
+
+        Raises:
+            ValueError: it is not defined for these clients or this model.
         """
 
     def init_server(self, init: Init, population: Population) -> Any:
-        """The server's state before the first round (a `ServerState`)."""
+        """The server's state before the first round.
+
+        Args:
+            init: init(k) is the k-th random initial model [d]; init(0) is the model
+                that all methods start from.
+            population: the seen clients.
+
+        Returns:
+            A `ServerState`; by default the one model init(0).
+        """
         return GlobalModel(init(0)[None])
 
     def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
-        """What travels down in a training round."""
+        """What the server sends at the beginning of a round.
+
+        Args:
+            server: the server's state before the round.
+            cohort: the clients of the round.
+
+        Returns:
+            Arrays by kind, and which client receives which of them; for one model,
+            `Downlink({"model": Streams.everyone(server.model, len(cohort))})`.
+        """
         raise NotImplementedError
 
     def server(
         self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort
     ) -> Any:
-        """Aggregate what the clients of a round sent.
+        """Aggregate the answers of a round.
 
         Args:
-            server: the state before the round.
-            downlink: what was sent to the clients.
-            answers: what they sent back. What clients sent that do not report
-                (`cohort.reporting`) must not be used.
-            cohort: the clients of the round.
+            server: the server's state before the round.
+            downlink: what `broadcast` sent.
+            answers: what the clients sent back. `answers["model"]` holds the models of
+                all clients of the cohort, which `aggregation.mix` averages.
+            cohort: the clients of the round. The answers of those that do not report
+                (`cohort.reporting` is False) must not be used.
 
         Returns:
-            The state after the round.
+            The server's state after the round.
         """
         raise NotImplementedError
 
     def serve(self, server: Any, cohort: Cohort) -> Downlink:
-        """What a client needs to be served after training."""
+        """What the server sends to clients that are about to predict.
+
+        It is called at every evaluation and after training, and changes no state.
+
+        Args:
+            server: the server's state.
+            cohort: the clients. Where `cohort.seen` is False, they are unseen (or were
+                never sampled and would keep a state): what is sent then goes to
+                `init_unseen`, too. `cohort.probes` holds their answers to the probe.
+
+        Returns:
+            By default what `broadcast` sends.
+        """
         return self.broadcast(server, cohort)
 
     # on the client
     # ----------------------------------------------------------------------------------
 
     def init_client(self, theta: Float[Array, " d"]) -> ClientState:
-        """The state that never leaves the client; theta is the common initial model."""
+        """The client's state before its first round.
+
+        The client keeps its state from round to round; it never leaves the client.
+
+        Args:
+            theta: the common initial model.
+
+        Returns:
+            Any tree of arrays; by default (), no state.
+        """
         return ()
 
     def init_state(self, theta: Float[Array, " d"], model: ModelParts) -> ClientState:
-        """`init_client` for methods whose state depends on the model's parts (what
-        executors call).
+        """As `init_client`, for methods whose state depends on the model's parts.
+
+        This is what executors call; by default it calls `init_client`.
         """
         return self.init_client(theta)
 
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
-        """One client's part of a round.
+        """One client's part of a round: local training.
 
         Args:
-            state: what the client keeps (`init_client`).
-            inbox: what the server sent to it.
-            local: its data and trainer.
+            state: the client's state (see `init_client`).
+            inbox: what `broadcast` sent to this client.
+            local: the client's data, and training on them.
 
         Returns:
-            Its new state, and what it sends to the server.
+            The client's new state, and what it sends to the server: kind -> array, such
+            as {"model": theta}.
         """
         raise NotImplementedError
 
     def personal(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> Predictor:
-        """What this client would predict with now; may train on train and val.
+        """The model (or mixture of models) with which this client predicts.
+
+        It may fine-tune on the splits "train" and "val". It changes no state, so that
+        evaluating during training does not change the training.
 
         Args:
-            state: what the client keeps; it stays as it is.
-            inbox: what `serve` sent to it.
-            local: its data and trainer.
+            state: the client's state; of an unseen client, what `init_unseen` made.
+            inbox: what `serve` sent to this client.
+            local: the client's data, and training on them.
 
         Returns:
-            By default the (first) model received.
+            By default the first model that was received.
         """
         return inbox["model"][0]
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
-        """The state of a client that never took part, from what `serve` sent it."""
+        """The state of an unseen client, which `personal` is then given.
+
+        Args:
+            inbox: what `serve` sent to this client.
+            local: the client's data, and training on them.
+
+        Returns:
+            By default `init_client` of the first model that was received.
+        """
         return self.init_client(inbox["model"][0])
 
-    # the optional round before training
-    # ---------------------------------------------------------------------------
+    # the probe: an optional exchange before training, by which the server learns about
+    # the clients (UCFL: how similar their gradients are)
+    # ----------------------------------------------------------------------------------
 
     def probe_downlink(self, server: Any, cohort: Cohort) -> Downlink:
-        """What travels down in the probe round (default: the common initial model,
-        `server.initial` [d]).
+        """What the server sends in the probe; by default the common initial model,
+        `server.initial` [d].
         """
         return Downlink({"model": Streams.everyone(server.initial, len(cohort))})
 
     def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
-        """One client's answer to the probe."""
+        """One client's answer to the probe, such as a gradient; it has no state yet."""
         raise NotImplementedError
 
     def aggregate_probe(self, server: Any, answers: Answers, cohort: Cohort) -> Any:
-        """The server's state after the probe; `cohort` is the whole population."""
+        """The server's state after the probe.
+
+        Args:
+            server: what `init_server` made.
+            answers: what `probe` gave on each client.
+            cohort: all seen clients.
+        """
         raise NotImplementedError
 
-    # what the method can tell about itself
-    # -----------------------------------------------------------------------
+    # reports
+    # ----------------------------------------------------------------------------------
 
     def diagnostics(self, server: Any) -> Sequence[Diagnostic]:
-        """What reports draw of the server's state: weights between clients,
-        silhouettes, a tree of splits, ...
+        """What reports show of the server's state after training, such as the weights
+        between clients or a tree of cluster splits.
         """
         return ()
 
@@ -216,10 +280,11 @@ class Algorithm:
     # ----------------------------------------------------------------------------------
 
     def phases(self) -> Sequence[tuple["Algorithm", int | None]]:
-        """The methods of a schedule, which run one after another.
+        """The methods of a schedule, which run one after another (see `Then`).
 
         Returns:
-            (method, rounds) for each; None = the rounds that are left.
+            (method, rounds) for each; None = all remaining rounds. By default this
+            method alone.
         """
         return [(self, None)]
 

@@ -1,11 +1,16 @@
 """`@hyperparameters`: the settings of a method as a frozen dataclass that is also a JAX
 pytree.
 
-Numbers that may change from call to call (`float`, and `int` fields annotated
-`TracedInt`) are leaves, so that another learning rate or number of epochs costs no new
-compilation; everything else (booleans, names, batch sizes, structure) is static. A
-`ZeroIsStatic` is a float whose value 0.0 is structure: momentum 0.0 compiles to a
-program without a buffer.
+    @hyperparameters
+    class Settings:
+        lr: float                       # leaf: another value needs no new compilation
+        epochs: TracedInt               # leaf, too
+        batch_size: int                 # static, as shapes depend on it
+        momentum: ZeroIsStatic = 0.0    # leaf, but static while it is exactly 0.0
+
+A leaf of the pytree is traced by JAX. Everything else is static, part of its structure,
+for which programs are compiled: `str`, `bool`, `None` and plain `int`. With momentum
+0.0 the program has no momentum buffer.
 """
 
 import dataclasses
@@ -17,22 +22,25 @@ from typing import Annotated, Any, TypeGuard, TypeVar, dataclass_transform
 import jax
 import numpy as np
 
+# Markers in the metadata of `Annotated` types.
 _TRACED = "fedtailor: traced"
-_SWITCH = "fedtailor: zero is structure"
+_ZERO_IS_STATIC = "fedtailor: zero is structure"
+_MAY_BE_INFINITE = "fedtailor: may be infinite"
+
 _STRUCTURE = "_fedtailor_structure"
-_ENDLESS = "fedtailor: may be infinite"
+"""The attribute of an instance rebuilt by JAX that holds the original's structure."""
 
 TracedInt = Annotated[int, _TRACED]
 """An integer on which no array shape depends: traced, so that changing it does not
 recompile.
 """
 
-ZeroIsStatic = Annotated[float, _SWITCH]
+ZeroIsStatic = Annotated[float, _ZERO_IS_STATIC]
 """A float that switches a term off when it is exactly 0.0 (see `is_off`)."""
 
-MayBeInfinite = Annotated[float, _ENDLESS]
-"""A float for which infinity has a meaning (a threshold that nothing reaches); all
-others must be finite.
+MayBeInfinite = Annotated[float, _MAY_BE_INFINITE]
+"""A float that may be infinite, such as a threshold that is never reached. All other
+floats must be finite.
 """
 
 T = TypeVar("T")
@@ -44,15 +52,19 @@ value) of all other fields.
 
 
 def is_off(value: object) -> TypeGuard[float]:
-    """Whether a `ZeroIsStatic` is off; decided while tracing, so a switched-off term
-    costs nothing.
+    """Whether a `ZeroIsStatic` is exactly 0.0, a Python float.
+
+    The answer is known while tracing, so that the compiled program leaves the term out.
     """
     return isinstance(value, float) and value == 0.0
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise `ValueError(message)` unless `condition` holds: one line that says what is
-    wrong and what to do.
+    """Raise `ValueError(message)` unless the condition is True.
+
+    Args:
+        condition: what must be True.
+        message: one line that says what is wrong and what to do.
     """
     if not condition:
         raise ValueError(message)
@@ -60,28 +72,30 @@ def require(condition: bool, message: str) -> None:
 
 @dataclass_transform(frozen_default=True)
 def hyperparameters(cls: type[T]) -> type[T]:
-    """Make a class a frozen dataclass and a pytree (class decorator; subclasses need it
-    again).
+    """Make a class a frozen dataclass and a pytree (class decorator).
+
+    Its subclasses must be decorated again.
 
     Returns:
-        `cls` itself; its instances have the leaves that the module's docstring says.
+        `cls` itself. Which of its fields are leaves is explained at the top of the
+        module.
     """
     hints = typing.get_type_hints(cls, include_extras=True)
     _accept_integers_as_floats(cls, hints)
-    # Equality is identity: JAX compares the static part of the tree, and leaves may be
-    # arrays, which do not compare.
+    # Instances are compared by identity, since leaves may be arrays, whose comparison
+    # is not a bool. JAX compares the static part of the tree by itself.
     made = dataclasses.dataclass(frozen=True, eq=False)(cls)
-    # The fields whose annotations allow a leaf; their values decide, too.
+    # The annotations say which fields may be leaves, and the values which of them are.
     names = [field.name for field in dataclasses.fields(typing.cast(Any, made))]
     floats = {name for name in names if _mentions(hints[name], float)}
     traced_ints = {name for name in names if _mentions(hints[name], _TRACED)}
-    switches = {name for name in names if _mentions(hints[name], _SWITCH)}
+    static_at_zero = {name for name in names if _mentions(hints[name], _ZERO_IS_STATIC)}
 
     def is_leaf(name: str, value: object) -> bool:
-        # bool before int, of which it is a subclass
+        # A bool is also an int, so it is tested first.
         if value is None or isinstance(value, bool | str):
             return False
-        if name in switches and is_off(value):
+        if name in static_at_zero and is_off(value):
             return False
         if isinstance(value, int):
             return name in traced_ints
@@ -94,11 +108,11 @@ def hyperparameters(cls: type[T]) -> type[T]:
         )
 
     def structure_of(value: Any) -> Structure:
-        # An instance that JAX rebuilt keeps the structure of the original: its leaves may
-        # be placeholders, whose types say nothing.
-        known = vars(value).get(_STRUCTURE)
-        if known is not None:
-            return known
+        # An instance that JAX rebuilt keeps the structure of the original, since its
+        # leaves may be placeholders, from whose types no structure can be inferred.
+        original = vars(value).get(_STRUCTURE)
+        if original is not None:
+            return original
         dynamic = tuple(name for name in names if is_leaf(name, getattr(value, name)))
         static = tuple(
             (name, getattr(value, name)) for name in names if name not in dynamic
@@ -118,7 +132,7 @@ def hyperparameters(cls: type[T]) -> type[T]:
 
     def unflatten(structure: Structure, leaves: Iterable[Any]) -> T:
         dynamic, static = structure
-        # Not through __init__: leaves may be tracers, which cannot be validated.
+        # Without `__init__`, as leaves may be tracers, which cannot be validated.
         value = object.__new__(made)
         attributes = vars(value)
         attributes.update(zip(dynamic, leaves, strict=True))
@@ -137,8 +151,8 @@ def is_hyperparameters(value: object) -> bool:
 
 
 def _mentions(hint: Any, wanted: Any) -> bool:
-    """Whether an annotation is `wanted`, or names it in a union or as `Annotated`
-    metadata.
+    """Whether `wanted` is an annotation, a member of its union, or a marker in the
+    metadata of its `Annotated`.
     """
     if hint is wanted or (isinstance(hint, str) and hint == wanted):
         return True
@@ -150,15 +164,15 @@ def _mentions(hint: Any, wanted: Any) -> bool:
 
 
 def _accept_integers_as_floats(cls: Any, hints: dict[str, Any]) -> None:
-    """Add to `__post_init__`: integers given for float fields become floats, so that
-    `SGD(lr=1)` is the same program as `SGD(lr=1.0)`; NaN and infinity are refused.
+    """Make `__post_init__` convert integers in float fields, so that `SGD(lr=1)` and
+    `SGD(lr=1.0)` are the same program, and refuse NaN and infinity.
     """
     names = [
         name
         for name, hint in hints.items()
         if _mentions(hint, float) and not _mentions(hint, int)
     ]
-    finite = [name for name in names if not _mentions(hints[name], _ENDLESS)]
+    finite = [name for name in names if not _mentions(hints[name], _MAY_BE_INFINITE)]
     validate = getattr(cls, "__post_init__", None)
 
     def post_init(self: Any) -> None:

@@ -1,4 +1,8 @@
-"""`LocalTrainer`: an algorithm's only door to one client's data."""
+"""`LocalTrainer`: an algorithm's only access to one client's data.
+
+An algorithm's client functions are given one as `local`. What they compute through it
+is counted as work, and draws the same batches in every method.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,20 +18,24 @@ from fedtailor.protocol.sgd import SGD
 
 Carry = TypeVar("Carry")
 Params = PyTree
-"""A model as its pytree of parameters (inside training loops; outside a model is a
-vector theta [d]).
+"""A model as its pytree of parameters, as it is inside training loops. Everywhere else
+a model is a vector theta [d].
 """
 IntScalar = Int[Array, ""] | int
 """An integer that may be traced."""
 StepGradient = Callable[[Params, "Batch", Int[Array, ""]], Params]
-"""(parameters, batch, step) -> what a step of SGD descends along."""
+"""(params, batch, step) -> the gradient that a step of SGD uses."""
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Batch:
-    """A mini-batch: inputs [b, ...] as the model takes them, targets [b, ...], weight
-    [b] (1 = sample, 0 = padding).
+    """A mini-batch of b rows.
+
+    Attributes:
+        x: inputs [b, ...] as the model takes them, converted and normalised.
+        y: targets [b, ...].
+        weight: [b], 1 for a sample, 0 for padding.
     """
 
     x: Shaped[Array, "b ..."]
@@ -36,22 +44,26 @@ class Batch:
 
 
 class LocalTrainer(Protocol):
-    """One client's data and trainer. All losses and gradients are means over samples,
-    never sums.
+    """One client's data, and training on them.
 
-    Splits are "train", "val" and "test"; methods may use train and val only.
+    All losses and gradients are means over samples, never sums. Splits are "train",
+    "val" and "test"; an algorithm may use "train" and "val" only.
+
+    Most methods need `sgd` alone, from a vector theta to a trained one. For steps of
+    its own a method uses `loop`, inside which a model is a tree (`params`, `vector`).
+    Everything may be traced by JAX, once for all clients.
 
     Attributes:
-        round: the round (0-based); in `personal` and `init_unseen`, the number of
-            rounds done.
-        size: training samples.
+        round: the number of this round, from 0; in `personal` and `init_unseen`, the
+            number of rounds done.
+        size: the number of training samples.
     """
 
     round: Int[Array, ""]
     size: Int[Array, ""]
 
     # whole-model operations on vectors theta [d]
-    # -----------------------------------------------------------------
+    # ----------------------------------------------------------------------------------
 
     def sgd(
         self,
@@ -70,16 +82,18 @@ class LocalTrainer(Protocol):
         Args:
             theta: the model to start from.
             sgd: learning rate, batch size, number of steps and the like.
-            proximal: (mu, anchor); adds mu (w - anchor) to every gradient (a proximal
-                term).
-            linear_term: c; adds c to every gradient (control variates).
-            gradient: replaces `batch_gradient` (mixtures of models, several batches a
-                step); it counts its work.
-            steps: replaces the number of steps in `sgd`; traced, may differ from client
-                to client.
-            split: whose examples to train on.
-            train_only: freezes all other entries, running statistics among them: they
-                keep their bits.
+            proximal: (mu, anchor): adds mu (w - anchor) to every gradient, the gradient
+                of a proximal term (mu / 2) |w - anchor|^2.
+            linear_term: c [d]: adds c to every gradient, such as SCAFFOLD's control
+                variates.
+            gradient: computes the gradient of a step instead of `batch_gradient`, as
+                for a mixture of models or several batches in a step. It must count its
+                work itself (`count_work`), unless it uses `batch_gradient`.
+            steps: the number of steps, instead of that in `sgd`. It is traced, and may
+                differ from client to client.
+            split: the split to train on.
+            train_only: the part of the model to train. All other entries, also running
+                statistics, stay the same to the bit.
 
         Returns:
             The trained model.
@@ -98,10 +112,11 @@ class LocalTrainer(Protocol):
 
         Args:
             theta: the model.
-            first, end: the range of positions [first, end); all samples by default.
-            purpose: positions count in a random permutation of the client's own that
-                this names (disjoint ranges are then an exact random partition); None =
-                in the order of the data.
+            first, end: use the samples at positions first, ..., end - 1; all samples by
+                default.
+            purpose: the name of a random permutation of the client's samples, in which
+                positions are counted. Disjoint ranges of the same permutation are an
+                exact random partition. None = in the order of the data.
 
         Returns:
             The gradient, a vector as theta is; zero for an empty range.
@@ -125,12 +140,12 @@ class LocalTrainer(Protocol):
         ...
 
     def part(self, first: ArrayLike, end: ArrayLike, purpose: str) -> "LocalTrainer":
-        """This client with fewer training samples.
+        """This client with some of its training samples only.
 
         Args:
-            first, end: the range of positions [first, end) in a random permutation of
-                the samples; may be traced.
-            purpose: names the permutation. It is the same in every round, so that
+            first, end: the samples at positions first, ..., end - 1 of a random
+                permutation; may be traced.
+            purpose: the name of the permutation. It is the same in every round, so that
                 disjoint ranges stay disjoint.
 
         Returns:
@@ -139,11 +154,11 @@ class LocalTrainer(Protocol):
         ...
 
     def in_round(self, round: ArrayLike) -> "LocalTrainer":
-        """This client in another round, for clients that arrive late and make up for
-        rounds that others did.
+        """This client in another round, such as for an unseen client that catches up
+        on the rounds of the others.
 
         Args:
-            round: 0-based; may be traced.
+            round: its number, from 0; may be traced.
 
         Returns:
             A view of this client with that round's learning rates and with random
@@ -160,8 +175,9 @@ class LocalTrainer(Protocol):
         ...
 
     def part_of_model(self, name: str) -> ModelPart:
-        """The part of this client's model of a name or pattern (`part` is a part of its
-        data).
+        """The part of the model that a name or pattern selects, such as "head".
+
+        (`part`, in contrast, is a part of the data.)
 
         Raises:
             ValueError: the model has no such part; the message lists those that it has.
@@ -171,13 +187,15 @@ class LocalTrainer(Protocol):
     def features(
         self, params: Params, x: Shaped[Array, "b ..."], *, training: bool | None = None
     ) -> Float[Array, "b ..."]:
-        """What the model's head is given for inputs x; in a step of `loop` in training
-        mode, else in evaluation mode.
+        """The input of the model's head (its last dense layer) for inputs x.
 
-        `params` is a tree, or theta [d]; `training` as for `logits`.
+        Of a model with running statistics, a step that computes features in training
+        mode should also update these (`renew_statistics`).
 
-        A step that takes them in training mode from a model with running statistics
-        renews these, too (`renew_statistics`).
+        Args:
+            params: a tree, or theta [d].
+            x: inputs, as in a `Batch`.
+            training: as for `logits`.
 
         Raises:
             ValueError: the model has no head.
@@ -187,13 +205,14 @@ class LocalTrainer(Protocol):
     def head_outputs(
         self, params: Params, features: Float[Array, "b ..."]
     ) -> Shaped[Array, "b ..."]:
-        """What the model's head makes of features: `logits` = `head_outputs` of
-        `features`.
+        """The outputs of the model's head for features.
+
+        `head_outputs(params, features(params, x))` is `logits(params, x)`.
         """
         ...
 
     # for steps of the method's own, on trees of parameters
-    # ----------------------------------------------------------
+    # ----------------------------------------------------------------------------------
 
     def loop(
         self,
@@ -206,18 +225,19 @@ class LocalTrainer(Protocol):
         purpose: str = "batches",
         split: str = "train",
     ) -> Carry:
-        """Steps of the method's own over the batches that `sgd` would draw.
+        """Training steps of the method's own, on the batches that `sgd` would draw.
 
         Args:
-            carry: what the first step is given; any pytree.
-            step: (carry, batch, s) -> carry, traced once; s = 0..steps-1.
-            steps: how many; may be traced. No step is taken on an empty split.
-            batch_size: samples in a batch. A batch has no more rows than the largest
-                client has samples, rounded up to a power of two; those that no sample
-                fills have weight 0.
+            carry: any pytree, which the first step is given.
+            step: (carry, batch, s) -> carry for s = 0, ..., steps - 1; traced once.
+            steps: the number of steps; may be traced. No step is taken on an empty
+                split.
+            batch_size: samples in a batch. A batch has at most as many rows as the
+                largest client has samples, rounded up to a power of two. Rows without
+                a sample are padding, of weight 0.
             drop_last: drop the last partial batch of an epoch.
-            purpose: another one than "batches" gives other, independent batches.
-            split: whose examples.
+            purpose: another name than "batches" gives other, independent batches.
+            split: the split to draw from.
 
         Returns:
             What the last step returned.
@@ -225,22 +245,31 @@ class LocalTrainer(Protocol):
         ...
 
     def count_work(self, gradients: int = 0, forwards: int = 0) -> None:
-        """Count work that a step does through `batch_loss` or `logits`, in batches of
-        the loop it stands in.
+        """Count the work that a step does through `batch_loss` or `logits`, which do
+        not count it themselves.
+
+        Args:
+            gradients, forwards: numbers of batches of the loop around this call whose
+                gradient or forward pass is computed.
         """
         ...
 
     def inputs(self, x: Shaped[Array, "b ..."]) -> Shaped[Array, "b ..."]:
-        """Examples as they travel, made what the model takes (converted and
-        normalised).
+        """Examples that were sent in a message, as inputs of the model: converted and
+        normalised.
         """
         ...
 
     def draw(
         self, purpose: str, step: ArrayLike, batch_size: int, *, split: str = "train"
     ) -> Batch:
-        """The batch number `step` of the sequence that `purpose` names (for methods
-        with several batches a step).
+        """One batch, for methods that use several batches in a step.
+
+        Args:
+            purpose: the name of a sequence of batches.
+            step: the number of the batch in this sequence.
+            batch_size: as for `loop`.
+            split: the split to draw from.
         """
         ...
 
@@ -265,66 +294,76 @@ class LocalTrainer(Protocol):
         """`carry = function(k, carry)` for k = 0..times-1 (traced): `jax.lax.fori_loop`
         whose work is counted.
 
-        It may stand in a step of `loop` (several updates on one batch); `times` is then
-        a number known before the loop, such as a hyper-parameter."""
+        Inside a step of `loop` (for several updates on one batch), `times` must be
+        known before the loop, such as a hyper-parameter.
+        """
         ...
 
     def params(self, theta: Float[Array, " d"]) -> Params:
-        """The parameters as a pytree; do this once, before a loop."""
+        """theta as a pytree of parameters; call this once, before a loop."""
         ...
 
     def vector(self, params: Params) -> Float[Array, " d"]:
-        """Back to a vector [d]; do this once, after a loop."""
+        """Parameters back as a vector theta [d]; call this once, after a loop."""
         ...
 
     def batch_gradient(self, params: Params, batch: Batch) -> Params:
         """Gradient of the mean loss over a batch in training mode, as a pytree.
 
-        In a step of `loop`, dropout draws from the step's key, anew at every use;
-        running statistics get a gradient of zero and are renewed by `sgd`, or by
-        `renew_statistics` in steps of the method's own."""
+        In a step of `loop`, dropout draws from the step's key, anew at every call.
+        Running statistics have gradient zero: `sgd` updates them, and in steps of the
+        method's own `renew_statistics` does.
+        """
         ...
 
     def batch_loss(self, params: Params, batch: Batch) -> Float[Array, ""]:
-        """Mean loss over a batch in training mode; differentiable in `params` (not
-        counted: use `batch_gradient` for gradients)."""
+        """Mean loss over a batch in training mode; differentiable in `params`.
+
+        It is not counted as work: see `count_work`, or use `batch_gradient`.
+        """
         ...
 
     def renew_statistics(self, params: Params, batch: Batch) -> Params:
-        """The parameters with the running statistics that a training step on a batch
-        leaves, and all else as given.
+        """The parameters with the running statistics that they have after a training
+        step on this batch; all other entries are as given.
 
-        For steps of the method's own on models with batch normalisation; other models
-        come back as they are."""
+        For steps of the method's own on models with batch normalisation. Other models
+        come back unchanged.
+        """
         ...
 
     @property
     def has_statistics(self) -> bool:
-        """Whether the model keeps running statistics, which its training mode replaces
-        by those of a batch.
+        """Whether the model keeps running statistics, as batch normalisation does.
+
+        Evaluation mode normalises by them, and training mode by those of the batch.
         """
         ...
 
     def with_statistics(self, params: Params, source: Params) -> Params:
-        """`params` with the running statistics of `source`, such as `renew_statistics`
-        makes.
-        """
+        """`params` with the running statistics of `source`."""
         ...
 
     def logits(
         self, params: Params, x: Shaped[Array, "b ..."], *, training: bool | None = None
     ) -> Shaped[Array, "b ..."]:
-        """Outputs of the model for inputs x; in a step of `loop` in training mode, else
-        in evaluation mode.
+        """Outputs of the model for inputs x.
 
-        `training` says otherwise: False for a model that a step reads and does not
-        train."""
+        Args:
+            params: a tree, or theta [d].
+            x: inputs, as in a `Batch`.
+            training: whether in training mode; None = in a step of `loop`, but not
+                outside. False is for a model that a step uses but does not train.
+        """
         ...
 
     def losses(
         self, outputs: Shaped[Array, "b ..."], y: Shaped[Array, "b ..."]
     ) -> Float[Array, " b"]:
-        """The loss of each example, from outputs as `logits` gives them (or
-        log-probabilities, of a mixture).
+        """The loss of each example.
+
+        Args:
+            outputs: what `logits` gives, or a mixture's log-probabilities.
+            y: targets.
         """
         ...

@@ -115,3 +115,9 @@ class Inbox:
 
     def __getitem__(self, kind: str) -> Shaped[Array, "k ..."]:
         return self.values[kind]
+
+    def only(self, kind: str) -> Shaped[Array, "..."]:
+        """What was sent of a kind of which each client receives one: a model [d], not
+        [1, d].
+        """
+        return self.values[kind][0]

@@ -29,7 +29,7 @@ class BestRound(ServerState):
 
     @property
     def model(self) -> Float[Array, "s d"]:
-        """The models that training goes on from."""
+        """The models that training continues from."""
         return self.now.model
 
     def after(self, new: Any, answers: Answers, cohort: Cohort) -> "BestRound":
@@ -44,6 +44,7 @@ class BestRound(ServerState):
             `new`, and the better of `now` and the best so far: the losses are those of
             the model that was sent out.
         """
+        # as NumPy arrays [c]
         sent_counts = answers.host("validation_samples")
         sent_losses = answers.host("validation_loss")
         counts = np.where(cohort.reporting, sent_counts, 0).astype(np.float64)
@@ -58,12 +59,12 @@ class BestRound(ServerState):
 
 
 def present(server: Any) -> Any:
-    """The state that training goes on from, whether or not the best round is kept."""
+    """The state that training continues from, with or without a `BestRound`."""
     return server.now if isinstance(server, BestRound) else server
 
 
 def chosen(server: Any) -> Any:
-    """The state that clients are served: the best round's if known, else the last."""
+    """The state that clients predict with: the best round's if known, else the last."""
     if isinstance(server, BestRound) and server.loss is not None:
         return server.best
     return present(server)

@@ -31,11 +31,11 @@ def envelope_steps(
         sgd: the rate and the batches of the inner steps; its optimizer and momentum are
             not used.
         inner_steps: steps of theta on each mini-batch.
-        lam: strength of the pull of theta towards w.
-        share: of the way from w to theta; 0 leaves w as it is.
+        lam: weight of the proximal term lam/2 |theta - w|^2.
+        share: step of w towards theta, as a fraction of the distance; 0 = w is fixed.
         theta: where theta starts on the first batch; None = at w.
-        warm_start: whether theta goes on from one batch to the next, or starts at w on
-            each of them.
+        warm_start: whether theta continues from one batch to the next, or starts at w
+            on each of them.
 
     Returns:
         theta and w after the last mini-batch.
@@ -49,14 +49,14 @@ def envelope_steps(
 
         def inner(k: Array, theta: Params) -> Params:
             g = local.batch_gradient(theta, batch)
-            if not is_off(sgd.weight_decay):
+            if not is_off(sgd.weight_decay):  # a decay of 0 is not compiled
                 g = jax.tree.map(lambda g, t: g + sgd.weight_decay * t, g, theta)
             return jax.tree.map(
                 lambda t, g, w: t - rate * (g + lam * (t - w)), theta, g, w
             )
 
-        # w is fixed while theta is found on this batch. Its own step then goes along
-        # lam (w - theta), the gradient of the envelope.
+        # w is fixed during the inner steps of theta. Its own step is then along lam (w
+        # - theta), the gradient of the envelope.
         theta = local.fori_loop(inner_steps, inner, theta if warm_start else w)
         w = jax.tree.map(lambda w, t: w - share * (w - t), w, theta)
         return theta, w

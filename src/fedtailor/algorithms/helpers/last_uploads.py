@@ -9,14 +9,14 @@ from fedtailor.protocol import ClientRows, Cohort, ServerState, server_state
 
 @server_state
 class LastUploads(ServerState):
-    """The model that each client sent last, in whichever round that was."""
+    """The model that each client sent last. The rounds may differ."""
 
     models: Float[Array, "r d"]
     """The models, in the order in which the executor left them."""
     row: Int[np.ndarray, " m"]
     """The row of each client."""
     sent: Bool[np.ndarray, " m"]
-    """Who has ever sent a model; the rows of the others hold the initial one."""
+    """Which clients have ever sent a model; other rows hold the initial one."""
 
     @staticmethod
     def none_yet(initial: Float[Array, "m d"]) -> "LastUploads":

@@ -34,7 +34,7 @@ class WithMoments(ServerState):
 
 
 def models_of(server: Any) -> Any:
-    """The state of the common models, whether or not moments are kept beside it."""
+    """The state of the common models, with or without a `WithMoments` around it."""
     return server.models if isinstance(server, WithMoments) else server
 
 

@@ -17,6 +17,7 @@ from fedtailor.protocol import (
 
 def descend(params: Params, gradient: Params, sgd: SGD, rate: ScalarLike) -> Params:
     """One plain step: w - rate ( g + weight_decay w )."""
+    # A decay of 0 is not compiled.
     if not is_off(sgd.weight_decay):
         gradient = jax.tree.map(lambda g, w: g + sgd.weight_decay * w, gradient, params)
     return jax.tree.map(lambda w, g: w - rate * g, params, gradient)
@@ -88,7 +89,11 @@ def sgd_from_velocity(
 
 
 def require_plain(method: str, sgd: SGD) -> None:
-    """Refuse momentum or another optimiser, for a method that takes its own steps."""
+    """Require plain SGD, for a method that writes its own steps.
+
+    Raises:
+        ValueError: `sgd` has momentum or another optimiser.
+    """
     require(
         is_off(sgd.momentum) and sgd.optimizer is None,
         f"{method}'s coupled steps are plain SGD; train without momentum and without an"
@@ -97,7 +102,7 @@ def require_plain(method: str, sgd: SGD) -> None:
 
 
 def head_of(local: LocalTrainer) -> ModelPart:
-    """The head of a client's model; all of it where the model has no body."""
+    """The head of a client's model, or the whole model if it has no body."""
     part = "head" if "head" in local.parts_of_model else "everything"
     return local.part_of_model(part)
 

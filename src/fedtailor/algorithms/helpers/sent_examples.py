@@ -47,7 +47,7 @@ def example_streams(
 def batch_positions(
     count: IntScalar, step: Int[Array, ""], size: int, dtype: Any
 ) -> tuple[Int[Array, " size"], Float[Array, " size"]]:
-    """The examples of a step's batch; batches follow one another, pass after pass.
+    """The examples of a step's batch, in consecutive batches, pass after pass.
 
     Args:
         count: the number of examples.

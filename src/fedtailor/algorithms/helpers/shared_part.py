@@ -36,7 +36,7 @@ class SharedPart(AveragedModels):
     @staticmethod
     def begin(init: Init, part: ModelPart, optimizer: ServerOptimizer) -> "SharedPart":
         """Before the first round, at the common initial model."""
-        theta = init(0)[None]
+        theta = init(0)[None]  # [1, d]: the server holds one model
         state = optimizer.init(part.take(theta))
         return SharedPart(theta, state, theta[0], runs_of(part))
 
@@ -52,7 +52,7 @@ class SharedPart(AveragedModels):
     def initial_to_everyone(self, clients: int) -> Streams:
         """theta^0 [1, d], for the entries outside the part.
 
-        Clients know it already (from the seed).
+        Clients can compute it from the run's seed, so the ledger charges nothing.
         """
         return Streams.everyone(self.initial, clients, already_held=True)
 

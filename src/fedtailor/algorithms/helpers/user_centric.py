@@ -43,14 +43,14 @@ class UCFLState(BeforeProbe):
     """The streams, and what clients that arrive later are compared with."""
 
     gradients: Float[np.ndarray, "m d"] | None
-    """g_i, the clients' answers to the probe; None with rows of the user's own."""
+    """g_i, the clients' answers to the probe; None if the user gave the rows."""
     sigma2: Float[np.ndarray, " m"] | None
-    """sigma_i^2 as the clients sent it, likewise."""
+    """sigma_i^2 as the clients sent it; None if the user gave the rows."""
     kernel: Kernel
-    """What made rows of gradients and sigma_i^2."""
+    """The rule that gives rows of weights from gradients and sigma_i^2."""
     bandwidth: float
-    """What sigma_i^2 is multiplied with in the kernel: 1, unless the batch n_k was
-    chosen after the probe.
+    """The factor of sigma_i^2 in the kernel: 1, unless the batch n_k was chosen after
+    the probe.
     """
     rows: Float[np.ndarray, "m m"]
     """w_ij, the weights of all clients for each client."""
@@ -61,15 +61,15 @@ class UCFLState(BeforeProbe):
     model: Float[Array, "s d"]
     """theta_s, the streams' models."""
     mixed: Bool[np.ndarray, " s"]
-    """Which streams have been mixed at all; the models of the others are theta^0."""
+    """Which streams have ever been mixed; the models of the others are theta^0."""
     silhouettes: Float[np.ndarray, "k 2"]
     """The numbers of streams that "auto" compared, and their silhouettes."""
     fresh: bool
-    """Whether no round has been done, so that all streams are the model of the probe.
+    """Whether this is before the first round: all streams are the model of the probe.
     """
     uploads: LastUploads | None = None
-    """The clients' last models, once there are any; kept where each client has a stream
-    of its own.
+    """The models that clients sent last, if each client has a stream of its own; None
+    before the first round, or with fewer streams.
     """
     tried: Float[np.ndarray, "k 2"] = field(default_factory=lambda: np.zeros((0, 2)))
     """The batches of the variances that "auto" compared, as shares of a client's
@@ -88,8 +88,8 @@ class Trial(BeforeProbe):
     candidates: list[UCFLState]
     """What the server would hold with each candidate alone."""
     shares: Float[np.ndarray, " k"]
-    """n_k of each candidate as a share of a client's samples; NaN of the one without
-    n_k.
+    """n_k of each candidate as a share of a client's samples; NaN for the kernel
+    `bound`, which has no n_k.
     """
     validates: Bool[np.ndarray, " m"]
     """Which clients have validation data."""
@@ -101,7 +101,7 @@ class Trial(BeforeProbe):
         """Whether the candidates have trained long enough to be told apart.
 
         That is after `rounds` rounds, if the leader is then wrong at most half as often
-        as the initial model. Otherwise the trial goes on, at most `LONGEST_TRIAL` times
+        as the initial model. Otherwise the trial continues, at most `LONGEST_TRIAL` times
         as long: models that have hardly begun to learn do not tell which candidate will
         be best (training alone is often ahead for a while).
         """
@@ -112,7 +112,7 @@ class Trial(BeforeProbe):
         return has_learned or trained >= LONGEST_TRIAL * rounds
 
     def chosen(self) -> UCFLState:
-        """The state of the leader, which goes on alone."""
+        """The state of the leader, which continues alone."""
         compared = np.stack([self.shares, self.later_errors], axis=1)
         return self.leader.replace(tried=compared)
 
@@ -136,7 +136,7 @@ class Trial(BeforeProbe):
         return self.leader.model
 
     def downlink(self, cohort: Cohort) -> Downlink:
-        """What travels in a round of the trial.
+        """What the server sends in a round of the trial.
 
         Returns:
             For each client of the cohort, the model of its stream of every candidate.
@@ -165,8 +165,8 @@ class Trial(BeforeProbe):
             answers: what the clients sent, with their validation errors.
             cohort: the clients of the round.
         """
-        # The mean over clients, as runs are judged; the 0 of clients without validation
-        # data does not count.
+        # The mean over clients with validation data (the others sent 0), as runs are
+        # judged by the mean over clients.
         is_counted = cohort.reporting & self.validates[cohort.position]
         errors = self.errors
         if is_counted.any():

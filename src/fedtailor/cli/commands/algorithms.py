@@ -14,7 +14,7 @@ from fedtailor.algorithms.find import find_algorithm
 from fedtailor.cli.hyper import parameters
 from fedtailor.cli.names import names_and_json
 from fedtailor.protocol import About, Algorithm, check_choice, require
-from fedtailor.protocol.algorithm import Sees, Travels
+from fedtailor.protocol.about import Sees, Travels
 
 USAGE = (
     "usage: fedtailor algorithms [NAME] [--by travels|keeps|sees|validation] [--json]"

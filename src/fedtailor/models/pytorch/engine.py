@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Shaped
 from numpy.typing import NDArray
 
 from fedtailor.models.model import Architecture
-from fedtailor.models.parts import Anatomy
+from fedtailor.models.part_finder import LayerInfo
 from fedtailor.models.pytorch.host_call import host_call
 from fedtailor.models.pytorch.inspection import Facts
 from fedtailor.models.pytorch.live import LiveModule, Mode, What
@@ -81,9 +81,9 @@ class TorchEngine(Architecture):
         """The mode of a training step; a module with dropout needs a key for it."""
         return "statistics" if key is None and self.facts.stochastic else "training"
 
-    def anatomy(self, network: Any, input_shape: tuple[int, ...]) -> Anatomy:
+    def layer_info(self, network: Any, input_shape: tuple[int, ...]) -> LayerInfo:
         facts = self.facts
-        return Anatomy(
+        return LayerInfo(
             facts.head,
             facts.norms,
             facts.order,
@@ -93,7 +93,7 @@ class TorchEngine(Architecture):
     def features(
         self,
         network: Any,
-        anatomy: Anatomy,
+        layer_info: LayerInfo,
         x: Shaped[Array, "b ..."],
         key: Array | None,
     ) -> Float[Array, "b ..."]:
@@ -104,7 +104,7 @@ class TorchEngine(Architecture):
     def train_features(
         self,
         network: Any,
-        anatomy: Anatomy,
+        layer_info: LayerInfo,
         x: Shaped[Array, "b ..."],
         key: Array | None,
         weight: Float[Array, " b"],
@@ -114,7 +114,7 @@ class TorchEngine(Architecture):
     def head_outputs(
         self,
         network: Any,
-        anatomy: Anatomy,
+        layer_info: LayerInfo,
         features: Float[Array, "b ..."],
         input_shape: tuple[int, ...],
     ) -> Float[Array, "b ..."]:

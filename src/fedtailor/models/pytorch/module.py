@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
 from fedtailor.models.model import Architecture
-from fedtailor.models.parts import Anatomy
+from fedtailor.models.part_finder import LayerInfo
 from fedtailor.models.pytorch.convert import (
     has_randomness,
     head_of,
@@ -68,17 +68,17 @@ class TorchModule(Architecture):
         outputs = self.training.run(network, self._input(network, x), context)
         return outputs, {**network, **context.renewed}
 
-    def anatomy(self, network: Any, input_shape: tuple[int, ...]) -> Anatomy:
+    def layer_info(self, network: Any, input_shape: tuple[int, ...]) -> LayerInfo:
         # the module that owns the head's weight: "fc" of "fc.weight"
         head, names = head_of(self.evaluation), dict(self.evaluation.names)
         path = None if head is None else names[head.args[1].name].rpartition(".")[0]
         order = layer_order(self.evaluation)
-        return Anatomy(path, norms_of(self.evaluation), order, self.input_dtype)
+        return LayerInfo(path, norms_of(self.evaluation), order, self.input_dtype)
 
     def features(
         self,
         network: Any,
-        anatomy: Anatomy,
+        layer_info: LayerInfo,
         x: Shaped[Array, "b ..."],
         key: Array | None,
     ) -> Float[Array, "b ..."]:
@@ -91,7 +91,7 @@ class TorchModule(Architecture):
     def train_features(
         self,
         network: Any,
-        anatomy: Anatomy,
+        layer_info: LayerInfo,
         x: Shaped[Array, "b ..."],
         key: Array | None,
         weight: Float[Array, " b"],
@@ -104,7 +104,7 @@ class TorchModule(Architecture):
     def head_outputs(
         self,
         network: Any,
-        anatomy: Anatomy,
+        layer_info: LayerInfo,
         features: Float[Array, "b ..."],
         input_shape: tuple[int, ...],
     ) -> Float[Array, "b ..."]:

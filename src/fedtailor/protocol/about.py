@@ -1,0 +1,54 @@
+"""`About`: what tables of methods say of a method."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Travels = Literal["nothing", "a part", "one model", "one of several", "several"]
+"""What a client receives in a round of the server's models:
+
+* "nothing";
+* "a part": some entries of the only model, such as its body;
+* "one model": the only model, whole;
+* "one of several": one of the server's models, for this client or for its cluster;
+* "several": several models."""
+
+Sees = Literal["nothing", "sums", "sums, numbers", "models", "data"]
+"""What the server must know of the clients' messages to do its part:
+
+* "nothing";
+* "sums": weighted sums over clients, with weights that do not depend on the summed
+  vectors, so that secure aggregation can hide each client's vector;
+* "sums, numbers": such sums of vectors, and one or two numbers of each client, such as
+  its loss or the model that it chose;
+* "models": the model or gradient of each client;
+* "data": examples of clients, or a summary of each client's inputs."""
+
+
+@dataclass(frozen=True)
+class About:
+    """A method with its default settings, as tables of methods describe it.
+
+    Attributes:
+        name: the name on the command line.
+        paper: authors, year and title of the paper.
+        down: what the server sends to a client in a round, such as "1 model".
+        up: what a client sends to the server in a round.
+        keeps: what a client keeps from round to round (`Algorithm.init_client`), such
+            as "its personal model"; it never leaves the client.
+        unseen: what an unseen client predicts with, such as "the global model".
+        travels: `down` as one of a few classes, to group methods by.
+        sees: what the server must know of the clients' messages. The default "models"
+            is the safe answer: it makes no promise to the clients.
+        validation: what a client chooses on its validation data, and how it chooses
+            without any; "" = it does not use them.
+    """
+
+    name: str
+    paper: str
+    down: str
+    up: str
+    keeps: str
+    unseen: str
+    travels: Travels = "one model"
+    sees: Sees = "models"
+    validation: str = ""

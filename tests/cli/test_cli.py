@@ -97,10 +97,10 @@ def test_algorithms_are_listed_with_what_travels(capsys):
         "paper",
         "down",
         "up",
-        "keeps",
-        "unseen",
+        "client_keeps",
+        "unseen_clients_get",
         "travels",
-        "sees",
+        "server_sees",
         "validation",
     }
     assert all(

@@ -4,7 +4,7 @@ prints it.
 
 import re
 
-from fedtailor.cli.commands.algorithms import GROUPS, group
+from fedtailor.cli.commands.algorithms import GROUPS, fact_of, group
 from fedtailor.protocol import Algorithm
 
 COLUMNS = ("down", "up", "keeps", "sees", "validation", "unseen")
@@ -26,7 +26,7 @@ def methods_table() -> str:
                 cells = (
                     name,
                     source[0] if source else "",
-                    *(getattr(kind.about, column) for column in COLUMNS),
+                    *(fact_of(kind.about, column) for column in COLUMNS),
                 )
                 lines.append(f"| {' | '.join(cell or 'not used' for cell in cells)} |")
         lines.append("")

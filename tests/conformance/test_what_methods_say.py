@@ -37,17 +37,17 @@ def test_what_travels_is_kept_and_seen(name, monkeypatch):
     )
     with float64():
         training = train(algorithm, federation(), softmax_model(), 0)
-        assert (about.keeps == "nothing") == (not training.keeps_states)
-        if about.sees not in ("nothing", "data"):
+        assert (about.client_keeps == "nothing") == (not training.keeps_states)
+        if about.server_sees not in ("nothing", "data"):
             vectors, numbers = seen_by_the_server(training, monkeypatch)
-            assert (about.sees == "models") == vectors
-            assert (about.sees == "sums, numbers") == (numbers and not vectors)
+            assert (about.server_sees == "models") == vectors
+            assert (about.server_sees == "sums, numbers") == (numbers and not vectors)
         for _ in range(2):
             training.advance()
         frame = training.ledger.frame().filter(
             (pl.col("phase") == "round") & (pl.col("round") == 1)
         )
-        if about.sees == "nothing":
+        if about.server_sees == "nothing":
             assert frame.filter(pl.col("direction") == "up")["bytes_unicast"].sum() == 0
         if name in TRAFFIC:
             assert traffic(frame) == TRAFFIC[name]

@@ -81,9 +81,9 @@ class AFL(Algorithm):
         paper="Mohri, Sivek and Suresh 2019, Agnostic Federated Learning",
         down="1 model",
         up="1 gradient (or model) and its loss",
-        keeps="nothing",
-        unseen="the averaged global model",
-        sees="sums, numbers",
+        client_keeps="nothing",
+        unseen_clients_get="the averaged global model",
+        server_sees="sums, numbers",
     )
 
     lr: float = 0.1

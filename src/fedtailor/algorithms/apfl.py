@@ -52,9 +52,9 @@ class APFL(FedAvg):
         paper="Deng et al. 2020, Adaptive Personalized Federated Learning",
         down="1 model",
         up="1 model",
-        keeps="its personal model and its share alpha",
-        unseen="a round of its own training from the global model",
-        sees="sums",
+        client_keeps="its personal model and its share alpha",
+        unseen_clients_get="a round of its own training from the global model",
+        server_sees="sums",
     )
 
     sgd: SGD = SGD(lr=0.1, steps=10, batch_size=50)

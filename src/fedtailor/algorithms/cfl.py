@@ -111,8 +111,8 @@ class CFL(Algorithm):
         ),
         down="1 model of its cluster",
         up="1 model",
-        keeps="nothing",
-        unseen="walks down the tree of splits by its own updates",
+        client_keeps="nothing",
+        unseen_clients_get="walks down the tree of splits by its own updates",
         travels="one of several",
     )
 

@@ -284,8 +284,8 @@ class CGPFL(Contextual):
         ),
         down="1 model of its context",
         up="1 model",
-        keeps="its personal model",
-        unseen=(
+        client_keeps="its personal model",
+        unseen_clients_get=(
             "all contexts, of which it takes the one of lowest loss; then inner steps"
         ),
         travels="one of several",

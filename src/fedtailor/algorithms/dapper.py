@@ -118,9 +118,9 @@ class DAPPER(Algorithm):
         ),
         down="1 model, or all of q; once, after training, r m_k examples",
         up="1 model, and its number if there are several",
-        keeps="nothing",
-        unseen="its model and r m_k examples, on which it adapts as others do",
-        sees="data",
+        client_keeps="nothing",
+        unseen_clients_get="its model and r m_k examples, on which it adapts as others do",
+        server_sees="data",
         validation="the share lambda; else held-out training samples",
     )
 

@@ -57,9 +57,9 @@ class Ditto(FedAvg):
         ),
         down="1 model",
         up="1 model",
-        keeps="its personal model",
-        unseen="proximal steps from the global model",
-        sees="sums",
+        client_keeps="its personal model",
+        unseen_clients_get="proximal steps from the global model",
+        server_sees="sums",
     )
 
     sgd: SGD = SGD(lr=0.05, steps=2, batch_size=16)

@@ -62,9 +62,9 @@ class FedALA(FedAvg):
         ),
         down="1 model",
         up="1 model",
-        keeps="its model and its weights",
-        unseen="the global model",
-        sees="sums",
+        client_keeps="its model and its weights",
+        unseen_clients_get="the global model",
+        server_sees="sums",
     )
 
     part: str = "head"

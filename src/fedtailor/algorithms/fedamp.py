@@ -84,8 +84,8 @@ class FedAMP(Algorithm):
         ),
         down="1 model, its own mean",
         up="1 model",
-        keeps="its personal model",
-        unseen="all clients' models; trains, attends to them, and trains again",
+        client_keeps="its personal model",
+        unseen_clients_get="all clients' models; trains, attends to them, and trains again",
         travels="one of several",
     )
 

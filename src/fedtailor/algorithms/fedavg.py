@@ -44,9 +44,9 @@ class FedAvg(Algorithm):
         ),
         down="1 model",
         up="1 model",
-        keeps="nothing",
-        unseen="the global model",
-        sees="sums",
+        client_keeps="nothing",
+        unseen_clients_get="the global model",
+        server_sees="sums",
     )
 
     sgd: SGD = SGD()

@@ -28,9 +28,9 @@ class FedAvgM(FedAvg):
         ),
         down="1 model",
         up="1 model",
-        keeps="nothing",
-        unseen="the global model",
-        sees="sums",
+        client_keeps="nothing",
+        unseen_clients_get="the global model",
+        server_sees="sums",
     )
 
     sgd: SGD = SGD(lr=0.01, epochs=2, batch_size=20)

@@ -51,10 +51,10 @@ class FedBABU(FedPer):
         ),
         down="1 body",
         up="1 body",
-        keeps="nothing",
-        unseen="the shared model, fine-tuned on its own data",
+        client_keeps="nothing",
+        unseen_clients_get="the shared model, fine-tuned on its own data",
         travels="a part",
-        sees="sums",
+        server_sees="sums",
     )
 
     part: str = "head"

@@ -45,10 +45,10 @@ class FedBN(FedPer):
         ),
         down="1 model without normalisation layers",
         up="1 model without normalisation layers",
-        keeps="its normalisation layers",
-        unseen="the shared model, with running statistics from its own data",
+        client_keeps="its normalisation layers",
+        unseen_clients_get="the shared model, with running statistics from its own data",
         travels="a part",
-        sees="sums",
+        server_sees="sums",
     )
 
     sgd: SGD = SGD(lr=0.01, epochs=1, batch_size=32)

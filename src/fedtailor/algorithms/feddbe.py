@@ -84,9 +84,9 @@ class FedDBE(FedAvg):
         ),
         down="1 model; once mean features",
         up="1 model; once mean features",
-        keeps="a vector added to features, and their running mean",
-        unseen="trains its vector on the global model",
-        sees="sums",
+        client_keeps="a vector added to features, and their running mean",
+        unseen_clients_get="trains its vector on the global model",
+        server_sees="sums",
     )
 
     sgd: SGD = SGD()

@@ -64,9 +64,9 @@ class FedDyn(Algorithm):
         paper="Acar et al. 2021, Federated Learning Based on Dynamic Regularization",
         down="1 model",
         up="1 model",
-        keeps="its linear term",
-        unseen="the global model",
-        sees="sums",
+        client_keeps="its linear term",
+        unseen_clients_get="the global model",
+        server_sees="sums",
     )
 
     sgd: SGD = SGD(lr=0.1, epochs=5, batch_size=50)

@@ -76,10 +76,10 @@ class FedEM(Algorithm):
         ),
         down="all K models",
         up="K models",
-        keeps="its proportions of the K models",
-        unseen="all K models; it finds its proportions",
+        client_keeps="its proportions of the K models",
+        unseen_clients_get="all K models; it finds its proportions",
         travels="several",
-        sees="sums",
+        server_sees="sums",
     )
 
     sgd: SGD = SGD(lr=0.05, batch_size=128)

@@ -77,8 +77,8 @@ class FedFomo(Algorithm):
         ),
         down="M other clients' models",
         up="1 model and M weights",
-        keeps="its model before and after training",
-        unseen=(
+        client_keeps="its model before and after training",
+        unseen_clients_get=(
             "weighs all models on held-out training samples, then trains on the others"
         ),
         travels="several",

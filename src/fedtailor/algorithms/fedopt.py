@@ -28,9 +28,9 @@ class FedAdam(FedAvg):
         paper=_PAPER,
         down="1 model",
         up="1 model",
-        keeps="nothing",
-        unseen="the global model",
-        sees="sums",
+        client_keeps="nothing",
+        unseen_clients_get="the global model",
+        server_sees="sums",
     )
 
     sgd: SGD = SGD(lr=0.03, epochs=1, batch_size=20)
@@ -61,9 +61,9 @@ class FedYogi(FedAvg):
         paper=_PAPER,
         down="1 model",
         up="1 model",
-        keeps="nothing",
-        unseen="the global model",
-        sees="sums",
+        client_keeps="nothing",
+        unseen_clients_get="the global model",
+        server_sees="sums",
     )
 
     sgd: SGD = SGD(lr=0.03, epochs=1, batch_size=20)
@@ -96,9 +96,9 @@ class FedAdagrad(FedAvg):
         paper=_PAPER,
         down="1 model",
         up="1 model",
-        keeps="nothing",
-        unseen="the global model",
-        sees="sums",
+        client_keeps="nothing",
+        unseen_clients_get="the global model",
+        server_sees="sums",
     )
 
     sgd: SGD = SGD(lr=0.03, epochs=1, batch_size=20)

@@ -49,10 +49,10 @@ class FedPer(Algorithm):
         paper="Arivazhagan et al. 2019, Federated Learning with Personalization Layers",
         down="1 body",
         up="1 body",
-        keeps="its head",
-        unseen="trains a head on the shared body",
+        client_keeps="its head",
+        unseen_clients_get="trains a head on the shared body",
         travels="a part",
-        sees="sums",
+        server_sees="sums",
     )
 
     sgd: SGD = SGD()

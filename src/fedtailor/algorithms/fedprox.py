@@ -38,9 +38,9 @@ class FedProx(FedAvg):
         paper="Li et al. 2020, Federated Optimization in Heterogeneous Networks",
         down="1 model",
         up="1 model",
-        keeps="nothing",
-        unseen="the global model",
-        sees="sums",
+        client_keeps="nothing",
+        unseen_clients_get="the global model",
+        server_sees="sums",
     )
 
     sgd: SGD = SGD(lr=0.01, epochs=20, batch_size=10)

@@ -37,10 +37,10 @@ class FedRep(FedPer):
         ),
         down="1 body",
         up="1 body",
-        keeps="its head",
-        unseen="trains a head on the shared body",
+        client_keeps="its head",
+        unseen_clients_get="trains a head on the shared body",
         travels="a part",
-        sees="sums",
+        server_sees="sums",
     )
 
     sgd: SGD = SGD(lr=0.01, momentum=0.5, epochs=1, batch_size=10)

@@ -69,9 +69,9 @@ class FedRoD(FedAvg):
         ),
         down="1 model",
         up="1 model",
-        keeps="its residual head",
-        unseen="the generic model",
-        sees="sums",
+        client_keeps="its residual head",
+        unseen_clients_get="the generic model",
+        server_sees="sums",
     )
 
     sgd: SGD = SGD()

@@ -52,9 +52,9 @@ class FineTune(FedAvg):
         ),
         down="1 model",
         up="1 model",
-        keeps="nothing",
-        unseen="the global model, fine-tuned on its own data",
-        sees="sums",
+        client_keeps="nothing",
+        unseen_clients_get="the global model, fine-tuned on its own data",
+        server_sees="sums",
     )
 
     tune: SGD = SGD(lr=0.005, batch_size=10)

@@ -108,10 +108,10 @@ class HypCluster(Algorithm):
         ),
         down="all q models",
         up="1 model, and its number",
-        keeps="nothing",
-        unseen="all q models; it picks the one that fits its data best",
+        client_keeps="nothing",
+        unseen_clients_get="all q models; it picks the one that fits its data best",
         travels="several",
-        sees="sums, numbers",
+        server_sees="sums, numbers",
     )
 
     sgd: SGD = SGD(lr=0.01, epochs=2, batch_size=20)

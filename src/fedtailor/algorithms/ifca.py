@@ -41,10 +41,10 @@ class IFCA(HypCluster):
         ),
         down="all q models",
         up="1 model or gradient, and the model's number",
-        keeps="nothing",
-        unseen="all q models; it picks the one that fits its data best",
+        client_keeps="nothing",
+        unseen_clients_get="all q models; it picks the one that fits its data best",
         travels="several",
-        sees="sums, numbers",
+        server_sees="sums, numbers",
     )
 
     sgd: SGD = SGD(lr=0.1, steps=10, batch_size=200)

@@ -58,9 +58,9 @@ class KNNPer(FedAvg):
         ),
         down="1 model",
         up="1 model",
-        keeps="nothing",
-        unseen="the global model beside its own nearest samples",
-        sees="sums",
+        client_keeps="nothing",
+        unseen_clients_get="the global model beside its own nearest samples",
+        server_sees="sums",
         validation="the neighbours' share; else lam_without_validation",
     )
 

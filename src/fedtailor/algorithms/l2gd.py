@@ -77,9 +77,9 @@ class L2GD(Algorithm):
         ),
         down="1 model, in the first averaging round after a local one",
         up="1 model, in the last local round before an averaging one",
-        keeps="its personal model (and the mean)",
-        unseen="proximal steps from the mean",
-        sees="sums",
+        client_keeps="its personal model (and the mean)",
+        unseen_clients_get="proximal steps from the mean",
+        server_sees="sums",
     )
     participants: ClassVar = "all"
 

@@ -30,10 +30,10 @@ class LGFedAvg(FedPer):
         ),
         down="1 head",
         up="1 head",
-        keeps="its body",
-        unseen="trains a body under the shared head",
+        client_keeps="its body",
+        unseen_clients_get="trains a body under the shared head",
         travels="a part",
-        sees="sums",
+        server_sees="sums",
     )
 
     part: str = "head"

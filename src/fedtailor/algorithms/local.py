@@ -54,10 +54,10 @@ class Local(Algorithm):
         paper="no federation (baseline of all five papers)",
         down="nothing",
         up="nothing",
-        keeps="its model",
-        unseen="trains alone in as many rounds as the others did",
+        client_keeps="its model",
+        unseen_clients_get="trains alone in as many rounds as the others did",
         travels="nothing",
-        sees="nothing",
+        server_sees="nothing",
     )
     participants: ClassVar = "all"
 

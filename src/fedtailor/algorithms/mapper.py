@@ -57,9 +57,9 @@ class MAPPER(FedAvg):
         ),
         down="1 model",
         up="1 model",
-        keeps="nothing",
-        unseen="fits its own local model and lambda to the global model",
-        sees="sums",
+        client_keeps="nothing",
+        unseen_clients_get="fits its own local model and lambda to the global model",
+        server_sees="sums",
     )
 
     sgd: SGD = SGD(lr=0.01, epochs=2, batch_size=20)

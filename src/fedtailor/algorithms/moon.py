@@ -55,9 +55,9 @@ class MOON(FedAvg):
         paper="Li et al. 2021, Model-Contrastive Federated Learning",
         down="1 model",
         up="1 model",
-        keeps="the model that it trained last",
-        unseen="the global model",
-        sees="sums",
+        client_keeps="the model that it trained last",
+        unseen_clients_get="the global model",
+        server_sees="sums",
     )
 
     sgd: SGD = SGD(lr=0.01, momentum=0.9, weight_decay=1e-5, epochs=10, batch_size=64)

@@ -53,9 +53,9 @@ class MRMTL(FedAvg):
         ),
         down="1 model, the mean of all clients'",
         up="1 model",
-        keeps="its personal model",
-        unseen="a round of training from the mean, towards it",
-        sees="sums",
+        client_keeps="its personal model",
+        unseen_clients_get="a round of training from the mean, towards it",
+        server_sees="sums",
     )
 
     sgd: SGD = SGD(lr=0.01)

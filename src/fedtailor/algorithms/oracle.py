@@ -54,10 +54,10 @@ class Oracle(Algorithm):
         ),
         down="1 model of its group",
         up="1 model",
-        keeps="nothing",
-        unseen="the model of its true group",
+        client_keeps="nothing",
+        unseen_clients_get="the model of its true group",
         travels="one of several",
-        sees="sums",
+        server_sees="sums",
     )
 
     sgd: SGD = SGD()

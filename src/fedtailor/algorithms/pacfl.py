@@ -102,10 +102,10 @@ class PACFL(Algorithm):
         ),
         down="1 model of its cluster",
         up="1 model; once, p vectors of each class's inputs",
-        keeps="nothing",
-        unseen="sends its vectors; the model of the nearest client's cluster",
+        client_keeps="nothing",
+        unseen_clients_get="sends its vectors; the model of the nearest client's cluster",
         travels="one of several",
-        sees="data",
+        server_sees="data",
     )
 
     sgd: SGD = SGD(lr=0.01, momentum=0.5, epochs=10, batch_size=10)

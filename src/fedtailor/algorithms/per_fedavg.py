@@ -50,9 +50,9 @@ class PerFedAvg(FedAvg):
         ),
         down="1 model",
         up="1 model",
-        keeps="nothing",
-        unseen="the global model after gradient steps on its own data",
-        sees="sums",
+        client_keeps="nothing",
+        unseen_clients_get="the global model after gradient steps on its own data",
+        server_sees="sums",
     )
 
     sgd: SGD = SGD(lr=0.001, steps=10, batch_size=40)

@@ -110,8 +110,8 @@ class PFedHN(Algorithm):
         ),
         down="1 model, its own",
         up="1 model",
-        keeps="nothing",
-        unseen="the hypernetwork; it fits an embedding to its own training",
+        client_keeps="nothing",
+        unseen_clients_get="the hypernetwork; it fits an embedding to its own training",
         travels="one of several",
     )
 

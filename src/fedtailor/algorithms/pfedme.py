@@ -56,9 +56,9 @@ class PFedMe(Algorithm):
         paper="Dinh et al. 2020, Personalized Federated Learning with Moreau Envelopes",
         down="1 model, to all clients",
         up="1 model",
-        keeps="its personal model",
-        unseen="inner steps around the global model",
-        sees="sums",
+        client_keeps="its personal model",
+        unseen_clients_get="inner steps around the global model",
+        server_sees="sums",
     )
     participants: ClassVar = "all"
 

@@ -68,9 +68,9 @@ class SCAFFOLD(Algorithm):
         ),
         down="1 model and 1 control",
         up="1 model and 1 control",
-        keeps="its control",
-        unseen="the global model",
-        sees="sums",
+        client_keeps="its control",
+        unseen_clients_get="the global model",
+        server_sees="sums",
     )
 
     sgd: SGD = SGD(lr=0.01, epochs=5)

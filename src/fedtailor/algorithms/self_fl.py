@@ -97,8 +97,8 @@ class SelfFL(Algorithm):
         paper="Chen et al. 2022, Self-Aware Personalized Federated Learning",
         down="1 model and 3 scalars",
         up="1 model and 1 scalar",
-        keeps="its personal model, mean and variance of its past ones",
-        unseen="the global model, after steps on its own data",
+        client_keeps="its personal model, mean and variance of its past ones",
+        unseen_clients_get="the global model, after steps on its own data",
     )
 
     sgd: SGD = SGD(lr=0.03, steps=20, batch_size=10)

@@ -110,8 +110,8 @@ class UCFL(Algorithm):
         paper="Mestoukirdi et al. 2021, User-Centric Federated Learning",
         down="1 model of its stream (theta^0 once, in the probe)",
         up="1 model (1 gradient and 2 scalars once, in the probe)",
-        keeps="nothing",
-        unseen=(
+        client_keeps="nothing",
+        unseen_clients_get=(
             "answers the probe; the nearest stream, or its own mix of the last models"
         ),
         travels="one of several",

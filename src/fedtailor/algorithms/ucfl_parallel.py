@@ -45,8 +45,8 @@ class UCFLParallel(UCFL):
         paper="Mestoukirdi et al. 2022, User-Centric Federated Learning, eq. 12",
         down="all streams' models",
         up="as many models as streams",
-        keeps="nothing",
-        unseen="answers the probe; the nearest stream, or its own mix of the streams",
+        client_keeps="nothing",
+        unseen_clients_get="answers the probe; the nearest stream, or its own mix of the streams",
         travels="several",
     )
 

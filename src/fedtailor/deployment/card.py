@@ -342,7 +342,7 @@ def _shared(run: OpenedRun, client: str, about: dict[str, Any]) -> Iterator[str]
     yield ""
     yield f"- is sent: {_text(method.down)}"
     yield f"- sends: {_text(method.up)}"
-    yield f"- keeps: {_text(method.keeps)}"
+    yield f"- keeps: {_text(method.client_keeps)}"
     yield ""
     # What was sent, and when -> the bytes of each message.
     messages: dict[str, list[int]] = {}

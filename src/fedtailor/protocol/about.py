@@ -33,12 +33,13 @@ class About:
         paper: authors, year and title of the paper.
         down: what the server sends to a client in a round, such as "1 model".
         up: what a client sends to the server in a round.
-        keeps: what a client keeps from round to round (`Algorithm.init_client`), such
+        client_keeps: what a client keeps from round to round (`Algorithm.init_client`), such
             as "its personal model"; it never leaves the client.
-        unseen: what an unseen client predicts with, such as "the global model".
+        unseen_clients_get: what an unseen client predicts with, such as "the global
+            model".
         travels: `down` as one of a few classes, to group methods by.
-        sees: what the server must know of the clients' messages. The default "models"
-            is the safe answer: it makes no promise to the clients.
+        server_sees: what the server must know of the clients' messages. The default
+            "models" is the safe answer: it makes no promise to the clients.
         validation: what a client chooses on its validation data, and how it chooses
             without any; "" = it does not use them.
     """
@@ -47,8 +48,8 @@ class About:
     paper: str
     down: str
     up: str
-    keeps: str
-    unseen: str
+    client_keeps: str
+    unseen_clients_get: str
     travels: Travels = "one model"
-    sees: Sees = "models"
+    server_sees: Sees = "models"
     validation: str = ""

@@ -102,7 +102,7 @@ class SecureSums:
                 )
             else:
                 require(
-                    method.about.sees in ("sums", "nothing"),
+                    method.about.server_sees in ("sums", "nothing"),
                     f"secure_aggregation shows the server sums only, and {name}'s needs"
                     " more of each client; `fedtailor algorithms --by sees` lists"
                     " methods that do not",

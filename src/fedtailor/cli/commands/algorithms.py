@@ -42,6 +42,12 @@ GROUPS = {
     "validation": ("not used", "used"),
 }
 """The groups of each fact, in the order in which they are listed."""
+FIELDS = {
+    "keeps": "client_keeps",
+    "sees": "server_sees",
+    "unseen": "unseen_clients_get",
+}
+"""The short words of the list -> the fields of `About`, where they have longer names."""
 LEGEND = (
     (
         "sees: sums = weighted sums over clients; sums, numbers = such sums, and a"
@@ -96,28 +102,32 @@ def _grouped_by(arguments: list[str]) -> tuple[str | None, list[str]]:
 
 def _one(kind: type[Algorithm], as_json: bool) -> None:
     """Print all about one method."""
-    about, rows = dataclasses.asdict(kind.about), parameters(kind())
-    doc = inspect.getdoc(kind)
+    rows, doc = parameters(kind()), inspect.getdoc(kind)
     if as_json:
+        about = dataclasses.asdict(kind.about)
         print(json.dumps({**about, "doc": doc, "parameters": rows}, indent=2))
         return
     print(f"{kind.about.name}: {kind.about.paper}\n\n{doc}\n")
-    facts = {**about, "validation": about["validation"] or "not used"}
-    for name in ("down", "up", "keeps", "sees", "validation", "unseen"):
-        print(f"{name:>10}: {facts[name]}")
+    for word in ("down", "up", "keeps", "sees", "validation", "unseen"):
+        print(f"{word:>10}: {fact_of(kind.about, word) or 'not used'}")
     print("\nHyper-parameters:")
     for row in rows:
         print(f"  --{row['name']} (default {row['default']})")
         print(f"      {row['doc']}")
 
 
+def fact_of(about: About, word: str) -> str:
+    """What a method says by one word of the list."""
+    return getattr(about, FIELDS.get(word, word))
+
+
 def group(about: About, fact: str) -> str:
     """The group of a method in the list by one fact."""
     if fact == "keeps":
-        return "nothing" if about.keeps == "nothing" else "something"
+        return "nothing" if about.client_keeps == "nothing" else "something"
     if fact == "validation":
         return "used" if about.validation else "not used"
-    return getattr(about, fact)
+    return fact_of(about, fact)
 
 
 def _listed(methods: list[About], fact: str) -> str:
@@ -175,4 +185,4 @@ def _alike(about: About) -> tuple[int, ...]:
 def _cell(about: About, fact: str) -> str:
     if fact == "validation":
         return "used" if about.validation else "-"
-    return getattr(about, fact)
+    return fact_of(about, fact)

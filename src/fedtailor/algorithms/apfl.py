@@ -107,7 +107,8 @@ class APFL(FedAvg):
             grad_v, grad_alpha = self._gradients(local, (v, w), alpha, batch)
             # With alpha_lr = 0 alpha is fixed, and this is not compiled.
             if not is_off(self.alpha_lr):
-                # Once a round, on its first batch; later its gradient is not computed.
+                # Once a round, on its first batch. Where parameters are mixed, the
+                # derivative is not computed on the others.
                 alpha = jax.lax.cond(
                     index == 0,
                     lambda: jnp.clip(alpha - self.alpha_lr * grad_alpha(), 0, 1),
@@ -135,8 +136,9 @@ class APFL(FedAvg):
             alpha: share of v in the mixture.
 
         Returns:
-            The gradient with respect to v, and a function that computes the derivative
-            with respect to alpha, which is needed only once a round.
+            The gradient with respect to v, and a function that gives the derivative
+            with respect to alpha: needed only once a round, it is computed when asked
+            for, unless it comes with the gradient.
         """
         v, w = pair
         if self.mix == "parameters":

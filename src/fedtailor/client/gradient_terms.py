@@ -9,11 +9,11 @@ from jaxtyping import PyTree
 
 from fedtailor.protocol import Params
 
-GradientTerm = Callable[[Params, Params], Params]
-"""(grads, params) -> the gradient with the term added."""
+GradientChange = Callable[[Params, Params], Params]
+"""(grads, params) -> the gradient with a term added, or with entries set to zero."""
 
 
-def weight_decay(coefficient: ArrayLike) -> GradientTerm:
+def weight_decay(coefficient: ArrayLike) -> GradientChange:
     """Add the gradient of coefficient/2 |w|^2."""
 
     def add(grads: Params, params: Params) -> Params:
@@ -22,7 +22,7 @@ def weight_decay(coefficient: ArrayLike) -> GradientTerm:
     return add
 
 
-def proximal(mu: ArrayLike, anchor: Params) -> GradientTerm:
+def proximal(mu: ArrayLike, anchor: Params) -> GradientChange:
     """Add the gradient of mu/2 |w - anchor|^2."""
 
     def add(grads: Params, params: Params) -> Params:
@@ -31,7 +31,7 @@ def proximal(mu: ArrayLike, anchor: Params) -> GradientTerm:
     return add
 
 
-def linear(slope: Params) -> GradientTerm:
+def linear(slope: Params) -> GradientChange:
     """Add the gradient of <slope, w>."""
 
     def add(grads: Params, params: Params) -> Params:
@@ -40,7 +40,7 @@ def linear(slope: Params) -> GradientTerm:
     return add
 
 
-def zero_outside(mask: PyTree[bool]) -> GradientTerm:
+def zero_outside(mask: PyTree[bool]) -> GradientChange:
     """Set the gradient to zero where the mask is False, which has one bool a leaf."""
 
     def zero(grads: Params, params: Params) -> Params:

@@ -72,25 +72,28 @@ def train(
     # optimizer may depend on the shapes of parameters, and gets those of the model.
     layout = LoopLayout(params, transpose_narrow=sgd.optimizer is None)
 
-    # A term that is switched off adds no operations to the compiled program.
-    terms = []
+    # What becomes of a batch's gradient, in this order: terms are added, then masks set
+    # entries to zero. What is switched off adds no operations to the compiled program.
+    changes = []
     if not is_off(sgd.weight_decay):
-        terms.append(gradient_terms.weight_decay(sgd.weight_decay))
+        changes.append(gradient_terms.weight_decay(sgd.weight_decay))
     if proximal is not None:
         mu, anchor = proximal
-        terms.append(gradient_terms.proximal(mu, layout.to_loop(local.params(anchor))))
+        anchor_in_loop = layout.to_loop(local.params(anchor))
+        changes.append(gradient_terms.proximal(mu, anchor_in_loop))
     if linear_term is not None:
-        terms.append(gradient_terms.linear(layout.to_loop(local.params(linear_term))))
-    # Frozen parameters are masked twice: in the gradient, so that an optimizer that
-    # looks at all of it (clipping by global norm) does not see them, and after the
-    # update, as an optimizer may change a parameter whose gradient is zero (decay).
+        changes.append(gradient_terms.linear(layout.to_loop(local.params(linear_term))))
+    # Masks have one bool for each leaf, the same in both layouts. Frozen parameters are
+    # masked twice: in the gradient, so that an optimizer that looks at all of it
+    # (clipping by global norm) does not see them, and after the update, as an optimizer
+    # may change a parameter whose gradient is zero (decay).
     if is_trained is not None:
-        terms.append(gradient_terms.zero_outside(is_trained))
+        changes.append(gradient_terms.zero_outside(is_trained))
     # Running statistics are leaves of params, too. They are updated by the forward pass
     # and not by the optimizer.
     if model.has_statistics:
         is_learned = model.statistics.complement.tree_mask(params)
-        terms.append(gradient_terms.zero_outside(is_learned))
+        changes.append(gradient_terms.zero_outside(is_learned))
 
     def step(carry: Carry, batch: Batch | None, number: Int[Array, ""]) -> Carry:
         # The carry, gradients and updates are in the loop's layout. Only the loss is
@@ -98,8 +101,8 @@ def train(
         params, opt_state = carry
         grads, with_statistics = loss_gradient(layout.to_model(params), batch, number)
         grads = layout.to_loop(grads)
-        for add_term in terms:
-            grads = add_term(grads, params)
+        for change in changes:
+            grads = change(grads, params)
         updates, opt_state = optimizer.update(grads, opt_state, params)
         new_params = jax.tree.map(lambda w, u: w + u.astype(w.dtype), params, updates)
         if model.has_statistics:

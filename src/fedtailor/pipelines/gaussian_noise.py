@@ -173,11 +173,11 @@ class GaussianNoise(Transform):
         if self.quantile is not None:
             # The count of clients within the clip norm must cost less than `multiplier`
             # allows for both releases: z < 2 count_noise; see `_noise`.
-            least = self.multiplier * REPORTERS_PER_COUNT_NOISE / 2
+            bound = self.multiplier * REPORTERS_PER_COUNT_NOISE / 2
             require(
-                self.multiplier < 2 * expected / REPORTERS_PER_COUNT_NOISE,
+                expected > bound,
                 f"adaptive clipping with multiplier {self.multiplier:g} needs more than"
-                f" {math.ceil(least)} clients expected in a round, not {expected}; leave"
+                f" {math.floor(bound)} clients expected in a round, not {expected}; leave"
                 " out quantile",
             )
         return {"norm": self.norm, "expected": expected}

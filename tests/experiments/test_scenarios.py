@@ -30,18 +30,12 @@ def test_auto_finds_the_four_groups(name, seed):
     scenario = find(name)
     algorithm, federation = scenario.algorithm("ucfl"), scenario.build(seed)
     assert isinstance(algorithm, UCFL) and algorithm.streams == "auto"
-    server = simulate(
-        algorithm,
-        federation,
-        scenario.model.bind(federation.input_shape, 10),
-        seed=seed,
-    ).server
+    model = scenario.model.bind(federation.input_shape, 10)
+    training = simulate(algorithm, federation, model, seed=seed)
+    training.probe()
+    stream = training.server.stream
     groups = federation.groups[np.argsort(federation.ids)]
-    assert (
-        len(set(zip(server.stream, groups, strict=True)))
-        == 4
-        == server.stream.max() + 1
-    )
+    assert len(set(zip(stream, groups, strict=True))) == 4 == stream.max() + 1
 
 
 @pytest.mark.slow

@@ -138,12 +138,7 @@ class Reply:
             lacks: see above.
         """
         return cls(
-            experiment=request.experiment,
-            round=request.round,
-            exchange=request.exchange,
-            task=request.task,
-            client=request.client,
-            nonce=request.nonce,
+            **_identity(request),
             arrays=arrays or {},
             problem=" ".join(problem.split())[:300],
             lacks=lacks,
@@ -200,16 +195,11 @@ def decode_request(data: bytes) -> Request:
     """
     envelope, arrays = _unpack(data, _RequestEnvelope)
     return Request(
-        experiment=envelope.experiment,
-        round=envelope.round,
-        exchange=envelope.exchange,
-        task=envelope.task,
-        client=envelope.client,
+        **_identity(envelope),
         state_round=envelope.state_round,
         durable_state_round=envelope.durable_state_round,
         deadline=float("inf") if envelope.deadline is None else envelope.deadline,
         reply=envelope.reply,
-        nonce=envelope.nonce,
         algorithm=envelope.algorithm,
         arrays=arrays,
     )
@@ -235,12 +225,7 @@ def decode_reply(data: bytes) -> Reply:
     """
     envelope, arrays = _unpack(data, _ReplyEnvelope)
     return Reply(
-        experiment=envelope.experiment,
-        round=envelope.round,
-        exchange=envelope.exchange,
-        task=envelope.task,
-        client=envelope.client,
-        nonce=envelope.nonce,
+        **_identity(envelope),
         arrays=arrays,
         problem=envelope.problem,
         lacks=envelope.lacks,
@@ -311,15 +296,13 @@ def check_arrays(
 
 def _common(message: Request | Reply) -> dict[str, Any]:
     """The part of an envelope that requests and replies share."""
-    return {
-        "format": FORMAT,
-        "experiment": message.experiment,
-        "round": message.round,
-        "exchange": message.exchange,
-        "task": message.task,
-        "client": message.client,
-        "nonce": message.nonce,
-    }
+    return {"format": FORMAT, **_identity(message)}
+
+
+def _identity(message: Request | Reply | _Envelope) -> dict[str, Any]:
+    """The fields by which a reply belongs to its request."""
+    names = ("experiment", "round", "exchange", "task", "client", "nonce")
+    return {name: getattr(message, name) for name in names}
 
 
 def _pack(envelope: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:

@@ -10,7 +10,6 @@ from itertools import takewhile
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
-from fedtailor.cli.hyper import field_docs
 from fedtailor.protocol import require
 
 T = TypeVar("T")
@@ -58,7 +57,7 @@ def parse(target: Callable[..., T], arguments: list[str], program: str) -> T:
             f"{name} is empty; give it a value",
         )
     if {"-h", "--help"} & {*arguments}:
-        for kind in _kinds_of_options(target):
+        for kind in _dataclasses(target):
             _add_help(kind)
     # Fields that no text can express (functions, arrays) are Python's alone.
     config = (tyro.conf.SuppressFixed,)
@@ -66,17 +65,13 @@ def parse(target: Callable[..., T], arguments: list[str], program: str) -> T:
         return tyro.cli(target, args=arguments, prog=program, config=config)
 
 
-def _kinds_of_options(target: Any) -> Iterator[type]:
-    """The dataclasses that a target of `parse` is, or has as defaults, nested ones too."""
-    if isinstance(target, type):
+def _dataclasses(target: Callable[..., Any]) -> Iterator[type]:
+    """The dataclass that a target is, and those that it takes, nested ones too."""
+    if inspect.isclass(target):
         yield target
-        return
-    values = [*(target.__defaults__ or ())]
-    while values:
-        value = values.pop()
-        if is_dataclass(value):
-            yield type(value)
-            values += [getattr(value, field.name) for field in fields(value)]
+    for parameter in inspect.signature(target).parameters.values():
+        if is_dataclass(parameter.default):
+            yield from _dataclasses(type(parameter.default))
 
 
 def _add_help(kind: type) -> None:
@@ -84,6 +79,9 @@ def _add_help(kind: type) -> None:
 
     Read by tyro itself, they would keep the line breaks of the source.
     """
+    # Reads the source of the class: only for help, not for every command.
+    from fedtailor.cli.hyper import field_docs
+
     docs = field_docs(kind)
     for field in fields(kind):
         if field.name in docs:

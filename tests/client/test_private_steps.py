@@ -44,7 +44,7 @@ def clipped_direction(training, norm):
         )(theta)
 
     found = []
-    for client in training.executor.seen.listed:
+    for client in training.executor.seen.original_index:
         rows = federation.train[client]
         each = np.asarray(
             jax.vmap(gradient)(
@@ -104,7 +104,9 @@ def test_private_steps_are_counted_and_epsilon_is_dp_accountings():
         steps = 2 * loops * 2 * np.ceil(training.population.sizes / 10)
         np.testing.assert_array_equal(training.privacy.steps, steps)
     shown = one.metrics.values("example_epsilon", "all")
-    for place, epsilon in zip(np.argsort(one.executor.seen.listed), shown, strict=True):
+    for place, epsilon in zip(
+        np.argsort(one.executor.seen.original_index), shown, strict=True
+    ):
         size, accountant = int(one.population.sizes[place]), rdp.RdpAccountant(ORDERS)
         event = dp_accounting.GaussianDpEvent(1.4)
         event = (

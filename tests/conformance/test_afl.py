@@ -154,7 +154,7 @@ def test_under_sampling_reporters_stand_for_all():
 def advance_with(training, reporting):
     """A round in which these clients report, in the federation's order."""
     training.advance(
-        reporting=np.asarray(reporting, bool)[training.executor.seen.listed]
+        reporting=np.asarray(reporting, bool)[training.executor.seen.original_index]
     )
 
 

@@ -46,7 +46,7 @@ def test_the_served_model_is_that_of_the_least_validation_loss_of_reporters(name
     with float64():
         federation, model = classification(), softmax_model()
         plain = train(FedAvg(sgd=ROUGH), federation, model, 0, participation=sampled)
-        place = plain.population.listed
+        place = plain.population.original_index
         found = []
         for _ in range(rounds):
             theta, samples, total = plain.server.model[0], 0, 0.0

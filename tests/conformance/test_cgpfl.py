@@ -161,8 +161,8 @@ def test_contexts_keep_their_identity_although_others_report_each_time(alpha):
             )
             firsts.add(
                 GROUPS[
-                    run.executor.seen.listed[
-                        np.flatnonzero(cohort[run.executor.seen.listed])[0]
+                    run.executor.seen.original_index[
+                        np.flatnonzero(cohort[run.executor.seen.original_index])[0]
                     ]
                 ]
             )
@@ -258,7 +258,7 @@ def test_a_client_that_reports_late_trains_in_the_context_that_fits_it():
             quadratic_model(1),
             0,
         )
-        place = run.executor.seen.listed
+        place = run.executor.seen.original_index
         for _ in range(12):
             run.advance(place < 4)
         contexts, before = (
@@ -291,11 +291,11 @@ def test_the_contexts_of_clients_are_a_diagnostic():
         run = train(
             CGPFL(contexts=2, **SETTINGS), quadratics(OPTIMA, A), quadratic_model(1), 0
         )
-        run.advance(run.executor.seen.listed < 4)
+        run.advance(run.executor.seen.original_index < 4)
         (found,) = run.algorithm.diagnostics(run.server)
     assert found.name == "context" and len(found.x) == 4
     np.testing.assert_array_equal(run.server.context[found.x], found.y)
-    assert set(run.executor.seen.listed[found.x]) == {0, 1, 2, 3}
+    assert set(run.executor.seen.original_index[found.x]) == {0, 1, 2, 3}
 
 
 HEUR = {

@@ -80,7 +80,9 @@ def delivered(training, place):
     """
     unseen = bool(training.executor.federation.unseen[place])
     table = training.executor.unseen if unseen else training.executor.seen
-    service = training.serve(np.flatnonzero(table.listed == place), unseen=unseen)
+    service = training.serve(
+        np.flatnonzero(table.original_index == place), unseen=unseen
+    )
     return labels_of(service, 0)
 
 
@@ -291,7 +293,7 @@ def test_examples_are_seen_clients_training_data_and_always_the_same():
         training.advance()
         together = training.serve()
         assert len(together.cohort) == 3
-        for row, place in enumerate(training.executor.seen.listed):
+        for row, place in enumerate(training.executor.seen.original_index):
             np.testing.assert_array_equal(labels_of(together, row), before[place])
 
 

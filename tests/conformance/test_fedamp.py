@@ -68,7 +68,7 @@ def test_three_rounds_by_hand(heur, start):
             for _ in range(STEPS):
                 w = w - LR * (A * (w - a) + LAM / ALPHA * (w - u))
         np.testing.assert_allclose(personal(training), w, **EXACT)
-        order = np.argsort(training.population.listed)
+        order = np.argsort(training.population.original_index)
         np.testing.assert_allclose(
             training.server.attention[np.ix_(order, order)], attention(w, heur), **EXACT
         )

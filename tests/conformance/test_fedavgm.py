@@ -77,7 +77,7 @@ def test_weights_are_those_of_the_reporters():
         )
         report = training.participation.sample(training.population.ids, 0, 0)
         training.advance()
-        place = training.executor.seen.listed[np.flatnonzero(report)[0]]
+        place = training.executor.seen.original_index[np.flatnonzero(report)[0]]
         steps = 2 * -(-SIZES[place] // 20)
         expected = a[place] * (1 - (1 - 0.01 * A[place]) ** steps)
         np.testing.assert_allclose(

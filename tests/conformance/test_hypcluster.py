@@ -212,7 +212,10 @@ def test_farthest_first_under_sampling_takes_reporters_only():
         for k in range(2):
             report = training.participation.sample(training.population.ids, 0, k)
             training.advance()
-            assert centres(training)[k] in points[training.executor.seen.listed[report]]
+            assert (
+                centres(training)[k]
+                in points[training.executor.seen.original_index[report]]
+            )
 
 
 def test_warm_rounds_train_one_model_after_another():
@@ -333,7 +336,7 @@ def test_hyper_parameters_are_checked():
 
 def by_id(training, mask):
     """A mask over the federation's clients, in the order of the population."""
-    return mask[training.executor.seen.listed]
+    return mask[training.executor.seen.original_index]
 
 
 def test_the_last_choices_are_a_diagnostic():
@@ -348,7 +351,7 @@ def test_the_last_choices_are_a_diagnostic():
         (found,) = training.algorithm.diagnostics(training.server)
     assert found.name == "cluster" and len(found.x) == 3
     np.testing.assert_array_equal(
-        choices(training)[training.executor.seen.listed[found.x]], found.y
+        choices(training)[training.executor.seen.original_index[found.x]], found.y
     )
     assert (training.server.cluster[np.setdiff1d(np.arange(4), found.x)] == -1).all()
 

@@ -57,7 +57,7 @@ def test_the_optimum_is_the_fixed_point_of_the_expected_round():
             run.round = coins(run, 50).index(averaging)
             run.server = run.server.replace(model=jnp.array([[w]]))
             run.executor.states.rows = (
-                {"model": jnp.asarray(x[run.executor.seen.listed, None])},
+                {"model": jnp.asarray(x[run.executor.seen.original_index, None])},
                 (),
             )
             run.advance()

@@ -153,7 +153,7 @@ def test_the_parts_are_disjoint_and_everybody_has_them():
             len(federation.y)
         )  # every subset has a sum of its own
         training = train(Parts(), federation, quadratic_model(1), 1)
-    for position, place in enumerate(training.executor.seen.listed):
+    for position, place in enumerate(training.executor.seen.original_index):
         sizes, means = map(np.asarray, found[position])
         n, everything = SIZES[place], federation.y[federation.train[place], 1].sum()
         if n < 3:
@@ -183,7 +183,7 @@ def test_only_reporters_move_the_global_model():
         sampled = train(
             HALVES, federation, softmax_model(), 1, participation=Participation(count=1)
         )
-        reporter = sampled.executor.seen.listed[
+        reporter = sampled.executor.seen.original_index[
             sampled.participation.sample(sampled.population.ids, 0, 0)
         ]
         alone = train(

@@ -59,7 +59,7 @@ def test_the_servers_step_is_the_vector_jacobian_product(count):
         report = participation.sample(
             training.population.ids, training.seed, training.round
         )
-        order = training.population.listed
+        order = training.population.original_index
         theta = generated(before[0], initial, before[1])
         delta = (1 - LR * A[order]) ** STEPS * (theta - a[order]) + a[order] - theta
         training.advance()

@@ -50,7 +50,7 @@ def known(federation, **fields):
     """
     order = train(
         Local(), federation, quadratic_model(federation.y.shape[1] // 2), 0
-    ).executor.seen.listed
+    ).executor.seen.original_index
     fields = {"sgd": PLAIN, "l_max": 200, "smoothing": 1.0, **fields}
     return SelfFL(inter_variance=INTER, intra_variances=INTRA[order], **fields)
 
@@ -134,7 +134,7 @@ def equal_variances(steps, optima_first=False, rounds=200):
             run.server = run.server.replace(model=jnp.array([[z.mean()]]))
             rows = run.executor.client_states
             moments = rows["moments"][0] + 1, *rows["moments"][1:]
-            optima = jnp.asarray(z[run.executor.seen.listed, None])
+            optima = jnp.asarray(z[run.executor.seen.original_index, None])
             run.executor.states.rows = {"model": optima, "moments": moments}, ()
             run.advance()
         return personal(run)[:, 0], rho
@@ -313,7 +313,7 @@ def test_those_who_never_took_part_are_served_like_newcomers():
         absent = ~run.server.took_part
         assert 0 < absent.sum() < 5
         own = np.asarray(run.executor.client_states["model"])
-        for row, place in enumerate(run.executor.seen.listed):
+        for row, place in enumerate(run.executor.seen.original_index):
             if absent[row]:
                 assert (
                     np.abs(found[place] - theta).max()

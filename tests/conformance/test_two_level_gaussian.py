@@ -64,7 +64,7 @@ def errors(sigma_0, posterior):
     known = task(sigma_0)
     with float64():
         model = SCALAR.bind((0,), 1, loss=squared_error, dtype="float64")
-        order = train(Local(), known.federation, model, 0).population.listed
+        order = train(Local(), known.federation, model, 0).population.original_index
         method = SelfFL(
             sgd=SGD(lr=LR, batch_size=128),
             l_max=10_000,
@@ -163,7 +163,7 @@ def test_the_gains_tell_who_profits():
         model = SCALAR.bind((0,), 1, loss=squared_error, dtype="float64")
         gains = []
         for known, sigma_0 in ((near, NEAR), (far, FAR)):
-            order = train(Local(), known.federation, model, 0).population.listed
+            order = train(Local(), known.federation, model, 0).population.original_index
             method = SelfFL(inter_variance=sigma_0**2, intra_variances=known.s[order])
             run = train(method, known.federation, model, 0)
             gain = np.empty(CLIENTS)

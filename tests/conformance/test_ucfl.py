@@ -41,7 +41,7 @@ def in_id_order(training, rows):
     """A matrix over the federation's clients, as `rows` wants it: sorted by client
     id.
     """
-    order = training.executor.seen.listed
+    order = training.executor.seen.original_index
     return rows[np.ix_(order, order)]
 
 
@@ -54,7 +54,9 @@ def with_rows(kind, rows, federation, model, rounds=3, **fields):
 
 def advance_with(training, report):
     """A round in which these clients report, in the federation's order."""
-    training.advance(reporting=np.asarray(report, bool)[training.executor.seen.listed])
+    training.advance(
+        reporting=np.asarray(report, bool)[training.executor.seen.original_index]
+    )
 
 
 def test_fixed_point_of_user_centric_aggregation():

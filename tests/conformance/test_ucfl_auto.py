@@ -213,7 +213,7 @@ def test_the_choice_waits_for_clients_with_validation_data():
             softmax_model(),
             0,
         )
-        listed = run.executor.seen.listed
+        listed = run.executor.seen.original_index
         for _ in range(3):
             run.advance(reporting=listed == 0)
         assert isinstance(run.server, Trial) and not len(run.server.errors)

@@ -51,7 +51,7 @@ def test_what_travels_is_kept_and_seen(name, monkeypatch):
             assert frame.filter(pl.col("direction") == "up")["bytes_unicast"].sum() == 0
         if name in TRAFFIC:
             assert traffic(frame) == TRAFFIC[name]
-            assert about.travels == travelling(frame)
+            assert about.models_received == travelling(frame)
         assert bool(about.validation) == asks_for_validation_data(training, monkeypatch)
 
 
@@ -83,7 +83,7 @@ def traffic(frame):
 
 
 def travelling(frame):
-    """`About.travels` of a round's ledger; controls and the like do not count as
+    """`About.models_received` of a round's ledger; controls and the like do not count as
     models.
     """
     down = frame.filter((pl.col("direction") == "down") & (pl.col("kind") == "model"))

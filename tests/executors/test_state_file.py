@@ -63,7 +63,7 @@ def test_where_states_are_changes_no_bit(algorithm, tmp_path, monkeypatch):
     ) and filed.executor.states.at_once in (2, 3)
     after(filed, 2)
     save_tree(tmp_path / "checkpoint", filed.snapshot())
-    filed.executor.saved()
+    filed.executor.snapshot_saved()
     assert_same(after(filed, 4), in_memory)
     resumed = start(algorithm, tmp_path, state_limit=0)
     resumed.restore(load_tree(tmp_path / "checkpoint"))
@@ -90,14 +90,14 @@ def test_the_states_of_a_phase_stay_until_a_checkpoint_of_the_next(tmp_path, las
         files.append(sorted(path.name for path in tmp_path.glob("states*")))
         if rounds <= last:
             save_tree(tmp_path / "checkpoint", training.snapshot())
-            training.executor.saved()
+            training.executor.snapshot_saved()
     assert files == [["states-0.bin"], ["states-0.bin", "states-1.bin"]]
     resumed = start(schedule, tmp_path, state_limit=0)
     resumed.restore(load_tree(tmp_path / "checkpoint"))
     assert resumed.round == last
     assert_same(after(resumed, 4), after(start(schedule), 4))
     for _ in range(2):  # of the last two checkpoints
-        resumed.executor.saved()
+        resumed.executor.snapshot_saved()
     assert [path.name for path in tmp_path.glob("states*")] == ["states-1.bin"]
 
 
@@ -109,7 +109,7 @@ def test_what_the_last_two_checkpoints_name_is_not_overwritten(tmp_path):
     for value in range(1, 7):
         states.write(index, {"model": jnp.full((3, 3), value)})
         checkpoints.append((value, states.snapshot()))
-        states.saved()
+        states.snapshot_saved()
         for later in (10, 20):
             states.write(index[1:], {"model": jnp.full((2, 3), later)})
         for wanted, saved in checkpoints[-2:]:

@@ -72,7 +72,7 @@ def test_gradients_are_those_of_the_probe_of_ucfl():
     evidence, _ = evidence_of(federation, model)
     training = simulate(ft.UCFL(sgd=SGD), federation, model)
     training.probe()
-    order = np.argsort(training.population.listed)
+    order = np.argsort(training.population.original_index)
     np.testing.assert_allclose(
         evidence.gradients, training.server.gradients[order], rtol=1e-6
     )

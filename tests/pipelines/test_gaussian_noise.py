@@ -100,7 +100,7 @@ def test_a_round_in_which_nobody_reports_adds_noise_all_the_same():
     )
     for each in (training, plain):
         each.advance(np.zeros(CLIENTS, bool))
-        assert each.round == 1 and not each.took_part.any()
+        assert each.round == 1 and not each.participated.any()
     deviation = 2 * 0.01 / 3
     assert 0.4 * deviation < moved(training).std() < 1.8 * deviation
     np.testing.assert_array_equal(moved(plain), 0)
@@ -193,7 +193,7 @@ def test_noise_by_clients_is_accounted_for_each_client_alone():
     )
     assert reports.sum() == 12 and len(set(reports.tolist())) > 1
     for epsilon, count in zip(
-        found, reports[np.argsort(training.executor.seen.listed)], strict=True
+        found, reports[np.argsort(training.executor.seen.original_index)], strict=True
     ):
         accountant = rdp.RdpAccountant(ORDERS)
         accountant.compose(dp_accounting.GaussianDpEvent(4.0), int(count))

@@ -89,7 +89,7 @@ class Remote:
                 federation.train.sizes[places],
                 groups=None if federation.groups is None else federation.groups[places],
             )
-            object.__setattr__(found, "listed", places[found.listed])
+            object.__setattr__(found, "original_index", places[found.original_index])
             return found
 
         return RemoteExecutor(

@@ -222,7 +222,7 @@ def test_coordinator_and_clients_that_start_again_go_on_to_the_same_bits(tmp_pat
     for _ in range(2):
         training.advance()
     save_tree(tmp_path / "checkpoint", training.snapshot())
-    training.executor.saved()
+    training.executor.snapshot_saved()
     for _ in range(
         2
     ):  # the coordinator dies after these: nobody will ask for what they led to

@@ -37,7 +37,9 @@ def attacks_on_examples(sgd):
     )
     losses = np.asarray(of_model(training.executor.client_states["model"]))
     found = []
-    for client, of_client in zip(training.executor.seen.listed, losses, strict=True):
+    for client, of_client in zip(
+        training.executor.seen.original_index, losses, strict=True
+    ):
         members, others = federation.train[client], federation.test[client]
         member = np.repeat([1, 0], [len(members), len(others)])
         found.append(

@@ -111,7 +111,7 @@ class Ledger:
         reporting: NDArray[np.bool_],
         gradients: int,
         forwards: int,
-        beside: tuple[int, int] = (0, 0),
+        extra_bytes: tuple[int, int] = (0, 0),
     ) -> None:
         """Append one exchange with a cohort of c clients.
 
@@ -125,7 +125,7 @@ class Ledger:
             reporting: [c] who reports.
             gradients: gradients of single examples that the cohort computed.
             forwards: its forward passes of single examples without a gradient.
-            beside: bytes down and up beside these messages: keys and shares of secure
+            extra_bytes: bytes down and up in addition to these messages: keys and shares of secure
                 sums.
 
         Raises:
@@ -149,7 +149,7 @@ class Ledger:
                 _answered(round, phase, kind, value, reporters)
                 for kind, value in update.items()
             )
-        for direction, size in zip(("down", "up"), beside, strict=True):
+        for direction, size in zip(("down", "up"), extra_bytes, strict=True):
             if size:
                 self.entries.append(
                     Entry(

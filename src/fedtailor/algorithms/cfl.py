@@ -113,7 +113,7 @@ class CFL(Algorithm):
         up="1 model",
         client_keeps="nothing",
         unseen_clients_get="walks down the tree of splits by its own updates",
-        travels="one of several",
+        models_received="one of several",
     )
 
     sgd: SGD = SGD(lr=0.1, momentum=0.9, epochs=1, batch_size=128, lr_decay=0.01)

@@ -288,7 +288,7 @@ class CGPFL(Contextual):
         unseen_clients_get=(
             "all contexts, of which it takes the one of lowest loss; then inner steps"
         ),
-        travels="one of several",
+        models_received="one of several",
     )
 
     contexts: int = 4

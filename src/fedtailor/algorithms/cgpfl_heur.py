@@ -52,7 +52,7 @@ class CGPFLHeur(Contextual):
         unseen_clients_get=(
             "all contexts, of which it takes the one of lowest loss; then inner steps"
         ),
-        travels="one of several",
+        models_received="one of several",
     )
 
     mu: float | None = None

@@ -86,7 +86,7 @@ class FedAMP(Algorithm):
         up="1 model",
         client_keeps="its personal model",
         unseen_clients_get="all clients' models; trains, attends to them, and trains again",
-        travels="one of several",
+        models_received="one of several",
     )
 
     sgd: SGD = SGD()

@@ -53,7 +53,7 @@ class FedBABU(FedPer):
         up="1 body",
         client_keeps="nothing",
         unseen_clients_get="the shared model, fine-tuned on its own data",
-        travels="a part",
+        models_received="a part",
         server_sees="sums",
     )
 

@@ -47,7 +47,7 @@ class FedBN(FedPer):
         up="1 model without normalisation layers",
         client_keeps="its normalisation layers",
         unseen_clients_get="the shared model, with running statistics from its own data",
-        travels="a part",
+        models_received="a part",
         server_sees="sums",
     )
 

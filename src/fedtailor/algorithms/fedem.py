@@ -78,7 +78,7 @@ class FedEM(Algorithm):
         up="K models",
         client_keeps="its proportions of the K models",
         unseen_clients_get="all K models; it finds its proportions",
-        travels="several",
+        models_received="several",
         server_sees="sums",
     )
 

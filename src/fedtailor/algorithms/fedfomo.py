@@ -81,7 +81,7 @@ class FedFomo(Algorithm):
         unseen_clients_get=(
             "weighs all models on held-out training samples, then trains on the others"
         ),
-        travels="several",
+        models_received="several",
         validation=(
             "the weights of the models that it receives; else held-out training samples"
         ),

@@ -51,7 +51,7 @@ class FedPer(Algorithm):
         up="1 body",
         client_keeps="its head",
         unseen_clients_get="trains a head on the shared body",
-        travels="a part",
+        models_received="a part",
         server_sees="sums",
     )
 

@@ -39,7 +39,7 @@ class FedRep(FedPer):
         up="1 body",
         client_keeps="its head",
         unseen_clients_get="trains a head on the shared body",
-        travels="a part",
+        models_received="a part",
         server_sees="sums",
     )
 

@@ -110,7 +110,7 @@ class HypCluster(Algorithm):
         up="1 model, and its number",
         client_keeps="nothing",
         unseen_clients_get="all q models; it picks the one that fits its data best",
-        travels="several",
+        models_received="several",
         server_sees="sums, numbers",
     )
 

@@ -43,7 +43,7 @@ class IFCA(HypCluster):
         up="1 model or gradient, and the model's number",
         client_keeps="nothing",
         unseen_clients_get="all q models; it picks the one that fits its data best",
-        travels="several",
+        models_received="several",
         server_sees="sums, numbers",
     )
 

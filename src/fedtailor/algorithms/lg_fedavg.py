@@ -32,7 +32,7 @@ class LGFedAvg(FedPer):
         up="1 head",
         client_keeps="its body",
         unseen_clients_get="trains a body under the shared head",
-        travels="a part",
+        models_received="a part",
         server_sees="sums",
     )
 

@@ -56,7 +56,7 @@ class Local(Algorithm):
         up="nothing",
         client_keeps="its model",
         unseen_clients_get="trains alone in as many rounds as the others did",
-        travels="nothing",
+        models_received="nothing",
         server_sees="nothing",
     )
     participants: ClassVar = "all"

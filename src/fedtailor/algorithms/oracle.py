@@ -56,7 +56,7 @@ class Oracle(Algorithm):
         up="1 model",
         client_keeps="nothing",
         unseen_clients_get="the model of its true group",
-        travels="one of several",
+        models_received="one of several",
         server_sees="sums",
     )
 

@@ -104,7 +104,7 @@ class PACFL(Algorithm):
         up="1 model; once, p vectors of each class's inputs",
         client_keeps="nothing",
         unseen_clients_get="sends its vectors; the model of the nearest client's cluster",
-        travels="one of several",
+        models_received="one of several",
         server_sees="data",
     )
 

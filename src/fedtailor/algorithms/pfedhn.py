@@ -112,7 +112,7 @@ class PFedHN(Algorithm):
         up="1 model",
         client_keeps="nothing",
         unseen_clients_get="the hypernetwork; it fits an embedding to its own training",
-        travels="one of several",
+        models_received="one of several",
     )
 
     sgd: SGD = SGD(lr=0.005, momentum=0.9, weight_decay=5e-5, steps=50, batch_size=64)

@@ -114,7 +114,7 @@ class UCFL(Algorithm):
         unseen_clients_get=(
             "answers the probe; the nearest stream, or its own mix of the last models"
         ),
-        travels="one of several",
+        models_received="one of several",
     )
 
     sgd: SGD = SGD(lr=0.1, momentum=0.9, epochs=1, batch_size=32)

@@ -47,7 +47,7 @@ class UCFLParallel(UCFL):
         up="as many models as streams",
         client_keeps="nothing",
         unseen_clients_get="answers the probe; the nearest stream, or its own mix of the streams",
-        travels="several",
+        models_received="several",
     )
 
     def __post_init__(self) -> None:

@@ -96,7 +96,7 @@ class DeviceExecutor:
         self.directory = directory
         self.seen = _table(federation, ~federation.unseen)
         self.unseen = _table(federation, federation.unseen)
-        self.examples = examples_of(federation, self.seen.listed)
+        self.examples = examples_of(federation, self.seen.original_index)
         self.devices = (
             Devices([federation], model.dtype, settings) if devices is None else devices
         )
@@ -127,7 +127,8 @@ class DeviceExecutor:
         # `checked` waits for a part, so that the memory of its states is free again
         # before the next part begins.
         parts = [
-            self.answers(request, self._run(request)).checked() for request in requests
+            self.answers(request, self._run(request)).require_finite()
+            for request in requests
         ]
         return concatenate(parts)
 
@@ -158,7 +159,7 @@ class DeviceExecutor:
         # the user listed them), and that of the program's rows. The suffix of a name
         # says which one; `order` holds the position in the cohort of each row's client.
         cohort = exchange.cohort
-        positions_by_id = cohort.clients.listed[cohort.rows]
+        positions_by_id = cohort.clients.original_index[cohort.rows]
         order = self._order(positions_by_id)
         positions_by_row = positions_by_id[order]
         reporting_by_id = cohort.reporting & np.asarray(exchange.downlink.reply, bool)
@@ -204,7 +205,7 @@ class DeviceExecutor:
         """
         cohort = exchange.cohort
         rows_of_all = _ceil_to_multiple(len(cohort.clients), self.shards)
-        rows = _ceil_to_multiple(max(len(cohort), cohort.room), self.shards)
+        rows = _ceil_to_multiple(max(len(cohort), cohort.capacity), self.shards)
         if exchange.task == "client" or rows == rows_of_all:
             return rows
         # The number of clients that were never sampled changes from round to round. A
@@ -319,7 +320,7 @@ class DeviceExecutor:
             return
         # The answers' states are in the rows of the program, as the request read them.
         cohort = exchange.cohort
-        order = self._order(cohort.clients.listed[cohort.rows])
+        order = self._order(cohort.clients.original_index[cohort.rows])
         self.states.write(cohort.rows[order], answers.states)
 
     def snapshot(self) -> Any:
@@ -328,11 +329,11 @@ class DeviceExecutor:
         """
         return self.states.snapshot()
 
-    def saved(self) -> None:
+    def snapshot_saved(self) -> None:
         """To be called when the last snapshot is in a checkpoint on the disk. Removes
         the files that neither this checkpoint nor the one before refers to.
         """
-        self.states.saved()
+        self.states.snapshot_saved()
         if self.directory is not None:
             remove_others(self.directory, {self._phase, self._saved_phase})
         self._saved_phase = self._phase
@@ -349,14 +350,14 @@ class DeviceExecutor:
 
 def _table(federation: Federation, chosen: NDArray[np.bool_]) -> Clients:
     """Some clients of a federation, sorted by id; `chosen` [m] is a mask."""
-    listed = np.flatnonzero(chosen)
-    listed = listed[np.argsort(federation.ids[listed])]
+    chosen_by_id = np.flatnonzero(chosen)
+    chosen_by_id = chosen_by_id[np.argsort(federation.ids[chosen_by_id])]
     return Clients(
-        ids=federation.ids[listed],
-        names=tuple(federation.names[position] for position in listed),
-        sizes=federation.train.sizes[listed],
-        groups=None if federation.groups is None else federation.groups[listed],
-        listed=listed,
+        ids=federation.ids[chosen_by_id],
+        names=tuple(federation.names[position] for position in chosen_by_id),
+        sizes=federation.train.sizes[chosen_by_id],
+        groups=None if federation.groups is None else federation.groups[chosen_by_id],
+        original_index=chosen_by_id,
     )
 
 

@@ -165,7 +165,7 @@ class FileStates:
             "checksum": self._checksum.copy(),
         }
 
-    def saved(self) -> None:
+    def snapshot_saved(self) -> None:
         """Called when the last snapshot is in a checkpoint on the disk. Its slots are
         not overwritten until there are two newer checkpoints.
         """

@@ -49,7 +49,7 @@ class States(Protocol):
         """What `restore` takes back, for a checkpoint."""
         ...
 
-    def saved(self) -> None:
+    def snapshot_saved(self) -> None:
         """Called when the last snapshot is in a checkpoint on the disk."""
         ...
 
@@ -63,7 +63,7 @@ class _InMemory:
 
     at_once = sys.maxsize
 
-    def saved(self) -> None:
+    def snapshot_saved(self) -> None:
         """Do nothing: the snapshot was a copy."""
 
 

@@ -211,7 +211,7 @@ class DataProbe(Algorithm):
 
 def _evidence(clients: Clients, server: ProbeAnswers) -> Evidence:
     """The answers as `Evidence`, the clients as people have listed them."""
-    listed = np.argsort(clients.listed)
+    listed = np.argsort(clients.original_index)
     answers = {
         kind: np.asarray(values)[listed] for kind, values in server.answers.items()
     }

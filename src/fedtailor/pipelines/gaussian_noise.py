@@ -153,7 +153,7 @@ class GaussianNoise(Transform):
     # ----------------------------------------------------------------------------------
 
     @property
-    def steps_alone(self) -> bool:
+    def runs_without_reporters(self) -> bool:
         """Whether the server adds its noise also in a round in which nobody reports: the
         accounting assumes noise in every round.
         """
@@ -301,7 +301,7 @@ def _common_start(kind: str, downlink: Downlink) -> Any:
 
 def unchanged(downlink: Downlink) -> Update:
     """The update of one client whose change is zero. In a round in which nobody reports,
-    training decodes it with `steps_alone`, so that the server's model gets its noise.
+    training decodes it with `runs_without_reporters`, so that the server's model gets its noise.
 
     Raises:
         ValueError: no model was sent, so that a client's message is not known.

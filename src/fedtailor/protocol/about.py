@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Travels = Literal["nothing", "a part", "one model", "one of several", "several"]
+ModelsReceived = Literal["nothing", "a part", "one model", "one of several", "several"]
 """What a client receives in a round of the server's models:
 
 * "nothing";
@@ -37,7 +37,7 @@ class About:
             as "its personal model"; it never leaves the client.
         unseen_clients_get: what an unseen client predicts with, such as "the global
             model".
-        travels: `down` as one of a few classes, to group methods by.
+        models_received: `down` as one of a few classes, to group methods by.
         server_sees: what the server must know of the clients' messages. The default
             "models" is the safe answer: it makes no promise to the clients.
         validation: what a client chooses on its validation data, and how it chooses
@@ -50,6 +50,6 @@ class About:
     up: str
     client_keeps: str
     unseen_clients_get: str
-    travels: Travels = "one model"
+    models_received: ModelsReceived = "one model"
     server_sees: Sees = "models"
     validation: str = ""

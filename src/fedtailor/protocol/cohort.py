@@ -54,15 +54,15 @@ class Clients:
         names: their names [m].
         sizes: training samples [m].
         groups: true group of each client [m] where the data have groups, else None.
-        listed: [m] the clients' positions in the user's list, by which tables for people
-            are sorted.
+        original_index: [m] where each client stands in the user's own order, in which
+            tables for people are sorted.
     """
 
     ids: NDArray[np.uint64]
     names: tuple[str, ...]
     sizes: NDArray[np.int64]
     groups: NDArray[np.int64] | None
-    listed: NDArray[np.int64]
+    original_index: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -104,7 +104,7 @@ class Cohort:
         probes: answers to the probe, for unseen clients of methods that have a probe;
             else None.
         examples: as in `Population`.
-        room: a number of clients, c or more, that programs are compiled for where the
+        capacity: a number of clients, c or more, that programs are compiled for where the
             size of cohorts varies, so that few programs serve all sizes; else 0.
     """
 
@@ -116,7 +116,7 @@ class Cohort:
     seed: int
     probes: "Answers | None" = None
     examples: Examples | None = field(default=None, repr=False)
-    room: int = 0
+    capacity: int = 0
 
     def __len__(self) -> int:
         return len(self.rows)

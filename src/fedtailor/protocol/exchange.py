@@ -188,7 +188,7 @@ class Answers(Mapping[str, ClientRows]):
         states: the clients' new states, which `Executor.commit` or a later exchange is
             given. Only executors look inside.
         wait: waits until all is computed and returns `work`.
-        beside: returns the bytes sent down and up in addition to the method's messages
+        extra_bytes: returns the bytes sent down and up in addition to the method's messages
             (keys and shares of secure sums).
     """
 
@@ -197,7 +197,7 @@ class Answers(Mapping[str, ClientRows]):
     output: Any = None
     states: ClientState = None
     wait: Callable[[], tuple[int, int]] = lambda: (0, 0)
-    beside: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    extra_bytes: Callable[[], tuple[int, int]] = lambda: (0, 0)
 
     def __getitem__(self, kind: str) -> ClientRows:
         return self.update[kind]
@@ -235,7 +235,7 @@ class Answers(Mapping[str, ClientRows]):
         """
         return self.wait()
 
-    def checked(self) -> "Answers":
+    def require_finite(self) -> "Answers":
         """Wait for the answers, and require that they are finite.
 
         Returns:
@@ -292,7 +292,7 @@ class Executor(Protocol):
 
         Raises:
             Diverged: a client's answer is not finite, if the executor finds that out at
-                once (debugging). Others return answers whose `checked` raises it.
+                once (debugging). Others return answers whose `require_finite` raises it.
         """
         ...
 
@@ -308,7 +308,7 @@ class Executor(Protocol):
         """
         ...
 
-    def saved(self) -> None:
+    def snapshot_saved(self) -> None:
         """Called when the last snapshot is in a checkpoint on the disk."""
         ...
 

@@ -82,7 +82,7 @@ class Transform:
         return update, state
 
     @property
-    def steps_alone(self) -> bool:
+    def runs_without_reporters(self) -> bool:
         """Whether the server takes a step also in a round in which nobody reports
         (noise that must always be there).
         """

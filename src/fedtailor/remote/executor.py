@@ -86,7 +86,7 @@ def client_table(
         names=tuple(names[index] for index in order),
         sizes=np.asarray(sizes, np.int64)[order],
         groups=None if groups is None else np.asarray(groups)[order],
-        listed=order + first,
+        original_index=order + first,
     )
 
 
@@ -202,7 +202,7 @@ class RemoteExecutor:
         reporting = asked_to_report & answered
         output = stack(answers, specs, prefix, shapes)
         update: dict[str, ClientRows] = dict(output) if prefix == "update" else {}
-        beside = np.zeros(2, np.int64)
+        extra_bytes = np.zeros(2, np.int64)
         if sums is not None and hidden:
             updates = HiddenUpdates(
                 sums,
@@ -214,14 +214,14 @@ class RemoteExecutor:
             )
             for kind, shape in hidden.items():
                 update[kind] = updates.rows(kind, shape)
-            beside = updates.beside
+            extra_bytes = updates.extra_bytes
         return Answers(
             reporting=reporting,
             update=update,
             output=output if prefix == "scores" else None,
             states=NEWCOMER if task == "init_unseen" else answered,
             wait=partial(_pair, work),
-            beside=partial(_pair, beside),
+            extra_bytes=partial(_pair, extra_bytes),
         )
 
     def _ask_stage(
@@ -387,7 +387,7 @@ class RemoteExecutor:
 
     # The clients keep their states; which of them count is decided here. The order is:
     # a client saves its state and answers; `commit` counts it once the server has
-    # accepted the round; `snapshot` goes into the checkpoint; `saved`, once that is on
+    # accepted the round; `snapshot` goes into the checkpoint; `snapshot_saved`, once that is on
     # the disk, lets clients drop what is older. So wherever either side dies, the state
     # that the coordinator will ask for is still on the client's disk.
 
@@ -409,7 +409,7 @@ class RemoteExecutor:
             "initial": self._theta if self._phase else None,
         }
 
-    def saved(self) -> None:
+    def snapshot_saved(self) -> None:
         """Let clients drop states older than those of the last snapshot."""
         self._durable = self._pending
 

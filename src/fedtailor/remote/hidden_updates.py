@@ -17,7 +17,7 @@ class HiddenUpdates:
     """What the clients of one exchange hold until the server asks for sums of it.
 
     Attributes:
-        beside: [2] bytes down and up so far beside the masked vectors: keys, shares,
+        extra_bytes: [2] bytes down and up so far in addition to the masked vectors: keys, shares,
             weights.
     """
 
@@ -45,7 +45,7 @@ class HiddenUpdates:
         self._minimum, self._tell = minimum, tell
         self._clients, self._reporting = len(cohort), np.flatnonzero(reporting)
         self._names = [cohort.clients.names[row] for row in cohort.rows[reporting]]
-        self.beside = np.zeros(2, np.int64)
+        self.extra_bytes = np.zeros(2, np.int64)
 
     def rows(self, kind: str, shape: Any) -> HiddenRows:
         """The clients' vectors of one kind, of which sums can be had.
@@ -89,8 +89,8 @@ class HiddenUpdates:
     def _count(self, stage: Stage, answers: Mapping[str, Arrays]) -> None:
         """Add the bytes of a stage; masked vectors are charged as the method's own."""
         for arrays in stage.arrays.values():
-            self.beside[0] += sum(array.nbytes for array in arrays.values())
+            self.extra_bytes[0] += sum(array.nbytes for array in arrays.values())
         for answer in answers.values():
             for name, array in answer.items():
                 if name != MASKED:
-                    self.beside[1] += array.nbytes
+                    self.extra_bytes[1] += array.nbytes

@@ -175,7 +175,7 @@ class ClientWork:
             metrics=plan.measured if task == "evaluate" else (),
         )
         try:
-            return executor.exchange(exchange).checked()
+            return executor.exchange(exchange).require_finite()
         except Diverged:
             raise ValueError(
                 f"its model became NaN or infinite in round {request.round + 1}"

@@ -116,7 +116,7 @@ class Run:
         ]
         # One request for all clients of a table, not one for each client.
         for table in (self.executor.seen, self.executor.unseen):
-            rows = np.flatnonzero(np.isin(table.listed, missing))
+            rows = np.flatnonzero(np.isin(table.original_index, missing))
             predictors = yield from personal_models(self.training, table, rows)
             for name, predictor in predictors.items():
                 self._personal[name] = self._personal_model(name, predictor)

@@ -54,7 +54,7 @@ def row_outcomes(
             predictors = yield from personal_models(training, table, rows)
             for row in rows:
                 name = table.names[row]
-                tested = federation.test[int(table.listed[row])]
+                tested = federation.test[int(table.original_index[row])]
                 scores[name] = _client_scores(
                     model, predictors[name], federation, tested
                 )

@@ -220,7 +220,7 @@ class RunDirectory:
             if jax.process_index() == 0:
                 saved["digests"] = self._digests(metrics, ledger)
                 self._replace_files(metrics, ledger, {**snapshot, "saved": saved})
-            training.executor.saved()
+            training.executor.snapshot_saved()
 
     def _replace_files(
         self, metrics: pl.DataFrame, ledger: pl.DataFrame, checkpoint: dict[str, Any]

@@ -204,7 +204,7 @@ def predictors(training: Training[DeviceExecutor]) -> list[NDArray[Any]]:
                 for leaf in leaves
             ]
             for target, leaf in zip(by_client, leaves, strict=True):
-                target[table.listed[service.cohort.rows]] = leaf
+                target[table.original_index[service.cohort.rows]] = leaf
     assert by_client is not None
     return by_client
 
@@ -212,7 +212,7 @@ def predictors(training: Training[DeviceExecutor]) -> list[NDArray[Any]]:
 def by_place(training: Training[DeviceExecutor], rows: ArrayLike) -> NDArray[Any]:
     """Rows over the population (sorted by id), in the federation's order."""
     by_client = np.empty_like(np.asarray(rows))
-    by_client[np.argsort(np.argsort(training.population.listed))] = rows
+    by_client[np.argsort(np.argsort(training.population.original_index))] = rows
     return by_client
 
 

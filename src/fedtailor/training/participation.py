@@ -67,8 +67,8 @@ class Participation:
         )
         return self.count
 
-    def room(self, clients: int) -> int:
-        """How many clients programs are compiled for (`Cohort.room`) when `clients`
+    def capacity(self, clients: int) -> int:
+        """How many clients programs are compiled for (`Cohort.capacity`) when `clients`
         report: 8, 12, 16, 24, 32, ... under Poisson sampling, where the number of
         reporters varies; else 0.
         """

@@ -65,7 +65,7 @@ class Rounds(Generic[ExecutorT]):
         measured: the metrics that an evaluation computes.
         metric: the one of them that the run is judged by.
         metrics: the values recorded by the evaluations so far.
-        took_part: [m] who has ever taken part in a round of this phase, in the order of
+        participated: [m] who has ever taken part in a round of this phase, in the order of
             the population.
         ledger: what was sent and computed in training so far.
         privacy: the privacy spent so far, where some is promised; else None.
@@ -137,7 +137,7 @@ class Rounds(Generic[ExecutorT]):
             seen.names,
             seen.sizes,
             seen.groups,
-            seen.listed,
+            seen.original_index,
             reporters_per_round=participation.reporters(len(seen)),
             seed=seed,
             examples=examples,
@@ -173,9 +173,9 @@ class Rounds(Generic[ExecutorT]):
         listed them.
         """
         seen, unseen = self.executor.seen, self.executor.unseen
-        listed = np.concatenate([seen.listed, unseen.listed])
+        order = np.concatenate([seen.original_index, unseen.original_index])
         names = (*seen.names, *unseen.names)
-        return tuple(names[row] for row in np.argsort(listed))
+        return tuple(names[row] for row in np.argsort(order))
 
     # a round
     # ----------------------------------------------------------------------------------
@@ -225,17 +225,17 @@ class Rounds(Generic[ExecutorT]):
                 downlink, exchange, answers, reporting_cohort
             )
         except Exception:
-            # A client's NaN may be the cause: `checked` raises Diverged if an answer is
+            # A client's NaN may be the cause: `require_finite` raises Diverged if an answer is
             # not finite, in preference to this error.
-            answers.checked()
+            answers.require_finite()
             raise
-        answers.checked()
+        answers.require_finite()
 
         # All answers are there and finite, and only now does anything change.
         self.executor.commit(exchange, answers)
         self.server = server
         self.uplink_state = uplink_state
-        self.took_part[cohort.position] = True
+        self.participated[cohort.position] = True
         self._charge(self.ledger, "round", exchange.downlink, reporting_cohort, answers)
         self.round += 1
         # Who was asked spends privacy, also without an answer.
@@ -271,11 +271,11 @@ class Rounds(Generic[ExecutorT]):
         """A round in which nobody reports; `cohort` is empty.
 
         The accounting of noise assumes that it is added in every round. So if a
-        transform of the uplink asks for it (`steps_alone`), one client is simulated that
+        transform of the uplink asks for it (`runs_without_reporters`), one client is simulated that
         sends back the model that it was sent, a change of zero. The server aggregates
         what such transforms make of it: the noise alone.
         """
-        if any(transform.steps_alone for transform in self.uplink):
+        if any(transform.runs_without_reporters for transform in self.uplink):
             # Any client will do: nothing of it is used.
             first_client = np.zeros(1, np.int64)
             one = self._cohort(self.executor.seen, first_client, seen=True)
@@ -283,7 +283,7 @@ class Rounds(Generic[ExecutorT]):
             update = unchanged(downlink)
             uplink_state = []
             for transform, state in zip(self.uplink, self.uplink_state, strict=True):
-                if transform.steps_alone:
+                if transform.runs_without_reporters:
                     update, state = transform.decode(update, downlink, one, state)
                 uplink_state.append(state)
             answers = Answers(reporting=np.ones(1, bool), update=update)
@@ -300,7 +300,7 @@ class Rounds(Generic[ExecutorT]):
         if answers is not None:
             self.privacy.add(cohort, answers)
         # The population is sorted by id; tables list clients as the user did.
-        positions = self.executor.seen.listed
+        positions = self.executor.seen.original_index
         order = np.argsort(positions)
         for name, values in self.privacy.epsilons(self.round).items():
             self.metrics.evaluations.append(
@@ -365,7 +365,7 @@ class Rounds(Generic[ExecutorT]):
         # The probe waits until the server's state is needed: a training that is restored
         # from a checkpoint must not repeat it.
         self._probe_is_due = self.algorithm.probes
-        self.took_part = np.zeros(len(self.population), bool)
+        self.participated = np.zeros(len(self.population), bool)
         # The shapes say whether there is any state; nothing is computed.
         state = jax.eval_shape(
             lambda theta: self.algorithm.init_state(theta, self.model), init(0)
@@ -390,7 +390,7 @@ class Rounds(Generic[ExecutorT]):
         downlink = self.algorithm.probe_downlink(self.server, cohort)
         exchange = self._new_exchange("probe", cohort, downlink)
         answers = yield exchange
-        answers.checked()
+        answers.require_finite()
         reporting_cohort = replace(cohort, reporting=answers.reporting)
         self.server = self.algorithm.aggregate_probe(
             self.server, answers, reporting_cohort
@@ -423,7 +423,7 @@ class Rounds(Generic[ExecutorT]):
             round=self.round,
             seed=self._secret,
             examples=self.population.examples,
-            room=self.participation.room(len(clients)),
+            capacity=self.participation.capacity(len(clients)),
         )
 
     def _new_exchange(self, task: Task, cohort: Cohort, downlink: Downlink) -> Exchange:
@@ -468,5 +468,5 @@ class Rounds(Generic[ExecutorT]):
             cohort.reporting,
             gradients,
             forwards,
-            answers.beside(),
+            answers.extra_bytes(),
         )

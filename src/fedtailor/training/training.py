@@ -107,15 +107,15 @@ class Training(Rounds[ExecutorT]):
             those that have not.
         """
         is_population = table is self.executor.seen
-        took_part = np.full(len(clients), is_population)
+        participated = np.full(len(clients), is_population)
         # Before the first round of a phase nobody has been sampled, and all clients of
         # the population are treated alike.
         if is_population and self.keeps_states and self.round > self.phase_start:
-            took_part = self.took_part[clients]
+            participated = self.participated[clients]
         phase: Phase = "delivery" if is_population else "unseen"
         services = []
         for seen in (True, False):
-            chosen = clients[took_part == seen]
+            chosen = clients[participated == seen]
             if len(chosen):
                 service = yield from self.service(
                     table, chosen, seen=seen, ledger=ledger, phase=phase
@@ -163,14 +163,14 @@ class Training(Rounds[ExecutorT]):
                 "probe", cohort, self.algorithm.probe_downlink(self.server, cohort)
             )
             answers = yield probe
-            answers.checked()
+            answers.require_finite()
             self._charge(ledger, phase, probe.downlink, cohort, answers)
             cohort = replace(cohort, probes=answers)
         exchange = self._new_exchange(
             "init_unseen", cohort, self.algorithm.serve(self.server, cohort)
         )
         answers = yield exchange
-        answers.checked()
+        answers.require_finite()
         self._charge(ledger, phase, exchange.downlink, cohort, answers)
         return Service(cohort, exchange.downlink, answers.states)
 
@@ -194,7 +194,7 @@ class Training(Rounds[ExecutorT]):
             received_through=self.downlink,
             metrics=self.measured if task == "evaluate" else (),
         )
-        return answers.checked()
+        return answers.require_finite()
 
     # evaluation
     # ----------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ class Training(Rounds[ExecutorT]):
                 continue
             self.metrics.record(
                 self.round,
-                table.listed[np.concatenate(rows)],
+                table.original_index[np.concatenate(rows)],
                 table is self.executor.unseen,
                 jax.tree.map(lambda *parts: np.concatenate(parts), *scores),
                 self.measured,
@@ -238,7 +238,7 @@ class Training(Rounds[ExecutorT]):
             "phase": [self.phase, self.phase_start],
             "server": self.server,
             "states": self.executor.snapshot(),
-            "took_part": self.took_part,
+            "took_part": self.participated,
             "uplink": self.uplink_state,
             "privacy": None if self.privacy is None else self.privacy.snapshot(),
         }
@@ -258,7 +258,7 @@ class Training(Rounds[ExecutorT]):
         self.phase_start = phase_start
         self.server = snapshot["server"]
         self._probe_is_due = snapshot.get("probe_is_due", False)
-        self.took_part = snapshot["took_part"]
+        self.participated = snapshot["took_part"]
         self.uplink_state = list(snapshot["uplink"])
         if self.privacy is not None:
             self.privacy.restore(snapshot["privacy"])

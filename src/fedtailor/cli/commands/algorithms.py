@@ -14,7 +14,7 @@ from fedtailor.algorithms.find import find_algorithm
 from fedtailor.cli.hyper import parameters
 from fedtailor.cli.names import names_and_json
 from fedtailor.protocol import About, Algorithm, check_choice, require
-from fedtailor.protocol.about import Sees, Travels
+from fedtailor.protocol.about import ModelsReceived, Sees
 
 USAGE = (
     "usage: fedtailor algorithms [NAME] [--by travels|keeps|sees|validation] [--json]"
@@ -36,13 +36,14 @@ FACTS = {
 }
 """What the list is grouped by -> in words."""
 GROUPS = {
-    "travels": get_args(Travels),
+    "travels": get_args(ModelsReceived),
     "keeps": ("nothing", "something"),
     "sees": get_args(Sees),
     "validation": ("not used", "used"),
 }
 """The groups of each fact, in the order in which they are listed."""
 FIELDS = {
+    "travels": "models_received",
     "keeps": "client_keeps",
     "sees": "server_sees",
     "unseen": "unseen_clients_get",

@@ -37,7 +37,7 @@ def test_what_travels_is_kept_and_seen(name, monkeypatch):
     )
     with float64():
         training = train(algorithm, federation(), softmax_model(), 0)
-        assert (about.client_keeps == "nothing") == (not training.keeps_states)
+        assert (about.client_keeps == "nothing") == (not training.phase.keeps_states)
         if about.server_sees not in ("nothing", "data"):
             vectors, numbers = seen_by_the_server(training, monkeypatch)
             assert (about.server_sees == "models") == vectors

@@ -137,7 +137,7 @@ def test_schedules_start_the_second_method_from_the_first_ones_model(tmp_path):
         training.advance()
         expected.advance()
         assert_close(training.server, expected.server)
-    assert training.phase == 2
+    assert training.phase.index == 2
     personal = ours.personal(training)
     for place, client in enumerate(clients.names):
         assert_close(personal[client], [leaf[place] for leaf in predictors(expected)])

@@ -13,7 +13,7 @@ from fedtailor.protocol import MODEL_KINDS, Downlink, Streams
 if TYPE_CHECKING:
     import polars as pl
 
-Phase = Literal["probe", "round", "delivery", "unseen"]
+LedgerPhase = Literal["probe", "round", "delivery", "unseen"]
 """When an exchange takes place.
 
 "probe": before training; "round": in a round; "delivery": when the final models are
@@ -33,7 +33,7 @@ class Entry:
 
     Attributes:
         round: the round; for `delivery` and `unseen`, the number of rounds done.
-        phase: see `Phase`.
+        phase: see `LedgerPhase`.
         direction: "down", "up", or "compute".
         kind: the name of the message; "work" for computation.
         clients: clients that receive, send or compute.
@@ -105,7 +105,7 @@ class Ledger:
     def record(
         self,
         round: int,
-        phase: Phase,
+        phase: LedgerPhase,
         downlink: Downlink,
         update: Mapping[str, Any],
         reporting: NDArray[np.bool_],
@@ -117,7 +117,7 @@ class Ledger:
 
         Args:
             round: the round, or the number of rounds done.
-            phase: see `Phase`.
+            phase: see `LedgerPhase`.
             downlink: what the server sends; what clients already hold
                 (`Streams.already_held`) is free.
             update: kind -> what clients answer, [c, ...]; only those that report are
@@ -131,9 +131,9 @@ class Ledger:
         Raises:
             ValueError: the phase is unknown.
         """
-        if phase not in get_args(Phase):
+        if phase not in get_args(LedgerPhase):
             raise ValueError(
-                f"phase is {phase!r}; it must be one of {', '.join(get_args(Phase))}"
+                f"phase is {phase!r}; it must be one of {', '.join(get_args(LedgerPhase))}"
             )
         # All clients of the cohort receive and compute; only reporters send.
         clients = len(reporting)

@@ -365,7 +365,7 @@ def train_until(
             evaluated = training.round % evaluate_every == 0 or training.round == rounds
             if evaluated:
                 yield from training.evaluation()
-            training.count_time(trained - started, perf_counter() - started)
+            training.record_time(trained - started, perf_counter() - started)
             # A list, not a generator: `any` would end at the first callback that stops
             # the run, and those after it must see the round too.
             stop = any(

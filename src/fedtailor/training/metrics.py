@@ -7,14 +7,39 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.metrics import Metric
+from fedtailor.metrics import Metric, default_metrics, find_metric, find_metrics
+from fedtailor.models import Model
 
 if TYPE_CHECKING:
     import polars as pl
 
 
 PRIVACY = "all"
-"""Stands for the split in evaluations of epsilon, which is of no split in particular."""
+"""The name that evaluations of epsilon have in place of a split's."""
+
+
+def select_metrics(
+    requested: Sequence[str | Metric], model: Model
+) -> tuple[tuple[Metric, ...], Metric]:
+    """The metrics of a run.
+
+    Args:
+        requested: metrics, or their names, that are measured in addition to the default
+            ones.
+        model: what is trained.
+
+    Returns:
+        All metrics that are measured, each of them once, and the one that the run is
+        judged by.
+
+    Raises:
+        ValueError: a metric is unknown or not defined for this model.
+    """
+    metrics = find_metrics(requested, model)
+    names = {metric.name for metric in metrics}
+    defaults = [metric for metric in default_metrics(model) if metric.name not in names]
+    main = metrics[0] if metrics else find_metric(model.metric)
+    return (*defaults, *metrics), main
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from fedtailor.protocol import (
     Population,
     require,
 )
+from fedtailor.training.metrics import PRIVACY, Evaluation
 from fedtailor.training.participation import Participation
 
 CLIENT_EPSILON = "client_epsilon"
@@ -57,36 +58,44 @@ class PrivacyAccount:
     Attributes:
         noise: the noise on updates, if any.
         sgd: private local training, if any.
-        probability: with which a client takes part in a round.
-        sizes: [m] training samples.
-        reports: [m] rounds in which each client was asked for its update.
-        steps: [m] private steps that it has taken.
+        probability: the probability with which a client takes part in a round.
+        population: the clients.
+        reports: [m] the number of rounds in which each client was asked for its update.
+        steps: [m] the number of private steps that each client has taken.
     """
 
     noise: GaussianNoise | None
     sgd: SGD | None
     probability: float
-    sizes: NDArray[np.int64]
+    population: Population
     reports: NDArray[np.int64] = field(init=False)
     steps: NDArray[np.int64] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.reports = np.zeros(len(self.sizes), np.int64)
-        self.steps = np.zeros(len(self.sizes), np.int64)
+        self.reports = np.zeros(len(self.population), np.int64)
+        self.steps = np.zeros(len(self.population), np.int64)
 
     def add(self, cohort: Cohort, answers: Answers) -> None:
-        """Add a round: what was asked of a cohort (`cohort.reporting`), and what it
-        answered.
+        """Add a round.
+
+        Args:
+            cohort: the clients; those in `cohort.reporting` were asked for an update.
+            answers: what they sent.
         """
         self.reports[cohort.reporters] += 1
         if PRIVATE_STEPS in answers.update:
             self.steps[cohort.position] += answers.host(PRIVATE_STEPS).astype(np.int64)
 
     def epsilons(self, rounds: int) -> dict[str, NDArray[np.float64]]:
-        """Name -> epsilon of every client [m] after `rounds` rounds."""
-        # Noise on the sum protects a client in every round alike, whether it was drawn
-        # or not. A client's own noise counts in the rounds in which it was asked, and
-        # private steps count where it took them.
+        """The epsilons that the run promises.
+
+        Returns:
+            The name of an epsilon -> its value for every client [m] after `rounds`
+            rounds.
+        """
+        # Noise on the sum protects every client in every round alike, whether or not it
+        # takes part. A client's own noise counts in the rounds in which the client was
+        # asked, and private steps count if the client took them.
         epsilons = {}
         noise = self.noise
         sgd = self.sgd
@@ -94,7 +103,7 @@ class PrivacyAccount:
             epsilon = sampled_gaussian_epsilon(
                 noise.multiplier, self.probability, rounds, noise.delta
             )
-            epsilons[CLIENT_EPSILON] = np.full(len(self.sizes), epsilon)
+            epsilons[CLIENT_EPSILON] = np.full(len(self.population), epsilon)
         elif noise is not None:
             each = [
                 sampled_gaussian_epsilon(noise.multiplier, 1.0, int(n), noise.delta)
@@ -106,10 +115,27 @@ class PrivacyAccount:
             delta = _delta(sgd)
             each = [
                 sgd_epsilon(sgd.dp_noise, sgd.batch_size, int(size), int(steps), delta)
-                for size, steps in zip(self.sizes, self.steps, strict=True)
+                for size, steps in zip(self.population.sizes, self.steps, strict=True)
             ]
             epsilons[EXAMPLE_EPSILON] = np.array(each)
         return epsilons
+
+    def evaluations(self, rounds: int) -> list[Evaluation]:
+        """The epsilons after `rounds` rounds, in the form of evaluations."""
+        # The population is sorted by id; tables list clients as the user did.
+        original_index = self.population.original_index
+        order = np.argsort(original_index)
+        return [
+            Evaluation(
+                round=rounds,
+                clients=original_index[order],
+                unseen=False,
+                split=PRIVACY,
+                metric=name,
+                values=values[order],
+            )
+            for name, values in self.epsilons(rounds).items()
+        ]
 
     def largest(self, rounds: int) -> dict[str, float]:
         """Name -> the largest epsilon of a client after `rounds` rounds."""
@@ -199,7 +225,7 @@ def privacy_account(
     is_poisson = participation.sampling == "poisson"
     probability = participation.fraction if is_poisson else reporters / clients
     return PrivacyAccount(
-        noise, private[0] if private else None, probability, population.sizes
+        noise, private[0] if private else None, probability, population
     )
 
 

@@ -71,6 +71,6 @@ class Settings:
         return Mesh(np.array(available[:count]), (AXIS,))
 
     @property
-    def several_at_once(self) -> bool:
-        """Whether a device trains several clients at once."""
+    def trains_in_chunks(self) -> bool:
+        """Whether a device trains several clients at the same time."""
         return jax.default_backend() != "cpu" if self.chunk is None else self.chunk > 1

@@ -191,13 +191,13 @@ def asks_for_validation_data(training, monkeypatch):
     """Whether a client's part of a round, or its personal model, reads the validation
     split (in tracing them).
     """
-    asked, open_split = set(), DeviceTrainer._require_open
+    asked, open_split = set(), DeviceTrainer._require_readable
 
     def recorded(local, split):
         asked.add(split)
         open_split(local, split)
 
-    monkeypatch.setattr(DeviceTrainer, "_require_open", recorded)
+    monkeypatch.setattr(DeviceTrainer, "_require_readable", recorded)
     training.probe()
     algorithm, model = training.algorithm, training.model
     pool, _ = build_pool([training.executor.federation], model.dtype)
@@ -214,5 +214,5 @@ def asks_for_validation_data(training, monkeypatch):
         answer_shapes(
             exchange, algorithm, (state, ()), model, jax.tree.map(jnp.asarray, pool)
         )
-    monkeypatch.setattr(DeviceTrainer, "_require_open", open_split)
+    monkeypatch.setattr(DeviceTrainer, "_require_readable", open_split)
     return "val" in asked

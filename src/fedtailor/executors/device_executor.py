@@ -147,11 +147,11 @@ class DeviceExecutor:
         cohort = exchange.cohort
         # Only evaluations and personal models come in parts: in a round the server
         # aggregates what one program left on the devices.
-        limit = self.states.max_clients
-        may_split = exchange.task != "client" and _reads_states(exchange)
-        if not may_split or len(cohort) <= limit:
+        is_whole = exchange.task == "client" or not _reads_states(exchange)
+        if is_whole or len(cohort) <= self.states.max_clients:
             return [self._request(exchange)]
-        parts = np.array_split(np.arange(len(cohort)), math.ceil(len(cohort) / limit))
+        count = math.ceil(len(cohort) / self.states.max_clients)
+        parts = np.array_split(np.arange(len(cohort)), count)
         return [self._request(select_clients(exchange, part)) for part in parts]
 
     def _request(self, exchange: Exchange) -> ExchangeRequest:

@@ -238,9 +238,12 @@ def balanced_order(
         [c] the client of each row.
     """
     clients = len(work)
+    is_balanced = devices == 1 or clients == 0 or work.min() == work.max()
+    if is_balanced and not longest_first:
+        return np.arange(clients)
     by_work = np.argsort(-work, kind="stable")
-    if devices == 1 or clients == 0 or work.min() == work.max():
-        return by_work if longest_first else np.arange(clients)
+    if is_balanced:
+        return by_work
     rows_per_shard = math.ceil(clients / devices)
     unassigned = iter(by_work.tolist())
     shards: list[list[int]] = [[] for _ in range(devices)]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedtailor.client.client_data import batches_in_epoch, examples_in_steps
 from fedtailor.client.losses import outputs
 from fedtailor.client.passes import BLOCK
-from fedtailor.client.pool import gathered
+from fedtailor.client.pool import gather_examples
 from fedtailor.client.shuffle import shuffled
 from fedtailor.client.tasks import Outputs
 from fedtailor.executors.debug import DebugExecutor, DebugTrainer
@@ -59,15 +59,15 @@ class TorchTrainer(DebugTrainer):
             return super().key(purpose)
 
     def examples(
-        self, positions: Int[Array, " b"], weight: Shaped[Array, " b"], split: str
+        self, indices: Int[Array, " b"], weight: Shaped[Array, " b"], split: str
     ) -> Batch:
         with compiled():
-            return super().examples(positions, weight, split)
+            return super().examples(indices, weight, split)
 
-    def _gathered(
-        self, positions: Int[Array, " b"]
+    def _gather(
+        self, pool_rows: Int[Array, " b"]
     ) -> tuple[Shaped[Array, "b ..."], Shaped[Array, "b ..."]]:
-        return _gathered(self.pool, positions)
+        return _gather(self.pool, pool_rows)
 
     def batch(self, *arguments: Any, **named: Any) -> Batch:
         with compiled():
@@ -106,18 +106,20 @@ class TorchTrainer(DebugTrainer):
         times = int(self.steps(sgd) if steps is None else steps) if n else 0
         live = self._engine.live(self.model.dtype)
         live.theta.copy_(live.inputs(np.asarray(theta)))
-        descent = Descent(
+        descent = _Descent(
             live, sgd, sgd.rate(self.round), proximal, linear_term, train_only
         )
         has_modes = self.model.stochastic or self.model.has_statistics
         mode = "training" if has_modes else "evaluation"
-        room = self.room(sgd.batch_size)
+        padded_size = self.padded_size(sgd.batch_size)
         for step, (x, y, words) in enumerate(self._host_batches(n, times, sgd, split)):
             # PyTorch's backward pass starts from the derivatives of the loss by the
             # outputs. These come from JAX: the loss is a JAX function of the model's.
             predicted = live.forward(live.inputs(x), mode, words)
             self.model.require_outputs(predicted.shape, len(x))
-            slopes = output_gradients(self.model, predicted.detach().numpy(), y, room)
+            slopes = output_gradients(
+                self.model, predicted.detach().numpy(), y, padded_size
+            )
             descent.step(live.backward(predicted, slopes))
             if self._every_step and not bool(live.theta.isfinite().all()):
                 raise Diverged(self.name, int(self.round), step=step)
@@ -195,7 +197,7 @@ class TorchTrainer(DebugTrainer):
             super()._check(carry, step)
 
 
-class Descent:
+class _Descent:
     """Steps of SGD on the parameters of a `LiveModule`, as
     `fedtailor.client.steps.train` takes them.
     """
@@ -341,4 +343,4 @@ def _step_words(key: Array, steps: int) -> UInt32[Array, "steps 2"]:
     )
 
 
-_gathered = jax.jit(gathered)
+_gather = jax.jit(gather_examples)

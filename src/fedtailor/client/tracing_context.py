@@ -112,6 +112,14 @@ class TracingContext:
         self.private_steps_taken: Int[Array, ""] | None = None
         self._private_loops = 0
 
+    def mark_step(
+        self, *, has_gradient: bool = False, updates_statistics: bool = False
+    ) -> None:
+        """Set marks of the step that is being traced, if there is one."""
+        if self.step is not None:
+            self.step.has_gradient |= has_gradient
+            self.step.updates_statistics |= updates_statistics
+
     def add_work(self, gradients: IntScalar = 0, forwards: IntScalar = 0) -> None:
         """Count passes over single examples, outside of steps."""
         gradients = jnp.asarray(gradients, jnp.int32)

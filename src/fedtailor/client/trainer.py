@@ -116,7 +116,7 @@ class DeviceTrainer(ClientData):
         if not self._in_training_mode(training):
             return self.model.features(params, x)
         # Methods take features in training mode in order to train on them.
-        self._mark_gradient()
+        self.context.mark_step(has_gradient=True)
         return self.model.train_features(
             params, x, self._weight_of(x), self._training_key()
         )
@@ -175,7 +175,7 @@ class DeviceTrainer(ClientData):
         """The mean loss of a batch, and the parameters with updated running
         statistics.
         """
-        self._mark_gradient()
+        self.context.mark_step(has_gradient=True)
         return training_loss(self.model, params, batch, key)
 
     def _training_key(self) -> Array | None:
@@ -195,7 +195,7 @@ class DeviceTrainer(ClientData):
         """`batch_gradient` and `renew_statistics` for the same parameters and batch, in
         one pass.
         """
-        self._mark_statistics()
+        self.context.mark_step(updates_statistics=True)
         return self._gradient_and_statistics(params, batch)
 
     def _gradient_and_statistics(
@@ -223,7 +223,7 @@ class DeviceTrainer(ClientData):
     def renew_statistics(self, params: Params, batch: Batch) -> Params:
         if not self.model.has_statistics:
             return params
-        self._mark_statistics()
+        self.context.mark_step(updates_statistics=True)
         key = self._training_key()
         _, updated = self.model.train_outputs(params, batch.x, batch.weight, key)
         return updated
@@ -234,16 +234,6 @@ class DeviceTrainer(ClientData):
 
     def with_statistics(self, params: Params, source: Params) -> Params:
         return self.model.with_statistics(params, source)
-
-    # `_require_statistics` checks these two marks when a step has been traced.
-
-    def _mark_gradient(self) -> None:
-        if self.context.step is not None:
-            self.context.step.has_gradient = True
-
-    def _mark_statistics(self) -> None:
-        if self.context.step is not None:
-            self.context.step.updates_statistics = True
 
     def _require_statistics(self, step: Step) -> None:
         """Refuse steps that train with batch statistics and do not update the running

@@ -24,7 +24,7 @@ from fedtailor.runs import Run, Summary
 from fedtailor.runs.baseline import baseline
 from fedtailor.runs.binding import bind
 from fedtailor.runs.run import executor_of
-from fedtailor.runs.target_units import default_metrics, target_units
+from fedtailor.runs.target_units import table_metrics, target_units
 from fedtailor.storage import Damaged, PersonalModel, RunDirectory
 from fedtailor.storage.export import MANIFEST as EXPORTED
 from fedtailor.storage.export import PREPROCESSING, load_models
@@ -259,7 +259,7 @@ class OpenedRun(Run):
             self.model,
             seed=run["seed"],
             **self.travel,
-            metrics=run.get("metrics") or default_metrics(federation),
+            metrics=run.get("metrics") or table_metrics(federation),
             target_scale=target_units(federation)[1],
         )
         # What was rebuilt must be what was run: a default may have changed since.

@@ -97,8 +97,7 @@ class PrivacyAccount:
         # takes part. A client's own noise counts in the rounds in which the client was
         # asked, and private steps count if the client took them.
         epsilons = {}
-        noise = self.noise
-        sgd = self.sgd
+        noise, sgd = self.noise, self.sgd
         if noise is not None and noise.by == "server":
             epsilon = sampled_gaussian_epsilon(
                 noise.multiplier, self.probability, rounds, noise.delta

@@ -365,8 +365,11 @@ class Rounds(Generic[ExecutorT]):
         """Start the next phase of the schedule if all rounds of this one are done."""
         phase = self.phase
         is_last = phase.index + 1 == len(self.schedule)
-        rounds_in_phase = self.round - phase.first_round
-        if is_last or phase.rounds is None or rounds_in_phase < phase.rounds:
+        if (
+            is_last
+            or phase.rounds is None
+            or self.round < phase.first_round + phase.rounds
+        ):
             return
         yield from self.probe_if_due()
         # The next method starts from this one's result as the common initial model; all
@@ -481,14 +484,12 @@ class Rounds(Generic[ExecutorT]):
             cohort: the clients, and which of them reported.
             answers: what they answered.
         """
-        gradients, forwards = answers.work
         ledger.record(
             self.round,
             ledger_phase,
             downlink,
             answers.sent,
             cohort.reporting,
-            gradients,
-            forwards,
+            *answers.work,
             answers.extra_bytes(),
         )

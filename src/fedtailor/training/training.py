@@ -111,9 +111,9 @@ class Training(Rounds[ExecutorT]):
         participated = np.full(len(clients), is_population)
         # Before the first round of a phase no client has been sampled, and all clients
         # of the population are treated alike.
-        has_trained = self.round > self.phase.first_round
-        if is_population and self.phase.keeps_states and has_trained:
-            participated = self.phase.participated[clients]
+        phase = self.phase
+        if is_population and phase.keeps_states and self.round > phase.first_round:
+            participated = phase.participated[clients]
         services = []
         for seen in (True, False):
             rows = clients[participated == seen]
@@ -151,8 +151,9 @@ class Training(Rounds[ExecutorT]):
         if seen:
             downlink = send(self.downlink, self.algorithm.serve(self.server, cohort))
             if ledger is not None:
-                no_answers = Answers(reporting=cohort.reporting)
-                self._record_costs(ledger, ledger_phase, downlink, cohort, no_answers)
+                # The clients send nothing up.
+                answers = Answers(reporting=cohort.reporting)
+                self._record_costs(ledger, ledger_phase, downlink, cohort, answers)
             return Service(cohort, downlink)
         # Clients that never took part first answer the probe, so that `serve` can send
         # what suits them. Then each initializes its state from what it is sent. The

@@ -56,10 +56,8 @@ def test_the_optimum_is_the_fixed_point_of_the_expected_round():
             run = start()
             run.round = coins(run, 50).index(averaging)
             run.server = run.server.replace(model=jnp.array([[w]]))
-            run.executor.states.rows = (
-                {"model": jnp.asarray(x[run.executor.seen.original_index, None])},
-                (),
-            )
+            optima = jnp.asarray(x[run.executor.seen.original_index, None])
+            run.executor.states.write(np.arange(len(x)), ({"model": optima}, ()))
             run.advance()
             after[averaging] = by_place(run, run.executor.states.rows[0]["model"])[:, 0]
     assert np.abs(after[True] - x).max() > 1e-2 < np.abs(after[False] - x).max()

@@ -135,7 +135,8 @@ def equal_variances(steps, optima_first=False, rounds=200):
             rows = run.executor.client_states
             moments = rows["moments"][0] + 1, *rows["moments"][1:]
             optima = jnp.asarray(z[run.executor.seen.original_index, None])
-            run.executor.states.rows = {"model": optima, "moments": moments}, ()
+            states = {"model": optima, "moments": moments}, ()
+            run.executor.states.write(np.arange(len(z)), states)
             run.advance()
         return personal(run)[:, 0], rho
 

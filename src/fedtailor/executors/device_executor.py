@@ -109,11 +109,10 @@ class DeviceExecutor:
 
     @property
     def client_states(self) -> ClientState:
-        """The algorithm's states of all seen clients, stacked in the order of their
-        ids: every leaf is [m, ...].
+        """The algorithm's states of all seen clients, without those of the uplink,
+        stacked in the order of client ids: every leaf is [m, ...].
         """
-        algorithm_states, _ = self.states.rows
-        return algorithm_states
+        return self.states.rows[0]
 
     # exchanges
     # ----------------------------------------------------------------------------------

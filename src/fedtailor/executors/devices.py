@@ -137,7 +137,7 @@ class Devices:
         self.pool = jax.tree.map(lambda leaf: place(leaf, self.replicated), pool)
         # The hyper-parameters of the last exchange on the devices, and the objects of
         # the host that were copied. Nearly all exchanges have the same ones.
-        self._last_hosts: tuple[Any, ...] = (None, None, None)
+        self._last_sources: tuple[Any, ...] = (None, None, None)
         self._last_hyperparameters: Any = None
         self.chunks: dict[Hashable, int] = {}
         self._counts_memory = free_memory(self.mesh.local_devices) < math.inf
@@ -241,11 +241,11 @@ class Devices:
         """The algorithm and the pipelines, with their hyper-parameters on every device,
         where they stay from round to round.
         """
-        hosts = exchange.algorithm, exchange.uplink, exchange.received_through
+        sources = exchange.algorithm, exchange.uplink, exchange.received_through
         # By identity: to compare hyper-parameters, arrays would have to be compared.
-        pairs = zip(hosts, self._last_hosts, strict=True)
-        if any(host is not last for host, last in pairs):
-            self._last_hosts = hosts
+        pairs = zip(sources, self._last_sources, strict=True)
+        if any(source is not last for source, last in pairs):
+            self._last_sources = sources
             pipelines = Pipelines(exchange.uplink, exchange.received_through)
             hyperparameters = (exchange.algorithm, pipelines)
             if self.replicated.is_fully_addressable:

@@ -103,10 +103,6 @@ class FileStates:
     def rows(self) -> ClientState:
         return self.read(np.arange(len(self._slot)), len(self._slot))
 
-    @rows.setter
-    def rows(self, rows: ClientState) -> None:
-        self.write(np.arange(len(self._slot)), rows)
-
     def read(self, index: NDArray[np.int64], row_count: int) -> ClientState:
         """The states of the clients `index` [c], and copies of the initial state up to
         `row_count` rows.
@@ -180,7 +176,7 @@ class FileStates:
 
     def restore(self, saved: Any) -> None:
         if isinstance(saved, list):
-            self.rows = jax.tree.unflatten(self._tree, saved)
+            self.write(np.arange(len(self._slot)), saved)
             return
         self._begin(saved["first"], len(saved["place"]))
         self._slot = saved["place"].copy()

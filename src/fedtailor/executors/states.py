@@ -83,10 +83,6 @@ class HostStates(_InMemory):
     def rows(self) -> ClientState:
         return jax.tree.unflatten(self._tree, self.snapshot())
 
-    @rows.setter
-    def rows(self, rows: ClientState) -> None:
-        self.restore(jax.tree.leaves(rows))
-
     def read(self, index: NDArray[np.int64], row_count: int) -> ClientState:
         index = _pad(index, row_count)
         return jax.tree.unflatten(self._tree, [leaf[index] for leaf in self._leaves])

@@ -1,4 +1,4 @@
-"""The privacy that a training promises and spends: differential privacy of clients and
+"""The privacy that a training promises and spends: differential privacy of clients, and
 of single examples.
 """
 
@@ -37,15 +37,15 @@ EXAMPLE_EPSILON = "example_epsilon"
 """The metric of differential privacy of one example of a client."""
 
 DEFAULT_DELTA = 1e-5
-"""The delta of private steps whose settings name none."""
+"""The delta of private steps, if `SGD.dp_delta` is None."""
 
 
 def needs_only_mean(algorithm: Algorithm) -> bool:
-    """Whether the server only takes a mean of what clients send, one model each."""
-    # The function itself is compared: a subclass with a server of its own may use more.
+    """Whether the server only averages the models of clients, one from each."""
+    # The functions are compared, because a subclass that overrides `server` may use more.
     server = type(algorithm).server
     averages = server in (FedAvg.server, FedPer.server)
-    # To find the best round, FineTune's server looks at clients' scores, too.
+    # To find the best round, the server of FineTune also uses the clients' scores.
     if isinstance(algorithm, FineTune) and server is FineTune.server:
         averages = not algorithm.best
     return averages and not algorithm.probes
@@ -143,11 +143,11 @@ class PrivacyAccount:
         }
 
     def snapshot(self) -> Any:
-        """What `restore` takes back."""
+        """The account's state, for `restore`."""
         return {"reports": self.reports, "steps": self.steps}
 
     def restore(self, snapshot: Any) -> None:
-        """Go back to an account's snapshot."""
+        """Return to the state of a snapshot."""
         self.reports = np.array(snapshot["reports"], np.int64)
         self.steps = np.array(snapshot["steps"], np.int64)
 
@@ -167,24 +167,25 @@ def privacy_account(
     participation: Participation,
     population: Population,
 ) -> PrivacyAccount | None:
-    """The account of a training that promises something; None if it does not.
+    """Create the privacy account of a training.
 
     Args:
-        methods: of the schedule.
-        uplink, downlink: what is applied to messages.
-        participation: who reports.
+        methods: the methods of the schedule.
+        uplink, downlink: the transforms of messages.
+        participation: chooses the clients that report.
         population: the clients.
 
     Returns:
-        An empty account, to which rounds are added.
+        An empty account, to which rounds are added; None if the training promises no
+        privacy.
 
     Raises:
-        ValueError: what it would promise is not true of these methods or of this
+        ValueError: the promise does not hold for these methods or for this
             participation, or the accountant is not installed.
     """
     if not promises_privacy(methods, uplink):
         return None
-    # Everything is checked before a promise is made: a wrong epsilon is worse than none.
+    # All conditions are checked first: a wrong epsilon is worse than none.
     require_accountant()
     clients = len(population)
     reporters = participation.reporters(clients)
@@ -229,14 +230,14 @@ def privacy_account(
 
 
 def _delta(sgd: SGD) -> float:
-    """The delta that private steps are accounted with."""
+    """The delta for the accounting of private steps."""
     return DEFAULT_DELTA if sgd.dp_delta is None else sgd.dp_delta
 
 
 def _check_noise(
     noise: GaussianNoise, method: Algorithm, participation: Participation, clients: int
 ) -> None:
-    """Refuse what noise on updates does not cover."""
+    """Refuse methods and participations that noise on updates does not cover."""
     if noise.by == "client":
         return
     name = method.about.name

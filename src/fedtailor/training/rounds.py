@@ -332,8 +332,7 @@ class Rounds(Generic[ExecutorT]):
             downlink: what the clients received.
             answers: what they sent; those report that answered.
         """
-        answered = replace(cohort, reporting=answers.reporting)
-        self._record_costs(self.ledger, "round", downlink, answered, answers)
+        self._record_costs(self.ledger, "round", downlink, answers.reporting, answers)
         self.round += 1
         if self.privacy is not None:
             # A client that was asked spends privacy even if it did not answer.
@@ -426,7 +425,9 @@ class Rounds(Generic[ExecutorT]):
         answered = replace(cohort, reporting=answers.reporting)
         self.server = self.algorithm.aggregate_probe(self.server, answers, answered)
         self.phase.probe_is_due = False
-        self._record_costs(self.ledger, "probe", exchange.downlink, cohort, answers)
+        self._record_costs(
+            self.ledger, "probe", exchange.downlink, cohort.reporting, answers
+        )
 
     # helpers
     # ----------------------------------------------------------------------------------
@@ -472,7 +473,7 @@ class Rounds(Generic[ExecutorT]):
         ledger: Ledger,
         ledger_phase: LedgerPhase,
         downlink: Downlink,
-        cohort: Cohort,
+        reporting: NDArray[np.bool_],
         answers: Answers,
     ) -> None:
         """Record what was sent and computed in an exchange.
@@ -481,7 +482,7 @@ class Rounds(Generic[ExecutorT]):
             ledger: where to record it.
             ledger_phase: what the exchange was for.
             downlink: what the clients received, after all pipelines.
-            cohort: the clients, and which of them reported.
+            reporting: [c] which clients of the cohort reported.
             answers: what they answered.
         """
         ledger.record(
@@ -489,7 +490,7 @@ class Rounds(Generic[ExecutorT]):
             ledger_phase,
             downlink,
             answers.sent,
-            cohort.reporting,
+            reporting,
             *answers.work,
             answers.extra_bytes(),
         )

@@ -153,7 +153,9 @@ class Training(Rounds[ExecutorT]):
             if ledger is not None:
                 # The clients send nothing up.
                 answers = Answers(reporting=cohort.reporting)
-                self._record_costs(ledger, ledger_phase, downlink, cohort, answers)
+                self._record_costs(
+                    ledger, ledger_phase, downlink, cohort.reporting, answers
+                )
             return Service(cohort, downlink)
         # Clients that never took part first answer the probe, so that `serve` can send
         # what suits them. Then each initializes its state from what it is sent. The
@@ -167,7 +169,7 @@ class Training(Rounds[ExecutorT]):
             answers.require_finite()
             if ledger is not None:
                 self._record_costs(
-                    ledger, ledger_phase, probe.downlink, cohort, answers
+                    ledger, ledger_phase, probe.downlink, cohort.reporting, answers
                 )
             cohort = replace(cohort, probes=answers)
         exchange = self._new_exchange(
@@ -176,7 +178,9 @@ class Training(Rounds[ExecutorT]):
         answers = yield exchange
         answers.require_finite()
         if ledger is not None:
-            self._record_costs(ledger, ledger_phase, exchange.downlink, cohort, answers)
+            self._record_costs(
+                ledger, ledger_phase, exchange.downlink, cohort.reporting, answers
+            )
         return Service(cohort, exchange.downlink, answers.states)
 
     def deliver(self, ledger: Ledger) -> Exchanges[None]:

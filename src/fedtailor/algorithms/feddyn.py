@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fedtailor.aggregation import mix, reporter_weights
-from fedtailor.algorithms.fedprox import require_stable
+from fedtailor.algorithms.helpers.proximal import require_stable
 from fedtailor.protocol import (
     SGD,
     About,

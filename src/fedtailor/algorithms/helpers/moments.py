@@ -1,4 +1,4 @@
-"""Second moments of data, and the squared error of a linear model that follows."""
+"""Second moments of data, and the squared error of a linear model computed from them."""
 
 import math
 from typing import Any
@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from fedtailor.algorithms.helpers.own_steps import loop_over_batches
 from fedtailor.protocol import (
     SGD,
     Batch,
@@ -44,13 +45,13 @@ def sums_of_moments(
     """Sums of u u' and u y', side by side, over a client's samples, where u = (x, 1).
 
     Args:
-        theta: any model. It is tested whether it is linear, with squared error.
+        theta: any model; the function checks that it is linear, with squared error.
         local: the client.
         batch_size: samples at a time.
 
     Returns:
-        The sums, and the largest deviation |loss - e| / (1 + e) of a sample's loss from
-        the squared error e of a linear model.
+        The sums, and the largest |loss - e| / (1 + e) over the samples, where e is the
+        squared error of a linear model: about 0 if the model is linear with this loss.
     """
     example = local.draw("moments", 0, 1)
     input_shape = example.x.shape[1:]
@@ -80,10 +81,10 @@ def sums_of_moments(
         sums = sums + weighted.T @ jnp.concatenate([u, y], axis=1)
         return sums, jnp.maximum(deviation, deviations.max())
 
-    no_sums = jnp.zeros((inputs + 1, inputs + 1 + targets), theta.dtype)
-    zero = no_sums, jnp.zeros((), theta.dtype)
-    steps = local.steps(SGD(batch_size=batch_size))
-    return local.loop(zero, add, steps, batch_size, purpose="moments")
+    zero_sums = jnp.zeros((inputs + 1, inputs + 1 + targets), theta.dtype)
+    start = zero_sums, jnp.zeros((), theta.dtype)
+    one_pass = SGD(batch_size=batch_size)
+    return loop_over_batches(local, start, add, one_pass, purpose="moments")
 
 
 def loss_by_moments(

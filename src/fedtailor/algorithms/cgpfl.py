@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from fedtailor.aggregation import cluster_averages, mix, reporter_weights
 from fedtailor.aggregation.clusters import k_means_of_models, match
 from fedtailor.aggregation.distances import squared_distances
+from fedtailor.algorithms.helpers.envelope import envelope_steps
 from fedtailor.algorithms.helpers.own_steps import require_plain_sgd
 from fedtailor.algorithms.helpers.personal_model import PersonalModelAlgorithm
 from fedtailor.algorithms.helpers.proximal import require_stable
-from fedtailor.algorithms.helpers.envelope import envelope_steps
 from fedtailor.algorithms.helpers.selection import closest
 from fedtailor.protocol import (
     NOT_SENT,

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fedtailor.algorithms.fedavg import FedAvg
-from fedtailor.algorithms.helpers.proximal import proximal_term, require_stable
 from fedtailor.algorithms.helpers.personal_model import PersonalModelAlgorithm
+from fedtailor.algorithms.helpers.proximal import proximal_term, require_stable
 from fedtailor.protocol import (
     SGD,
     About,

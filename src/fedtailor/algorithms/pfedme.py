@@ -5,10 +5,10 @@ from typing import ClassVar, Literal
 from jaxtyping import Array, ScalarLike
 
 from fedtailor.aggregation import mix, reporter_weights
+from fedtailor.algorithms.helpers.envelope import envelope_steps
 from fedtailor.algorithms.helpers.own_steps import require_plain_sgd
 from fedtailor.algorithms.helpers.personal_model import PersonalModelAlgorithm
 from fedtailor.algorithms.helpers.proximal import require_stable
-from fedtailor.algorithms.helpers.envelope import envelope_steps
 from fedtailor.protocol import (
     SGD,
     About,

@@ -1,4 +1,4 @@
-"""Clusters of clients, by k-means or by agglomerative clustering.
+"""Clusters of clients by k-means, and how many there are.
 
 All functions run on the host, draw no random numbers, and number clusters by their
 first member. For results that do not depend on the order in which clients are listed,
@@ -9,7 +9,7 @@ in steps of 10 %.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -27,11 +27,7 @@ from fedtailor.protocol import require
 TradeOff = Callable[[int, float], float]
 """c(k, s): the value of k streams of silhouette s (Mestoukirdi et al., algorithm 2)."""
 
-_HEIGHT_TOLERANCE = 1e-9
-"""Merge heights of a tree count as equal if they differ by less than this fraction of
-the largest height.
-"""
-_LARGEST_CONSECUTIVE = 100
+_MAX_CONSECUTIVE = 100
 """Up to this, every number of clusters k is tried; above it, k grows by 10 % at a time.
 """
 
@@ -82,10 +78,10 @@ def clusterings(
     # from one partition to the next, as only few points change clusters.
     distance_sums = ClusterSums(np.sqrt(points.squared), points.multiplicity)
     for partition in points.partitions(largest):
-        distance_sums = distance_sums.relabelled(partition.labels, partition.count)
+        distance_sums = distance_sums.with_labels(partition.labels, partition.count)
         labels_of_rows = partition.labels[points.point_of_row]
         score = _silhouette(distance_sums, points.multiplicity)
-        yield _by_first_member(labels_of_rows), score
+        yield number_by_first_member(labels_of_rows), score
 
 
 def k_means_of_models(models: Float[Rows, "m d"], k: int) -> Labels:
@@ -187,7 +183,7 @@ def silhouette(rows: Float[np.ndarray, "m p"], labels: ArrayLike) -> float:
     clusters, labels = np.unique(labels, return_inverse=True)
     weights = np.ones(len(labels))
     distances = squareform(pdist(np.asarray(rows, np.float64)))
-    sums = ClusterSums(distances, weights).relabelled(labels, len(clusters))
+    sums = ClusterSums(distances, weights).with_labels(labels, len(clusters))
     return _silhouette(sums, weights)
 
 
@@ -214,96 +210,6 @@ def match(cost: Float[np.ndarray, "new old"]) -> NDArray[np.int64]:
     return assigned.astype(np.int64)
 
 
-def bipartition(
-    similarity: Float[np.ndarray, "m m"],
-    linkage: Literal["complete", "single"] = "complete",
-) -> Labels:
-    """A split in two by agglomerative clustering (Sattler et al. 2020).
-
-    Args:
-        similarity: of all pairs.
-        linkage: "complete" is the choice of their released code. "single" is that of
-            their paper: it minimises the largest similarity between the two parts.
-
-    Returns:
-        Labels 0 and 1 [m]; row 0 has label 0.
-
-    Raises:
-        ValueError: fewer than two rows, or an unknown linkage.
-    """
-    from scipy.cluster.hierarchy import cut_tree
-    from scipy.cluster.hierarchy import linkage as merge
-    from scipy.spatial.distance import squareform
-
-    require(len(similarity) >= 2, "a split needs at least two clients")
-    require(
-        linkage in ("complete", "single"),
-        f"linkage is {linkage!r}; it must be 'complete' or 'single'",
-    )
-    dissimilarity = 1.0 - _symmetric(similarity)
-    tree = merge(squareform(dissimilarity, checks=False), linkage)
-    return _by_first_member(cut_tree(tree, n_clusters=2).ravel())
-
-
-def agglomerative(
-    distances: Float[np.ndarray, "m m"],
-    linkage: Literal["average", "complete", "single"] = "average",
-    *,
-    clusters: int | None = None,
-    threshold: float | None = None,
-) -> Labels:
-    """Agglomerative clustering by distances between all pairs.
-
-    Args:
-        distances: of all pairs.
-        linkage: how far apart two clusters are: by the mean, the largest or the
-            smallest distance between members.
-        clusters: how many clusters to make.
-        threshold: clusters that are farther apart than this are not merged. If given,
-            `clusters` is not used.
-
-    With neither `clusters` nor `threshold` the tree is cut at the largest gap between
-    the distances of successive merges: into 2 to m - 1 clusters, or into one cluster if
-    all distances are equal or there are only two rows.
-
-    Returns:
-        Labels [m].
-
-    Raises:
-        ValueError: an unknown linkage, or not 1 to m clusters.
-    """
-    from scipy.cluster.hierarchy import cut_tree, fcluster
-    from scipy.cluster.hierarchy import linkage as merge
-    from scipy.spatial.distance import squareform
-
-    count = len(distances)
-    linkages = ("average", "complete", "single")
-    require(
-        linkage in linkages,
-        f"linkage is {linkage!r}; it must be one of {', '.join(linkages)}",
-    )
-    require(
-        clusters is None or 1 <= clusters <= count,
-        f"cannot make {clusters} clusters of {count} clients",
-    )
-    if count == 1:
-        return np.zeros(1, np.int64)
-    tree = merge(squareform(_symmetric(distances), checks=False), linkage)
-    if threshold is not None:
-        return _by_first_member(fcluster(tree, threshold, "distance"))
-    if clusters is not None:
-        return _by_first_member(cut_tree(tree, clusters).ravel())
-    # The third column of SciPy's tree: the distance at which each merge is made,
-    # ascending.
-    heights = tree[:, 2]
-    gaps = np.diff(heights)
-    if count == 2 or gaps.max() <= _HEIGHT_TOLERANCE * heights[-1]:
-        return np.zeros(count, np.int64)
-    # The merges below the largest gap are made, those above it are not.
-    merges = int(np.argmax(gaps)) + 1
-    return _by_first_member(cut_tree(tree, count - merges).ravel())
-
-
 class _DistinctPoints:
     """The n distinct points among m rows, which are what k-means clusters.
 
@@ -328,7 +234,7 @@ class _DistinctPoints:
         # Made transitive: rows that are connected by such pairs are one point.
         is_same = csr_array(squared <= np.square(tolerance))
         _, components = connected_components(is_same, directed=False)
-        self.point_of_row = _by_first_member(components)
+        self.point_of_row = number_by_first_member(components)
         # The first row of each point stands for all of them.
         _, first_row = np.unique(self.point_of_row, return_index=True)
         self.squared = squared[np.ix_(first_row, first_row)]
@@ -338,7 +244,7 @@ class _DistinctPoints:
         """Labels [m] of the rows in k clusters, or in n if there are fewer points."""
         # Each partition is made from the one before, with fewer clusters.
         *_, last = self.partitions(k)
-        return _by_first_member(last.labels[self.point_of_row])
+        return number_by_first_member(last.labels[self.point_of_row])
 
     def partitions(self, largest: int) -> Iterator[Partition]:
         """Partitions of the points in 1, 2, 3, ... clusters.
@@ -350,7 +256,7 @@ class _DistinctPoints:
         numbers = [1]
         while numbers[-1] < largest:
             last = numbers[-1]
-            step = 1 if last < _LARGEST_CONSECUTIVE else last // 10
+            step = 1 if last < _MAX_CONSECUTIVE else last // 10
             numbers.append(min(last + step, largest))
         return partitions(self.squared, self.multiplicity, numbers)
 
@@ -369,14 +275,14 @@ def _distinct_rows(rows: NDArray[np.float64]) -> _DistinctPoints:
         f"row {np.argmin(is_finite)} is not finite; rows of weights are finite numbers",
     )
     squared = squareform(pdist(rows, "sqeuclidean"))
-    return _DistinctPoints(squared, tolerance=1e-9 * _longer_length(rows))
+    return _DistinctPoints(squared, tolerance=1e-9 * _larger_norm(rows))
 
 
 def _distinct_models(models: Rows) -> _DistinctPoints:
     """The distinct models."""
     # Models are single-precision vectors, and distances from a Gram matrix have an
     # error of this order, too.
-    tolerance = 1e-7 * _longer_length(np.asarray(models))
+    tolerance = 1e-7 * _larger_norm(np.asarray(models))
     return _DistinctPoints(squared_distances(models), tolerance)
 
 
@@ -413,13 +319,7 @@ def _silhouette(distance_sums: ClusterSums, weights: NDArray[np.float64]) -> flo
     return round(float(weights @ silhouettes / weights.sum()), 12)
 
 
-def _symmetric(matrix: NDArray[Any]) -> NDArray[np.float64]:
-    """The mean of a matrix and its transpose, from which it differs by rounding."""
-    # SciPy's `squareform` reads one triangle only.
-    return (np.asarray(matrix, np.float64) + np.transpose(matrix)) / 2
-
-
-def _by_first_member(labels: NDArray[Any]) -> Labels:
+def number_by_first_member(labels: NDArray[Any]) -> Labels:
     """The same clusters, numbered in the order of their first members."""
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
     # Sorting twice gives ranks: the new number of each old label.
@@ -427,7 +327,7 @@ def _by_first_member(labels: NDArray[Any]) -> Labels:
     return new_label[inverse]
 
 
-def _longer_length(rows: NDArray[Any]) -> NDArray[np.float64]:
+def _larger_norm(rows: NDArray[Any]) -> NDArray[np.float64]:
     """For each pair of rows the length of the longer one [m, m]."""
     # einsum adds up float32 rows in double precision without copying them.
     lengths = np.sqrt([np.einsum("i,i->", row, row, dtype=np.float64) for row in rows])

@@ -24,9 +24,9 @@ Values = NDArray[np.float64]
 
 _TRIES = 5
 """Seeds that are tried for a new cluster; the one of lowest cost is used."""
-_LARGEST_WORK = 10_000
+_MAX_WORK = 10_000
 """The largest product of points, clusters and tries; above it fewer seeds are tried."""
-_LEAST_DECREASE = 1e-5
+_MIN_RELATIVE_DECREASE = 1e-5
 """Moves of single points end when together they lower the cost by less than this share.
 
 In data without structure there would otherwise be thousands of passes.
@@ -58,7 +58,7 @@ def partitions(
         added = number - partition.count
         if added == 1:
             # Several seeds are tried for a single new cluster.
-            affordable = _LARGEST_WORK // (len(weights) * number)
+            affordable = _MAX_WORK // (len(weights) * number)
             tries = max(min(_TRIES, affordable), 1)
             candidates = [
                 partition.with_clusters_at([seed]) for seed in partition.seeds(tries)
@@ -84,7 +84,7 @@ class ClusterSums:
         self.labels: Labels = np.zeros(len(matrix), np.int64)
         self.values = self.weighted.sum(axis=0, keepdims=True)
 
-    def relabelled(self, labels: Labels, count: int) -> "ClusterSums":
+    def with_labels(self, labels: Labels, count: int) -> "ClusterSums":
         """The sums after some points have changed clusters.
 
         Args:
@@ -100,13 +100,13 @@ class ClusterSums:
         empty = np.zeros((count - len(self.values), len(old)))
         new.values = np.concatenate([self.values, empty])
         # The sums of a cluster change only where points have left or joined it.
-        movers = np.flatnonzero(labels != old)
-        target = labels[movers]
-        origin = old[movers]
+        changed = np.flatnonzero(labels != old)
+        target = labels[changed]
+        origin = old[changed]
         for cluster in sorted({*target.tolist(), *origin.tolist()}):
             is_member = labels == cluster
-            joined = movers[target == cluster]
-            left = movers[origin == cluster]
+            joined = changed[target == cluster]
+            left = changed[origin == cluster]
             before = new.values[cluster]
             gained = self.weighted[joined].sum(axis=0)
             lost = self.weighted[left].sum(axis=0)
@@ -114,9 +114,9 @@ class ClusterSums:
             # Sum anew where that is no more work than an update, or where the sum has
             # shrunk to less than half: the rounding of the large sum is still in it,
             # and may exceed the distances between members that lie close together.
-            no_more_work = len(joined) + len(left) >= is_member.sum()
+            is_as_cheap = len(joined) + len(left) >= is_member.sum()
             inexact = (updated[is_member] < before[is_member] / 2).any()
-            if no_more_work or inexact:
+            if is_as_cheap or inexact:
                 updated = self.weighted[is_member].sum(axis=0)
             new.values[cluster] = updated
         return new
@@ -194,13 +194,13 @@ class Partition:
             seed = int(decrease.argmax())
             seeds.append(seed)
             # Points that join the seed would gain less from any other one than before.
-            joining = np.flatnonzero(self.squared[seed] < nearest)
-            to_others = self.squared[joining]
-            to_seed = self.squared[seed, joining]
-            gain_before = np.maximum(nearest[joining, None] - to_others, 0)
-            gain_now = np.maximum(to_seed[:, None] - to_others, 0)
-            decrease -= _weighted_sum(self.weights[joining], gain_before - gain_now)
-            nearest[joining] = to_seed
+            closer = np.flatnonzero(self.squared[seed] < nearest)
+            from_closer = self.squared[closer]
+            to_seed = self.squared[seed, closer]
+            gain_before = np.maximum(nearest[closer, None] - from_closer, 0)
+            gain_now = np.maximum(to_seed[:, None] - from_closer, 0)
+            decrease -= _weighted_sum(self.weights[closer], gain_before - gain_now)
+            nearest[closer] = to_seed
             # The last point of a cluster must not leave: the cluster would be empty.
             cluster = self.labels[seed]
             remaining[cluster] -= 1
@@ -222,20 +222,20 @@ class Partition:
         labels = self.labels.copy()
         labels[seeds] = self.count + np.arange(len(seeds))
         for label, seed in enumerate(seeds, self.count):
-            joins = self.squared[seed] < nearest
-            labels[joins] = label
-            nearest[joins] = self.squared[seed, joins]
+            is_closer = self.squared[seed] < nearest
+            labels[is_closer] = label
+            nearest[is_closer] = self.squared[seed, is_closer]
         labels = _without_empty_clusters(self.labels, labels, self.count, seeds)
-        best = self._relabelled(labels, self.count + len(seeds))
+        best = self._with_labels(labels, self.count + len(seeds))
         candidate = best._after_one_pass()
         while candidate.cost < best.cost:
             best = candidate
             candidate = best._after_one_pass()
         return best
 
-    def _relabelled(self, labels: Labels, count: int) -> "Partition":
+    def _with_labels(self, labels: Labels, count: int) -> "Partition":
         new = copy(self)
-        new._set_sums(self.sums.relabelled(labels, count))
+        new._set_sums(self.sums.with_labels(labels, count))
         return new
 
     def _set_sums(self, sums: ClusterSums) -> None:
@@ -262,7 +262,7 @@ class Partition:
             labels = self._hartigan_labels(to_means)
         if (labels == self.labels).all():
             return self
-        return self._relabelled(labels, self.count)
+        return self._with_labels(labels, self.count)
 
     def _lloyd_labels(self, to_means: Values) -> Labels:
         """Labels [n] after all points have gone to their nearest mean.
@@ -287,8 +287,8 @@ class Partition:
             to_means: squared distances of points to the means of all clusters [k, n].
         """
         target, decrease = self._best_single_moves(to_means)
-        useful = np.flatnonzero(decrease > _ROUNDING * self.cost)
-        best_first = useful[np.argsort(-decrease[useful], kind="stable")]
+        improving = np.flatnonzero(decrease > _ROUNDING * self.cost)
+        best_first = improving[np.argsort(-decrease[improving], kind="stable")]
         labels = self.labels.copy()
         changed_clusters: set[int] = set()
         total_decrease = 0.0
@@ -298,7 +298,7 @@ class Partition:
                 labels[point] = target[point]
                 changed_clusters |= clusters
                 total_decrease += float(decrease[point])
-        return labels if total_decrease >= _LEAST_DECREASE * self.cost else self.labels
+        return labels if total_decrease >= _MIN_RELATIVE_DECREASE * self.cost else self.labels
 
     def _best_single_moves(self, to_means: Values) -> tuple[Labels, Values]:
         """For each point the best other cluster to move to.
@@ -344,11 +344,11 @@ def _without_empty_clusters(
     # A point that goes back may leave another cluster empty, hence the loop.
     while True:
         is_empty = np.bincount(labels, minlength=count) == 0
-        goes_back = is_empty[old] & (labels != old)
-        goes_back[[*seeds]] = False
-        if not goes_back.any():
+        is_restored = is_empty[old] & (labels != old)
+        is_restored[[*seeds]] = False
+        if not is_restored.any():
             return labels
-        labels = np.where(goes_back, old, labels)
+        labels = np.where(is_restored, old, labels)
 
 
 def _weighted_sum(weights: Values, rows: Values) -> Values:

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from numpy.typing import NDArray
 
 from fedtailor.aggregation import cluster_averages, mix, reporter_weights
-from fedtailor.aggregation.clusters import bipartition
+from fedtailor.aggregation.agglomerative import bipartition
 from fedtailor.aggregation.distances import cosine_similarity
 from fedtailor.algorithms.helpers.own_steps import sgd_from_velocity
 from fedtailor.protocol import (

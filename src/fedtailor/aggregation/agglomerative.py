@@ -14,8 +14,8 @@ from fedtailor.aggregation.global_k_means import Labels
 from fedtailor.protocol import require
 
 _HEIGHT_TOLERANCE = 1e-9
-"""Merge heights of a tree count as equal if they differ by less than this fraction of
-the largest height.
+"""Heights of merges count as equal if they differ by at most this fraction of the
+largest height.
 """
 
 
@@ -23,12 +23,12 @@ def bipartition(
     similarity: Float[np.ndarray, "m m"],
     linkage: Literal["complete", "single"] = "complete",
 ) -> Labels:
-    """A split in two by agglomerative clustering (Sattler et al. 2020).
+    """Split clients in two by agglomerative clustering (Sattler et al. 2020).
 
     Args:
         similarity: of all pairs.
-        linkage: "complete" is the choice of their released code. "single" is that of
-            their paper: it minimises the largest similarity between the two parts.
+        linkage: "complete" is the choice of the released code. "single" is the choice of
+            the paper: it minimises the largest similarity between the two parts.
 
     Returns:
         Labels 0 and 1 [m]; row 0 has label 0.
@@ -61,15 +61,15 @@ def agglomerative(
 
     Args:
         distances: of all pairs.
-        linkage: how far apart two clusters are: by the mean, the largest or the
-            smallest distance between members.
-        clusters: how many clusters to make.
-        threshold: clusters that are farther apart than this are not merged. If given,
-            `clusters` is not used.
+        linkage: whether the distance between two clusters is the mean, the largest or
+            the smallest distance between their members.
+        clusters: the number of clusters.
+        threshold: clusters are merged up to this distance. If given, `clusters` is not
+            used.
 
-    With neither `clusters` nor `threshold` the tree is cut at the largest gap between
-    the distances of successive merges: into 2 to m - 1 clusters, or into one cluster if
-    all distances are equal or there are only two rows.
+    With neither `clusters` nor `threshold`, merging stops at the largest gap between the
+    distances of successive merges. This gives 2 to m - 1 clusters, or one cluster if all
+    distances are equal or there are only two rows.
 
     Returns:
         Labels [m].
@@ -98,18 +98,17 @@ def agglomerative(
         return number_by_first_member(fcluster(tree, threshold, "distance"))
     if clusters is not None:
         return number_by_first_member(cut_tree(tree, clusters).ravel())
-    # The third column of SciPy's tree: the distance at which each merge is made,
-    # ascending.
+    # The third column of SciPy's tree is the distance of each merge, ascending.
     heights = tree[:, 2]
     gaps = np.diff(heights)
     if count == 2 or gaps.max() <= _HEIGHT_TOLERANCE * heights[-1]:
         return np.zeros(count, np.int64)
-    # The merges below the largest gap are made, those above it are not.
+    # The merges below the largest gap are applied.
     merges = int(np.argmax(gaps)) + 1
     return number_by_first_member(cut_tree(tree, count - merges).ravel())
 
 
 def _symmetric(matrix: NDArray[Any]) -> NDArray[np.float64]:
-    """The mean of a matrix and its transpose, from which it differs by rounding."""
+    """The mean of a matrix and its transpose, which differ only by rounding."""
     # SciPy's `squareform` reads one triangle only.
     return (np.asarray(matrix, np.float64) + np.transpose(matrix)) / 2

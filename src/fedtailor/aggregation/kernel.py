@@ -97,7 +97,9 @@ def user_centric_weights(
     distances = squared_distances(probe.gradients)
     if kernel == "bound":
         column_variances = _gradient_variances(probe, probe)
-        return _bound_rows(distances, column_variances, column_variances, same_clients=True)
+        return _bound_rows(
+            distances, column_variances, column_variances, same_clients=True
+        )
     sigma = _standard_deviations(probe, probe)
     weights = _kernel_rows(distances, sigma, probe, sigma, kernel)
     # The limit sigma_i -> 0 of both kernels, whose exponents are not defined at 0.
@@ -133,7 +135,9 @@ def newcomer_weights(
         row_variances = _gradient_variances(newcomers, seen)
         column_variances = _gradient_variances(seen, seen)[usable]
         rows = np.zeros(distances.shape)
-        rows[:, usable] = _bound_rows(distances[:, usable], row_variances, column_variances)
+        rows[:, usable] = _bound_rows(
+            distances[:, usable], row_variances, column_variances
+        )
         return rows
     row_sigma = _standard_deviations(newcomers, seen)
     sigma = _standard_deviations(seen, seen)

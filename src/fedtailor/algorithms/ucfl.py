@@ -345,9 +345,7 @@ class UCFL(Algorithm):
         stream = server.stream[cohort.position]
         # In the first round clients still hold theta^0 from the probe.
         already_held = self.probes and server.fresh
-        return Downlink(
-            {"model": Streams.by_index(server.model, stream, already_held)}
-        )
+        return Downlink({"model": Streams.by_index(server.model, stream, already_held)})
 
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer

@@ -21,7 +21,7 @@ from fedtailor.protocol import Streams
         (Streams.by_index(jnp.ones((2, 2)), np.array([1, -1, 0])), [[1], [-1], [0]]),
         (Streams.everyone(jnp.ones(2), clients=3), [[0]] * 3),
     ],
-    ids=["one each", "all to all", "everyone"],
+    ids=["one each", "all to all", "some to all", "by index", "everyone"],
 )
 def test_recipients_name_the_streams_of_each_client(
     sent: Streams, recipients: list[list[int]]

@@ -1,6 +1,6 @@
 """Oracle: one FedAvg for each true group."""
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,12 +76,12 @@ class Oracle(FedAvg):
         theta = init(0)[None].repeat(len(groups), axis=0)
         return OracleState(theta, self.optimizer.init(theta), groups)
 
-    def broadcast(self, server: OracleState, cohort: Cohort) -> Downlink:
+    def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
         stream = _stream_of_group(server, cohort)
         return Downlink({"model": Streams.by_index(server.model, stream)})
 
     def server(
-        self, server: OracleState, downlink: Downlink, answers: Answers, cohort: Cohort
+        self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort
     ) -> OracleState:
         # Row g of the weights [s, c] holds the q_i of the reporters in group g.
         share = reporter_weights(cohort, self.weights)

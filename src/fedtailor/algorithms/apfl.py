@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.helpers.own_steps import (
@@ -104,12 +104,12 @@ class APFL(FedAvg):
         ) -> tuple[Pair, Array]:
             (v, w_i), alpha = carry
             # The gradients of the mixture are taken before v and w_i take their steps.
-            grad_v, grad_alpha = self._mixture_gradients(v, w_i, alpha, batch, local)
-            # alpha takes one step in a round, on the first batch; a constant rate of 0
-            # leaves it out of the compiled program.
+            grad_v, grad_alpha = self._mixture_gradients(
+                v, w_i, alpha, batch, local, is_first=index == 0
+            )
+            # A constant rate of 0 leaves this step out of the compiled program.
             if not is_off(self.alpha_lr):
-                new_alpha = jnp.clip(alpha - self.alpha_lr * grad_alpha, 0, 1)
-                alpha = jnp.where(index == 0, new_alpha, alpha)
+                alpha = jnp.clip(alpha - self.alpha_lr * grad_alpha, 0, 1)
             v = sgd_step(v, grad_v, sgd, rate)
             w_i = sgd_step(w_i, local.batch_gradient(w_i, batch), sgd, rate)
             return (v, w_i), alpha
@@ -120,7 +120,13 @@ class APFL(FedAvg):
         return {"model": local.vector(v), "alpha": alpha}, {"model": local.vector(w_i)}
 
     def _mixture_gradients(
-        self, v: Params, w_i: Params, alpha: Array, batch: Batch, local: LocalTrainer
+        self,
+        v: Params,
+        w_i: Params,
+        alpha: Array,
+        batch: Batch,
+        local: LocalTrainer,
+        is_first: Bool[Array, ""],
     ) -> tuple[Params, Float[Array, ""]]:
         """Gradients of the mixture's mean loss over a batch.
 
@@ -130,17 +136,25 @@ class APFL(FedAvg):
             alpha: the share of v in the mixture.
             batch: the samples.
             local: the client.
+            is_first: whether this is the first batch of the round.
 
         Returns:
-            The gradient with respect to v, and the derivative with respect to alpha.
+            The gradient with respect to v, and the derivative with respect to alpha. The
+            derivative is 0 after the first batch, as alpha takes one step in a round.
         """
+        zero = jnp.zeros((), alpha.dtype)
         if self.mix == "parameters":
             mixture = jax.tree.map(lambda v, w: alpha * v + (1 - alpha) * w, v, w_i)
             # The chain rule gives both from g, the gradient at the mixture:
             # d mixture / dv = alpha, and d mixture / d alpha = v - w_i.
             g = local.batch_gradient(mixture, batch)
-            products = jax.tree.map(lambda g, v, w: jnp.vdot(g, v - w), g, v, w_i)
-            grad_alpha = jnp.stack(jax.tree.leaves(products)).sum()
+
+            def inner_product() -> Float[Array, ""]:
+                """< g, v - w_i >, a sum over all leaves."""
+                products = jax.tree.map(lambda g, v, w: jnp.vdot(g, v - w), g, v, w_i)
+                return jnp.stack(jax.tree.leaves(products)).sum()
+
+            grad_alpha = jax.lax.cond(is_first, inner_product, lambda: zero)
             return jax.tree.map(lambda g: alpha * g, g), grad_alpha
 
         # A mixture of outputs is not the output of a single model, so this loss is
@@ -153,7 +167,8 @@ class APFL(FedAvg):
             return total / jnp.maximum(batch.weight.sum(), 1)
 
         local.count_work(gradients=1, forwards=1)
-        return jax.grad(loss, argnums=(0, 1))(v, alpha)
+        grad_v, grad_alpha = jax.grad(loss, argnums=(0, 1))(v, alpha)
+        return grad_v, jnp.where(is_first, grad_alpha, zero)
 
     def personal(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer

@@ -109,9 +109,8 @@ class SCAFFOLD(Algorithm):
 
     def init_server(self, init: Init, population: Population) -> SCAFFOLDState:
         theta = init(0)
-        share = np.ones(len(population))
-        if self.weights == "samples":
-            share = population.sizes
+        uniform = self.weights == "uniform"
+        share = np.ones(len(population)) if uniform else population.sizes
         # theta[None] is [1, d]: the server holds one model.
         return SCAFFOLDState(theta[None], jnp.zeros_like(theta), share / share.sum())
 

@@ -19,9 +19,9 @@ from fedtailor.algorithms.helpers.hypernetwork import (
     layers_to_messages,
 )
 from fedtailor.algorithms.helpers.shared_part import (
-    joined,
+    entry_of_part,
+    join_parts,
     model_of,
-    named,
     part_of_runs,
     runs_of,
 )
@@ -294,14 +294,16 @@ class PFedHN(Algorithm):
     # ----------------------------------------------------------------------------------
 
     def init_state(self, theta: Float[Array, " d"], model: ModelParts) -> ClientState:
-        return named("own", model.part(self.part).take(theta))
+        return entry_of_part("own", model.part(self.part).take(theta))
 
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
         own = local.part_of_model(self.part)
-        theta = local.sgd(joined(own, state, inbox.only("model")), self.sgd)
-        return named("own", own.take(theta)), {"model": own.complement.take(theta)}
+        theta = local.sgd(join_parts(own, state, inbox.only("model")), self.sgd)
+        return entry_of_part("own", own.take(theta)), {
+            "model": own.complement.take(theta)
+        }
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         layers = layers_from_inbox(inbox, self.hidden_layers + 1)
@@ -316,14 +318,14 @@ class PFedHN(Algorithm):
             # vector-Jacobian product of delta = theta' - theta.
             e, own_state = carry
             shared, vjp = jax.vjp(shared_part, e)
-            start = joined(own, own_state, shared)
+            start = join_parts(own, own_state, shared)
             theta = local.in_round(local.round + k).sgd(start, self.sgd)
             delta = own.complement.take(theta) - shared
             (direction,) = vjp(delta)
             e = e + self.newcomer_lr * direction
-            return e, named("own", own.take(theta))
+            return e, entry_of_part("own", own.take(theta))
 
-        start = inbox.only("embedding"), named("own", own.take(initial))
+        start = inbox.only("embedding"), entry_of_part("own", own.take(initial))
         e, own_state = local.fori_loop(self.newcomer_steps, fit, start)
         return {**own_state, "model": shared_part(e)}
 
@@ -331,7 +333,7 @@ class PFedHN(Algorithm):
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> Predictor:
         shared = state["model"] if "model" in state else inbox.only("model")
-        return joined(local.part_of_model(self.part), state, shared)
+        return join_parts(local.part_of_model(self.part), state, shared)
 
 
 @jax.jit

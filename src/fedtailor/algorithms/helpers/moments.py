@@ -35,7 +35,7 @@ class WithMoments(ServerState):
 
 
 def models_of(server: Any) -> Any:
-    """The state of the common models, with or without a `WithMoments` around it."""
+    """The state of the common models, which a `WithMoments` may contain."""
     return server.models if isinstance(server, WithMoments) else server
 
 
@@ -69,8 +69,7 @@ def sums_of_moments(
         u = jnp.concatenate([batch.x.reshape(size, -1), ones], axis=1)
         y = batch.y.reshape(size, -1).astype(theta.dtype)
         sums, deviation = carry
-        # If the model is linear and its loss the squared error, its loss on every
-        # sample is |H' u - y|^2.
+        # A linear model with squared error has the loss |H' u - y|^2 on every sample.
         expected = jnp.square(u @ matrix - y).sum(axis=1)
         outputs = local.logits(params, batch.x, training=False)
         losses = local.losses(outputs, batch.y)

@@ -27,8 +27,8 @@ def bipartition(
 
     Args:
         similarity: of all pairs.
-        linkage: "complete" is the choice of the released code. "single" is the choice of
-            the paper: it minimises the largest similarity between the two parts.
+        linkage: "complete" is the choice of the released code, "single" that of the
+            paper: it minimises the largest similarity between the two parts.
 
     Returns:
         Labels 0 and 1 [m]; row 0 has label 0.
@@ -67,9 +67,9 @@ def agglomerative(
         threshold: clusters are merged up to this distance. If given, `clusters` is not
             used.
 
-    With neither `clusters` nor `threshold`, merging stops at the largest gap between the
-    distances of successive merges. This gives 2 to m - 1 clusters, or one cluster if all
-    distances are equal or there are only two rows.
+    With neither `clusters` nor `threshold`, merging stops at the largest gap between
+    the distances of successive merges. This gives 2 to m - 1 clusters, or one cluster
+    if all distances are equal or there are only two rows.
 
     Returns:
         Labels [m].

@@ -77,9 +77,9 @@ def _best_row(
     ascending = np.argsort(bias, kind="stable")
     b = shifted[ascending]
     samples = n[ascending]
-    # If the k clients of least bias have weight, the equation for nu is
-    # s0 nu^2 - 2 s1 nu + s2 = c^2, where s_p is the sum of their n_j b_j^p, and nu is the
-    # larger root. It is solved for all k = 1..m at once.
+    # If the k clients of least bias have weight, the equation for nu is s0 nu^2 - 2 s1
+    # nu + s2 = c^2, where s_p is the sum of their n_j b_j^p, and nu is the larger root.
+    # It is solved for all k = 1..m at once.
     s0 = np.cumsum(samples)
     s1 = np.cumsum(samples * b)
     s2 = np.cumsum(samples * b**2)

@@ -74,8 +74,8 @@ def clusterings(
         ValueError: a row is not finite.
     """
     points = _distinct_rows(np.asarray(rows, np.float64))
-    # The sum of each point's distances to the members of each cluster. Few points change
-    # clusters from one partition to the next, so the sums are updated.
+    # The sum of each point's distances to the members of each cluster. Few points
+    # change clusters from one partition to the next, so the sums are updated.
     distance_sums = ClusterSums(np.sqrt(points.squared), points.multiplicity)
     for partition in points.partitions(largest):
         distance_sums = distance_sums.with_labels(partition.labels, partition.count)

@@ -29,8 +29,8 @@ def gram(
         ValueError: a row is not finite.
     """
     rows = np.asarray(rows)
-    # A few columns at a time, because a copy of all models in double precision would need
-    # twice the memory of the models.
+    # A few columns at a time, because a copy of all models in double precision would
+    # need twice the memory of the models.
     products = np.zeros((len(rows), len(rows)))
     for block in _column_blocks(rows):
         if centred:
@@ -50,17 +50,17 @@ def squared_distances(
 ) -> Float[np.ndarray, "r m"]:
     """Squared Euclidean distances between rows.
 
-    The mean row is subtracted first. Gradients or models of similar clients are close to
-    each other and far from the origin, so rounding errors of their inner products would
-    exceed their differences.
+    The mean row is subtracted first. Gradients or models of similar clients are close
+    to each other and far from the origin, so rounding errors of their inner products
+    would exceed their differences.
 
     Args:
         rows: one set of rows.
         others: the other set of rows; None = `rows`.
 
     Returns:
-        Squared distances [r, m] between the two sets, never negative, and exactly 0 from
-        a row to itself.
+        Squared distances [r, m] between the two sets, never negative, and exactly 0
+        from a row to itself.
     """
     if others is None:
         return _squared_distances_of_all(rows)
@@ -75,8 +75,8 @@ def cosine_similarity(rows: Float[Rows, "m d"]) -> Float[np.ndarray, "m m"]:
         rows: models, updates or embeddings of m clients.
 
     Returns:
-        <a, b> / (|a| |b|) for all pairs, in [-1, 1]. It is 1 for a row and itself, and 0
-        for a zero row and any other row.
+        <a, b> / (|a| |b|) for all pairs, in [-1, 1]. It is 1 for a row and itself, and
+        0 for a zero row and any other row.
 
     Raises:
         ValueError: a row is not finite.

@@ -2,8 +2,8 @@
 
 Clusters are added one by one where they lower the cost most (Likas, Vlassis and Verbeek
 2003). After each addition, points change clusters. First all points move to their
-nearest mean (Lloyd). Once every point is at its nearest mean, single points move if this
-lowers the cost, including the effect on both means (Hartigan 1975).
+nearest mean (Lloyd). Once every point is at its nearest mean, single points move if
+this lowers the cost, including the effect on both means (Hartigan 1975).
 
 Each partition starts from the previous one, so few points move. Distances to means are
 computed from sums over the members of clusters, and a move changes only two of these
@@ -41,8 +41,8 @@ def partitions(
 ) -> Iterator["Partition"]:
     """Cluster points into several numbers of clusters.
 
-    All clusters between two of the numbers are added together, so a partition depends on
-    the previous numbers.
+    All clusters between two of the numbers are added together, so a partition depends
+    on the previous numbers.
 
     Args:
         squared: squared distances of distinct points.
@@ -112,7 +112,8 @@ class ClusterSums:
             updated = before + gained - lost
             # Compute the sum from its members if that is not more work than an update,
             # or if the update has reduced it to less than half. In that case the
-            # rounding error of the larger sum may exceed distances between close points.
+            # rounding error of the larger sum may exceed distances between close
+            # points.
             is_as_cheap = len(joined) + len(left) >= is_member.sum()
             inexact = (updated[is_member] < before[is_member] / 2).any()
             if is_as_cheap or inexact:
@@ -279,8 +280,8 @@ class Partition:
     def _hartigan_labels(self, to_means: Values) -> Labels:
         """Labels [n] after moves of single points, each of which lowers the cost.
 
-        Moves without a common cluster are independent of each other. The best moves that
-        are independent of all better ones are made together.
+        Moves without a common cluster are independent of each other. The best moves
+        that are independent of all better ones are made together.
 
         Args:
             to_means: squared distances of points to the means of all clusters [k, n].
@@ -306,9 +307,9 @@ class Partition:
     def _best_single_moves(self, to_means: Values) -> tuple[Labels, Values]:
         """The best other cluster for each point.
 
-        A point of weight w that leaves a cluster of weight W lowers the cluster's cost by
-        w W / (W - w) times its squared distance to the mean. A point that joins a cluster
-        raises the cost by w W / (W + w) times that distance.
+        A point of weight w that leaves a cluster of weight W lowers the cluster's cost
+        by w W / (W - w) times its squared distance to the mean. A point that joins a
+        cluster raises the cost by w W / (W + w) times that distance.
 
         Args:
             to_means: squared distances of points to the means of all clusters [k, n].

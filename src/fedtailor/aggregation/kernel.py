@@ -125,9 +125,9 @@ def newcomer_weights(
         usable: [m] the seen clients that may have weight, at least one; None = all.
 
     Returns:
-        Rows that sum to 1. If all weights of a newcomer are 0 in floating point, because
-        it has variance 0 or is far from all clients, its nearest clients have weights in
-        proportion to their samples.
+        Rows that sum to 1. If all weights of a newcomer are 0 in floating point,
+        because it has variance 0 or is far from all clients, its nearest clients have
+        weights in proportion to their samples.
     """
     distances = squared_distances(newcomers.gradients, seen.gradients)
     if kernel == "bound":
@@ -151,8 +151,9 @@ def restrict_to_reporters(
 
     The papers define full participation only. Here a row becomes zero, so that `mix`
     keeps the stream's old model, if its weights of the reporters sum to less than a
-    tenth of the reporters' share of all samples. Otherwise a total weight of 1e-30 would
-    be scaled up to 1, and the stream would become the model of an unrelated client.
+    tenth of the reporters' share of all samples. Otherwise a total weight of 1e-30
+    would be scaled up to 1, and the stream would become the model of an unrelated
+    client.
 
     Args:
         rows: weights over the whole population.

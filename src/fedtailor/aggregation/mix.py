@@ -1,6 +1,7 @@
 """The affine mix of the server's models with the clients' models, and its weights.
 
-The s models of a server are called its streams. The c clients are the cohort of a round.
+The s models of a server are called its streams. The c clients are the cohort of a
+round.
 """
 
 from functools import partial
@@ -37,9 +38,9 @@ def mix(
     * all entries 0: theta_s stays the same, bit for bit.
 
     Models without weight may be NaN: the old model of a stream whose row sums to 1, and
-    the model of a client whose column is zero. But the model of a client that has weight
-    in any stream must be finite. Its NaN would spread to all streams, even to those in
-    which its weight is 0.
+    the model of a client whose column is zero. But the model of a client that has
+    weight in any stream must be finite. Its NaN would spread to all streams, even to
+    those in which its weight is 0.
 
     Args:
         theta: the streams' models, on the host or any device.
@@ -68,10 +69,10 @@ def mix(
     own_weight[np.abs(own_weight) < _ROUNDING] = 0.0
     if isinstance(x, HiddenRows):
         return _mix_hidden(theta, x, w, own_weight)
-    # The models stay on their devices, in the executor's order and with its padding. The
-    # columns of W are put into that order, with zeros for padding. The last column holds
-    # the weights of the old models, because transferring another array would take as
-    # long as the rest of this call.
+    # The models stay on their devices, in the executor's order and with its padding.
+    # The columns of W are put into that order, with zeros for padding. The last column
+    # holds the weights of the old models, because transferring another array would take
+    # as long as the rest of this call.
     padded = np.zeros((len(w), len(rows.values) + 1), theta.dtype)
     padded[:, rows.row] = w
     padded[:, -1] = own_weight
@@ -211,7 +212,8 @@ def _mix(
     mixed = weighted_sum(x)
     if not all_used:
         # The model of a client without weight may be NaN, and 0 * NaN is NaN. Setting
-        # such rows to 0 copies every model, so it is done only if the sum is not finite.
+        # such rows to 0 copies every model, so it is done only if the sum is not
+        # finite.
         is_used = (weights != 0).any(axis=0)
         mixed = jax.lax.cond(
             jnp.isfinite(mixed).all(),

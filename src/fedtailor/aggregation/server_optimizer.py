@@ -27,13 +27,13 @@ Checkpoints cannot hold optax's own classes, but they can hold a tuple of arrays
 class ServerOptimizer:
     """ServerOpt of FedOpt (Reddi et al. 2021, algorithm 1).
 
-    The difference between a model and the average of its clients' models takes the place
-    of a gradient:
+    The difference between a model and the average of its clients' models takes the
+    place of a gradient:
 
         Delta = theta - average
 
-    This is -Delta_t of the paper, which defines Delta_t = (1/|S|) sum_i (x_i - x_t). The
-    rules, where `momentum`, `second_moment` and `epsilon` are b1, b2 and tau of the
+    This is -Delta_t of the paper, which defines Delta_t = (1/|S|) sum_i (x_i - x_t).
+    The rules, where `momentum`, `second_moment` and `epsilon` are b1, b2 and tau of the
     paper:
 
     * plain:     theta <- theta - lr Delta; with lr 1 exactly the average (FedAvg).
@@ -135,9 +135,9 @@ def _apply(
 ) -> tuple[State, Float[Array, "s d"]]:
     """`ServerOptimizer.apply` as one compiled program.
 
-    The rule is applied to every stream, and the old rows of streams that are not updated
-    are then restored. Only the optimiser's `kind` is static, so another rate needs no
-    new compilation (see `hyperparameters`).
+    The rule is applied to every stream, and the old rows of streams that are not
+    updated are then restored. Only the optimiser's `kind` is static, so another rate
+    needs no new compilation (see `hyperparameters`).
     """
 
     def select(new: Array, old: Array) -> Array:

@@ -28,13 +28,13 @@ def project_onto_simplex(v: ArrayLike) -> Float[np.ndarray, " m"]:
         is_vector and bool(np.isfinite(x).all()),
         f"only a vector of finite numbers can be projected onto the simplex, not {x}",
     )
-    # Adding a constant to all entries does not change the projection. This one keeps tau
-    # small.
+    # Adding a constant to all entries does not change the projection. This one keeps
+    # tau small.
     x = x - x.max()
     descending = np.sort(x)[::-1]
-    # taus[k - 1] is the tau for which the sum of x - tau over the k largest entries is 1.
-    # The k-th largest entry exceeds taus[k - 1] for every k up to the number of positive
-    # entries of the result, and for no larger k.
+    # taus[k - 1] is the tau for which the sum of x - tau over the k largest entries is
+    # 1. The k-th largest entry exceeds taus[k - 1] for every k up to the number of
+    # positive entries of the result, and for no larger k.
     counts = np.arange(1, x.size + 1)
     taus = (np.cumsum(descending) - 1) / counts
     support = np.count_nonzero(descending > taus)

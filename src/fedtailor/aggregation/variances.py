@@ -18,8 +18,8 @@ def update(moments: Moments, x: Float[Array, "..."]) -> Moments:
     from_old_mean = x - mean
     mean = mean + from_old_mean / count.astype(mean.dtype)
     from_new_mean = x - mean
-    # The product of the two deviations is never negative and, unlike E[x^2] - E[x]^2, has
-    # no cancellation.
+    # The product of the two deviations is never negative and, unlike E[x^2] - E[x]^2,
+    # has no cancellation.
     squares = from_old_mean * from_new_mean
     if m2.shape != squares.shape:
         squares = squares.sum()

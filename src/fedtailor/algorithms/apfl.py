@@ -37,10 +37,10 @@ Pair = tuple[Params, Params]
 class APFL(FedAvg):
     """Adaptive personalized federated learning (Deng et al. 2020, algorithm 1).
 
-    A client predicts with alpha v + (1 - alpha) w, where w is the global model and v its
-    personal model, which never leaves it. In a round it trains w_i, its copy of w, as in
-    FedAvg, independently of alpha. On the same batches it trains v by the loss of the
-    mixture:
+    A client predicts with alpha v + (1 - alpha) w, where w is the global model and v
+    its personal model, which never leaves it. In a round it trains w_i, its copy of w,
+    as in FedAvg, independently of alpha. On the same batches it trains v by the loss of
+    the mixture:
 
         w_i <- w_i - eta g_i(w_i),    v <- v - eta alpha g_i( alpha v + (1 - alpha) w_i )
 
@@ -139,8 +139,9 @@ class APFL(FedAvg):
             is_first: whether this is the first batch of the round.
 
         Returns:
-            The gradient with respect to v, and the derivative with respect to alpha. The
-            derivative is 0 after the first batch, as alpha takes one step in a round.
+            The gradient with respect to v, and the derivative with respect to alpha.
+            The derivative is 0 after the first batch, as alpha takes one step in a
+            round.
         """
         zero = jnp.zeros((), alpha.dtype)
         if self.mix == "parameters":

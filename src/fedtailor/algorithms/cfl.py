@@ -91,10 +91,10 @@ class CFL(Algorithm):
     The split uses the cosines S_ij = <D_i, D_j> / (|D_i| |D_j|). It is the bipartition
     with the smallest maximal similarity between the halves or, in the released code and
     by default, agglomerative clustering with complete linkage. The paper accepts a
-    bipartition iff sqrt((1 - max_across S_ij) / 2) > gamma_max. Each half continues from
-    the parent's model plus the mean of its own updates. Updates can be compared only if
-    they start from the same model, and a cluster can be split only if all its clients
-    report, so the method needs full participation.
+    bipartition iff sqrt((1 - max_across S_ij) / 2) > gamma_max. Each half continues
+    from the parent's model plus the mean of its own updates. Updates can be compared
+    only if they start from the same model, and a cluster can be split only if all its
+    clients report, so the method needs full participation.
 
     The server stores all splits: the parent's model, the clients of each half, and the
     mean direction of each half's updates. A client that never took part follows this
@@ -223,7 +223,7 @@ class CFL(Algorithm):
     def _cluster_averages(
         self, server: CFLState, models: ClientRows, cohort: Cohort
     ) -> Float[Array, "s d"]:
-        """The new model of each cluster: its average, or the old model if none reports."""
+        """The average of each cluster, or its old model if no member reports."""
         share = reporter_weights(cohort, self.weights)
         cluster = server.cluster[cohort.position]
         weights = cluster_averages(cluster, len(server.model), share)

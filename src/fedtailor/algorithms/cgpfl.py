@@ -210,8 +210,8 @@ class Contextual(PersonalModelAlgorithm):
         return {"model": theta}, {"model": w}
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
-        # Inner steps around the context of lowest loss. The context does not change: the
-        # last argument, gamma, is 0.
+        # Inner steps around the context of lowest loss. The context does not change:
+        # the last argument, gamma, is 0.
         choice, _ = closest(inbox["model"], inbox.received["model"], local)
         omega = inbox["model"][choice]
         theta, _ = envelope_steps(

@@ -56,9 +56,9 @@ class CGPFLHeur(Contextual):
     )
 
     mu: float | None = None
-    """Weight of the second term (not given in the paper). With None both terms change by
-    the same amount from K = 1 to K = N/2, so that the choice depends neither on d nor on
-    the scale of the models."""
+    """Weight of the second term (not given in the paper). With None both terms change
+    by the same amount from K = 1 to K = N/2, so that the choice depends neither on d
+    nor on the scale of the models."""
     complexity: float | None = None
     """d, the complexity of the models; values above m count as m. None = the number of
     parameters.
@@ -75,8 +75,8 @@ class CGPFLHeur(Contextual):
     def _number(
         self, models: Float[Array | np.ndarray, "c d"], sizes: NDArray[np.int64]
     ) -> int:
-        # The second term of eq. 11 without mu, for the numbers K to compare. Clients are
-        # weighted by their samples.
+        # The second term of eq. 11 without mu, for the numbers K to compare. Clients
+        # are weighted by their samples.
         share = sizes / sizes.sum()
         numbers, costs = costs_of_models(models, share, len(models) // 2)
         # The first term. d is at most m, because above e m the logarithm is negative.
@@ -91,6 +91,7 @@ class CGPFLHeur(Contextual):
             decrease = costs[0] - costs[-1]
             mu = (bound[-1] - bound[0]) / decrease if decrease > 0 else 0.0
         value = bound + mu * costs
-        # e(1) and e(N/2) differ only by rounding. On such ties the smallest K is chosen.
+        # e(1) and e(N/2) differ only by rounding. On such ties the smallest K is
+        # chosen.
         is_minimal = value <= value.min() + _ROUNDING * value.max()
         return int(numbers[np.argmax(is_minimal)])

@@ -59,15 +59,15 @@ from fedtailor.protocol import (
 )
 
 Sampler = Callable[[np.random.Generator, int], tuple[NDArray[Any], NDArray[Any]]]
-"""(generator, n) -> n examples x [n, ...], y [n, ...], as the federation stores them."""
+"""(generator, n) -> examples x [n, ...] and y [n, ...], as the federation has them."""
 
 _NOT_LINEAR = (
     "source='moments' needs a linear model with squared error, such as"
     " models.logistic() with loss squared_error"
 )
 _ROUNDING = 1e-3
-"""The largest relative difference between a model's loss and the squared error for which
-the model counts as linear."""
+"""The largest relative difference between a model's loss and the squared error for
+which the model counts as linear."""
 
 
 DAPPERState = HypClusterState | BestRound | WithMoments
@@ -79,10 +79,10 @@ class DAPPER(Algorithm):
     """Data interpolation (Mansour et al. 2020, section 4, figure 2).
 
     In the first phase the clients train a common model h_c by FedAvgM or, with
-    `clusters`, the models of HypCluster, of which each client uses the one that fits its
-    data best. After training, each client k receives a sample C' of r m_k examples of all
-    clients (or of the clients in its cluster). For every lambda of a finite set in [0,
-    1] (`cover`) it starts from h_c and minimises
+    `clusters`, the models of HypCluster, of which each client uses the one that fits
+    its data best. After training, each client k receives a sample C' of r m_k examples
+    of all clients (or of the clients in its cluster). For every lambda of a finite set
+    in [0, 1] (`cover`) it starts from h_c and minimises
 
         lambda F_k(h) + (1 - lambda) F_C'(h)   (eq. 7)
 
@@ -102,7 +102,8 @@ class DAPPER(Algorithm):
     `source="moments"` is enough (section 4.2, sufficient statistics). Before training,
     clients send the means of u u' and u y' over their samples, where u = (x, 1). After
     training, the server sends the mean of these over all samples. From this a client
-    computes F_C' and its gradient exactly, where C' are the training data of all clients:
+    computes F_C' and its gradient exactly, where C' are the training data of all
+    clients:
 
         F_C'(h) = tr(H' M_uu H) - 2 tr(H' M_uy) + constant    for h(x) = H' u
     """
@@ -164,9 +165,9 @@ class DAPPER(Algorithm):
     model itself, or the second moments of all training data (linear models with squared
     error)."""
     best: bool = False
-    """Whether to start from the common model of the round of least validation loss ("the
-    best baseline model" of Mansour et al., section 6; see `FineTune`), or from the last
-    one."""
+    """Whether to start from the common model of the round of least validation loss
+    ("the best baseline model" of Mansour et al., section 6; see `FineTune`), or from
+    the last one."""
     proxy: Sampler | None = None
     """Public data, or a generator trained on some, for `source="proxy"`; for arrays see
     `sampler`.
@@ -455,8 +456,8 @@ class DAPPER(Algorithm):
 
         def coin_gradient(params: Params, batch: Batch, step: Array) -> Params:
             """The gradient on the client's batch with probability lambda, or on C'."""
-            # The choice is traced, so both batches are computed. A client may have fewer
-            # examples than a batch, and more examples in C'.
+            # The choice is traced, so both batches are computed. A client may have
+            # fewer examples than a batch, and more examples in C'.
             size = min(self.tune.batch_size, self.r * len(batch.y))
             sample = self._sample_batch(start, inbox, local, step, size)
             key = jax.random.fold_in(local.key("coin"), step)

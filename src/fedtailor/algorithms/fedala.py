@@ -27,7 +27,7 @@ from fedtailor.protocol import (
 )
 
 WINDOW = 10
-"""The number of passes whose losses decide when the weights have converged (the paper)."""
+"""The number of passes whose losses decide when weights have converged (the paper)."""
 
 
 @hyperparameters
@@ -48,8 +48,8 @@ class FedALA(FedAvg):
 
     The released code uses the loss of the last mini-batch of each pass instead of the
     mean of the pass, makes at least 11 passes without an upper limit, and also replaces
-    the models of clients that do not take part in a round by their `start`. It trains at
-    rate 0.005 in batches of 10, without the last partial batch, always in the same
+    the models of clients that do not take part in a round by their `start`. It trains
+    at rate 0.005 in batches of 10, without the last partial batch, always in the same
     order.
     """
 
@@ -74,12 +74,12 @@ class FedALA(FedAvg):
     eta: ZeroIsStatic = 1.0
     """Rate of the weights; 0 leaves them at 1, which is FedAvg."""
     share: float = 0.8
-    """Share of the training samples that the weights are learned on, in (0, 1]. They are
-    consecutive samples of a fixed order, with a random first one in each round (as in
-    the released code)."""
+    """Share of the training samples that the weights are learned on, in (0, 1]. They
+    are consecutive samples of a fixed order, with a random first one in each round (as
+    in the released code)."""
     threshold: float = 0.1
-    """Standard deviation of the mean losses of the last 10 passes below which the weights
-    have converged (released code: 0.1).
+    """Standard deviation of the mean losses of the last 10 passes below which the
+    weights have converged (released code: 0.1).
     """
     max_passes: TracedInt = 50
     """The maximal number of passes in the first learning of the weights."""
@@ -156,8 +156,8 @@ class FedALA(FedAvg):
         """
         part = local.part_of_model(self.part)
         own = state["model"]
-        # theta - theta_i is the derivative of `start` with respect to W_i. In a client's
-        # first round it is zero, and the weights do not matter.
+        # theta - theta_i is the derivative of `start` with respect to W_i. In a
+        # client's first round it is zero, and the weights do not matter.
         difference = part.take(theta) - part.take(own)
         is_different = (difference != 0).any()
         # A constant eta = 0 leaves the learning out of the compiled program.
@@ -184,8 +184,8 @@ class FedALA(FedAvg):
             k: Int[Array, ""], carry: tuple[Array, Array, Array]
         ) -> tuple[Array, Array, Array]:
             weights, recent_losses, done = carry
-            # The loop always has `max_passes` passes. Passes after the last necessary one
-            # take no steps.
+            # The loop always has `max_passes` passes. Passes after the last necessary
+            # one take no steps.
             steps = jnp.where(done, 0, pass_steps)
             zero = jnp.zeros((), theta.dtype)
             weights, total = sampled.loop(

@@ -31,8 +31,8 @@ class FedAvg(Algorithm):
 
         theta_i = SGD(theta; D_i),    theta <- theta - opt( theta - sum_i q_i theta_i ),    q_i = n_i / sum_S n_j
 
-    By default opt is the identity. FedAvg is also the base class of methods with the same
-    server (FedProx, Ditto, APFL, ...).
+    By default opt is the identity. FedAvg is also the base class of methods with the
+    same server (FedProx, Ditto, APFL, ...).
     """
 
     # What tables of methods say of this one; `About` explains the words.

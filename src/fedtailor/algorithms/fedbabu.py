@@ -58,8 +58,8 @@ class FedBABU(FedPer):
     )
 
     part: str = "head"
-    """The part of the model that is neither trained nor sent: "head", "last2", a pattern
-    on parameter paths, ...
+    """The part of the model that is neither trained nor sent: "head", "last2", a
+    pattern on parameter paths, ...
     """
     tune: SGD = SGD(epochs=5)
     """The final training on a client's own data (the paper: 5 epochs; the released

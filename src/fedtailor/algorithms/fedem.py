@@ -156,8 +156,8 @@ class FedEM(Algorithm):
             return jax.tree.map(lambda g: scale * g, g)
 
         def gradients(models: Models, batch: Batch) -> Models:
-            # r is computed with the received models in all steps, as in algorithm 1, and
-            # not with the models that are being trained.
+            # r is computed with the received models in all steps, as in algorithm 1,
+            # and not with the models that are being trained.
             r = self._responsibilities(received, pi, batch, local)
             pairs = zip(models, r, strict=True)
             return tuple(gradient(params, batch, r_k) for params, r_k in pairs)

@@ -258,8 +258,8 @@ class FedFomo(Algorithm):
             The new state, and the weights of the models that were sent and, last, of
             the client's own model.
         """
-        # The candidates theta_n are the received models and, last, the client's own model
-        # after its last training. b is the client's model before that training.
+        # The candidates theta_n are the received models and, last, the client's own
+        # model after its last training. b is the client's model before that training.
         base = state["base"]
         models = jnp.concatenate([inbox["model"], state["model"][None]])
         is_available = jnp.append(inbox.received["model"], True)

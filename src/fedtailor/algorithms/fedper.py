@@ -37,9 +37,9 @@ class FedPer(Algorithm):
 
     Arivazhagan et al. 2019, algorithms 1 and 2.
 
-    The model is theta = (b, h_i), where the body b is shared by all clients, and the head
-    h_i never leaves client i. A client trains both jointly and sends the body, which the
-    server averages:
+    The model is theta = (b, h_i), where the body b is shared by all clients, and the
+    head h_i never leaves client i. A client trains both jointly and sends the body,
+    which the server averages:
 
         (b_i, h_i) <- SGD(b, h_i; D_i),    b <- sum_i q_i b_i,    q_i = n_i / sum_S n_j
 
@@ -145,8 +145,8 @@ class FedPer(Algorithm):
         return join_parts(self._own(local), state, inbox.only("model"))
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
-        # The client's own part is that of the initial model, and the rest is the received
-        # shared part.
+        # The client's own part is that of the initial model, and the rest is the
+        # received shared part.
         own = self._own(local)
         theta = own.complement.put(inbox.only("initial"), inbox.only("model"))
         return entry_of_part("own", own.take(self._train_newcomer(theta, own, local)))

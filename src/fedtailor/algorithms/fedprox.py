@@ -28,8 +28,8 @@ class FedProx(FedAvg):
     is FedAvg. The paper samples clients in proportion to n_i and weights them equally;
     its released code samples uniformly and weights by n_i, which is the default here.
     For the paper's choice set `weights="uniform"` and
-    `Participation(sampling="samples")`, or `--weights uniform --sampling samples` on the
-    command line.
+    `Participation(sampling="samples")`, or `--weights uniform --sampling samples` on
+    the command line.
     """
 
     # What tables of methods say of this one; `About` explains the words.

@@ -45,9 +45,9 @@ class FedRoD(FedAvg):
 
     Chen and Chao 2022, algorithm 1.
 
-    The generic model has a body z and a head h. It is trained as in FedAvg, but with the
-    balanced softmax as the loss: the score of class c is h(z) + gamma log n_ic, where
-    n_ic is the number of the client's training samples of that class, and classes
+    The generic model has a body z and a head h. It is trained as in FedAvg, but with
+    the balanced softmax as the loss: the score of class c is h(z) + gamma log n_ic,
+    where n_ic is the number of the client's training samples of that class, and classes
     without samples are left out. Each client also trains a residual head p_i with the
     usual loss, whose gradient does not reach the generic model:
 

@@ -38,9 +38,9 @@ class FineTune(FedAvg):
     fine-tune in the same way.
 
     With `best`, theta is not the last model but the model of the best round (the "best
-    baseline model" of Mansour et al., section 6): the one with the least mean loss on the
-    reporters' validation samples, of all models that clients received in rounds. Clients
-    then also send this loss and the number of these samples.
+    baseline model" of Mansour et al., section 6): the one with the least mean loss on
+    the reporters' validation samples, of all models that clients received in rounds.
+    Clients then also send this loss and the number of these samples.
     """
 
     # What tables of methods say of this one; `About` explains the words.
@@ -79,8 +79,8 @@ class FineTune(FedAvg):
         state, update = super().client(state, inbox, local)
         if not self.best:
             return state, update
-        # All reporters evaluate the same received model, so the means of their losses can
-        # be compared between rounds.
+        # All reporters evaluate the same received model, so the means of their losses
+        # can be compared between rounds.
         return state, {**update, **validation_loss(inbox.only("model"), local)}
 
     def server(

@@ -41,19 +41,20 @@ from fedtailor.protocol import (
 Phase = Literal["farthest", "warm", "choose"]
 """What happens in a round.
 
-==========  =========================  =============================  ======================
-phase       rounds                     a client receives              a client sends
-==========  =========================  =============================  ======================
-"farthest"  the first q, if `start`    [q + 1, d]: the q models,      the initial model after
-            is "farthest"              with zeros in place of those   training, and the lowest
-                                       not initialised yet, and the   loss of the initialised
-                                       initial model                  models
-"warm"      the first q * `warm`, if   [1, d]: the model that all     that model after
-            `start` is "random"        clients train                  training
-"choose"    all later rounds           [q, d]: all models             the closest model after
-                                                                      training and, for q > 1,
-                                                                      its number
-==========  =========================  =============================  ======================
+==========  =====================  =======================  ============================
+phase       rounds                 a client receives        a client sends
+==========  =====================  =======================  ============================
+"farthest"  the first q, if        [q + 1, d]: the q        the initial model after
+            `start` is "farthest"  models (zeros if not     training, and the lowest
+                                   initialised yet) and     loss of the initialised
+                                   the initial model        models
+"warm"      the first q * `warm`,  [1, d]: the model that   that model after training
+            if `start` is          all clients train
+            "random"
+"choose"    all later rounds       [q, d]: all models       the closest model after
+                                                            training and, for q > 1, its
+                                                            number
+==========  =====================  =======================  ============================
 """
 
 
@@ -243,9 +244,9 @@ class HypCluster(Algorithm):
             The server with a new `model` and `optimizer`.
         """
         # h_i <- h_i - opt_i( h_i - sum_{k: f(k) = i} q_k SGD(h_i; D_k) ). Row i of the
-        # weights holds the q_k of the clients that trained model i, scaled to sum 1. The
-        # row of a model that nobody trained is zero, and `average_step` changes neither
-        # that model nor the state of its optimiser.
+        # weights holds the q_k of the clients that trained model i, scaled to sum 1.
+        # The row of a model that nobody trained is zero, and `average_step` changes
+        # neither that model nor the state of its optimiser.
         weights = cluster_averages(model_of_client, self.clusters, share)
         return average_step(server, self.optimizer, answers["model"], weights)
 
@@ -309,7 +310,7 @@ def train_closest(
 
 
 def _phase_of_message(models: Float[Array, "k d"], clusters: int) -> Phase:
-    """The phase of a round, which a client infers from the number of models it receives.
+    """The phase of a round, inferred from the number of models that a client received.
 
     A single model is trained without a choice. That is the phase "warm", and with one
     cluster also the phase "choose".

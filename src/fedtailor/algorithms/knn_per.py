@@ -39,8 +39,8 @@ class KNNPer(FedAvg):
 
     The global model is trained by FedAvg. After training, client i stores the features
     and labels of its training samples. It predicts with a mixture of the model's
-    probabilities p and the labels of its k stored samples whose features z_j are nearest
-    to z(x):
+    probabilities p and the labels of its k stored samples whose features z_j are
+    nearest to z(x):
 
         lam_i p_kNN(y|x) + (1 - lam_i) p(y|x),    p_kNN(y|x) ~ sum over neighbours of class y of exp(-|z - z_j| / scale)
 
@@ -145,8 +145,8 @@ class KNNPer(FedAvg):
 
         def add(store: Store, batch: Batch, step: Int[Array, ""]) -> Store:
             local.count_work(forwards=1)
-            # If no client has `BLOCK` samples, a batch has fewer rows. Padding is stored
-            # as zeros.
+            # If no client has `BLOCK` samples, a batch has fewer rows. Padding is
+            # stored as zeros.
             is_stored = batch.weight > 0
             new = (
                 jnp.where(is_stored[:, None], features_of(batch.x), 0),
@@ -162,8 +162,8 @@ class KNNPer(FedAvg):
                 for old, rows in zip(store, new, strict=True)
             )
 
-        # At most one epoch, in a random order of its own. So the first `capacity` samples
-        # are drawn without replacement.
+        # At most one epoch, in a random order of its own. So the first `capacity`
+        # samples are drawn without replacement.
         steps = jnp.minimum(-(-local.size // BLOCK), blocks)
         features, labels, is_stored = local.loop(
             start, add, steps, BLOCK, purpose="store"
@@ -191,8 +191,8 @@ class KNNPer(FedAvg):
             local.count_work(forwards=1)
             z = local.features(params, batch.x, training=False)
             outputs = local.head_outputs(params, z)
-            # The search for neighbours is expensive and does not depend on lambda, so one
-            # pass evaluates the whole grid.
+            # The search for neighbours is expensive and does not depend on lambda, so
+            # one pass evaluates the whole grid.
             neighbors = predictor.probabilities(z, outputs.shape[-1])
             losses = []
             for lam in grid:

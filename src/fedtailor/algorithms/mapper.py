@@ -43,10 +43,10 @@ class MAPPER(FedAvg):
         h_c <- h_c - eta grad_{h_c} F'''( lambda* h_l(lambda*) + (1 - lambda*) h_c )  (eq. 11)
 
     F', F'' and F''' are the losses on three parts of the client's training data, which
-    are the same in all rounds. The server averages the h_c with momentum, as in FedAvgM.
-    To predict, every client, including those that never took part, repeats eq. 9 and 10
-    with the final h_c. Clients that choose lambda* = 1 do not use the global model and
-    do not change it.
+    are the same in all rounds. The server averages the h_c with momentum, as in
+    FedAvgM. To predict, every client, including those that never took part, repeats eq.
+    9 and 10 with the final h_c. Clients that choose lambda* = 1 do not use the global
+    model and do not change it.
     """
 
     # What tables of methods say of this one; `About` explains the words.
@@ -73,8 +73,8 @@ class MAPPER(FedAvg):
     """The values of lambda to choose from, ascending (the paper: a cover of [0, 1])."""
     split: tuple[float, float, float] | None = (0.5, 0.25, 0.25)
     """Shares of the training data for eq. 9, 10 and 11 (the paper has three parts, and
-    does not give their sizes). None uses all data three times, as in the pseudocode, and
-    so do clients with fewer than three samples."""
+    does not give their sizes). None uses all data three times, as in the pseudocode,
+    and so do clients with fewer than three samples."""
     fit: SGD = SGD(lr=0.02, epochs=5, batch_size=10)
     """Training of local models (Mansour et al., appendix F.2: rate 0.02, 5 epochs,
     batch 10).

@@ -26,7 +26,7 @@ from fedtailor.protocol import (
 )
 
 MIN_SQUARED_NORM = 1e-16
-"""The smallest squared norm of features in a cosine (released code: 1e-8 for the norm)."""
+"""The smallest squared norm in a cosine (released code: 1e-8 for the norm)."""
 
 
 @hyperparameters
@@ -35,9 +35,9 @@ class MOON(FedAvg):
 
     Li et al. 2021, algorithm 1 and equation 3.
 
-    As FedAvg, but a client minimises F_i(w) + mu l(w). The term l attracts the features z
-    of its model to those of the received global model, and repels them from those of the
-    model that the client trained last:
+    As FedAvg, but a client minimises F_i(w) + mu l(w). The term l attracts the features
+    z of its model to those of the received global model, and repels them from those of
+    the model that the client trained last:
 
         l = mean_x -log( exp(cos(z, z_global) / tau) / ( exp(cos(z, z_global) / tau) +
         exp(cos(z, z_previous) / tau) ) )

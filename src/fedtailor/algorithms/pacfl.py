@@ -59,8 +59,8 @@ class PACFL(Algorithm):
 
     Vahidian et al. 2023, algorithm 1.
 
-    Before training, every client sends the p leading left singular vectors of the inputs
-    of each of its classes:
+    Before training, every client sends the p leading left singular vectors of the
+    inputs of each of its classes:
 
         X_ic = U_ic S_ic V_ic',    U_ic = [u_1, ..., u_p]
 
@@ -177,8 +177,8 @@ class PACFL(Algorithm):
         return self._with_clusters(init(0), np.zeros(len(population), np.int64))
 
     def probe_downlink(self, server: PACFLState, cohort: Cohort) -> Downlink:
-        # Only the shapes of the model are used. Clients can compute it from the seed, so
-        # the ledger does not count it.
+        # Only the shapes of the model are used. Clients can compute it from the seed,
+        # so the ledger does not count it.
         model = Streams.everyone(server.initial, len(cohort), already_held=True)
         return Downlink({"model": model})
 

@@ -65,8 +65,8 @@ class PerFedAvg(FedAvg):
     variant: Literal["hf", "hf-difference", "fo"] = "hf"
     """Second-order term: exact, by differences, or dropped."""
     delta: float = 1e-3
-    """The distance from w at which `hf-difference` computes gradients. Gradients of ReLU
-    networks are discontinuous, and a jump between the two points is multiplied by
+    """The distance from w at which `hf-difference` computes gradients. Gradients of
+    ReLU networks are discontinuous, and a jump between the two points is multiplied by
     1/delta. Such networks need about 0.1, or the exact product."""
     relative: bool = True
     """Whether delta is a distance, or (in the paper) a multiple of g'.
@@ -93,8 +93,8 @@ class PerFedAvg(FedAvg):
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
         sgd = self.sgd
-        # The number of batches in a permutation of the data, and in an epoch. They differ
-        # if the last partial batch is dropped.
+        # The number of batches in a permutation of the data, and in an epoch. They
+        # differ if the last partial batch is dropped.
         per_permutation = jnp.maximum(-(-local.size // sgd.batch_size), 1)
         per_epoch = per_permutation
         if sgd.drop_last:

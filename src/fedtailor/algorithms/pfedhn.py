@@ -95,9 +95,9 @@ class PFedHN(Algorithm):
     common initial model, plus the output of a perceptron with ReLU, whose last bias is
     zero at first. The personal model is H(e_i; phi), without further training.
 
-    `part="head"` is pFedHN-pc (their section 3.4): H generates the body only. The client
-    trains the body together with a head, which starts from the common initial one and
-    never leaves the client.
+    `part="head"` is pFedHN-pc (their section 3.4): H generates the body only. The
+    client trains the body together with a head, which starts from the common initial
+    one and never leaves the client.
 
     A client that never took part receives phi once and fits an embedding to its own
     deltas, while phi is fixed. If a part of the model stays on the client, it trains

@@ -52,10 +52,11 @@ class SCAFFOLD(Algorithm):
         c_i+ = grad F_i(x)  (option I),       c_i+ = c_i - c + (x - y) / (K_i eta)  (option II)
         x <- x + server_lr (1/|S|) sum_S (y_i - x),    c <- c + (1/m) sum_S (c_i+ - c_i),  c_i <- c_i+
 
-    Therefore c is the mean of the control variates of all m clients, and the fixed point
-    is the minimum of the mean loss for any K_i. Option II divides by the number of steps
-    of the client times their learning rate, which is constant within a round. There is
-    no such factor for momentum or other optimisers, so SCAFFOLD needs plain SGD.
+    Therefore c is the mean of the control variates of all m clients, and the fixed
+    point is the minimum of the mean loss for any K_i. Option II divides by the number
+    of steps of the client times their learning rate, which is constant within a round.
+    There is no such factor for momentum or other optimisers, so SCAFFOLD needs plain
+    SGD.
     """
 
     # What tables of methods say of this one; `About` explains the words.
@@ -77,8 +78,8 @@ class SCAFFOLD(Algorithm):
     5 epochs).
     """
     option: Literal["I", "II"] = "II"
-    """The new control variate: the gradient at x, which takes another pass over the data
-    (I), or the mean gradient of the local steps (II).
+    """The new control variate: the gradient at x, which takes another pass over the
+    data (I), or the mean gradient of the local steps (II).
     """
     server_lr: float = 1.0
     """Server learning rate (eta_g)."""
@@ -148,8 +149,8 @@ class SCAFFOLD(Algorithm):
         cohort: Cohort,
     ) -> SCAFFOLDState:
         # x <- x + server_lr (1/|S|) sum_S (y_i - x). This is x + sum_i w_i (y_i - x),
-        # which `mix` computes, with w_i = server_lr / |S| for reporters. The weights are
-        # one row [1, c] for the server's one model.
+        # which `mix` computes, with w_i = server_lr / |S| for reporters. The weights
+        # are one row [1, c] for the server's one model.
         weights = self.server_lr * reporter_weights(cohort, self.weights)[None]
         model = mix(server.model, answers["model"], weights)
         # c <- c + (1/m) sum_S (c_i+ - c_i), with 0 for clients that do not report

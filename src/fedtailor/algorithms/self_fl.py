@@ -67,8 +67,8 @@ class SelfFL(PersonalModelAlgorithm):
     The method assumes that the clients' true models are theta_m ~ N(theta_0, s0) around
     a common model theta_0, and that client m alone would learn z_m ~ N(theta_m, s_m).
     The server estimates s0 by the variance between the models of a round (eq. 14). Each
-    client estimates its s_m by the variance of its own models over rounds (eq. 13). With
-    a_m = 1/(s0 + s_m) and A = sum_{k != m} a_k, client m starts a round from
+    client estimates its s_m by the variance of its own models over rounds (eq. 13).
+    With a_m = 1/(s0 + s_m) and A = sum_{k != m} a_k, client m starts a round from
 
         theta - (a_m / A) (theta_m - theta)                                                       (eq. 10)
 
@@ -119,10 +119,10 @@ class SelfFL(PersonalModelAlgorithm):
     (`fisher`), 1/s_m as printed (`literal`), or the largest eigenvalue of the Hessian
     by power iteration (`power`)."""
     posterior: Literal["paper", "exact"] = "paper"
-    """The precision with which the other models predict client m's: A as in eq. 3, which
-    takes client m's true model for the common one, or 1/(s0 + 1/A), as the hierarchical
-    model implies. With eq. 3 many clients pull each other together, however different
-    they are."""
+    """The precision with which the other models predict client m's: A as in eq. 3,
+    which takes client m's true model for the common one, or 1/(s0 + 1/A), as the
+    hierarchical model implies. With eq. 3 many clients pull each other together,
+    however different they are."""
     smoothing: float | None = None
     """The share C; None = the share of clients that report (section 4.1)."""
     warm: int = 0
@@ -130,8 +130,8 @@ class SelfFL(PersonalModelAlgorithm):
     20 is a good number).
     """
     forget: ZeroIsStatic = 0.0
-    """The fraction by which a new model reduces the weight of the client's past models in
-    its variance."""
+    """The fraction by which a new model reduces the weight of the client's past models
+    in its variance."""
     inter_variance: float | None = None
     """A known s0, instead of the estimate."""
     intra_variances: Float[np.ndarray, " m"] | None = None
@@ -250,8 +250,8 @@ class SelfFL(PersonalModelAlgorithm):
         if self.intra_variances is None:
             sent = answers.reporters("intra").astype(np.float64)
             intra[reporters] = np.where(sent == _UNKNOWN, np.nan, sent)
-        # eq. 14: s0 is computed from this round's models. Algorithm 1 does so before the
-        # average, because the weights of the average depend on s0.
+        # eq. 14: s0 is computed from this round's models. Algorithm 1 does so before
+        # the average, because the weights of the average depend on s0.
         inter = server.inter
         if self.inter_variance is None and len(reporters) > 1:
             models = answers["model"]
@@ -286,7 +286,7 @@ class SelfFL(PersonalModelAlgorithm):
         return np.where(is_used, precisions, 0.0)
 
     def personalization_gain(self, server: SelfFLState) -> NDArray[np.float64]:
-        """GAIN_m = 1 + s_m A, the gain of client m from federated training (section 2.1).
+        """GAIN_m = 1 + s_m A, the gain from federated training (section 2.1).
 
         It is the variance of the client's model after training alone, divided by its
         variance after federated training.
@@ -347,8 +347,8 @@ class SelfFL(PersonalModelAlgorithm):
             if is_estimated:
                 steps = jnp.where(past_models > 1, steps, self.l_max)
         trained = local.sgd(start, self.sgd, steps=steps)
-        # A lower count and sum of squares, with the same mean, reduce the weight of past
-        # models. With the constant forget = 0 this is left out of the program.
+        # A lower count and sum of squares, with the same mean, reduce the weight of
+        # past models. With the constant forget = 0 this is left out of the program.
         if not is_off(self.forget):
             count, mean, m2 = moments
             moments = (1 - self.forget) * count, mean, (1 - self.forget) * m2

@@ -70,16 +70,16 @@ class UCFL(Algorithm):
 
         w_ij ~ n_j exp( -|g_i - g_j|^2 / (2 sigma_i^2) )
 
-    Then, in each round, every client trains the model of its stream, and the streams are
-    mixed (eq. 8):
+    Then, in each round, every client trains the model of its stream, and the streams
+    are mixed (eq. 8):
 
         theta_s = sum_j W_sj SGD(theta_s(j); D_j)
 
-    With one stream for each client (`streams=None`) W consists of these rows. With fewer
-    streams, W consists of the centroids of clusters of rows by k-means (eq. 11). "auto"
-    chooses the number of streams by the silhouette (algorithm 2): it compares 2 to m-1
-    streams, and uses a single stream if no silhouette is positive. With two clients
-    there is always a single stream.
+    With one stream for each client (`streams=None`) W consists of these rows. With
+    fewer streams, W consists of the centroids of clusters of rows by k-means (eq. 11).
+    "auto" chooses the number of streams by the silhouette (algorithm 2): it compares 2
+    to m-1 streams, and uses a single stream if no silhouette is positive. With two
+    clients there is always a single stream.
 
     When only some clients report (the paper assumes that all do), rows are renormalised
     over the reporters. A stream whose row has almost no weight on them does not change.
@@ -133,8 +133,8 @@ class UCFL(Algorithm):
     client's samples (the papers use 100 and n_i/3), never more than half of them, so
     that there are two batches; "auto" chooses it on validation data."""
     trial: int = 10
-    """Rounds in which the candidates of "auto" train before one of them is chosen; up to
-    three times as many if they learn slowly (see `Trial.is_over`). A run that ends
+    """Rounds in which the candidates of "auto" train before one of them is chosen; up
+    to three times as many if they learn slowly (see `Trial.is_over`). A run that ends
     earlier uses the best candidate so far."""
     trade_off: Callable[[int, float], float] | None = None
     """c(k, s_k): the value of k streams whose silhouette is s_k, for "auto" (algorithm
@@ -215,14 +215,14 @@ class UCFL(Algorithm):
 
     def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
         theta, n = inbox.only("model"), local.size
-        # "auto" and `bound` need tr S / n, from which sigma^2 follows for every n_k. Other
-        # settings need sigma^2 for one n_k.
+        # "auto" and `bound` need tr S / n, from which sigma^2 follows for every n_k.
+        # Other settings need sigma^2 for one n_k.
         needs_trace = self.sigma_batch == "auto" or self.kernel == "bound"
         n_k = PROBE_SHARE if needs_trace else self.sigma_batch
         assert not isinstance(n_k, str)
         if not isinstance(n_k, int):
-            # The tolerance makes a third of 9 samples 3 samples, although 1/3 is rounded
-            # in single precision.
+            # The tolerance makes a third of 9 samples 3 samples, although 1/3 is
+            # rounded in single precision.
             tolerance = 1e-3
             n_k = jnp.int32(n_k * n + tolerance)
         # At most half of the samples, so that there are two batches.
@@ -430,8 +430,8 @@ class UCFL(Algorithm):
         if server.one_for_each:
             models, is_trained = self._models_for_newcomers(server)
             rows = newcomer_rows(server, cohort, is_trained)
-            # If nothing was trained yet, a newcomer has a row of zeros, with which `mix`
-            # returns theta^0.
+            # If nothing was trained yet, a newcomer has a row of zeros, with which
+            # `mix` returns theta^0.
             start = jnp.repeat(server.initial[None], len(rows), axis=0)
             return Streams.one_each(mix(start, models, rows))
         all_clients = np.ones(len(server.rows), bool)

@@ -41,8 +41,8 @@ class BestRound(ServerState):
             cohort: the clients of the round.
 
         Returns:
-            With `new` as the last state. `now` becomes the best state if its loss is the
-            least: clients report the losses of the model that they received.
+            With `new` as the last state. `now` becomes the best state if its loss is
+            the least: clients report the losses of the model that they received.
         """
         # as NumPy arrays [c]
         sent_counts = answers.host("validation_samples")

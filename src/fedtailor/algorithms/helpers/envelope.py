@@ -54,8 +54,8 @@ def envelope_steps(
                 lambda t, g, w: t - rate * (g + lam * (t - w)), theta, g, w
             )
 
-        # w is fixed during the inner steps of theta. The step of w that follows is along
-        # lam (w - theta), the gradient of the envelope.
+        # w is fixed during the inner steps of theta. The step of w that follows is
+        # along lam (w - theta), the gradient of the envelope.
         theta = local.fori_loop(inner_steps, inner, theta if warm_start else w)
         w = jax.tree.map(lambda w, t: w - share * (w - t), w, theta)
         return theta, w

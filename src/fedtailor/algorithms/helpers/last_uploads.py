@@ -16,7 +16,7 @@ class LastUploads(ServerState):
     row: Int[np.ndarray, " m"]
     """The row of each client."""
     sent: Bool[np.ndarray, " m"]
-    """Which clients have ever sent a model. The models of the others are the initial one."""
+    """Which clients have ever sent a model. The others have the initial model."""
 
     @staticmethod
     def none_yet(initial: Float[Array, "m d"]) -> "LastUploads":

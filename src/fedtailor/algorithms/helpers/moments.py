@@ -1,4 +1,4 @@
-"""Second moments of data, and the squared error of a linear model computed from them."""
+"""Second moments of data, and the squared error of a linear model given these."""
 
 import math
 from typing import Any

@@ -46,13 +46,14 @@ class SharedPart(AveragedModels):
         return part_of_runs(self.runs, self.model.shape[1])
 
     def part_stream(self, clients: int) -> Streams:
-        """The message with the shared part [1, d_part], for every client of a cohort."""
+        """The message with the shared part [1, d_part], for all clients of a cohort."""
         return Streams.everyone(jnp.asarray(self.part.take(self.model)), clients)
 
     def initial_stream(self, clients: int) -> Streams:
         """The message with theta^0 [1, d], for the entries outside of the shared part.
 
-        Clients can compute theta^0 from the run's seed, so the ledger does not count it.
+        Clients can compute theta^0 from the run's seed, so the ledger does not count
+        it.
         """
         return Streams.everyone(self.initial, clients, already_held=True)
 

@@ -27,8 +27,8 @@ def leading_vectors(
 ) -> Float[Array, "classes p features"]:
     """The leading right singular vectors of one client's inputs, class by class.
 
-    With X_c [n_c, features] the inputs of class c, these are the eigenvectors of
-    X_c' X_c with the largest eigenvalues. They are computed by subspace iteration, which
+    With X_c [n_c, features] the inputs of class c, these are the eigenvectors of X_c'
+    X_c with the largest eigenvalues. They are computed by subspace iteration, which
     needs the memory of a batch and a few vectors only.
 
     Args:
@@ -98,8 +98,8 @@ def principal_angles(
     products = np.einsum("cpf,mcqf->mcpq", one, others)
     cosines = np.linalg.svd(products, compute_uv=False)
     angles = np.degrees(np.arccos(np.clip(cosines, 0.0, 1.0)))
-    # Two subspaces have as many angles as the smaller one has dimensions. A row of zeros
-    # does not count as a dimension.
+    # Two subspaces have as many angles as the smaller one has dimensions. A row of
+    # zeros does not count as a dimension.
     dimensions = (one != 0).any(axis=-1).sum(axis=-1)  # [classes]
     other_dimensions = (others != 0).any(axis=-1).sum(axis=-1)  # [m, classes]
     rank = np.minimum(dimensions, other_dimensions)

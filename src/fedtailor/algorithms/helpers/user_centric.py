@@ -49,7 +49,7 @@ class UCFLState(BeforeProbe):
     kernel: Kernel
     """The rule that computes rows of weights from gradients and sigma_i^2."""
     bandwidth: float
-    """The factor of sigma_i^2 in the kernel; 1, unless n_k was chosen after the probe."""
+    """The factor of sigma_i^2 in the kernel; 1 unless n_k was chosen after the probe."""
     rows: Float[np.ndarray, "m m"]
     """w_ij, the weights of all clients for each client."""
     weights: Float[np.ndarray, "s m"]
@@ -91,8 +91,8 @@ class Trial(BeforeProbe):
     validates: Bool[np.ndarray, " m"]
     """Which clients have validation data."""
     errors: Float[np.ndarray, "t k"]
-    """The mean validation error over clients (see `validation_error`) with the models of
-    each candidate, before each round."""
+    """The mean validation error over clients (see `validation_error`) with the models
+    of each candidate, before each round."""
 
     def is_over(self, rounds: int) -> bool:
         """Whether the candidates have trained long enough to choose one.

@@ -49,7 +49,7 @@ class UCFLState(BeforeProbe):
     kernel: Kernel
     """The rule that computes rows of weights from gradients and sigma_i^2."""
     bandwidth: float
-    """The factor of sigma_i^2 in the kernel; 1 unless n_k was chosen after the probe."""
+    """The factor of sigma_i^2 in the kernel; 1 unless n_k is chosen after the probe."""
     rows: Float[np.ndarray, "m m"]
     """w_ij, the weights of all clients for each client."""
     weights: Float[np.ndarray, "s m"]

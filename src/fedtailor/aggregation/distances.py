@@ -62,10 +62,14 @@ def squared_distances(
         Squared distances [r, m] between the two sets, never negative, and exactly 0
         from a row to itself.
     """
-    if others is None:
-        return _squared_distances_of_all(rows)
-    stacked = np.concatenate([np.asarray(rows), np.asarray(others)])
-    return _squared_distances_of_all(stacked)[: len(rows), len(rows) :]
+    if others is not None:
+        stacked = np.concatenate([np.asarray(rows), np.asarray(others)])
+        return squared_distances(stacked)[: len(rows), len(rows) :]
+    # |a - b|^2 = |a|^2 + |b|^2 - 2 <a, b>, which rounding may make negative
+    products = gram(rows, centred=True)
+    squared_norms = products.diagonal()
+    sums = squared_norms[:, None] + squared_norms[None]
+    return np.maximum(sums - 2 * products, 0.0)
 
 
 def cosine_similarity(rows: Float[Rows, "m d"]) -> Float[np.ndarray, "m m"]:
@@ -90,14 +94,6 @@ def cosine_similarity(rows: Float[Rows, "m d"]) -> Float[np.ndarray, "m m"]:
     similarity = np.clip(similarity, -1.0, 1.0)
     np.fill_diagonal(similarity, 1.0)
     return similarity
-
-
-def _squared_distances_of_all(rows: Float[Rows, "m d"]) -> Float[np.ndarray, "m m"]:
-    # |a - b|^2 = |a|^2 + |b|^2 - 2 <a, b>, which rounding may make negative
-    products = gram(rows, centred=True)
-    squared_norms = products.diagonal()
-    sums = squared_norms[:, None] + squared_norms[None]
-    return np.maximum(sums - 2 * products, 0.0)
 
 
 def _column_blocks(rows: NDArray[np.floating]) -> Iterator[NDArray[np.float64]]:

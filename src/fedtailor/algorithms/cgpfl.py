@@ -145,22 +145,22 @@ class Contextual(PersonalModelAlgorithm):
         rows = np.flatnonzero(cohort.reporting)
         if len(rows) == 0:
             return server
-        uploads = answers["model"].take(rows)  # w_i of the reporters
+        local_models = answers["model"].take(rows)  # w_i of the reporters
         contexts = server.model  # omega_k
         context = server.context.copy()
         if (context < 0).all():
-            # The first uploads determine the number of contexts. All contexts start
+            # The first local models determine the number of contexts. All contexts start
             # from the common initial model.
-            number = self._number(uploads, cohort.sizes[rows])
+            number = self._number(local_models, cohort.sizes[rows])
             contexts = jnp.repeat(contexts[:1], number, axis=0)
-        # Cluster the uploads, and average each cluster.
-        label = k_means_of_models(uploads, len(contexts))
+        # Cluster the local models, and average each cluster.
+        label = k_means_of_models(local_models, len(contexts))
         clusters = label.max() + 1
         share = reporter_weights(cohort, self.weights)[rows]
         weights = cluster_averages(label, clusters, share)
         # The rows of weights sum to 1, so `mix` returns the means of the clusters. It
         # uses only the shape of its first argument.
-        means = mix(contexts[:clusters], uploads, weights)
+        means = mix(contexts[:clusters], local_models, weights)
         # The numbers of k-means clusters change from round to round, so each cluster is
         # matched with the context that is nearest to its mean.
         context_of_cluster = match(squared_distances(means, contexts))

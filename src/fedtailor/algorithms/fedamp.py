@@ -181,9 +181,11 @@ class FedAMP(PersonalModelAlgorithm):
             diagonal.
         """
         clients = len(models)
-        alike = cosine_similarity(models) if self.heur else squared_distances(models)
+        distances_or_cosines = (
+            cosine_similarity(models) if self.heur else squared_distances(models)
+        )
         is_other = ~np.eye(clients, dtype=bool)
-        weights = np.asarray(self._weights(alike, is_other, clients, np))
+        weights = np.asarray(self._weights(distances_or_cosines, is_other, clients, np))
         weights[~is_other] = 1 - weights.sum(axis=1)
         return weights
 
@@ -193,11 +195,13 @@ class FedAMP(PersonalModelAlgorithm):
             return self.sigma
         return 1.0 if self.heur else max(1.0, self.alpha * clients)
 
-    def _weights(self, alike: Any, is_other: Any, clients: int, xp: Any) -> Any:
+    def _weights(
+        self, distances_or_cosines: Any, is_other: Any, clients: int, xp: Any
+    ) -> Any:
         """xi_ij for j != i.
 
         Args:
-            alike: squared distances or, for `heur`, cosines [..., m].
+            distances_or_cosines: squared distances or, for `heur`, cosines [..., m].
             is_other: [..., m] which entries are other clients.
             clients: the number of clients, the own one included.
             xp: the library of the arrays: NumPy on the server, JAX on a newcomer.
@@ -210,12 +214,12 @@ class FedAMP(PersonalModelAlgorithm):
             # alpha A'(|w_i - w_j|^2), where A(x) = 1 - exp(-x / sigma) is the paper's
             # attention-inducing function.
             scale = xp.maximum(1.0, self.alpha * clients) if sigma is None else sigma
-            weights = self.alpha / scale * xp.exp(-alike / scale)
+            weights = self.alpha / scale * xp.exp(-distances_or_cosines / scale)
             return xp.where(is_other, weights, 0.0)
         own = 1 / clients if self.own_weight is None else self.own_weight
         inverse_temperature = 1.0 if sigma is None else sigma
         # The cosine less 1 changes no quotient, and nothing overflows.
-        exponentials = xp.exp(inverse_temperature * (alike - 1))
+        exponentials = xp.exp(inverse_temperature * (distances_or_cosines - 1))
         exponentials = xp.where(is_other, exponentials, 0.0)
         total = exponentials.sum(axis=-1, keepdims=True)
         return (1 - own) * exponentials / xp.where(total > 0, total, 1.0)
@@ -272,12 +276,12 @@ class FedAMP(PersonalModelAlgorithm):
         w = local.sgd(mean, self.sgd)
         if self.heur:
             lengths = jnp.linalg.norm(models, axis=1) * jnp.linalg.norm(w)
-            alike = (models @ w) / jnp.where(lengths > 0, lengths, 1)
+            distances_or_cosines = (models @ w) / jnp.where(lengths > 0, lengths, 1)
         else:
-            alike = jnp.square(models - w).sum(axis=1)
+            distances_or_cosines = jnp.square(models - w).sum(axis=1)
         # Then its row of xi, and a training as in a round, towards u. alpha was checked
         # for one client less, so the row may sum to more than 1.
-        xi = self._weights(alike, sent, len(models) + 1, jnp)
+        xi = self._weights(distances_or_cosines, sent, len(models) + 1, jnp)
         xi = xi / jnp.maximum(xi.sum(), 1)
         u = xi @ models + (1 - xi.sum()) * w
         return {"model": self._train(w, u, local)}

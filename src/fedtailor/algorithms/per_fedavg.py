@@ -96,9 +96,8 @@ class PerFedAvg(FedAvg):
         # The number of batches in a permutation of the data, and in an epoch. They
         # differ if the last partial batch is dropped.
         per_permutation = jnp.maximum(-(-local.size // sgd.batch_size), 1)
-        per_epoch = per_permutation
-        if sgd.drop_last:
-            per_epoch = jnp.maximum(local.size // sgd.batch_size, 1)
+        whole_batches = jnp.maximum(local.size // sgd.batch_size, 1)
+        per_epoch = whole_batches if sgd.drop_last else per_permutation
 
         def later_batch(step: Int[Array, ""], offset: int) -> Batch:
             """The batch `offset` places after the batch of this step, in its epoch."""

@@ -191,16 +191,15 @@ class SelfFL(PersonalModelAlgorithm):
 
     def init_server(self, init: Init, population: Population) -> SelfFLState:
         clients = len(population)
-        intra = np.full(clients, np.nan)
-        if self.intra_variances is not None:
-            intra = np.array(self.intra_variances, np.float64)
-        smoothing = self.smoothing
+        intra, smoothing = self.intra_variances, self.smoothing
+        if intra is None:
+            intra = np.full(clients, np.nan)
         if smoothing is None:
             smoothing = population.reporters_per_round / clients
         return SelfFLState(
             model=init(0)[None],
             inter=0.0 if self.inter_variance is None else self.inter_variance,
-            intra=intra,
+            intra=np.array(intra, np.float64),
             took_part=np.zeros(clients, bool),
             smoothing=smoothing,
         )

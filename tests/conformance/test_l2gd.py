@@ -42,7 +42,9 @@ def start(method=METHOD, participation=None):
 def coins(training, rounds):
     """Which rounds are averaging rounds, by the server's own coin."""
     cohort = training.round_cohort(np.ones(len(training.population), bool))
-    return [training.algorithm._averages(cohort, ahead) for ahead in range(rounds)]
+    return [
+        training.algorithm._is_averaging(cohort, offset) for offset in range(rounds)
+    ]
 
 
 def test_the_optimum_is_the_fixed_point_of_the_expected_round():

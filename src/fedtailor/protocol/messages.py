@@ -20,6 +20,9 @@ others in bytes.
 """
 
 
+NOT_SENT = -1
+"""In `Streams.recipients`: the client receives nothing at this position."""
+
 Scalars = float | NDArray[np.floating] | NDArray[np.integer] | Array
 """One number for all clients of a cohort, or one number for each client [c]."""
 
@@ -32,7 +35,7 @@ class Streams:
         values: the streams, [s, ...]: models [s, d], controls [s, d], examples [s, n,
             ...].
         recipients: [c, k] the rows of `values` that each client of the cohort receives,
-            k at most; -1 = none, for a client that receives fewer.
+            k at most; `NOT_SENT` (-1) fills the rest for a client that receives fewer.
         already_held: whether the clients have these values already, so that the ledger
             counts nothing (UCFL's first round starts from the model of the probe).
     """
@@ -48,12 +51,12 @@ class Streams:
         """One stream for all clients of the cohort.
 
         Args:
-            theta: a vector [d], or a matrix [1, d].
+            theta: a vector [d], or an array [1, ...].
             clients: the size of the cohort.
             already_held: as in `Streams`.
 
         Returns:
-            Streams [1, d], of which every client receives row 0.
+            Streams [1, ...], of which every client receives row 0.
         """
         values = theta.reshape(1, -1) if theta.ndim == 1 else theta
         return Streams(values, np.zeros((clients, 1), np.int32), already_held)
@@ -67,11 +70,38 @@ class Streams:
         return Streams(values, own[:, None])
 
     @staticmethod
-    def all_to_all(
-        values: Shaped[Array, "s ..."], clients: int, already_held: bool = False
+    def by_index(
+        values: Shaped[Array, "s ..."],
+        index: Int[np.ndarray, " c"],
+        already_held: bool = False,
     ) -> "Streams":
-        """Every stream to every client of the cohort (arguments as for `everyone`)."""
+        """One stream to each client of the cohort, such as the model of its cluster.
+
+        Args:
+            values: the streams.
+            index: for each client the row of `values` that it receives, or `NOT_SENT`.
+            already_held: as in `Streams`.
+        """
+        return Streams(values, index[:, None].astype(np.int32), already_held)
+
+    @staticmethod
+    def all_to_all(
+        values: Shaped[Array, "s ..."],
+        clients: int,
+        already_held: bool = False,
+        is_sent: Bool[np.ndarray, " s"] | None = None,
+    ) -> "Streams":
+        """Every stream to every client of the cohort.
+
+        Args:
+            values: the streams.
+            clients: the size of the cohort.
+            already_held: as in `Streams`.
+            is_sent: which of the streams are sent; None = all.
+        """
         streams = np.arange(len(values), dtype=np.int32)
+        if is_sent is not None:
+            streams = np.where(is_sent, streams, np.int32(NOT_SENT))
         return Streams(values, np.tile(streams, (clients, 1)), already_held)
 
 
@@ -99,7 +129,7 @@ class Inbox:
     """One client's view of a `Downlink` (traced).
 
     `inbox["model"]` is [k, d]: the k streams that this client receives, with zeros in
-    place of those that are -1 in `Streams.recipients`.
+    place of those that are `NOT_SENT` in `Streams.recipients`.
 
     Attributes:
         values: kind -> [k, ...].

@@ -305,7 +305,7 @@ def test_inputs_are_decorrelated_as_those_of_one_table_are(clients):
     agreed.save(clients.directory)
     assert Statistics.load(clients.directory, schema) == agreed
     assert about_inputs(schema, agreed).endswith(
-        "each client told 66 sums and products of its inputs."
+        "each client sent 66 sums and products of its inputs."
     )
     # a job that does not ask is told so at its beginning, and takes no such sums
     clients.set()
@@ -420,6 +420,6 @@ def test_a_client_refuses_rounds_before_an_agreement(clients):
         )
     assert (
         lines[0]
-        == "client a: it could not take part: it has not been told what the clients'"
-        " tables hold together"
+        == "client a: it could not take part: it has not received the statistics"
+        " of all clients' tables"
     )

@@ -104,7 +104,7 @@ class JobHandler:
             return self._preprocess(request)
         require(
             self._rounds is not None,
-            "it has not been told what the clients' tables hold together",
+            "it has not received the statistics of all clients' tables",
         )
         assert self._rounds is not None
         return self._rounds(request)

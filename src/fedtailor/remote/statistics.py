@@ -311,7 +311,7 @@ def about_inputs(schema: Schema, pooled: Statistics | None) -> str | None:
     if pooled is not None and pooled.inputs is not None:
         sums = 1 + len(pooled.inputs.mean) + len(pooled.inputs.products)
         return (
-            f"The inputs are decorrelated; for this each client told {sums:,} sums and"
+            f"The inputs are decorrelated; for this each client sent {sums:,} sums and"
             " products of its inputs."
         )
     if schema.decorrelate:
@@ -319,7 +319,7 @@ def about_inputs(schema: Schema, pooled: Statistics | None) -> str | None:
     return (
         "The inputs stay correlated: linear models need more rounds, at smaller rates,"
         " than with `compare`, which decorrelates them; decorrelate = true in [data]"
-        " does so here, by sums of products that each client tells."
+        " does so here, by sums of products that each client sends."
     )
 
 

@@ -147,8 +147,8 @@ def prepare(
 def simulate(directory: Path, files: Mapping[str, Path]) -> Run:
     """Run the job as a simulation."""
     job = read_job(directory / JOB)
-    clients, pooled = read_all(job, dict(sorted(files.items())))
-    plan = plan_of(job, pooled)
+    clients, statistics = read_all(job, dict(sorted(files.items())))
+    plan = plan_of(job, statistics)
     sizes = zip(clients.names, split_sizes(clients).tolist(), strict=True)
     print(dict(sizes), "train, val, test")
     # The settings of a client's own executor, so that the results are equal to the bit.

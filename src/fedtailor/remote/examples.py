@@ -65,25 +65,25 @@ def read_all(
         name: split_rows(len(tables[name].y), schema, job.seed, name)["train"]
         for name in sorted(tables)
     }
-    pooled = add_statistics(
+    statistics = add_statistics(
         tables[name].statistics(rows) for name, rows in train.items()
     )
-    if pooled.needs_input_sums(schema):
-        pooled = pooled.with_inputs(
-            [tables[name].with_inputs(rows, pooled) for name, rows in train.items()]
+    if statistics.needs_input_sums(schema):
+        statistics = statistics.with_inputs(
+            [tables[name].with_inputs(rows, statistics) for name, rows in train.items()]
         )
-    rows = {name: table.rows(pooled) for name, table in tables.items()}
-    return federation_of(job, rows), pooled
+    rows = {name: table.rows(statistics) for name, table in tables.items()}
+    return federation_of(job, rows), statistics
 
 
-def template_of(job: Job, pooled: Statistics | None = None) -> Federation:
+def template_of(job: Job, statistics: Statistics | None = None) -> Federation:
     """Make a federation of one client with one row of zeros.
 
     It stands for the clients' examples where only their shapes matter.
     """
     width = job.schema.width
-    if pooled is not None:
-        width = len(pooled.preprocessing(job.schema).inputs)
+    if statistics is not None:
+        width = len(statistics.preprocessing(job.schema).inputs)
     x = np.zeros((1, width), np.float32)
     y = np.zeros(1, np.float32 if job.schema.classes is None else np.int32)
     return federation_of(job, {"template": Rows(x, y)})

@@ -102,16 +102,16 @@ def serve(grid: Grid, context: Context) -> None:
     # A run that is resumed continues with the same preprocessing.
     resume = (run / MANIFEST).exists()
     known = Statistics.load(directory / COORDINATOR, job.schema) if resume else None
-    pooled = agree(job, transport, rows, wait, known)
-    if pooled is not None:
-        pooled.save(directory / COORDINATOR)
+    statistics = agree(job, transport, rows, wait, known)
+    if statistics is not None:
+        statistics.save(directory / COORDINATOR)
     coordinate(
         job,
         transport,
         rows,
         run,
         resume=resume,
-        agreed=pooled,
+        agreed=statistics,
         use_caches=False,
         tell=print,
     )

@@ -77,7 +77,7 @@ class JobHandler:
         self._job, self._name = job, name
         self._store, self._make_work = store, make_handler
         self._table: ClientTable | None = None
-        self._pooled: Statistics | None = None
+        self._statistics: Statistics | None = None
         self._rounds: RequestHandler | None = None
         if not job.schema.federated:
             rows = read_rows(data, job.schema)
@@ -111,7 +111,7 @@ class JobHandler:
 
     def common_vectors(self) -> list[np.ndarray]:
         """Vectors that all machines can compute (`Plan.common_vectors`)."""
-        return plan_of(self._job, self._pooled).common_vectors()
+        return plan_of(self._job, self._statistics).common_vectors()
 
     def _preprocess(self, request: Request) -> Mapping[str, np.ndarray]:
         """Answer a request about the client's table."""
@@ -120,26 +120,26 @@ class JobHandler:
         assert table is not None
         if request.task == STATISTICS:
             return {STATISTICS: as_array(table.statistics(train))}
-        pooled = from_arrays(request.arrays, schema)
+        statistics = from_arrays(request.arrays, schema)
         if request.task == INPUTS:
             require(schema.decorrelate, "this job does not ask for products of inputs")
-            return {STATISTICS: as_array(table.with_inputs(train, pooled))}
+            return {STATISTICS: as_array(table.with_inputs(train, statistics))}
         require(
-            not pooled.needs_input_sums(schema),
+            not statistics.needs_input_sums(schema),
             "the job asks for sums of products, and there are none",
         )
-        if pooled != self._pooled:
+        if statistics != self._statistics:
             # Save the statistics only after the table has been converted: a restart
             # uses them without another check.
-            self._convert_table(pooled)
-            pooled.save(self._store.directory)
+            self._convert_table(statistics)
+            statistics.save(self._store.directory)
         return {}
 
-    def _convert_table(self, pooled: Statistics) -> None:
+    def _convert_table(self, statistics: Statistics) -> None:
         """Convert the table to examples by pooled statistics, and begin."""
         assert self._table is not None
-        rows = self._table.rows(pooled)
-        self._pooled = pooled
+        rows = self._table.rows(statistics)
+        self._statistics = statistics
         self._begin(rows)
 
     def _begin(self, rows: Rows) -> None:
@@ -148,5 +148,5 @@ class JobHandler:
         if self._make_work is not None:
             self._rounds = self._make_work(federation, self._store)
         else:
-            plan = plan_of(self._job, self._pooled)
+            plan = plan_of(self._job, self._statistics)
             self._rounds = RoundHandler(plan, federation, self._store)

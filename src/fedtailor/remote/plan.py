@@ -115,18 +115,18 @@ class Plan:
         return json.loads(json.dumps(_json_values(description)))
 
 
-def plan_of(job: Job, pooled: Statistics | None = None) -> Plan:
+def plan_of(job: Job, statistics: Statistics | None = None) -> Plan:
     """Make the plan of a job.
 
     Args:
         job: the job.
-        pooled: statistics of all clients' tables; None without federated
+        statistics: pooled statistics of all clients' tables; None without federated
             preprocessing.
 
     Raises:
         ValueError: the job's settings contradict each other.
     """
-    model = bind(job.model, template_of(job, pooled))
+    model = bind(job.model, template_of(job, statistics))
     require(
         not (_adds_noise(job.uplink, by="client") and job.evaluate),
         "the clients' noise does not cover the sums that they send with "
@@ -139,7 +139,7 @@ def plan_of(job: Job, pooled: Statistics | None = None) -> Plan:
         job.seed,
         job.uplink,
         evaluate=job.evaluate,
-        inputs="" if pooled is None else pooled.fingerprint,
+        inputs="" if statistics is None else statistics.fingerprint,
         sums=job.sums,
     )
 

@@ -199,16 +199,16 @@ def agree(
             parts.append(part)
         return parts
 
-    pooled = known
-    if pooled is None:
-        pooled = add_statistics(request_statistics(STATISTICS))
+    statistics = known
+    if statistics is None:
+        statistics = add_statistics(request_statistics(STATISTICS))
         # Raise an error about unusable statistics before any client stores them.
-        pooled.preprocessing(job.schema)
-        if pooled.needs_input_sums(job.schema):
-            parts = request_statistics(INPUTS, statistics=as_array(pooled))
-            pooled = pooled.with_inputs(parts)
-    request(AGREED, {}, statistics=as_array(pooled))
-    return pooled
+        statistics.preprocessing(job.schema)
+        if statistics.needs_input_sums(job.schema):
+            parts = request_statistics(INPUTS, statistics=as_array(statistics))
+            statistics = statistics.with_inputs(parts)
+    request(AGREED, {}, statistics=as_array(statistics))
+    return statistics
 
 
 def join(

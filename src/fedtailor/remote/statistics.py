@@ -211,7 +211,9 @@ class ClientTable:
             target = ColumnSums.of(pl.Series(self.y)[train], "number")
         return Statistics(columns=columns, target=target)
 
-    def with_inputs(self, train: Int[NDArray, " n"], pooled: Statistics) -> Statistics:
+    def with_inputs(
+        self, train: Int[NDArray, " n"], statistics: Statistics
+    ) -> Statistics:
         """Add the sums over the inputs of the training rows to pooled statistics.
 
         Args:
@@ -221,12 +223,12 @@ class ClientTable:
         Raises:
             ValueError: there are too few rows.
         """
-        x = self.rows(pooled.columns_only).x
-        return pooled.model_copy(update={"inputs": InputSums.of(x[train])})
+        x = self.rows(statistics.columns_only).x
+        return statistics.model_copy(update={"inputs": InputSums.of(x[train])})
 
-    def rows(self, pooled: Statistics) -> Rows:
+    def rows(self, statistics: Statistics) -> Rows:
         """Convert the table to the examples that models take."""
-        preprocessing = pooled.preprocessing(self.schema)
+        preprocessing = statistics.preprocessing(self.schema)
         x = preprocessing.transform(self.frame, missing="impute", unknown="other")
         if self.schema.classes is not None:
             return Rows(x, self.y)
@@ -298,7 +300,7 @@ def add_statistics(parts: Iterable[Statistics]) -> Statistics:
     return reduce(add, parts)
 
 
-def about_inputs(schema: Schema, pooled: Statistics | None) -> str | None:
+def about_inputs(schema: Schema, statistics: Statistics | None) -> str | None:
     """Say in one line whether the inputs of a regression are decorrelated.
 
     `fedtailor compare` decorrelates them, so a user may expect it here as well.
@@ -308,8 +310,8 @@ def about_inputs(schema: Schema, pooled: Statistics | None) -> str | None:
     """
     if schema.classes is not None:
         return None
-    if pooled is not None and pooled.inputs is not None:
-        sums = 1 + len(pooled.inputs.mean) + len(pooled.inputs.products)
+    if statistics is not None and statistics.inputs is not None:
+        sums = 1 + len(statistics.inputs.mean) + len(statistics.inputs.products)
         return (
             f"The inputs are decorrelated; for this each client sent {sums:,} sums and"
             " products of its inputs."

@@ -144,7 +144,7 @@ class Returns(LoopbackTransport):
                 super().send(client, each)
 
 
-def test_a_client_that_comes_back_and_finds_the_shortened_request_first_is_not_refused():
+def test_a_client_that_comes_back_and_finds_the_cached_request_first_is_not_refused():
     whole, lines = request(ROWS[:2]), []
     server = ClientCaches([])
     server.record("a", digests(whole))

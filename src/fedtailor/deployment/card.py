@@ -34,14 +34,14 @@ def model_card(run: OpenedRun, client: str) -> str:
     """
     check_choice(client, run.names, f"client of {run.path} called")
     # The client's row of the run's table of clients, by column.
-    client_row = run.stored.clients.row(run.names.index(client), named=True)
+    row = run.stored.clients.row(run.names.index(client), named=True)
     sections = [
-        [f"# Model card: {_text(client)}", "", *_head(run, client_row)],
-        ["## Data", "", *_data(run, client_row)],
+        [f"# Model card: {_text(client)}", "", *_head(run, row)],
+        ["## Data", "", *_data(run, row)],
         ["## Preprocessing", "", *_preprocessing(run.preprocessing)],
-        ["## Measurements", "", *_measurements(run, client, client_row)],
+        ["## Measurements", "", *_measurements(run, client, row)],
         ["## Method", "", *_method(run)],
-        ["## What was shared", "", *_shared_data(run, client, client_row)],
+        ["## What was shared", "", *_shared_data(run, client, row)],
     ]
     return "\n".join("\n".join([*lines, ""]) for lines in sections)
 
@@ -80,12 +80,12 @@ def file_name(client: str, number: int) -> str:
     return f"{number:03d}-{plain or 'client'}"
 
 
-def _head(run: OpenedRun, client_row: dict[str, Any]) -> Iterator[str]:
+def _head(run: OpenedRun, row: dict[str, Any]) -> Iterator[str]:
     role = "took part in training"
-    if client_row["unseen"]:
+    if row["unseen"]:
         role = "never took part in training and was served at its end"
     yield (
-        f"A personal model for the client {_text(client_row['client'])}, who {role}. It is"
+        f"A personal model for the client {_text(row['client'])}, who {role}. It is"
         " meant for this client's own examples: nothing below says how good it is on"
         " others."
     )
@@ -102,7 +102,7 @@ def _head(run: OpenedRun, client_row: dict[str, Any]) -> Iterator[str]:
     yield f"- made by: {versions_text}"
 
 
-def _data(run: OpenedRun, client_row: dict[str, Any]) -> Iterator[str]:
+def _data(run: OpenedRun, row: dict[str, Any]) -> Iterator[str]:
     data, origin = run.manifest["data"], run.manifest.get("origin", {})
     # A federation of machines has no digest, as no machine has all data.
     digest = f" (digest {data['digest']})" if "digest" in data else ""
@@ -111,7 +111,7 @@ def _data(run: OpenedRun, client_row: dict[str, Any]) -> Iterator[str]:
     yield "| split | examples of this client |"
     yield "| --- | ---: |"
     for split in ("train", "val", "test"):
-        yield f"| {split} | {client_row[split]:,} |"
+        yield f"| {split} | {row[split]:,} |"
     if run.preprocessing is not None:
         target = run.preprocessing.target
         kind = target.task
@@ -199,9 +199,7 @@ def _missing_text(column: ColumnEncoding) -> str:
     return f"becomes {fill}, and an input says so"
 
 
-def _measurements(
-    run: OpenedRun, client: str, client_row: dict[str, Any]
-) -> Iterator[str]:
+def _measurements(run: OpenedRun, client: str, row: dict[str, Any]) -> Iterator[str]:
     """The metrics after the last round on the client's own rows."""
     measured = run.frame().filter(pl.col("client") == client)
     if measured.is_empty():
@@ -237,7 +235,7 @@ def _measurements(
     else:
         yield (
             "The intervals say what other test rows of this client might give"
-            f" ({client_row['test']} were there), not what another training might."
+            f" ({row['test']} were there), not what another training might."
             ' "Learning nothing" is the majority class, or the mean, of its training'
             " rows."
         )
@@ -315,13 +313,11 @@ def _flat(settings: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any
             yield f"{prefix}{name}", value
 
 
-def _shared_data(
-    run: OpenedRun, client: str, client_row: dict[str, Any]
-) -> Iterator[str]:
+def _shared_data(run: OpenedRun, client: str, row: dict[str, Any]) -> Iterator[str]:
     """What this client sent, from the run's ledger and participation."""
     method = run.algorithm.about
     sent = [entry for entry in run.ledger.entries if entry.direction == "up"]
-    if client_row["unseen"]:
+    if row["unseen"]:
         yield "This client sent nothing in training."
         probe_entries = [entry for entry in sent if entry.phase == "unseen"]
         if probe_entries:
@@ -334,13 +330,13 @@ def _shared_data(
     index = int(np.searchsorted(ids, client_ids((client,))[0]))
     rounds = int(run.stored.summary["rounds"])
     participation, seed = run.round_settings["participation"], run.stored.seed
-    rounds_reported = [
+    report_rounds = [
         number
         for number in range(rounds)
         if participation.sample(ids, seed, number)[index]
     ]
     yield (
-        f"It reported in {len(rounds_reported)} of {rounds} rounds. In training a client of"
+        f"It reported in {len(report_rounds)} of {rounds} rounds. In training a client of"
         " this method"
     )
     yield ""
@@ -351,7 +347,7 @@ def _shared_data(
     # The bytes of each message, by kind and time.
     messages: dict[str, list[int]] = {}
     for entry in sent:
-        in_round = entry.phase == "round" and entry.round in rounds_reported
+        in_round = entry.phase == "round" and entry.round in report_rounds
         if not in_round and entry.phase != "probe":
             continue
         when = "in rounds" if in_round else "before training"

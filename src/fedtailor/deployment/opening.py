@@ -312,7 +312,7 @@ class OpenedRun(Run):
 
     @property
     def round_settings(self) -> dict[str, Any]:
-        """Participation, uplink and downlink, as keyword arguments of `fedtailor.run`."""
+        """Participation, uplink and downlink: keyword arguments of `fedtailor.run`."""
         participation = self.manifest["run"]["participation"]
         uplink = self.manifest.get("uplink", [])
         downlink = self.manifest.get("downlink", [])

@@ -306,7 +306,7 @@ def compare(directory: Path, simulated: Run) -> int:
 
 
 def personal_models(directory: Path, names: list[str]) -> dict[str, np.ndarray]:
-    """Load the parameters of the personal models that the clients have stored, by name."""
+    """Load the parameters of the personal models that clients have stored, by name."""
     thetas = {}
     for name in names:
         kit = read_kit(directory / "kits" / name)

@@ -396,7 +396,7 @@ class RemoteExecutor:
     # 1. A client saves its new state, then answers.
     # 2. When the server has accepted the round, `commit` makes the new states valid.
     # 3. `snapshot` stores the rounds of the valid states in the checkpoint.
-    # 4. When the checkpoint is on disk, `snapshot_saved` lets clients delete older ones.
+    # 4. Once that is on disk, `snapshot_saved` lets clients delete older states.
     # Whenever either side is killed, clients still have the state that the coordinator
     # asks for after its restart.
 

@@ -1,4 +1,4 @@
-"""Helpers for Flower that both sides of a federation use: settings, messages, errors."""
+"""Settings, messages and errors of Flower, for both sides of a federation."""
 
 import logging
 import os

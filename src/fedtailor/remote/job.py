@@ -37,7 +37,7 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class _Table(BaseModel):
-    """A table of the job file; names and types are checked, and nothing is converted."""
+    """A table of the job file; names and types are checked, values not converted."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -364,7 +364,7 @@ def _table(kind: type[T], content: Mapping[str, Any], name: str) -> T:
     Raises:
         ConfigError: the first problem that a person should correct.
     """
-    # pydantic accepts an integer for a float in JSON, but not in Python values.
+    # JSON is the validated form: dates, which only TOML has, become strings.
     text = json.dumps(content.get(name, {}), default=str)
     try:
         return kind.model_validate_json(text)

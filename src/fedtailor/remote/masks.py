@@ -129,7 +129,7 @@ def decrypt(key: bytes, message: bytes, associated: str) -> bytes:
 
 
 def commitment(secret: bytes) -> bytes:
-    """Commit to a secret: its hash, which identifies the secret but does not reveal it."""
+    """Commit to a secret by its hash, which identifies but does not reveal it."""
     return hashlib.sha256(b"fedtailor secure sums" + secret).digest()
 
 

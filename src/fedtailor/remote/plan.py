@@ -58,7 +58,7 @@ class Plan:
 
     @property
     def clients_need_secrets(self) -> bool:
-        """Whether clients add noise that the coordinator must not be able to compute."""
+        """Whether clients add noise that the coordinator must not know."""
         return _adds_noise(self.uplink, by="client") or any(
             private_settings(phase) for phase, _ in self.algorithm.phases()
         )

@@ -55,7 +55,7 @@ class Transport(Protocol):
         ...
 
     def receive(self) -> Iterable[tuple[str, bytes]]:
-        """The messages since the last call, each with the verified name of its sender."""
+        """Messages since the last call, each with the verified name of its sender."""
         ...
 
 
@@ -230,7 +230,7 @@ def _send_open(transport: Transport, pending: PendingExchange) -> None:
 
 
 def _is_stale(body: bytes, request: Request) -> bool:
-    """Whether a message is the client's answer to an earlier request of the experiment."""
+    """Whether a message is an answer of the client to an earlier request."""
     try:
         reply = decode_reply(body)
     except ValueError:

@@ -124,7 +124,7 @@ def read_downlink(arrays: Mapping[str, np.ndarray]) -> Downlink:
             )
             require(usable, f"the streams {kind!r} come without places")
             assert index is not None
-            # JAX would clamp an index that is out of range.
+            # In compiled code an index out of range raises no error.
             fits = (
                 len(index) > 0
                 and index.min() >= -1
@@ -238,7 +238,7 @@ def stack(
 
 
 def _scalars(value: Any, dtype: str, clients: int) -> NDArray[Any]:
-    """Broadcast a scalar to the clients [c], in the type that compiled programs take."""
+    """Broadcast a scalar to the clients [c], in the type of compiled programs."""
     array = np.asarray(value)
     of_clients = np.broadcast_to(array, (clients,))
     return of_clients.astype(np.int32 if array.dtype.kind in "iub" else dtype)

@@ -1,8 +1,8 @@
 """Trackers: callbacks that log a run to an experiment tracker.
 
-Each tracker is one file, and `Tracker.registry` holds them by name. Every module of this
-folder that defines a tracker is found; the imports below are for type checkers and
-editors. A tracker imports its library when it is used.
+Each tracker is one file, and `Tracker.registry` holds them by name. All modules of this
+folder are imported; the explicit imports below are for type checkers and editors. A
+tracker imports its library when it is used.
 """
 
 from fedtailor.protocol import import_modules

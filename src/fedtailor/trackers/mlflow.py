@@ -19,7 +19,7 @@ STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
 
 
 class MLflow(Tracker):
-    """Logs to a run of an MLflow experiment: settings as params, measurements as metrics."""
+    """Logs settings as params, and measurements as metrics, to an MLflow run."""
 
     name: ClassVar[str] = "mlflow"
     package: ClassVar[str] = "mlflow"

@@ -1,4 +1,4 @@
-"""Weights & Biases: logs offline unless WANDB_MODE is set; `wandb sync` uploads runs."""
+"""Weights & Biases: logs offline unless WANDB_MODE is set; `wandb sync` uploads."""
 
 import os
 import uuid

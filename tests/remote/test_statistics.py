@@ -416,7 +416,7 @@ def test_a_client_refuses_rounds_before_an_agreement(clients):
             sizes,
             clients.directory / "run",
             agreed=agreed,
-            log=lines.append,
+            tell=lines.append,
         )
     assert (
         lines[0]

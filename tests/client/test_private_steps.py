@@ -88,7 +88,9 @@ def test_noise_has_its_deviation_anew_in_every_step():
 
 def test_how_many_are_drawn_is_binomial():
     for n, batch in ((30, 10), (400, 32), (11, 10)):
-        table = np.asarray(batch_size_cdf(jnp.int32(n), batch, max_private_batch(batch)))
+        table = np.asarray(
+            batch_size_cdf(jnp.int32(n), batch, max_private_batch(batch))
+        )
         np.testing.assert_allclose(
             table, stats.binom.cdf(np.arange(len(table)), n, batch / n), atol=2e-5
         )

@@ -1,6 +1,6 @@
-"""Schools that predict exam scores: many small clients.
+"""Exam scores by school: many small clients.
 
-MR-MTL was studied on them under differential privacy.
+MR-MTL was evaluated on these data under differential privacy.
 """
 
 from fedtailor.experiments.scenario import Scenario, defaults_with

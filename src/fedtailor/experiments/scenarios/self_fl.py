@@ -26,7 +26,7 @@ from fedtailor.models import density, logistic, lstm, tutorial_cnn
 from fedtailor.protocol import SGD, Algorithm, require
 
 LETTERS = range(36, 46)
-"""a to j among EMNIST's classes."""
+"""EMNIST's classes of the letters a to j."""
 BUCKETS = 1024
 """Hash buckets of the words of tweets."""
 
@@ -182,10 +182,10 @@ def _tweets(
         1 <= clients <= len(rows),
         f"clients is {clients}; {data.name} has {len(rows)} users",
     )
-    by_tweets = sorted(rows, key=lambda user: -len(rows[user]))
-    chosen = data.take(np.concatenate([rows[user] for user in by_tweets[:clients]]))
+    users = sorted(rows, key=lambda user: -len(rows[user]))[:clients]
+    data = data.take(np.concatenate([rows[user] for user in users]))
     return from_partition(
-        chosen, Natural(), test=test, val=val, name=f"sent140 ({features})", seed=seed
+        data, Natural(), test=test, val=val, name=f"sent140 ({features})", seed=seed
     )
 
 
@@ -221,9 +221,9 @@ def gaussian(
 
 
 def _settings(local: SGD, warm: int = 0) -> dict[str, Algorithm]:
-    """Self-FL as published.
+    """Self-FL with its published settings.
 
-    `warm` rounds of FedAvg come first where the model is no convex one.
+    Non-convex models first train `warm` rounds by FedAvg.
     """
     return {"self-fl": methods.SelfFL(sgd=local, l_max=40, warm=warm)}
 

@@ -1,7 +1,4 @@
-"""The splits that most papers on personalized federated learning compare on.
-
-They are those of pFedMe and of PFLlib.
-"""
+"""The splits of pFedMe and PFLlib, which most papers on personalization use."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -128,8 +125,10 @@ def pfllib(
             stride=classes,
         )
     else:
-        least = max(min(40, len(data) // clients // 2), 2)
-        partition = DirichletByClass(clients, alpha, capped=True, min_samples=least)
+        min_samples = max(min(40, len(data) // clients // 2), 2)
+        partition = DirichletByClass(
+            clients, alpha, capped=True, min_samples=min_samples
+        )
     return from_partition(
         data,
         partition,

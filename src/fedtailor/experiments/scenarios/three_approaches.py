@@ -76,16 +76,14 @@ def emnist_writers(
         0 <= unseen < 1,
         f"unseen is {unseen}; it is a share of the writers, from 0 to below 1",
     )
-    never_train = unseen
-    if not shuffled:
-        count = round(unseen * len(names))
-        never_train = names[len(names) - count :]
+    count = round(unseen * len(names))
+    unseen_writers = unseen if shuffled else names[len(names) - count :]
     return from_partition(
         data,
         Natural(),
         test="published",
         val=val,
-        unseen=never_train,
+        unseen=unseen_writers,
         name="emnist-writers",
         seed=seed,
     )
@@ -118,13 +116,13 @@ def mnist_writers(
     """
     data = sample_clients(datasets.mnist_writers(), clients, seed)
     assert data.client is not None and data.test is not None
-    held = unseen if shuffled else np.unique(data.client[data.test]).tolist()
+    test_writers = np.unique(data.client[data.test]).tolist()
     return from_partition(
         data,
         Natural(),
         test=test,
         val=val,
-        unseen=held,
+        unseen=unseen if shuffled else test_writers,
         name="mnist-writers",
         seed=seed,
     )
@@ -136,11 +134,11 @@ SETTINGS: dict[str, Algorithm] = {
     ),
 }
 SYMBOLS = SGD(lr=4.0, epochs=4, batch_size=50)
-"""For the density task, whose settings the paper does not print.
+"""SGD for the density task, whose settings the paper does not specify.
 
-Its logits take large steps, so pulls are weak.
+The learning rate is large, so the regularization `LAM` is weak.
 """
-PULL = 0.1
+LAM = 0.1
 DENSITY_SETTINGS: dict[str, Algorithm] = {
     "hypcluster": methods.HypCluster(
         sgd=SYMBOLS, clusters=4, start="farthest", optimizer=ServerOptimizer()
@@ -157,11 +155,11 @@ DENSITY_SETTINGS: dict[str, Algorithm] = {
         optimizer=ServerOptimizer(),
     ),
     "finetune": methods.FineTune(sgd=SYMBOLS, tune=SYMBOLS),
-    "ditto": methods.Ditto(sgd=SYMBOLS, lam=PULL),
-    "pfedme": methods.PFedMe(sgd=SYMBOLS, lam=PULL, outer_lr=4.0),
-    "cgpfl": methods.CGPFL(sgd=SYMBOLS, lam=PULL),
-    "cgpfl-heur": methods.CGPFLHeur(sgd=SYMBOLS, lam=PULL),
-    "l2gd": methods.L2GD(sgd=SYMBOLS, lam=PULL, p=0.5),
+    "ditto": methods.Ditto(sgd=SYMBOLS, lam=LAM),
+    "pfedme": methods.PFedMe(sgd=SYMBOLS, lam=LAM, outer_lr=4.0),
+    "cgpfl": methods.CGPFL(sgd=SYMBOLS, lam=LAM),
+    "cgpfl-heur": methods.CGPFLHeur(sgd=SYMBOLS, lam=LAM),
+    "l2gd": methods.L2GD(sgd=SYMBOLS, lam=LAM, p=0.5),
 }
 
 SOURCE = "Mansour et al. 2020, section 6"

@@ -24,7 +24,7 @@ from fedtailor.models import lenet5
 from fedtailor.protocol import SGD, Algorithm, require
 
 LOCAL = SGD(lr=0.1, momentum=0.9, epochs=1, batch_size=64)
-PLAIN = replace(LOCAL, momentum=0.0)
+NO_MOMENTUM = replace(LOCAL, momentum=0.0)
 """For methods whose local steps are defined without momentum.
 
 The paper does not print their settings.
@@ -122,8 +122,8 @@ def cifar_permuted(
             1 <= size <= len(images),
             f"{name} is {size}; CIFAR-10 offers from 1 to {len(images)} images for it",
         )
-    chosen = data.take(np.concatenate([train[:points], tests[:test]]))
-    federation = from_partition(chosen, IID(clients), test="common", val=val, seed=seed)
+    data = data.take(np.concatenate([train[:points], tests[:test]]))
+    federation = from_partition(data, IID(clients), test="common", val=val, seed=seed)
     permuted = LabelPermutations(groups)(federation, seed=seed)
     return replace(permuted, name="cifar-permuted")
 
@@ -145,10 +145,10 @@ def _settings(streams: int | None, sigma_batch: int | float) -> dict[str, Algori
             sgd=SGD(lr=0.01, epochs=1, batch_size=20), lam=15.0, outer_lr=0.01
         ),
         "scaffold": methods.SCAFFOLD(sgd=SGD(lr=0.01, epochs=5, batch_size=64)),
-        "per-fedavg": methods.PerFedAvg(sgd=PLAIN),
-        "apfl": methods.APFL(sgd=PLAIN),
-        "cgpfl": methods.CGPFL(sgd=PLAIN),
-        "cgpfl-heur": methods.CGPFLHeur(sgd=PLAIN),
+        "per-fedavg": methods.PerFedAvg(sgd=NO_MOMENTUM),
+        "apfl": methods.APFL(sgd=NO_MOMENTUM),
+        "cgpfl": methods.CGPFL(sgd=NO_MOMENTUM),
+        "cgpfl-heur": methods.CGPFLHeur(sgd=NO_MOMENTUM),
     }
 
 

@@ -99,10 +99,10 @@ class Comparison:
             self.experiment,
             self.results,
             self.settings,
-            self._show,
-            self.at_once,
-            self.any_version,
-            self.track,
+            progress=self._report_progress,
+            at_once=self.at_once,
+            any_version=self.any_version,
+            track=self.track,
         )
         self._rounds = 0
 
@@ -178,7 +178,9 @@ class Comparison:
         self._write()
         return self.index
 
-    def _show(self, entry: Entry, seed: int, training: Training | None) -> None:
+    def _report_progress(
+        self, entry: Entry, seed: int, training: Training | None
+    ) -> None:
         if self.progress is not None:
             self.progress(self, entry, seed, training)
 

@@ -187,7 +187,7 @@ class RunDirectory:
         """Remove temporary folders of killed processes, and temporary files of 0.1."""
         if jax.process_index() == 0:
             remove_leftovers(self.path)
-            with self._as_unusable():
+            with self._disk_errors():
                 for name in (MANIFEST, CLIENTS, METRICS, LEDGER, CHECKPOINT, SUMMARY):
                     (self.path / f".{name}.part").unlink(missing_ok=True)
 
@@ -213,7 +213,7 @@ class RunDirectory:
         }
         # All processes take part in the snapshot, and only the first one writes it.
         snapshot = training.snapshot()
-        with self._as_unusable():
+        with self._disk_errors():
             if jax.process_index() == 0:
                 saved["digests"] = self._digests(metrics, ledger)
                 self._replace_files(metrics, ledger, {**snapshot, "saved": saved})
@@ -266,7 +266,7 @@ class RunDirectory:
             Unusable: it cannot be written; the old file is unchanged.
         """
         if jax.process_index() == 0:
-            with self._as_unusable(), replacing(self.path / name) as temporary:
+            with self._disk_errors(), replacing(self.path / name) as temporary:
                 write_parquet(frame, temporary)
 
     def write_models(self, personal: Iterable[PersonalModel]) -> None:
@@ -276,7 +276,7 @@ class RunDirectory:
             Unusable: it cannot be written.
         """
         if jax.process_index() == 0:
-            with self._as_unusable():
+            with self._disk_errors():
                 write_models(personal, self.path, MODELS_MANIFEST)
 
     def write_preprocessing(self, preprocessing: Preprocessing) -> None:
@@ -285,7 +285,7 @@ class RunDirectory:
         Raises:
             Unusable: it cannot be written.
         """
-        with self._as_unusable():
+        with self._disk_errors():
             self._write_text(PREPROCESSING, preprocessing.to_json())
 
     def write_diagnostics(self, diagnostics: Sequence[Diagnostic]) -> None:
@@ -295,7 +295,7 @@ class RunDirectory:
             Unusable: it cannot be written.
         """
         if jax.process_index() == 0:
-            with self._as_unusable():
+            with self._disk_errors():
                 write_diagnostics(self.path, diagnostics)
 
     def _write_text(self, name: str, text: str) -> None:
@@ -304,7 +304,7 @@ class RunDirectory:
                 temporary.write_text(text, "utf-8")
 
     @contextmanager
-    def _as_unusable(self) -> Iterator[None]:
+    def _disk_errors(self) -> Iterator[None]:
         """A context that turns errors of the disk into `Unusable`."""
         try:
             yield
@@ -323,7 +323,7 @@ class RunDirectory:
         # Checkpoints contain their own digests and those of the states (*.bin). Hidden
         # files are the lock and temporary folders.
         excluded = (CHECKPOINT, PREVIOUS_CHECKPOINT, SUMMARY)
-        with self._as_unusable():
+        with self._disk_errors():
             digests = {
                 entry.name: file_digest(entry)
                 for entry in sorted(self.path.iterdir())

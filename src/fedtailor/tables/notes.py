@@ -12,7 +12,7 @@ from fedtailor.tables.problems import join_names
 from fedtailor.tables.splitting import Rows, Splits, untested
 
 
-def about_dropped(dropped: Mapping[str, str]) -> list[str]:
+def dropped_notes(dropped: Mapping[str, str]) -> list[str]:
     """One sentence per reason for leaving out columns."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in dropped.items():
@@ -27,7 +27,7 @@ def about_dropped(dropped: Mapping[str, str]) -> list[str]:
     return notes
 
 
-def about_columns(
+def column_notes(
     encodings: tuple[ColumnEncoding, ...], columns: Mapping[str, ParsedColumn]
 ) -> list[str]:
     """Sentences on missing cells, categories and dates."""
@@ -63,7 +63,7 @@ def about_columns(
     ]
 
 
-def about_decorrelation(decorrelation: Decorrelation | None, inputs: int) -> list[str]:
+def decorrelation_notes(decorrelation: Decorrelation | None, inputs: int) -> list[str]:
     """A sentence on the decorrelation of a regression's inputs."""
     if decorrelation is not None:
         return [
@@ -77,7 +77,7 @@ def about_decorrelation(decorrelation: Decorrelation | None, inputs: int) -> lis
     return []
 
 
-def about_splits(splits: Splits, rows: Rows, options: TableOptions) -> list[str]:
+def split_notes(splits: Splits, rows: Rows, options: TableOptions) -> list[str]:
     """Sentences on clients without test rows, and on clients with a single class."""
     notes = []
     sizes = zip(rows.names, rows.of_client.sizes, strict=True)

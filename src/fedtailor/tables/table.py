@@ -19,10 +19,10 @@ from fedtailor.tables.decorrelation import fit_decorrelation
 from fedtailor.tables.encoding import ColumnEncoding, fit_column
 from fedtailor.tables.kinds import ParsedColumn, parse_column
 from fedtailor.tables.notes import (
-    about_columns,
-    about_decorrelation,
-    about_dropped,
-    about_splits,
+    column_notes,
+    decorrelation_notes,
+    dropped_notes,
+    split_notes,
 )
 from fedtailor.tables.options import TableOptions, make_options
 from fedtailor.tables.preprocessing import Preprocessing
@@ -153,7 +153,7 @@ def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
         columns, train, rows.owners, options, notes, problems
     )
     problems.raise_if_any()
-    notes += [*target.notes, *about_splits(splits, rows, options)]
+    notes += [*target.notes, *split_notes(splits, rows, options)]
     encoding, y = _standardise_target(target, train)
     ignored = _ignored_columns(raw.frame.columns, encodings, options, dropped)
     decimal = options.decimal
@@ -163,17 +163,17 @@ def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
     x, decorrelation = _encode(columns, encodings), None
     if encoding.task == "regression" and not options.keep_correlated:
         decorrelation = fit_decorrelation(x, train)
-        notes += about_decorrelation(decorrelation, x.shape[1])
+        notes += decorrelation_notes(decorrelation, x.shape[1])
         if decorrelation is not None:
             decorrelation.apply(x)
     preprocessing = Preprocessing(
-        encodings,
-        encoding,
-        options.client,
-        ignored,
-        options.missing,
-        decimal,
-        decorrelation,
+        columns=encodings,
+        target=encoding,
+        client=options.client,
+        ignored=ignored,
+        missing=options.missing,
+        decimal=decimal,
+        decorrelation=decorrelation,
     )
     return Table(
         x,
@@ -283,10 +283,10 @@ def _fit_columns(
     if not screening.kept:
         reasons = (f"{name!r} is {text}" for name, text in screening.dropped.items())
         problems.add(f"no input column is left: {'; '.join(reasons)}")
-    notes += [*about_dropped(screening.dropped), *screening.warnings]
+    notes += [*dropped_notes(screening.dropped), *screening.warnings]
     mask = pl.Series(train)
     encodings = tuple(fit_column(name, columns[name], mask) for name in screening.kept)
-    notes += about_columns(encodings, columns)
+    notes += column_notes(encodings, columns)
     by_user = dict.fromkeys(options.drop, "dropped by the user")
     return encodings, dict(screening.dropped) | by_user
 

@@ -65,14 +65,14 @@ def density(
     # symbol, 1 = the uniform distribution, 2 = the client's personal symbol.
     component = rng.choice(3, (clients, samples), p=[0.5, 0.25, 0.25])
     uniform = rng.integers(0, symbols, component.shape)
-    drawn = np.select(
+    labels = np.select(
         [component == 0, component == 1],
         [cluster[:, None], uniform],
         personal[:, None],
     ).reshape(-1)
     names = numbered_names(clients)
     rows = Ragged.cut(np.arange(clients * samples), np.full(clients, samples))
-    train, vals, _ = draw_splits(rows, drawn, names, test=0, val=val, seed=seed)
+    train, vals, _ = draw_splits(rows, labels, names, test=0, val=val, seed=seed)
     # The test split represents D_k as counts of symbols, with a sum of 4 * symbols:
     # U gives each symbol 1, and the two point masses have 2 * symbols and symbols.
     counts = np.ones((clients, symbols), np.int64)
@@ -81,7 +81,7 @@ def density(
     # The test rows, one per symbol, follow the samples. All clients share them.
     alphabet = clients * samples + np.arange(symbols)
     tests = np.repeat(np.tile(alphabet, clients), counts.reshape(-1))
-    y = np.concatenate([drawn, np.arange(symbols)])
+    y = np.concatenate([labels, np.arange(symbols)])
     return Federation(
         np.zeros((len(y), 0), np.float32),
         y,

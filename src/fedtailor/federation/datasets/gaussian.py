@@ -70,21 +70,21 @@ def gaussian(
     total = float_counts.sum()
     check_memory(total, 3 * 8, f"{total:g} samples")
     counts = float_counts.astype(np.int64)
-    drawn = np.repeat(theta, counts) + sigma * rng.normal(size=counts.sum())
+    train_y = np.repeat(theta, counts) + sigma * rng.normal(size=counts.sum())
     # The test rows follow the samples. For an estimate e, the mean of
     # (e - theta + sigma)^2 and (e - theta - sigma)^2 is (e - theta)^2 + sigma^2, the
     # expected squared error.
     test_y = np.stack([theta - sigma, theta + sigma], axis=1).reshape(-1)
-    y = np.concatenate([drawn, test_y])[:, None]
+    y = np.concatenate([train_y, test_y])[:, None]
     names = numbered_names(clients)
-    rows = Ragged.cut(np.arange(len(drawn)), counts)
+    rows = Ragged.cut(np.arange(len(train_y)), counts)
     train, vals, _ = draw_splits(rows, y, names, test=0, val=val, seed=seed)
     return Federation(
         np.zeros((len(y), 0), np.float32),
         y,
         train,
         vals,
-        Ragged.cut(len(drawn) + np.arange(2 * clients), np.full(clients, 2)),
+        Ragged.cut(len(train_y) + np.arange(2 * clients), np.full(clients, 2)),
         names,
         unseen=choose_unseen(unseen, names, seed),
         name=f"two-level Gaussian (sigma_0 {sigma_0:g}, sigma {sigma:g})",

@@ -129,9 +129,9 @@ def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
     options, notes = find_split_column(raw.frame, options, list(raw.notes))
     check_columns(raw.frame, options, problems)
     problems.raise_if_any()
-    frame, kept_rows = rows_of_clients(raw.frame, options, problems)
+    frame, row_numbers = rows_of_clients(raw.frame, options, problems)
     problems.raise_if_any()
-    frame, kept_rows = labelled_rows(frame, kept_rows, options, notes)
+    frame, row_numbers = labelled_rows(frame, row_numbers, options, notes)
     # Collect the problems of all columns, so that one error lists them.
     rows = check_clients(frame, options, problems)
     target = target_of(frame, options, problems)
@@ -154,7 +154,7 @@ def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
     )
     problems.raise_if_any()
     notes += [*target.notes, *split_notes(splits, rows, options)]
-    encoding, y = _standardise_target(target, train)
+    encoding, y = _standardize_target(target, train)
     ignored = _ignored_columns(raw.frame.columns, encodings, options, dropped)
     decimal = options.decimal
     if decimal is None:
@@ -186,7 +186,7 @@ def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
         class_names=tuple(str(label) for label in encoding.classes) or None,
         preprocessing=preprocessing,
         notes=tuple(notes),
-        rows=kept_rows,
+        rows=row_numbers,
     )
 
 
@@ -291,7 +291,7 @@ def _fit_columns(
     return encodings, dict(screening.dropped) | by_user
 
 
-def _standardise_target(
+def _standardize_target(
     target: Target, train: Bool[NDArray, " rows"]
 ) -> tuple[TargetEncoding, NDArray[Any]]:
     """Standardize the targets of a regression by the training rows.

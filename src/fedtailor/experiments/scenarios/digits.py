@@ -50,9 +50,9 @@ def digits_label_shift(
     (Mestoukirdi et al., section V).
 
     Args:
-        seed: of the partition and the splits.
-        clients: how many.
-        alpha: concentration.
+        seed: random seed of the partition and the splits.
+        clients: number of clients.
+        alpha: concentration parameter.
         test, val: fractions of each client's images.
 
     Raises:
@@ -72,8 +72,8 @@ def digits_rotated(
     and 270 degrees.
 
     Args:
-        seed: of the partition, the splits and the groups.
-        clients: how many.
+        seed: random seed of the partition, the splits and the groups.
+        clients: number of clients.
         test, val: fractions of each client's images.
 
     Raises:
@@ -95,9 +95,9 @@ def digits_permuted(
     own.
 
     Args:
-        seed: of the partition, the splits, the groups and their permutations.
-        clients: how many.
-        groups: how many.
+        seed: random seed of the partition, the splits, the groups and their permutations.
+        clients: number of clients.
+        groups: number of groups.
         test, val: fractions of each client's images.
 
     Raises:

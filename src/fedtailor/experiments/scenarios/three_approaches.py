@@ -33,14 +33,14 @@ def density(
     test split is the population.
 
     Args:
-        seed: of the samples.
-        clients: how many; client k is of group k % 4.
-        samples: of each client (the paper: 10, 100 and 1,000).
+        seed: random seed of the samples.
+        clients: number of clients; client k is in group k % 4.
+        samples: number of samples of each client (the paper: 10, 100 and 1,000).
         symbols: size of the alphabet.
         val: fraction of the samples for validation.
 
     Raises:
-        ValueError: impossible sizes.
+        ValueError: the sizes are impossible.
     """
     return datasets.density(
         samples, clients=clients, symbols=symbols, val=val, seed=seed
@@ -58,8 +58,8 @@ def emnist_writers(
     """Characters by their writers (section 6.2), some of whom never train.
 
     Args:
-        seed: of the validation split, and of the unseen writers where these are drawn.
-        clients: how many writers, at random; None = all.
+        seed: random seed of the validation split and of the unseen writers.
+        clients: number of writers, chosen at random; None = all.
         unseen: share of the writers that never train (the paper: 900 of 3,400).
         shuffled: draw the unseen writers at random. Otherwise they are the last by
             name: the high-school students among the writers, f2100 to f2599, then all
@@ -68,7 +68,7 @@ def emnist_writers(
             whose size it does not print).
 
     Raises:
-        ValueError: sizes that cannot be met, or FEMNIST is not at hand.
+        ValueError: the sizes are impossible, or FEMNIST is missing.
     """
     data = sample_clients(datasets.femnist(), clients, seed)
     names = list(Natural().named(data))
@@ -102,8 +102,8 @@ def mnist_writers(
     has writers of its own.
 
     Args:
-        seed: of the splits, and of the unseen writers where these are drawn.
-        clients: how many writers, at random; None = all 836.
+        seed: random seed of the splits and of the unseen writers.
+        clients: number of writers, chosen at random; None = all 836.
         unseen: share of the writers that never train, if shuffled.
         shuffled: draw the unseen writers at random. Otherwise the 539 writers of
             MNIST's training set train, and the 297 others, who wrote its test set, are
@@ -111,8 +111,8 @@ def mnist_writers(
         test, val: fractions of each writer's digits.
 
     Raises:
-        ValueError: sizes that cannot be met, or the files of MNIST or QMNIST are not at
-            hand.
+        ValueError: the sizes are impossible, or the files of MNIST or QMNIST are
+            missing.
     """
     data = sample_clients(datasets.mnist_writers(), clients, seed)
     assert data.client is not None and data.test is not None

@@ -44,14 +44,14 @@ def emnist_label_shift(
     Dirichlet(alpha) proportions.
 
     Args:
-        seed: of the points, the partition and the splits.
-        clients: how many.
+        seed: random seed of the points, the partition and the splits.
+        clients: number of clients.
         points: characters of all clients together.
         alpha: concentration (small: few classes a client).
         test, val: fractions of each client's characters.
 
     Raises:
-        ValueError: sizes that cannot be met, or EMNIST is not at hand.
+        ValueError: the sizes are impossible, or EMNIST is missing.
     """
     data = datasets.emnist("byclass", "test").sample(points, seed)
     partition = DirichletByClass(clients, alpha, min_samples=5)
@@ -73,14 +73,14 @@ def emnist_rotated(
     180 and 270 degrees.
 
     Args:
-        seed: of the points, the partition, the splits and the groups.
-        clients: how many.
+        seed: random seed of the points, the partition, the splits and the groups.
+        clients: number of clients.
         points: characters of all clients together.
         alpha: concentration (small: few classes a client).
         test, val: fractions of each client's characters.
 
     Raises:
-        ValueError: sizes that cannot be met, or EMNIST is not at hand.
+        ValueError: the sizes are impossible, or EMNIST is missing.
     """
     even = emnist_label_shift(
         seed, clients=clients, points=points, alpha=alpha, test=test, val=val
@@ -104,15 +104,15 @@ def cifar_permuted(
     images of the published test set, each under its group's names.
 
     Args:
-        seed: of the points, the partition, the permutations and the split.
-        clients: how many.
+        seed: random seed of the points, the partition, the permutations and the split.
+        clients: number of clients.
         points: training images of all clients together.
-        groups: how many permutations.
-        test: how many test images, the first ones.
+        groups: number of groups, each with a permutation.
+        test: number of test images, which are the first ones.
         val: fraction of each client's training images.
 
     Raises:
-        ValueError: sizes that cannot be met, or CIFAR-10 is not at hand.
+        ValueError: the sizes are impossible, or CIFAR-10 is missing.
     """
     data = datasets.cifar10()
     assert data.test is not None

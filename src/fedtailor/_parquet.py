@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import polars as pl
 
 _KEY = "fedtailor.sha256"
-# The file's metadata contain the key, two bytes of Thrift (the type of the value and its
-# length, 64) and the value.
+# The file's metadata contain the key, two bytes of Thrift (the type of the value and
+# its length, 64) and the value.
 _DIGEST_PREFIX = _KEY.encode() + b"\x18@"
 _NO_DIGEST = b"0" * 64
 

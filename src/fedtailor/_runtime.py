@@ -28,9 +28,9 @@ _log = logging.getLogger("fedtailor")
 def configure_jax() -> None:
     """Make every CPU core a device, and cache all compiled programs on the disk.
 
-    Settings that the user made through `jax.config`, a `JAX_...` environment variable or
-    `XLA_FLAGS` are kept. This function never fails: a backend that has started keeps its
-    devices, and nothing is cached if the cache directory cannot be written.
+    Settings that the user made through `jax.config`, a `JAX_...` environment variable
+    or `XLA_FLAGS` are kept. This function never fails: a backend that has started keeps
+    its devices, and nothing is cached if the cache directory cannot be written.
     """
     flags = os.getenv("XLA_FLAGS", "")
     flags_set_devices = "xla_force_host_platform_device_count" in flags

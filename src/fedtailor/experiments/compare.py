@@ -6,8 +6,8 @@
 The name of a run directory contains a fingerprint of all settings of the run. So
 experiments share runs, and a comparison that was stopped can be resumed. Runs of other
 versions of fedtailor are not modified. They are repeated in a directory whose name ends
-with the version, unless `any_version` is True. The index is rewritten after every run, or
-after every group of seeds that are trained at once.
+with the version, unless `any_version` is True. The index is rewritten after every run,
+or after every group of seeds that are trained at once.
 """
 
 import os
@@ -51,8 +51,9 @@ ALL_FAILED = (
 Progress = Callable[["Comparison", Entry, int, Training | None], None]
 """A function that is called at the start of each run and after each of its rounds.
 
-It is not called for runs that are already finished. The arguments are the comparison (see
-`done` and `progressed`), the entry, the seed, and the training (None at the start).
+It is not called for runs that are already finished. The arguments are the comparison
+(see `done` and `progressed`), the entry, the seed, and the training (None at the
+start).
 """
 
 
@@ -69,8 +70,8 @@ class Comparison:
         source: the experiment file, if there is one.
         any_version: accept runs of other versions of fedtailor.
         track: names of trackers, in addition to those of the experiment file.
-        budget: select methods and settings by successive halving, instead of training all
-            of them to the end.
+        budget: select methods and settings by successive halving, instead of training
+            all of them to the end.
         cells: entries of the index for the runs of selected candidates.
         candidates: entries of the index for all candidates that were compared.
         skipped: entries of the index for what was not run, with the reasons.
@@ -137,8 +138,8 @@ class Comparison:
 
         Raises:
             ValueError: the index belongs to another experiment file of the same name,
-                data are missing, the disk is full, a directory cannot be written or is in
-                use, or every method refuses its settings. Finished runs are kept.
+                data are missing, the disk is full, a directory cannot be written or is
+                in use, or every method refuses its settings. Finished runs are kept.
             Interrupted: Ctrl-C or SIGTERM; the last finished round is saved.
         """
         require_own_index(self.index, self.source)
@@ -427,8 +428,8 @@ class Comparison:
     def _budget_rounds(self) -> dict[str, int] | None:
         """The number of rounds with successive halving, and without ("full").
 
-        Without halving, all candidates are trained on one seed, and the best candidate of
-        each method on the others.
+        Without halving, all candidates are trained on one seed, and the best candidate
+        of each method on the others.
         """
         if not self.budget:
             return None

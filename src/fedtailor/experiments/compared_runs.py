@@ -43,8 +43,8 @@ class ComparedRuns:
         at_once: number of seeds of a method that are trained at once.
         any_version: accept runs of other versions of fedtailor.
         track: names of the trackers of the runs.
-        refusals: the error message of each run whose method refused its settings, by the
-            run's name.
+        refusals: the error message of each run whose method refused its settings, by
+            the run's name.
         seconds: duration of each finished run, by the run's name.
         shares: finished share of each run's rounds, by the run's name.
     """
@@ -136,8 +136,8 @@ class ComparedRuns:
     ) -> Exchanges[None]:
         """Train a run, as a generator of exchanges.
 
-        If the run diverges, there is no error: its directory and the tables report it. If
-        the method refuses its settings for these clients, the message is added to
+        If the run diverges, there is no error: its directory and the tables report it.
+        If the method refuses its settings for these clients, the message is added to
         `refusals`.
         """
         column = entry.column
@@ -225,8 +225,8 @@ class ComparedRuns:
             "every": self.evaluate_every(column),
             "participation": to_toml(column.participation),
         }
-        # Added only if they are set, so that the fingerprints of runs without them are the
-        # same as in older versions.
+        # Added only if they are set, so that the fingerprints of runs without them are
+        # the same as in older versions.
         if entry.uplink:
             settings["uplink"] = to_toml(entry.uplink)
         if measured:

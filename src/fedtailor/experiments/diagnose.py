@@ -85,11 +85,12 @@ def diagnose(
     seed: int = 0,
     settings: Settings = Settings(),  # noqa: B008 (frozen)
 ) -> Advice:
-    """Analyze how clients differ and who gains from collaboration, and recommend methods.
+    """Analyze how clients differ and who gains from collaboration, and recommend
+    methods.
 
-    Each client sends its gradient at the initial model, the variance of the gradients of
-    its batches (UCFL's probe), the frequencies of its classes, and the means and variances
-    of its features. No model is trained.
+    Each client sends its gradient at the initial model, the variance of the gradients
+    of its batches (UCFL's probe), the frequencies of its classes, and the means and
+    variances of its features. No model is trained.
 
     Args:
         federation: the federation, of which only training rows are used.
@@ -129,8 +130,8 @@ def gather_evidence(
         seed: random seed of the initial model and of the batches.
 
     Returns:
-        The evidence, with clients in the order of the federation, and the number of bytes
-        that the clients sent.
+        The evidence, with clients in the order of the federation, and the number of
+        bytes that the clients sent.
     """
     training = Training(DataProbe(classes, features), executor, model, seed=seed)
     training.probe()

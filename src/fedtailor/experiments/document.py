@@ -109,8 +109,8 @@ def read(path: Path, *, quick: bool = False) -> Document:
 def overlay(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
     """Merge two tables, recursively.
 
-    Values in `override` replace those in `base`. If a table is replaced by a table, both
-    are merged; if it is replaced by `false`, it is removed.
+    Values in `override` replace those in `base`. If a table is replaced by a table,
+    both are merged; if it is replaced by `false`, it is removed.
     """
     merged = dict(base)
     for key, value in override.items():

@@ -192,7 +192,8 @@ class Experiment:
     @property
     def runs(self) -> int:
         """Number of runs, including those of the grids."""
-        # Settings are chosen on the first seed, on which the chosen one is not repeated.
+        # Settings are chosen on the first seed, on which the chosen one is not
+        # repeated.
         seeds = len(self.file.seeds)
         return sum(seeds + len(entry.candidates) - 1 for entry in self.entries)
 

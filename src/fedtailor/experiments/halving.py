@@ -1,12 +1,13 @@
-"""Successive halving: compare candidates early, and continue to train only the best ones.
+"""Successive halving: compare candidates early, and continue to train only the best
+ones.
 
 K. Jamieson and A. Talwalkar, "Non-stochastic best arm identification and hyperparameter
-optimization", AISTATS 2016. The candidates are all settings of all methods, and they are
-compared on validation data. Settings of one method differ early, and methods differ late.
-So the first cut keeps the best setting of every method, and only later cuts eliminate
-methods. An eliminated method still takes part in the decision, with its results at that
-time (`fedtailor.decision.best_method`). So methods are eliminated late, when their order
-is nearly the final one.
+optimization", AISTATS 2016. The candidates are all settings of all methods, and they
+are compared on validation data. Settings of one method differ early, and methods differ
+late. So the first cut keeps the best setting of every method, and only later cuts
+eliminate methods. An eliminated method still takes part in the decision, with its
+results at that time (`fedtailor.decision.best_method`). So methods are eliminated late,
+when their order is nearly the final one.
 """
 
 from collections.abc import Sequence
@@ -27,8 +28,8 @@ the method that is compared with it.
 def cut_rounds(rounds: int, every: int) -> list[int]:
     """The rounds after which candidates are compared: ascending, and below `rounds`.
 
-    There is an evaluation after each of these rounds. So a run that is stopped there and
-    resumed has the same measurements as one that is not stopped.
+    There is an evaluation after each of these rounds. So a run that is stopped there
+    and resumed has the same measurements as one that is not stopped.
 
     Args:
         rounds: number of rounds of a full run.
@@ -61,12 +62,12 @@ def select(
 ) -> list[int]:
     """Select the best setting of each of the best methods.
 
-    Local training is always selected, if necessary in place of the worst selected method,
-    as other methods are compared with it.
+    Local training is always selected, if necessary in place of the worst selected
+    method, as other methods are compared with it.
 
     Args:
-        scores: validation score of each candidate, higher is better; None if it diverged
-            or was refused.
+        scores: validation score of each candidate, higher is better; None if it
+            diverged or was refused.
         methods: a number for the method of each candidate.
         is_local: whether each candidate is local training.
         keep: number of candidates to select.

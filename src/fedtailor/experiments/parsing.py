@@ -43,8 +43,8 @@ def configure(value: T, settings: Mapping[str, Any], place: KeyPath = ()) -> T:
 
     Args:
         value: the method.
-        settings: values by name. A table sets hyper-parameters of a part of the method, as
-            in `sgd = {lr = 0.1}`.
+        settings: values by name. A table sets hyper-parameters of a part of the method,
+            as in `sgd = {lr = 0.1}`.
         place: key path of the settings, for errors.
 
     Raises:
@@ -117,11 +117,12 @@ def architecture(
         value: the name of a model, or a table such as `{use = "mlp", hidden = 128}`.
         place: key path of the setting, for errors.
         own_files: also accept `use = "FILE.py:FUNCTION"`, a function that returns an
-            architecture. It runs the user's code, so it must be False for files of other
-            people, such as jobs.
+            architecture. It runs the user's code, so it must be False for files of
+            other people, such as jobs.
 
     Raises:
-        ConfigError: the model or an argument does not exist, or a value has another type.
+        ConfigError: the model or an argument does not exist, or a value has another
+            type.
     """
     arguments = {"use": value} if isinstance(value, str) else dict(value)
     name = arguments.pop("use", None)

@@ -20,8 +20,8 @@ def validation_score(path: Path) -> float | None:
     """A finished run's validation score after its last round; higher is better.
 
     Returns:
-        The mean over clients of the run's metric, negated if lower is better; None if the
-        run diverged.
+        The mean over clients of the run's metric, negated if lower is better; None if
+        the run diverged.
 
     Raises:
         ValueError: the scenario has no validation data.

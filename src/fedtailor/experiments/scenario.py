@@ -18,8 +18,8 @@ from fedtailor.protocol import SGD, Algorithm, require
 def defaults_with(sgd: SGD) -> Callable[[str], Algorithm]:
     """A value for `Scenario.default`: methods with default settings, except for `sgd`.
 
-    If a method refuses momentum, it is omitted. If it refuses the learning rate as well,
-    its default SGD is used.
+    If a method refuses momentum, it is omitted. If it refuses the learning rate as
+    well, its default SGD is used.
     """
 
     def recommended(name: str) -> Algorithm:
@@ -42,13 +42,14 @@ class Scenario:
         name: name on the command line.
         description: one line.
         build: a function of the seed that returns the federation. Its keyword-only
-            parameters, which have annotations and defaults, are the scenario's parameters.
+            parameters, which have annotations and defaults, are the scenario's
+            parameters.
         model: the architecture.
         rounds: number of rounds for which the settings are meant.
         settings: the recommended methods by name.
         default: method name -> method, for methods that are not in `settings`.
-        participation: share (up to 1) or number (from 2) of the seen clients that report
-            in a round.
+        participation: share (up to 1) or number (from 2) of the seen clients that
+            report in a round.
         source: publication of the scenario.
         data: the data set that it needs; "" if it needs no files.
     """

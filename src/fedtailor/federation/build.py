@@ -40,8 +40,8 @@ def from_arrays(
 
     Args:
         x: [N, ...] inputs: uint8, float32 or float64, or int32 token ids.
-        y: [N] integer labels, or text labels (encoded in sorted order, and kept as class
-            names), or [N, ...] float targets.
+        y: [N] integer labels, or text labels (encoded in sorted order, and kept as
+            class names), or [N, ...] float targets.
         client: [N] the client of each row, as integers or text.
         test, val: fractions of each client's rows, stratified by class; see
             `draw_splits`.
@@ -118,8 +118,8 @@ def from_partition(
             Natural, or a function of the data set and a seed that returns one array of
             row numbers per client.
         test: a fraction: test rows are drawn from each client's rows, stratified by
-            class. "published": a client's test rows are those of its rows that belong to
-            the published test set. "common": only the training examples are
+            class. "published": a client's test rows are those of its rows that belong
+            to the published test set. "common": only the training examples are
             partitioned, and every client tests on the whole published test set.
         val: fraction of each client's rows, or, with "published" and "common", of its
             training rows.
@@ -184,8 +184,9 @@ def _checked_class_count(
 ) -> int | None:
     """Check labels, and return the number of classes.
 
-    A label between 0 and the largest one that does not occur is an error: most often the
-    largest label is mistyped, and the model would get an output for every number below it.
+    A label between 0 and the largest one that does not occur is an error: most often
+    the largest label is mistyped, and the model would get an output for every number
+    below it.
 
     Args:
         y: labels or targets.
@@ -232,8 +233,8 @@ def _require_all_labels(y: NDArray[Any], count: int) -> None:
             f"the labels are {labels[0]} to {labels[-1]}; labels count from 0: subtract"
             f" {labels[0]}"
         )
-    # Find the first gap. -1 is prepended so that a missing label 0 is a gap as well. The
-    # label after the gap may be mistyped.
+    # Find the first gap. -1 is prepended so that a missing label 0 is a gap as well.
+    # The label after the gap may be mistyped.
     gap = int(np.argmax(np.diff(labels, prepend=-1) > 1))
     missing = int(labels[gap - 1]) + 1 if gap else 0
     after = labels[gap]

@@ -19,8 +19,8 @@ SPLITS = ("train", "val", "test")
 MAX_CLASSES = 100_000
 """The largest number of classes.
 
-A model has an output for every class. More classes would take gigabytes, and are usually a
-column of numbers that was mistaken for labels.
+A model has an output for every class. More classes would take gigabytes, and are
+usually a column of numbers that was mistaken for labels.
 """
 
 MAX_SEED = 2**32 - 1
@@ -176,7 +176,9 @@ def plain_text(values: NDArray[Any], name: str) -> NDArray[np.str_]:
 
 
 def _is_missing(value: Any) -> bool:
-    """Whether a value is None, NaN, or an object that data frames use for missing cells."""
+    """Whether a value is None, NaN, or an object that data frames use for missing
+    cells.
+    """
     if isinstance(value, float | np.floating):
         return math.isnan(value)
     return value is None or type(value).__name__ in ("NAType", "NaTType")

@@ -38,8 +38,8 @@ class DirichletByClass:
     """Divide each CLASS among the clients in proportions from Dirichlet(alpha, ...).
 
     The clients' sizes follow from these draws. This is the convention of Yurochkin et
-    al. 2019, of Mestoukirdi et al. (section V: alpha 0.4 for 20 clients, 8 for 100) and,
-    with `capped`, of NIID-Bench and PFLlib (alpha 0.1).
+    al. 2019, of Mestoukirdi et al. (section V: alpha 0.4 for 20 clients, 8 for 100)
+    and, with `capped`, of NIID-Bench and PFLlib (alpha 0.1).
 
     Attributes:
         clients: number of clients.

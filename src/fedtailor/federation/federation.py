@@ -184,9 +184,9 @@ class Client:
 class Federation:
     """A pool of examples, and the training and test rows of each of m clients.
 
-    Clients may share examples, such as a common test set, but the splits of a client are
-    disjoint. Transforms of clients or groups, such as rotations or permuted labels, have
-    already been applied to the pool.
+    Clients may share examples, such as a common test set, but the splits of a client
+    are disjoint. Transforms of clients or groups, such as rotations or permuted labels,
+    have already been applied to the pool.
 
     Attributes:
         x: [N, ...] inputs: uint8, float32 or float64, or int32 for token ids. The shape
@@ -201,8 +201,8 @@ class Federation:
             afterwards. By default there are none.
         classes: number of classes; None for regression and other targets.
         shift, scale: the model's input is (x - shift) * scale, computed on the device.
-            Each is one number, or one per position of the last axis (channel). Token ids
-            (int32) are not normalized.
+            Each is one number, or one per position of the last axis (channel). Token
+            ids (int32) are not normalized.
         name: name of the data in tables.
         class_names: [classes] names of the classes, or None.
 

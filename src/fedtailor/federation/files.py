@@ -103,8 +103,8 @@ def from_frame(
         The federation, named after the file if it was read from one.
 
     Raises:
-        ValueError: the file is missing or unreadable, a column is missing, incomplete or
-            not numeric, or the columns are inconsistent.
+        ValueError: the file is missing or unreadable, a column is missing, incomplete
+            or not numeric, or the columns are inconsistent.
     """
     if isinstance(source, pl.DataFrame):
         frame, where = source, "the frame"

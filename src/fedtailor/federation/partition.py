@@ -1,8 +1,8 @@
 """Partitioners, which assign the examples of a data set to clients.
 
 A partitioner is a frozen dataclass of settings. Calling it with a `Dataset` and a seed
-returns a list with one array of row numbers per client. No row belongs to two clients, and
-every client has at least one row.
+returns a list with one array of row numbers per client. No row belongs to two clients,
+and every client has at least one row.
 """
 
 from collections.abc import Mapping
@@ -136,7 +136,8 @@ class ClassesPerClient:
 
     * without `stride`: a random choice, in which each class is held by nearly the same
       number of clients;
-    * with `stride`: client i holds the `classes` consecutive classes from stride * i on,
+    * with `stride`: client i holds the `classes` consecutive classes from stride * i
+    on,
       modulo the number of classes. 1 is the rule of FedProx and pFedMe; with stride =
       classes, two clients have all their classes in common or none (PFLlib).
 
@@ -195,8 +196,8 @@ class ClassesPerClient:
                 f"{data.name} has {len(rows_of_classes)} classes; {self.classes} classes"
                 " per client is too many"
             )
-        # Each client has `classes` slots [clients, classes]: the class in each slot, and
-        # how many samples of it the client asks for.
+        # Each client has `classes` slots [clients, classes]: the class in each slot,
+        # and how many samples of it the client asks for.
         classes = self._assign_classes(len(rows_of_classes), rng)
         requested = self._draw_sizes(rng)
         use_all = self.use_all or self.sizes is None

@@ -45,8 +45,8 @@ class LogNormal:
 
     Many published federations use this distribution: the synthetic task of FedProx
     LogNormal(4, 2, offset=50), that of pFedMe the same with factor 5, the letters of
-    FedProx LogNormal(4, 1, offset=5), and the digits of FedProx LogNormal(0, 2) for each
-    class of a client.
+    FedProx LogNormal(4, 1, offset=5), and the digits of FedProx LogNormal(0, 2) for
+    each class of a client.
     """
 
     mu: float = 4.0
@@ -83,8 +83,8 @@ class PowerLaw:
         )
 
     def draw(self, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
-        # Apply the inverse of the distribution function to uniform numbers. For exponent
-        # 1 its limit is the log-uniform distribution.
+        # Apply the inverse of the distribution function to uniform numbers. For
+        # exponent 1 its limit is the log-uniform distribution.
         u = rng.uniform(size=count)
         power = 1 - self.exponent
         if power == 0:
@@ -139,10 +139,11 @@ def allocate(
         samples: number of samples to divide.
         requested: number of samples that each client requests [m].
         min_samples: smallest number of samples of a client.
-        use_all: use all samples: each client gets `min_samples`, and the rest is divided
-            in proportion to `requested`. If False, each client gets the number that it
-            requests, and at least `min_samples`. If there are too few samples for that,
-            the requests above `min_samples` are scaled down by a common factor.
+        use_all: use all samples: each client gets `min_samples`, and the rest is
+            divided in proportion to `requested`. If False, each client gets the number
+            that it requests, and at least `min_samples`. If there are too few samples
+            for that, the requests above `min_samples` are scaled down by a common
+            factor.
 
     Returns:
         Number of samples of each client [m], with a sum of at most `samples`.

@@ -1,7 +1,7 @@
 """Division of each client's rows into train, validation and test; unseen clients.
 
-Every random choice is keyed by (seed, client name, position among the client's rows). So a
-client's splits depend neither on the order of the clients nor on other clients.
+Every random choice is keyed by (seed, client name, position among the client's rows).
+So a client's splits depend neither on the order of the clients nor on other clients.
 """
 
 from collections.abc import Iterable, Sequence
@@ -53,10 +53,10 @@ def draw_splits(
 ) -> Splits:
     """Divide each client's rows into (train, val, test), stratified by class.
 
-    A client with enough rows has at least one row in each split whose fraction is not 0.
-    A client with a single row trains on it, and a client with two rows also has a test
-    row. Each class is divided by the fractions, up to rounding. Targets that are not
-    labels are divided without stratification.
+    A client with enough rows has at least one row in each split whose fraction is not
+    0. A client with a single row trains on it, and a client with two rows also has a
+    test row. Each class is divided by the fractions, up to rounding. Targets that are
+    not labels are divided without stratification.
 
     Args:
         rows: each client's rows in the pool.
@@ -145,9 +145,10 @@ def divide(
 ) -> tuple[Ragged, Ragged]:
     """Take a stratified random sample of each client's rows.
 
-    This is systematic sampling. A client's rows are sorted by stratum, in a random order
-    within each stratum, and every (n / count)-th row is taken from a random start on. So
-    the number of rows is exact, and the number from each stratum is exact up to 1.
+    This is systematic sampling. A client's rows are sorted by stratum, in a random
+    order within each stratum, and every (n / count)-th row is taken from a random start
+    on. So the number of rows is exact, and the number from each stratum is exact up to
+    1.
 
     Args:
         rows: each client's rows in the pool.
@@ -155,8 +156,8 @@ def divide(
         strata: [N] the stratum of each row of the pool, numbered from 0.
         ids: [m] ids of the clients.
         seed: random seed.
-        purpose: a name for this choice, which makes it independent of other choices with
-            the same seed.
+        purpose: a name for this choice, which makes it independent of other choices
+            with the same seed.
 
     Returns:
         The remaining rows, and the sampled rows.

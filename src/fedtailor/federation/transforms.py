@@ -1,10 +1,10 @@
 """Transforms that make groups of clients differ, and standardization.
 
 A transform is a frozen dataclass of settings. Calling it with a federation and a seed
-returns a new federation, whose pool holds the transformed examples of each group. Clients
-are assigned to groups at random, keyed by their names, so that seen and unseen clients are
-both divided evenly. If a federation already has groups, the new groups are the pairs (old
-group, new group).
+returns a new federation, whose pool holds the transformed examples of each group.
+Clients are assigned to groups at random, keyed by their names, so that seen and unseen
+clients are both divided evenly. If a federation already has groups, the new groups are
+the pairs (old group, new group).
 """
 
 from collections.abc import Callable
@@ -20,7 +20,8 @@ from fedtailor.federation.federation import Federation
 from fedtailor.protocol import draw_bits, require, server_rng
 
 _ROUNDING = 1e-12
-"""A feature is constant if its range is less than this fraction of its largest value."""
+"""A feature is constant if its range is less than this fraction of its largest value.
+"""
 
 Groups = NDArray[np.integer[Any]]
 """The group of each client [m]."""
@@ -108,7 +109,8 @@ class LabelPermutations:
         Args:
             federation: the federation, which is not modified.
             seed: random seed of the permutations and the groups.
-            groups: [m] the group of each client; by default random groups of equal size.
+            groups: [m] the group of each client; by default random groups of equal
+                size.
 
         Returns:
             A federation with permuted labels and these groups.
@@ -159,8 +161,8 @@ def standardize(federation: Federation) -> Federation:
     """Standardize every feature (the last axis) by the seen clients' training rows.
 
     Features that are constant up to rounding are shifted but not scaled. The statistics
-    are those of all seen clients together; a real federation would compute them by secure
-    aggregation.
+    are those of all seen clients together; a real federation would compute them by
+    secure aggregation.
 
     Returns:
         A federation with the same examples, and with the `shift` and `scale` that give
@@ -180,8 +182,8 @@ def standardize(federation: Federation) -> Federation:
     )
     mean = values.mean(axis=0)
     deviation = values.std(axis=0)
-    # The standard deviation of equal numbers may be a rounding error instead of 0, and a
-    # division by it would give large numbers.
+    # The standard deviation of equal numbers may be a rounding error instead of 0, and
+    # a division by it would give large numbers.
     varies = np.ptp(values, axis=0) > _ROUNDING * np.abs(values).max(axis=0)
     scale = 1 / np.where(varies, deviation, 1.0)
     return replace(federation, shift=tuple(mean.tolist()), scale=tuple(scale.tolist()))

@@ -1,9 +1,9 @@
 """Checkpoints: a tree of plain containers and arrays in one safetensors file, written
 atomically.
 
-A safetensors file holds named arrays and text, and unlike pickle runs no code when it is
-read. The arrays of a tree are stored under their paths ("server/model"). The structure of
-the tree is stored as JSON text, in which every node is an object:
+A safetensors file holds named arrays and text, and unlike pickle runs no code when it
+is read. The arrays of a tree are stored under their paths ("server/model"). The
+structure of the tree is stored as JSON text, in which every node is an object:
 
     node                                                    value
     {"dict": {key: node, ...}}                              dict with string keys
@@ -61,8 +61,8 @@ def save_tree(path: Path, tree: Any) -> None:
 
     Args:
         path: the file.
-        tree: nested dicts, lists, tuples and server states, with numbers, strings, None,
-            NumPy arrays and JAX arrays as leaves.
+        tree: nested dicts, lists, tuples and server states, with numbers, strings,
+            None, NumPy arrays and JAX arrays as leaves.
 
     Raises:
         TypeError: the tree contains something else.

@@ -35,8 +35,8 @@ def write_diagnostics(directory: Path, diagnostics: Sequence[Diagnostic]) -> Non
     """Write diagnostics to a run directory, replacing any that are there.
 
     The field FIELD of diagnostic number NUMBER is stored in the JSON file, or, if it is
-    an array, in the safetensors file under the name "NUMBER/FIELD". No files are written
-    if there are no diagnostics.
+    an array, in the safetensors file under the name "NUMBER/FIELD". No files are
+    written if there are no diagnostics.
 
     Raises:
         OSError: a file cannot be written.

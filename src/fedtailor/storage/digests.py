@@ -40,8 +40,9 @@ def sums_of(folder: Path) -> str:
 def frame_digest(frame: pl.DataFrame) -> str:
     """SHA-256 of the column names, types and values of a frame.
 
-    It is computed from the values, not from the Parquet file. A resumed run appends rows,
-    and the digest of the first rows must not depend on how Polars compresses them.
+    It is computed from the values, not from the Parquet file. A resumed run appends
+    rows, and the digest of the first rows must not depend on how Polars compresses
+    them.
     """
     digest = hashlib.sha256(f"{len(frame)}".encode())
     for column in frame.iter_columns():

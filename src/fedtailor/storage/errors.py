@@ -4,8 +4,8 @@
 class Unusable(ValueError):
     """A directory or a file cannot be used.
 
-    It is in use, has other content, is damaged, or cannot be written. This error stops a
-    comparison. Any other `ValueError` of a run means that the method refuses its
+    It is in use, has other content, is damaged, or cannot be written. This error stops
+    a comparison. Any other `ValueError` of a run means that the method refuses its
     settings, and the comparison goes on with the next run.
     """
 

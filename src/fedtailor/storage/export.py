@@ -1,7 +1,8 @@
 """Export of personal models.
 
-An export has the files `models.safetensors` (the model vectors), `manifest.json` (all else
-that prediction needs) and, if the models were trained on a table, `preprocessing.json`.
+An export has the files `models.safetensors` (the model vectors), `manifest.json` (all
+else that prediction needs) and, if the models were trained on a table,
+`preprocessing.json`.
 """
 
 import dataclasses
@@ -68,8 +69,8 @@ def export_models(
         The directory.
 
     Raises:
-        ValueError: the directory is not empty or cannot be written, there are no models,
-            or a model needs its client's examples and `own_examples` is False.
+        ValueError: the directory is not empty or cannot be written, there are no
+            models, or a model needs its client's examples and `own_examples` is False.
     """
     models = list(personal)
     path = Path(directory)
@@ -104,7 +105,8 @@ def make_new(directory: Path) -> None:
 def write_models(
     personal: Iterable[PersonalModel], path: Path, manifest_name: str = MANIFEST
 ) -> None:
-    """Write the personal models of a federation to a folder, which may have other files.
+    """Write the personal models of a federation to a folder, which may have other
+    files.
 
     All files are written to a temporary folder first. The manifest, which holds the
     digests of the other files, is moved last. Without it there is no export.
@@ -257,8 +259,8 @@ def _predictor_to_json(
 
     Args:
         predictor: the predictor.
-        array: the name under which its models are stored, and the prefix of the names of
-            its other arrays.
+        array: the name under which its models are stored, and the prefix of the names
+            of its other arrays.
         arrays: a dict to which its arrays are added.
 
     Returns:

@@ -16,7 +16,8 @@ class Interrupted(KeyboardInterrupt):
     """A signal stopped a run, whose directory holds everything up to the last round.
 
     Attributes:
-        code: the conventional exit code for the signal: 130 for Ctrl-C, 143 for SIGTERM.
+        code: the conventional exit code for the signal: 130 for Ctrl-C, 143 for
+            SIGTERM.
     """
 
     code: ClassVar[int] = 128 + signal.SIGINT
@@ -36,8 +37,8 @@ def interrupts() -> Iterator[threading.Event]:
 
     Interrupted.code = 128 + signal.SIGINT
 
-    # Not `stopped.is_set()`: an error in another run of the group sets the event as well,
-    # and the next Ctrl-C is still the first one.
+    # Not `stopped.is_set()`: an error in another run of the group sets the event as
+    # well, and the next Ctrl-C is still the first one.
     received_signal = False
 
     def stop(signum: int, frame: Any) -> None:

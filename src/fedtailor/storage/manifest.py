@@ -22,8 +22,8 @@ from fedtailor.training.participation import Participation
 ENVIRONMENT = ("versions", "machine", "origin")
 """The tables of a manifest in which a resumed run may differ.
 
-Other versions or another machine may change the last bits of results. `origin` only says
-where the data come from; their digest is in the table "data".
+Other versions or another machine may change the last bits of results. `origin` only
+says where the data come from; their digest is in the table "data".
 """
 
 

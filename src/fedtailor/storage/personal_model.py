@@ -29,8 +29,8 @@ class PersonalModel:
         predictor: a model vector [d], a `Mixture` of models, or `NearestNeighbors`.
         model: the network, which takes the model vector as its parameters.
         shift, scale: the network's input is (x - shift) * scale.
-        preprocessing: converts raw rows of a table to inputs, for `predict_rows`; None if
-            the federation was not read from a table.
+        preprocessing: converts raw rows of a table to inputs, for `predict_rows`; None
+            if the federation was not read from a table.
     """
 
     name: str

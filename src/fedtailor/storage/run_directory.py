@@ -17,10 +17,10 @@
                             finished run has it
     .lock                   the id of the process that is writing to the directory
 
-Files are replaced atomically, the checkpoint last. A run that was killed at any time can be
-resumed from its last checkpoint, and `metrics.parquet` ends with the same bytes as that of
-an uninterrupted run. (On accelerators it is equal up to rounding: how many clients are
-trained at once depends on the free memory, unless `Settings.chunk` is set.)
+Files are replaced atomically, the checkpoint last. A run that was killed at any time
+can be resumed from its last checkpoint, and `metrics.parquet` ends with the same bytes
+as that of an uninterrupted run. (On accelerators it is equal up to rounding: how many
+clients are trained at once depends on the free memory, unless `Settings.chunk` is set.)
 """
 
 import json
@@ -90,7 +90,8 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = DirectoryLock(path)
-        # Whether checkpoint.safetensors is valid, so that it may replace the previous one.
+        # Whether checkpoint.safetensors is valid, so that it may replace the previous
+        # one.
         self._checkpoint_is_valid = False
 
     def open(self, settings: dict[str, Any], resume: bool) -> bool:
@@ -151,8 +152,8 @@ class RunDirectory:
     def _open(self, settings: dict[str, Any], resume: bool) -> bool:
         path = self.path
         holds_run = self._require_run_or_empty()
-        # All processes must reach this point before the first one writes. Otherwise some
-        # would find its manifest and mistake it for that of an old run.
+        # All processes must reach this point before the first one writes. Otherwise
+        # some would find its manifest and mistake it for that of an old run.
         wait_for_all("run directory seen")
         if holds_run:
             if not resume:
@@ -203,8 +204,8 @@ class RunDirectory:
         metrics = training.metrics.frame(training.client_names)
         ledger = training.ledger.frame()
         # The checkpoint records the numbers of rows of the two tables. The tables are
-        # replaced before the checkpoint, so they may have additional rows if the process
-        # is killed in between.
+        # replaced before the checkpoint, so they may have additional rows if the
+        # process is killed in between.
         saved = {
             "metrics": len(metrics),
             "ledger": len(ledger),
@@ -233,8 +234,8 @@ class RunDirectory:
             write_tree(folder / CHECKPOINT, checkpoint)
             # A full disk raises here, before any file is replaced.
             sync_tree(folder)
-            # If a finished run is extended, remove its final results. Remove the summary
-            # first, which marks the run as finished.
+            # If a finished run is extended, remove its final results. Remove the
+            # summary first, which marks the run as finished.
             for name in (SUMMARY, ROWS, MODELS_MANIFEST, MODELS):
                 (self.path / name).unlink(missing_ok=True)
             publish(folder / METRICS, self.path / METRICS)

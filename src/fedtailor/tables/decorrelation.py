@@ -14,9 +14,9 @@ from jaxtyping import Bool, Float, Float32, Float64
 from numpy.typing import NDArray
 
 MOST_INPUTS = 100
-"""Tables with more inputs are not decorrelated: the matrix is saved with every model."""
+"""Wider tables are not decorrelated, as the matrix is saved with every model."""
 _FLOOR = 3e-3
-"""Directions of less variance, in units of the inputs' mean variance, are damped as noise."""
+"""Directions of less variance (relative to the inputs' mean) are damped as noise."""
 _DIGITS = 9
 _CHUNK_ROWS = 8192
 
@@ -116,7 +116,7 @@ def _centered_chunks(
 def _rounded(values: Float[NDArray, " inputs"]) -> tuple[float, ...]:
     """Round to nine digits.
 
-    These are more digits than float32 has, and they do not depend on the machine on which
-    the eigenvectors were computed.
+    These are more digits than float32 has, and they do not depend on the machine on
+    which the eigenvectors were computed.
     """
     return tuple(float(f"{value:.{_DIGITS}g}") for value in values)

@@ -1,4 +1,4 @@
-"""Read CSV, TSV and other delimited text, and detect encoding, separator and decimal sign."""
+"""Read delimited text, and detect encoding, separator and decimal sign."""
 
 import codecs
 import csv

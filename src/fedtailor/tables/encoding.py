@@ -28,15 +28,15 @@ class ColumnEncoding:
     Attributes:
         name: name of the column.
         kind: kind of its values.
-        fill: the value for missing cells: the median for numbers and dates, and the most
-            frequent value for categories and booleans.
-        indicator: whether there is an input that is 1 for missing cells. There is one if
-            cells are missing in training rows.
-        mean, deviation: numbers and dates become (value - mean) / deviation; 0 and 1 for
-            other kinds.
+        fill: the value for missing cells: the median for numbers and dates, and the
+            most frequent value for categories and booleans.
+        indicator: whether there is an input that is 1 for missing cells. There is one
+            if cells are missing in training rows.
+        mean, deviation: numbers and dates become (value - mean) / deviation; 0 and 1
+            for other kinds.
         categories: categories that have an input.
-        other: whether there is an input for all other categories. There is one if training
-            rows have infrequent categories.
+        other: whether there is an input for all other categories. There is one if
+            training rows have infrequent categories.
         date_format: format of dates that are stored as text.
     """
 
@@ -65,7 +65,8 @@ class ColumnEncoding:
     def encode(self, values: pl.Series, out: Float32[NDArray, "rows inputs"]) -> None:
         """Encode parsed values, with null for missing cells, and write them to `out`.
 
-        Unknown categories are encoded as "other", or as zeros if there is no such input.
+        Unknown categories are encoded as "other", or as zeros if there is no such
+        input.
         """
         width = len(self.inputs) - self.indicator
         filled = values.fill_null(self.fill)
@@ -81,8 +82,8 @@ class ColumnEncoding:
             rows = np.flatnonzero(codes < width)
             out[rows, codes[rows]] = 1
         else:
-            # Compute in float64, as float32 is too coarse for dates. Values that overflow
-            # in float32 become infinite.
+            # Compute in float64, as float32 is too coarse for dates. Values that
+            # overflow in float32 become infinite.
             with np.errstate(over="ignore"):
                 out[:, 0] = (filled.to_numpy() - self.mean) / self.deviation
         if self.indicator:

@@ -1,7 +1,7 @@
 """`Preprocessing`: converts raw rows of a table to a model's inputs.
 
-It is fitted to the training rows of a table, and stored with the models as JSON. It finds
-the columns of further rows by their names.
+It is fitted to the training rows of a table, and stored with the models as JSON. It
+finds the columns of further rows by their names.
 """
 
 import dataclasses
@@ -46,7 +46,8 @@ class Preprocessing:
             have these columns.
         missing: the user's words for missing cells.
         decimal: decimal sign of numbers that are stored as text.
-        decorrelation: a linear map that is applied to the encoded columns; None = no map.
+        decorrelation: a linear map that is applied to the encoded columns; None = no
+            map.
     """
 
     columns: tuple[ColumnEncoding, ...]
@@ -64,12 +65,12 @@ class Preprocessing:
 
     @property
     def target_shift(self) -> float:
-        """The shift of a regression's targets, prediction * scale + shift; 0 for classes."""
+        """The shift of a regression's targets, scale * prediction + shift."""
         return self.target.shift
 
     @property
     def target_scale(self) -> float:
-        """The scale of a regression's targets, prediction * scale + shift; 1 for classes."""
+        """The scale of a regression's targets, scale * prediction + shift."""
         return self.target.scale
 
     def transform(
@@ -87,8 +88,8 @@ class Preprocessing:
 
         Args:
             rows: a polars or pandas frame, one row as a dict, or a list of dicts.
-            missing: what to do with missing cells of a column that had none in training:
-                "error", or "impute" the median or most frequent value.
+            missing: what to do with missing cells of a column that had none in
+                training: "error", or "impute" the median or most frequent value.
             unknown: what to do with unknown categories of a column without an input
                 "other": "error", or "other" to set all of its inputs to 0.
 
@@ -252,8 +253,8 @@ class Preprocessing:
         """Parse the cells as the column's kind.
 
         Returns:
-            The values, with null for missing and invalid cells, and a mask of the invalid
-            cells.
+            The values, with null for missing and invalid cells, and a mask of the
+            invalid cells.
         """
         is_text = column.kind == "number" and series.dtype == pl.String
         if is_text and self.decimal == ",":

@@ -12,12 +12,12 @@ _POWER_STEPS = 30
 def stable_rate(federation: Federation) -> float:
     """Half the inverse of the largest curvature of a client's squared loss.
 
-    The model is linear with a bias. Gradient descent on client i's mean of
-    (x'w + b - y)^2 / 2 diverges for rates above 2 / L_i, where L_i is the largest
-    eigenvalue of the mean of [x 1]'[x 1] over the client's training rows. A quarter of
-    this limit leaves room for the noise of mini-batches. All clients have the same rate,
-    so the client with the largest L_i determines it. Only training inputs of seen clients
-    are used.
+    The model is linear with a bias. Gradient descent on client i's mean of (x'w + b -
+    y)^2 / 2 diverges for rates above 2 / L_i, where L_i is the largest eigenvalue of
+    the mean of [x 1]'[x 1] over the client's training rows. A quarter of this limit
+    leaves room for the noise of mini-batches. All clients have the same rate, so the
+    client with the largest L_i determines it. Only training inputs of seen clients are
+    used.
 
     Args:
         federation: a federation with inputs [N, d].

@@ -20,7 +20,7 @@ _MAX_DISTINCT_SHARE = 0.9
 _MIN_ROWS = 20
 """In tables with fewer rows, ids are not detected: all values may differ by chance."""
 _QUANTITY = r"^[+\-]?\p{Sc}?\s?\d[\d.,' ]*\s?(%|\p{L}{1,4}|\p{Sc})?$"
-"""Regular expression (for polars) of numbers with separators, a unit, a currency or %."""
+"""A number with separators, a unit, a currency or %, as a polars regular expression."""
 _ID_NAME = re.compile(
     r"(?i)(^|[_ .-])(id|uuid|index|key|nr|no|number|row|record)$|^unnamed|^$"
 )

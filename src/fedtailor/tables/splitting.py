@@ -1,8 +1,9 @@
 """Division of each client's rows into train, validation and test.
 
 Rows are divided at random, or by a column, by time, by groups of rows, or into folds.
-Random choices are keyed by the seed, the client's name and the position among the client's
-rows, as in `fedtailor.federation.splits`. So they do not depend on other clients.
+Random choices are keyed by the seed, the client's name and the position among the
+client's rows, as in `fedtailor.federation.splits`. So they do not depend on other
+clients.
 """
 
 from collections.abc import Sequence
@@ -235,8 +236,8 @@ def _split_by_time(times: pl.Series, rows: Rows, options: TableOptions) -> Split
 def _split_by_fold(pool: Rows, options: TableOptions, seed: int) -> Splits:
     """Test on fold `seed % folds` of each client's rows.
 
-    Seeds with the same `seed // folds` have the same folds, so each row is a test row for
-    one of these seeds.
+    Seeds with the same `seed // folds` have the same folds, so each row is a test row
+    for one of these seeds.
     """
     assert options.folds is not None
     division, test_fold = divmod(seed, options.folds)
@@ -248,8 +249,8 @@ def _split_by_fold(pool: Rows, options: TableOptions, seed: int) -> Splits:
     strata = np.zeros(len(owners))
     if pool.y.dtype.kind in "iu":
         strata = pool.y[pool.of_client.rows]
-    # Sort each client's rows by class, in a random order within a class, and deal them to
-    # the folds like cards.
+    # Sort each client's rows by class, in a random order within a class, and deal them
+    # to the folds like cards.
     order = np.lexsort((shuffle, strata, owners))
     offset = (start % np.uint64(options.folds)).astype(np.int64)[owners]
     fold = np.empty(len(owners), np.int64)

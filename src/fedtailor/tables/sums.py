@@ -1,8 +1,8 @@
 """Statistics of columns that are distributed over several tables.
 
-Each client computes counts and sums of its own rows, which are then added up, so that no
-rows are sent. Missing numbers are imputed by the mean; `fit_column`, which has all rows,
-uses the median.
+Each client computes counts and sums of its own rows, which are then added up, so that
+no rows are sent. Missing numbers are imputed by the mean; `fit_column`, which has all
+rows, uses the median.
 """
 
 import math
@@ -69,8 +69,8 @@ class ColumnSums(BaseModel):
         Args:
             values: the cells.
             kind: kind of the column.
-            agreed: the categories to list. By default those with at least `MIN_ROWS` rows
-                are listed, so that no single row is revealed.
+            agreed: the categories to list. By default those with at least `MIN_ROWS`
+                rows are listed, so that no single row is revealed.
         """
         present = values.drop_nulls()
         count, missing = len(present), values.null_count()

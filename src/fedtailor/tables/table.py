@@ -62,15 +62,15 @@ class Table(Federation):
     """A federation that was read from a table.
 
     Inputs are float32: standardized numbers, and indicators. For a regression they are
-    also decorrelated, and the targets are standardized (`preprocessing.target_shift` and
-    `preprocessing.target_scale` convert them back).
+    also decorrelated, and the targets are standardized (`preprocessing.target_shift`
+    and `preprocessing.target_scale` convert them back).
 
     Attributes:
         preprocessing: converts rows of the table to inputs, and predictions to labels.
         notes: what was detected, imputed and left out, in sentences.
         rows: [N] the row number of each example in the table, counted from 0.
-        origin: the file and the options, with which the table can be read again; None if
-            it was read from a frame.
+        origin: the file and the options, with which the table can be read again; None
+            if it was read from a frame.
     """
 
     preprocessing: Preprocessing | None = None
@@ -88,10 +88,10 @@ def from_table(source: Any, *, seed: int = 0, **options: Any) -> Table:
     compute them by secure aggregation.
 
     Args:
-        source: a path (.csv, .tsv, .txt, .parquet, and .xlsx with the extra `excel`), or
-            a polars or pandas frame.
-        seed: random seed of the splits and of the choice of unseen clients; with `folds`
-            it selects the fold of the test rows.
+        source: a path (.csv, .tsv, .txt, .parquet, and .xlsx with the extra `excel`),
+            or a polars or pandas frame.
+        seed: random seed of the splits and of the choice of unseen clients; with
+            `folds` it selects the fold of the test rows.
         options: the fields of `TableOptions`, such as client="hospital", target="num",
             positive=">0".
 

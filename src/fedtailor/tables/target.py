@@ -141,7 +141,8 @@ class Target:
 
     Attributes:
         encoding: the encoding, without shift and scale for a regression.
-        values: [rows] class numbers (int64), or targets in their original unit (float64).
+        values: [rows] class numbers (int64), or targets in their original unit
+            (float64).
         notes: notes on what was detected, in sentences.
     """
 

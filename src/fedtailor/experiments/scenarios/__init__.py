@@ -1,8 +1,8 @@
 """The built-in scenarios: small real data, published experiments, and your own table.
 
-Scenarios are found in the attribute `SCENARIOS` of all modules of this folder. The imports
-below are for type checkers and editors. Their builders are functions of this package, such
-as `scenarios.digits_rotated(seed=0, clients=8)`.
+Scenarios are found in the attribute `SCENARIOS` of all modules of this folder. The
+imports below are for type checkers and editors. Their builders are functions of this
+package, such as `scenarios.digits_rotated(seed=0, clients=8)`.
 """
 
 from fedtailor.experiments.scenario import Scenario

@@ -95,7 +95,8 @@ def digits_permuted(
     own.
 
     Args:
-        seed: random seed of the partition, the splits, the groups and their permutations.
+        seed: random seed of the partition, the splits, the groups and their
+            permutations.
         clients: number of clients.
         groups: number of groups.
         test, val: fractions of each client's images.

@@ -2,8 +2,8 @@
 
 Chen et al. 2022, Self-Aware Personalized Federated Learning, section 4. Self-FL takes
 at most 40 local steps, all other methods a fixed number (section 4.2). The appendix
-with the settings of the Gaussian task and of Sent140 was not available: these are choices
-of this library.
+with the settings of the Gaussian task and of Sent140 was not available: these are
+choices of this library.
 """
 
 from typing import Literal

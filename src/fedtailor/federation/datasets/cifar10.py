@@ -1,9 +1,9 @@
 """CIFAR-10 (Krizhevsky 2009), from its binary or its Python version.
 
 Expected in the data directory: cifar-10-batches-bin/ with data_batch_1..5.bin and
-test_batch.bin, or cifar-10-batches-py/ with data_batch_1..5 and test_batch. The download
-(binary version, 170 MB, checked by SHA-256) has not been tested. Pickles are read by an
-unpickler that can only create arrays.
+test_batch.bin, or cifar-10-batches-py/ with data_batch_1..5 and test_batch. The
+download (binary version, 170 MB, checked by SHA-256) has not been tested. Pickles are
+read by an unpickler that can only create arrays.
 """
 
 import io

@@ -25,11 +25,11 @@ def density(
     """Symbols without inputs: client k draws from D_k = 0.5 P_{k % 4} + 0.25 U + 0.25
     P_{k % (symbols - 4)}.
 
-    P_j is the point mass on symbol j, U is the uniform distribution, and k counts from 0.
-    x has shape [N, 0], and a model is a vector of `symbols` logits. The test split
+    P_j is the point mass on symbol j, U is the uniform distribution, and k counts from
+    0. x has shape [N, 0], and a model is a vector of `symbols` logits. The test split
     represents D_k exactly: it has 4 * `symbols` rows, in which every symbol occurs in
-    proportion to D_k. So the test loss is the expected loss, without sampling error. The
-    groups are k % 4.
+    proportion to D_k. So the test loss is the expected loss, without sampling error.
+    The groups are k % 4.
 
     Args:
         samples: number of samples of each client; the paper has 10, 100 and 1,000.

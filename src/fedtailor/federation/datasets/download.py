@@ -55,8 +55,8 @@ def download(
     Args:
         url: address of a folder with the files, or of an archive (.zip, .tar.gz).
         files: names of the files.
-        folder: the local folder, which is created if it does not exist. Files are written
-            atomically. An archive is kept there, too.
+        folder: the local folder, which is created if it does not exist. Files are
+            written atomically. An archive is kept there, too.
         hashes: "sha256:..." of each file, or of the archive, by name.
         archive_folder: the folder in the archive that contains the files.
 

@@ -1,4 +1,4 @@
-"""EMNIST (Cohen et al. 2017): handwritten letters and digits of NIST Special Database 19.
+"""EMNIST (Cohen et al. 2017): the characters of NIST Special Database 19.
 
 Expected in the data directory: emnist/ (or emnist-SPLIT-test/, or torchvision's
 EMNIST/raw) with the original files

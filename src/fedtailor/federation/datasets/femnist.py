@@ -43,8 +43,8 @@ def femnist(data_dir: DataDir = None) -> Dataset:
     """Characters by writer, uint8 [N, 28, 28] as LEAF has them: paper = 255, so the
     model's input is (255 - x) / 255.
 
-    The writers are the natural clients, and `test` marks LEAF's test examples. The subset
-    marks images that it contains twice with different labels; they are left out.
+    The writers are the natural clients, and `test` marks LEAF's test examples. The
+    subset marks images that it contains twice with different labels; they are left out.
 
     Raises:
         MissingData: the files are missing.

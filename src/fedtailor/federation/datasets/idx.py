@@ -45,8 +45,8 @@ def _decode(path: Path, compressed: Any, start: int, axes: int) -> NDArray[Any]:
     """
     try:
         with gzip.GzipFile(fileobj=compressed) as content:
-            # The header: two zeros, the dtype, the number of axes, and the length of each
-            # axis in 4 bytes.
+            # The header: two zeros, the dtype, the number of axes, and the length of
+            # each axis in 4 bytes.
             header = content.read(start)
             is_idx = (
                 len(header) == start and header[:2] == b"\0\0" and header[2] in _DTYPES

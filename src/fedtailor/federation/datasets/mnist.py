@@ -3,8 +3,9 @@
 LeCun et al. 1998; Yadav and Bottou 2019; Xiao et al. 2017.
 
 Expected in the data directory: mnist/ and fashion-mnist/ with the four original idx .gz
-files each (or torchvision's MNIST/raw and FashionMNIST/raw); mnist-writers/ with QMNIST's
-two label files. All are checked by SHA-256. The downloads have not been tested.
+files each (or torchvision's MNIST/raw and FashionMNIST/raw); mnist-writers/ with
+QMNIST's two label files. All are checked by SHA-256. The downloads have not been
+tested.
 """
 
 from dataclasses import replace
@@ -123,8 +124,8 @@ def mnist_writers(data_dir: DataDir = None) -> Dataset:
         MissingData: the files of MNIST or QMNIST are missing and cannot be downloaded.
         ValueError: a file is not the published one.
     """
-    # QMNIST names the writers. Its labels must equal those of MNIST, which shows that the
-    # examples are in the same order.
+    # QMNIST names the writers. Its labels must equal those of MNIST, which shows that
+    # the examples are in the same order.
     data = mnist(data_dir)
     labels = read(_WRITERS, _decode_writers, data_dir)
     if not np.array_equal(labels["digit"], data.y):

@@ -2,8 +2,8 @@
 
 Expected in the data directory: sent140/ with training.1600000.processed.noemoticon.csv
 (the original, 1.6 million tweets), or with sent140_subset.csv.gz (columns user,
-tweet_id, date, label, split, text), checked by SHA-256. The download of the original (81
-MB, checked by SHA-256) has not been tested.
+tweet_id, date, label, split, text), checked by SHA-256. The download of the original
+(81 MB, checked by SHA-256) has not been tested.
 """
 
 import io

@@ -1,10 +1,10 @@
 """Find, download, decode and cache the files of public data sets.
 
 The data directory is the argument `data_dir`, or else the environment variable
-FEDTAILOR_DATA, or else `data` in the user's cache directory (XDG_CACHE_HOME is respected).
-Missing files are downloaded, unless FEDTAILOR_OFFLINE forbids it. Decoded arrays are cached
-in the user's cache directory, as memory-mapped .npy files with checksums, until the
-original files change.
+FEDTAILOR_DATA, or else `data` in the user's cache directory (XDG_CACHE_HOME is
+respected). Missing files are downloaded, unless FEDTAILOR_OFFLINE forbids it. Decoded
+arrays are cached in the user's cache directory, as memory-mapped .npy files with
+checksums, until the original files change.
 """
 
 import hashlib
@@ -44,8 +44,8 @@ class Source:
 
     Attributes:
         title: name of the data set in messages.
-        folders: folders of the data directory that may contain the files. Downloads go to
-            the first one.
+        folders: folders of the data directory that may contain the files. Downloads go
+            to the first one.
         files: names of the files.
         url: https address of a folder with the files, or of an archive (.zip, .tar.gz);
             None if they cannot be downloaded.

@@ -38,18 +38,19 @@ def synthetic(
     + b_k).
 
     u_k ~ N(0, alpha^2), entries of W_k and b_k ~ N(u_k, 1); B_k ~ N(0, beta^2), entries
-    of v_k ~ N(B_k, 1), x ~ N(v_k, diag(j^-1.2)). As in the authors' code, alpha and beta
-    are standard deviations (the paper's text suggests variances). A client's data do not
-    depend on the number of clients.
+    of v_k ~ N(B_k, 1), x ~ N(v_k, diag(j^-1.2)). As in the authors' code, alpha and
+    beta are standard deviations (the paper's text suggests variances). A client's data
+    do not depend on the number of clients.
 
     Args:
         alpha: meant to control how much the classifiers differ. As published it has no
-            effect: u_k adds the same number to the scores of all classes, which does not
-            change their argmax. The classifiers differ by the standard deviation of 1.
+            effect: u_k adds the same number to the scores of all classes, which does
+            not change their argmax. The classifiers differ by the standard deviation of
+            1.
         beta: how much the clients' inputs differ.
         clients: number of clients; FedProx has 30, pFedMe 100.
-        sizes: distribution of the clients' sizes; pFedMe's is LogNormal(4, 2, offset=50,
-            factor=5).
+        sizes: distribution of the clients' sizes; pFedMe's is LogNormal(4, 2,
+            offset=50, factor=5).
         test, val: fractions of each client's samples; FedProx and pFedMe test on 0.1.
         unseen: clients that never train: a count, a fraction or names.
         seed: random seed of the samples, the splits and the choice of unseen clients.
@@ -74,8 +75,8 @@ def synthetic(
     input_std = np.arange(1, _INPUTS + 1) ** -0.6
     xs, ys, total = [], [], 0.0
     for client in range(clients):
-        # Each client has its own generator, so that its data do not depend on the number
-        # of clients.
+        # Each client has its own generator, so that its data do not depend on the
+        # number of clients.
         rng = server_rng(seed, "synthetic", client)
         size = max(np.floor(sizes.draw(1, rng)[0]), 2.0)
         total += size

@@ -40,8 +40,8 @@ def synthetic_mixture(
     theta_k ~ U(-1, 1)^d for each component, pi_i ~ Dirichlet(alpha, ..., alpha) for
     each client; for each sample x ~ U(-1, 1)^d, k ~ pi_i and y = 1 where x . theta_k +
     noise * N(0, 1) > 0. Clients differ only in pi_i and in their number of training
-    samples, which is drawn from `sizes`, rounded down, and at most 1,000. A client's data
-    do not depend on the number of clients.
+    samples, which is drawn from `sizes`, rounded down, and at most 1,000. A client's
+    data do not depend on the number of clients.
 
     Args:
         clients: number of clients.
@@ -83,9 +83,9 @@ def synthetic_mixture(
     )
     xs, ys, counts = [], [], np.zeros(clients, np.int64)
     for client in range(clients):
-        # Each client has its own generator, so that its data do not depend on the number
-        # of clients. Do not change the order of these draws: it determines the data of a
-        # seed.
+        # Each client has its own generator, so that its data do not depend on the
+        # number of clients. Do not change the order of these draws: it determines the
+        # data of a seed.
         rng = server_rng(seed, "synthetic mixture", client)
         counts[client] = np.clip(np.floor(sizes.draw(1, rng)[0]), 2, _MAX_SIZE)
         weights = rng.dirichlet(np.full(components, alpha))

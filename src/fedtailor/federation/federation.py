@@ -123,12 +123,12 @@ class Ragged:
         return Ragged.cut(self.rows[mask], sizes)
 
     def renumber(self, rows: NDArray[np.integer[Any]]) -> "Ragged":
-        """Replace the row numbers by others [total]; the clients' sizes are unchanged."""
+        """Replace the row numbers by others [total], for clients of the same sizes."""
         return Ragged.cut(rows, self.sizes)
 
 
 class Split(NamedTuple):
-    """The examples of a client's split, not normalized: `x` [n, ...] and `y` [n, ...]."""
+    """The examples of a client's split, not normalized: x [n, ...] and y [n, ...]."""
 
     x: NDArray[Any]
     y: NDArray[Any]
@@ -136,7 +136,7 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Client:
-    """One client of a federation. Its splits are copied from the pool on each access."""
+    """A client of a federation. Each access to a split copies it from the pool."""
 
     federation: "Federation"
     index: int
@@ -266,7 +266,7 @@ class Federation:
 
     @property
     def untested(self) -> NDArray[np.int64]:
-        """Numbers of the clients without test rows, which tables of results leave out."""
+        """Numbers of the clients without test rows, which result tables leave out."""
         return np.flatnonzero(self.test.sizes == 0)
 
     @property

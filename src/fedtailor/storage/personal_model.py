@@ -99,7 +99,7 @@ class PersonalModel:
         return np.asarray(jax.nn.softmax(outputs, axis=-1))
 
     def predict(self, x: ArrayLike) -> NDArray[Any]:
-        """The most probable class [n], or the predicted targets, for inputs x [n, ...]."""
+        """The most probable class, or the predicted target, for inputs x [n, ...]."""
         out = self.outputs(x)
         return out.argmax(axis=-1) if self.model.classification else out
 

@@ -97,7 +97,7 @@ class ComparedRuns:
     def train_at_once(
         self, entry: Entry, candidate: Candidate, seeds: Sequence[int]
     ) -> None:
-        """Train the unfinished runs of several seeds at once, if there are two or more."""
+        """Train several seeds at once, if two or more runs are unfinished."""
         column = entry.column
         names = {seed: self.name_of(entry, candidate, seed) for seed in seeds}
         unfinished = [

@@ -151,7 +151,7 @@ class ProbeAnswers(ServerState):
 
 @hyperparameters
 class DataProbe(Algorithm):
-    """A probe of gradients as in UCFL, of labels and of features. No model is trained."""
+    """A probe of gradients (as in UCFL), labels and features, without training."""
 
     classes: int = 0
     """Number of classes; 0 = targets are not labels, and are not counted."""
@@ -204,7 +204,7 @@ class DataProbe(Algorithm):
 
 
 def _evidence(clients: Clients, server: ProbeAnswers) -> Evidence:
-    """Build `Evidence` from the answers, with clients in the order of the federation."""
+    """Build `Evidence` from the answers, in the order of the federation."""
     order = np.argsort(clients.original_index)
     answers = {
         kind: np.asarray(values)[order] for kind, values in server.answers.items()

@@ -125,7 +125,7 @@ def overlay(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, A
 
 
 def line_of(text: str, place: KeyPath) -> int | None:
-    """The line (from 1) of a TOML text that sets `place` or opens its table, or None."""
+    """The line (from 1) that sets `place` or opens its table; None if there is none."""
     table: KeyPath = ()
     for number, line in enumerate(text.splitlines(), 1):
         if match := _HEADER.match(line):

@@ -368,7 +368,7 @@ def _candidates(
 
 
 def _recommended(name: str, column: Column, file: _File) -> Algorithm:
-    """The scenario's settings of a method, with those in [sgd] and [scenarios.X.sgd]."""
+    """The scenario's method, with the settings in [sgd] and [scenarios.X.sgd]."""
     algorithm: Any = column.scenario.algorithm(name)
     if hasattr(algorithm, "sgd"):
         sgd = configure(algorithm.sgd, file.sgd, ("sgd",))

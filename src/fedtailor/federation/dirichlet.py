@@ -76,7 +76,7 @@ class DirichletByClass:
     def _draw_counts(
         self, class_sizes: list[int], rng: np.random.Generator
     ) -> NDArray[np.int64]:
-        """Draw the number of samples of each class on each client [classes, clients]."""
+        """Draw the number of samples of each class and client [classes, clients]."""
         counts = np.zeros((len(class_sizes), self.clients), np.int64)
         share = sum(class_sizes) / self.clients
         for label, size in enumerate(class_sizes):

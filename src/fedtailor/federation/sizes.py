@@ -68,7 +68,7 @@ class LogNormal:
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """Sizes in [low, high] with density proportional to n^-exponent (bounded Pareto)."""
+    """Sizes in [low, high] with density ~ n^-exponent (bounded Pareto)."""
 
     exponent: float = 2.0
     low: float = 10.0

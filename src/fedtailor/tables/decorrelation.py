@@ -74,7 +74,7 @@ def can_decorrelate(inputs: int) -> bool:
 def centered_products(
     rows: Float32[NDArray, "rows inputs"],
 ) -> tuple[Float64[NDArray, " inputs"], Float64[NDArray, "inputs inputs"]]:
-    """The mean of rows, and the sum of the outer products of deviations from the mean."""
+    """The mean of rows, and the sum of outer products of deviations from it."""
     mean = rows.mean(axis=0, dtype=np.float64)
     products = np.zeros((len(mean), len(mean)))
     # In chunks, as a float64 copy of all rows would be twice as large as the table.

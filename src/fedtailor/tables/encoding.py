@@ -153,7 +153,7 @@ def _mean_and_deviation(values: Float[NDArray, " rows"]) -> tuple[float, float]:
 
 
 def _frequent_categories(codes: Float[NDArray, " rows"]) -> tuple[list[int], bool]:
-    """The sorted codes of frequent categories, and whether there are infrequent ones."""
+    """The sorted codes of frequent categories, and whether there are others."""
     from sklearn.preprocessing import OneHotEncoder
 
     encoder: Any = OneHotEncoder(

@@ -1,4 +1,4 @@
-"""Kinds of columns (numbers, categories, booleans, dates), and parsing of their cells."""
+"""Parse columns as numbers, categories, booleans or dates."""
 
 import re
 from dataclasses import dataclass
@@ -228,14 +228,14 @@ def _parse_booleans(series: pl.Series) -> pl.Series:
 
 
 def _parse_dates(series: pl.Series, date_format: str) -> pl.Series | None:
-    """Convert text to days; None if a cell is neither missing nor in the date format."""
+    """Convert text to days; None if a cell does not have the date format."""
     dtype = pl.Datetime("us") if "%H" in date_format else pl.Date()
     dates = series.str.strptime(dtype, date_format, strict=False)
     return _days(dates) if dates.null_count() == series.null_count() else None
 
 
 def _days(series: pl.Series) -> pl.Series:
-    """Convert dates to days since 1970-01-01, and times of day and durations to days."""
+    """Convert dates (since 1970-01-01), times of day and durations to days."""
     dtype = series.dtype
     if isinstance(dtype, pl.Datetime) and dtype.time_zone is not None:
         series = series.dt.convert_time_zone("UTC").dt.replace_time_zone(None)

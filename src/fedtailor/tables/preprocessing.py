@@ -303,7 +303,7 @@ def _as_frame(rows: Any, problems: Problems) -> pl.DataFrame:
 
 
 def _from_dicts(rows: Sequence[Any], problems: Problems) -> pl.DataFrame:
-    """Convert a list of dicts to a frame. Missing keys are problems, not missing cells."""
+    """Convert dicts to a frame. Missing keys are problems, not missing cells."""
     for row in rows:
         if not isinstance(row, Mapping):
             problems.add(

@@ -212,7 +212,7 @@ def _parse_columns(
 
 
 def _expand_names(names: Iterable[str], columns: list[str]) -> list[str]:
-    """Replace the name of each column of arrays by the names of its entries' columns."""
+    """Replace names of columns of arrays by the names of their entries' columns."""
     expanded: list[str] = []
     for name in names:
         if name in columns:

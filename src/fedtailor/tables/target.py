@@ -154,7 +154,7 @@ class Target:
 def read_target(
     series: pl.Series, options: TableOptions, problems: Problems
 ) -> Target | None:
-    """Read a cleaned target column without missing cells; None if there are problems."""
+    """Read a clean target column without missing cells; None if it has problems."""
     name = series.name
     if series.dtype == pl.String:
         numbers = as_numbers(series)
@@ -271,7 +271,7 @@ def _read_classes(
 def _read_positive(
     series: pl.Series, options: TableOptions, problems: Problems
 ) -> Target | None:
-    """Read a target with two classes: positive, as in `options.positive`, and the rest."""
+    """Read a target with two classes: `options.positive`, and the rest."""
     name = series.name
     if options.task == "regression":
         problems.add(

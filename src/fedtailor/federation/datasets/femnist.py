@@ -66,7 +66,7 @@ def femnist(data_dir: DataDir = None) -> Dataset:
 
 
 def _decode_subset(paths: list[Path]) -> Arrays:
-    """Decode the subset, without images that it contains twice with different labels."""
+    """Decode the subset, without images that occur twice with different labels."""
     with np.load(paths[0], allow_pickle=False) as archive:
         is_unique = archive["dup"] == 0
         arrays = {key: archive[key][is_unique] for key in ("x", "y")}

@@ -1,4 +1,4 @@
-"""The two-level Gaussian task of Chen et al. 2022 (section 2.1, eq. 1, and section 4)."""
+"""The two-level Gaussian task of Chen et al. 2022 (sections 2.1 and 4)."""
 
 import numpy as np
 

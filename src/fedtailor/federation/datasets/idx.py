@@ -1,4 +1,4 @@
-"""The idx format of MNIST: big-endian arrays with a small header, compressed by gzip."""
+"""The idx format of MNIST: gzipped big-endian arrays with a small header."""
 
 import gzip
 import math

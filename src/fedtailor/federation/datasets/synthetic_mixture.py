@@ -1,4 +1,4 @@
-"""The synthetic mixture of FedEM (Marfoq et al. 2021, appendix I, and released code)."""
+"""The synthetic mixture of FedEM (Marfoq et al. 2021, appendix I, released code)."""
 
 import numpy as np
 

@@ -1,8 +1,7 @@
-"""Files and folders that are written whole or not at all, and errors of reading that
-say what is wrong.
-"""
+"""Atomic writes of files and folders, and readable errors of the file system."""
 
 import errno
+import hashlib
 import os
 import shutil
 import socket
@@ -18,16 +17,17 @@ AnyPath = str | os.PathLike[str]
 _SUFFIX = ".part"
 _DAY = 24 * 60 * 60
 _HOST = f"{zlib.crc32(socket.gethostname().encode()):08x}"
-_numbers = count()
+_folder_numbers = count()
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path for a file or a folder that replaces `path` when the block ends.
+    """Write a file or a folder atomically: a temporary path that replaces `path` when
+    the block ends.
 
-    Readers see the old content or the new one, also after a power cut (all is on the
-    disk before the name changes). When the block fails, or the process is killed, the
-    old content stays. Modes follow the umask.
+    Readers see either the old content or the new content, even after a power cut: the
+    data are flushed to the disk before the rename. If the block raises, or the process
+    is killed, the old content stays. File modes follow the umask.
 
     Raises:
         OSError: the file cannot be written, or `path` is a pipe or a device, which must
@@ -41,35 +41,35 @@ def replacing(path: Path) -> Iterator[Path]:
         publish(temporary, path)
 
 
-def publish(written: Path, path: Path) -> None:
-    """Move a finished file or folder to its place in the same file system.
+def publish(source: Path, path: Path) -> None:
+    """Move a finished file or folder to `path`, in the same file system.
 
     Raises:
         OSError: the file cannot be written.
     """
-    if written.is_file():
-        # Libraries write files that only their owner can read.
-        written.chmod(_mode_of_new_files(written.parent))
-    sync_tree(written)
-    if written.is_dir() and path.is_dir():
+    if source.is_file():
+        # Some libraries write files that only their owner can read.
+        source.chmod(_default_file_mode(source.parent))
+    sync_tree(source)
+    if source.is_dir() and path.is_dir():
         # A folder that is not empty cannot be replaced in one step.
         shutil.rmtree(path)
-    written.replace(path)
+    source.replace(path)
     _sync(path.parent)
 
 
 @contextmanager
 def private_folder(parent: Path, purpose: str) -> Iterator[Path]:
-    """A new folder in `parent` for unfinished files, removed after the block (or by the
-    next call, if the process is killed).
+    """A temporary folder in `parent` for unfinished files, removed after the block.
 
-    Temporary files that libraries write beside their own are removed with it.
+    If the process is killed, the next call removes the folder. Temporary files that
+    libraries create next to their output are removed with it.
     """
     remove_leftovers(parent)
     # `_is_abandoned` reads host and process from the name, which is short enough for
     # every file system.
     short_purpose = os.fsdecode(os.fsencode(purpose)[:100])
-    owner = f"{_HOST}.{os.getpid()}.{next(_numbers)}"
+    owner = f"{_HOST}.{os.getpid()}.{next(_folder_numbers)}"
     folder = parent / f".{short_purpose}.{owner}{_SUFFIX}"
     folder.mkdir()
     try:
@@ -81,8 +81,8 @@ def private_folder(parent: Path, purpose: str) -> Iterator[Path]:
 def remove_leftovers(folder: Path) -> None:
     """Remove the private folders of processes that were killed.
 
-    Folders of other machines, whose processes are not known here, are removed when they
-    are a day old.
+    Whether a process of another machine is still running is unknown, so its folders are
+    removed when they are a day old.
     """
     with suppress(OSError):
         for path in folder.glob(f".*{_SUFFIX}"):
@@ -94,8 +94,8 @@ def existing_file(path: AnyPath) -> Path:
     """The path of a regular file, with `~` expanded.
 
     Raises:
-        ValueError: there is nothing, something else (a folder, a pipe), or no access to
-            it.
+        ValueError: there is no such file, it is a folder or a pipe, or permissions do
+            not allow access to it.
     """
     try:
         file = Path(path).expanduser()
@@ -103,7 +103,7 @@ def existing_file(path: AnyPath) -> Path:
             return file
         if not file.exists():
             raise ValueError(f"there is no file {path}; check the path")
-    # No access to a folder on the way, a name that is too long, no such home directory.
+    # A parent folder cannot be read, the name is too long, or there is no such home.
     except (OSError, RuntimeError) as error:
         raise ValueError(
             f"{path} cannot be reached: {reason(error)}; check the path and its"
@@ -115,11 +115,12 @@ def existing_file(path: AnyPath) -> Path:
 
 @contextmanager
 def reading(path: Path, error_type: type[ValueError] = ValueError) -> Iterator[None]:
-    """A block that reads a file, in which failures of the disk and of permissions are
-    not taken for a damaged file.
+    """A context that turns OSErrors of reading `path` into errors of one line.
+
+    It separates failures of the disk and of permissions from damaged content.
 
     Raises:
-        ValueError: of `error_type`, in place of the block's OSError.
+        ValueError: of type `error_type`, instead of the block's OSError.
     """
     try:
         yield
@@ -131,9 +132,7 @@ def reading(path: Path, error_type: type[ValueError] = ValueError) -> Iterator[N
 
 
 def reason(error: BaseException) -> str:
-    """The message of an error in one line, without the number of the error and the
-    file's name.
-    """
+    """An error's message in one line, without errno and file name."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return " ".join(str(text).split())
 
@@ -141,23 +140,22 @@ def reason(error: BaseException) -> str:
 def _is_abandoned(path: Path) -> bool:
     parts = path.name.removesuffix(_SUFFIX).split(".")[-3:]
     if len(parts) < 3 or not (parts[1].isdigit() and parts[2].isdigit()):
-        return False  # another program's
+        return False  # a folder of another program
     host, process = parts[0], int(parts[1])
     if host != _HOST:
         return time.time() - path.stat().st_mtime > _DAY
     try:
-        os.kill(process, 0)  # sends nothing: asks whether the process is there
-    except ProcessLookupError:
-        return True
-    except (OSError, OverflowError):
-        pass  # another user's process, or a number that is none
+        os.kill(process, 0)  # sends no signal, only checks that the process exists
+    except (OSError, OverflowError) as error:
+        # Other errors: the process is another user's, or the number is no process id.
+        return isinstance(error, ProcessLookupError)
     return False
 
 
-def _mode_of_new_files(folder: Path) -> int:
-    """The mode that the umask leaves of a new file.
+def _default_file_mode(folder: Path) -> int:
+    """The mode of a new file under the current umask.
 
-    It is tried out, as asking for the umask would set it for all threads.
+    A file is created to find it: reading the umask would set it for all threads.
     """
     probe = folder / ".mode"
     probe.touch()
@@ -166,11 +164,21 @@ def _mode_of_new_files(folder: Path) -> int:
     return mode
 
 
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def sync_tree(path: Path) -> None:
     """Flush a file, or a folder with everything in it, to the disk.
 
     Raises:
-        OSError: the disk does not take it.
+        OSError: the data cannot be written to the disk.
     """
     if path.is_dir():
         for entry in path.iterdir():
@@ -179,7 +187,7 @@ def sync_tree(path: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Flush a file, or the names in a folder, to the disk."""
+    """Flush one file, or the entries of a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

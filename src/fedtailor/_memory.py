@@ -1,6 +1,4 @@
-"""Settings with which a process takes less memory. Whatever the user has set is left
-alone.
-"""
+"""Process settings that save memory. Settings that the user has made are kept."""
 
 import ctypes
 import os
@@ -12,32 +10,33 @@ _FLAGS = {
     "xla_cpu_use_fusion_emitters": "false",
     "xla_cpu_parallel_codegen_split_count": "1",
 }
-_FLAGS_UNTIL = (0, 11)
-"""The first release of JAX that is not given the flags: it may not know them, and XLA
-ends the process at an unknown flag.
+_FIRST_JAX_WITHOUT_FLAGS = (0, 11)
+"""From this release of JAX on the flags are not set: XLA aborts the process at a flag
+that it does not know.
 """
 
 _ARENA_MAX, _MMAP_THRESHOLD = -8, -3
-"""Names of glibc's settings in its malloc.h."""
+"""Names of glibc's options, from its malloc.h."""
 
 
 def save_memory() -> None:
-    """Make XLA's compiler and the allocator save memory. Call it before JAX's backend
-    starts; it never fails.
+    """Make XLA's compiler and the allocator use less memory.
 
-    The newer of XLA's two emitters of CPU kernels loads all of MLIR, which takes more
-    memory than anything else that a client of a federation does; the older one's
-    programs gave the same bits. A program is compiled in one piece instead of one on
-    each core. With one heap for all threads, and large blocks outside of it, memory that
-    compilation frees is used again or given back.
+    Call this before JAX's backend starts. It never fails.
+
+    The newer of XLA's two CPU kernel emitters loads all of MLIR, which takes more
+    memory than anything else that a client of a federation does. The older emitter's
+    programs gave the same bits. A program is compiled in one piece, not in one piece
+    per core. All threads share one heap and large blocks are allocated outside of it,
+    so that memory that the compiler frees is reused or returned to the system.
     """
     if not any(name.startswith("MALLOC_") for name in os.environ):
-        # Other C libraries than glibc have no such function.
+        # C libraries other than glibc have no such function.
         with suppress(AttributeError, OSError):
             set_option = ctypes.CDLL(None).mallopt
             set_option(_ARENA_MAX, 1)
             set_option(_MMAP_THRESHOLD, 128 * 1024)
-    if jax.__version_info__ < _FLAGS_UNTIL:
+    if jax.__version_info__ < _FIRST_JAX_WITHOUT_FLAGS:
         flags = os.getenv("XLA_FLAGS", "")
         for name, value in _FLAGS.items():
             if name not in flags:

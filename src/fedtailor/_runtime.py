@@ -1,6 +1,4 @@
-"""Settings of JAX, made before its backend starts. Whatever the user has set is left
-alone.
-"""
+"""JAX settings, made before its backend starts. Settings of the user are kept."""
 
 import logging
 import os
@@ -13,40 +11,39 @@ import platformdirs
 
 _CPU_DEVICES = "jax_num_cpu_devices"
 _CACHE_DIRECTORY = "jax_compilation_cache_dir"
-_SECONDS_WORTH_KEEPING = "jax_persistent_cache_min_compile_time_secs"
+_MIN_COMPILE_SECONDS = "jax_persistent_cache_min_compile_time_secs"
 _ENTRY_SUFFIX = "-cache"
-_CHECKED = "fedtailor-checked"
+_TIMESTAMP_FILE = "fedtailor-checked"
 _CLOCK_SLACK = 10**10
-"""Nanoseconds: file systems round times, and a process may have been writing at the last
-look.
+"""Nanoseconds: file systems round times, and another process may have been writing an
+entry during the last check.
 """
 _ZLIB = b"\x78"
 """The first byte of zlib's format, which JAX uses where zstandard is not installed."""
-_DEFAULTS = {_CPU_DEVICES: -1, _CACHE_DIRECTORY: None, _SECONDS_WORTH_KEEPING: 1.0}
+_DEFAULTS = {_CPU_DEVICES: -1, _CACHE_DIRECTORY: None, _MIN_COMPILE_SECONDS: 1.0}
 
 _log = logging.getLogger("fedtailor")
 
 
 def configure_jax() -> None:
-    """Make every core a device, and cache compiled programs of all sizes in the user's
-    cache directory.
+    """Make every CPU core a device, and cache all compiled programs on the disk.
 
-    What the user chose, through `jax.config`, a `JAX_...` environment variable or
-    `XLA_FLAGS`, is left alone. Never fails: a backend that runs already keeps its
-    devices, and without a writable directory nothing is cached.
+    Settings that the user made through `jax.config`, a `JAX_...` environment variable
+    or `XLA_FLAGS` are kept. This function never fails: a backend that has started keeps
+    its devices, and nothing is cached if the cache directory cannot be written.
     """
     flags = os.getenv("XLA_FLAGS", "")
     flags_set_devices = "xla_force_host_platform_device_count" in flags
     if _is_default(_CPU_DEVICES) and not flags_set_devices:
-        with suppress(RuntimeError):  # the backend runs already
+        with suppress(RuntimeError):  # the backend has started
             jax.config.update(_CPU_DEVICES, _cores())
     if _is_default(_CACHE_DIRECTORY):
         directory = _cache_directory()
         if directory is not None:
             jax.config.update(_CACHE_DIRECTORY, str(directory))
             _remove_unreadable(directory)
-    if _is_default(_SECONDS_WORTH_KEEPING):
-        jax.config.update(_SECONDS_WORTH_KEEPING, 0.0)
+    if _is_default(_MIN_COMPILE_SECONDS):
+        jax.config.update(_MIN_COMPILE_SECONDS, 0.0)
 
 
 def _is_default(name: str) -> bool:
@@ -73,16 +70,16 @@ def _cache_directory() -> Path | None:
 
 
 def _remove_unreadable(directory: Path) -> None:
-    """Remove the damaged entries of the compilation cache, which a killed process or a
-    full disk leaves.
+    """Remove damaged entries of the compilation cache.
 
-    JAX neither replaces nor removes them: every process would warn of them and compile
-    their programs again. Only entries that changed since the last look are read, which
-    takes milliseconds; the time of that look is that of the file `_CHECKED`.
+    A killed process or a full disk leaves them. JAX neither replaces nor removes them:
+    every process would warn about them and compile their programs again. Only entries
+    that changed since the last check are read, which takes milliseconds. The file
+    `_TIMESTAMP_FILE` holds the time of the last check.
     """
-    stamp = directory / _CHECKED
+    stamp = directory / _TIMESTAMP_FILE
     try:
-        last_look = stamp.stat().st_mtime_ns - _CLOCK_SLACK if stamp.exists() else 0
+        last_check = stamp.stat().st_mtime_ns - _CLOCK_SLACK if stamp.exists() else 0
         stamp.touch()
         entries = [
             entry
@@ -93,9 +90,9 @@ def _remove_unreadable(directory: Path) -> None:
         return
     removed = 0
     for entry in entries:
-        # Another process may have removed it, or its directory is not ours to change.
+        # Another process may have removed the entry, or it belongs to another user.
         with suppress(OSError):
-            is_new = entry.stat().st_mtime_ns >= last_look
+            is_new = entry.stat().st_mtime_ns >= last_check
             if is_new and not _is_readable(Path(entry.path)):
                 os.unlink(entry.path)
                 removed += 1
@@ -108,9 +105,7 @@ def _remove_unreadable(directory: Path) -> None:
 
 
 def _is_readable(path: Path) -> bool:
-    """Whether an entry can be decompressed; entries in an unknown format count as
-    readable.
-    """
+    """Whether an entry can be decompressed; True for an unknown format."""
     try:
         content = path.read_bytes()
         if content[:1] == _ZLIB:

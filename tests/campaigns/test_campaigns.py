@@ -46,7 +46,7 @@ def test_a_campaign_notices_what_is_not_exact(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "fedtailor.storage.run_directory.frame_digest", lambda frame: ""
     )
-    monkeypatch.setattr("fedtailor._parquet._is_what_was_written", lambda file: True)
+    monkeypatch.setattr("fedtailor._parquet._has_valid_digest", lambda file: True)
     careless = Faults(tmp_path)
     with pytest.raises(AssertionError, match=r"(metrics|ledger).parquet, bit"):
         for number in range(300):

@@ -8,7 +8,7 @@ from fedtailor.diagnosis import Evidence, recommend
 from fedtailor.diagnosis import diagnose as diagnose_evidence
 from fedtailor.executors import Settings
 from fedtailor.experiments.diagnose import (
-    _features,
+    _feature_subset,
     batch_sizes,
     diagnose,
     gather_evidence,
@@ -88,8 +88,8 @@ def test_batches_are_a_third_and_at_most_half():
 
 
 def test_of_very_many_features_some_are_compared():
-    np.testing.assert_array_equal(_features(1000, 64), np.arange(64))
-    some = _features(1000, 3072)
+    np.testing.assert_array_equal(_feature_subset(1000, 64), np.arange(64))
+    some = _feature_subset(1000, 3072)
     assert (
         len(some) == 800
         and some[0] == 0

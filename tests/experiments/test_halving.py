@@ -47,17 +47,19 @@ def halved(experiment, tmp_path_factory):
 
 
 def test_cuts_fall_on_evaluations_and_numbers_on_equal_ratios():
-    assert halving.cuts(50, 2) == [4, 18] and halving.cuts(8, 1) == [1, 3]
-    assert halving.cuts(50, 20) == [20] and halving.cuts(1, 1) == []
-    assert halving.kept(6, 2) == [6, 2] and halving.kept(32, 3) == [32, 8, 2]
+    assert halving.cut_rounds(50, 2) == [4, 18] and halving.cut_rounds(8, 1) == [1, 3]
+    assert halving.cut_rounds(50, 20) == [20] and halving.cut_rounds(1, 1) == []
+    assert halving.methods_after_cuts(6, 2) == [6, 2] and halving.methods_after_cuts(
+        32, 3
+    ) == [32, 8, 2]
     assert (
-        halving.kept(1, 2) == [1, 1]
-        and halving.kept(6, 1) == [2]
-        and halving.kept(6, 0) == []
+        halving.methods_after_cuts(1, 2) == [1, 1]
+        and halving.methods_after_cuts(6, 1) == [2]
+        and halving.methods_after_cuts(6, 0) == []
     )
     # the default comparison of a table takes a third of the rounds, with any number of
     # seeds
-    after, left = halving.cuts(50, 2), [12, *halving.kept(6, 2)]
+    after, left = halving.cut_rounds(50, 2), [12, *halving.methods_after_cuts(6, 2)]
     trained = sum(
         count * (to - since)
         for count, since, to in zip(left, [0, *after], [*after, 50], strict=True)
@@ -71,14 +73,14 @@ def test_cuts_fall_on_evaluations_and_numbers_on_equal_ratios():
 
 def test_the_best_setting_of_each_goes_on_and_with_them_training_alone():
     rows, alone = [0, 0, 1, 1, 2], [True, True, False, False, False]
-    assert halving.survivors([0.1, 0.2, 0.9, 0.8, 0.7], rows, alone, 3) == [1, 2, 4]
-    assert halving.survivors([0.1, 0.2, 0.9, 0.8, 0.7], rows, alone, 2) == [1, 2]
-    assert halving.survivors([0.1, 0.2, 0.9, 0.8, 0.7], rows, [False] * 5, 2) == [2, 4]
-    assert halving.survivors([None, None, 0.9, None, 0.7], rows, alone, 3) == [
+    assert halving.select([0.1, 0.2, 0.9, 0.8, 0.7], rows, alone, 3) == [1, 2, 4]
+    assert halving.select([0.1, 0.2, 0.9, 0.8, 0.7], rows, alone, 2) == [1, 2]
+    assert halving.select([0.1, 0.2, 0.9, 0.8, 0.7], rows, [False] * 5, 2) == [2, 4]
+    assert halving.select([None, None, 0.9, None, 0.7], rows, alone, 3) == [
         2,
         4,
     ]  # alone diverged
-    assert halving.survivors([0.5, 0.5, 0.5, 0.5, 0.5], rows, alone, 2) == [
+    assert halving.select([0.5, 0.5, 0.5, 0.5, 0.5], rows, alone, 2) == [
         0,
         2,
     ]  # of equal ones the first

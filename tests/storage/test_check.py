@@ -20,18 +20,18 @@ from fedtailor.storage import Unusable, check, load_models
 from fedtailor.storage.digests import SUMS, sealed, sums_of
 from fedtailor.storage.run_files import (
     CHECKPOINT,
-    CHECKPOINT_BEFORE,
     CLIENTS,
     INDEX,
     LEDGER,
     MANIFEST,
     METRICS,
+    PREVIOUS_CHECKPOINT,
     SUMMARY,
 )
 
 METHOD = Local(sgd=SGD(lr=0.1, epochs=2, batch_size=8))
 OLD = Path(__file__).with_name("of_0_1_0")
-FILES = (CHECKPOINT, CHECKPOINT_BEFORE, CLIENTS, LEDGER, MANIFEST, METRICS, SUMMARY)
+FILES = (CHECKPOINT, PREVIOUS_CHECKPOINT, CLIENTS, LEDGER, MANIFEST, METRICS, SUMMARY)
 
 
 def start(directory, **options):
@@ -126,7 +126,7 @@ def test_an_unfinished_run_is_whole(everything, tmp_path):
     for name, what in (
         (SUMMARY, "an unfinished run"),
         (CHECKPOINT, None),
-        (CHECKPOINT_BEFORE, "not come to its first"),
+        (PREVIOUS_CHECKPOINT, "not come to its first"),
     ):
         (tmp_path / "run" / name).unlink()
         (found,) = check(tmp_path / "run")

@@ -34,11 +34,11 @@ from fedtailor.storage.digests import SEAL, frame_digest, is_sealed, sealed
 from fedtailor.storage.export import MODELS
 from fedtailor.storage.run_files import (
     CHECKPOINT,
-    CHECKPOINT_BEFORE,
     CLIENTS,
     LEDGER,
     MANIFEST,
     METRICS,
+    PREVIOUS_CHECKPOINT,
     SUMMARY,
     read_summary,
     require_unchanged,
@@ -120,7 +120,7 @@ def test_another_runs_checkpoint_is_refused(half, tmp_path):
 @pytest.mark.parametrize("damage", ["bit", "cut", "gone"])
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(half, whole, caplog, damage):
     assert [
-        load_tree(half / name)["round"] for name in (CHECKPOINT_BEFORE, CHECKPOINT)
+        load_tree(half / name)["round"] for name in (PREVIOUS_CHECKPOINT, CHECKPOINT)
     ] == [1, 2]
     written = bytearray((half / CHECKPOINT).read_bytes())
     written[-9] ^= 4
@@ -136,7 +136,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(half, whole, caplog, 
     assert len(done.training.round_seconds) == 4
     assert content(half) == whole
     assert [
-        load_tree(half / name)["round"] for name in (CHECKPOINT_BEFORE, CHECKPOINT)
+        load_tree(half / name)["round"] for name in (PREVIOUS_CHECKPOINT, CHECKPOINT)
     ] == [3, 4]
 
 
@@ -144,7 +144,7 @@ def test_a_damaged_checkpoint_never_takes_the_place_of_a_good_one(half, monkeypa
     (half / CHECKPOINT).write_bytes(b"damaged")
     start(half, rounds=2, resume=True)  # saves round 2 again
     assert [
-        load_tree(half / name)["round"] for name in (CHECKPOINT_BEFORE, CHECKPOINT)
+        load_tree(half / name)["round"] for name in (PREVIOUS_CHECKPOINT, CHECKPOINT)
     ] == [1, 2]
 
 
@@ -162,7 +162,7 @@ def test_states_in_a_file_fall_back_too(tmp_path):
 
 
 def test_both_checkpoints_damaged_is_one_line(half):
-    for name in (CHECKPOINT, CHECKPOINT_BEFORE):
+    for name in (CHECKPOINT, PREVIOUS_CHECKPOINT):
         (half / name).write_bytes(b"damaged")
     with pytest.raises(
         Damaged, match=r"checkpoint-before.safetensors is damaged .* start again"

@@ -16,7 +16,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from fedtailor.tables import Preprocessing, from_table
 from fedtailor.tables.decorrelation import fit_decorrelation
-from fedtailor.tables.notes import about_decorrelation
+from fedtailor.tables.notes import decorrelation_notes
 
 ROLES = {"client": "site", "target": "y"}
 N = 400
@@ -181,7 +181,7 @@ def test_classes_single_inputs_and_wide_tables_stay_as_they_are(frame):
     assert (
         fit_decorrelation(wide) is None and fit_decorrelation(wide[:, 1:]) is not None
     )
-    assert about_decorrelation(None, 101) == [
+    assert decorrelation_notes(None, 101) == [
         "The inputs stay correlated: they are 101, more than 100."
     ]
 

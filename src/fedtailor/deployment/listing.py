@@ -12,7 +12,7 @@ from fedtailor.report.experiment import INDEX, experiments
 from fedtailor.report.stored import StoredRun
 from fedtailor.storage.digests import finite
 from fedtailor.storage.export import read_manifest
-from fedtailor.storage.run_files import KEPT, MANIFEST
+from fedtailor.storage.run_files import MANIFEST, MODELS_MANIFEST
 
 NOT_KEPT = "not kept"
 
@@ -98,10 +98,10 @@ def _of_run(
 
 def _kinds(run: StoredRun) -> dict[str, str]:
     """The kind of each client's model, if the run stored the models."""
-    if not (run.path / KEPT).exists():
+    if not (run.path / MODELS_MANIFEST).exists():
         return {}
     kinds = {}
-    for name, entry in read_manifest(run.path, KEPT)["clients"].items():
+    for name, entry in read_manifest(run.path, MODELS_MANIFEST)["clients"].items():
         if "neighbors" in entry:
             kinds[name] = f"model and {entry['neighbors']} neighbors"
         else:

@@ -28,7 +28,12 @@ from fedtailor.storage import Damaged, PersonalModel, RunDirectory
 from fedtailor.storage.export import MANIFEST as EXPORTED
 from fedtailor.storage.export import PREPROCESSING, load_models
 from fedtailor.storage.manifest import difference, manifest
-from fedtailor.storage.run_files import KEPT, MANIFEST, SUMMARY, require_unchanged
+from fedtailor.storage.run_files import (
+    MANIFEST,
+    MODELS_MANIFEST,
+    SUMMARY,
+    require_unchanged,
+)
 from fedtailor.tables import Preprocessing
 from fedtailor.training import Metrics, Participation, Training
 
@@ -216,12 +221,12 @@ class OpenedRun(Run):
     @property
     def keeps_models(self) -> bool:
         """Whether the directory holds the personal models."""
-        return (self.path / KEPT).exists()
+        return (self.path / MODELS_MANIFEST).exists()
 
     @cached_property
     def _kept(self) -> dict[str, PersonalModel]:
         model = None if self._user_model is None else self.model
-        return load_models(self.path, model, manifest_name=KEPT)
+        return load_models(self.path, model, manifest_name=MODELS_MANIFEST)
 
     def personal(self, client: int | str) -> PersonalModel:
         if not self.keeps_models:

@@ -1,1 +1,1 @@
-"""Scenarios and comparisons."""
+"""Scenarios, and comparisons of methods."""

@@ -1,16 +1,13 @@
-"""`compare`: run an experiment into a result directory, run by run.
+"""`Comparison`: train all runs of an experiment, with results in one directory.
 
-A comparison that was stopped goes on where it was.
+    RESULTS/runs/<scenario>/<method>-<fingerprint>-s<seed>/    the run directories
+    RESULTS/<experiment>/experiment.json                       the index: settings of the experiment, and its runs
 
-    RESULTS/runs/<scenario>/<method>-<fingerprint>-s<seed>/    one run directory for each training
-    RESULTS/<experiment>/experiment.json                       the index: what was compared, and which runs say so
-
-A run's directory is named by a fingerprint of all its settings: experiments that share
-a training share its directory, and a comparison started again finds what is done. A run
-of another version of fedtailor stays as it is, and is made anew beside it, in a
-directory whose name ends with the version (unless `any_version`). Only the index
-belongs to one experiment; it is written anew after every run (of all seeds that are
-trained at once) from what the run directories hold.
+The name of a run directory contains a fingerprint of all settings of the run. So
+experiments share runs, and a comparison that was stopped can be resumed. Runs of other
+versions of fedtailor are not modified. They are repeated in a directory whose name ends
+with the version, unless `any_version` is True. The index is rewritten after every run,
+or after every group of seeds that are trained at once.
 """
 
 import os
@@ -26,10 +23,10 @@ from fedtailor.executors import Settings
 from fedtailor.experiments import halving
 from fedtailor.experiments.compared_runs import ComparedRuns
 from fedtailor.experiments.comparison_index import (
-    described_experiment,
-    names,
+    collect_versions,
+    describe_experiment,
+    entry_labels,
     require_own_index,
-    versions_of,
     write_index,
 )
 from fedtailor.experiments.experiment import Candidate, Column, Entry, Experiment
@@ -52,30 +49,32 @@ ALL_FAILED = (
 )
 
 Progress = Callable[["Comparison", Entry, int, Training | None], None]
-"""Called when a run begins (without a training) and after each of its rounds.
+"""A function that is called at the start of each run and after each of its rounds.
 
-For finished runs it is not called at all. The arguments are the comparison (see `done`
-and `progressed`), what runs, its seed, its training.
+It is not called for runs that are already finished. The arguments are the comparison
+(see `done` and `progressed`), the entry, the seed, and the training (None at the
+start).
 """
 
 
 @dataclass
 class Comparison:
-    """An experiment on its way.
+    """Trains all runs of an experiment, and writes the index.
 
     Attributes:
-        experiment: what is compared.
+        experiment: the experiment.
         results: the result directory.
-        settings: devices and the like.
-        at_once: how many seeds of a method are trained at once, as one cohort.
-        source: the file that says what is compared, if there is one.
-        any_version: take runs that another version of fedtailor made as if this one had
-            made them.
-        budget: whether methods and settings are halved on validation data instead of
-            all being trained to the end.
-        track: trackers that are shown every run, beside those that the file names.
-        cells, candidates: the index so far.
-        skipped: what was not run, or could not be chosen, and why.
+        settings: settings of the executor.
+        progress: a function that is called for each run and round.
+        at_once: number of seeds of a method that are trained at once, as one cohort.
+        source: the experiment file, if there is one.
+        any_version: accept runs of other versions of fedtailor.
+        track: names of trackers, in addition to those of the experiment file.
+        budget: select methods and settings by successive halving, instead of training
+            all of them to the end.
+        cells: entries of the index for the runs of selected candidates.
+        candidates: entries of the index for all candidates that were compared.
+        skipped: entries of the index for what was not run, with the reasons.
     """
 
     experiment: Experiment
@@ -90,7 +89,7 @@ class Comparison:
 
     def __post_init__(self) -> None:
         self.track = (*self.experiment.file.track, *self.track)
-        find_trackers(self.track)  # refuses what is not installed before anything runs
+        find_trackers(self.track)  # raises if a tracker is not installed
         require(
             self.at_once >= 1, f"seeds at once is {self.at_once}; it must be 1 or more"
         )
@@ -101,46 +100,46 @@ class Comparison:
             self.experiment,
             self.results,
             self.settings,
-            self._show,
-            self.at_once,
-            self.any_version,
-            self.track,
+            progress=self._report_progress,
+            at_once=self.at_once,
+            any_version=self.any_version,
+            track=self.track,
         )
         self._rounds = 0
 
     @property
     def done(self) -> int:
-        """Runs that are over, or will not be made."""
+        """Number of runs that are finished or skipped."""
         skipped = sum(skipped["runs"] for skipped in self.skipped)
         return len(self._runs.seconds) + skipped
 
     @property
     def progressed(self) -> float:
-        """Runs that are over, and the shares of their rounds that others have done."""
-        begun = (
+        """`done`, plus the finished shares of the runs that are in progress."""
+        unfinished = (
             share
             for name, share in self._runs.shares.items()
             if name not in self._runs.seconds
         )
-        return self.done + sum(begun)
+        return self.done + sum(unfinished)
 
     @property
     def index(self) -> Path:
-        """Where the index stands."""
+        """Path of the index."""
         return self.results / self.experiment.name / INDEX
 
     def run(self) -> Path:
-        """All runs, in order.
+        """Train all runs, in order.
 
-        A run that diverges, or whose method refuses its settings, ends alone.
+        If a run diverges, or its method refuses its settings, the others are still run.
 
         Returns:
-            The index.
+            The path of the index.
 
         Raises:
-            ValueError: the index belongs to another file of the same name; data are
-                missing, a disk is full, a directory cannot be written or is in use:
-                what is finished is kept. Or no method takes its settings.
+            ValueError: the index belongs to another experiment file of the same name,
+                data are missing, the disk is full, a directory cannot be written or is
+                in use, or every method refuses its settings. Finished runs are kept.
             Interrupted: Ctrl-C or SIGTERM; the last finished round is saved.
         """
         require_own_index(self.index, self.source)
@@ -159,7 +158,7 @@ class Comparison:
             lock.release()
 
     def _run_all(self) -> Path:
-        """Choose settings on the first seed, and train the chosen ones on all seeds."""
+        """Choose settings on the first seed, and train them on all seeds."""
         seeds = self.experiment.file.seeds
         for column in self.experiment.columns:
             entries = [
@@ -170,30 +169,29 @@ class Comparison:
             else:
                 chosen = {id(entry): self._choose(entry, seeds[0]) for entry in entries}
             for start in range(0, len(seeds), self.at_once):
-                together = seeds[start : start + self.at_once]
+                group = seeds[start : start + self.at_once]
                 for entry in entries:
                     candidate = chosen[id(entry)]
                     if candidate is not None:
-                        self._cells(entry, candidate, together)
+                        self._train_seeds(entry, candidate, group)
         if not self.cells and self.skipped:
             raise ValueError(f"nothing could be run: {self.skipped[0]['why']}")
         self._write()
         return self.index
 
-    def _show(self, entry: Entry, seed: int, training: Training | None) -> None:
+    def _report_progress(
+        self, entry: Entry, seed: int, training: Training | None
+    ) -> None:
         if self.progress is not None:
             self.progress(self, entry, seed, training)
 
     def _choose(self, entry: Entry, seed: int) -> Candidate | None:
-        """The candidate that is best on the clients' validation data.
-
-        After the last round, on the first seed.
+        """Choose the candidate with the best validation score after the last round.
 
         Returns:
-            None where every candidate diverged or was refused.
+            The candidate; None if all candidates diverged or were refused.
         """
-        for refusal in entry.refused:
-            self._skip(entry, None, refusal.parameters, refusal.why)
+        self._skip_refused(entry)
         if len(entry.candidates) == 1:
             return entry.candidates[0]
         runs: list[str] = []
@@ -207,55 +205,53 @@ class Comparison:
                 scores.append(None)
             else:
                 scores.append(validation_score(self.results / name))
-        # The first of equally good ones.
+        # Of equal scores, the first candidate is the best.
         best, best_score = None, None
-        for number, score in enumerate(scores):
+        for index, score in enumerate(scores):
             if score is not None and (best_score is None or score > best_score):
-                best, best_score = number, score
+                best, best_score = index, score
         if best is None:
             other_seeds = len(self.experiment.file.seeds) - 1
             self._skip(entry, None, {}, ALL_FAILED, runs=other_seeds)
-        for number, candidate in enumerate(entry.candidates):
-            self._list(
+        for index, candidate in enumerate(entry.candidates):
+            self._add_candidate(
                 entry,
                 candidate,
                 seed,
-                run=runs[number],
-                val=scores[number],
-                chosen=number == best,
+                run=runs[index],
+                val=scores[index],
+                chosen=index == best,
             )
         return None if best is None else entry.candidates[best]
 
-    def _list(
+    def _add_candidate(
         self, entry: Entry, candidate: Candidate, seed: int, **result: Any
     ) -> None:
         """Add a candidate to the index."""
         parameters = dict(candidate.parameters)
         self.candidates.append(
-            {**names(entry), "parameters": parameters, "seed": seed, **result}
+            {**entry_labels(entry), "parameters": parameters, "seed": seed, **result}
         )
 
     def _halve(
         self, entries: Sequence[Entry], seed: int
     ) -> dict[int, Candidate | None]:
-        """Successive halving of all candidates of a column, on one seed (see `halving`).
+        """Compare all candidates of a column by successive halving, on one seed.
 
-        A run that is stopped at a cut and goes on later is resumed from its checkpoint.
+        Runs that are stopped at a cut are resumed from their checkpoints.
 
         Returns:
-            For each entry, by its id, the candidate that was trained to the end; None
-            where all were left out.
+            For the id of each entry, the candidate that was trained to the end; None if
+            all of its candidates were eliminated.
         """
         column = entries[0].column
         for entry in entries:
-            for refusal in entry.refused:
-                self._skip(entry, None, refusal.parameters, refusal.why)
+            self._skip_refused(entry)
 
-        # Train in stages. After each, some candidates go on; after the last, which ends
-        # with the column's rounds, the finalists are those that are trained on all
-        # seeds.
-        cuts = halving.cuts(column.rounds, self._runs.evaluate_every(column))
-        kept = halving.kept(len(entries), len(cuts))
+        # Train in stages, each of which ends with a cut. The last stage ends with the
+        # column's rounds, and its finalists are then trained on all seeds.
+        cuts = halving.cut_rounds(column.rounds, self._runs.evaluate_every(column))
+        kept = halving.methods_after_cuts(len(entries), len(cuts))
         remaining = [
             (entry, candidate) for entry in entries for candidate in entry.candidates
         ]
@@ -269,7 +265,7 @@ class Comparison:
             ]
             self._rounds += len(remaining) * (rounds - done)
             done = rounds
-            survivors = halving.survivors(
+            selected = halving.select(
                 scores,
                 methods=[id(entry) for entry, _ in remaining],
                 is_local=[
@@ -277,20 +273,19 @@ class Comparison:
                 ],
                 keep=keep,
             )
-            # The index has one line for each candidate: from where it ended.
+            # Add each candidate to the index when its training ends.
             is_last = rounds == column.rounds
-            for position, (entry, candidate) in enumerate(remaining):
-                survives = position in survivors
-                if is_last or not survives:
-                    self._list_halved(
+            for index, (entry, candidate) in enumerate(remaining):
+                if is_last or index not in selected:
+                    self._add_halved(
                         entry,
                         candidate,
                         seed,
                         rounds,
-                        scores[position],
-                        chosen=survives,
+                        scores[index],
+                        chosen=index in selected,
                     )
-            remaining = [remaining[position] for position in survivors]
+            remaining = [remaining[index] for index in selected]
 
         other_seeds = len(self.experiment.file.seeds) - 1
         self._rounds += other_seeds * len(remaining) * column.rounds
@@ -298,37 +293,38 @@ class Comparison:
         finalists |= {id(entry): candidate for entry, candidate in remaining}
         for entry in entries:
             if finalists[id(entry)] is None:
-                self._skip(entry, None, {}, self._why_left_out(entry), runs=other_seeds)
+                message = self._elimination_message(entry)
+                self._skip(entry, None, {}, message, runs=other_seeds)
         return finalists
 
-    def _why_left_out(self, entry: Entry) -> str:
-        """Why halving has left no candidate of a method."""
-        tried = [
+    def _elimination_message(self, entry: Entry) -> str:
+        """The reason why halving has eliminated all candidates of a method."""
+        candidates = [
             candidate
             for candidate in self.candidates
-            if names(entry).items() <= candidate.items()
+            if entry_labels(entry).items() <= candidate.items()
         ]
-        if all(candidate["val"] is None for candidate in tried):
+        if all(candidate["val"] is None for candidate in candidates):
             return ALL_FAILED
-        reached = max(candidate["rounds"] for candidate in tried)
+        rounds = max(candidate["rounds"] for candidate in candidates)
         return (
-            f"left out after {reached} of {entry.column.rounds} rounds by its"
+            f"left out after {rounds} of {entry.column.rounds} rounds by its"
             " validation data (--budget)"
         )
 
     def _score_after(
         self, entry: Entry, candidate: Candidate, seed: int, rounds: int
     ) -> float | None:
-        """A candidate's score on validation data after some rounds.
+        """Train a candidate for some rounds.
 
         Returns:
-            None if it diverged before, or was refused.
+            Its validation score; None if it diverged or was refused.
         """
         column = entry.column
         name = self._runs.name_of(entry, candidate, seed)
         path, metric = self.results / name, self._metric(column, seed)
         if rounds < column.rounds:
-            # It may have stopped here before, or have gone on already.
+            # An earlier comparison may have trained it to this round or further.
             score = stored_score(path, metric, rounds)
             if score is not None:
                 return score
@@ -340,7 +336,7 @@ class Comparison:
         return None if has_diverged(path) else stored_score(path, metric, rounds)
 
     def _metric(self, column: Column, seed: int) -> Metric:
-        """What the runs of a column are judged by."""
+        """The metric by which the runs of a column are compared."""
         federation = self._runs.data(column, seed)
         require(
             len(federation.val.rows) > 0,
@@ -348,10 +344,10 @@ class Comparison:
             " none; give it some, such as val = 0.1, or leave out the budget",
         )
         model = bind(column.scenario.model, federation)
-        asked = self.experiment.file.measured or table_metrics(federation)
-        return find_metrics(asked, model)[0] if asked else find_metric(model.metric)
+        names = self.experiment.file.measured or table_metrics(federation)
+        return find_metrics(names, model)[0] if names else find_metric(model.metric)
 
-    def _list_halved(
+    def _add_halved(
         self,
         entry: Entry,
         candidate: Candidate,
@@ -361,12 +357,12 @@ class Comparison:
         *,
         chosen: bool,
     ) -> None:
-        """Add a candidate to the index, with the rounds that it was trained for."""
+        """Add a candidate to the index, with its number of rounds."""
         name = self._runs.name_of(entry, candidate, seed)
         summary_file = self.results / name / SUMMARY
         summary = read_summary(summary_file) if summary_file.exists() else {}
         self._runs.seconds[name] = summary.get("seconds", 0.0)
-        self._list(
+        self._add_candidate(
             entry, candidate, seed, run=name, val=score, chosen=chosen, rounds=rounds
         )
 
@@ -375,63 +371,71 @@ class Comparison:
         entry: Entry,
         seed: int | None,
         parameters: Mapping[str, Any],
-        why: str,
+        message: str,
         *,
         runs: int = 0,
     ) -> None:
-        """Add something that is not run to the index.
+        """Add skipped runs to the index.
 
         Args:
             entry: the method and the scenario.
-            seed: None: for all seeds.
-            parameters: what the grid sets.
-            why: the reason, in one line.
-            runs: how many of the experiment's runs that are.
+            seed: the seed; None for all seeds.
+            parameters: the values from the grid.
+            message: the reason, in one line.
+            runs: number of runs of the experiment that are skipped.
         """
-        skipped = {**names(entry), "seed": seed, "parameters": dict(parameters)}
-        skipped |= {"why": why, "runs": runs}
+        skipped = {**entry_labels(entry), "seed": seed, "parameters": dict(parameters)}
+        skipped |= {"why": message, "runs": runs}
         self.skipped.append(skipped)
 
-    def _cells(self, entry: Entry, candidate: Candidate, seeds: Sequence[int]) -> None:
-        """The runs of one method on some seeds."""
+    def _skip_refused(self, entry: Entry) -> None:
+        """Add the settings that the method refuses to the index."""
+        for refusal in entry.refused:
+            self._skip(entry, None, refusal.parameters, refusal.message)
+
+    def _train_seeds(
+        self, entry: Entry, candidate: Candidate, seeds: Sequence[int]
+    ) -> None:
+        """Train a candidate on some seeds, and add its runs to the index."""
         if len(seeds) > 1:
             self._runs.train_at_once(entry, candidate, seeds)
         for seed in seeds:
             run = self._runs.train(entry, candidate, seed)
             if run in self._runs.refusals:
-                why = self._runs.refusals[run]
-                self._skip(entry, seed, candidate.parameters, why, runs=1)
+                message = self._runs.refusals[run]
+                self._skip(entry, seed, candidate.parameters, message, runs=1)
                 continue
-            cell = {**names(entry), "seed": seed, "run": run}
-            cell["chosen"] = dict(candidate.parameters)
+            chosen = dict(candidate.parameters)
+            cell = {**entry_labels(entry), "seed": seed, "run": run, "chosen": chosen}
             self.cells.append(cell)
         self._write()
 
     def _write(self) -> None:
-        """Write the index anew."""
+        """Write the index."""
         runs = [self.results / cell["run"] for cell in self.cells]
         content = {
-            **described_experiment(self.experiment, self.index, self.source),
+            **describe_experiment(self.experiment, self.index, self.source),
             "cells": self.cells,
             "candidates": self.candidates,
             "skipped": self.skipped,
-            "budget": self._spent(),
+            "budget": self._budget_rounds(),
             "seconds": sum(self._runs.seconds.values()),
             "machine": f"{os.cpu_count()} cores, {platform.machine()}",
-            "versions": versions_of(runs),
+            "versions": collect_versions(runs),
         }
         write_index(self.index, content)
 
-    def _spent(self) -> dict[str, int] | None:
-        """Rounds that halving takes, and those that it saves.
+    def _budget_rounds(self) -> dict[str, int] | None:
+        """The number of rounds with successive halving, and without ("full").
 
-        Without it all candidates train on one seed, and all methods on the others.
+        Without halving, all candidates are trained on one seed, and the best candidate
+        of each method on the others.
         """
         if not self.budget:
             return None
-        others = len(self.experiment.file.seeds) - 1
+        other_seeds = len(self.experiment.file.seeds) - 1
         full = sum(
-            (len(entry.candidates) + others) * entry.column.rounds
+            (len(entry.candidates) + other_seeds) * entry.column.rounds
             for entry in self.experiment.entries
         )
         return {"rounds": self._rounds, "full": full}

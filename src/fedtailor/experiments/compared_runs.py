@@ -1,7 +1,4 @@
-"""The runs of a comparison.
-
-Where each stands in the result directory, its data, and how it is made.
-"""
+"""`ComparedRuns`: trains the runs of a comparison, and names their directories."""
 
 import hashlib
 import json
@@ -11,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedtailor._files import file_digest
 from fedtailor._version import __version__
 from fedtailor.executors import DeviceExecutor, LockstepGroup, Settings
 from fedtailor.experiments.experiment import Candidate, Column, Entry, Experiment
@@ -20,7 +18,7 @@ from fedtailor.runs import run_exchanges
 from fedtailor.runs.binding import bind
 from fedtailor.runs.run import executor_of
 from fedtailor.storage import Interrupted, Unusable, interrupts
-from fedtailor.storage.manifest import settings as described
+from fedtailor.storage.manifest import settings as to_toml
 from fedtailor.storage.manifest import stored_versions
 from fedtailor.storage.run_directory import RunDirectory
 from fedtailor.storage.run_files import MANIFEST
@@ -32,21 +30,23 @@ RUNS = "runs"
 
 @dataclass
 class ComparedRuns:
-    """Makes the runs of an experiment, unless their directories hold them already.
+    """Trains the runs of an experiment that are not yet in their directories.
+
+    The name of a run is the path of its directory, relative to the result directory.
 
     Attributes:
-        experiment: what is compared.
+        experiment: the experiment.
         results: the result directory.
-        settings: devices and the like.
-        progress: called when a run begins (without a training) and after each of its
-            rounds.
-        at_once: how many seeds of a method are trained at once.
-        any_version: take runs that another version of fedtailor made as if this one had
-            made them.
-        track: trackers that are shown every run.
-        refusals: why a run's method refused its settings, by the run's name.
-        seconds: what each finished run took, by its name.
-        shares: the share of its rounds that a run has done, by its name.
+        settings: settings of the executor.
+        progress: called at the start of each run, with None in place of a training, and
+            after each round.
+        at_once: number of seeds of a method that are trained at once.
+        any_version: accept runs of other versions of fedtailor.
+        track: names of the trackers of the runs.
+        refusals: the error message of each run whose method refused its settings, by
+            the run's name.
+        seconds: duration of each finished run, by the run's name.
+        shares: finished share of each run's rounds, by the run's name.
     """
 
     experiment: Experiment
@@ -66,16 +66,16 @@ class ComparedRuns:
     def train(
         self, entry: Entry, candidate: Candidate, seed: int, rounds: int | None = None
     ) -> str:
-        """One run, unless its directory holds it already.
+        """Train a run, unless its directory has the finished run.
 
         Args:
             entry: the method and the scenario.
-            candidate: the method's settings.
-            seed: of the run.
-            rounds: how many of the column's rounds, all by default.
+            candidate: the settings of the method.
+            seed: random seed of the run.
+            rounds: number of rounds; by default that of the column.
 
         Returns:
-            Where it stands in the result directory.
+            The name of the run.
         """
         column = entry.column
         name = self.name_of(entry, candidate, seed)
@@ -97,20 +97,22 @@ class ComparedRuns:
     def train_at_once(
         self, entry: Entry, candidate: Candidate, seeds: Sequence[int]
     ) -> None:
-        """The runs that are not over, unless only one is left."""
+        """Train several seeds at once, if two or more runs are unfinished."""
         column = entry.column
         names = {seed: self.name_of(entry, candidate, seed) for seed in seeds}
-        left = [seed for seed in seeds if self._finished(names[seed], column) is None]
-        if len(left) < 2:
+        unfinished = [
+            seed for seed in seeds if self._finished(names[seed], column) is None
+        ]
+        if len(unfinished) < 2:
             return
-        federations = [self.data(column, seed) for seed in left]
+        federations = [self.data(column, seed) for seed in unfinished]
         models = [bind(column.scenario.model, federation) for federation in federations]
-        directories = [self.results / names[seed] for seed in left]
+        directories = [self.results / names[seed] for seed in unfinished]
         group = LockstepGroup(federations, models, self.settings, directories)
         with interrupts() as stopped:
             runs = [
                 self._run(entry, candidate, seed, executor, stopped)
-                for seed, executor in zip(left, group.executors, strict=True)
+                for seed, executor in zip(unfinished, group.executors, strict=True)
             ]
             group.drive(runs, stopped)
             if stopped.is_set():
@@ -119,7 +121,7 @@ class ComparedRuns:
     def _finished(
         self, name: str, column: Column, rounds: int | None = None
     ) -> dict[str, Any] | None:
-        """The summary of a run that has done so many rounds; None of another one."""
+        """The summary of a run if it has finished this number of rounds, or None."""
         directory = RunDirectory(self.results / name)
         return directory.finished_summary(rounds or column.rounds)
 
@@ -132,11 +134,11 @@ class ComparedRuns:
         stopped: threading.Event | None = None,
         rounds: int | None = None,
     ) -> Exchanges[None]:
-        """One run as exchanges.
+        """Train a run, as a generator of exchanges.
 
-        One that diverges ends without an error: its directory says so, and the tables
-        will. So does one whose method refuses its settings for these clients: the index
-        says so.
+        If the run diverges, there is no error: its directory and the tables report it.
+        If the method refuses its settings for these clients, the message is added to
+        `refusals`.
         """
         column = entry.column
         name = self.name_of(entry, candidate, seed)
@@ -168,13 +170,13 @@ class ComparedRuns:
         except Diverged:
             return
         except Unusable:
-            # Not the method's doing: nothing else could be run either.
+            # Other runs would fail as well.
             raise
         except ValueError as error:
             self.refusals[name] = str(error)
 
     def _trackers(self, entry: Entry, candidate: Candidate, seed: int) -> list[Tracker]:
-        """The trackers that are shown a run."""
+        """The trackers of a run."""
         parameters = candidate.parameters.items()
         method = ", ".join(
             [entry.row, *(f"{key} {value}" for key, value in parameters)]
@@ -195,41 +197,38 @@ class ComparedRuns:
         return after_round
 
     def data(self, column: Column, seed: int) -> Federation:
-        """The clients of one column and seed; only the last ones stay in memory."""
+        """The federation of a column and a seed, from a small cache."""
         key = column.label, seed
         if key not in self._federations:
-            loaded = list(self._federations)
-            # Those of other columns go first; else there is room for `at_once` seeds.
-            too_many = max(len(loaded) + 1 - self.at_once, 0)
-            others = [other for other in loaded if other[0] != column.label]
-            for other in others or loaded[:too_many]:
-                del self._federations[other]
+            # Keep only federations of this column, and of at most `at_once` seeds.
+            cached = list(self._federations)
+            excess = max(len(cached) + 1 - self.at_once, 0)
+            other_columns = [entry for entry in cached if entry[0] != column.label]
+            for entry in other_columns or cached[:excess]:
+                del self._federations[entry]
             self._federations[key] = column.scenario.build(seed)
         return self._federations[key]
 
     def evaluate_every(self, column: Column) -> int:
-        """Rounds between two evaluations."""
+        """Number of rounds between two evaluations."""
         return self.experiment.file.evaluate_every or max(column.rounds // 20, 1)
 
     def name_of(self, entry: Entry, candidate: Candidate, seed: int) -> str:
-        """Where a run stands in the result directory.
-
-        Runs of equal settings and version have equal names.
-        """
+        """The name of a run, which depends on its settings and on the version."""
         column = entry.column
         measured = self.experiment.file.measured
         settings = {
-            "algorithm": described(candidate.algorithm),
-            "model": described(column.scenario.model),
+            "algorithm": to_toml(candidate.algorithm),
+            "model": to_toml(column.scenario.model),
             "data": {**column.arguments, "file": _digest_of_file(column)},
             "rounds": column.rounds,
             "every": self.evaluate_every(column),
-            "participation": described(column.participation),
+            "participation": to_toml(column.participation),
         }
-        # Left out where they say nothing: the fingerprints of runs without them stay
-        # what they were.
+        # Added only if they are set, so that the fingerprints of runs without them are
+        # the same as in older versions.
         if entry.uplink:
-            settings["uplink"] = described(entry.uplink)
+            settings["uplink"] = to_toml(entry.uplink)
         if measured:
             settings["measured"] = measured
         text = json.dumps(settings, sort_keys=True, default=str)
@@ -239,22 +238,19 @@ class ComparedRuns:
         versions = stored_versions(self.results / name / MANIFEST)
         if versions.get("fedtailor", __version__) == __version__:
             return name
-        # Another version made the run of that name; ours stands beside it.
-        beside = f"{name}-{__version__}"
-        if self.any_version and not (self.results / beside).exists():
+        # The run of that name was made by another version.
+        versioned_name = f"{name}-{__version__}"
+        if self.any_version and not (self.results / versioned_name).exists():
             return name
-        return beside
+        return versioned_name
 
 
 def _digest_of_file(column: Column) -> str:
-    """A digest of the user's own file, where the scenario reads one.
-
-    Runs on other contents are other runs.
-    """
+    """SHA-256 of the user's file, if the scenario reads one; otherwise ""."""
     path = column.arguments.get("path")
     if path is None:
         return ""
     try:
-        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        return file_digest(Path(path))
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None

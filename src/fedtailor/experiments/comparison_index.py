@@ -1,7 +1,4 @@
-"""The index of a comparison: what was compared, and which runs say so.
-
-It is one JSON file.
-"""
+"""The index of a comparison: a JSON file with its settings and its runs."""
 
 import json
 import os
@@ -19,23 +16,25 @@ from fedtailor.storage.run_files import MANIFEST
 
 
 def require_own_index(index: Path, source: Path | None) -> None:
-    """Two files of one name, in different directories, would write the same index.
+    """Require that an existing index belongs to this experiment file.
+
+    Files of the same name in different directories would write the same index.
 
     Args:
-        index: where it stands.
-        source: the file that says what is compared, if there is one.
+        index: path of the index.
+        source: the experiment file, if there is one.
 
     Raises:
-        ValueError: the index is that of another file.
+        ValueError: the index belongs to another experiment file.
     """
     try:
-        before = json.loads(index.read_text()).get("file")
+        old_source = json.loads(index.read_text()).get("file")
     except (OSError, ValueError, AttributeError):
-        # There is none, or a damaged one, which is written anew.
+        # The index does not exist, or is damaged and will be replaced.
         return
-    if source is None or not isinstance(before, str):
+    if source is None or not isinstance(old_source, str):
         return
-    other = (index.parent / before).resolve()
+    other = (index.parent / old_source).resolve()
     require(
         not other.exists() or other.samefile(source),
         f"{index.parent} holds the results of {other}; rename {source}, or name another"
@@ -43,12 +42,12 @@ def require_own_index(index: Path, source: Path | None) -> None:
     )
 
 
-def described_experiment(
+def describe_experiment(
     experiment: Experiment, index: Path, source: Path | None
 ) -> dict[str, Any]:
-    """What an index says of the experiment itself."""
+    """The entries of an index that describe the experiment."""
     file = experiment.file
-    # From the index: no path of this machine stands in results that are passed on.
+    # Relative to the index, as results are shared and should not contain local paths.
     relative_source = None if source is None else os.path.relpath(source, index.parent)
     return {
         "name": experiment.name,
@@ -61,7 +60,7 @@ def described_experiment(
         "metrics": file.metrics,
         "figures": file.figures,
         "scenarios": {
-            column.label: _described_column(column) for column in experiment.columns
+            column.label: _describe_column(column) for column in experiment.columns
         },
         "algorithms": experiment.rows,
         "published": file.published,
@@ -72,14 +71,14 @@ def described_experiment(
 
 
 def write_index(index: Path, content: dict[str, Any]) -> None:
-    """The index, whole or not at all.
+    """Write the index, atomically.
 
     Raises:
         Unusable: it cannot be written.
     """
-    # The digest is of what is read back: text for all that JSON does not know.
-    plain = json.loads(json.dumps(content, default=str))
-    text = json.dumps(sealed(plain), indent=1)
+    # Convert to JSON and back first, as the digest is that of the JSON values.
+    json_content = json.loads(json.dumps(content, default=str))
+    text = json.dumps(sealed(json_content), indent=1)
     try:
         with replacing(index) as temporary:
             temporary.write_text(text, "utf-8")
@@ -89,13 +88,13 @@ def write_index(index: Path, content: dict[str, Any]) -> None:
         ) from None
 
 
-def names(entry: Entry) -> dict[str, str]:
-    """What tells the entries of an index apart."""
+def entry_labels(entry: Entry) -> dict[str, str]:
+    """The labels of an entry, which identify it in the index."""
     return {"scenario": entry.column.label, "algorithm": entry.row}
 
 
-def versions_of(runs: Iterable[Path]) -> dict[str, str]:
-    """The versions that made runs, as their manifests say; several where they differ."""
+def collect_versions(runs: Iterable[Path]) -> dict[str, str]:
+    """The versions in the manifests of runs, joined by commas if there are several."""
     versions: dict[str, set[str]] = {}
     for run in runs:
         for name, version in stored_versions(run / MANIFEST).items():
@@ -103,13 +102,13 @@ def versions_of(runs: Iterable[Path]) -> dict[str, str]:
     return {name: ", ".join(sorted(several)) for name, several in versions.items()}
 
 
-def _described_column(column: Column) -> dict[str, Any]:
-    """A scenario as `fedtailor.report.experiment.ScenarioUse` has it."""
+def _describe_column(column: Column) -> dict[str, Any]:
+    """A scenario in the form of `fedtailor.report.experiment.ScenarioUse`."""
     participation = column.participation
     share = participation.count
     if share is None:
         share = participation.fraction
-    described = {
+    description = {
         "use": column.scenario.name,
         "arguments": dict(column.arguments),
         "model": repr(column.scenario.model),
@@ -117,17 +116,17 @@ def _described_column(column: Column) -> dict[str, Any]:
         "participation": share,
     }
     if participation.sampling:
-        described["sampling"] = participation.sampling
-    return described
+        description["sampling"] = participation.sampling
+    return description
 
 
 def _sweeps(experiment: Experiment) -> dict[str, Any]:
-    """Label in the file -> the parameter that its rows vary, and each value's row."""
+    """The sweeps by label: the parameter that varies, and the row of each value."""
     sweeps: dict[str, Any] = {}
     for entry in experiment.entries:
         if len(entry.varied) == 1:
             parameter, value = next(iter(entry.varied.items()))
-            empty = {"parameter": parameter, "rows": {}}
-            sweep = sweeps.setdefault(entry.algorithm, empty)
+            new_sweep = {"parameter": parameter, "rows": {}}
+            sweep = sweeps.setdefault(entry.algorithm, new_sweep)
             sweep["rows"][str(value)] = entry.row
     return sweeps

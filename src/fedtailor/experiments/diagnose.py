@@ -1,4 +1,4 @@
-"""`diagnose`: what one probe says of a population, before anything is trained."""
+"""`diagnose`: analyze a federation by a probe, before training."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -33,37 +33,34 @@ from fedtailor.runs.binding import bind
 from fedtailor.runs.run import executor_of
 from fedtailor.training import Training
 
-SHARE = 1 / 3
-"""Samples of a batch in the variance of gradients, as a share of the client's.
+BATCH_SHARE = 1 / 3
+"""Size of a batch, as a share of the client's samples, for the variance of gradients.
 
 Mestoukirdi et al., section V.
 """
 
 PAIR_FEATURES = 4e8
-"""Pairs of clients times features that are compared (10 seconds).
+"""The largest number of pairs of clients times features (10 seconds of computation).
 
-Of more, features at equal distances are taken.
+If there are more, a subset of the features at equal distances is used.
 """
 
 ROUNDING = 1e-6
-"""Relative error of a gradient in single precision, generously.
-
-Deviations below it are none.
-"""
+"""Relative rounding error of gradients; smaller standard deviations count as 0."""
 
 _BATCH = 128
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What `diagnose` found.
+    """The result of `diagnose`.
 
     Attributes:
-        diagnosis: tables of clients and of pairs.
-        race: the methods to train, with what to start and what they send.
-        federation: the name of the data.
-        probe_bytes: what the clients sent for it, all together.
-        validation: rows of all clients together, for the choice between the methods.
+        diagnosis: tables of clients and of pairs of clients.
+        race: the recommended methods.
+        federation: name of the data.
+        probe_bytes: number of bytes that all clients sent for the probe.
+        validation: number of validation rows of all seen clients.
     """
 
     diagnosis: Diagnosis
@@ -73,12 +70,12 @@ class Advice:
     validation: int
 
     def sentences(self) -> list[str]:
-        """What a person wants to know, in three to six sentences."""
-        said = [*self.diagnosis.sentences(), self.race.doubt]
+        """A summary in three to six sentences."""
+        sentences = [*self.diagnosis.sentences(), self.race.doubt]
         choice = self.race.sentence
         if not self.validation:
             choice += " There are no validation rows yet: set some aside."
-        return [sentence for sentence in (*said, choice) if sentence]
+        return [sentence for sentence in (*sentences, choice) if sentence]
 
 
 def diagnose(
@@ -88,52 +85,52 @@ def diagnose(
     seed: int = 0,
     settings: Settings = Settings(),  # noqa: B008 (frozen)
 ) -> Advice:
-    """Say who differs, who gains from sharing, and what to train.
+    """Analyze how clients differ and who gains from collaboration, and recommend
+    methods.
 
-    Each client sends its gradient at the common initial model and the variance of its
-    batches' gradients (UCFL's probe), how often it has each class, and the means and
-    variances of its features. Nothing is trained.
+    Each client sends its gradient at the initial model, the variance of the gradients
+    of its batches (UCFL's probe), the frequencies of its classes, and the means and
+    variances of its features. No model is trained.
 
     Args:
-        federation: the clients and their data; only training rows are looked at.
-        model: what is to be trained.
-        seed: of the initial model and of the batches.
-        settings: devices.
+        federation: the federation, of which only training rows are used.
+        model: the model to be trained.
+        seed: random seed of the initial model and of the batches.
+        settings: settings of the executor.
 
     Raises:
-        ValueError: there is one client only, or a client's rows are all the same, or
-            something does not fit together.
+        ValueError: there is only one client, the rows of a client are all equal, or the
+            model does not fit the data.
         Diverged: a gradient is NaN or infinite.
     """
     executor = executor_of(federation, bind(model, federation), settings)
-    # Tokens have no means, and a model without inputs no features.
-    features = 0
-    if federation.x.dtype.kind != "i":
-        features = int(np.prod(federation.input_shape, dtype=int))
+    # Token ids have no means.
+    has_features = federation.x.dtype.kind != "i"
+    features = int(np.prod(federation.input_shape, dtype=int)) if has_features else 0
     network = executor.model
-    evidence, sent = gather_evidence(
+    evidence, probe_bytes = gather_evidence(
         executor, network, federation.classes or 0, features, seed
     )
     diagnosis = diagnose_evidence(evidence)
     race = recommend(diagnosis, network.size * np.dtype(network.dtype).itemsize)
     validation = int(federation.val.sizes[federation.seen].sum())
-    return Advice(diagnosis, race, federation.name, sent, validation)
+    return Advice(diagnosis, race, federation.name, probe_bytes, validation)
 
 
 def gather_evidence(
     executor: Executor, model: Model, classes: int, features: int, seed: int = 0
 ) -> tuple[Evidence, int]:
-    """The evidence of an executor's seen clients, by one probe.
+    """Collect the evidence for a diagnosis from all seen clients, by one probe.
 
     Args:
-        executor: who answers.
-        model: what is to be trained.
-        classes: how many the labels have; 0 where they are no classes.
-        features: of an input; 0 where they have no means.
-        seed: of the initial model and of the batches.
+        executor: the executor of the clients.
+        model: the model to be trained.
+        classes: number of classes; 0 if the targets are not labels.
+        features: number of features of an input; 0 if inputs have no means.
+        seed: random seed of the initial model and of the batches.
 
     Returns:
-        The evidence, of the clients in the order in which they are listed, and the
+        The evidence, with clients in the order of the federation, and the number of
         bytes that the clients sent.
     """
     training = Training(DataProbe(classes, features), executor, model, seed=seed)
@@ -144,25 +141,22 @@ def gather_evidence(
 
 @server_state
 class ProbeAnswers(ServerState):
-    """What the clients answered, in the order of the population."""
+    """The clients' answers, in the order of the population."""
 
     model: Float[Array, "1 d"]
     """The common initial model."""
     answers: dict[str, Any]
-    """Kind -> [m, ...]; empty before the probe."""
+    """Arrays [m, ...] by kind; empty before the probe."""
 
 
 @hyperparameters
 class DataProbe(Algorithm):
-    """UCFL's probe, and what the labels and features of a client are like.
-
-    It trains nothing.
-    """
+    """A probe of gradients (as in UCFL), labels and features, without training."""
 
     classes: int = 0
-    """Number of classes; 0 = the labels are no classes, and are not counted."""
+    """Number of classes; 0 = targets are not labels, and are not counted."""
     features: int = 0
-    """Number of features of an input; 0 = their moments are not asked for."""
+    """Number of features of an input; 0 = their moments are not computed."""
 
     @property
     def probes(self) -> bool:
@@ -175,9 +169,9 @@ class DataProbe(Algorithm):
         return Downlink({"model": Streams.everyone(server.model, len(cohort))})
 
     def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
-        answer = UCFL(sigma_batch=SHARE).probe(inbox, local)
+        answer = UCFL(sigma_batch=BATCH_SHARE).probe(inbox, local)
         dtype = answer["gradient"].dtype
-        one_pass = (local.size + _BATCH - 1) // _BATCH
+        epoch = (local.size + _BATCH - 1) // _BATCH
 
         def count(counts: Array, batch: Batch, step: Int[Array, ""]) -> Array:
             return counts.at[batch.y].add(batch.weight)
@@ -186,19 +180,19 @@ class DataProbe(Algorithm):
             return total + batch.weight @ batch.x.reshape(len(batch.x), -1)
 
         if self.classes:
-            none = jnp.zeros(self.classes, dtype)
-            answer["class_counts"] = local.loop(none, count, one_pass, _BATCH)
+            counts = jnp.zeros(self.classes, dtype)
+            answer["class_counts"] = local.loop(counts, count, epoch, _BATCH)
         if self.features:
             zeros = jnp.zeros(self.features, dtype)
-            mean = local.loop(zeros, add, one_pass, _BATCH) / local.size
+            mean = local.loop(zeros, add, epoch, _BATCH) / local.size
 
-            # Around the mean: squares of large features would leave nothing of their
-            # variance in single precision.
+            # Sum squared deviations from the mean. The mean of squares would lose the
+            # variance of large features in single precision.
             def add_square(total: Array, batch: Batch, step: Int[Array, ""]) -> Array:
                 deviations = batch.x.reshape(len(batch.x), -1) - mean
                 return total + batch.weight @ jnp.square(deviations)
 
-            squares = local.loop(zeros, add_square, one_pass, _BATCH)
+            squares = local.loop(zeros, add_square, epoch, _BATCH)
             answer["feature_means"] = mean
             answer["feature_variances"] = squares / local.size
         return answer
@@ -210,24 +204,24 @@ class DataProbe(Algorithm):
 
 
 def _evidence(clients: Clients, server: ProbeAnswers) -> Evidence:
-    """The answers as `Evidence`, the clients as people have listed them."""
-    listed = np.argsort(clients.original_index)
+    """Build `Evidence` from the answers, in the order of the federation."""
+    order = np.argsort(clients.original_index)
     answers = {
-        kind: np.asarray(values)[listed] for kind, values in server.answers.items()
+        kind: np.asarray(values)[order] for kind, values in server.answers.items()
     }
-    sizes = clients.sizes[listed]
+    sizes = clients.sizes[order]
     counts, means = answers.get("class_counts"), answers.get("feature_means")
     squares = None
     if means is not None:
-        chosen = _features(len(sizes), means.shape[1])
-        means = means[:, chosen].astype(np.float64)
-        squares = answers["feature_variances"][:, chosen].astype(np.float64) + means**2
+        subset = _feature_subset(len(sizes), means.shape[1])
+        means = means[:, subset].astype(np.float64)
+        squares = answers["feature_variances"][:, subset].astype(np.float64) + means**2
     gradients, sigma2 = answers["gradient"], answers["sigma2"].astype(np.float64)
-    # Equal rows differ by rounding only.
+    # The gradients of equal rows may differ by rounding.
     lengths = np.einsum("md,md->m", gradients, gradients, dtype=np.float64)
     sigma2 = np.where(sigma2 > ROUNDING**2 * lengths, sigma2, 0.0)
     return Evidence(
-        names=[clients.names[row] for row in listed],
+        names=[clients.names[row] for row in order],
         sizes=sizes,
         gradients=gradients,
         sigma2=sigma2,
@@ -239,19 +233,16 @@ def _evidence(clients: Clients, server: ProbeAnswers) -> Evidence:
 
 
 def batch_sizes(sizes: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m"]:
-    """Samples of a batch in UCFL's probe (`UCFL.sigma_batch` = 1/3).
+    """The batch size of each client in UCFL's probe (`UCFL.sigma_batch` = 1/3).
 
-    At most half of the samples, at least one.
+    It is at most half of the client's samples, and at least one.
     """
-    thirds = (SHARE * np.asarray(sizes) + 1e-3).astype(np.int64)
-    return np.maximum(np.minimum(thirds, np.asarray(sizes) // 2), 1)
+    batches = (BATCH_SHARE * np.asarray(sizes) + 1e-3).astype(np.int64)
+    return np.maximum(np.minimum(batches, np.asarray(sizes) // 2), 1)
 
 
-def _features(clients: int, features: int) -> Int[np.ndarray, " chosen"]:
-    """Which features of so many are compared.
-
-    All, or as many at equal distances as take seconds.
-    """
-    most = max(int(2 * PAIR_FEATURES / clients**2), 1)
-    positions = np.linspace(0, features - 1, min(features, most))
+def _feature_subset(clients: int, features: int) -> Int[np.ndarray, " subset"]:
+    """Indices of all features, or of a subset at equal distances (`PAIR_FEATURES`)."""
+    max_features = max(int(2 * PAIR_FEATURES / clients**2), 1)
+    positions = np.linspace(0, features - 1, min(features, max_features))
     return np.unique(positions.round().astype(np.int64))

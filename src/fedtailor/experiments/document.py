@@ -1,7 +1,4 @@
-"""Experiment files as nested dicts.
-
-Inheritance, the quick size, and the line on which a setting stands.
-"""
+"""Read experiment files: base files, the quick size, and line numbers for errors."""
 
 import re
 import tomllib
@@ -13,7 +10,7 @@ from typing import Any
 from fedtailor.protocol import require
 
 KeyPath = tuple[str, ...]
-"""Where a setting stands: the keys on the way to it."""
+"""The keys of nested tables that lead to a setting."""
 
 QUICK = "quick"
 
@@ -24,7 +21,7 @@ _SETTING = re.compile(rf"\s*({_KEYS})\s*=")
 
 
 class ConfigError(ValueError):
-    """A setting that cannot stand where it does; `place` says where."""
+    """An error in the setting at `place`."""
 
     def __init__(self, place: Sequence[Any], message: str) -> None:
         self.place = tuple(map(str, place))
@@ -33,22 +30,19 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True)
 class Document:
-    """The settings of an experiment, and where each came from.
+    """The settings of an experiment, and the files from which they were read.
 
     Attributes:
         content: the merged tables.
-        sources: (name, text, prefix), the most special one first: what stands in it
-            under `prefix` came from there.
+        sources: (file name, text, prefix), in order of precedence: the settings below
+            the key path `prefix` of the text were merged.
     """
 
     content: dict[str, Any]
     sources: tuple[tuple[str, str, KeyPath], ...]
 
     def explain(self, error: ConfigError) -> str:
-        """The error with file and line.
-
-        The line is that of the setting, or of the table that should hold it.
-        """
+        """The error message with the file and line of the setting, or of its table."""
         for length in range(len(error.place), 0, -1):
             for name, text, prefix in self.sources:
                 line = line_of(text, (*prefix, *error.place[:length]))
@@ -58,17 +52,18 @@ class Document:
 
 
 def read(path: Path, *, quick: bool = False) -> Document:
-    """An experiment file, laid over its `base` (a file beside it).
+    """Read an experiment file, and merge it with its `base` (see `overlay`).
 
-    `quick` lays the table [quick] over all. A table is laid over a table key by key;
-    everything else replaces what was there, and `false` removes a table.
+    Args:
+        path: the file. Its setting `base` is the path of another file, relative to it.
+        quick: also merge the table [quick].
 
     Raises:
-        ValueError: a file cannot be read, is no TOML, is its own base, or has no quick
-            size.
+        ValueError: a file cannot be read, is not TOML, is its own base, or has no table
+            [quick].
     """
     layers: list[tuple[str, str, dict[str, Any]]] = []
-    # The file, its base, the base of that, ...
+    # Read the file, its base, the base of the base, and so on.
     seen: list[Path] = []
     file: Path | None = path
     while file is not None:
@@ -85,7 +80,7 @@ def read(path: Path, *, quick: bool = False) -> Document:
         )
         layers.append((file.name, text, content))
         file = None if base is None else file.parent / base
-    # From the last base on, each is laid over what is below it.
+    # Merge the files, beginning with the last base.
     content: dict[str, Any] = {}
     sources: list[tuple[str, str, KeyPath]] = [
         (name, text, ()) for name, text, _ in layers
@@ -111,52 +106,49 @@ def read(path: Path, *, quick: bool = False) -> Document:
     return Document(content, tuple(sources))
 
 
-def overlay(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid over `under`.
+def overlay(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge two tables, recursively.
 
-    Tables are laid over each other key by key, `false` over a table removes it, and all
-    else replaces.
+    Values in `override` replace those in `base`. If a table is replaced by a table,
+    both are merged; if it is replaced by `false`, it is removed.
     """
-    merged = dict(under)
-    for key, value in over.items():
-        below = merged.get(key)
-        if value is False and isinstance(below, dict):
+    merged = dict(base)
+    for key, value in override.items():
+        old = merged.get(key)
+        if value is False and isinstance(old, dict):
             del merged[key]
         elif isinstance(value, dict):
-            merged[key] = overlay(below if isinstance(below, dict) else {}, value)
+            merged[key] = overlay(old if isinstance(old, dict) else {}, value)
         else:
             merged[key] = value
     return merged
 
 
 def line_of(text: str, place: KeyPath) -> int | None:
-    """The line (from 1) of a TOML text that sets `place` or opens its table.
-
-    None if no line does.
-    """
+    """The line (from 1) that sets `place` or opens its table; None if there is none."""
     table: KeyPath = ()
     for number, line in enumerate(text.splitlines(), 1):
-        if found := _HEADER.match(line):
-            table = _split(found[1])
-            here = table
-        elif found := _SETTING.match(line):
-            here = (*table, *_split(found[1]))
+        if match := _HEADER.match(line):
+            table = _split_keys(match[1])
+            line_path = table
+        elif match := _SETTING.match(line):
+            line_path = (*table, *_split_keys(match[1]))
         else:
             continue
-        if here[: len(place)] == place or _inside(line, here, place):
+        if line_path[: len(place)] == place or _has_inline(line, line_path, place):
             return number
     return None
 
 
-def _inside(line: str, here: KeyPath, place: KeyPath) -> bool:
-    """Whether a setting of this line is an inline table that holds `place`."""
-    if here != place[: len(here)] or "{" not in line:
+def _has_inline(line: str, line_path: KeyPath, place: KeyPath) -> bool:
+    """Whether the line sets `line_path` to an inline table that contains `place`."""
+    if line_path != place[: len(line_path)] or "{" not in line:
         return False
-    rest = place[len(here) :]
+    rest = place[len(line_path) :]
     return all(re.search(rf"\b{re.escape(key)}\b", line) for key in rest)
 
 
-def _split(keys: str) -> KeyPath:
+def _split_keys(keys: str) -> KeyPath:
     return tuple(part.strip("\"'") for part in re.findall(_PART, keys))
 
 

@@ -1,7 +1,4 @@
-"""`Experiment`: methods x scenarios x seeds x grids, read from a file.
-
-It is checked whole before anything runs.
-"""
+"""`Experiment`: methods x scenarios x seeds x grids, read from a file and validated."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,24 +37,18 @@ FIGURES = (
 )
 
 Share = Annotated[float, Field(gt=0)]
-"""Who reports in a round.
-
-A share of the seen clients (up to 1), or a number of them (from 2).
-"""
+"""The clients that report in a round, as a share (up to 1) or a number (from 2)."""
 
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
-"""Keys are made of a seed's last 32 bits: larger ones would repeat smaller ones."""
+"""Random keys are made from the last 32 bits of a seed."""
 
 Rounds = Annotated[int, Field(ge=1, le=MOST_ROUNDS)]
 
 NAME = re.compile(r"\w[^/\\]*")
-"""What an experiment's name, from its file, may be.
-
-Its directory stands below the results, and is not hidden.
-"""
+"""Valid names of experiments. A name is also that of a directory."""
 
 
-def _distinct(seeds: list[int]) -> list[int]:
+def _require_distinct(seeds: list[int]) -> list[int]:
     require(len(set(seeds)) == len(seeds), "every seed may stand there once")
     return seeds
 
@@ -96,7 +87,7 @@ class _File(_Table):
     source: str = ""
     note: str = ""
     rounds: Rounds | None = None
-    seeds: Annotated[list[Seed], AfterValidator(_distinct)] = Field(
+    seeds: Annotated[list[Seed], AfterValidator(_require_distinct)] = Field(
         [0, 1, 2], min_length=1
     )
     participation: Share | None = None
@@ -119,11 +110,11 @@ class _File(_Table):
 
 @dataclass(frozen=True)
 class Candidate:
-    """One setting of a method: one that the grid offers, or its only one.
+    """A method with one of the settings of a grid.
 
     Attributes:
         algorithm: the method.
-        parameters: what the grid sets, by dotted name; empty where there is no grid.
+        parameters: the values from the grid, by dotted name; empty if there is no grid.
     """
 
     algorithm: Algorithm
@@ -132,15 +123,15 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Refusal:
-    """One setting of a grid that the method does not take, and why."""
+    """Settings of a grid that the method refuses, with its error message."""
 
     parameters: Mapping[str, Any]
-    why: str
+    message: str
 
 
 @dataclass(frozen=True)
 class Column:
-    """A scenario as an experiment uses it."""
+    """A scenario with the settings of an experiment: a column of its tables."""
 
     label: str
     scenario: Scenario
@@ -151,14 +142,16 @@ class Column:
 
 @dataclass(frozen=True)
 class Entry:
-    """One row of the tables in one column: a method, and what the choice is from.
+    """A method in a scenario: one row of a column of the tables.
 
     Attributes:
-        row: the row's label.
-        algorithm: the label in the file, shared by the rows of a sweep.
-        varied: what makes this row differ from the others of its sweep, by dotted name.
-        refused: what the grid offers besides, and the method does not take.
-        uplink: what happens to an update before it leaves a client.
+        row: label of the row.
+        algorithm: label in the file, which the rows of a sweep share.
+        column: the scenario.
+        candidates: the settings from which one is chosen.
+        varied: the values of the sweep's parameters in this row, by dotted name.
+        refused: settings of the grid that the method refuses.
+        uplink: transforms of the clients' updates.
     """
 
     row: str
@@ -172,17 +165,16 @@ class Entry:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A comparison, resolved and checked.
+    """A validated experiment.
 
     Attributes:
-        name: of the file, with "-quick" for the quick size.
+        name: name of the file, with "-quick" for the quick size.
         size: "full" or "quick".
-        file: title, source, note, seeds, metrics, figures and published figures, as the
-            file gives them.
+        file: the settings of the file, such as title, seeds, metrics and figures.
         columns: the scenarios.
-        entries: every row in every column where it applies, column by column.
-        limited: settings whose largest value on offer is a limit, such as a rate above
-            which training diverges.
+        entries: the rows of all columns, sorted by column.
+        limited: settings whose largest value in the grid is a limit, such as a learning
+            rate above which training diverges.
     """
 
     name: str
@@ -194,41 +186,41 @@ class Experiment:
 
     @property
     def rows(self) -> list[str]:
-        """The labels of the rows, in the order of the file."""
+        """Labels of the rows, in the order of the file."""
         return list(dict.fromkeys(entry.row for entry in self.entries))
 
     @property
     def runs(self) -> int:
-        """How many trainings this takes, those of the grids included."""
-        # Settings are chosen on the first seed: the chosen one is not trained again.
+        """Number of runs, including those of the grids."""
+        # Settings are chosen on the first seed, on which the chosen one is not
+        # repeated.
         seeds = len(self.file.seeds)
         return sum(seeds + len(entry.candidates) - 1 for entry in self.entries)
 
 
 def load(path: Path, *, quick: bool = False) -> Experiment:
-    """Read and check an experiment file.
+    """Read and validate an experiment file.
 
     Raises:
-        ValueError: it cannot be read, or something in it is wrong: one line with file,
-            line and what is allowed.
+        ValueError: the file cannot be read, or is invalid. The message names the line.
     """
     return resolve(read(path, quick=quick), path.stem, quick=quick)
 
 
 def resolve(document: Document, name: str, *, quick: bool = False) -> Experiment:
-    """The experiment that a document describes.
+    """Build and validate the experiment that a document describes.
 
     Raises:
-        ValueError: something in it is wrong, in one line.
+        ValueError: a setting is invalid.
     """
-    # The directory "runs" holds the runs of all experiments.
-    is_free = NAME.fullmatch(name) is not None and name != "runs"
+    # The directory "runs" contains the runs of all experiments.
+    is_valid = NAME.fullmatch(name) is not None and name != "runs"
     require(
-        is_free,
+        is_valid,
         f"an experiment cannot be called {name!r}, as its file is; rename the file",
     )
     try:
-        file = _validated(document.content)
+        file = _validate(document.content)
         _check_names("measured", file.measured, find_metric)
         _check_names("track", file.track, find_tracker)
         columns = tuple(
@@ -247,7 +239,7 @@ def resolve(document: Document, name: str, *, quick: bool = False) -> Experiment
     )
 
 
-def _validated(content: Mapping[str, Any]) -> _File:
+def _validate(content: Mapping[str, Any]) -> _File:
     try:
         return _File.model_validate(content)
     except ValidationError as error:
@@ -259,17 +251,14 @@ def _validated(content: Mapping[str, Any]) -> _File:
             check_choice_at(place[-1], known, place, "key")
         if first["type"] == "missing":
             raise ConfigError(place, f"{place[-1]} is missing") from None
-        wrong = first["msg"].lower().removeprefix("value error, ")
+        message = first["msg"].lower().removeprefix("value error, ")
         raise ConfigError(
-            place, f"{'.'.join(place)}: {wrong}, not {first['input']!r}"
+            place, f"{'.'.join(place)}: {message}, not {first['input']!r}"
         ) from None
 
 
 def _check_names(key: str, names: Sequence[str], find: Callable[[str], object]) -> None:
-    """Metrics and trackers exist.
-
-    Whether a metric is defined for a scenario is known only with its data.
-    """
+    """Check that the metrics or trackers with these names exist."""
     for name in names:
         try:
             find(name)
@@ -281,7 +270,7 @@ def _column(label: str, table: _Scenario, file: _File) -> Column:
     place = ("scenarios", label)
     name = table.use or label
     try:
-        scenario = scenarios.find(name)  # also of an installed package
+        scenario = scenarios.find(name)
     except ValueError as error:
         raise ConfigError((*place, "use") if table.use else place, str(error)) from None
     arguments = table.model_extra or {}
@@ -336,10 +325,11 @@ def _entries(column: Column, file: _File) -> Iterator[Entry]:
             uplink = uplink_of_tables(file.uplink, ("uplink",))
         else:
             uplink = uplink_of_tables(table.uplink, (*place, "uplink"))
-        base = configure(_start(name, column, file), table.model_extra or {}, place)
+        recommended = _recommended(name, column, file)
+        base = configure(recommended, table.model_extra or {}, place)
         for varied in combinations(table.vary, (*place, "vary")):
             row = configure(base, varied, (*place, "vary"))
-            candidates, refused = _offered(row, table.grid, (*place, "grid"))
+            candidates, refused = _candidates(row, table.grid, (*place, "grid"))
             if len(candidates) > 1 and column.arguments.get("val") == 0:
                 raise ConfigError(
                     ("scenarios", column.label),
@@ -353,44 +343,45 @@ def _entries(column: Column, file: _File) -> Iterator[Entry]:
             )
 
 
-def _offered(
+def _candidates(
     row: Algorithm, grid: Mapping[str, Any], place: KeyPath
 ) -> tuple[tuple[Candidate, ...], tuple[Refusal, ...]]:
-    """What a grid offers, and what of it the method does not take.
+    """The method with each of the settings of a grid.
+
+    Returns:
+        The candidates, and the settings that the method refuses.
 
     Raises:
-        ConfigError: it takes nothing of it, or a name or a type is wrong.
+        ConfigError: the method refuses all settings, or a name or type is wrong.
     """
     candidates, refused, errors = [], [], []
-    for chosen in combinations(grid, place):
+    for settings in combinations(grid, place):
+        parameters = flatten(settings)
         try:
-            candidates.append(Candidate(configure(row, chosen, place), flatten(chosen)))
+            candidates.append(Candidate(configure(row, settings, place), parameters))
         except RefusedSettings as error:
-            refused.append(Refusal(flatten(chosen), str(error)))
+            refused.append(Refusal(parameters, str(error)))
             errors.append(error)
     if not candidates:
         raise errors[0]
     return tuple(candidates), tuple(refused)
 
 
-def _start(name: str, column: Column, file: _File) -> Algorithm:
-    """The method as the scenario recommends it.
-
-    It trains locally as [sgd] and [scenarios.LABEL.sgd] say.
-    """
-    start: Any = column.scenario.algorithm(name)
-    if hasattr(start, "sgd"):
-        start = replace(start, sgd=configure(start.sgd, file.sgd, ("sgd",)))
-        settings = file.scenarios[column.label].sgd
+def _recommended(name: str, column: Column, file: _File) -> Algorithm:
+    """The scenario's method, with the settings in [sgd] and [scenarios.X.sgd]."""
+    algorithm: Any = column.scenario.algorithm(name)
+    if hasattr(algorithm, "sgd"):
+        sgd = configure(algorithm.sgd, file.sgd, ("sgd",))
         place = ("scenarios", column.label, "sgd")
-        start = replace(start, sgd=configure(start.sgd, settings, place))
-    return start
+        sgd = configure(sgd, file.scenarios[column.label].sgd, place)
+        algorithm = replace(algorithm, sgd=sgd)
+    return algorithm
 
 
 def _check_published(file: _File, entries: tuple[Entry, ...], quick: bool) -> None:
-    """Published figures must have a row and a column here.
+    """Check that published figures belong to rows and columns of the experiment.
 
-    A quick size may leave rows out.
+    The quick size may have fewer rows.
     """
     columns = list(file.scenarios)
     rows = list(dict.fromkeys(entry.row for entry in entries))

@@ -1,98 +1,91 @@
-"""Successive halving: candidates are compared early, and only the better ones go on.
+"""Successive halving: compare candidates early, and continue to train only the best
+ones.
 
-They are compared on validation data. K. Jamieson and A. Talwalkar, "Non-stochastic best
-arm identification and hyperparameter optimization", AISTATS 2016. Here the candidates
-are all settings of all methods. Settings of one method differ early, and methods late:
-the first cut leaves every method its best setting, and only the later ones leave
-methods out. A method that is left out still takes part in the decision, as it was then
-(`fedtailor.decision.best_method`). So methods are left out all at once, and late, when
-their order is nearly that of the end.
+K. Jamieson and A. Talwalkar, "Non-stochastic best arm identification and hyperparameter
+optimization", AISTATS 2016. The candidates are all settings of all methods, and they
+are compared on validation data. Settings of one method differ early, and methods differ
+late. So the first cut keeps the best setting of every method, and only later cuts
+eliminate methods. An eliminated method still takes part in the decision, with its
+results at that time (`fedtailor.decision.best_method`). So methods are eliminated late,
+when their order is nearly the final one.
 """
 
 from collections.abc import Sequence
 from math import floor
 
 SHARES = (1 / 12, 3 / 8)
-"""Of the rounds, after which candidates are cut.
+"""The cuts, as shares of the rounds.
 
-Of six methods with two settings each, as a table of one's own is compared, this takes
-12 (1/12) + 6 (3/8 - 1/12) + 2 (1 - 3/8) = 4 whole runs of 12.
+For six methods with two settings each, the training takes 12 (1/12) + 6 (3/8 - 1/12) +
+2 (1 - 3/8) = 4 full runs instead of 12.
 """
 FINALISTS = 2
-"""How many methods are trained to the end, and on every seed.
-
-They are training alone, and the one that is held against it.
+"""The number of methods that are trained to the end, on every seed: local training, and
+the method that is compared with it.
 """
 
 
-def cuts(rounds: int, every: int) -> list[int]:
-    """After how many rounds candidates are compared: ascending, below `rounds`.
+def cut_rounds(rounds: int, every: int) -> list[int]:
+    """The rounds after which candidates are compared: ascending, and below `rounds`.
 
-    It is always after an evaluation: so a candidate that goes on leaves the same
-    measurements as one that was never stopped.
+    There is an evaluation after each of these rounds. So a run that is stopped there
+    and resumed has the same measurements as one that is not stopped.
 
     Args:
-        rounds: of a whole run.
-        every: rounds between two evaluations.
+        rounds: number of rounds of a full run.
+        every: number of rounds between two evaluations.
     """
-    after_evaluations = {
-        max(floor(share * rounds / every), 1) * every for share in SHARES
-    }
-    return sorted(cut for cut in after_evaluations if cut < rounds)
+    evaluated = {max(floor(share * rounds / every), 1) * every for share in SHARES}
+    return sorted(cut for cut in evaluated if cut < rounds)
 
 
-def kept(methods: int, cuts: int) -> list[int]:
-    """How many methods go on after each cut, with their best setting.
+def methods_after_cuts(methods: int, cuts: int) -> list[int]:
+    """The number of methods that remain after each cut.
 
-    After the first cut all do, then they become fewer in equal ratios, down to
-    `FINALISTS`: of 6 methods after 2 cuts 6 and 2.
+    All methods remain after the first cut. Then their number decreases by equal ratios
+    down to `FINALISTS`. For example, 6 methods and 2 cuts give 6 and 2.
     """
-    least = min(FINALISTS, methods)
+    last = min(FINALISTS, methods)
     # A single cut is the last one.
     powers = [cut / (cuts - 1) for cut in range(cuts)] if cuts > 1 else [1.0] * cuts
-    counts = []
-    for power in powers:
-        # A little more than the quotient, which rounding may leave just below a whole
-        # number.
-        count = floor(methods * (least / methods) ** power + 1e-9)
-        counts.append(max(count, least))
-    return counts
+    # 1e-9: a rounding error may leave the product just below an integer.
+    return [
+        max(floor(methods * (last / methods) ** power + 1e-9), last) for power in powers
+    ]
 
 
-def survivors(
+def select(
     scores: Sequence[float | None],
     methods: Sequence[int],
     is_local: Sequence[bool],
     keep: int,
 ) -> list[int]:
-    """Which candidates go on: the best setting of each of the best methods.
+    """Select the best setting of each of the best methods.
 
-    The method that trains every client alone is always among them, in the last place if
-    need be: gains are measured against it.
+    Local training is always selected, if necessary in place of the worst selected
+    method, as other methods are compared with it.
 
     Args:
-        scores: on validation data, higher is better; None for a candidate that diverged
-            or was refused.
-        methods: the method that each candidate is a setting of, as a number.
-        is_local: whether it trains every client alone.
-        keep: how many go on.
+        scores: validation score of each candidate, higher is better; None if it
+            diverged or was refused.
+        methods: a number for the method of each candidate.
+        is_local: whether each candidate is local training.
+        keep: number of candidates to select.
 
     Returns:
-        Their positions, ascending.
+        Indices of the selected candidates, ascending.
     """
-    scored = [
-        (score, position) for position, score in enumerate(scores) if score is not None
-    ]
-    # Ties go to the candidate that was listed first.
+    scored = [(score, index) for index, score in enumerate(scores) if score is not None]
+    # Of equal scores, the first candidate is the best.
     scored.sort(key=lambda pair: (-pair[0], pair[1]))
 
     best_of_method: dict[int, int] = {}
-    for _, position in scored:
-        best_of_method.setdefault(methods[position], position)
+    for _, index in scored:
+        best_of_method.setdefault(methods[index], index)
     ranked = list(best_of_method.values())
 
-    chosen = ranked[:keep]
-    local = next((position for position in ranked if is_local[position]), None)
-    if local is not None and local not in chosen:
-        chosen = [*chosen[: keep - 1], local]
-    return sorted(chosen)
+    selected = ranked[:keep]
+    local = next((index for index in ranked if is_local[index]), None)
+    if local is not None and local not in selected:
+        selected = [*selected[: keep - 1], local]
+    return sorted(selected)

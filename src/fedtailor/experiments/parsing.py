@@ -1,4 +1,4 @@
-"""Hyper-parameters and models from the plain values of a file."""
+"""Build hyper-parameters and models from the values of a file."""
 
 import dataclasses
 import inspect
@@ -27,81 +27,81 @@ from fedtailor.protocol import (
 
 T = TypeVar("T")
 
-MOST_COMBINATIONS = 10_000
-"""Each is a training.
-
-More are a mistake, and would fill the memory before the first begins.
-"""
+MAX_COMBINATIONS = 10_000
+"""The largest number of combinations of a grid. Each of them is a run."""
 
 NONE = "none"
-"""How a file says None, for settings that may be None (TOML has no null)."""
+"""The word for None in a file, as TOML has no null."""
 
 
 class RefusedSettings(ConfigError):
-    """Values of the right types that the method does not take, alone or together."""
+    """The method refuses values of the right types, or their combination."""
 
 
 def configure(value: T, settings: Mapping[str, Any], place: KeyPath = ()) -> T:
-    """A method with some hyper-parameters set.
+    """Set hyper-parameters of a method, or of a part of it.
 
-    Tables set those of its parts (`sgd = {lr = 0.1}`).
+    Args:
+        value: the method.
+        settings: values by name. A table sets hyper-parameters of a part of the method,
+            as in `sgd = {lr = 0.1}`.
+        place: key path of the settings, for errors.
 
     Raises:
-        ConfigError: there is no such hyper-parameter, it cannot be set in a file, or it
-            is of another type.
+        ConfigError: a hyper-parameter does not exist, cannot be set in a file, or has
+            another type.
         RefusedSettings: the method refuses the values.
     """
     hints = typing.get_type_hints(type(value), include_extras=True)
     names = [field.name for field in dataclasses.fields(typing.cast(Any, value))]
     changes = {}
-    for name, given in settings.items():
-        here = (*place, name)
-        check_choice_at(name, names, here, "hyper-parameter")
+    for name, setting in settings.items():
+        key_path = (*place, name)
+        check_choice_at(name, names, key_path, "hyper-parameter")
         old = getattr(value, name)
-        if isinstance(given, Mapping):
-            part = old if is_hyperparameters(old) else _part(hints[name], here)
-            changes[name] = configure(part, given, here)
+        if isinstance(setting, Mapping):
+            part = old if is_hyperparameters(old) else _new_part(hints[name], key_path)
+            changes[name] = configure(part, setting, key_path)
         else:
-            changes[name] = coerce(given, hints[name], here)
+            changes[name] = coerce(setting, hints[name], key_path)
     try:
-        made = dataclasses.replace(typing.cast(Any, value), **changes)
-        check_trains(made)
-        return made
+        configured = dataclasses.replace(typing.cast(Any, value), **changes)
+        check_trains(configured)
+        return configured
     except ValueError as error:
-        # The error names the setting, as a rule.
-        named = [name for name in settings if name in str(error)]
-        raise RefusedSettings((*place, *named[:1]), str(error)) from None
+        # Most messages contain the name of the setting.
+        mentioned = [name for name in settings if name in str(error)]
+        raise RefusedSettings((*place, *mentioned[:1]), str(error)) from None
 
 
 def check_trains(part: Any, prefix: str = "") -> None:
-    """Refuse local training that does nothing.
-
-    In Python it is allowed, as the neutral element of the formulas.
+    """Refuse SGD with 0 steps, which is only useful in Python.
 
     Raises:
-        ValueError: with the setting's name, behind `prefix`.
+        ValueError: the number of steps or epochs is 0. The message has `prefix` before
+            the name of the setting.
     """
     if isinstance(part, SGD):
         name = "epochs" if part.steps is None else "steps"
         require(getattr(part, name) != 0, f"{prefix}{name} is 0; it must be 1 or more")
 
 
-def coerce(given: Any, hint: Any, place: KeyPath) -> Any:
-    """A value of a file as the type that an annotation asks for.
+def coerce(value: Any, annotation: Any, place: KeyPath) -> Any:
+    """Convert a value of a file to the type of an annotation.
 
     Raises:
-        ConfigError: it is of another type, or the type cannot be written in a file.
+        ConfigError: the value has another type, or the type cannot be used in a file.
     """
-    if given == NONE and type(None) in typing.get_args(hint):
+    if value == NONE and type(None) in typing.get_args(annotation):
         return None
     try:
-        # As JSON: there lists may stand for tuples, strictly.
-        text = json.dumps(given, default=str)
-        return TypeAdapter(hint).validate_json(text, strict=True)
+        # In strict mode, pydantic accepts a list for a tuple only in JSON.
+        text = json.dumps(value, default=str)
+        return TypeAdapter(annotation).validate_json(text, strict=True)
     except ValidationError as error:
         messages = dict.fromkeys(problem["msg"] for problem in error.errors())
-        wanted = " or ".join(messages).lower()
-        raise ConfigError(place, f"{place[-1]} is {given!r}; {wanted}") from None
+        expected = " or ".join(messages).lower()
+        raise ConfigError(place, f"{place[-1]} is {value!r}; {expected}") from None
     except PydanticSchemaGenerationError:
         raise ConfigError(
             place, f"{place[-1]} can be set in Python only, not in a file"
@@ -109,29 +109,30 @@ def coerce(given: Any, hint: Any, place: KeyPath) -> Any:
 
 
 def architecture(
-    given: str | Mapping[str, Any], place: KeyPath, *, own_files: bool = False
+    value: str | Mapping[str, Any], place: KeyPath, *, own_files: bool = False
 ) -> Architecture:
-    """A model of the zoo: its name, or a table `{use = "mlp", hidden = 128}`.
+    """Build the architecture that a file describes.
 
     Args:
-        given: what the file says.
-        place: where it says so.
-        own_files: whether `use = "FILE.py:FUNCTION"`, a function that makes an
-            architecture, may be given, too. Python files of experiments are the user's
-            own; a job's would be somebody else's.
+        value: the name of a model, or a table such as `{use = "mlp", hidden = 128}`.
+        place: key path of the setting, for errors.
+        own_files: also accept `use = "FILE.py:FUNCTION"`, a function that returns an
+            architecture. It runs the user's code, so it must be False for files of
+            other people, such as jobs.
 
     Raises:
-        ConfigError: there is no such model or argument, or a value has the wrong type.
+        ConfigError: the model or an argument does not exist, or a value has another
+            type.
     """
-    arguments = {"use": given} if isinstance(given, str) else dict(given)
+    arguments = {"use": value} if isinstance(value, str) else dict(value)
     name = arguments.pop("use", None)
     known = models.builders()
     if name is None:
         raise ConfigError(place, f"{place[-1]} needs a name: use = {' | '.join(known)}")
-    own = named_in_file(name) if own_files and isinstance(name, str) else None
-    if own is None:
+    in_file = named_in_file(name) if own_files and isinstance(name, str) else None
+    if in_file is None:
         check_choice_at(name, list(known), place, "model")
-    build = known[name] if own is None else _own_function(*own, place)
+    build = known[name] if in_file is None else _load_function(*in_file, place)
     hints = typing.get_type_hints(build)
     names = list(inspect.signature(build).parameters)
     for key in arguments:
@@ -141,26 +142,26 @@ def architecture(
         for key, value in arguments.items()
     }
     try:
-        built = build(**coerced)
+        result = build(**coerced)
     except (TypeError, ValueError) as error:
         raise ConfigError(place, str(error)) from None
     except Exception as error:
-        if own is None:
+        if in_file is None:
             raise
         raise ConfigError(
             place, f"{name} failed: {type(error).__name__}: {error}"
         ) from error
-    if not isinstance(built, Architecture):
+    if not isinstance(result, Architecture):
         raise ConfigError(
             place,
-            f"{name} gives {built!r}; it must give an architecture, such as"
+            f"{name} gives {result!r}; it must give an architecture, such as"
             " from_torch(...)",
         )
-    return built
+    return result
 
 
-def _own_function(path: Path, name: str, place: KeyPath) -> Callable[..., Any]:
-    """A function of a Python file."""
+def _load_function(path: Path, name: str, place: KeyPath) -> Callable[..., Any]:
+    """Load a function of a Python file."""
     try:
         function = getattr(module_of(path), name, None)
     except ValueError as error:
@@ -171,26 +172,24 @@ def _own_function(path: Path, name: str, place: KeyPath) -> Callable[..., Any]:
 
 
 def combinations(lists: Mapping[str, Any], place: KeyPath) -> list[dict[str, Any]]:
-    """Every combination of the values in a table of lists, as nested dicts.
-
-    Nested tables are for nested settings.
+    """All combinations of the values in a (nested) table of lists, as nested dicts.
 
     Raises:
-        ConfigError: a value is no list, or an empty one; or there are more than anybody
-            trains.
+        ConfigError: a value is not a list or is empty, or there are too many
+            combinations.
     """
     flat = list(_leaves(lists, place))
     count = math.prod(len(values) for _, values in flat)
-    if count > MOST_COMBINATIONS:
-        advice = f"at most {MOST_COMBINATIONS:,} are possible: shorten its lists"
+    if count > MAX_COMBINATIONS:
+        advice = f"at most {MAX_COMBINATIONS:,} are possible: shorten its lists"
         raise ConfigError(place, f"{place[-1]} has {count:,} combinations; {advice}")
     paths = [path for path, _ in flat]
-    every = product(*(values for _, values in flat))
-    return [_nested(zip(paths, values, strict=True)) for values in every]
+    products = product(*(values for _, values in flat))
+    return [_nested(zip(paths, values, strict=True)) for values in products]
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by dotted name."""
+    """Flatten nested settings to a dict by dotted name."""
     flat: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):
@@ -201,10 +200,10 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def check_choice_at(name: str, names: Sequence[str], place: KeyPath, what: str) -> None:
-    """Refuse a name that is not one of `names`.
+    """Require that a name is one of `names`.
 
     Raises:
-        ConfigError: with the nearest name, or all that are allowed.
+        ConfigError: it is not. The message suggests a similar name, or lists all names.
     """
     try:
         check_choice(name, names, what)
@@ -212,23 +211,23 @@ def check_choice_at(name: str, names: Sequence[str], place: KeyPath, what: str) 
         raise ConfigError(place, str(error)) from None
 
 
-def _part(hint: Any, place: KeyPath) -> Any:
-    """A new instance of the method that an annotation such as `SGD | None` names."""
-    is_union = isinstance(hint, types.UnionType) or typing.get_origin(hint)
-    for kind in typing.get_args(hint) if is_union else (hint,):
-        if isinstance(kind, type) and getattr(kind, "__is_hyperparameters__", False):
-            return kind()
+def _new_part(annotation: Any, place: KeyPath) -> Any:
+    """A default instance of the class in an annotation such as `SGD | None`."""
+    is_union = isinstance(annotation, types.UnionType) or typing.get_origin(annotation)
+    for cls in typing.get_args(annotation) if is_union else (annotation,):
+        if isinstance(cls, type) and getattr(cls, "__is_hyperparameters__", False):
+            return cls()
     raise ConfigError(place, f"{place[-1]} is no table; give it a value")
 
 
 def _leaves(
     lists: Mapping[str, Any], place: KeyPath
 ) -> Iterable[tuple[KeyPath, list[Any]]]:
-    """The lists of a table with the keys on the way to each."""
+    """The lists in a nested table, with their key paths."""
     for name, values in lists.items():
         if isinstance(values, Mapping):
-            for path, inner in _leaves(values, (*place, name)):
-                yield (name, *path), inner
+            for path, leaf in _leaves(values, (*place, name)):
+                yield (name, *path), leaf
         elif isinstance(values, list) and values:
             yield (name,), values
         else:
@@ -240,7 +239,7 @@ def _leaves(
 
 
 def _nested(settings: Iterable[tuple[KeyPath, Any]]) -> dict[str, Any]:
-    """Settings by the keys on the way to them, as nested dicts."""
+    """Build nested dicts from values and their key paths."""
     tree: dict[str, Any] = {}
     for path, value in settings:
         table = tree

@@ -1,4 +1,4 @@
-"""What a run scored on validation data, by which candidates are compared."""
+"""Validation scores of runs, by which candidates are compared."""
 
 from pathlib import Path
 
@@ -17,11 +17,11 @@ from fedtailor.storage.run_files import (
 
 
 def validation_score(path: Path) -> float | None:
-    """A run's score on validation data after the last round: higher is better.
+    """A finished run's validation score after its last round; higher is better.
 
     Returns:
-        The mean over clients of what the run is judged by, or minus it where lower is
-        better; None if the run diverged.
+        The mean over clients of the run's metric, negated if lower is better; None if
+        the run diverged.
 
     Raises:
         ValueError: the scenario has no validation data.
@@ -43,33 +43,34 @@ def validation_score(path: Path) -> float | None:
 
 
 def stored_score(path: Path, metric: Metric, rounds: int) -> float | None:
-    """As `validation_score`, after some of a run's rounds.
+    """A run's validation score after a given round; higher is better.
 
-    The run may have ended or not.
+    The run need not be finished.
 
     Returns:
-        None if it was not evaluated then.
+        The score as in `validation_score`; None if the run was not evaluated after this
+        round.
 
     Raises:
-        Damaged: the directory does not hold what was written to it.
+        Damaged: a file of the run is damaged.
     """
     if not (path / METRICS).exists():
         return None
-    (state,) = check(path)
-    if not state.whole:
-        raise Damaged(state.what)
-    is_wanted = _is_validation(metric.name) & (pl.col("round") == rounds)
-    mean = read_frame(path / METRICS).filter(is_wanted)["value"].mean()
+    (finding,) = check(path)
+    if not finding.whole:
+        raise Damaged(finding.what)
+    selected = _is_validation(metric.name) & (pl.col("round") == rounds)
+    mean = read_frame(path / METRICS).filter(selected)["value"].mean()
     if not isinstance(mean, float):
         return None
     return mean if metric.higher_is_better else -mean
 
 
 def has_diverged(path: Path) -> bool:
-    """Whether a run has ended because something became NaN or infinite."""
+    """Whether a run ended because a value became NaN or infinite."""
     return (path / SUMMARY).exists() and "diverged" in read_summary(path / SUMMARY)
 
 
 def _is_validation(metric: str) -> pl.Expr:
-    """The measurements of seen clients on their validation data."""
+    """A filter for the metric's values of seen clients on validation data."""
     return (pl.col("split") == "val") & (pl.col("metric") == metric) & ~pl.col("unseen")

@@ -1,4 +1,4 @@
-"""`Scenario`: data, a model and settings that belong together, under one name."""
+"""`Scenario`: a named combination of data, model and recommended settings."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -16,19 +16,19 @@ from fedtailor.protocol import SGD, Algorithm, require
 
 
 def defaults_with(sgd: SGD) -> Callable[[str], Algorithm]:
-    """A `Scenario.default`: methods with their defaults, trained locally by `sgd`.
+    """A value for `Scenario.default`: methods with default settings, except for `sgd`.
 
-    A method that is defined for plain SGD only does without the momentum, and one that
-    the rate does not suit keeps its own local training.
+    If a method refuses momentum, it is omitted. If it refuses the learning rate as
+    well, its default SGD is used.
     """
 
     def recommended(name: str) -> Algorithm:
         kind: Any = Algorithm.registry[name]
         if "sgd" not in inspect.signature(kind).parameters:
             return kind()
-        for local in (sgd, replace(sgd, momentum=0.0)):
+        for candidate in (sgd, replace(sgd, momentum=0.0)):
             with suppress(ValueError):
-                return kind(sgd=local)
+                return kind(sgd=candidate)
         return kind()
 
     return recommended
@@ -39,19 +39,19 @@ class Scenario:
     """A reproducible setting for comparing methods.
 
     Attributes:
-        name: on the command line.
+        name: name on the command line.
         description: one line.
-        build: seed -> the federation. Its keyword-only parameters are the scenario's
-            sizes: annotated, with defaults as published.
-        model: what is trained.
-        rounds: how many rounds the settings are meant for.
-        settings: method name -> the method as this scenario recommends it; others run
-            with `default`.
-        default: method name -> the method as recommended where `settings` has none.
-        participation: who reports in a round: a share of the seen clients, or (from 2)
-            a number of them.
-        source: where the scenario was published.
-        data: the data set that it needs; "" where nothing has to be at hand.
+        build: a function of the seed that returns the federation. Its keyword-only
+            parameters, which have annotations and defaults, are the scenario's
+            parameters.
+        model: the architecture.
+        rounds: number of rounds for which the settings are meant.
+        settings: the recommended methods by name.
+        default: method name -> method, for methods that are not in `settings`.
+        participation: share (up to 1) or number (from 2) of the seen clients that
+            report in a round.
+        source: publication of the scenario.
+        data: the data set that it needs; "" if it needs no files.
     """
 
     name: str
@@ -67,58 +67,54 @@ class Scenario:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The scenario's sizes, by name, with their defaults."""
-        return {name: parameter.default for name, parameter in self._sizes().items()}
+        """Names and defaults of the scenario's parameters."""
+        return {name: value.default for name, value in self._parameters().items()}
 
     def origin(self, seed: int) -> dict[str, Any]:
-        """What a run's directory says of its data, so that they can be made again."""
+        """The entries of a run's manifest from which its data can be rebuilt."""
         return {"scenario": self.name, "seed": seed, "parameters": self.parameters}
 
     def sized(self, **arguments: Any) -> "Scenario":
-        """The same scenario with other defaults of some of its `parameters`.
+        """The same scenario with other defaults for some of its parameters.
 
         Raises:
-            ValueError: there is no such parameter, or a value is of another type.
+            ValueError: a parameter does not exist, or a value has another type.
         """
-        sizes = self._sizes()
+        parameters = self._parameters()
         for name, value in arguments.items():
-            allowed = ", ".join(sizes) or "none"
+            allowed = ", ".join(parameters) or "none"
             require(
-                name in sizes,
+                name in parameters,
                 f"{self.name} has no parameter {name!r}; its parameters are: {allowed}",
             )
-            arguments[name] = self._checked(name, value, sizes[name].annotation)
+            arguments[name] = self._validate(name, value, parameters[name].annotation)
         return replace(self, build=partial(self.build, **arguments))
 
-    def _sizes(self) -> dict[str, inspect.Parameter]:
-        found = inspect.signature(self.build).parameters
+    def _parameters(self) -> dict[str, inspect.Parameter]:
         return {
             name: parameter
-            for name, parameter in found.items()
+            for name, parameter in inspect.signature(self.build).parameters.items()
             if parameter.kind is parameter.KEYWORD_ONLY
         }
 
-    def _checked(self, name: str, value: Any, kind: Any) -> Any:
-        """A value of the annotated kind.
-
-        Whole numbers serve as floats, and lists (as in TOML) as tuples.
-        """
+    def _validate(self, name: str, value: Any, annotation: Any) -> Any:
+        """Validate the type of a value; integers are valid floats, and lists tuples."""
         try:
-            given = tuple(value) if isinstance(value, list) else value
-            return TypeAdapter(kind).validate_python(given, strict=True)
+            converted = tuple(value) if isinstance(value, list) else value
+            return TypeAdapter(annotation).validate_python(converted, strict=True)
         except ValidationError as error:
             messages = (problem["msg"] for problem in error.errors())
-            wanted = [text.removeprefix("Input should be ") for text in messages]
+            expected = [text.removeprefix("Input should be ") for text in messages]
             raise ValueError(
                 f"{self.name}: {name} is {value!r}; it must be"
-                f" {' or '.join(dict.fromkeys(wanted))}"
+                f" {' or '.join(dict.fromkeys(expected))}"
             ) from None
 
     def algorithm(self, name: str) -> Algorithm:
-        """A method as this scenario recommends it.
+        """The method that this scenario recommends under a name.
 
         Raises:
-            ValueError: there is no such method.
+            ValueError: the method does not exist.
         """
         registered = find_algorithm(name).about.name
         if registered in self.settings:

@@ -1,4 +1,4 @@
-"""What happens to an update before it leaves a client, as files and options write it."""
+"""Parse the uplink, the transforms of the clients' updates, from files and options."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,13 +12,11 @@ from fedtailor.protocol import Pipeline, require
 
 
 def uplink_of_tables(entries: Sequence[Mapping[str, Any]], place: KeyPath) -> Pipeline:
-    """The transforms of a list of tables.
-
-    Such as `[{use = "clip", norm = 0.5}, {use = "quantize"}]`.
+    """Build transforms from tables, `[{use = "clip", norm = 0.5}, {use = "quantize"}]`.
 
     Raises:
-        ConfigError: a transform or setting is unknown or has a wrong value, or their
-            order is wrong.
+        ConfigError: a transform or a setting is unknown, a value is wrong, or the order
+            of the transforms is wrong.
     """
     transforms = []
     for entry in entries:
@@ -45,13 +43,12 @@ def uplink_of_tables(entries: Sequence[Mapping[str, Any]], place: KeyPath) -> Pi
 
 
 def uplink_of_texts(texts: Sequence[str]) -> Pipeline:
-    """The transforms of texts, such as `clip:0.5`.
+    """Build transforms from options such as `gaussian-noise:1.1,norm=0.5,by=client`.
 
-    Behind the colon the first setting of a transform may stand without its name, as in
-    `gaussian-noise:1.1,norm=0.5,by=client`.
+    The name of the first setting can be omitted.
 
     Raises:
-        ValueError: as `uplink_of_tables`.
+        ValueError: as for `uplink_of_tables`.
     """
     entries = []
     for text in texts:
@@ -67,13 +64,13 @@ def uplink_of_texts(texts: Sequence[str]) -> Pipeline:
             if not equals:
                 first = fields(cast(Any, transform))[0]
                 key, value = first.name, key
-            entry[key] = _value(value)
+            entry[key] = _parse_value(value)
         entries.append(entry)
     return uplink_of_tables(entries, ())
 
 
-def _value(text: str) -> Any:
-    """A number, true or false, or else a text."""
+def _parse_value(text: str) -> Any:
+    """Convert text to a number or boolean if possible."""
     try:
         return json.loads(text)
     except ValueError:

@@ -1,7 +1,4 @@
-"""Who holds which data.
-
-Federations, how to build them, and how to make clients differ.
-"""
+"""Federations: clients and their data, builders, partitioners and transforms."""
 
 from fedtailor.federation import datasets
 from fedtailor.federation.build import from_arrays, from_partition

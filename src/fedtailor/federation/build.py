@@ -1,4 +1,4 @@
-"""Federations from arrays with the client of every row, and from partitioned data."""
+"""Build federations from arrays, or from a data set and a partitioner."""
 
 from numbers import Real
 from typing import Any, Literal
@@ -7,10 +7,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedtailor.federation.checks import MAX_CLASSES, check_seed, plain_array, plain_text
-from fedtailor.federation.dataset import Dataset, encode
+from fedtailor.federation.dataset import Dataset, encode, numbered_names
 from fedtailor.federation.federation import Federation, Ragged
 from fedtailor.federation.partition import Natural, Partitioner
 from fedtailor.federation.splits import (
+    Splits,
     Unseen,
     choose_unseen,
     draw_splits,
@@ -35,51 +36,51 @@ def from_arrays(
     name: str = "own data",
     seed: int = 0,
 ) -> Federation:
-    """A federation from arrays with the client of every row.
+    """Build a federation from arrays with one entry per example.
 
     Args:
         x: [N, ...] inputs: uint8, float32 or float64, or int32 token ids.
-        y: [N] integer labels, labels of text (encoded in sorted order; the names are
-            kept), or [N, ...] float targets.
-        client: [N] who holds the row: integers or text.
+        y: [N] integer labels, or text labels (encoded in sorted order, and kept as
+            class names), or [N, ...] float targets.
+        client: [N] the client of each row, as integers or text.
         test, val: fractions of each client's rows, stratified by class; see
             `draw_splits`.
-        split: [N] "train", "val" or "test" for every row, instead of drawing the test
-            rows; where it marks no validation rows, `val` takes them from the training
-            rows.
-        group: [N] the true group of the row's client, the same in all its rows.
+        split: [N] "train", "val" or "test" for each row. By default test rows are drawn
+            at random. If no row is marked "val", validation rows are drawn from the
+            training rows.
+        group: [N] the true group of each row's client, equal in all rows of a client.
         unseen: clients that never train: a count, a fraction or names.
-        classes: number of classes; by default one more than the largest label for
-            integers, of which then every one from 0 on must occur; None for floats.
+        classes: number of classes; None for regression. By default it is inferred: None
+            for float targets; for integer labels the largest label plus 1, and every
+            label must occur.
         shift, scale: the model's input is (x - shift) * scale.
-        name: what tables call the data.
-        seed: of the splits and of the unseen clients.
+        name: name of the data in tables.
+        seed: random seed of the splits and of the choice of unseen clients.
 
     Returns:
-        The federation; clients stand in the sorted order of their names.
+        The federation, with clients sorted by name.
 
     Raises:
-        ValueError: the data do not fit together; the message names the client and the
-            remedy.
+        ValueError: the arrays are inconsistent. The message names the client and says
+            what to do.
     """
     columns = {"x": x, "y": y, "client": client, "split": split, "group": group}
-    missing = [what for what in ("x", "y", "client") if columns[what] is None]
-    require(
-        not missing,
-        f"{missing[0] if missing else 'x'} is None; give one entry for each example",
-    )
+    for key in ("x", "y", "client"):
+        require(
+            columns[key] is not None, f"{key} is None; give one entry for each example"
+        )
     arrays = {
-        what: plain_array(column, what)
-        for what, column in columns.items()
+        key: plain_array(column, key)
+        for key, column in columns.items()
         if column is not None
     }
     _check_shapes(arrays)
-    # Labels and clients become numbers 0, 1, ...; what they stand for is kept as names.
-    y, label_count, class_names = _labels(arrays["y"])
-    owners, names = _clients(arrays["client"])
+    # Labels and clients are encoded as 0, 1, ..., and their names are kept.
+    y, label_count, class_names = _encode_labels(arrays["y"])
+    client_of_row, names = _encode_clients(arrays["client"])
     if classes == "infer":
-        classes = _number_of_classes(y, label_count, class_names)
-    rows = _by_owner(owners, len(names))
+        classes = _checked_class_count(y, label_count, class_names)
+    rows = Ragged.from_owners(client_of_row, len(names))
     if split is None:
         splits = draw_splits(rows, y, names, test=test, val=val, seed=seed)
     else:
@@ -89,7 +90,7 @@ def from_arrays(
         y,
         *splits,
         names,
-        groups=None if group is None else _groups(arrays["group"], rows, names),
+        groups=None if group is None else _client_groups(arrays["group"], rows, names),
         unseen=choose_unseen(unseen, names, seed),
         classes=classes,
         shift=shift,
@@ -109,46 +110,43 @@ def from_partition(
     name: str | None = None,
     seed: int = 0,
 ) -> Federation:
-    """A federation from a data set and a rule that assigns its examples to clients.
+    """Build a federation from a data set and a partitioner.
 
     Args:
-        data: the examples. What nobody gets is left out of the federation's pool.
+        data: the data set. Examples that no client gets are not part of the federation.
         partitioner: IID, ClassesPerClient, Shards, DirichletByClass, DirichletByClient,
             Natural, or a function of the data set and a seed that returns one array of
-            rows for each client.
-        test: a fraction of each client's rows, drawn from all examples of the data set,
-            stratified by class; "published": a client tests on those of its rows that
-            the publishers hold out;
-            "common": only the other examples are assigned, and every client tests on
-                all that the publishers hold out.
-        val: fraction of each client's rows (with "published" and "common", of its
-            training rows).
+            row numbers per client.
+        test: a fraction: test rows are drawn from each client's rows, stratified by
+            class. "published": a client's test rows are those of its rows that belong
+            to the published test set. "common": only the training examples are
+            partitioned, and every client tests on the whole published test set.
+        val: fraction of each client's rows, or, with "published" and "common", of its
+            training rows.
         unseen: clients that never train: a count, a fraction or names.
-        name: what tables call the federation; by default the data set's name.
-        seed: of the partition, the splits and the unseen clients.
+        name: name of the federation in tables; by default the data set's name.
+        seed: random seed of the partition, the splits and the choice of unseen clients.
 
     Returns:
-        The federation; clients stand in the partitioner's order.
+        The federation, with clients in the partitioner's order.
 
     Raises:
-        ValueError: the rule cannot be followed with these data; the message names the
-            remedy.
+        ValueError: the partitioner cannot be applied to the data. The message says what
+            to do.
     """
     if isinstance(test, str):
         check_choice(test, ("published", "common"), "kind of test set")
         names, splits = _published_splits(data, partitioner, test, val, seed)
     else:
-        names, parts = _parts(data, partitioner, seed)
+        names, parts = _partition(data, partitioner, seed)
         splits = draw_splits(
             Ragged.of(parts), data.y, names, test=test, val=val, seed=seed
         )
-    x, y, (train, vals, tests) = _compact(data, *splits)
+    x, y, splits = _remove_unused(data, splits)
     return Federation(
         x,
         y,
-        train,
-        vals,
-        tests,
+        *splits,
         names,
         unseen=choose_unseen(unseen, names, seed),
         classes=data.classes,
@@ -159,14 +157,16 @@ def from_partition(
     )
 
 
-def _labels(y: NDArray[Any]) -> tuple[NDArray[Any], int | None, tuple[str, ...] | None]:
-    """What a column of targets is.
+def _encode_labels(
+    y: NDArray[Any],
+) -> tuple[NDArray[Any], int | None, tuple[str, ...] | None]:
+    """Encode labels as integers; float targets are unchanged.
 
     Returns:
-        Targets, the number of classes and the names of the classes; None where there
-        are no classes, or no names.
+        The labels or targets, the number of classes (None for float targets), and the
+        class names (None unless the labels were text or booleans).
     """
-    # Data frames may hold numbers as objects.
+    # Data frames may have numbers in columns of dtype object.
     if y.dtype.kind == "O" and all(isinstance(value, Real) for value in y.flat):
         y = np.array(y.tolist())
     if y.dtype.kind in "USO":
@@ -179,50 +179,52 @@ def _labels(y: NDArray[Any]) -> tuple[NDArray[Any], int | None, tuple[str, ...] 
     return y, None, None
 
 
-def _number_of_classes(
+def _checked_class_count(
     y: NDArray[Any], count: int | None, names: tuple[str, ...] | None
 ) -> int | None:
-    """The number of classes, checked.
+    """Check labels, and return the number of classes.
+
+    A label between 0 and the largest one that does not occur is an error: most often
+    the largest label is mistyped, and the model would get an output for every number
+    below it.
 
     Args:
         y: labels or targets.
-        count: one more than the largest label; None where the targets are no labels.
-        names: of the classes, where labels were text.
+        count: the largest label plus 1; None for float targets.
+        names: the class names, if labels were text.
 
     Returns:
         `count`.
 
     Raises:
-        ValueError: one class only, labels below 0, or a label that no row has: most
-            often a mistyped one, which would make a model with an output for every
-            number below it.
+        ValueError: there is only one class, or a label is negative or does not occur.
     """
     if count is None or not y.size:
         return count
     if names is None:
-        least = int(y.min())
-        if least < 0:
-            signs = set(y.flat[:1000]) == {-1, 1}
-            advice = "recode -1 as 0" if signs else "recode the labels as 0, 1, ..."
-            row = int(np.argwhere(y == least)[0][0])
+        smallest = int(y.min())
+        if smallest < 0:
+            are_signs = set(y.flat[:1000]) == {-1, 1}
+            advice = "recode -1 as 0" if are_signs else "recode the labels as 0, 1, ..."
+            row = int(np.argwhere(y == smallest)[0][0])
             raise ValueError(
-                f"row {row} has label {least}, and labels count from 0; {advice}, or"
+                f"row {row} has label {smallest}, and labels count from 0; {advice}, or"
                 " give them as text"
             )
-        # In sequences a symbol of the alphabet may well be missing.
+        # Sequences (ndim > 1) need not contain every symbol of the alphabet.
         if y.ndim == 1:
-            _refuse_gaps(y, count)
+            _require_all_labels(y, count)
     if count == 1:
-        what = repr(names[0]) if names else 0
+        label = repr(names[0]) if names else 0
         raise ValueError(
-            f"every row has the label {what}; with one class there is nothing to learn:"
+            f"every row has the label {label}; with one class there is nothing to learn:"
             " check the labels"
         )
     return count
 
 
-def _refuse_gaps(y: NDArray[Any], count: int) -> None:
-    """Refuse labels of which one in 0..count-1 does not occur."""
+def _require_all_labels(y: NDArray[Any], count: int) -> None:
+    """Require that every label in 0..count-1 occurs."""
     labels = np.unique(y)
     if len(labels) == count:
         return
@@ -231,11 +233,10 @@ def _refuse_gaps(y: NDArray[Any], count: int) -> None:
             f"the labels are {labels[0]} to {labels[-1]}; labels count from 0: subtract"
             f" {labels[0]}"
         )
-    # The first gap (-1 before all labels, so that a missing 0 is one); the label behind
-    # it is the one that may be mistyped.
-    present = np.concatenate([[-1], labels])
-    gap = int(np.argmax(np.diff(present) > 1))
-    missing = int(present[gap]) + 1
+    # Find the first gap. -1 is prepended so that a missing label 0 is a gap as well.
+    # The label after the gap may be mistyped.
+    gap = int(np.argmax(np.diff(labels, prepend=-1) > 1))
+    missing = int(labels[gap - 1]) + 1 if gap else 0
     after = labels[gap]
     row = int(np.argmax(y == after))
     advice = (
@@ -251,24 +252,24 @@ def _refuse_gaps(y: NDArray[Any], count: int) -> None:
 
 
 def _check_shapes(arrays: dict[str, NDArray[Any]]) -> None:
-    """Refuse columns that are not of the length of x.
-
-    All but x and y must have a single axis.
-    """
+    """Require columns of equal length, with a single axis except for x and y."""
     x = arrays["x"]
     require(x.ndim >= 1, "x has no rows; give one for each example")
-    for what, column in arrays.items():
-        is_column = what in ("x", "y") or column.ndim == 1
-        fits = is_column and column.shape[:1] == x.shape[:1]
+    for key, column in arrays.items():
+        is_column = key in ("x", "y") or column.ndim == 1
         require(
-            fits,
-            f"x has {len(x)} rows and {what} has shape {column.shape}; give one entry"
+            is_column and column.shape[:1] == x.shape[:1],
+            f"x has {len(x)} rows and {key} has shape {column.shape}; give one entry"
             " for each row of x",
         )
 
 
-def _clients(client: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """The position of each row's client among the sorted clients, and their names."""
+def _encode_clients(client: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Number the clients in sorted order.
+
+    Returns:
+        The client number of each row [N], and the clients' names.
+    """
     if client.ndim != 1 or client.dtype.kind not in "iuUSO":
         raise ValueError(
             f"client is {client.dtype} of shape {client.shape}; give one integer or"
@@ -278,27 +279,21 @@ def _clients(client: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     return encode(plain_text(client, "client") if is_text else client)
 
 
-def _by_owner(owners: NDArray[np.int64], clients: int) -> Ragged:
-    """The rows of each client, from the client of each row [N]."""
-    sizes = np.bincount(owners, minlength=clients)
-    return Ragged.cut(np.argsort(owners, kind="stable"), sizes)
-
-
-def _groups(
+def _client_groups(
     group: NDArray[Any], rows: Ragged, names: tuple[str, ...]
 ) -> NDArray[np.int64]:
-    """The group of each client, from that of each row.
+    """The group of each client, from the group of each row.
 
     Args:
-        group: [N] of any kind.
-        rows: of each client.
-        names: of the clients, for messages.
+        group: [N] integers, booleans or text.
+        rows: the rows of each client.
+        names: the clients' names, for messages.
 
     Returns:
-        [m] numbers 0, 1, ... in the sorted order of the groups.
+        [m] group numbers 0, 1, ... in the sorted order of the groups.
 
     Raises:
-        ValueError: rows of one client are in different groups.
+        ValueError: a client's rows are in different groups.
     """
     if group.dtype.kind not in "iubUSO":
         raise ValueError(
@@ -306,11 +301,11 @@ def _groups(
         )
     is_text = group.dtype.kind not in "iub"
     codes, values = encode(plain_text(group, "group") if is_text else group)
-    # The group of each client's first row, which all its other rows must have.
+    # All rows of a client must have the group of its first row.
     first = codes[rows.rows[rows.offsets[:-1]]]
-    differs = codes[rows.rows] != first[rows.owners]
-    if differs.any():
-        entry = int(np.argmax(differs))
+    is_different = codes[rows.rows] != first[rows.owners]
+    if is_different.any():
+        entry = int(np.argmax(is_different))
         client, row = int(rows.owners[entry]), rows.rows[entry]
         raise ValueError(
             f"client {names[client]!r} is in group {values[first[client]]!r} and, in"
@@ -319,60 +314,63 @@ def _groups(
     return first
 
 
-def _parts(
+def _partition(
     data: Dataset, partitioner: Partitioner, seed: int
 ) -> tuple[tuple[str, ...], list[NDArray[Any]]]:
-    """Who gets what.
+    """Partition a data set.
 
     Returns:
-        The clients' names, and one array of rows for each.
+        The clients' names, and one array of row numbers per client.
     """
     if isinstance(partitioner, Natural):
-        named = partitioner.named(data)
-        return tuple(named), list(named.values())
+        rows_of_client = partitioner.named(data)
+        return tuple(rows_of_client), list(rows_of_client.values())
     parts = partitioner(data, check_seed(seed))
     _check_parts(data, parts)
-    # Numbers of one width, so that names sort as numbers do.
-    digits = len(str(max(len(parts) - 1, 0)))
-    names = tuple(f"client-{number:0{digits}d}" for number in range(len(parts)))
-    return names, parts
+    return numbered_names(len(parts)), parts
 
 
 def _check_parts(data: Dataset, parts: list[NDArray[Any]]) -> None:
-    """Refuse what a partitioner returned where it names no rows, or one row twice."""
+    """Require row numbers that exist and are assigned at most once."""
     rows = Ragged.of(parts).rows
     require(
         not len(rows) or rows.max() < len(data),
         f"the partitioner gives row {rows.max(initial=0)}, and {data.name} has"
         f" {len(data)} examples, counted from 0",
     )
-    twice = np.flatnonzero(np.bincount(rows, minlength=1) > 1)
+    counts = np.bincount(rows, minlength=1)
     require(
-        not len(twice),
-        f"the partitioner gives row {twice[0] if len(twice) else 0} twice; deal every"
-        " row once",
+        counts.max() <= 1,
+        f"the partitioner gives row {np.argmax(counts > 1)} twice; deal every row once",
     )
 
 
 def _published_splits(
     data: Dataset, partitioner: Partitioner, test: str, val: float, seed: int
-) -> tuple[tuple[str, ...], tuple[Ragged, Ragged, Ragged]]:
-    """Each client's rows, where the publishers have chosen the test examples.
+) -> tuple[tuple[str, ...], Splits]:
+    """Partition a data set that has a published test set.
+
+    Args:
+        data: the data set.
+        partitioner: the partitioner.
+        test: "published" or "common", as for `from_partition`.
+        val: fraction of each client's training rows.
+        seed: random seed.
 
     Returns:
-        Names of the clients, and their (train, val, test) rows.
+        The clients' names, and their (train, val, test) rows.
     """
     if data.test is None:
         raise ValueError(
             f"{data.name} has no published test examples; give test as a fraction"
         )
     if test == "common":
-        # The partitioner sees training examples only; its row numbers count these.
+        # Partition the training examples only, and map to row numbers of all examples.
         training = np.flatnonzero(~data.test)
-        names, parts = _parts(data.take(training), partitioner, seed)
+        names, parts = _partition(data.take(training), partitioner, seed)
         rows = Ragged.of([training[part] for part in parts])
     else:
-        names, parts = _parts(data, partitioner, seed)
+        names, parts = _partition(data, partitioner, seed)
         rows = Ragged.of(parts)
     split = np.where(data.test, "test", "train")
     train, vals, tests = follow_splits(rows, split, data.y, names, val=val, seed=seed)
@@ -381,20 +379,20 @@ def _published_splits(
     return names, (train, vals, tests)
 
 
-def _compact(
-    data: Dataset, *splits: Ragged
-) -> tuple[NDArray[Any], NDArray[Any], list[Ragged]]:
-    """The pool without the examples that no client has.
+def _remove_unused(
+    data: Dataset, splits: Splits
+) -> tuple[NDArray[Any], NDArray[Any], Splits]:
+    """Remove the examples that no client has.
 
     Returns:
-        x, y, and the splits with the rows' new numbers.
+        The remaining x and y, and the splits with new row numbers.
     """
-    used = np.zeros(len(data), np.bool_)
-    for part in splits:
-        used[part.rows] = True
-    if used.all():
-        return data.x, data.y, list(splits)
-    # How many used rows stand before each one.
-    new_number = np.cumsum(used) - 1
-    renumbered = [part.renumber(new_number[part.rows]) for part in splits]
-    return data.x[used], data.y[used], renumbered
+    is_used = np.zeros(len(data), np.bool_)
+    for split in splits:
+        is_used[split.rows] = True
+    if is_used.all():
+        return data.x, data.y, splits
+    # The new number of a row is the number of used rows before it.
+    new_row = np.cumsum(is_used) - 1
+    train, val, test = (split.renumber(new_row[split.rows]) for split in splits)
+    return data.x[is_used], data.y[is_used], (train, val, test)

@@ -1,6 +1,6 @@
-"""Checks of what users give that several parts of this room share.
+"""Checks of user input, shared by the modules of `fedtailor.federation`.
 
-Every failure is one line with the remedy.
+Every error message is one line that says what to do.
 """
 
 import math
@@ -14,18 +14,18 @@ from numpy.typing import ArrayLike, NDArray
 from fedtailor.protocol import require
 
 SPLITS = ("train", "val", "test")
-"""The splits of a client's examples, in the order in which everything lists them."""
+"""The splits of a client's examples, in the order that is used everywhere."""
 
 MAX_CLASSES = 100_000
-"""A model has an output for every class.
+"""The largest number of classes.
 
-More than these take gigabytes for what is usually a column of numbers.
+A model has an output for every class. More classes would take gigabytes, and are
+usually a column of numbers that was mistaken for labels.
 """
 
 MAX_SEED = 2**32 - 1
-"""JAX's keys are made of 32 bits.
-
-Larger seeds, and negative ones, would share their keys with others.
+"""The largest seed. JAX makes keys from 32 bits, so that larger or negative seeds would
+have the same keys as others.
 """
 
 
@@ -36,7 +36,7 @@ def check_seed(seed: Any) -> int:
         The seed as an int.
 
     Raises:
-        ValueError: it is no whole number in 0..2^32 - 1.
+        ValueError: the seed is not an integer in 0..2^32 - 1.
     """
     check_integer(seed, "seed", 0)
     require(
@@ -45,79 +45,77 @@ def check_seed(seed: Any) -> int:
     return int(seed)
 
 
-def check_integer(value: Any, what: str, least: int) -> None:
-    """Refuse what is no whole number, or below `least`.
+def check_integer(value: Any, name: str, minimum: int) -> None:
+    """Require an integer of at least `minimum`.
 
     Raises:
-        ValueError: with the name `what`.
+        ValueError: the value is something else. The message calls it `name`.
     """
-    whole = isinstance(value, Integral) and not isinstance(value, bool)
-    require(whole, f"{what} is {shown(value)}; it must be a whole number")
-    require(int(value) >= least, f"{what} is {value}; it must be {least} or more")
+    is_integer = isinstance(value, Integral) and not isinstance(value, bool)
+    require(is_integer, f"{name} is {short_repr(value)}; it must be a whole number")
+    require(int(value) >= minimum, f"{name} is {value}; it must be {minimum} or more")
 
 
-def check_finite(value: Any, what: str) -> None:
-    """Refuse what is no number, NaN or infinite.
+def check_finite(value: Any, name: str) -> None:
+    """Require a finite number.
 
     Raises:
-        ValueError: with the name `what`.
+        ValueError: the value is something else. The message calls it `name`.
     """
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     require(
         is_number and math.isfinite(value),
-        f"{what} is {shown(value)}; it must be a finite number",
+        f"{name} is {short_repr(value)}; it must be a finite number",
     )
 
 
-def shown(value: Any) -> str:
-    """A value for a message: in one line, and short."""
+def short_repr(value: Any) -> str:
+    """`repr` of a value in one line of at most 60 characters, for messages."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def check_memory(numbers: float, itemsize: int, what: str) -> None:
-    """Refuse at once what could never fit into this machine.
+def check_memory(count: float, itemsize: int, name: str) -> None:
+    """Require that arrays fit into the memory of this machine.
 
-    A mistyped size would stop the machine instead.
+    A mistyped size would freeze the machine otherwise.
 
     Args:
-        numbers: how many numbers the arrays hold.
-        itemsize: bytes of each.
-        what: what asks for them, for the message.
+        count: number of entries of the arrays.
+        itemsize: bytes per entry.
+        name: what needs the arrays, for the message.
 
     Raises:
-        ValueError: they need more bytes than the machine has.
+        ValueError: the arrays need more bytes than the machine has.
     """
-    needed = numbers * itemsize
+    required = count * itemsize
     installed = _memory()
-    gib = needed / 2**30
-    installed_gib = installed / 2**30
     require(
-        needed <= installed,
-        f"{what} needs {gib:,.0f} GiB of memory, and this machine has"
-        f" {installed_gib:.0f}",
+        required <= installed,
+        f"{name} needs {required / 2**30:,.0f} GiB of memory, and this machine has"
+        f" {installed / 2**30:.0f}",
     )
 
 
-def plain_array(values: ArrayLike, what: str) -> NDArray[Any]:
-    """What a user gave, as an ordinary array.
+def plain_array(values: ArrayLike, name: str) -> NDArray[Any]:
+    """Convert user input to a NumPy array without mask.
 
     Args:
-        values: an array, or anything that NumPy makes one of.
-        what: its name, for messages.
+        values: an array, or anything that NumPy converts to an array.
+        name: its name, for messages.
 
     Returns:
-        A NumPy array without mask; the user's own where it was one.
+        The array, without a copy if `values` is a NumPy array.
 
     Raises:
-        ValueError: rows of different lengths, something that is no array, or masked
-            entries.
+        ValueError: the values have rows of different lengths, are no array, or have
+            masked entries.
     """
     try:
         array = np.asanyarray(values)
     except ValueError:
         raise ValueError(
-            f"{what} is no array: its rows differ in length or kind; give every row the"
+            f"{name} is no array: its rows differ in length or kind; give every row the"
             " same shape"
         ) from None
     if isinstance(array, np.ma.MaskedArray):
@@ -125,32 +123,32 @@ def plain_array(values: ArrayLike, what: str) -> NDArray[Any]:
         if masked.any():
             row = int(np.argwhere(masked)[0][0]) if masked.ndim else 0
             raise ValueError(
-                f"row {row} of {what} is masked; fill it in or drop the row (a mask"
+                f"row {row} of {name} is masked; fill it in or drop the row (a mask"
                 " would be ignored)"
             )
         array = array.data
     return np.asarray(array)
 
 
-def plain_text(values: NDArray[Any], what: str) -> NDArray[np.str_]:
-    """A column of labels or names as text.
+def plain_text(values: NDArray[Any], name: str) -> NDArray[np.str_]:
+    """Convert a column of labels or names to text.
 
     Args:
         values: [N] text, bytes in UTF-8, numbers or objects.
-        what: what one of them is, for messages: "label", "client".
+        name: what an entry is, for messages, such as "label" or "client".
 
     Returns:
-        An array of text, shaped as `values`.
+        An array of text, of the same shape as `values`.
 
     Raises:
-        ValueError: a row has none, or bytes that are no UTF-8.
+        ValueError: an entry is missing, or bytes that are not UTF-8.
     """
-    # Data frames give objects, among which any kind of missing cell may stand.
+    # Data frames give arrays of objects, with various objects for missing cells.
     if values.dtype.kind == "O":
         missing = [row for row, value in enumerate(values.flat) if _is_missing(value)]
         require(
             not missing,
-            f"row {missing[0] if missing else 0} has no {what}; fill it in or drop"
+            f"row {missing[0] if missing else 0} has no {name}; fill it in or drop"
             " the row",
         )
     try:
@@ -166,26 +164,28 @@ def plain_text(values: NDArray[Any], what: str) -> NDArray[np.str_]:
             text = values.astype(np.str_)
     except UnicodeDecodeError:
         raise ValueError(
-            f"a {what} is bytes that are no UTF-8; decode the column first"
+            f"a {name} is bytes that are no UTF-8; decode the column first"
         ) from None
     empty = text == ""
     if empty.any():
         raise ValueError(
-            f"row {int(np.argmax(empty))} has an empty {what}; fill it in or drop"
+            f"row {int(np.argmax(empty))} has an empty {name}; fill it in or drop"
             " the row"
         )
     return text
 
 
 def _is_missing(value: Any) -> bool:
-    """None, NaN, and what data frames have for a missing cell."""
+    """Whether a value is None, NaN, or an object that data frames use for missing
+    cells.
+    """
     if isinstance(value, float | np.floating):
         return math.isnan(value)
     return value is None or type(value).__name__ in ("NAType", "NaTType")
 
 
 def _memory() -> int:
-    """Bytes of memory of this machine; without an answer, 2^40."""
+    """Bytes of memory of this machine; 2^40 if it is unknown."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):

@@ -1,4 +1,4 @@
-"""`Dataset`: examples before anybody holds them."""
+"""`Dataset`: examples that are not yet assigned to clients."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,16 +20,17 @@ class Dataset:
         x: [N, ...] inputs, as in `Federation`.
         y: [N] integer labels, or [N, ...] targets.
         classes: number of classes; None for regression and other targets.
-        name: what tables call the data.
-        test: [N] which examples the publishers hold out for testing, or None.
-        client: [N] the natural owner of every example (writer, user), or None.
-        shift, scale: the model's input is (x - shift) * scale; one number or one for
-            each channel.
-        class_names: [classes], or None.
+        name: name of the data in tables.
+        test: [N] True for examples of the published test set; None if there is none.
+        client: [N] the natural client of each example (writer, user); None if there are
+            none.
+        shift, scale: the model's input is (x - shift) * scale; each is one number, or
+            one per channel.
+        class_names: [classes] names of the classes, or None.
 
     Raises:
-        ValueError: the arrays differ in length or are masked, or a label is outside the
-            classes.
+        ValueError: the arrays differ in length or are masked, or a label is not in
+            0..classes-1.
     """
 
     x: NDArray[Any]
@@ -43,21 +44,21 @@ class Dataset:
     class_names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        for what in ("x", "y", "test", "client"):
-            if getattr(self, what) is None:
+        for field in ("x", "y", "test", "client"):
+            if getattr(self, field) is None:
                 continue
-            array = plain_array(getattr(self, what), f"{what} of {self.name}")
+            array = plain_array(getattr(self, field), f"{field} of {self.name}")
             require(
                 array.ndim >= 1,
-                f"{self.name}: {what} is {array.dtype} without rows; it holds one entry"
+                f"{self.name}: {field} is {array.dtype} without rows; it holds one entry"
                 " for each row",
             )
             require(
-                what == "x" or len(array) == len(self.x),
-                f"{self.name}: x has {len(self.x)} rows and {what} has {len(array)};"
+                field == "x" or len(array) == len(self.x),
+                f"{self.name}: x has {len(self.x)} rows and {field} has {len(array)};"
                 " they must agree",
             )
-            object.__setattr__(self, what, array)
+            object.__setattr__(self, field, array)
         if self.test is not None:
             require(
                 self.test.dtype == np.bool_,
@@ -85,25 +86,26 @@ class Dataset:
         return len(self.x)
 
     def take(self, rows: NDArray[np.integer] | NDArray[np.bool_]) -> "Dataset":
-        """Some of the examples.
+        """Select examples.
 
         Args:
-            rows: their row numbers [n], or a mask [N].
+            rows: row numbers [n], or a mask [N].
 
         Returns:
-            A data set of these, in that order, with the same classes and normalisation.
+            A data set of the selected examples, in the order of `rows`, with the same
+            classes and normalization.
         """
-        chosen = {}
-        for what in ("x", "y", "test", "client"):
-            array = getattr(self, what)
-            chosen[what] = None if array is None else array[rows]
-        return _replace(self, **chosen)
+        arrays = {}
+        for field in ("x", "y", "test", "client"):
+            array = getattr(self, field)
+            arrays[field] = None if array is None else array[rows]
+        return _replace(self, **arrays)
 
     def sample(self, size: int, seed: int = 0) -> "Dataset":
-        """`size` examples at random without replacement, in their old order.
+        """Select `size` examples at random without replacement, and keep their order.
 
         Raises:
-            ValueError: there are fewer.
+            ValueError: the data set has fewer examples.
         """
         check_integer(size, "size", 1)
         check_seed(seed)
@@ -113,16 +115,16 @@ class Dataset:
         return self.take(np.sort(shuffled[:size]))
 
     def only(self, labels: Sequence[int]) -> "Dataset":
-        """The examples of some classes.
+        """Select the examples of some classes.
 
         Args:
-            labels: the classes, which become classes 0, 1, ... in this order.
+            labels: the classes, which are renumbered 0, 1, ... in this order.
 
         Returns:
-            A data set with as many classes as there are labels.
+            A data set with `len(labels)` classes.
 
         Raises:
-            ValueError: a label that is no class, or is given twice.
+            ValueError: a label is no class, or occurs twice.
         """
         if self.classes is None:
             raise ValueError(f"{self.name} has no classes to choose from")
@@ -132,15 +134,15 @@ class Dataset:
                 f"labels {list(labels)} are not different classes of"
                 f" 0..{self.classes - 1}"
             )
-        # Old class -> new class, -1 for those that are left out.
-        codes = np.full(self.classes, -1)
-        codes[list(labels)] = np.arange(len(labels))
-        chosen = self.take(codes[self.y] >= 0)
+        # new_label[old label]; -1 for classes that are left out.
+        new_label = np.full(self.classes, -1)
+        new_label[list(labels)] = np.arange(len(labels))
+        selected = self.take(new_label[self.y] >= 0)
         names = None
         if self.class_names is not None:
             names = tuple(self.class_names[label] for label in labels)
         return _replace(
-            chosen, y=codes[chosen.y], classes=len(labels), class_names=names
+            selected, y=new_label[selected.y], classes=len(labels), class_names=names
         )
 
     def __repr__(self) -> str:
@@ -150,11 +152,21 @@ class Dataset:
 
 
 def encode(labels: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Number labels of any kind.
+    """Encode labels of any kind as integers.
 
     Returns:
-        The codes, shaped as the labels, and what each code stands for; in sorted order.
+        The codes 0, 1, ..., of the same shape as the labels, and the label of each code
+        as text. Codes are in the sorted order of the labels.
     """
     values, codes = np.unique(labels, return_inverse=True)
     names = tuple(str(value) for value in values)
     return codes.reshape(np.shape(labels)).astype(np.int64), names
+
+
+def numbered_names(clients: int) -> tuple[str, ...]:
+    """Client names "client-00", "client-01", ...
+
+    All numbers have the same width, so that names sort like numbers.
+    """
+    digits = len(str(max(clients - 1, 0)))
+    return tuple(f"client-{number:0{digits}d}" for number in range(clients))

@@ -1,4 +1,4 @@
-"""Old spellings of arguments, which work for one more release."""
+"""Deprecated argument names, which are accepted for one more release."""
 
 import functools
 import inspect
@@ -6,45 +6,46 @@ import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-Made = TypeVar("Made", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-def renamed(**names: str) -> Callable[[Made], Made]:
+def renamed(**names: str) -> Callable[[F], F]:
     """Decorator of a function or class whose arguments `old="new"` have been renamed.
 
-    The old spelling warns once where it stands; both spellings at once are refused.
+    Using an old name gives a `DeprecationWarning`; using both names is an error.
     """
 
-    def decorate(made: Any) -> Any:
-        if not isinstance(made, type):
-            return _translating(made, made.__name__, names)
-        setattr(made, "__init__", _translating(made.__init__, made.__name__, names))  # noqa: B010 (of a known class)
-        return made
+    def decorate(function: Any) -> Any:
+        if not isinstance(function, type):
+            return _accept_old_names(function, function.__name__, names)
+        init = _accept_old_names(function.__init__, function.__name__, names)
+        setattr(function, "__init__", init)  # noqa: B010 (type checkers refuse an assignment)
+        return function
 
     return decorate
 
 
-def _translating(
+def _accept_old_names(
     function: Callable[..., Any], title: str, names: dict[str, str]
 ) -> Callable[..., Any]:
-    """A function that takes old names of arguments, too.
+    """Wrap a function so that it accepts old argument names.
 
-    To whoever inspects it, it has the new ones only.
+    The signature of the wrapper has only the new names.
     """
 
     @functools.wraps(function)
-    def translated(*args: Any, **options: Any) -> Any:
-        for old in names.keys() & options.keys():
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        for old in names.keys() & kwargs.keys():
             new = names[old]
-            if new in options:
+            if new in kwargs:
                 raise ValueError(f"{title} takes {new}, once {old}; give one of them")
             warnings.warn(
                 f"{title}: {old} is now {new}; {old} goes with 0.3",
                 DeprecationWarning,
                 stacklevel=2,
             )
-            options[new] = options.pop(old)
-        return function(*args, **options)
+            kwargs[new] = kwargs.pop(old)
+        return function(*args, **kwargs)
 
-    translated.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
-    return translated
+    wrapper.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+    return wrapper

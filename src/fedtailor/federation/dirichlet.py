@@ -1,6 +1,7 @@
-"""Label shift by Dirichlet draws, in the two conventions of the literature.
+"""Label shift by Dirichlet draws.
 
-They differ: name the one you mean.
+The literature has two conventions, which give different federations:
+`DirichletByClass` and `DirichletByClient`.
 """
 
 from dataclasses import dataclass
@@ -16,36 +17,36 @@ from fedtailor.federation.partition import Rows, require_examples, rng_of, rows_
 from fedtailor.federation.sizes import SizeLaw, client_sizes
 from fedtailor.protocol import check_choice, require
 
-_TRIES = 100
+_MAX_DRAWS = 100
 _MAX_ALPHA = 1e9
 
 
 def _check(clients: int, alpha: float, min_samples: int) -> None:
     check_integer(clients, "clients", 1)
     check_finite(alpha, "alpha")
-    wanted = (
-        f"it must be above 0, up to {_MAX_ALPHA:g} (small: few classes a client; large:"
-        " nearly equal)"
+    require(
+        0 < alpha <= _MAX_ALPHA,
+        f"alpha is {alpha}; it must be above 0, up to {_MAX_ALPHA:g} (small: few classes"
+        " a client; large: nearly equal)",
     )
-    require(0 < alpha <= _MAX_ALPHA, f"alpha is {alpha}; {wanted}")
     check_integer(min_samples, "min_samples", 1)
 
 
 @renamed(least="min_samples")
 @dataclass(frozen=True)
 class DirichletByClass:
-    """Each CLASS is spread over the clients by a draw from Dirichlet(alpha, ...).
+    """Divide each CLASS among the clients in proportions from Dirichlet(alpha, ...).
 
-    Sizes follow from the draws. The convention of Yurochkin et al. 2019, of Mestoukirdi
-    et al. (section V: alpha 0.4 for 20 clients, 8 for 100) and, with `capped`, of
-    NIID-Bench and PFLlib (alpha 0.1).
+    The clients' sizes follow from these draws. This is the convention of Yurochkin et
+    al. 2019, of Mestoukirdi et al. (section V: alpha 0.4 for 20 clients, 8 for 100)
+    and, with `capped`, of NIID-Bench and PFLlib (alpha 0.1).
 
     Attributes:
-        clients: how many.
-        alpha: concentration.
-        capped: a client that already holds its equal share of all data gets nothing of
+        clients: number of clients.
+        alpha: concentration parameter.
+        capped: a client that already has an equal share of all data gets no samples of
             the following classes.
-        min_samples: draw again until every client has this many samples.
+        min_samples: repeat the draws until every client has this many samples.
     """
 
     clients: int
@@ -59,33 +60,35 @@ class DirichletByClass:
     def __call__(self, data: Dataset, seed: int) -> list[Rows]:
         require_examples(data, self.clients)
         rng = rng_of(seed)
-        stock = rows_by_class(data, rng)
-        # Rejection, as in the released codes: small alphas leave clients empty in many
-        # draws.
-        for _ in range(_TRIES):
-            counts = self._counts([len(rows) for rows in stock], rng)
+        class_rows = rows_by_class(data, rng)
+        # Rejection sampling, as in the released codes: with a small alpha, many draws
+        # leave clients without samples.
+        for _ in range(_MAX_DRAWS):
+            counts = self._draw_counts([len(rows) for rows in class_rows], rng)
             if counts.sum(axis=0).min() >= self.min_samples:
-                return _rows_of_clients(stock, counts)
+                return _deal_rows(class_rows, counts)
         raise ValueError(
-            f"{data.name}: in {_TRIES} draws of Dirichlet({self.alpha:g}) some of"
+            f"{data.name}: in {_MAX_DRAWS} draws of Dirichlet({self.alpha:g}) some of"
             f" {self.clients} clients always had fewer than {self.min_samples} samples;"
             " use fewer clients, a larger alpha or more data"
         )
 
-    def _counts(self, stock: list[int], rng: np.random.Generator) -> NDArray[np.int64]:
-        """Samples of each class on each client [classes, clients]."""
-        counts = np.zeros((len(stock), self.clients), np.int64)
-        share = sum(stock) / self.clients
-        for label, size in enumerate(stock):
+    def _draw_counts(
+        self, class_sizes: list[int], rng: np.random.Generator
+    ) -> NDArray[np.int64]:
+        """Draw the number of samples of each class and client [classes, clients]."""
+        counts = np.zeros((len(class_sizes), self.clients), np.int64)
+        share = sum(class_sizes) / self.clients
+        for label, size in enumerate(class_sizes):
             proportions = rng.dirichlet(np.full(self.clients, self.alpha))
             if self.capped:
                 proportions = np.where(counts.sum(axis=0) < share, proportions, 0.0)
             total = proportions.sum()
-            # Every client that is below its share may have drawn (numerically) nothing.
+            # The proportions of all clients below their share may underflow to 0.
             if total == 0:
                 proportions, total = np.ones(self.clients), float(self.clients)
-            # Cumulative shares rounded down, so that parts sum to the whole; 1e-9
-            # against sums just below an integer.
+            # Round the cumulative sums down, so that the counts sum to `size`. 1e-9: a
+            # rounding error may leave a cumulative sum just below an integer.
             cumulative = np.cumsum(proportions / total)
             ends = np.floor(cumulative * size + 1e-9).astype(np.int64)
             ends[-1] = size
@@ -98,19 +101,19 @@ class DirichletByClass:
 class DirichletByClient:
     """Each CLIENT draws its label distribution from Dirichlet(alpha * classes * prior).
 
-    Sizes are given, not drawn. The convention of Hsu et al. 2019. Samples are drawn
-    without replacement, so where a class is exhausted the clients served last (a random
-    few) take what is left.
+    The clients' sizes are independent of these draws. This is the convention of Hsu et
+    al. 2019. Samples are drawn without replacement. When a class is exhausted, the
+    remaining clients (in a random order) get samples of other classes.
 
     Attributes:
-        clients: how many.
-        alpha: concentration for each class (times the number of classes = Hsu et al.'s
-            concentration).
-        sizes: law of the clients' sizes; None = equal sizes that use all data.
-        prior: mean of the label distributions: "uniform", or "data" = the frequencies
-            in the data set.
+        clients: number of clients.
+        alpha: concentration parameter per class; Hsu et al.'s concentration is alpha
+            times the number of classes.
+        sizes: distribution of the clients' sizes; None = equal sizes that use all data.
+        prior: mean of the label distributions: "uniform", or "data" for the class
+            frequencies of the data set.
         use_all: scale the sizes so that all data are used.
-        min_samples: every client's least size, samples.
+        min_samples: smallest number of samples of a client.
     """
 
     clients: int
@@ -127,70 +130,74 @@ class DirichletByClient:
     def __call__(self, data: Dataset, seed: int) -> list[Rows]:
         require_examples(data, self.clients)
         rng = rng_of(seed)
-        stock = rows_by_class(data, rng)
-        left = np.array([len(rows) for rows in stock])
-        classes = len(stock)
-        prior = left / left.sum()
+        class_rows = rows_by_class(data, rng)
+        remaining = np.array([len(rows) for rows in class_rows])
+        classes = len(class_rows)
+        prior = remaining / remaining.sum()
         if self.prior == "uniform":
             prior = np.full(classes, 1 / classes)
         sizes = client_sizes(
             len(data), self.clients, self.sizes, self.min_samples, self.use_all, rng
         )
-        # [clients, classes]: each client's own distribution over labels.
-        labels = rng.dirichlet(self.alpha * classes * prior, self.clients)
+        # The label distribution of each client [clients, classes].
+        label_probs = rng.dirichlet(self.alpha * classes * prior, self.clients)
         counts = np.zeros((classes, self.clients), np.int64)
-        # In random order, since those that are served last take what is left.
+        # In a random order, as the last clients may not get what they draw.
         for client in rng.permutation(self.clients):
-            counts[:, client] = _draw(int(sizes[client]), labels[client], left, rng)
-            left = left - counts[:, client]
-        return _rows_of_clients(stock, counts)
+            counts[:, client] = _draw_counts(
+                int(sizes[client]), label_probs[client], remaining, rng
+            )
+            remaining = remaining - counts[:, client]
+        return _deal_rows(class_rows, counts)
 
 
-def _draw(
+def _draw_counts(
     size: int,
-    labels: NDArray[np.float64],
-    left: NDArray[np.int64],
+    probs: NDArray[np.float64],
+    available: NDArray[np.int64],
     rng: np.random.Generator,
-) -> Rows:
-    """A multinomial draw that never takes more than is left.
+) -> NDArray[np.int64]:
+    """Draw from a multinomial distribution, limited to the available samples.
 
     Args:
-        size: samples to draw.
-        labels: the client's distribution over classes.
-        left: samples left of each class.
+        size: number of samples to draw.
+        probs: [classes] probabilities of the classes.
+        available: [classes] number of available samples of each class.
+        rng: random generator.
 
     Returns:
-        How many of each class.
+        [classes] number of samples of each class; they sum to `size`.
     """
-    counts = np.zeros_like(left)
+    counts = np.zeros_like(available)
     missing = size
     while missing > 0:
-        weights = np.where(counts < left, labels, 0.0)
+        weights = np.where(counts < available, probs, 0.0)
         if weights.sum() < 1e-12:
-            # The client's classes are used up: take from the others in proportion to
-            # what is left.
-            weights = (left - counts).astype(np.float64)
-        drawn = rng.multinomial(missing, weights / weights.sum())
-        counts = np.minimum(counts + drawn, left)
+            # The client's classes are exhausted: draw from the other classes, in
+            # proportion to their available samples.
+            weights = (available - counts).astype(np.float64)
+        more = rng.multinomial(missing, weights / weights.sum())
+        counts = np.minimum(counts + more, available)
         missing = size - counts.sum()
     return counts
 
 
-def _rows_of_clients(stock: list[Rows], counts: NDArray[np.int64]) -> list[Rows]:
-    """Deal shuffled rows.
+def _deal_rows(class_rows: list[Rows], counts: NDArray[np.int64]) -> list[Rows]:
+    """Divide the rows of each class among the clients.
 
     Args:
-        stock: the rows of each class.
-        counts: [classes, clients] how many of each class every client gets.
+        class_rows: the shuffled rows of each class.
+        counts: [classes, clients] number of rows that each client gets of each class.
 
     Returns:
-        The rows of each client, class after class.
+        The rows of each client, sorted by class.
     """
-    # Cut behind every client's part; what nobody gets is a last piece, which no client
-    # reads.
-    by_class = [
-        np.split(rows, np.cumsum(taken))
-        for rows, taken in zip(stock, counts, strict=True)
+    # One part per client, and a last part with the rows that no client gets.
+    parts_by_class = [
+        np.split(rows, np.cumsum(client_counts))
+        for rows, client_counts in zip(class_rows, counts, strict=True)
     ]
-    clients = range(counts.shape[1])
-    return [np.concatenate([parts[client] for parts in by_class]) for client in clients]
+    return [
+        np.concatenate([parts[client] for parts in parts_by_class])
+        for client in range(counts.shape[1])
+    ]

@@ -1,4 +1,4 @@
-"""`Federation`: who holds which examples."""
+"""`Federation`: a pool of examples, and the rows of each client."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedtailor.federation.checks import SPLITS, plain_array, shown
+from fedtailor.federation.checks import SPLITS, plain_array, short_repr
 from fedtailor.federation.validation import validate
 from fedtailor.protocol import client_ids
 
 
 @dataclass(frozen=True, eq=False)
 class Ragged:
-    """Row numbers of m clients, one client after another (compressed sparse rows).
+    """Row numbers of m clients, concatenated (compressed sparse rows).
 
     Attributes:
         rows: [total] row numbers; those of client i are `rows[offsets[i]:offsets[i +
@@ -24,7 +24,7 @@ class Ragged:
         offsets: [m + 1], from 0 to total, never decreasing.
 
     Raises:
-        ValueError: the offsets do not describe the rows.
+        ValueError: the offsets do not fit the rows.
     """
 
     rows: NDArray[np.int32]
@@ -37,9 +37,9 @@ class Ragged:
                 f"rows and offsets must be vectors, not of shapes {rows.shape} and"
                 f" {offsets.shape}"
             )
-        for what, numbers in (("row numbers", rows), ("offsets", offsets)):
+        for name, numbers in (("row numbers", rows), ("offsets", offsets)):
             if len(numbers) and not np.issubdtype(numbers.dtype, np.integer):
-                raise ValueError(f"{what} are {numbers.dtype}; they must be integers")
+                raise ValueError(f"{name} are {numbers.dtype}; they must be integers")
         covers_rows = offsets[0] == 0 and offsets[-1] == len(rows)
         if not covers_rows or np.any(np.diff(offsets) < 0):
             raise ValueError(
@@ -56,7 +56,7 @@ class Ragged:
 
     @classmethod
     def of(cls, parts: Sequence[ArrayLike]) -> "Ragged":
-        """From one array of row numbers for each client."""
+        """Build from one array of row numbers per client."""
         arrays = [np.asarray(part).reshape(-1) for part in parts]
         filled = [array for array in arrays if len(array)]
         rows = np.concatenate(filled) if filled else np.zeros(0, np.int32)
@@ -65,18 +65,24 @@ class Ragged:
 
     @classmethod
     def cut(cls, rows: NDArray[Any], sizes: NDArray[np.integer[Any]]) -> "Ragged":
-        """From the row numbers of all clients, one client after another.
+        """Cut an array of row numbers into consecutive parts, one per client.
 
         Args:
-            rows: [total] of all clients.
-            sizes: [m] how many each has.
+            rows: [total] row numbers.
+            sizes: [m] number of rows of each client.
         """
         ends = np.cumsum(np.asarray(sizes, np.int64))
         return cls(rows, np.concatenate([[0], ends]))
 
     @classmethod
+    def from_owners(cls, owners: NDArray[np.integer], clients: int) -> "Ragged":
+        """Build from the client number of each row [N], in 0..clients-1."""
+        sizes = np.bincount(owners, minlength=clients)
+        return cls.cut(np.argsort(owners, kind="stable"), sizes)
+
+    @classmethod
     def empty(cls, clients: int) -> "Ragged":
-        """Nothing, for a number of clients."""
+        """No rows for each of some clients."""
         return cls(np.zeros(0, np.int32), np.zeros(clients + 1, np.int64))
 
     def __len__(self) -> int:
@@ -90,34 +96,39 @@ class Ragged:
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """Rows of each client [m]."""
+        """Number of rows of each client [m]."""
         return np.diff(self.offsets)
 
     @property
     def owners(self) -> NDArray[np.int64]:
-        """The client that holds each entry of `rows` [total]."""
+        """The client number of each entry of `rows` [total]."""
         return np.repeat(np.arange(len(self)), self.sizes)
 
+    @property
+    def positions(self) -> NDArray[np.int64]:
+        """The position of each entry of `rows` among its client's rows [total]."""
+        return np.arange(len(self.rows)) - np.repeat(self.offsets[:-1], self.sizes)
+
     def take(self, clients: NDArray[np.integer]) -> "Ragged":
-        """The rows of some clients, in that order."""
+        """Select clients, in the order of their numbers in `clients`."""
         sizes = self.sizes[clients]
         new_offsets = np.cumsum(sizes) - sizes
-        # All rows of a client move by as much as its first one does.
-        moved_by = np.repeat(self.offsets[clients] - new_offsets, sizes)
-        return Ragged.cut(self.rows[np.arange(sizes.sum()) + moved_by], sizes)
+        # All rows of a client are shifted by the same distance.
+        shifts = np.repeat(self.offsets[clients] - new_offsets, sizes)
+        return Ragged.cut(self.rows[np.arange(sizes.sum()) + shifts], sizes)
 
-    def where(self, kept: NDArray[np.bool_]) -> "Ragged":
-        """Only the entries of `rows` [total] that a mask keeps."""
-        sizes = np.bincount(self.owners[kept], minlength=len(self))
-        return Ragged.cut(self.rows[kept], sizes)
+    def where(self, mask: NDArray[np.bool_]) -> "Ragged":
+        """Select the entries of `rows` for which the mask [total] is True."""
+        sizes = np.bincount(self.owners[mask], minlength=len(self))
+        return Ragged.cut(self.rows[mask], sizes)
 
     def renumber(self, rows: NDArray[np.integer[Any]]) -> "Ragged":
-        """Other row numbers [total], of the same clients."""
+        """Replace the row numbers by others [total], for clients of the same sizes."""
         return Ragged.cut(rows, self.sizes)
 
 
 class Split(NamedTuple):
-    """Examples of one split of one client, as stored: `x` [n, ...] and `y` [n, ...]."""
+    """The examples of a client's split, not normalized: x [n, ...] and y [n, ...]."""
 
     x: NDArray[Any]
     y: NDArray[Any]
@@ -125,7 +136,7 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Client:
-    """One client's share of a federation (copies of its rows, made when asked for)."""
+    """A client of a federation. Each access to a split copies it from the pool."""
 
     federation: "Federation"
     index: int
@@ -136,7 +147,7 @@ class Client:
 
     @property
     def group(self) -> int | None:
-        """The true group, where the data have groups."""
+        """The true group; None if the federation has no groups."""
         groups = self.federation.groups
         return None if groups is None else int(groups[self.index])
 
@@ -171,33 +182,33 @@ class Client:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Federation:
-    """A pool of examples, and which of them each of m clients trains and tests on.
+    """A pool of examples, and the training and test rows of each of m clients.
 
-    Examples may be shared between clients (a common test set), never between the splits
-    of one client. Transforms of clients or groups (rotations, permuted labels) are
-    already applied in the pool.
+    Clients may share examples, such as a common test set, but the splits of a client
+    are disjoint. Transforms of clients or groups, such as rotations or permuted labels,
+    have already been applied to the pool.
 
     Attributes:
-        x: [N, ...] inputs: uint8, float32 or float64, or int32 for token ids; kept as
-            they are. A model without inputs has x of shape [N, 0].
+        x: [N, ...] inputs: uint8, float32 or float64, or int32 for token ids. The shape
+            is [N, 0] for a model without inputs.
         y: [N] integer class labels, or [N, ...] targets.
-        train, val, test: rows of each client; `val` may be empty, `train` of seen
-            clients may not.
-        names: [m] unique names; every random choice about a client is keyed by its
-            name.
+        train, val, test: rows of each client. `val` and `test` may be empty, and so may
+            `train` of unseen clients.
+        names: [m] unique names of the clients. Every random choice about a client is
+            keyed by its name.
         groups: [m] true group of each client, or None.
-        unseen: [m] clients held out of training, served when training is over (default:
-            none).
+        unseen: [m] True for clients that do not take part in training, and get a model
+            afterwards. By default there are none.
         classes: number of classes; None for regression and other targets.
-        shift, scale: the model's input is (x - shift) * scale, computed on the device;
-            one number, or one for each position of the last axis (channels). Token ids
-            (int32) are passed on untouched.
-        name: what tables call the data.
-        class_names: [classes] what the labels stand for, or None.
+        shift, scale: the model's input is (x - shift) * scale, computed on the device.
+            Each is one number, or one per position of the last axis (channel). Token
+            ids (int32) are not normalized.
+        name: name of the data in tables.
+        class_names: [classes] names of the classes, or None.
 
     Raises:
-        ValueError: anything that does not fit together, in one line that names the
-            client and the remedy.
+        ValueError: the arguments are inconsistent. The message is one line that names
+            the client and says what to do.
     """
 
     x: NDArray[Any]
@@ -217,7 +228,7 @@ class Federation:
     def __post_init__(self) -> None:
         names = tuple(str(name) for name in self.names)
         unseen = np.asarray(self.unseen).astype(np.bool_)
-        normal: dict[str, Any] = {
+        converted: dict[str, Any] = {
             "x": plain_array(self.x, "x"),
             "y": plain_array(self.y, "y"),
             "names": names,
@@ -226,13 +237,13 @@ class Federation:
             "scale": _numbers(self.scale, "scale"),
         }
         if self.groups is not None:
-            normal["groups"] = plain_array(self.groups, "groups")
+            converted["groups"] = plain_array(self.groups, "groups")
         if self.class_names is not None:
-            normal["class_names"] = tuple(str(name) for name in self.class_names)
-        for key, value in normal.items():
+            converted["class_names"] = tuple(str(name) for name in self.class_names)
+        for key, value in converted.items():
             object.__setattr__(self, key, value)
         validate(self)
-        # Only now, as before the check they might have been no integers.
+        # Convert after validation, which requires integers.
         if self.groups is not None:
             object.__setattr__(self, "groups", self.groups.astype(np.int64))
 
@@ -245,20 +256,17 @@ class Federation:
 
     @cached_property
     def ids(self) -> NDArray[np.uint64]:
-        """Stable ids of the clients [m], digests of their names."""
+        """Ids of the clients [m], which are digests of their names."""
         return client_ids(self.names)
 
     @property
     def seen(self) -> NDArray[np.int64]:
-        """Positions of the clients that train."""
+        """Numbers of the clients that train."""
         return np.flatnonzero(~self.unseen)
 
     @property
     def untested(self) -> NDArray[np.int64]:
-        """Positions of the clients without test rows (one row only trains).
-
-        No table of results can show them.
-        """
+        """Numbers of the clients without test rows, which result tables leave out."""
         return np.flatnonzero(self.test.sizes == 0)
 
     @property
@@ -267,7 +275,7 @@ class Federation:
         return self.x.shape[1:]
 
     def client(self, which: int | str) -> Client:
-        """One client, by position or by name.
+        """One client, by number or by name.
 
         Raises:
             ValueError: there is no such client.
@@ -286,7 +294,7 @@ class Federation:
         return Client(self, int(which) % len(self))
 
     def describe(self) -> str:
-        """Sizes of clients and splits in a few lines."""
+        """Describe the federation, with the sizes of the splits, in a few lines."""
         targets = f"{self.classes} classes"
         if self.classes is None:
             targets = f"targets of shape {self.y.shape[1:]}"
@@ -319,17 +327,17 @@ class Federation:
         )
 
 
-def _numbers(value: Any, what: str) -> float | tuple[float, ...]:
-    """Shift or scale as plain numbers, which compare and are written to files.
+def _numbers(value: Any, name: str) -> float | tuple[float, ...]:
+    """Convert shift or scale to one Python float or a tuple of floats.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is something else. The message calls it `name`.
     """
     try:
         if np.ndim(value) == 0:
             return float(value)
-        return tuple(float(part) for part in value)
+        return tuple(float(entry) for entry in value)
     except (TypeError, ValueError):
         raise ValueError(
-            f"{what} is {shown(value)}; give one number, or one for each channel"
+            f"{name} is {short_repr(value)}; give one number, or one for each channel"
         ) from None

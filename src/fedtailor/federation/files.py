@@ -1,4 +1,4 @@
-"""Federations from files and frames of your own: .npz, Parquet, CSV."""
+"""Read federations from .npz, Parquet and CSV files, and from data frames."""
 
 import os
 import struct
@@ -18,31 +18,28 @@ from fedtailor.federation.build import from_arrays
 from fedtailor.federation.checks import check_memory
 from fedtailor.federation.federation import Federation
 
-_NO_NPZ = (
+_NPZ_ERRORS = (
     *(OSError, EOFError, MemoryError, OverflowError, RuntimeError, SyntaxError),
     *(LookupError, TypeError, ValueError, zipfile.BadZipFile, zlib.error, struct.error),
 )
-"""What reading other bytes as an .npz may end in.
-
-An encrypted or unknown compression, a header of any shape, ...
-"""
+"""Errors that reading a damaged .npz file, or another file, may raise."""
 
 
 def from_npz(path: str | os.PathLike[str], **options: Any) -> Federation:
-    """A federation from an .npz with arrays `x`, `y` and `client`.
+    """Read a federation from an .npz file with arrays `x`, `y` and `client`.
 
-    It may also hold `split` and `group`.
+    The arrays `split` and `group` are optional.
 
     Args:
         path: the file. Pickled objects in it are refused.
-        options: as `from_arrays` takes them.
+        options: further arguments of `from_arrays`.
 
     Returns:
         The federation, named after the file.
 
     Raises:
-        ValueError: the file is missing, damaged or lacks an array; or the data do not
-            fit together.
+        ValueError: the file is missing or damaged, an array is missing, or the arrays
+            are inconsistent.
     """
     path = existing_file(path)
     with reading(path):
@@ -50,17 +47,17 @@ def from_npz(path: str | os.PathLike[str], **options: Any) -> Federation:
     try:
         with zipfile.ZipFile(path) as archive:
             size = sum(member.file_size for member in archive.infolist())
-    except _NO_NPZ:
-        raise _no_npz(path) from None
-    # Compressed, a small file may hold terabytes.
+    except _NPZ_ERRORS:
+        raise _unreadable_npz(path) from None
+    # A small compressed file may contain terabytes.
     check_memory(size, 1, str(path))
     try:
         with np.load(path, allow_pickle=False) as archive:
             names = sorted(archive.files)
             known = ("x", "y", "client", "split", "group")
             arrays = {key: archive[key] for key in known if key in names}
-    except _NO_NPZ:
-        raise _no_npz(path) from None
+    except _NPZ_ERRORS:
+        raise _unreadable_npz(path) from None
     missing = [key for key in ("x", "y", "client") if key not in arrays]
     if missing:
         raise ValueError(
@@ -70,8 +67,8 @@ def from_npz(path: str | os.PathLike[str], **options: Any) -> Federation:
     return from_arrays(**{"name": path.stem, **arrays, **options})
 
 
-def _no_npz(path: Path) -> ValueError:
-    """The error for a file that NumPy cannot read, whatever the reason."""
+def _unreadable_npz(path: Path) -> ValueError:
+    """The error for a file that NumPy cannot read."""
     return ValueError(
         f"{path} is no readable .npz of plain arrays (pickled objects are refused);"
         " write it with numpy.savez"
@@ -88,51 +85,51 @@ def from_frame(
     group: str | None = None,
     **options: Any,
 ) -> Federation:
-    """A federation from a frame or a Parquet, CSV or TSV file, a row for each example.
+    """Read a federation from a polars frame, or from a Parquet, CSV or TSV file.
 
     Args:
         source: a polars frame, or a path that ends in .parquet, .csv or .tsv (also
-            .csv.gz).
-        client: column with the client of the row.
-        label: column with the target: integers, text (encoded; the class names are
-            kept) or floats.
-        features: numeric columns; or one column of arrays of a common length; by
-            default all other columns.
+            .csv.gz). Each row is an example.
+        client: column of the client.
+        label: column of the target: integers, text (which is encoded, and kept as class
+            names) or floats.
+        features: numeric columns, or one column of arrays of equal length; by default
+            all other columns.
         split: column with "train", "val" or "test".
         group: column with the true group of the client.
-        options: as `from_arrays` takes them.
+        options: further arguments of `from_arrays`.
 
     Returns:
-        The federation; of a file, with its name.
+        The federation, named after the file if it was read from one.
 
     Raises:
-        ValueError: the file is missing or unreadable; a column is missing, has gaps or
-            is no number; or the data do not fit together.
+        ValueError: the file is missing or unreadable, a column is missing, incomplete
+            or not numeric, or the columns are inconsistent.
     """
     if isinstance(source, pl.DataFrame):
         frame, where = source, "the frame"
     else:
         frame, where = _read(_existing(source)), str(source)
         options.setdefault("name", Path(source).name.split(".")[0])
-    # Columns that have a role are no features, unless they are named as such.
+    # By default, columns that have a role are not features.
     roles = {"client": client, "label": label, "split": split, "group": group}
     special = [column for column in roles.values() if column is not None]
     if features is None:
         features = [column for column in frame.columns if column not in special]
-    chosen = [features] if isinstance(features, str) else list(features)
-    if not chosen:
+    inputs = [features] if isinstance(features, str) else list(features)
+    if not inputs:
         raise ValueError(
             f"{where} has no feature columns besides {', '.join(special)}; name them"
             " with features"
         )
-    _require_complete(frame, [*special, *chosen], client, where)
+    _require_complete(frame, [*special, *inputs], client, where)
     columns = {
         role: _column(frame[column])
         for role, column in roles.items()
         if column is not None
     }
     columns["y"] = columns.pop("label")
-    return from_arrays(_features(frame, chosen, where), **{**columns, **options})
+    return from_arrays(_features(frame, inputs, where), **{**columns, **options})
 
 
 def _existing(path: str | os.PathLike[str]) -> Path:
@@ -148,10 +145,10 @@ def _existing(path: str | os.PathLike[str]) -> Path:
 
 
 def _read(path: Path) -> pl.DataFrame:
-    """A table from a file, by the end of its name.
+    """Read a table from a file, whose format follows from its suffix.
 
     Raises:
-        ValueError: it cannot be read, or is of no known kind.
+        ValueError: the file cannot be read, or its suffix is unknown.
     """
     name = path.name.removesuffix(".gz")
     try:
@@ -173,16 +170,16 @@ def _read(path: Path) -> pl.DataFrame:
 def _require_complete(
     frame: pl.DataFrame, columns: list[str], client: str, where: str
 ) -> None:
-    """Refuse a frame that lacks a column, or has gaps in one."""
+    """Require that the columns exist and have no empty cells."""
     for column in columns:
         if column not in frame.columns:
             raise ValueError(
                 f"{where} has no column {column!r}; its columns are"
                 f" {', '.join(frame.columns)}"
             )
-        gaps = frame[column].is_null()
-        if gaps.any():
-            row = int(gaps.arg_max() or 0)
+        is_missing = frame[column].is_null()
+        if is_missing.any():
+            row = int(is_missing.arg_max() or 0)
             raise ValueError(
                 f"{where}: column {column!r} is empty in row {row} (client"
                 f" {frame[client][row]!r}); fill or drop it"
@@ -190,24 +187,21 @@ def _require_complete(
 
 
 def _column(series: pl.Series) -> NDArray[Any]:
-    """A column of labels or names.
-
-    Text has a fixed width, so that nothing depends on Python objects.
-    """
+    """Convert a column to numbers, booleans, or fixed-width text."""
     if series.dtype.is_numeric() or series.dtype == pl.Boolean:
         return series.to_numpy()
     return np.array(series.cast(pl.String).to_list(), dtype=np.str_)
 
 
 def _features(frame: pl.DataFrame, columns: list[str], where: str) -> NDArray[Any]:
-    """Feature columns as inputs.
+    """Convert feature columns to inputs.
 
     Returns:
-        [N, features], uint8 where all columns are, else float32; of one column of
-        arrays, [N, ...].
+        [N, features], or [N, ...] for one column of arrays. The dtype is uint8 if all
+        columns are uint8, otherwise float32.
 
     Raises:
-        ValueError: a column holds no numbers.
+        ValueError: a column is not numeric.
     """
     series = [frame[column] for column in columns]
     if len(series) == 1 and isinstance(series[0].dtype, pl.List | pl.Array):
@@ -224,7 +218,7 @@ def _features(frame: pl.DataFrame, columns: list[str], where: str) -> NDArray[An
 
 
 def _arrays(series: pl.Series, where: str) -> NDArray[Any]:
-    """[N, ...]: a column whose entries are arrays of a common length."""
+    """Convert a column of arrays of equal length to an array [N, ...]."""
     if isinstance(series.dtype, pl.List):
         lengths = series.list.len().unique()
         if len(lengths) != 1:

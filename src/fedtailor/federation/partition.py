@@ -1,8 +1,8 @@
-"""Partitioners: who gets which examples of a data set.
+"""Partitioners, which assign the examples of a data set to clients.
 
-A partitioner is a frozen dataclass of its settings. Called with a `Dataset` and a seed,
-it returns for each client the array of its row numbers. No row belongs to two clients,
-and every client has at least one.
+A partitioner is a frozen dataclass of settings. Calling it with a `Dataset` and a seed
+returns a list with one array of row numbers per client. No row belongs to two clients,
+and every client has at least one row.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ class Partitioner(Protocol):
     """Assigns the examples of a data set to clients."""
 
     def __call__(self, data: Dataset, seed: int) -> list[Rows]:
-        """One array of row numbers for each client."""
+        """Return one array of row numbers per client."""
         ...
 
 
@@ -38,11 +38,10 @@ def rows_by_class(data: Dataset, rng: np.random.Generator) -> list[Rows]:
     """Shuffle the examples of every class.
 
     Returns:
-        One array of row numbers for each class that occurs, in the order of the
-        classes.
+        One array of row numbers per class that occurs, in the order of the classes.
 
     Raises:
-        ValueError: the targets are no labels.
+        ValueError: the targets are not labels.
     """
     y = data.y
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
@@ -54,13 +53,13 @@ def rows_by_class(data: Dataset, rng: np.random.Generator) -> list[Rows]:
     # A stable sort by class keeps the shuffled order within each class.
     by_class = shuffled[np.argsort(y[shuffled], kind="stable")]
     labels = y[by_class]
-    # where the label changes: the starts of all classes but the first
+    # The label changes at the start of every class except the first.
     class_starts = np.flatnonzero(np.diff(labels)) + 1
     return np.split(by_class, class_starts)
 
 
 def require_examples(data: Dataset, clients: int) -> None:
-    """Require an example for every client, before arrays are allocated for them.
+    """Require at least one example per client, before arrays are allocated.
 
     Raises:
         ValueError: there are more clients than examples.
@@ -108,7 +107,7 @@ class IID:
 class Stratified:
     """Every client holds nearly the same number of examples of every class.
 
-    That is what `IID` gives on average, but without random differences between clients.
+    The class frequencies are those that `IID` has on average.
 
     Attributes:
         clients: number of clients.
@@ -121,8 +120,8 @@ class Stratified:
 
     def __call__(self, data: Dataset, seed: int) -> list[Rows]:
         require_examples(data, self.clients)
-        # The examples, sorted by class, are dealt out to the clients in turn, like
-        # cards. So the counts of a class differ by at most one between clients.
+        # The examples are sorted by class and dealt to the clients like cards, so the
+        # clients' counts of a class differ by at most one.
         by_class = np.concatenate(rows_by_class(data, rng_of(seed)))
         return [by_class[client :: self.clients] for client in range(self.clients)]
 
@@ -137,7 +136,8 @@ class ClassesPerClient:
 
     * without `stride`: a random choice, in which each class is held by nearly the same
       number of clients;
-    * with `stride`: client i holds the `classes` consecutive classes from stride * i on,
+    * with `stride`: client i holds the `classes` consecutive classes from stride * i
+    on,
       modulo the number of classes. 1 is the rule of FedProx and pFedMe; with stride =
       classes, two clients have all their classes in common or none (PFLlib).
 
@@ -196,8 +196,8 @@ class ClassesPerClient:
                 f"{data.name} has {len(rows_of_classes)} classes; {self.classes} classes"
                 " per client is too many"
             )
-        # Each client has `classes` slots [clients, classes]: the class in each slot, and
-        # how many samples of it the client asks for.
+        # Each client has `classes` slots [clients, classes]: the class in each slot,
+        # and how many samples of it the client asks for.
         classes = self._assign_classes(len(rows_of_classes), rng)
         requested = self._draw_sizes(rng)
         use_all = self.use_all or self.sizes is None
@@ -254,13 +254,13 @@ class ClassesPerClient:
 
 @dataclass(frozen=True)
 class Shards:
-    """Sort the examples by class, cut them into equal shards, give each client some.
+    """Sort the examples by class, cut them into equal shards, and deal the shards.
 
-    The split of McMahan et al. 2017, section 3.
+    This is the split of McMahan et al. 2017, section 3.
 
     Attributes:
         clients: number of clients.
-        shards: number of shards of one client; most clients then hold at most this many
+        shards: number of shards per client. Most clients then have at most this many
             classes.
     """
 
@@ -292,7 +292,7 @@ class Shards:
 @renamed(least="min_samples")
 @dataclass(frozen=True)
 class Natural:
-    """By the data's own clients: writers, users, devices.
+    """Use the natural clients of the data set, such as writers, users or devices.
 
     Attributes:
         min_samples: clients with fewer samples are left out.
@@ -307,10 +307,10 @@ class Natural:
         return list(self.named(data).values())
 
     def named(self, data: Dataset) -> Mapping[str, Rows]:
-        """The rows of each client, by its name.
+        """The rows of each client, by the client's name.
 
         Raises:
-            ValueError: the data have no clients of their own, or none is large enough.
+            ValueError: the data set has no natural clients, or none is large enough.
         """
         if data.client is None:
             raise ValueError(
@@ -320,7 +320,7 @@ class Natural:
         if clients.dtype.kind not in "iu":
             clients = plain_text(clients, "client")
         client_of_row, names = encode(clients)
-        # Rows sorted by client, cut behind each client's last row.
+        # Sort the rows by client, and split them after each client's last row.
         sizes = np.bincount(client_of_row, minlength=len(names))
         by_client = np.argsort(client_of_row, kind="stable")
         parts = np.split(by_client, np.cumsum(sizes)[:-1])

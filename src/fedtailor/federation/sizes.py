@@ -1,7 +1,4 @@
-"""How many samples clients hold.
-
-Distributions of their sizes (size laws), and the division of a data set by them.
-"""
+"""Distributions of the clients' sizes, and the division of a data set by sizes."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,10 +11,10 @@ from fedtailor.protocol import require
 
 
 class SizeLaw(Protocol):
-    """A distribution of positive sizes."""
+    """A distribution of positive sizes, in samples."""
 
     def draw(self, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
-        """`count` independent sizes, in samples."""
+        """Draw `count` independent sizes."""
         ...
 
 
@@ -46,10 +43,10 @@ class Uniform:
 class LogNormal:
     """Sizes factor * (exp(N(mu, sigma^2)) + offset).
 
-    The public federations use it: the synthetic task of FedProx LogNormal(4, 2,
-    offset=50), that of pFedMe the same with factor 5, the letters of FedProx
-    LogNormal(4, 1, offset=5), the digits of FedProx LogNormal(0, 2) for each class of a
-    client.
+    Many published federations use this distribution: the synthetic task of FedProx
+    LogNormal(4, 2, offset=50), that of pFedMe the same with factor 5, the letters of
+    FedProx LogNormal(4, 1, offset=5), and the digits of FedProx LogNormal(0, 2) for
+    each class of a client.
     """
 
     mu: float = 4.0
@@ -71,10 +68,7 @@ class LogNormal:
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """Sizes with density proportional to n^-exponent (bounded Pareto).
-
-    They lie between `low` and `high` samples.
-    """
+    """Sizes in [low, high] with density ~ n^-exponent (bounded Pareto)."""
 
     exponent: float = 2.0
     low: float = 10.0
@@ -89,8 +83,8 @@ class PowerLaw:
         )
 
     def draw(self, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
-        # The inverse of the distribution function, at uniform numbers; for the exponent
-        # 1 it is its limit, log-uniform.
+        # Apply the inverse of the distribution function to uniform numbers. For
+        # exponent 1 its limit is the log-uniform distribution.
         u = rng.uniform(size=count)
         power = 1 - self.exponent
         if power == 0:
@@ -99,16 +93,16 @@ class PowerLaw:
         return (low + u * (high - low)) ** (1 / power)
 
 
-def _check_finite(law: SizeLaw, *names: str) -> None:
+def _check_finite(distribution: SizeLaw, *names: str) -> None:
     """Require finite parameters of a distribution."""
     for name in names:
-        check_finite(getattr(law, name), name)
+        check_finite(getattr(distribution, name), name)
 
 
 def client_sizes(
     samples: int,
     clients: int,
-    law: SizeLaw | None,
+    distribution: SizeLaw | None,
     min_samples: int,
     use_all: bool,
     rng: np.random.Generator,
@@ -118,44 +112,45 @@ def client_sizes(
     Args:
         samples: number of samples of the data set.
         clients: number of clients m.
-        law: distribution of the sizes; None = equal sizes that use all samples.
+        distribution: of the sizes; None = equal sizes that use all samples.
         min_samples: the smallest size.
         use_all: scale the sizes so that all samples are used.
-        rng: the source of randomness.
+        rng: random generator.
 
     Returns:
-        Samples of each client [m].
+        Number of samples of each client [m].
 
     Raises:
-        ValueError: as `allocate`.
+        ValueError: as for `allocate`.
     """
-    # Without a distribution, equal weights by which all samples are shared out.
-    requested = np.ones(clients) if law is None else law.draw(clients, rng)
-    return allocate(
-        samples, requested, min_samples=min_samples, use_all=use_all or law is None
-    )
+    if distribution is None:
+        requested, use_all = np.ones(clients), True
+    else:
+        requested = distribution.draw(clients, rng)
+    return allocate(samples, requested, min_samples=min_samples, use_all=use_all)
 
 
 def allocate(
     samples: int, requested: NDArray[np.float64], *, min_samples: int, use_all: bool
 ) -> NDArray[np.int64]:
-    """Divide samples among clients, in whole numbers.
+    """Divide samples among clients.
 
     Args:
         samples: number of samples to divide.
-        requested: the number that each client asks for [m].
-        min_samples: the number that each client gets at least.
-        use_all: give away all samples: first `min_samples` to each client, then the
-            rest in proportion to `requested`. Otherwise each client gets what it asked
-            for (and at least `min_samples`); if there are too few samples, what they
-            ask for beyond `min_samples` is scaled down by one factor.
+        requested: number of samples that each client requests [m].
+        min_samples: smallest number of samples of a client.
+        use_all: use all samples: each client gets `min_samples`, and the rest is
+            divided in proportion to `requested`. If False, each client gets the number
+            that it requests, and at least `min_samples`. If there are too few samples
+            for that, the requests above `min_samples` are scaled down by a common
+            factor.
 
     Returns:
-        Samples of each client [m], whose sum is at most `samples`.
+        Number of samples of each client [m], with a sum of at most `samples`.
 
     Raises:
-        ValueError: there are fewer than `min_samples` for each client, or the sum of
-            `requested` is no finite number above 0.
+        ValueError: there are fewer than `min_samples` samples per client, or the sum of
+            `requested` is not a finite number above 0.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         total = requested.sum()
@@ -168,13 +163,13 @@ def allocate(
             f"{samples} samples are not enough for {len(requested)} clients with at least"
             f" {min_samples} each; use fewer clients or more data"
         )
-    # Every client gets the minimum. The rest is divided by what they ask for.
+    # Every client gets `min_samples`, and the rest is divided.
     rest = samples - min_samples * len(requested)
     if not use_all:
         more = np.maximum(requested - min_samples, 0)
         factor = min(1.0, rest / max(more.sum(), 1.0))
         return min_samples + np.floor(more * factor).astype(np.int64)
-    # Cumulative sums are rounded down, not the parts, so that the parts sum to the
-    # whole. 1e-9: rounding may leave a cumulative sum just below an integer.
+    # Round the cumulative sums down, so that the parts sum to `rest`. 1e-9: a rounding
+    # error may leave a cumulative sum just below an integer.
     ends = np.floor(np.cumsum(requested) / total * rest + 1e-9).astype(np.int64)
     return min_samples + np.diff(np.minimum(ends, rest), prepend=0)

@@ -1,10 +1,11 @@
-"""A federation as one file with a digest.
+"""Save and load a federation as one file with a digest.
 
-The format is safetensors: plain arrays and text, nothing that could run code.
+The format is safetensors, which holds arrays and text and runs no code when it is read.
 """
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +19,25 @@ from fedtailor.federation.checks import SPLITS
 from fedtailor.federation.federation import Federation, Ragged
 
 _FORMAT = "fedtailor federation 2"
-_WITHOUT_DIGEST = "fedtailor federation 1"  # of fedtailor 0.1
-_PLAIN = ("names", "classes", "shift", "scale", "name", "class_names")
-_DAMAGED = (
+_OLD_FORMAT = "fedtailor federation 1"  # of fedtailor 0.1, without a digest
+_METADATA_FIELDS = ("names", "classes", "shift", "scale", "name", "class_names")
+_DAMAGE_ERRORS = (
     *(SafetensorError, json.JSONDecodeError, RecursionError),
     *(KeyError, TypeError, AttributeError),
 )
-"""What reading other bytes as a federation may end in."""
+"""Errors that reading a damaged file may raise."""
 
 
 def save(federation: Federation, path: AnyPath) -> Path:
-    """Write a federation to one file, whole or not at all.
+    """Write a federation to one file, atomically.
 
-    An older file of that name is replaced.
+    A file of that name is replaced.
 
     Returns:
         The path, with `~` expanded.
 
     Raises:
-        ValueError: the file cannot be written; an older one stays as it is.
+        ValueError: the file cannot be written; an existing file is unchanged.
     """
     arrays: dict[str, NDArray[Any]] = {
         "x": federation.x,
@@ -48,14 +49,14 @@ def save(federation: Federation, path: AnyPath) -> Path:
     for split in SPLITS:
         ragged = getattr(federation, split)
         arrays |= {f"{split}.rows": ragged.rows, f"{split}.offsets": ragged.offsets}
-    # safetensors writes the memory of an array as it lies; text and numbers that are no
-    # arrays go into its metadata.
+    # safetensors writes the raw memory of an array, so arrays must be contiguous. Text
+    # and numbers go into the metadata of the file.
     arrays = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
-    header = json.dumps({key: getattr(federation, key) for key in _PLAIN})
+    header = json.dumps({key: getattr(federation, key) for key in _METADATA_FIELDS})
     metadata = {
         "format": _FORMAT,
         "federation": header,
-        "digest": _digest(header, arrays),
+        "digest": arrays_digest(header, arrays),
     }
     try:
         target = Path(path).expanduser()
@@ -72,17 +73,18 @@ def load(path: AnyPath) -> Federation:
     """Read a federation that `save` wrote.
 
     Raises:
-        ValueError: the file is missing, cannot be read, is damaged or something else.
+        ValueError: the file is missing, cannot be read, is damaged or holds no
+            federation.
     """
     path = existing_file(path)
     try:
         with reading(path):
-            # safetensors calls a file damaged that it may not read: open it first, for
-            # the right message.
+            # safetensors reports a permission error as a damaged file. Opening the
+            # file first raises the right error.
             path.open("rb").close()
-            header, arrays = _content(path)
-        # JSON knows no tuples.
-        plain = {
+            header, arrays = _read(path)
+        # JSON has lists in place of tuples.
+        metadata = {
             key: tuple(value) if isinstance(value, list) else value
             for key, value in header.items()
         }
@@ -91,35 +93,36 @@ def load(path: AnyPath) -> Federation:
             rows = arrays.pop(f"{split}.rows")
             offsets = arrays.pop(f"{split}.offsets")
             splits[split] = Ragged(rows, offsets)
-        pool: Any = {"groups": None, **arrays, **splits, **plain}
-        return Federation(**pool)
-    except _DAMAGED as error:
+        arguments: Any = {"groups": None, **arrays, **splits, **metadata}
+        return Federation(**arguments)
+    except _DAMAGE_ERRORS as error:
         raise ValueError(
             f"{path} is damaged or holds no federation ({reason(error)}); save it again"
         ) from None
 
 
-def _content(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The plain fields and the arrays of a file, as they were written."""
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read the metadata fields and the arrays of a file, and check its digest."""
     with safe_open(path, framework="numpy") as file:
-        about = file.metadata() or {}
-        if about.get("format") not in (_FORMAT, _WITHOUT_DIGEST):
+        metadata = file.metadata() or {}
+        if metadata.get("format") not in (_FORMAT, _OLD_FORMAT):
             raise ValueError(
                 f"{path} holds no federation; give a file that fedtailor's save wrote"
             )
-        arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
-    has_digest = about["format"] == _FORMAT
-    if has_digest and _digest(about["federation"], arrays) != about["digest"]:
+        arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
+    header = metadata["federation"]
+    has_digest = metadata["format"] == _FORMAT
+    if has_digest and arrays_digest(header, arrays) != metadata["digest"]:
         raise ValueError(
             f"{path} is damaged (its digest is wrong); save the federation again"
         )
-    return json.loads(about["federation"]), arrays
+    return json.loads(header), arrays
 
 
-def _digest(header: str, arrays: dict[str, NDArray[Any]]) -> str:
-    """SHA-256 of the plain fields, and of all arrays with names, types and shapes."""
+def arrays_digest(header: str, arrays: Mapping[str, NDArray[Any]]) -> str:
+    """SHA-256 of a text, and of arrays with their names, types and shapes."""
     digest = hashlib.sha256(header.encode())
     for name, array in sorted(arrays.items()):
         digest.update(f"\0{name}\0{array.dtype.str}\0{array.shape}\0".encode())
-        digest.update(array.reshape(-1).view(np.uint8).data)
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()

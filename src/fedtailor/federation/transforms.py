@@ -1,9 +1,10 @@
-"""Shifts between groups of clients: each group sees the world in its own way.
+"""Transforms that make groups of clients differ, and standardization.
 
-A transform is a small record of its settings; called with a federation (and a seed) it
-returns a new one whose pool holds the examples as each group sees them. Groups are
-assigned evenly and at random, by the clients' names, over seen and over unseen clients;
-a federation that already has groups gets the pairs (old group, new group).
+A transform is a frozen dataclass of settings. Calling it with a federation and a seed
+returns a new federation, whose pool holds the transformed examples of each group.
+Clients are assigned to groups at random, keyed by their names, so that seen and unseen
+clients are both divided evenly. If a federation already has groups, the new groups are
+the pairs (old group, new group).
 """
 
 from collections.abc import Callable
@@ -19,7 +20,8 @@ from fedtailor.federation.federation import Federation
 from fedtailor.protocol import draw_bits, require, server_rng
 
 _ROUNDING = 1e-12
-"""A feature whose values differ by less than this part of the largest is constant."""
+"""A feature is constant if its range is less than this fraction of its largest value.
+"""
 
 Groups = NDArray[np.integer[Any]]
 """The group of each client [m]."""
@@ -27,18 +29,18 @@ Groups = NDArray[np.integer[Any]]
 Examples = tuple[NDArray[Any], NDArray[Any]]
 """Inputs [n, ...] and targets [n, ...]."""
 
-Change = Callable[[NDArray[Any], NDArray[Any], int], Examples]
-"""(inputs [n, ...], targets [n, ...], group) -> both as the group sees them."""
+Transform = Callable[[NDArray[Any], NDArray[Any], int], Examples]
+"""(inputs [n, ...], targets [n, ...], group) -> transformed inputs and targets."""
 
 
 @dataclass(frozen=True)
 class Rotations:
-    """Covariate shift: each group sees images turned by a multiple of 90 degrees.
+    """Covariate shift: rotate the images of each group by a multiple of 90 degrees.
 
     Mestoukirdi et al., section V.
 
     Attributes:
-        turns: quarter turns, counterclockwise, one entry for each group.
+        turns: number of quarter turns of each group, counterclockwise.
     """
 
     turns: tuple[int, ...] = (0, 1, 2, 3)
@@ -60,37 +62,38 @@ class Rotations:
         """Rotate the images of each group.
 
         Args:
-            federation: what is rotated; it stays as it is.
-            seed: of the random groups.
-            groups: [m] the entry of `turns` of each client; None = evenly at random.
+            federation: the federation, which is not modified.
+            seed: random seed of the groups.
+            groups: [m] the group of each client, an index into `turns`; by default
+                random groups of equal size.
 
         Returns:
-            A federation with the rotated images, whose groups are these.
+            A federation with rotated images and these groups.
 
         Raises:
-            ValueError: inputs that are no square images, [h, h], [h, h, c] or flat with
-                h^2 entries.
+            ValueError: the inputs are not square images of shape [h, h], [h, h, c] or
+                [h^2].
         """
         check_seed(seed)
         side = _side(federation.input_shape)
 
-        def change(x: NDArray[Any], y: NDArray[Any], group: int) -> Examples:
+        def rotate(x: NDArray[Any], y: NDArray[Any], group: int) -> Examples:
             images = x.reshape(len(x), side, side, -1)
-            turned = np.rot90(images, self.turns[group], axes=(1, 2))
-            return turned.reshape(x.shape), y
+            rotated = np.rot90(images, self.turns[group], axes=(1, 2))
+            return rotated.reshape(x.shape), y
 
-        assigned = _assign(federation, len(self.turns), seed, groups)
-        return _by_group(federation, assigned, change)
+        groups = _assign_groups(federation, len(self.turns), seed, groups)
+        return _transform_groups(federation, groups, rotate)
 
 
 @dataclass(frozen=True)
 class LabelPermutations:
-    """Concept shift: each group names the classes by a random permutation of its own.
+    """Concept shift: permute the labels of each group by its own random permutation.
 
     Mestoukirdi et al., section V.
 
     Attributes:
-        groups: how many groups; no two have the same permutation.
+        groups: number of groups. Their permutations are different.
     """
 
     groups: int = 4
@@ -104,15 +107,17 @@ class LabelPermutations:
         """Permute the labels of each group.
 
         Args:
-            federation: what is changed; it stays as it is.
-            seed: of the permutations and of the random groups.
-            groups: [m] the group of each client; None = evenly at random.
+            federation: the federation, which is not modified.
+            seed: random seed of the permutations and the groups.
+            groups: [m] the group of each client; by default random groups of equal
+                size.
 
         Returns:
-            A federation with the permuted labels, whose groups are these.
+            A federation with permuted labels and these groups.
 
         Raises:
-            ValueError: targets that are no labels, or more groups than permutations.
+            ValueError: the targets are not labels, or there are more groups than
+                permutations.
         """
         if federation.classes is None:
             raise ValueError(
@@ -122,12 +127,12 @@ class LabelPermutations:
             federation.classes, len(federation), check_seed(seed)
         )
 
-        def change(x: NDArray[Any], y: NDArray[Any], group: int) -> Examples:
+        def permute(x: NDArray[Any], y: NDArray[Any], group: int) -> Examples:
             return x, permutations[group][y].astype(y.dtype)
 
-        assigned = _assign(federation, self.groups, seed, groups)
-        changed = _by_group(federation, assigned, change)
-        return replace(changed, class_names=None)
+        groups = _assign_groups(federation, self.groups, seed, groups)
+        permuted = _transform_groups(federation, groups, permute)
+        return replace(permuted, class_names=None)
 
     def _permutations(
         self, classes: int, clients: int, seed: int
@@ -143,7 +148,8 @@ class LabelPermutations:
             " group for each client",
         )
         rng = server_rng(seed, "label permutations", 0)
-        # Keyed by their entries, so that a permutation that is drawn twice counts once.
+        # A dict keyed by the entries, so that a permutation that is drawn twice counts
+        # once.
         permutations: dict[tuple[int, ...], NDArray[np.int64]] = {}
         while len(permutations) < self.groups:
             permutation = rng.permutation(classes)
@@ -154,35 +160,37 @@ class LabelPermutations:
 def standardize(federation: Federation) -> Federation:
     """Standardize every feature (the last axis) by the seen clients' training rows.
 
-    Constant features, and those that vary by rounding only, are shifted and not scaled.
-    The statistics are of all clients together; a real federation would obtain them by
+    Features that are constant up to rounding are shifted but not scaled. The statistics
+    are those of all seen clients together; a real federation would compute them by
     secure aggregation.
 
     Returns:
-        The same examples with the `shift` and `scale` that give each feature mean 0 and
-        deviation 1.
+        A federation with the same examples, and with the `shift` and `scale` that give
+        each feature mean 0 and standard deviation 1.
 
     Raises:
-        ValueError: token ids.
+        ValueError: the inputs are token ids.
     """
     if federation.x.dtype == np.int32:
         raise ValueError(
             f"{federation.name} holds token ids, which cannot be standardized"
         )
-    used = np.zeros(len(federation.x), np.bool_)
-    used[federation.train.take(federation.seen).rows] = True
-    values = federation.x[used].reshape(-1, federation.x.shape[-1]).astype(np.float64)
+    is_used = np.zeros(len(federation.x), np.bool_)
+    is_used[federation.train.take(federation.seen).rows] = True
+    values = (
+        federation.x[is_used].reshape(-1, federation.x.shape[-1]).astype(np.float64)
+    )
     mean = values.mean(axis=0)
     deviation = values.std(axis=0)
-    # The mean of equal numbers is a rounding error away from them, so that their
-    # deviation is not exactly 0: a division by it would enlarge the error.
+    # The standard deviation of equal numbers may be a rounding error instead of 0, and
+    # a division by it would give large numbers.
     varies = np.ptp(values, axis=0) > _ROUNDING * np.abs(values).max(axis=0)
     scale = 1 / np.where(varies, deviation, 1.0)
     return replace(federation, shift=tuple(mean.tolist()), scale=tuple(scale.tolist()))
 
 
 def _side(shape: tuple[int, ...]) -> int:
-    """The side of square images of a shape: [h, h], [h, h, channels], or flat."""
+    """The side length h of square images [h, h], [h, h, channels] or [h^2]."""
     if len(shape) == 1:
         side = isqrt(shape[0])
         is_square = side * side == shape[0]
@@ -197,27 +205,27 @@ def _side(shape: tuple[int, ...]) -> int:
     return side
 
 
-def _assign(
+def _assign_groups(
     federation: Federation, count: int, seed: int, groups: Groups | None
 ) -> Groups:
-    """The group of each client.
+    """Assign clients to random groups of equal size, or check the user's groups.
 
     Args:
-        federation: whose clients.
-        count: how many groups there are.
-        seed: of random groups.
-        groups: as the user gave them; None = evenly at random.
+        federation: the federation.
+        count: number of groups.
+        seed: random seed.
+        groups: the user's groups; None = random groups.
 
     Returns:
-        [m] in 0..count-1.
+        [m] the group of each client, in 0..count-1.
 
     Raises:
-        ValueError: what was given is something else.
+        ValueError: the user's groups have another shape, type or range.
     """
     m = len(federation)
     if groups is None:
-        # Seen clients in a random order, then unseen ones: dealt one by one, either
-        # kind fills all groups evenly.
+        # Deal the seen clients in a random order, and then the unseen clients, so that
+        # both are divided evenly.
         shuffle = draw_bits(seed, "group", 0, federation.ids)
         order = np.lexsort((shuffle, federation.unseen))
         groups = np.empty(m, np.int64)
@@ -229,18 +237,20 @@ def _assign(
             f" each of {m} clients"
         )
     if groups.min() < 0 or groups.max() >= count:
-        at = int(np.argmax((groups < 0) | (groups >= count)))
+        client = int(np.argmax((groups < 0) | (groups >= count)))
         raise ValueError(
-            f"client {federation.names[at]!r} is in group {groups[at]}; groups count"
+            f"client {federation.names[client]!r} is in group {groups[client]}; groups count"
             f" 0..{count - 1}"
         )
     return groups
 
 
-def _by_group(federation: Federation, groups: Groups, change: Change) -> Federation:
-    """A new pool with the examples as each group sees them.
+def _transform_groups(
+    federation: Federation, groups: Groups, transform: Transform
+) -> Federation:
+    """Transform the examples of each group.
 
-    Rows that several groups use are in it once for each.
+    A row that several groups use is copied for each of them.
     """
     splits = {split: getattr(federation, split) for split in SPLITS}
     new_rows = {
@@ -249,23 +259,23 @@ def _by_group(federation: Federation, groups: Groups, change: Change) -> Federat
     xs, ys = [], []
     start = 0
     for group in np.unique(groups):
-        # Which entries of the splits belong to clients of this group, and which
-        # examples these use.
+        # Find the entries of the splits that belong to clients of this group, and the
+        # examples that they use.
         in_group = {
             split: (groups == group)[part.owners] for split, part in splits.items()
         }
-        used = np.zeros(len(federation.x), np.bool_)
+        is_used = np.zeros(len(federation.x), np.bool_)
         for split, part in splits.items():
-            used[part.rows[in_group[split]]] = True
-        # The used examples stand in the new pool behind those of the groups before.
-        new_number = start - 1 + np.cumsum(used)
+            is_used[part.rows[in_group[split]]] = True
+        # In the new pool these examples follow those of the previous groups.
+        new_row = start - 1 + np.cumsum(is_used)
         for split, part in splits.items():
-            new_rows[split][in_group[split]] = new_number[part.rows[in_group[split]]]
-        x, y = change(federation.x[used], federation.y[used], int(group))
+            new_rows[split][in_group[split]] = new_row[part.rows[in_group[split]]]
+        x, y = transform(federation.x[is_used], federation.y[is_used], int(group))
         xs.append(x)
         ys.append(y)
         start += len(x)
-    # Groups on top of groups: clients are alike only if both agree.
+    # If the federation had groups, the new groups are pairs of old and new ones.
     if federation.groups is not None:
         pairs = np.stack([federation.groups, groups])
         _, groups = np.unique(pairs, axis=1, return_inverse=True)

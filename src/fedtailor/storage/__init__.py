@@ -1,6 +1,4 @@
-"""What is stored: run directories with exact resume, checkpoints, manifests, exported
-models.
-"""
+"""Run directories with exact resume, checkpoints, manifests and exported models."""
 
 from fedtailor.storage.check import Finding, check
 from fedtailor.storage.errors import Damaged, Unusable

@@ -1,5 +1,5 @@
-"""`fedtailor check`: whether files are what was written, by their digests: run
-directories, exports, saved federations, comparisons.
+"""`fedtailor check`: compare runs, exports, federations and comparisons with their
+digests.
 """
 
 import json
@@ -22,13 +22,13 @@ from fedtailor.storage.digests import (
 from fedtailor.storage.errors import Damaged
 from fedtailor.storage.run_files import (
     CHECKPOINT,
-    CHECKPOINT_BEFORE,
     CLIENTS,
     DIGESTS,
     INDEX,
     LEDGER,
     MANIFEST,
     METRICS,
+    PREVIOUS_CHECKPOINT,
     SUMMARY,
     read_frame,
     read_manifest,
@@ -45,12 +45,12 @@ WITHOUT_DIGESTS = (
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of the check of one file or directory.
+    """The result of checking one file or directory.
 
     Attributes:
-        path: which.
-        what: what it is, or what is wrong with it, in one line.
-        whole: whether nothing is wrong.
+        path: the file or directory.
+        what: a description of its content, or an error message, in one line.
+        whole: whether the check has passed.
     """
 
     path: Path
@@ -62,18 +62,18 @@ def check(path: Path) -> list[Finding]:
     """Check files against their digests.
 
     Args:
-        path: a run directory, an export, a saved federation, or a directory that holds
-            some of these (the results of a comparison).
+        path: a run directory, an export, a saved federation, or a directory that
+            contains some of these, such as the results of a comparison.
 
     Returns:
         One finding for each run, export, federation or index of a comparison.
 
     Raises:
-        ValueError: there is nothing of fedtailor's.
+        ValueError: the directory contains none of these.
     """
     if path.is_file():
-        return [_finding(path, _federation)]
-    findings = list(_below(path))
+        return [_finding(path, _check_federation)]
+    findings = list(_check_directory(path))
     if not findings:
         raise ValueError(
             f"{path} holds no run, export or saved federation of fedtailor; check the"
@@ -82,31 +82,29 @@ def check(path: Path) -> list[Finding]:
     return findings
 
 
-def _below(path: Path) -> Iterator[Finding]:
-    """The findings about a directory, or about those in it where it is none of
-    fedtailor's.
-    """
+def _check_directory(path: Path) -> Iterator[Finding]:
+    """Check a run or an export, or else the subdirectories, recursively."""
     if (path / INDEX).exists():
-        yield _finding(path / INDEX, _comparison)
+        yield _finding(path / INDEX, _check_comparison)
     if (path / MANIFEST).exists():
-        yield _finding(path, _run)
+        yield _finding(path, _check_run)
     elif (path / export.MANIFEST).exists() or (path / export.MODELS).exists():
-        yield _finding(path, _export)
+        yield _finding(path, _check_export)
     elif (path / SUMS).exists() or any(path.glob("*.onnx")):
-        yield _finding(path, _graphs)
+        yield _finding(path, _check_onnx)
     elif path.is_dir():
-        for inner in sorted(path.iterdir()):
-            if inner.is_dir() and not inner.name.startswith("."):
-                yield from _below(inner)
+        for entry in sorted(path.iterdir()):
+            if entry.is_dir() and not entry.name.startswith("."):
+                yield from _check_directory(entry)
 
 
-def _finding(path: Path, describe: Callable[[Path], str]) -> Finding:
-    """What `describe` says of a path, or the error that it raises."""
+def _finding(path: Path, check_path: Callable[[Path], str]) -> Finding:
+    """The description that `check_path` returns, or the error that it raises."""
     try:
-        return Finding(path, describe(path), whole=True)
+        return Finding(path, check_path(path), whole=True)
     except ValueError as error:
         return Finding(path, str(error), whole=False)
-    # A JSON or TOML file that can be parsed, but has another shape.
+    # A JSON or TOML file that can be parsed, but has an unexpected structure.
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         return Finding(
             path,
@@ -115,42 +113,45 @@ def _finding(path: Path, describe: Callable[[Path], str]) -> Finding:
         )
 
 
-def _federation(path: Path) -> str:
-    """Check a saved federation; loading it does."""
+# Each of the following functions checks one kind of files. It returns a description of
+# them in one line, and raises a ValueError if something is wrong.
+
+
+def _check_federation(path: Path) -> str:
+    # Loading a federation checks its digest.
     return f"a federation of {len(load_federation(path))} clients"
 
 
-def _export(path: Path) -> str:
-    """Check exported models."""
+def _check_export(path: Path) -> str:
     manifest = path / export.MANIFEST
     if not manifest.exists():
         raise Damaged(f"{manifest} is missing; export the models again")
-    clients, digests = export.check_export(path)
-    return f"personal models of {clients} clients{'' if digests else WITHOUT_DIGESTS}"
+    clients, has_digests = export.check_export(path)
+    note = "" if has_digests else WITHOUT_DIGESTS
+    return f"personal models of {clients} clients{note}"
 
 
-def _graphs(path: Path) -> str:
-    """Check an export as ONNX."""
+def _check_onnx(path: Path) -> str:
     if not (path / SUMS).exists():
         raise Damaged(
             f"{path / SUMS} is missing: the export did not end; export the models again"
         )
     with reading(path):
-        written = set((path / SUMS).read_text("utf-8", errors="replace").splitlines())
-        changed = written.symmetric_difference(sums_of(path).splitlines())
+        recorded = set((path / SUMS).read_text("utf-8", errors="replace").splitlines())
+        changed = recorded.symmetric_difference(sums_of(path).splitlines())
     if changed:
         names = ", ".join(sorted({line.partition("  ")[2] for line in changed}))
         raise Damaged(
             f"{path} is damaged ({names}: not what was written); export the models"
             " again"
         )
-    count = sum(line.endswith(".onnx") for line in written)
+    count = sum(line.endswith(".onnx") for line in recorded)
     return f"personal models of {count} clients, as ONNX"
 
 
-def _comparison(path: Path) -> str:
-    """Check the index of a comparison, and that the runs that it names have ended."""
-    cells = _sealed(path)["cells"]
+def _check_comparison(path: Path) -> str:
+    # The runs of an index must have ended, so each has a summary.
+    cells = _read_json(path)["cells"]
     for cell in cells:
         if not (path.parents[1] / cell["run"] / SUMMARY).exists():
             raise Damaged(
@@ -160,29 +161,18 @@ def _comparison(path: Path) -> str:
     return f"a comparison of {len(cells)} runs"
 
 
-def _sealed(path: Path) -> Any:
-    """The content of a JSON file; one whose digest is wrong is refused.
-
-    Not all of them carry a digest.
-    """
+def _read_json(path: Path) -> Any:
+    """Read a JSON file, and check its digest if it has one."""
     content = read_text(path, json.loads, "repeat the command that wrote it")
     if isinstance(content, dict) and not is_sealed(content):
         raise Damaged(f"{path} is damaged (its digest is wrong)")
     return content
 
 
-def _run(path: Path) -> str:
-    """Check a run directory.
-
-    Returns:
-        What it is, in words.
-
-    Raises:
-        Unusable: something is missing, cannot be read or is not what was written.
-    """
+def _check_run(path: Path) -> str:
     read_manifest(path / MANIFEST)
     checkpoints = [
-        name for name in (CHECKPOINT, CHECKPOINT_BEFORE) if (path / name).exists()
+        name for name in (CHECKPOINT, PREVIOUS_CHECKPOINT) if (path / name).exists()
     ]
     if not checkpoints and not (path / SUMMARY).exists():
         return "a run that has not come to its first checkpoint"
@@ -193,28 +183,26 @@ def _run(path: Path) -> str:
     for name in (CLIENTS, METRICS, LEDGER):
         read_frame(path / name)
     for file in sorted(path.glob("*.json")):
-        _sealed(file)
+        _read_json(file)
     if not (path / SUMMARY).exists():
         return f"an unfinished run{WITHOUT_DIGESTS if is_old else ''}"
     summary = read_summary(path / SUMMARY)
-    # The digests of the checkpoints are in these themselves; the summary has those of
-    # all other files.
+    # A checkpoint contains its own digest. The summary has the digests of all other
+    # files.
     for name in summary.get(DIGESTS, {}):
         if not (path / name).exists():
             raise Damaged(f"{path / name} is missing; repeat the run")
         require_unchanged(path / name, summary)
-    end = (
+    outcome = (
         "that diverged"
         if "diverged" in summary
         else f"of {summary.get('rounds')} rounds"
     )
-    return f"a finished run {end}{'' if DIGESTS in summary else WITHOUT_DIGESTS}"
+    return f"a finished run {outcome}{'' if DIGESTS in summary else WITHOUT_DIGESTS}"
 
 
 def _check_checkpoint(path: Path, name: str) -> None:
-    """Refuse a checkpoint that is damaged, or that belongs to other files than those
-    beside it.
-    """
+    """Require that a checkpoint is not damaged and belongs to the files of its run."""
     saved = load_tree(path / name).get("saved")
     if not isinstance(saved, dict):
         raise Damaged(f"{path / name} is no checkpoint of a run")
@@ -222,8 +210,8 @@ def _check_checkpoint(path: Path, name: str) -> None:
     if file_digest(path / MANIFEST) != digests["manifest"]:
         raise Damaged(f"{path / MANIFEST} is not the one that {name} was saved with")
     for file, key in ((CLIENTS, "clients"), (METRICS, "metrics"), (LEDGER, "ledger")):
-        # A run that went on has added rows since: only those of the checkpoint's time
-        # are compared.
+        # A resumed run may have appended rows. Compare those that existed when the
+        # checkpoint was saved.
         frame = read_frame(path / file)
         rows = saved.get(key, len(frame))
         if len(frame) < rows or frame_digest(frame.head(rows)) != digests[key]:

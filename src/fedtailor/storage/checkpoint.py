@@ -1,17 +1,19 @@
 """Checkpoints: a tree of plain containers and arrays in one safetensors file, written
 atomically.
 
-safetensors stores named arrays and text, and runs no code when it is read (as pickle
-does). The arrays of a tree are stored under their paths ("server/model"). Its structure is
-a JSON text beside them, in which every node is an object:
+A safetensors file holds named arrays and text, and unlike pickle runs no code when it
+is read. The arrays of a tree are stored under their paths ("server/model"). The
+structure of the tree is stored as JSON text, in which every node is an object:
 
-    {"dict": {key: node, ...}}
-    {"list": [node, ...]}, {"tuple": [node, ...]}
-    {"state": name of a `ServerState` class, "fields": {field: node, ...}}
-    {"device": name of an array}    a JAX array, which goes back to the device
-    {"array": name of an array}     a NumPy array
-    {"number": name of an array}    a NumPy scalar, stored as an array of shape ()
-    {"value": value}                None, or a Python bool, int, float or string
+    node                                                    value
+    {"dict": {key: node, ...}}                              dict with string keys
+    {"list": [node, ...]}                                   list
+    {"tuple": [node, ...]}                                  tuple
+    {"state": class name, "fields": {field: node, ...}}     instance of a `ServerState` class
+    {"device": array name}                                  JAX array
+    {"array": array name}                                   NumPy array
+    {"number": array name}                                  NumPy scalar (an array of shape ())
+    {"value": value}                                        None, bool, int, float or string
 """
 
 import json
@@ -27,39 +29,43 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from fedtailor._files import reading, reason, replacing
+from fedtailor.federation.storage import arrays_digest
 from fedtailor.protocol import ServerState, state_name
-from fedtailor.storage.digests import arrays_digest
 from fedtailor.storage.errors import Damaged, Unusable
 
 _FORMAT = "fedtailor checkpoint 2"
 OLD_FORMAT = "fedtailor checkpoint 1"
-"""Of fedtailor 0.1: without digests."""
+"""The format of fedtailor 0.1, without digests."""
 
-_ERRORS_OF_DAMAGED_FILES = (
+_DAMAGE_ERRORS = (
     # safetensors: the file, or one of its arrays
     SafetensorError,
     OSError,
     # the JSON text
     json.JSONDecodeError,
     RecursionError,
-    # a part that is missing, or is of another type
+    # a missing entry, or one of another type
     KeyError,
     TypeError,
 )
 
 
 def wait_for_all(step: str) -> None:
-    """Wait until every process of a run has reached this step."""
+    """Wait until every process of a distributed run has reached this step."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(step)
 
 
 def save_tree(path: Path, tree: Any) -> None:
-    """Write a tree of dicts, lists, tuples, server states, None, numbers, strings and
-    arrays (host or device) atomically: when writing fails, an old file stays as it was.
+    """Write a tree to a file, atomically.
+
+    Args:
+        path: the file.
+        tree: nested dicts, lists, tuples and server states, with numbers, strings,
+            None, NumPy arrays and JAX arrays as leaves.
 
     Raises:
-        TypeError: the tree holds something else.
+        TypeError: the tree contains something else.
         OSError: the file cannot be written.
     """
     with replacing(path) as temporary:
@@ -67,30 +73,32 @@ def save_tree(path: Path, tree: Any) -> None:
 
 
 def write_tree(path: Path, tree: Any) -> None:
-    """As `save_tree`, but not atomically: for a temporary file that nobody reads yet."""
-    # safetensors has no checksum, hence a digest of the JSON text and the arrays.
+    """Like `save_tree`, but not atomic: for temporary files."""
+    # safetensors has no checksum, so the digest of text and arrays is added.
     arrays: dict[str, np.ndarray] = {}
-    skeleton = json.dumps(_describe(tree, arrays))
-    digest = arrays_digest(skeleton, arrays)
-    save_file(arrays, path, {"format": _FORMAT, "tree": skeleton, "digest": digest})
+    structure = json.dumps(_to_node(tree, arrays))
+    digest = arrays_digest(structure, arrays)
+    save_file(arrays, path, {"format": _FORMAT, "tree": structure, "digest": digest})
 
 
 def load_tree(path: Path) -> Any:
-    """The tree that `save_tree` wrote; arrays are on the device where they were.
+    """Read a tree that `save_tree` wrote.
+
+    JAX arrays are put on the default device; NumPy arrays stay NumPy arrays.
 
     Raises:
-        Unusable: it cannot be read, or another version of fedtailor wrote it.
-        Damaged: it is missing, not a fedtailor checkpoint, or not what was written.
-        ValueError: it holds the state of a method that is not loaded.
+        Unusable: the file cannot be read, or another version of fedtailor wrote it.
+        Damaged: the file is missing, is not a fedtailor checkpoint, or is damaged.
+        ValueError: the tree contains the state of a method that is not imported.
     """
     if not path.exists():
         raise Damaged(f"{path} is missing; remove the run's directory and start again")
-    # Open it here first: safetensors reports a permission error as a damaged file.
+    # safetensors reports a permission error as a damaged file, so open the file first.
     with reading(path, Unusable):
         path.open("rb").close()
     try:
         return _read_tree(path)
-    except _ERRORS_OF_DAMAGED_FILES as error:
+    except _DAMAGE_ERRORS as error:
         raise Damaged(
             f"{path} is damaged ({reason(error)}); remove the run's directory and start"
             " again"
@@ -98,7 +106,7 @@ def load_tree(path: Path) -> Any:
 
 
 def _read_tree(path: Path) -> Any:
-    """`load_tree` without its handling of errors."""
+    """`load_tree` without error handling."""
     with safe_open(path, framework="numpy") as file:
         metadata = file.metadata() or {}
         refuse_other_format(path, metadata.get("format", "nothing"))
@@ -109,39 +117,39 @@ def _read_tree(path: Path) -> Any:
             f"{path} is damaged (its digest is wrong); remove the run's directory"
             " and start again"
         )
-    return _rebuild(json.loads(metadata["tree"]), arrays)
+    return _from_node(json.loads(metadata["tree"]), arrays)
 
 
-def refuse_other_format(path: Path, found_format: str) -> None:
-    """Refuse a checkpoint that this version does not write.
+def refuse_other_format(path: Path, file_format: str) -> None:
+    """Refuse a checkpoint in another format than the current one.
 
     Args:
         path: the file, for messages.
-        found_format: the format that its metadata state.
+        file_format: the format in the file's metadata.
 
     Raises:
-        Unusable: another version of fedtailor wrote it.
-        Damaged: it is not a fedtailor checkpoint.
+        Unusable: another version of fedtailor wrote the file.
+        Damaged: the file is not a fedtailor checkpoint.
     """
-    if found_format == OLD_FORMAT:
+    if file_format == OLD_FORMAT:
         raise Unusable(
             f"{path} was written by fedtailor 0.1, whose runs can be reported but not"
             " resumed; name another directory"
         )
-    if not found_format.startswith("fedtailor checkpoint "):
+    if not file_format.startswith("fedtailor checkpoint "):
         raise Damaged(
             f"{path} is damaged (it is no checkpoint); remove the run's directory and"
             " start again"
         )
-    if found_format != _FORMAT:
+    if file_format != _FORMAT:
         raise Unusable(
-            f"{path} was not written by this version of fedtailor ({found_format}); name"
+            f"{path} was not written by this version of fedtailor ({file_format}); name"
             " another directory"
         )
 
 
 def checkpoint_format(path: Path) -> str | None:
-    """The format that a checkpoint's metadata state; None where it cannot be read."""
+    """The format in a checkpoint's metadata; None if the file cannot be read."""
     try:
         with safe_open(path, framework="numpy") as file:
             return (file.metadata() or {}).get("format")
@@ -149,16 +157,16 @@ def checkpoint_format(path: Path) -> str | None:
         return None
 
 
-def _describe(tree: Any, arrays: dict[str, np.ndarray], path: str = "") -> Any:
-    """The structure of a tree as nodes for JSON (see the table at the top).
+def _to_node(tree: Any, arrays: dict[str, np.ndarray], path: str = "") -> Any:
+    """Describe a tree by a JSON node (see the table at the top of this module).
 
     Args:
-        tree: what to describe.
-        arrays: its arrays are added here, under their paths.
-        path: of the tree itself: "" or "/server/model".
+        tree: the tree, or a subtree of it.
+        arrays: a dict to which the arrays of the tree are added, under their paths.
+        path: the path of the subtree, such as "/server/model"; "" for the whole tree.
 
     Raises:
-        TypeError: it holds something that cannot be written.
+        TypeError: the tree contains something that cannot be written.
     """
     if isinstance(tree, dict):
         if not all(isinstance(key, str) for key in tree):
@@ -168,31 +176,31 @@ def _describe(tree: Any, arrays: dict[str, np.ndarray], path: str = "") -> Any:
             )
         return {
             "dict": {
-                key: _describe(value, arrays, f"{path}/{key}")
+                key: _to_node(value, arrays, f"{path}/{key}")
                 for key, value in tree.items()
             }
         }
     if isinstance(tree, ServerState):
-        described = {
-            field.name: _describe(
+        nodes = {
+            field.name: _to_node(
                 getattr(tree, field.name), arrays, f"{path}/{field.name}"
             )
             for field in fields(cast(Any, tree))
         }
-        return {"state": state_name(type(tree)), "fields": described}
-    # The exact types: a NamedTuple would come back as a tuple.
+        return {"state": state_name(type(tree)), "fields": nodes}
+    # No subclasses: a NamedTuple would be read as a plain tuple.
     if isinstance(tree, list | tuple) and type(tree) in (list, tuple):
         entries = [
-            _describe(value, arrays, f"{path}/{number}")
-            for number, value in enumerate(tree)
+            _to_node(value, arrays, f"{path}/{index}")
+            for index, value in enumerate(tree)
         ]
         return {type(tree).__name__: entries}
     if isinstance(tree, jax.Array | np.ndarray | np.generic):
         name = path.removeprefix("/")
-        # not ascontiguousarray, which makes a scalar a vector
+        # np.ascontiguousarray would turn a scalar into a vector.
         arrays[name] = np.asarray(tree, order="C")
-        # The kind of array is stored too: a resumed round must call the same compiled
-        # programs with arguments of the same kind.
+        # The kind of array is stored as well, so that a resumed round calls the same
+        # compiled programs with arguments of the same kind.
         if isinstance(tree, jax.Array):
             return {"device": name}
         if isinstance(tree, np.ndarray):
@@ -206,38 +214,38 @@ def _describe(tree: Any, arrays: dict[str, np.ndarray], path: str = "") -> Any:
     )
 
 
-def _rebuild(node: dict[str, Any], arrays: dict[str, np.ndarray]) -> Any:
-    """The tree that `_describe` has described.
+def _from_node(node: dict[str, Any], arrays: dict[str, np.ndarray]) -> Any:
+    """Build the tree that a node describes; the inverse of `_to_node`.
 
     Raises:
-        ValueError: it holds the state of a method that is not loaded.
+        ValueError: the tree contains the state of a method that is not imported.
     """
     if "state" in node:
-        return _rebuild_state(node["state"], node["fields"], arrays)
-    # Every other node has one entry.
+        return _state_from_node(node["state"], node["fields"], arrays)
+    # A node of any other kind has a single key.
     ((kind, content),) = node.items()
     if kind == "dict":
-        return {key: _rebuild(value, arrays) for key, value in content.items()}
+        return {key: _from_node(value, arrays) for key, value in content.items()}
     if kind in ("list", "tuple"):
-        entries = [_rebuild(value, arrays) for value in content]
+        entries = [_from_node(value, arrays) for value in content]
         return entries if kind == "list" else tuple(entries)
     if kind == "device":
         return jnp.asarray(arrays[content])
     if kind == "array":
         return arrays[content]
     if kind == "number":
-        return arrays[content][()]  # a NumPy scalar, as it was
+        return arrays[content][()]  # [()] makes a NumPy scalar of an array of shape ()
     return content
 
 
-def _rebuild_state(
+def _state_from_node(
     name: str, nodes: dict[str, Any], arrays: dict[str, np.ndarray]
 ) -> ServerState:
-    """A server state from the name of its class and the nodes of its fields."""
+    """Build a server state from its class name and the nodes of its fields."""
     state_class = ServerState.registry.get(name)
     if state_class is None:
         raise ValueError(
             f"the checkpoint holds the state of a method that is not loaded ({name})"
         )
-    values = {field: _rebuild(node, arrays) for field, node in nodes.items()}
+    values = {field: _from_node(node, arrays) for field, node in nodes.items()}
     return state_class(**values)

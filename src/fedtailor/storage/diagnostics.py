@@ -1,5 +1,6 @@
-"""The diagnostics of a method at the end of a run: `diagnostics.json`, its arrays in
-`diagnostics.safetensors`.
+"""A method's diagnostics at the end of a run.
+
+Numbers and text are in `diagnostics.json`, arrays in `diagnostics.safetensors`.
 """
 
 import dataclasses
@@ -20,7 +21,8 @@ from fedtailor.protocol.diagnostics import (
     TreeDiagnostic,
 )
 
-DIAGNOSTICS, ARRAYS = "diagnostics.json", "diagnostics.safetensors"
+DIAGNOSTICS = "diagnostics.json"
+ARRAYS = "diagnostics.safetensors"
 
 _KINDS: dict[str, type[Any]] = {
     "matrix": MatrixDiagnostic,
@@ -30,14 +32,15 @@ _KINDS: dict[str, type[Any]] = {
 
 
 def write_diagnostics(directory: Path, diagnostics: Sequence[Diagnostic]) -> None:
-    """Write diagnostics into a run directory, in place of those that it has.
+    """Write diagnostics to a run directory, replacing any that are there.
 
-    Numbers and texts go into the JSON file, arrays into the other one under
-    "NUMBER/FIELD". A method without diagnostics leaves no file.
+    The field FIELD of diagnostic number NUMBER is stored in the JSON file, or, if it is
+    an array, in the safetensors file under the name "NUMBER/FIELD". No files are
+    written if there are no diagnostics.
 
     Raises:
-        OSError: they cannot be written.
-        TypeError: something is none of the three kinds of diagnostics.
+        OSError: a file cannot be written.
+        TypeError: a diagnostic is of none of the three kinds.
     """
     entries = []
     arrays: dict[str, np.ndarray] = {}
@@ -62,7 +65,7 @@ def write_diagnostics(directory: Path, diagnostics: Sequence[Diagnostic]) -> Non
         (directory / DIAGNOSTICS).unlink(missing_ok=True)
         (directory / ARRAYS).unlink(missing_ok=True)
         return
-    # The arrays first: a reader who finds the description must find its arrays.
+    # Write the arrays first, so that they exist whenever the JSON file does.
     with replacing(directory / ARRAYS) as file:
         save_file(arrays, file)
     with replacing(directory / DIAGNOSTICS) as file:
@@ -70,7 +73,7 @@ def write_diagnostics(directory: Path, diagnostics: Sequence[Diagnostic]) -> Non
 
 
 def read_diagnostics(directory: Path) -> list[Diagnostic]:
-    """What `write_diagnostics` wrote; empty where it wrote nothing.
+    """Read what `write_diagnostics` wrote; an empty list if there are no files.
 
     Raises:
         ValueError: a file is damaged.
@@ -84,12 +87,12 @@ def read_diagnostics(directory: Path) -> list[Diagnostic]:
         diagnostics: list[Diagnostic] = []
         for number, entry in enumerate(json.loads(path.read_text())):
             kind = _KINDS[entry.pop("kind")]
-            own_arrays = {
+            array_fields = {
                 field.name: arrays[f"{number}/{field.name}"]
                 for field in dataclasses.fields(kind)
                 if field.name not in entry
             }
-            diagnostics.append(kind(**entry, **own_arrays))
+            diagnostics.append(kind(**entry, **array_fields))
         return diagnostics
     except (
         SafetensorError,

@@ -1,6 +1,6 @@
-"""Digests of files, tables, arrays and JSON objects.
+"""SHA-256 digests of files, tables, arrays and JSON objects.
 
-Neither a bit that a disk lost nor a file of another run may become part of a result.
+They detect damaged files, and files that belong to another run.
 """
 
 import hashlib
@@ -12,32 +12,23 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
+
+from fedtailor._files import file_digest
 
 SEAL = "digest"
-"""The key under which a JSON object carries the digest of all its other entries."""
+"""The key of a JSON object that holds the digest of all its other entries."""
 
 SUMS = "SHA256SUMS"
-"""The file that holds digests of its folder's other files, as `sha256sum --check
-SHA256SUMS` reads it.
+"""The file with the digests of all other files in its folder, in the format of
+`sha256sum --check SHA256SUMS`.
 """
 
 
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file's bytes.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def sums_of(folder: Path) -> str:
-    """What `SUMS` says of the files of a folder.
+    """The content of the file `SUMS` for a folder, one line for each file.
 
     Raises:
-        OSError: one cannot be read.
+        OSError: a file cannot be read.
     """
     return "".join(
         f"{file_digest(path)}  {path.name}\n"
@@ -47,17 +38,18 @@ def sums_of(folder: Path) -> str:
 
 
 def frame_digest(frame: pl.DataFrame) -> str:
-    """SHA-256 of the names, types and values of a frame.
+    """SHA-256 of the column names, types and values of a frame.
 
-    Of the values and not of the Parquet file: a run that goes on appends rows, and the
-    digest of the first ones must not depend on how a version of Polars compresses them.
+    It is computed from the values, not from the Parquet file. A resumed run appends
+    rows, and the digest of the first rows must not depend on how Polars compresses
+    them.
     """
     digest = hashlib.sha256(f"{len(frame)}".encode())
     for column in frame.iter_columns():
         digest.update(f"\0{column.name}\0{column.dtype}\0".encode())
         digest.update(column.is_null().to_numpy().tobytes())
         if column.dtype == pl.String:
-            # The lengths too: ("ab", "c") and ("a", "bc") are different columns.
+            # Include the lengths: ("ab", "c") and ("a", "bc") are different columns.
             lengths = column.str.len_bytes().fill_null(0).cast(pl.Int64)
             digest.update(lengths.to_numpy().tobytes())
             digest.update(str(column.fill_null("").str.join("")[0]).encode())
@@ -67,37 +59,28 @@ def frame_digest(frame: pl.DataFrame) -> str:
     return digest.hexdigest()
 
 
-def arrays_digest(header: str, arrays: Mapping[str, NDArray[Any]]) -> str:
-    """SHA-256 of a text and of arrays with their names, types and shapes."""
-    digest = hashlib.sha256(header.encode())
-    for name, array in sorted(arrays.items()):
-        digest.update(f"\0{name}\0{array.dtype.str}\0{array.shape}\0".encode())
-        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return digest.hexdigest()
-
-
 def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
-    """A JSON object with its own digest; NaN and infinity, which JSON does not know,
-    become null.
+    """Add the digest of a JSON object to the object, under the key `SEAL`.
+
+    NaN and infinity, which JSON does not have, become None.
     """
-    plain = finite({key: value for key, value in content.items() if key != SEAL})
-    return {**plain, SEAL: _json_digest(plain)}
+    entries = finite({key: value for key, value in content.items() if key != SEAL})
+    return {**entries, SEAL: _json_digest(entries)}
 
 
 def is_sealed(content: Mapping[str, Any]) -> bool:
-    """Whether an object is what `sealed` made; True for one without a digest, as
-    fedtailor 0.1 wrote them.
+    """Whether a JSON object matches the digest that it contains.
+
+    True for an object without a digest, which fedtailor 0.1 has written.
     """
     if SEAL not in content:
         return True
-    plain = {key: value for key, value in content.items() if key != SEAL}
-    return content[SEAL] == _json_digest(plain)
+    entries = {key: value for key, value in content.items() if key != SEAL}
+    return content[SEAL] == _json_digest(entries)
 
 
 def finite(value: Any) -> Any:
-    """A value with None in place of NaN and infinity, which JSON does not know; in
-    dicts and lists too.
-    """
+    """Replace NaN and infinity by None, also in nested dicts and lists."""
     if isinstance(value, dict):
         return {key: finite(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -106,5 +89,5 @@ def finite(value: Any) -> Any:
 
 
 def _json_digest(content: Mapping[str, Any]) -> str:
-    """SHA-256 of a JSON object, whatever the order of its keys."""
+    """SHA-256 of a JSON object; it does not depend on the order of the keys."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,14 +1,14 @@
-"""What can be wrong with a directory, as opposed to with what is trained in it."""
+"""Errors of directories and files, as opposed to errors of training."""
 
 
 class Unusable(ValueError):
-    """A directory or a file in it cannot be used: it is in use, holds something else,
-    is damaged, or cannot be written.
+    """A directory or a file cannot be used.
 
-    A comparison ends with it, where any other `ValueError` of a run only means that the
-    method refuses its settings.
+    It is in use, has other content, is damaged, or cannot be written. This error stops
+    a comparison. Any other `ValueError` of a run means that the method refuses its
+    settings, and the comparison goes on with the next run.
     """
 
 
 class Damaged(Unusable):
-    """A file does not hold what was written to it, or is not there any more."""
+    """A file is missing, or its content is not what was written."""

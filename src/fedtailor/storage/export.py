@@ -1,5 +1,8 @@
-"""Personal models on disk: `models.safetensors` with the vectors, `manifest.json` with
-all that prediction needs, and `preprocessing.json` where they were trained on a table.
+"""Export of personal models.
+
+An export has the files `models.safetensors` (the model vectors), `manifest.json` (all
+else that prediction needs) and, if the models were trained on a table,
+`preprocessing.json`.
 """
 
 import dataclasses
@@ -13,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from fedtailor._files import private_folder, publish, reason, remove_leftovers
+from fedtailor.federation.storage import arrays_digest
 from fedtailor.models import (
     Architecture,
     Classification,
@@ -24,7 +28,6 @@ from fedtailor.models import (
 from fedtailor.protocol import Mixture, NearestNeighbors, Predictor, require
 from fedtailor.storage.digests import (
     SEAL,
-    arrays_digest,
     file_digest,
     is_sealed,
     sealed,
@@ -32,15 +35,13 @@ from fedtailor.storage.digests import (
 from fedtailor.storage.personal_model import PersonalModel
 from fedtailor.tables import Preprocessing
 
-MODELS, MANIFEST, PREPROCESSING = (
-    "models.safetensors",
-    "manifest.json",
-    "preprocessing.json",
-)
+MODELS = "models.safetensors"
+MANIFEST = "manifest.json"
+PREPROCESSING = "preprocessing.json"
 
 _FORMAT = "fedtailor personal models 2"
 _OLD_FORMAT = "fedtailor personal models 1"  # of fedtailor 0.1: without digests
-_NEIGHBORS = ("features", "labels", "held", "share", "scale")
+_NEIGHBOR_FIELDS = ("features", "labels", "held", "share", "scale")
 _LOSSES: dict[str, Any] = {
     "cross_entropy": cross_entropy,
     "squared_error": squared_error,
@@ -53,25 +54,29 @@ def export_models(
     *,
     own_examples: bool = False,
 ) -> Path:
-    """Write personal models of one federation into a directory, which must be new or
-    empty; returns it.
+    """Write the personal models of a federation to a new or empty directory.
 
-    Models that were trained on a table take its preprocessing with them.
+    If the models were trained on a table, its preprocessing is written as well.
 
     Args:
-        own_examples: write models that predict with their client's own examples, and
-            these with them (kNN-Per): for the client's own disk.
+        personal: the models.
+        directory: the directory, which is created if it does not exist.
+        own_examples: also write models that predict with their client's training
+            examples (kNN-Per), together with these examples. Such an export must stay
+            with the client.
+
+    Returns:
+        The directory.
 
     Raises:
-        ValueError: the directory holds other files or cannot be written, there are no
-            models, or a client predicts with its own examples and `own_examples` is
-            False.
+        ValueError: the directory is not empty or cannot be written, there are no
+            models, or a model needs its client's examples and `own_examples` is False.
     """
     models = list(personal)
     path = Path(directory)
     for model in models:
         if isinstance(model.predictor, NearestNeighbors) and not own_examples:
-            _ = model.theta  # its error says why it is not exported
+            _ = model.theta  # raises the error that explains this
     try:
         make_new(path)
         write_models(models, path)
@@ -83,11 +88,11 @@ def export_models(
 
 
 def make_new(directory: Path) -> None:
-    """Make a directory for models, which may exist if it is empty.
+    """Create a directory for models, or accept an empty one.
 
     Raises:
-        ValueError: it holds files.
-        OSError: it cannot be written.
+        ValueError: the directory is not empty.
+        OSError: the directory cannot be written.
     """
     directory.mkdir(parents=True, exist_ok=True)
     remove_leftovers(directory)
@@ -100,28 +105,29 @@ def make_new(directory: Path) -> None:
 def write_models(
     personal: Iterable[PersonalModel], path: Path, manifest_name: str = MANIFEST
 ) -> None:
-    """Write personal models of one federation into a folder that may hold other files.
+    """Write the personal models of a federation to a folder, which may have other
+    files.
 
-    All files are written into a private folder first. The manifest is moved last, for
-    it has the digests of the others: models without a manifest are no export.
+    All files are written to a temporary folder first. The manifest, which holds the
+    digests of the other files, is moved last. Without it there is no export.
 
     Raises:
         ValueError: there are no models.
         OSError: the files cannot be written.
-        SafetensorError: likewise.
+        SafetensorError: the files cannot be written.
     """
     models = list(personal)
     require(len(models) > 0, "there are no personal models to export")
     arrays: dict[str, Any] = {}
     clients = {
-        model.name: _client(model.predictor, str(row), arrays)
-        for row, model in enumerate(models)
+        model.name: _predictor_to_json(model.predictor, str(index), arrays)
+        for index, model in enumerate(models)
     }
-    # Models of one federation share the network, the normalisation and the table.
+    # The models of a federation share their network, normalization and table.
     first = models[0]
     manifest: dict[str, Any] = {
         "format": _FORMAT,
-        "model": _description(first.model),
+        "model": _model_to_json(first.model),
         "shift": first.shift,
         "scale": first.scale,
         "clients": clients,
@@ -145,23 +151,28 @@ def write_models(
 def load_models(
     directory: Path | str, model: Model | None = None, *, manifest_name: str = MANIFEST
 ) -> dict[str, PersonalModel]:
-    """The personal models that `export_models` wrote, by client name.
+    """Read the personal models that `export_models` or `write_models` wrote.
 
     Args:
-        directory: where they are.
-        model: needed where the network is not one of `fedtailor.models` (a module or
-            function of your own).
-        manifest_name: as they were written (`write_models`).
+        directory: the directory of the models.
+        model: the model, required if its network is your own module or function instead
+            of one of `fedtailor.models`.
+        manifest_name: the file name of the manifest.
+
+    Returns:
+        The models by client name.
 
     Raises:
-        ValueError: the directory holds no models, they are damaged, or they need
+        ValueError: the directory contains no models, they are damaged, or they require
             `model`.
     """
     path = Path(directory)
     manifest, arrays = _read(path, manifest_name)
     try:
-        return _models(manifest, arrays, _preprocessing(path, manifest), model)
-    # Only without digests, as 0.1 exported, does a changed manifest come this far.
+        return _build_models(
+            manifest, arrays, _read_preprocessing(path, manifest), model
+        )
+    # Manifests of fedtailor 0.1 have no digests, so a changed one may get here.
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise ValueError(
             f"{path} is damaged: {manifest_name} is not what was exported"
@@ -169,8 +180,8 @@ def load_models(
         ) from None
 
 
-def _preprocessing(path: Path, manifest: dict[str, Any]) -> Preprocessing | None:
-    """The preprocessing that the models were written with."""
+def _read_preprocessing(path: Path, manifest: dict[str, Any]) -> Preprocessing | None:
+    """Read the preprocessing of an export; None if it has none."""
     if "preprocessing" not in manifest:
         return None
     file = path / PREPROCESSING
@@ -182,10 +193,10 @@ def _preprocessing(path: Path, manifest: dict[str, Any]) -> Preprocessing | None
 
 
 def read_manifest(path: Path, manifest_name: str = MANIFEST) -> dict[str, Any]:
-    """The manifest of an export.
+    """Read the manifest of an export, and check its digest.
 
     Raises:
-        ValueError: there is none, or a damaged one.
+        ValueError: the manifest is missing or damaged.
     """
     try:
         manifest = json.loads((path / manifest_name).read_text("utf-8"))
@@ -193,12 +204,12 @@ def read_manifest(path: Path, manifest_name: str = MANIFEST) -> dict[str, Any]:
         raise ValueError(
             f"{path} holds no exported models, or they are damaged ({reason(error)})"
         ) from None
-    written_format = manifest.get("format") if isinstance(manifest, dict) else None
+    file_format = manifest.get("format") if isinstance(manifest, dict) else None
     require(
-        written_format in (_FORMAT, _OLD_FORMAT),
+        file_format in (_FORMAT, _OLD_FORMAT),
         f"{path} holds no exported personal models of fedtailor",
     )
-    if written_format == _FORMAT:
+    if file_format == _FORMAT:
         require(
             SEAL in manifest and is_sealed(manifest),
             f"{path / manifest_name} is damaged (its digest is wrong); export the"
@@ -210,7 +221,7 @@ def read_manifest(path: Path, manifest_name: str = MANIFEST) -> dict[str, Any]:
 def _read(
     path: Path, manifest_name: str = MANIFEST
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Manifest and arrays of an export, checked against their digests."""
+    """Read the manifest and the arrays of an export, and check their digests."""
     manifest = read_manifest(path, manifest_name)
     try:
         arrays = load_file(path / MODELS)
@@ -228,26 +239,32 @@ def _read(
 
 
 def check_export(path: Path) -> tuple[int, bool]:
-    """How many clients' models an export holds, and whether it carries digests.
+    """Check an export.
+
+    Returns:
+        The number of clients, and whether the export has digests.
 
     Raises:
-        ValueError: it is damaged, or none.
+        ValueError: the export is damaged, or there is none.
     """
     manifest, _ = _read(path)
-    _preprocessing(path, manifest)
+    _read_preprocessing(path, manifest)
     return len(manifest["clients"]), manifest["format"] == _FORMAT
 
 
-def _client(predictor: Predictor, array: str, arrays: dict[str, Any]) -> dict[str, Any]:
-    """What the manifest says of a client's predictor.
+def _predictor_to_json(
+    predictor: Predictor, array: str, arrays: dict[str, Any]
+) -> dict[str, Any]:
+    """Describe a client's predictor for the manifest.
 
     Args:
-        predictor: of the client.
-        array: the name of its models in `arrays`; others begin with it.
-        arrays: where its arrays are put.
+        predictor: the predictor.
+        array: the name under which its models are stored, and the prefix of the names
+            of its other arrays.
+        arrays: a dict to which its arrays are added.
 
     Returns:
-        The entry that `_predictor` reads.
+        A JSON object, which `_predictor_from_json` reads.
     """
     if isinstance(predictor, Mixture):
         arrays[array] = np.asarray(predictor.models)
@@ -257,7 +274,7 @@ def _client(predictor: Predictor, array: str, arrays: dict[str, Any]) -> dict[st
         arrays[array] = np.asarray(predictor.model)
         arrays |= {
             f"{array}.{name}": np.asarray(getattr(predictor, name))
-            for name in _NEIGHBORS
+            for name in _NEIGHBOR_FIELDS
         }
         return {
             "array": array,
@@ -269,13 +286,13 @@ def _client(predictor: Predictor, array: str, arrays: dict[str, Any]) -> dict[st
     return {"array": array, "mixture": False}
 
 
-def _predictor(entry: dict[str, Any], arrays: dict[str, Any]) -> Predictor:
-    """What `_client` described."""
+def _predictor_from_json(entry: dict[str, Any], arrays: dict[str, Any]) -> Predictor:
+    """Build a predictor from the output of `_predictor_to_json`."""
     array = entry["array"]
     if "neighbors" in entry:
-        rest = {name: arrays[f"{array}.{name}"] for name in _NEIGHBORS}
+        fields = {name: arrays[f"{array}.{name}"] for name in _NEIGHBOR_FIELDS}
         return NearestNeighbors(
-            arrays[array], **rest, k=entry["neighbors"], logits=entry["logits"]
+            arrays[array], **fields, k=entry["neighbors"], logits=entry["logits"]
         )
     weights = arrays.get(f"{array}.weights")
     if weights is None:
@@ -283,15 +300,18 @@ def _predictor(entry: dict[str, Any], arrays: dict[str, Any]) -> Predictor:
     return Mixture(weights, arrays[array], entry["logits"])
 
 
-def _models(
+def _build_models(
     manifest: dict[str, Any],
     arrays: dict[str, Any],
     preprocessing: Preprocessing | None,
     model: Model | None,
 ) -> dict[str, PersonalModel]:
-    """The personal models of a manifest, by client; `model` as in `load_models`."""
+    """Build the personal models of an export, by client name.
+
+    `model` is as for `load_models`.
+    """
     if model is None:
-        model = _rebuilt(manifest["model"])
+        model = _model_from_json(manifest["model"])
     shift = _from_json(manifest["shift"])
     scale = _from_json(manifest["scale"])
     require(
@@ -306,18 +326,23 @@ def _models(
             f"client {name!r} has {size} parameters, the model {model.size}",
         )
         models[name] = PersonalModel(
-            name, _predictor(entry, arrays), model, shift, scale, preprocessing
+            name,
+            _predictor_from_json(entry, arrays),
+            model,
+            shift,
+            scale,
+            preprocessing,
         )
     return models
 
 
-def _description(model: Model) -> dict[str, Any]:
-    """What `_rebuilt` needs, as JSON values."""
+def _model_to_json(model: Model) -> dict[str, Any]:
+    """Describe a model by a JSON object, which `_model_from_json` reads."""
     architecture: Any = model.architecture
     fields = {}
     for field in dataclasses.fields(architecture):
         value = getattr(architecture, field.name)
-        fields[field.name] = value if _is_plain(value) else repr(value)
+        fields[field.name] = value if _is_json_value(value) else repr(value)
     loss_names = [name for name, loss in _LOSSES.items() if loss == model.loss]
     return {
         "architecture": type(architecture).__name__,
@@ -330,23 +355,22 @@ def _description(model: Model) -> dict[str, Any]:
     }
 
 
-def _rebuilt(description: dict[str, Any]) -> Model:
-    """The model that `_description` described.
+def _model_from_json(description: dict[str, Any]) -> Model:
+    """Build a model from the output of `_model_to_json`.
 
     Raises:
-        ValueError: its network or its loss is none of fedtailor's.
+        ValueError: the network or the loss is not one of fedtailor's.
     """
-    # A name of the module may also be one of its functions.
-    found = getattr(zoo, description["architecture"], None)
-    is_architecture = isinstance(found, type) and issubclass(found, Architecture)
-    architecture: Any = found if is_architecture else None
+    architecture: Any = getattr(zoo, description["architecture"], None)
+    # The module `zoo` has functions as well.
+    is_known = isinstance(architecture, type) and issubclass(architecture, Architecture)
     loss = _LOSSES.get(description["loss"])
-    if architecture is None or loss is None:
-        what = description["architecture"]
+    if not is_known or loss is None:
+        unknown = description["architecture"]
         if loss is None:
-            what = f"loss {description['loss']}"
+            unknown = f"loss {description['loss']}"
         raise ValueError(
-            f"these models use {what}, which only your code knows; pass model=... to"
+            f"these models use {unknown}, which only your code knows; pass model=... to"
             " load them"
         )
     fields = {name: _from_json(value) for name, value in description["fields"].items()}
@@ -359,12 +383,12 @@ def _rebuilt(description: dict[str, Any]) -> Model:
 
 
 def _from_json(value: Any) -> Any:
-    """A value as it was before JSON, which has no tuples."""
+    """A value read from JSON, with a tuple in place of a list."""
     return tuple(value) if isinstance(value, list) else value
 
 
-def _is_plain(value: Any) -> bool:
-    """Whether JSON gives a value back as it was, but for tuples."""
+def _is_json_value(value: Any) -> bool:
+    """Whether JSON can represent a value, except that tuples become lists."""
     if isinstance(value, tuple | list):
-        return all(_is_plain(part) for part in value)
+        return all(_is_json_value(entry) for entry in value)
     return value is None or isinstance(value, bool | int | float | str)

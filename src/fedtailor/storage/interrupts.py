@@ -1,6 +1,4 @@
-"""Ctrl-C and the end of a job's time: the round that is under way ends and is saved
-first.
-"""
+"""Handlers of Ctrl-C and SIGTERM, which let the current round finish and be saved."""
 
 import signal
 import threading
@@ -9,17 +7,17 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""Ctrl-C; what schedulers, containers and `kill` send some seconds before they end a
-process.
+"""SIGINT is sent by Ctrl-C, SIGTERM by schedulers, containers and `kill` some seconds
+before they kill a process.
 """
 
 
 class Interrupted(KeyboardInterrupt):
-    """Somebody stopped a run; its directory holds everything up to the last round.
+    """A signal stopped a run, whose directory holds everything up to the last round.
 
     Attributes:
-        code: the exit code that shells have for the last signal: 130 for Ctrl-C, 143
-            for SIGTERM.
+        code: the conventional exit code for the signal: 130 for Ctrl-C, 143 for
+            SIGTERM.
     """
 
     code: ClassVar[int] = 128 + signal.SIGINT
@@ -27,32 +25,33 @@ class Interrupted(KeyboardInterrupt):
 
 @contextmanager
 def interrupts() -> Iterator[threading.Event]:
-    """An event that Ctrl-C or SIGTERM sets, so that the round can end first; a second
-    signal raises `KeyboardInterrupt` at once.
+    """An event that Ctrl-C or SIGTERM sets, so that the current round can finish.
+
+    A second signal raises `KeyboardInterrupt` immediately.
     """
     stopped = threading.Event()
-    # Python lets only the main thread install handlers; elsewhere nothing sets the event.
+    # Only the main thread can install handlers; in others nothing sets the event.
     if threading.current_thread() is not threading.main_thread():
         yield stopped
         return
 
     Interrupted.code = 128 + signal.SIGINT
 
-    # Not `stopped.is_set()`: an error in another run of a group sets the event, too, and
-    # the first Ctrl-C after it is still the first.
-    was_signalled = False
+    # Not `stopped.is_set()`: an error in another run of the group sets the event as
+    # well, and the next Ctrl-C is still the first one.
+    received_signal = False
 
     def stop(signum: int, frame: Any) -> None:
-        nonlocal was_signalled
-        if was_signalled:
+        nonlocal received_signal
+        if received_signal:
             raise KeyboardInterrupt
-        was_signalled = True
+        received_signal = True
         Interrupted.code = 128 + signum
         stopped.set()
 
-    before = [(which, signal.signal(which, stop)) for which in SIGNALS]
+    previous = {number: signal.signal(number, stop) for number in SIGNALS}
     try:
         yield stopped
     finally:
-        for which, handler in before:
-            signal.signal(which, handler)
+        for number, handler in previous.items():
+            signal.signal(number, handler)

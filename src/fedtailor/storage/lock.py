@@ -1,4 +1,4 @@
-"""A lock on a directory: one process at a time writes to it."""
+"""A lock on a directory, to which only one process at a time may write."""
 
 import os
 from contextlib import suppress
@@ -17,26 +17,27 @@ _UNKNOWN = -1
 
 
 class DirectoryLock:
-    """The right to write to a directory, from `acquire` to `release`; the end of the
-    process releases it, too.
+    """An exclusive lock on a directory, from `acquire` to `release`.
 
-    Of several processes of one run the first holds it, for all of them.
+    The lock is also released when the process ends. In a distributed run the process
+    with index 0 holds the lock for all processes.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._path = directory / LOCK
-        # Not thread-local, so that any thread can release it.
+        # Not thread-local, so that any thread can release the lock.
         self._lock = FileLock(self._path, thread_local=False)
 
     def acquire(self) -> None:
-        """Take the directory.
+        """Acquire the lock.
 
         Raises:
-            Unusable: another process has it, or another run of this one.
+            Unusable: another process, or another run of this process, holds the lock.
             OSError: the directory cannot be written.
         """
-        # All processes of a run must learn of a refusal, or some would wait for ever.
+        # If the lock is taken, all processes of the run must fail; otherwise some would
+        # wait for ever.
         holder = self._try_lock() if jax.process_index() == 0 else 0
         if jax.process_count() > 1:
             holder = int(multihost_utils.broadcast_one_to_all(np.int32(holder)))
@@ -48,10 +49,10 @@ class DirectoryLock:
             )
 
     def release(self) -> None:
-        """Give the directory back; nothing happens where it was not taken."""
+        """Release the lock if it is held."""
         if self._lock.is_locked:
-            # Before the release: afterwards another process may have taken the lock, and
-            # its file must stay.
+            # Delete the file before the release: afterwards it may belong to another
+            # process that has acquired the lock.
             with suppress(OSError):
                 self._path.unlink()
             self._lock.release()
@@ -64,10 +65,11 @@ class DirectoryLock:
         self.release()
 
     def _try_lock(self) -> int:
-        """Take the lock if it is free.
+        """Try to acquire the lock.
 
         Returns:
-            0, or the id of the process that holds the lock (-1 = unknown).
+            0 on success; otherwise the id of the process that holds the lock, or -1 if
+            the id is unknown.
         """
         try:
             self._lock.acquire(blocking=False)

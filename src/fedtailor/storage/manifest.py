@@ -1,6 +1,4 @@
-"""What was run: every setting, the data and the versions, as plain values for
-`manifest.toml`.
-"""
+"""The manifest of a run: all settings, the data and the versions, as TOML values."""
 
 import dataclasses
 import hashlib
@@ -21,10 +19,12 @@ from fedtailor.models import Model
 from fedtailor.protocol import Algorithm, Pipeline
 from fedtailor.training.participation import Participation
 
-CIRCUMSTANCES = ("versions", "machine", "origin")
-"""The tables of a manifest that change last bits at most.
+ENVIRONMENT = ("versions", "machine", "origin")
+"""The tables of a manifest in which a resumed run may differ.
 
-`origin` changes nothing: it says where to find the data, whose digest is in "data"."""
+Other versions or another machine may change the last bits of results. `origin` only
+says where the data come from; their digest is in the table "data".
+"""
 
 
 def manifest(
@@ -42,13 +42,15 @@ def manifest(
     canonical: bool = False,
     origin: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The settings of a run. Two runs with equal manifests give equal results, with
-    other versions or (unless `canonical`) another number of devices to rounding.
+    """The settings of a run, as nested dicts.
+
+    Runs with equal manifests give equal results. With other versions, or with another
+    number of devices (unless `canonical`), results are equal up to rounding.
 
     Args:
-        devices: how many devices train.
-        canonical: whether results do not depend on that.
-        origin: where the data came from, so that they can be found again: plain values.
+        devices: the number of devices.
+        canonical: whether results are independent of the number of devices.
+        origin: where the data come from, as plain values.
     """
     return {
         "run": {
@@ -66,7 +68,7 @@ def manifest(
             "clients": len(federation),
             "digest": digest(federation),
         },
-        **({} if origin is None else {"origin": _plain_origin(origin)}),
+        **({} if origin is None else {"origin": _origin_settings(origin)}),
         "machine": {
             "devices": devices,
             "platform": jax.default_backend(),
@@ -77,33 +79,36 @@ def manifest(
 
 
 def versions() -> dict[str, str]:
-    """What a run's results depend on to rounding: the versions of fedtailor, Python,
-    JAX and NumPy.
+    """The versions of fedtailor, Python, JAX and NumPy.
+
+    They may change results by rounding.
     """
     libraries = {name: version(name) for name in ("jax", "numpy")}
     return {"fedtailor": __version__, "python": platform.python_version(), **libraries}
 
 
-def _plain_origin(origin: Mapping[str, Any]) -> dict[str, Any]:
-    """An origin as TOML holds it: without None."""
+def _origin_settings(origin: Mapping[str, Any]) -> dict[str, Any]:
+    """An origin as TOML values, without entries that are None."""
     return {
-        name: _plain_origin(value) if isinstance(value, Mapping) else settings(value)
+        name: _origin_settings(value) if isinstance(value, Mapping) else settings(value)
         for name, value in origin.items()
         if value is not None
     }
 
 
 def settings(value: Any) -> Any:
-    """A dataclass as a nested dict of TOML values: arrays by digest, functions by name,
-    None left out, which TOML does not have.
+    """Convert a dataclass, recursively, to a dict of TOML values.
+
+    Arrays are represented by their digests, and functions by their names. Values that
+    are None are left out, as TOML has no null.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        described: dict[str, Any] = _kind(value)
+        table: dict[str, Any] = _type_entry(value)
         for field in dataclasses.fields(value):
             part = getattr(value, field.name)
             if part is not None:
-                described[field.name] = settings(part)
-        return described
+                table[field.name] = settings(part)
+        return table
     if isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):
@@ -114,22 +119,20 @@ def settings(value: Any) -> Any:
     return getattr(value, "__qualname__", repr(value))
 
 
-def _kind(value: Any) -> dict[str, str]:
-    """What tells apart dataclasses with the same fields; methods go by their names."""
+def _type_entry(value: Any) -> dict[str, str]:
+    """An entry with a dataclass's type, or with the name of a method."""
     type_name = type(value).__name__
     if isinstance(value, Algorithm):
         has_name = hasattr(value, "about")
         return {"name": value.about.name if has_name else type_name.lower()}
-    # A run has one participation and one model: nothing to tell apart.
+    # A run has a single participation and model, which need no type.
     if isinstance(value, Participation | Model):
         return {}
     return {"type": type_name}
 
 
 def digest(federation: Federation) -> str:
-    """A fingerprint of all that a federation holds: a run is resumed and opened with
-    the same data only.
-    """
+    """A digest of a federation's data, which must be equal when a run is resumed."""
     header = repr(
         (federation.names, federation.classes, federation.shift, federation.scale)
     )
@@ -144,38 +147,32 @@ def digest(federation: Federation) -> str:
 
 
 def difference(old: dict[str, Any], new: dict[str, Any], path: str = "") -> str | None:
-    """Compare two manifests; versions and machine do not count.
+    """Compare two manifests, except for the tables in `ENVIRONMENT`.
 
     Args:
-        old, new: what is compared.
-        path: what stands before the names of settings, such as "algorithm.".
+        old, new: the manifests, or tables of them.
+        path: the prefix of the names of settings in these tables, such as "algorithm.".
 
     Returns:
-        The first setting in which they differ, as "name: old, now new"; None where they
-        agree.
+        The first setting that differs, as "name: old, now new"; None if all are equal.
     """
     for name in sorted(old.keys() | new.keys()):
-        if not path and name in CIRCUMSTANCES:
+        if not path and name in ENVIRONMENT:
             continue
-        before = old.get(name)
-        now = new.get(name)
-        if isinstance(before, dict) and isinstance(now, dict):
-            inner = difference(before, now, f"{path}{name}.")
-            if inner is not None:
-                return inner
-        elif before != now:
-            return f"{path}{name}: {_or_not_set(before)}, now {_or_not_set(now)}"
+        old_value = old.get(name)
+        new_value = new.get(name)
+        if isinstance(old_value, dict) and isinstance(new_value, dict):
+            nested = difference(old_value, new_value, f"{path}{name}.")
+            if nested is not None:
+                return nested
+        elif old_value != new_value:
+            texts = ["not set" if v is None else v for v in (old_value, new_value)]
+            return f"{path}{name}: {texts[0]}, now {texts[1]}"
     return None
 
 
-def _or_not_set(setting: Any) -> Any:
-    return "not set" if setting is None else setting
-
-
 def stored_versions(path: Path) -> dict[str, str]:
-    """The versions in a run's manifest (`path` is its file); empty where that cannot be
-    read.
-    """
+    """The versions in the manifest file of a run; empty if it cannot be read."""
     try:
         versions = tomllib.loads(path.read_text("utf-8")).get("versions")
     except (OSError, ValueError, RecursionError):
@@ -185,22 +182,24 @@ def stored_versions(path: Path) -> dict[str, str]:
     return {name: str(value) for name, value in versions.items()}
 
 
-def other_circumstances(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """What may change the last bits of a run that goes on: versions, and the number of
-    devices where results depend on it.
+def environment_changes(old: dict[str, Any], new: dict[str, Any]) -> str:
+    """Describe changes of a resumed run's environment that may change its last bits.
+
+    These are other versions, and another number of devices unless aggregation is
+    canonical.
 
     Returns:
-        One line; "" for nothing.
+        One line; "" if nothing has changed.
     """
     changes = []
-    for table in CIRCUMSTANCES:
-        before = old.get(table)
-        now = new.get(table)
-        if isinstance(before, dict) and isinstance(now, dict):
+    for table in ENVIRONMENT:
+        old_values = old.get(table)
+        new_values = new.get(table)
+        if isinstance(old_values, dict) and isinstance(new_values, dict):
             changes += [
-                f"{name} {now[name]} instead of {before[name]}"
-                for name in now
-                if name in before and before[name] != now[name]
+                f"{name} {new_values[name]} instead of {old_values[name]}"
+                for name in new_values
+                if name in old_values and old_values[name] != new_values[name]
             ]
     machines = [manifest.get("machine", {}) for manifest in (old, new)]
     # Canonical aggregation gives the same bits on any number of devices.

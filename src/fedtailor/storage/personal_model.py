@@ -1,6 +1,4 @@
-"""`PersonalModel`: what one client takes home after training, by itself on a disk or in
-memory.
-"""
+"""`PersonalModel`: the model of one client after training."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -22,16 +20,17 @@ from fedtailor.tables import Preprocessing
 
 @dataclass(frozen=True)
 class PersonalModel:
-    """One client's model after training, self-contained: inputs are as in the
-    federation (it normalises them).
+    """The model of one client after training, with all that prediction needs.
+
+    Inputs are as in the federation. The model normalizes them.
 
     Attributes:
-        name: the client.
+        name: the client's name.
         predictor: a model vector [d], a `Mixture` of models, or `NearestNeighbors`.
-        model: maps the vector to a network.
-        shift, scale: the normalisation of the federation's inputs.
-        preprocessing: of a federation that was read from a table: how raw rows become
-            inputs (`predict_rows`).
+        model: the network, which takes the model vector as its parameters.
+        shift, scale: the network's input is (x - shift) * scale.
+        preprocessing: converts raw rows of a table to inputs, for `predict_rows`; None
+            if the federation was not read from a table.
     """
 
     name: str
@@ -63,12 +62,13 @@ class PersonalModel:
     # ----------------------------------------------------------------------------------
 
     def outputs(self, x: ArrayLike) -> NDArray[Any]:
-        """Logits [n, classes] (of a mixture: log-probabilities), or the predicted
-        targets, for inputs x [n, ...].
+        """Logits [n, classes], or the predicted targets, for inputs x [n, ...].
+
+        A mixture gives log-probabilities in place of logits.
 
         Raises:
-            ValueError: x has another shape than the federation's inputs, or holds NaN
-                or infinite numbers.
+            ValueError: x does not have the shape of the federation's inputs, or
+                contains NaN or infinite numbers.
         """
         x = np.asarray(x)
         require(
@@ -95,13 +95,11 @@ class PersonalModel:
         return self.probabilities_of(self.outputs(x))
 
     def probabilities_of(self, outputs: NDArray[Any]) -> NDArray[Any]:
-        """Class probabilities [n, classes] of what `outputs` gave."""
+        """Class probabilities [n, classes] from the return value of `outputs`."""
         return np.asarray(jax.nn.softmax(outputs, axis=-1))
 
     def predict(self, x: ArrayLike) -> NDArray[Any]:
-        """The most probable class [n] for inputs x [n, ...] (without classes: the
-        predicted targets).
-        """
+        """The most probable class, or the predicted target, for inputs x [n, ...]."""
         out = self.outputs(x)
         return out.argmax(axis=-1) if self.model.classification else out
 
@@ -112,17 +110,19 @@ class PersonalModel:
         missing: Literal["error", "impute"] = "error",
         unknown: Literal["error", "other"] = "error",
     ) -> NDArray[Any]:
-        """What the model makes of raw rows, by the names of their columns: labels [n],
-        or targets in their own unit.
+        """Predict from raw rows of a table, whose columns are found by their names.
 
         Args:
             rows: a polars or pandas frame, one row as a dict, or a list of dicts.
             missing: see `fedtailor.tables.Preprocessing.transform`.
-            unknown: likewise.
+            unknown: see `fedtailor.tables.Preprocessing.transform`.
+
+        Returns:
+            Labels [n], or targets [n] in their original unit.
 
         Raises:
-            ValueError: the model was not trained on a table, or all that is wrong with
-                the rows, by column.
+            ValueError: the model was not trained on a table, or the rows cannot be
+                converted. The message lists all problems by column.
         """
         preprocessing = self.preprocessing
         if preprocessing is None:
@@ -138,11 +138,10 @@ class PersonalModel:
         )
 
     def _require_finite(self, x: NDArray[Any]) -> None:
-        """Refuse inputs of which no model can say anything.
+        """Require inputs that are finite in the model's precision.
 
         Raises:
-            ValueError: with the first place that is NaN or infinite in the model's
-                precision.
+            ValueError: an entry is NaN or infinite. The message names the first one.
         """
         if x.dtype.kind != "f":
             return
@@ -150,48 +149,44 @@ class PersonalModel:
             finite = np.isfinite(x.astype(self.model.dtype))
         if finite.all():
             return
-        place = tuple(int(number) for number in np.argwhere(~finite)[0])
-        inputs = () if self.preprocessing is None else self.preprocessing.inputs
-        where = f"column {place[1]}" if len(place) == 2 else f"place {list(place[1:])}"
-        named = (
-            f" ({inputs[place[1]]!r})"
-            if len(place) == 2 and place[1] < len(inputs)
-            else ""
-        )
+        index = tuple(int(number) for number in np.argwhere(~finite)[0])
+        names = () if self.preprocessing is None else self.preprocessing.inputs
+        where = f"place {list(index[1:])}"
+        if len(index) == 2:
+            where = f"column {index[1]}"
+            if index[1] < len(names):
+                where += f" ({names[index[1]]!r})"
         raise ValueError(
-            f"the input is {x[place]} in row {place[0]}, {where}{named}, counted from"
-            " 0; fill such places in as they were in training, or leave these rows out"
+            f"the input is {x[index]} in row {index[0]}, {where}, counted from 0; fill"
+            " such places in as they were in training, or leave these rows out"
         )
 
-    # on a disk
+    # files
     # ----------------------------------------------------------------------------------
 
     def save(self, directory: Path | str) -> Path:
-        """Write this model into a new directory (`PersonalModel.load` reads it);
-        returns it.
+        """Write this model to a new or empty directory, and return the directory.
 
         Raises:
-            ValueError: the directory holds other files or cannot be written.
+            ValueError: the directory is not empty or cannot be written.
         """
-        from fedtailor.storage.export import (
-            export_models,
-        )  # which reads and writes personal models
+        from fedtailor.storage.export import export_models  # avoids an import cycle
 
         return export_models([self], directory)
 
     @classmethod
     def load(cls, directory: Path | str, model: Model | None = None) -> "PersonalModel":
-        """Read what `save` wrote.
+        """Read a model that `save` wrote.
 
         Args:
-            directory: where it is.
-            model: needed where the network is not one of `fedtailor.models`.
+            directory: the directory of the model.
+            model: the model, required if its network is not one of `fedtailor.models`.
 
         Raises:
-            ValueError: the directory holds no model or several ones, it is damaged, or
-                it needs `model`.
+            ValueError: the directory contains no model or several models, the files are
+                damaged, or `model` is required.
         """
-        from fedtailor.storage.export import load_models
+        from fedtailor.storage.export import load_models  # avoids an import cycle
 
         models = load_models(directory, model)
         require(

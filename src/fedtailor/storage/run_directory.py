@@ -1,27 +1,26 @@
-"""Run directories: what a run was, what it measured, and where it can go on.
+"""Run directories: the settings, results and checkpoints of a run.
 
     manifest.toml           every setting, the data, versions, devices
     clients.parquet         client, group, unseen, and the number of its train, val and test samples
     metrics.parquet         round, client, unseen, split, metric, value
-    ledger.parquet          what travelled and was computed; at the end, the delivery of the final models too
+    ledger.parquet          messages and computation of each round, and the delivery of the final models
     checkpoint.safetensors  the state after the last saved round, with digests of the files above
-    checkpoint-before.safetensors  the same of the save before: what is continued from where the last one is damaged
-    states-<phase>.bin      the clients' states, where they do not fit into memory (`Settings.state_limit`)
-    diagnostics.json        what the method tells about itself in the end (arrays: diagnostics.safetensors)
-    rows.parquet            where asked for: client, row, loss and prediction of every test row in the end
-    models.safetensors      the personal models of all clients in the end, where not too large; models.json says
-                            what they are
-    preprocessing.json      of a table: how its rows become inputs of the models
-    baseline.parquet        with it: as metrics.parquet, what a model that learns nothing reaches
-    summary.json            the run in numbers, with digests of the files: written last, so a directory that has it
-                            holds a finished run
-    .lock                   while a process writes here: its id
+    checkpoint-before.safetensors  the previous checkpoint, which is used if the last one is damaged
+    states-<phase>.bin      the clients' states, if they do not fit into memory (`Settings.state_limit`)
+    diagnostics.json        the method's diagnostics at the end (arrays are in diagnostics.safetensors)
+    rows.parquet            if requested: client, row, loss and prediction of every test row at the end
+    models.safetensors      the personal models of all clients at the end, unless they are too large
+    models.json             the manifest of models.safetensors
+    preprocessing.json      for a table: how its rows become inputs of the models
+    baseline.parquet        for a table: the metrics of a model without inputs, in the form of metrics.parquet
+    summary.json            the results, with digests of the files; written last, so that only the directory of a
+                            finished run has it
+    .lock                   the id of the process that is writing to the directory
 
-A file is replaced whole or not at all, and the checkpoint last: whenever a run is
-killed, `resume` continues from its last checkpoint and ends with the same bytes in
-`metrics.parquet` as a run that was never interrupted. (On accelerators to rounding: how
-many clients are trained at once depends on the memory that is free; `Settings.chunk`
-fixes it.)
+Files are replaced atomically, the checkpoint last. A run that was killed at any time
+can be resumed from its last checkpoint, and `metrics.parquet` ends with the same bytes
+as that of an uninterrupted run. (On accelerators it is equal up to rounding: how many
+clients are trained at once depends on the free memory, unless `Settings.chunk` is set.)
 """
 
 import json
@@ -62,17 +61,17 @@ from fedtailor.storage.digests import file_digest, frame_digest, sealed
 from fedtailor.storage.errors import Damaged, Unusable
 from fedtailor.storage.export import MODELS, PREPROCESSING, write_models
 from fedtailor.storage.lock import DirectoryLock
-from fedtailor.storage.manifest import difference, other_circumstances
+from fedtailor.storage.manifest import difference, environment_changes
 from fedtailor.storage.personal_model import PersonalModel
 from fedtailor.storage.run_files import (
     CHECKPOINT,
-    CHECKPOINT_BEFORE,
     CLIENTS,
     DIGESTS,
-    KEPT,
     LEDGER,
     MANIFEST,
     METRICS,
+    MODELS_MANIFEST,
+    PREVIOUS_CHECKPOINT,
     ROWS,
     SUMMARY,
     read_frame,
@@ -91,26 +90,27 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = DirectoryLock(path)
-        # whether the last checkpoint can be resumed, so that it is worth keeping
-        self._last_is_good = False
+        # Whether checkpoint.safetensors is valid, so that it may replace the previous
+        # one.
+        self._checkpoint_is_valid = False
 
     def open(self, settings: dict[str, Any], resume: bool) -> bool:
-        """Take the directory for this run, until `close`.
+        """Acquire the directory for a run, until `close`.
 
         Args:
             settings: the run's manifest (`fedtailor.storage.manifest`).
-            resume: whether to continue a run that is there.
+            resume: whether to continue a run that is in the directory.
 
         Returns:
-            Whether the directory holds a checkpoint to continue from.
+            Whether the directory has a checkpoint from which to continue.
 
         Raises:
-            Unusable: it is a file, cannot be written, is in use, or holds other things
-                or a run not to be resumed.
+            Unusable: the path is a file, cannot be written or is in use, or the
+                directory has other files or a run that cannot be resumed.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            # Before the lock is made: a directory of somebody else's gets no file.
+            # Check before locking, which creates a file in the directory.
             self._require_run_or_empty()
             self._lock.acquire()
         except OSError as error:
@@ -125,17 +125,17 @@ class RunDirectory:
             raise
 
     def close(self) -> None:
-        """Let others write to the directory."""
+        """Release the directory."""
         self._lock.release()
 
     def _require_run_or_empty(self) -> bool:
-        """Refuse a directory of other files; hidden files do not count.
+        """Require a directory that has a run or is empty, except for hidden files.
 
         Returns:
-            Whether it holds a run; else it is empty.
+            Whether the directory has a run.
 
         Raises:
-            Unusable: it holds something else.
+            Unusable: the directory has other files.
         """
         names = sorted(
             entry.name
@@ -152,8 +152,8 @@ class RunDirectory:
     def _open(self, settings: dict[str, Any], resume: bool) -> bool:
         path = self.path
         holds_run = self._require_run_or_empty()
-        # Of several processes all must have looked before the first one writes, or some
-        # would find its manifest and take it for an old run.
+        # All processes must reach this point before the first one writes. Otherwise
+        # some would find its manifest and mistake it for that of an old run.
         wait_for_all("run directory seen")
         if holds_run:
             if not resume:
@@ -161,14 +161,14 @@ class RunDirectory:
                     f"{path} already holds a run; continue it with resume, or name"
                     " another directory"
                 )
-            old = self._require_equal(settings)
+            old = self._require_same_run(settings)
             self._remove_leftovers()
-            if (path / CHECKPOINT).exists() or (path / CHECKPOINT_BEFORE).exists():
-                if changed := other_circumstances(old, settings):
+            if (path / CHECKPOINT).exists() or (path / PREVIOUS_CHECKPOINT).exists():
+                if changes := environment_changes(old, settings):
                     _log.warning(
                         "fedtailor: %s goes on under other circumstances: %s",
                         path,
-                        changed,
+                        changes,
                     )
                 return True
             _log.warning(
@@ -185,38 +185,36 @@ class RunDirectory:
         return False
 
     def _remove_leftovers(self) -> None:
-        """Remove what killed processes left behind: folders, and files of fedtailor
-        0.1.
-        """
+        """Remove temporary folders of killed processes, and temporary files of 0.1."""
         if jax.process_index() == 0:
             remove_leftovers(self.path)
-            with self._as_unusable():
+            with self._disk_errors():
                 for name in (MANIFEST, CLIENTS, METRICS, LEDGER, CHECKPOINT, SUMMARY):
                     (self.path / f".{name}.part").unlink(missing_ok=True)
 
     def save(self, training: Training) -> None:
-        """Save everything up to the last finished round.
+        """Save the training up to the last finished round.
 
-        All files are written before any of them replaces an older one: where that
-        fails, the directory stays as it is.
+        All files are written before the first of them replaces an old one. If writing
+        fails, the directory is unchanged.
 
         Raises:
-            Unusable: the files cannot be written (the ones of the save before stay).
+            Unusable: the files cannot be written.
         """
         metrics = training.metrics.frame(training.client_names)
         ledger = training.ledger.frame()
-        # The numbers of rows say which part of the two tables a checkpoint is about:
-        # the tables are replaced before it, so a process that is killed in between
-        # leaves tables with more rows than the checkpoint knows.
+        # The checkpoint records the numbers of rows of the two tables. The tables are
+        # replaced before the checkpoint, so they may have additional rows if the
+        # process is killed in between.
         saved = {
             "metrics": len(metrics),
             "ledger": len(ledger),
             "total_seconds": training.seconds,
             "seconds": np.asarray(training.round_seconds, float),
         }
-        # Of several processes all take part in this, and only the first one writes.
+        # All processes take part in the snapshot, and only the first one writes it.
         snapshot = training.snapshot()
-        with self._as_unusable():
+        with self._disk_errors():
             if jax.process_index() == 0:
                 saved["digests"] = self._digests(metrics, ledger)
                 self._replace_files(metrics, ledger, {**snapshot, "saved": saved})
@@ -225,35 +223,33 @@ class RunDirectory:
     def _replace_files(
         self, metrics: pl.DataFrame, ledger: pl.DataFrame, checkpoint: dict[str, Any]
     ) -> None:
-        """Write a save's three files, and put them in place one after another.
+        """Write the tables and the checkpoint, then replace the old files one by one.
 
-        Whenever the process is killed, there is a checkpoint whose rows are the first
-        ones of the tables: a save only appends rows, and the checkpoint that needs them
-        comes last.
+        A save only appends rows to the tables, and the checkpoint is replaced last. So
+        whenever the process is killed, the tables start with the checkpoint's rows.
         """
         with private_folder(self.path, "save") as folder:
             write_parquet(metrics, folder / METRICS)
             write_parquet(ledger, folder / LEDGER)
             write_tree(folder / CHECKPOINT, checkpoint)
-            # A full disk shows here, where nothing has been replaced yet.
+            # A full disk raises here, before any file is replaced.
             sync_tree(folder)
-            # When a finished run is extended, its results are of fewer rounds. The
-            # summary goes first: without it nobody takes the run for finished.
-            for name in (SUMMARY, ROWS, KEPT, MODELS):
+            # If a finished run is extended, remove its final results. Remove the
+            # summary first, which marks the run as finished.
+            for name in (SUMMARY, ROWS, MODELS_MANIFEST, MODELS):
                 (self.path / name).unlink(missing_ok=True)
             publish(folder / METRICS, self.path / METRICS)
             publish(folder / LEDGER, self.path / LEDGER)
-            # A damaged checkpoint must not take the place of the good one before it.
-            if self._last_is_good:
-                (self.path / CHECKPOINT).replace(self.path / CHECKPOINT_BEFORE)
+            # A damaged checkpoint must not replace the valid previous one.
+            if self._checkpoint_is_valid:
+                (self.path / CHECKPOINT).replace(self.path / PREVIOUS_CHECKPOINT)
             publish(folder / CHECKPOINT, self.path / CHECKPOINT)
-        self._last_is_good = True
+        self._checkpoint_is_valid = True
 
     def _digests(self, metrics: pl.DataFrame, ledger: pl.DataFrame) -> dict[str, str]:
-        """Digests of what a checkpoint belongs to: manifest and clients of this
-        directory, and the tables so far.
+        """Digests of the manifest, the clients and the tables, for the checkpoint.
 
-        With them a checkpoint that was copied beside another run's files is refused.
+        They detect a checkpoint that was copied from another run.
         """
         return {
             "manifest": file_digest(self.path / MANIFEST),
@@ -262,35 +258,35 @@ class RunDirectory:
             "ledger": frame_digest(ledger),
         }
 
-    # Of several processes of one run, the first one writes for all.
+    # In a distributed run, only the first process writes the following files.
 
     def write_table(self, name: str, frame: pl.DataFrame) -> None:
-        """Write a table (`fedtailor.storage.run_files` has the names).
+        """Write a table under one of the names in `fedtailor.storage.run_files`.
 
         Raises:
-            Unusable: it cannot be written (the old file stays).
+            Unusable: it cannot be written; the old file is unchanged.
         """
         if jax.process_index() == 0:
-            with self._as_unusable(), replacing(self.path / name) as temporary:
+            with self._disk_errors(), replacing(self.path / name) as temporary:
                 write_parquet(frame, temporary)
 
     def write_models(self, personal: Iterable[PersonalModel]) -> None:
-        """Write what clients predict with.
+        """Write the personal models.
 
         Raises:
             Unusable: it cannot be written.
         """
         if jax.process_index() == 0:
-            with self._as_unusable():
-                write_models(personal, self.path, KEPT)
+            with self._disk_errors():
+                write_models(personal, self.path, MODELS_MANIFEST)
 
     def write_preprocessing(self, preprocessing: Preprocessing) -> None:
-        """Write how rows of a table become inputs.
+        """Write the preprocessing of a table.
 
         Raises:
             Unusable: it cannot be written.
         """
-        with self._as_unusable():
+        with self._disk_errors():
             self._write_text(PREPROCESSING, preprocessing.to_json())
 
     def write_diagnostics(self, diagnostics: Sequence[Diagnostic]) -> None:
@@ -300,7 +296,7 @@ class RunDirectory:
             Unusable: it cannot be written.
         """
         if jax.process_index() == 0:
-            with self._as_unusable():
+            with self._disk_errors():
                 write_diagnostics(self.path, diagnostics)
 
     def _write_text(self, name: str, text: str) -> None:
@@ -309,8 +305,8 @@ class RunDirectory:
                 temporary.write_text(text, "utf-8")
 
     @contextmanager
-    def _as_unusable(self) -> Iterator[None]:
-        """Failures of the disk, as `Unusable`."""
+    def _disk_errors(self) -> Iterator[None]:
+        """A context that turns errors of the disk into `Unusable`."""
         try:
             yield
         except (OSError, SafetensorError, pl.exceptions.PolarsError) as error:
@@ -320,15 +316,15 @@ class RunDirectory:
             ) from None
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        """Write how the run ended, with digests of its files.
+        """Write the results of the finished run, with digests of its files.
 
         Raises:
             Unusable: it cannot be written.
         """
-        # Checkpoints hold their own digest and those of the states (*.bin); hidden
-        # files are the lock and leftovers.
-        excluded = (CHECKPOINT, CHECKPOINT_BEFORE, SUMMARY)
-        with self._as_unusable():
+        # Checkpoints contain their own digests and those of the states (*.bin). Hidden
+        # files are the lock and temporary folders.
+        excluded = (CHECKPOINT, PREVIOUS_CHECKPOINT, SUMMARY)
+        with self._disk_errors():
             digests = {
                 entry.name: file_digest(entry)
                 for entry in sorted(self.path.iterdir())
@@ -343,43 +339,47 @@ class RunDirectory:
             )
 
     def finished_summary(self, rounds: int) -> dict[str, Any] | None:
-        """The summary of a run of `rounds` rounds that has ended.
+        """Read the summary of a finished run.
+
+        Args:
+            rounds: the number of rounds for which the run was started.
 
         Returns:
-            The summary, also of a run that diverged; None where the run has not ended,
-            has done another number of rounds, or its summary is damaged.
+            The summary, also if the run diverged; None if the run has not finished, was
+            started for another number of rounds, or its summary is damaged.
         """
         try:
             summary = read_summary(self.path / SUMMARY)
         except Unusable:
             return None
-        # "rounds" alone, where a callback may have stopped the run, is of fedtailor 0.1
-        # and of runs that diverged.
-        asked_rounds = summary.get("asked_rounds", summary.get("rounds"))
-        return summary if asked_rounds == rounds else None
+        # Runs of fedtailor 0.1 and runs that diverged have only "rounds", the number of
+        # rounds done.
+        requested_rounds = summary.get("asked_rounds", summary.get("rounds"))
+        return summary if requested_rounds == rounds else None
 
     def load(self, training: Training) -> None:
-        """Restore a fresh training from the last checkpoint, or, if that is damaged,
-        from the one before.
+        """Restore a new training from the last checkpoint.
+
+        If it is damaged, the previous checkpoint is used.
 
         Raises:
-            Unusable: a file is missing, damaged or belongs to another run.
+            Unusable: a file is missing or damaged, or belongs to another run.
         """
         try:
             snapshot = load_tree(self.path / CHECKPOINT)
-            self._last_is_good = True
+            self._checkpoint_is_valid = True
         except Damaged as error:
-            if not (self.path / CHECKPOINT_BEFORE).exists():
+            if not (self.path / PREVIOUS_CHECKPOINT).exists():
                 raise
-            snapshot = load_tree(self.path / CHECKPOINT_BEFORE)
+            snapshot = load_tree(self.path / PREVIOUS_CHECKPOINT)
             _log.warning(
                 "fedtailor: %s; going on from the one before, round %d",
                 str(error).partition(";")[0],
                 snapshot["round"],
             )
         saved = snapshot.pop("saved")
-        metrics = self._frame(METRICS, saved["metrics"])
-        ledger = self._frame(LEDGER, saved["ledger"])
+        metrics = self._first_rows(METRICS, saved["metrics"])
+        ledger = self._first_rows(LEDGER, saved["ledger"])
         digests = self._digests(metrics, ledger)
         for name, file in (
             ("manifest", MANIFEST),
@@ -398,9 +398,11 @@ class RunDirectory:
         training.round_seconds = saved["seconds"].tolist()
         training.seconds = saved["total_seconds"]
 
-    def _frame(self, name: str, rows: int) -> pl.DataFrame:
-        """The first `rows` rows of a table: the others are of a save that was killed
-        before its checkpoint was in place.
+    def _first_rows(self, name: str, rows: int) -> pl.DataFrame:
+        """Read the first `rows` rows of a table.
+
+        Further rows were written by a process that was killed before it replaced the
+        checkpoint.
         """
         frame = read_frame(self.path / name)
         if len(frame) < rows:
@@ -410,36 +412,40 @@ class RunDirectory:
             )
         return frame.head(rows)
 
-    def _require_equal(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Refuse a run with other settings, or of another version's format.
+    def _require_same_run(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Require that the directory's run has these settings and the current format.
 
         Returns:
-            The manifest of the run that is here; versions and machine may differ.
+            The manifest of the directory's run; versions and machine may differ.
         """
-        for name in (CHECKPOINT, CHECKPOINT_BEFORE):
-            made = checkpoint_format(self.path / name)
-            if made is not None and made.startswith("fedtailor checkpoint "):
-                refuse_other_format(self.path / name, made)
+        for name in (CHECKPOINT, PREVIOUS_CHECKPOINT):
+            file_format = checkpoint_format(self.path / name)
+            if file_format is not None and file_format.startswith(
+                "fedtailor checkpoint "
+            ):
+                refuse_other_format(self.path / name, file_format)
         old = read_manifest(self.path / MANIFEST)
-        # Through TOML and back, as the old ones went: tuples become lists there.
-        changed = difference(old, tomllib.loads(tomli_w.dumps(settings)))
-        if changed is not None:
+        # Convert to TOML and back like the old settings, as tuples become lists.
+        change = difference(old, tomllib.loads(tomli_w.dumps(settings)))
+        if change is not None:
             raise Unusable(
-                f"{self.path} holds a run with other settings ({changed}); name another"
+                f"{self.path} holds a run with other settings ({change}); name another"
                 " directory"
             )
         return old
 
 
 class Checkpoints(Callback):
-    """Saves a training into a run directory after every n-th round, at the end, and
-    when the run is asked to stop.
+    """Saves a training to a run directory.
+
+    It saves after every `every`-th round, at the end, and after the current round when
+    the event `stopped` is set.
     """
 
     def __init__(
-        self, store: RunDirectory, every: int, stopped: threading.Event
+        self, directory: RunDirectory, every: int, stopped: threading.Event
     ) -> None:
-        self._store = store
+        self._directory = directory
         self._every = every
         self._stopped = stopped
         self._saved_round: int | None = None
@@ -453,5 +459,5 @@ class Checkpoints(Callback):
             self._save(training)
 
     def _save(self, training: Training) -> None:
-        self._store.save(training)
+        self._directory.save(training)
         self._saved_round = training.round

@@ -1,6 +1,6 @@
-"""The files of a run directory: their names, and how they are read.
+"""Names of the files in a run directory, and functions that read them.
 
-`fedtailor.storage.run_directory` says what each of them holds.
+`fedtailor.storage.run_directory` describes the content of each file.
 """
 
 import json
@@ -17,34 +17,31 @@ from fedtailor.federation import SPLITS, Federation
 from fedtailor.storage.digests import file_digest, is_sealed
 from fedtailor.storage.errors import Damaged, Unusable
 
-MANIFEST, CLIENTS, METRICS, LEDGER = (
-    "manifest.toml",
-    "clients.parquet",
-    "metrics.parquet",
-    "ledger.parquet",
-)
-CHECKPOINT, CHECKPOINT_BEFORE = (
-    "checkpoint.safetensors",
-    "checkpoint-before.safetensors",
-)
-SUMMARY, DIGESTS = "summary.json", "digests"
+MANIFEST = "manifest.toml"
+CLIENTS = "clients.parquet"
+METRICS = "metrics.parquet"
+LEDGER = "ledger.parquet"
+ROWS = "rows.parquet"
+BASELINE = "baseline.parquet"
+CHECKPOINT = "checkpoint.safetensors"
+PREVIOUS_CHECKPOINT = "checkpoint-before.safetensors"
+MODELS_MANIFEST = "models.json"
+"""The manifest of the personal models (`fedtailor.storage.export.write_models`)."""
+SUMMARY = "summary.json"
+DIGESTS = "digests"
+"""The key of the summary that holds the digests of the run's other files, by name."""
 INDEX = "experiment.json"
-"""What a comparison says of its runs, in a folder of its own beside them."""
-ROWS, BASELINE = "rows.parquet", "baseline.parquet"
-KEPT = "models.json"
-"""The manifest of the personal models that a run keeps
-(`fedtailor.storage.export.write_models`).
-"""
+"""The index of a comparison. It is in the comparison's folder, next to its runs."""
 
 Content = TypeVar("Content")
 
 
 def clients(federation: Federation) -> pl.DataFrame:
-    """Who takes part, as the table `clients.parquet`.
+    """The clients of a federation, as the table `clients.parquet`.
 
     Returns:
-        The columns client (name), group (null where there are none), unseen, and the
-        samples in train, val and test.
+        The columns client (its name), group (null if the federation has no groups),
+        unseen, and train, val and test (numbers of samples).
     """
     groups = (
         [None] * len(federation)
@@ -62,11 +59,11 @@ def clients(federation: Federation) -> pl.DataFrame:
 
 
 def read_frame(path: Path) -> pl.DataFrame:
-    """A table of a run.
+    """Read a table of a run.
 
     Raises:
-        Unusable: it cannot be read.
-        Damaged: it is missing, or no table.
+        Unusable: the file cannot be read.
+        Damaged: the file is missing or damaged.
     """
     if not path.exists():
         raise Damaged(f"{path} is missing; remove the directory and start again")
@@ -74,29 +71,30 @@ def read_frame(path: Path) -> pl.DataFrame:
         with reading(path, Unusable):
             return read_parquet(path)
     except pl.exceptions.PolarsError as error:
-        why = (str(error).splitlines() or [type(error).__name__])[0]
+        message = (str(error).splitlines() or [type(error).__name__])[0]
         raise Damaged(
-            f"{path} is damaged ({why}); remove the directory and start again"
+            f"{path} is damaged ({message}); remove the directory and start again"
         ) from None
 
 
 def read_text(path: Path, parse: Callable[[str], Content], advice: str) -> Content:
-    """The content of a text file of a run.
+    """Read and parse a text file of a run.
 
     Args:
         path: the file.
         parse: `json.loads` or `tomllib.loads`.
-        advice: what to do where it is missing or damaged.
+        advice: the end of the error message, which says what to do if the file is
+            missing or damaged.
 
     Raises:
-        Unusable: it cannot be read.
-        Damaged: it is missing, or no such text.
+        Unusable: the file cannot be read.
+        Damaged: the file is missing, or cannot be parsed.
     """
     if not path.exists():
         raise Damaged(f"{path} is missing; {advice}")
     with reading(path, Unusable):
         content = path.read_bytes()
-    # The errors of decoding, JSON and TOML are all ValueErrors.
+    # Errors of UTF-8, JSON and TOML are all ValueErrors.
     try:
         return parse(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -104,21 +102,27 @@ def read_text(path: Path, parse: Callable[[str], Content], advice: str) -> Conte
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of a run, which has every setting (`path` is its file).
+    """Read the manifest of a run, which holds all settings.
+
+    Args:
+        path: the manifest's file.
 
     Raises:
-        Unusable: it cannot be read.
-        Damaged: it is missing, or not what was written.
+        Unusable: the file cannot be read.
+        Damaged: the file is missing or damaged.
     """
     return read_text(path, tomllib.loads, "remove the directory and start again")
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """The summary of a run (`path` is its file).
+    """Read the summary of a run.
+
+    Args:
+        path: the summary's file.
 
     Raises:
-        Unusable: it cannot be read.
-        Damaged: it is missing, or not what was written.
+        Unusable: the file cannot be read.
+        Damaged: the file is missing, or its digest is wrong.
     """
     summary = read_text(path, json.loads, "repeat the run")
     if not isinstance(summary, dict) or not is_sealed(summary):
@@ -127,12 +131,13 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 
 def require_unchanged(path: Path, summary: dict[str, Any]) -> None:
-    """Refuse a file of a finished run that was changed since, by the digest in its
-    summary (0.1 kept none).
+    """Require that a file of a finished run matches its digest in the run's summary.
+
+    Summaries of fedtailor 0.1 have no digests; their files are accepted.
 
     Raises:
-        Unusable: it cannot be read.
-        Damaged: it was changed.
+        Unusable: the file cannot be read.
+        Damaged: the file has changed.
     """
     digests = summary.get(DIGESTS)
     if not isinstance(digests, dict) or path.name not in digests or not path.is_file():

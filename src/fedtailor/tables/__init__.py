@@ -1,7 +1,4 @@
-"""Tables as they come: a file or frame becomes a federation.
-
-The preprocessing that its models need later comes with it.
-"""
+"""Build federations from tables: files or data frames with a column of clients."""
 
 from fedtailor.tables.options import TableOptions, Task
 from fedtailor.tables.preprocessing import Preprocessing

@@ -1,18 +1,23 @@
-"""What must hold of a table's columns and clients before anything is made of them."""
+"""Checks of a table's columns and clients."""
 
 import numpy as np
 import polars as pl
 
 from fedtailor.federation import Ragged
 from fedtailor.tables.options import TableOptions
-from fedtailor.tables.problems import Problems, listed, no_such_column
+from fedtailor.tables.problems import (
+    Problems,
+    first_row,
+    join_names,
+    no_such_column,
+)
 from fedtailor.tables.splitting import Rows
 
 
 def check_columns(
     frame: pl.DataFrame, options: TableOptions, problems: Problems
 ) -> None:
-    """Every column that an option names is there."""
+    """Check that the table has every column that an option names."""
     columns = frame.columns
     hints = {
         "client": "; name the client's column with client",
@@ -24,7 +29,7 @@ def check_columns(
             problems.add(problem + hints.get(role, ""))
     for role in ("features", "drop", "categories"):
         for column in getattr(options, role) or ():
-            # A column of arrays has become one column for each entry.
+            # A column of arrays has been expanded to one column per entry.
             has_entries = any(name.startswith(f"{column}[") for name in columns)
             if column not in columns and not has_entries:
                 problems.add(no_such_column(role, column, columns))
@@ -33,21 +38,20 @@ def check_columns(
 def check_clients(
     frame: pl.DataFrame, options: TableOptions, problems: Problems
 ) -> Rows | None:
-    """The clients of the rows; None if there are problems.
+    """Read the client column; None if there are problems.
 
-    Targets are filled in later.
+    The targets of the result are 0, and are set later.
     """
     series = frame[options.client]
     if not frame.height:
         problems.add("no row has a client and a target")
         return None
-    gaps = series.is_null()
-    if gaps.any():
-        first = (gaps.arg_max() or 0) + 1
+    is_missing = series.is_null()
+    if is_missing.any():
         problems.add(
-            f"client column {series.name!r} is missing in {int(gaps.sum()):,} of"
-            f" {len(gaps):,} rows, first in row {first}; fill it in, or leave these"
-            " rows out with skip-unlabelled"
+            f"client column {series.name!r} is missing in {int(is_missing.sum()):,} of"
+            f" {len(series):,} rows, first in row {first_row(is_missing)}; fill it in, or"
+            " leave these rows out with skip-unlabelled"
         )
         return None
     if series.dtype.is_float():
@@ -80,22 +84,18 @@ def check_clients(
     if max(map(len, names)) > 200:
         problems.add(
             f"client column {series.name!r} holds long text such as"
-            f" {listed([names[0][:40]])}; name another"
+            f" {join_names([names[0][:40]])}; name another"
         )
         return None
-    by_owner = np.argsort(owners, kind="stable")
-    sizes = np.bincount(owners, minlength=len(names))
-    return Rows(Ragged.cut(by_owner, sizes), owners, names, np.zeros(len(owners)))
+    rows = Ragged.from_owners(owners, len(names))
+    return Rows(rows, owners, names, np.zeros(len(owners)))
 
 
 def _sorted(values: pl.Series) -> pl.Series:
-    """Clients in the order of their names.
-
-    Numbers that came as text are in the order of the numbers.
-    """
+    """Sort client names. Integers that are stored as text are sorted as numbers."""
     if values.dtype == pl.String:
         numbers = values.cast(pl.Int64, strict=False)
-        # Not so with "007", which is a name.
+        # "007" is not the text of a number, but a name.
         are_numbers = numbers.null_count() == 0
         if are_numbers and (numbers.cast(pl.String) == values).all():
             return values[numbers.arg_sort()]

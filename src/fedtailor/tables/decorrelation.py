@@ -1,9 +1,9 @@
-"""`Decorrelation`: correlated inputs become uncorrelated ones of about equal spread.
+"""`Decorrelation`: a linear map to uncorrelated inputs of about equal variance.
 
-Each stays close to its column. Gradient steps fit the directions in which inputs vary,
-and hardly those in which they do not: where columns say nearly the same, a linear
-regression takes thousands of rounds. Least squares does not care; after decorrelation,
-nor do they.
+Gradient descent converges slowly in directions of small variance: with nearly collinear
+columns, a linear regression takes thousands of rounds. Least squares does not have this
+problem, and after decorrelation gradient descent does not have it either. Each
+decorrelated input stays close to its column.
 """
 
 from collections.abc import Iterator
@@ -14,23 +14,20 @@ from jaxtyping import Bool, Float, Float32, Float64
 from numpy.typing import NDArray
 
 MOST_INPUTS = 100
-"""Wider tables stay as they are: the matrix of each is saved with every model."""
+"""Wider tables are not decorrelated, as the matrix is saved with every model."""
 _FLOOR = 3e-3
-"""In units of the inputs' mean variance.
-
-Directions that vary less than this are noise, and fade out.
-"""
+"""Directions of less variance (relative to the inputs' mean) are damped as noise."""
 _DIGITS = 9
-_ROWS = 8192
+_CHUNK_ROWS = 8192
 
 
 @dataclass(frozen=True)
 class Decorrelation:
-    """x -> (x - mean) @ matrix.
+    """The map x -> (x - mean) @ matrix.
 
     Attributes:
-        mean: [inputs] of the training rows.
-        matrix: [inputs][inputs] symmetric.
+        mean: [inputs] mean of the training rows.
+        matrix: [inputs][inputs] symmetric matrix.
     """
 
     mean: tuple[float, ...]
@@ -39,91 +36,87 @@ class Decorrelation:
     def apply(self, x: Float32[NDArray, "rows inputs"]) -> None:
         """Decorrelate inputs in place.
 
-        One input after the other, not by a product of matrices: the sum for a row is
-        then the same to the bit, however many rows come with it.
+        This adds up one input after the other. A product of matrices would give results
+        whose last bits depend on the number of rows.
         """
         matrix = np.array(self.matrix)
-        for part, centred in _parts(x, np.array(self.mean)):
-            out = np.zeros_like(centred)
-            for value, weights in zip(centred.T, matrix, strict=True):
-                out += value[:, None] * weights
-            part[:] = out
+        for chunk, centered in _centered_chunks(x, np.array(self.mean)):
+            out = np.zeros_like(centered)
+            for values, weights in zip(centered.T, matrix, strict=True):
+                out += values[:, None] * weights
+            chunk[:] = out
 
 
 def fit_decorrelation(
     x: Float32[NDArray, "rows inputs"], train: Bool[NDArray, " rows"] | None = None
 ) -> Decorrelation | None:
-    """Learn from training rows how to decorrelate.
+    """Fit a decorrelation to the training rows.
 
     Args:
         x: encoded inputs.
-        train: which rows to learn from; None = all.
+        train: mask of the training rows; None = all rows.
 
     Returns:
-        None where `can_decorrelate` says no, and where all rows are equal.
+        The decorrelation; None if `can_decorrelate` is False or all rows are equal.
     """
     if not can_decorrelate(x.shape[1]):
         return None
     rows = x if train is None else x[train]
-    mean, products = centred_products(rows)
-    return decorrelation_of(mean, products / len(rows))
+    mean, products = centered_products(rows)
+    return decorrelation_from_moments(mean, products / len(rows))
 
 
 def can_decorrelate(inputs: int) -> bool:
-    """Whether a table of so many inputs is decorrelated.
-
-    A single one is not, nor are more than `MOST_INPUTS`.
-    """
+    """Whether a table with this number of inputs can be decorrelated."""
     return 1 < inputs <= MOST_INPUTS
 
 
-def centred_products(
+def centered_products(
     rows: Float32[NDArray, "rows inputs"],
 ) -> tuple[Float64[NDArray, " inputs"], Float64[NDArray, "inputs inputs"]]:
-    """The mean of some rows, and the sum of outer products of deviations from it."""
+    """The mean of rows, and the sum of outer products of deviations from it."""
     mean = rows.mean(axis=0, dtype=np.float64)
     products = np.zeros((len(mean), len(mean)))
-    # Not one product of all rows: a copy in float64 would be twice as large as the
-    # table.
-    for _, centred in _parts(rows, mean):
-        products += centred.T @ centred
+    # In chunks, as a float64 copy of all rows would be twice as large as the table.
+    for _, centered in _centered_chunks(rows, mean):
+        products += centered.T @ centered
     return mean, products
 
 
-def decorrelation_of(
+def decorrelation_from_moments(
     mean: Float64[NDArray, " inputs"], covariance: Float64[NDArray, "inputs inputs"]
 ) -> Decorrelation | None:
-    """What decorrelates rows of a mean and a covariance; None where they do not vary.
+    """The decorrelation of rows with a mean and a covariance; None if it is zero.
 
-    Of all whitenings the symmetric one changes the inputs least (Kessy, Lewin and
-    Strimmer 2018, Optimal Whitening and Decorrelation, section 3): with the covariance
-    V diag(v) V', it is V diag(v^-1/2) V'. Here v^-1/2 is v^1/2 / (v + floor), so that
-    nothing is blown up in which training rows hardly differ.
+    Symmetric whitening changes the inputs less than any other whitening (Kessy, Lewin
+    and Strimmer 2018, Optimal Whitening and Decorrelation, section 3). For a covariance
+    V diag(v) V' its matrix is V diag(v^-1/2) V'. Here v^-1/2 is replaced by
+    v^1/2 / (v + floor), so that directions of little variance are not amplified.
     """
-    variances, directions = np.linalg.eigh(covariance)
+    variances, eigenvectors = np.linalg.eigh(covariance)
     variances = np.maximum(variances, 0.0)
     floor = _FLOOR * float(variances.mean())
     if not floor > 0:
         return None
     scales = np.sqrt(variances) / (variances + floor)
-    matrix = (directions * scales) @ directions.T
+    matrix = (eigenvectors * scales) @ eigenvectors.T
     symmetric = (matrix + matrix.T) / 2
     return Decorrelation(_rounded(mean), tuple(_rounded(row) for row in symmetric))
 
 
-def _parts(
+def _centered_chunks(
     x: Float32[NDArray, "rows inputs"], mean: Float[NDArray, " inputs"]
-) -> Iterator[tuple[Float32[NDArray, "some inputs"], Float[NDArray, "some inputs"]]]:
-    """Views of some rows at a time, and these rows minus the mean in float64."""
-    for start in range(0, len(x), _ROWS):
-        part = x[start : start + _ROWS]
-        yield part, part.astype(np.float64) - mean
+) -> Iterator[tuple[Float32[NDArray, "chunk inputs"], Float[NDArray, "chunk inputs"]]]:
+    """Views of consecutive rows, and these rows minus the mean in float64."""
+    for start in range(0, len(x), _CHUNK_ROWS):
+        chunk = x[start : start + _CHUNK_ROWS]
+        yield chunk, chunk.astype(np.float64) - mean
 
 
 def _rounded(values: Float[NDArray, " inputs"]) -> tuple[float, ...]:
-    """To nine digits.
+    """Round to nine digits.
 
-    They are more than float32 has, and the same wherever the eigenvectors were
-    computed.
+    These are more digits than float32 has, and they do not depend on the machine on
+    which the eigenvectors were computed.
     """
     return tuple(float(f"{value:.{_DIGITS}g}") for value in values)

@@ -1,7 +1,4 @@
-"""Reading CSV, TSV and other separated text.
-
-Encoding, separator and decimal sign are recognised.
-"""
+"""Read delimited text, and detect encoding, separator and decimal sign."""
 
 import codecs
 import csv
@@ -17,7 +14,7 @@ from typing import IO, cast
 import polars as pl
 
 from fedtailor.tables.options import TableOptions
-from fedtailor.tables.problems import listed
+from fedtailor.tables.problems import join_names
 
 ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".txt")
 MISSING_WORDS = (
@@ -26,15 +23,13 @@ MISSING_WORDS = (
     *("NaN", "nan", "-nan", "NaT"),
     *("NULL", "Null", "null"),
 )
-"""Cells that count as empty.
-
-They are those of pandas without `None`, which can be an answer; and a dash, a dot and
-UCI's ?.
+"""Words for missing cells: those of pandas, except for `None`, which may be a category;
+and a dash, a dot, and ? (UCI).
 """
 
 _SAMPLE_BYTES = 1 << 18
 _INFER_FROM = 10_000
-"""Lines that decide what a column holds, as long as all others agree."""
+"""Number of lines from which the types of the columns are inferred first."""
 _SEPARATORS = ",;\t|"
 _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF8, "utf-8"),  # polars skips this one itself
@@ -49,35 +44,38 @@ _NUMBER = re.compile(r"\s*[+-]?(\d+([.,]\d*)?|[.,]\d+)([eE][+-]?\d+)?\s*")
 
 
 def read_delimited(path: Path, options: TableOptions) -> tuple[pl.DataFrame, list[str]]:
-    """A file of separated text as a frame, and what was recognised, in sentences.
+    """Read a file of delimited text.
 
-    Columns hold numbers where all their cells are numbers, else text; the client's and
-    the group's always hold text, so that "007" stays what it is. Missing cells are
-    null; lines without any cell are skipped.
+    A column is numeric if all of its cells are numbers, otherwise text. The client and
+    group columns are always text, so that "007" is unchanged. Missing cells are null.
+    Empty lines are skipped.
+
+    Returns:
+        The frame, and notes on what was detected, in sentences.
 
     Raises:
-        ValueError: the file is empty, no text, or its lines do not fit its header.
+        ValueError: the file is empty or no text, or its lines do not fit its header.
     """
-    sample, whole = _sample(path)
-    encoding = options.encoding or _encoding(sample, path)
-    text = _decode(sample, encoding, path, whole)
+    sample, is_complete = _read_sample(path)
+    encoding = options.encoding or _detect_encoding(sample, path)
+    text = _decode(sample, encoding, path, is_complete)
     separator = options.separator
     if separator is None:
-        separator = "\t" if ".tsv" in path.suffixes else _separator(text)
-    cells = list(
+        separator = "\t" if ".tsv" in path.suffixes else _detect_separator(text)
+    lines = list(
         filter(None, csv.reader(io.StringIO(text, newline=""), delimiter=separator))
     )
-    if not whole:
-        cells = cells[:-1]  # the sample ends in the middle of this line
-    header, *lines = cells or [[]]
+    if not is_complete:
+        lines = lines[:-1]  # the sample ends in the middle of this line
+    header, *lines = lines or [[]]
     _check_header(header, lines, path, separator)
-    decimal = options.decimal or _decimal(lines, separator)
+    decimal = options.decimal or _detect_decimal(lines, separator)
     notes = []
     if separator not in ",\t" and options.separator is None:
         notes.append(f"Cells are separated by {separator!r}.")
     if decimal == "," and options.decimal is None:
         notes.append("Numbers are written with a decimal comma.")
-    as_text = {
+    text_columns = {
         name: pl.String()
         for name in header
         if name.strip() in (options.client, options.group)
@@ -93,25 +91,24 @@ def read_delimited(path: Path, options: TableOptions) -> tuple[pl.DataFrame, lis
                 decimal_comma=decimal == ",",
                 null_values=[*MISSING_WORDS, *options.missing],
                 infer_schema_length=infer_from,
-                schema_overrides=as_text,
+                schema_overrides=text_columns,
             )
         except pl.exceptions.ComputeError as error:
-            # A later cell is of another kind than the first ones. Looking at all lines
-            # first takes five times as long.
+            # A later cell is of another type. Infer the types from all lines, which
+            # takes five times as long.
             if infer_from is None or "could not parse" not in str(error):
                 raise
             return parse(source, None)
 
     try:
         try:
-            frame = parse(path if encoding == "utf-8" else _transcoded(path, encoding))
+            frame = parse(path if encoding == "utf-8" else _as_utf8(path, encoding))
         except pl.exceptions.PolarsError as error:
             if "utf-8" not in str(error) or options.encoding is not None:
                 raise
-            # Valid for nearly every file of single bytes: the user is told, and can
-            # name another.
+            # Nearly every file can be read in this encoding. A note tells the user.
             encoding = "cp1252"
-            frame = parse(_transcoded(path, encoding))
+            frame = parse(_as_utf8(path, encoding))
     except (pl.exceptions.PolarsError, OSError, EOFError, zlib.error) as error:
         _check_lines(path, encoding, separator, len(header))
         reason = str(error).splitlines()[0][:200]
@@ -123,7 +120,7 @@ def read_delimited(path: Path, options: TableOptions) -> tuple[pl.DataFrame, lis
             "The text is no UTF-8 and was read as Windows-1252; say `encoding` if"
             " letters look wrong."
         )
-    # Lines that end early leave their last cells empty.
+    # Polars fills lines that are too short with nulls.
     if frame.height and frame[:, -1].null_count():
         _check_lines(path, encoding, separator, len(header))
     if any(series.null_count() for series in frame):
@@ -132,8 +129,8 @@ def read_delimited(path: Path, options: TableOptions) -> tuple[pl.DataFrame, lis
     return frame.rename(dict(zip(frame.columns, names, strict=True))), notes
 
 
-def _sample(path: Path) -> tuple[bytes, bool]:
-    """The first bytes of a file, and whether that is all of it."""
+def _read_sample(path: Path) -> tuple[bytes, bool]:
+    """Read the first bytes of a file; also returns whether they are the whole file."""
     try:
         with _open(path) as file:
             sample = file.read(_SAMPLE_BYTES + 1)
@@ -153,16 +150,15 @@ def _open(path: Path) -> IO[bytes]:
     return path.open("rb")
 
 
-def _encoding(sample: bytes, path: Path) -> str:
+def _detect_encoding(sample: bytes, path: Path) -> str:
     for mark, encoding in _BYTE_ORDER_MARKS:
         if sample.startswith(mark):
             return encoding
     if b"\0" in sample:
-        # Half of the bytes of Western text in UTF-16 are zero, all on one side.
+        # In Western text in UTF-16, nearly all even or nearly all odd bytes are zero.
         even, odd = sample[::2].count(0), sample[1::2].count(0)
-        few, many = sorted((even, odd))
         half = len(sample) / 2
-        if many > 0.3 * half and few < 0.05 * half:
+        if max(even, odd) > 0.3 * half and min(even, odd) < 0.05 * half:
             return "utf-16-be" if even > odd else "utf-16-le"
         raise ValueError(
             f"{path} is no text file; save the table as CSV, or give .parquet or .xlsx"
@@ -176,11 +172,11 @@ def _encoding(sample: bytes, path: Path) -> str:
     return "utf-8"
 
 
-def _decode(sample: bytes, encoding: str, path: Path, whole: bool) -> str:
-    # A sample may end inside a character; an incremental decoder leaves it out.
+def _decode(sample: bytes, encoding: str, path: Path, is_complete: bool) -> str:
+    # A sample may end inside a character, which an incremental decoder leaves out.
     decoder = codecs.getincrementaldecoder(encoding)()
     try:
-        return decoder.decode(sample, final=whole).removeprefix("\ufeff")
+        return decoder.decode(sample, final=is_complete).removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         if encoding == "utf-8":
             return sample.decode("cp1252", errors="replace")
@@ -189,30 +185,30 @@ def _decode(sample: bytes, encoding: str, path: Path, whole: bool) -> str:
         ) from None
 
 
-def _transcoded(path: Path, encoding: str) -> io.BytesIO:
-    """The whole file as UTF-8 in memory."""
+def _as_utf8(path: Path, encoding: str) -> io.BytesIO:
+    """The content of a file, converted to UTF-8."""
     with _open(path) as file:
         text = file.read().decode(encoding, errors="replace")
     return io.BytesIO(text.removeprefix("\ufeff").encode())
 
 
-def _separator(text: str) -> str:
-    """The separator under which the first lines have the same number of cells.
+def _detect_separator(text: str) -> str:
+    """The separator for which most of the first lines have the same number of cells.
 
-    Of several it is the one with most cells.
+    If there are several, it is the one with the most cells.
     """
     lines = [line for line in text.splitlines()[:50] if line.strip()]
-    best, cells = ",", 1
+    best, best_width = ",", 1
     for candidate in _SEPARATORS:
         counts = Counter(len(row) for row in csv.reader(lines, delimiter=candidate))
-        width, often = counts.most_common(1)[0]
-        if width > cells and often >= 0.8 * counts.total():
-            best, cells = candidate, width
+        width, frequency = counts.most_common(1)[0]
+        if width > best_width and frequency >= 0.8 * counts.total():
+            best, best_width = candidate, width
     return best
 
 
-def _decimal(lines: Sequence[Sequence[str]], separator: str) -> str:
-    """The decimal sign: a comma if the sample holds numbers like 1,5 and none like 1.5."""
+def _detect_decimal(lines: Sequence[Sequence[str]], separator: str) -> str:
+    """The decimal sign: a comma if there are numbers like 1,5 and none like 1.5."""
     if separator == ",":
         return "."
     cells = {cell for line in lines[:1000] for cell in line}
@@ -231,31 +227,32 @@ def _check_header(
             f" {separator!r}; a table needs a client, a target and inputs: say what"
             " separates the cells with `separator`"
         )
-    twice = [name for name, count in Counter(names).items() if count > 1 and name]
-    if twice:
-        places = [str(place) for place, name in enumerate(names, 1) if name == twice[0]]
+    repeated = [name for name, count in Counter(names).items() if count > 1 and name]
+    if repeated:
+        numbers = [str(i) for i, name in enumerate(names, 1) if name == repeated[0]]
         raise ValueError(
-            f"{path}: column name {twice[0]!r} stands {len(places)} times, in columns "
-            f"{' and '.join(places)}; rename all but one"
+            f"{path}: column name {repeated[0]!r} stands {len(numbers)} times, in columns"
+            f" {' and '.join(numbers)}; rename all but one"
         )
-    nameless = [place for place, name in enumerate(names, 1) if not name]
-    if len(nameless) > 1:
+    unnamed = [i for i, name in enumerate(names, 1) if not name]
+    if len(unnamed) > 1:
         raise ValueError(
-            f"{path}: columns {listed(nameless)} have no name; give each one in the"
+            f"{path}: columns {join_names(unnamed)} have no name; give each one in the"
             " first line"
         )
-    numbers = [name for name in names if _NUMBER.fullmatch(name)]
-    if lines and len(numbers) > len(names) / 2:
+    numeric = [name for name in names if _NUMBER.fullmatch(name)]
+    if lines and len(numeric) > len(names) / 2:
         raise ValueError(
-            f"{path}: the first line holds numbers ({listed(names)}), not column names;"
+            f"{path}: the first line holds numbers ({join_names(names)}), not column names;"
             " add a line of names above it"
         )
 
 
 def _check_lines(path: Path, encoding: str, separator: str, width: int) -> None:
-    """Raise if lines have more or fewer cells than the header.
+    """Check that all lines have as many cells as the header.
 
-    The message names the first of them.
+    Raises:
+        ValueError: some lines do not. The message names the first of them.
     """
     wrong, total, first = 0, 0, ""
     try:

@@ -1,6 +1,6 @@
-"""`ColumnEncoding`: one column as inputs of a model.
+"""`ColumnEncoding`: the encoding of one column as inputs of a model.
 
-It is learned by scikit-learn and kept as plain numbers and text.
+It is fitted by scikit-learn, and stored as plain numbers and text.
 """
 
 from dataclasses import dataclass
@@ -11,33 +11,33 @@ import polars as pl
 from jaxtyping import Float, Float32
 from numpy.typing import NDArray
 
-from fedtailor.tables.kinds import MAX_CATEGORIES, Kind, Parsed
+from fedtailor.tables.kinds import MAX_CATEGORIES, Kind, ParsedColumn
 
 MIN_ROWS = 5
-"""Training rows that a category needs for an input of its own.
+"""The smallest number of training rows of a category that has its own input.
 
-Rarer ones share the input "other".
+Infrequent categories share the input "other".
 """
 OTHER = "other"
 
 
 @dataclass(frozen=True)
 class ColumnEncoding:
-    """What the training rows of the clients that train say about one column.
+    """The encoding of a column, fitted to the training rows of seen clients.
 
     Attributes:
-        name: of the column.
-        kind: what it holds.
-        fill: in the place of a missing cell: the median of numbers and dates, the most
-            frequent category or boolean.
-        indicator: whether an input says that the cell is missing; so if training rows
-            miss cells.
+        name: name of the column.
+        kind: kind of its values.
+        fill: the value for missing cells: the median for numbers and dates, and the
+            most frequent value for categories and booleans.
+        indicator: whether there is an input that is 1 for missing cells. There is one
+            if cells are missing in training rows.
         mean, deviation: numbers and dates become (value - mean) / deviation; 0 and 1
-            for the other kinds.
-        categories: one input for each.
-        other: whether a further input stands for all other categories; so if training
-            rows have rare ones.
-        date_format: how dates are written as text.
+            for other kinds.
+        categories: categories that have an input.
+        other: whether there is an input for all other categories. There is one if
+            training rows have infrequent categories.
+        date_format: format of dates that are stored as text.
     """
 
     name: str
@@ -52,7 +52,7 @@ class ColumnEncoding:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The names of the inputs."""
+        """Names of the inputs."""
         names = [self.name]
         if self.kind == "category":
             names = [f"{self.name} = {category}" for category in self.categories]
@@ -63,54 +63,55 @@ class ColumnEncoding:
         return tuple(names)
 
     def encode(self, values: pl.Series, out: Float32[NDArray, "rows inputs"]) -> None:
-        """Write the inputs of parsed values (null where missing) into `out`.
+        """Encode parsed values, with null for missing cells, and write them to `out`.
 
-        Unknown categories are "other", or all zeros.
+        Unknown categories are encoded as "other", or as zeros if there is no such
+        input.
         """
         width = len(self.inputs) - self.indicator
         filled = values.fill_null(self.fill)
         if self.kind == "category":
-            # "other" is the last input; without it, `width` stands for none.
-            unknown = width - self.other
-            known = list(range(len(self.categories)))
+            # The code of an unknown category is that of "other", which is the last
+            # input, or `width` if there is no such input.
             codes = filled.replace_strict(
-                list(self.categories), known, default=unknown
+                list(self.categories),
+                list(range(len(self.categories))),
+                default=width - self.other,
             ).to_numpy()
             out[:, :width] = 0
             rows = np.flatnonzero(codes < width)
             out[rows, codes[rows]] = 1
         else:
-            # In float64: the difference of two dates would be lost in float32. What is
-            # too large for that is infinite.
+            # Compute in float64, as float32 is too coarse for dates. Values that
+            # overflow in float32 become infinite.
             with np.errstate(over="ignore"):
                 out[:, 0] = (filled.to_numpy() - self.mean) / self.deviation
         if self.indicator:
             out[:, width] = values.is_null().to_numpy()
 
     def unknown(self, values: pl.Series) -> pl.Series:
-        """Which cells [rows] hold a category that no input stands for."""
+        """A mask [rows] of cells with a category that has no input."""
         if self.kind != "category" or self.other:
             return pl.Series([False] * len(values))
         return ~values.is_in(list(self.categories)).fill_null(True)
 
 
-def fit_column(name: str, column: Parsed, train: pl.Series) -> ColumnEncoding:
-    """Learn a column's encoding from its training rows.
+def fit_column(name: str, column: ParsedColumn, train: pl.Series) -> ColumnEncoding:
+    """Fit the encoding of a column to its training rows.
 
     Args:
-        name: of the column.
-        column: its parsed cells, in all rows.
-        train: a mask of the rows to learn from; one cell in them at least is not
-            missing.
+        name: name of the column.
+        column: parsed cells of all rows.
+        train: mask of the training rows, in which at least one cell is not missing.
     """
     values = column.values.filter(train)
     indicator = values.null_count() > 0
     if column.kind == "category":
-        # Numbers in the order of the texts stand for them: scikit-learn is twenty times
-        # as fast on numbers.
+        # Convert text to numbers in the same order: scikit-learn is twenty times faster
+        # on numbers.
         texts = values.drop_nulls().unique().sort()
         codes = values.rank("dense").cast(pl.Float64).to_numpy() - 1
-        fill = _impute(codes, "most_frequent")
+        fill = _fit_fill(codes, "most_frequent")
         frequent, other = _frequent_categories(np.where(np.isnan(codes), fill, codes))
         return ColumnEncoding(
             name,
@@ -122,10 +123,10 @@ def fit_column(name: str, column: Parsed, train: pl.Series) -> ColumnEncoding:
         )
     numbers = values.to_numpy().astype(np.float64)
     if column.kind == "boolean":
-        fill = _impute(numbers, "most_frequent")
+        fill = _fit_fill(numbers, "most_frequent")
         return ColumnEncoding(name, column.kind, fill, indicator)
-    fill = _impute(numbers, "median")
-    mean, deviation = _standardise(np.where(np.isnan(numbers), fill, numbers))
+    fill = _fit_fill(numbers, "median")
+    mean, deviation = _mean_and_deviation(np.where(np.isnan(numbers), fill, numbers))
     return ColumnEncoding(
         name,
         column.kind,
@@ -137,14 +138,14 @@ def fit_column(name: str, column: Parsed, train: pl.Series) -> ColumnEncoding:
     )
 
 
-def _impute(values: Float[NDArray, " rows"], strategy: str) -> float:
+def _fit_fill(values: Float[NDArray, " rows"], strategy: str) -> float:
     from sklearn.impute import SimpleImputer
 
     imputer: Any = SimpleImputer(strategy=strategy).fit(values[:, None])
     return float(imputer.statistics_[0])
 
 
-def _standardise(values: Float[NDArray, " rows"]) -> tuple[float, float]:
+def _mean_and_deviation(values: Float[NDArray, " rows"]) -> tuple[float, float]:
     from sklearn.preprocessing import StandardScaler
 
     scaler: Any = StandardScaler().fit(values[:, None])
@@ -152,7 +153,7 @@ def _standardise(values: Float[NDArray, " rows"]) -> tuple[float, float]:
 
 
 def _frequent_categories(codes: Float[NDArray, " rows"]) -> tuple[list[int], bool]:
-    """The codes with an input of their own, sorted, and whether others were seen."""
+    """The sorted codes of frequent categories, and whether there are others."""
     from sklearn.preprocessing import OneHotEncoder
 
     encoder: Any = OneHotEncoder(
@@ -160,7 +161,7 @@ def _frequent_categories(codes: Float[NDArray, " rows"]) -> tuple[list[int], boo
         max_categories=MAX_CATEGORIES + 1,
         handle_unknown="infrequent_if_exist",
     ).fit(codes[:, None])
-    infrequent = encoder.infrequent_categories_[0]
-    rare = set() if infrequent is None else set(infrequent)
-    frequent = [int(code) for code in encoder.categories_[0] if code not in rare]
-    return frequent, bool(rare)
+    infrequent_codes = encoder.infrequent_categories_[0]
+    infrequent = set() if infrequent_codes is None else set(infrequent_codes)
+    frequent = [int(code) for code in encoder.categories_[0] if code not in infrequent]
+    return frequent, bool(infrequent)

@@ -1,7 +1,4 @@
-"""What a column holds, and its cells as numbers or text.
-
-A column holds numbers, categories, booleans or dates.
-"""
+"""Parse columns as numbers, categories, booleans or dates."""
 
 import re
 from dataclasses import dataclass
@@ -10,24 +7,23 @@ from typing import Literal
 import polars as pl
 
 from fedtailor.protocol import require
+from fedtailor.tables.problems import first_row
 
 Kind = Literal["number", "category", "boolean", "date"]
 
 MAX_CATEGORIES = 20
-"""Categories of a text column with an input of their own.
+"""The largest number of categories of a column that have their own inputs.
 
-The rarer ones share the input "other".
+Less frequent categories share the input "other".
 """
 
-LARGEST = 1e150
-"""Numbers beyond this are mistakes.
+MAX_MAGNITUDE = 1e150
+"""The largest magnitude of numbers. The squares of larger ones could overflow."""
 
-The sums of their squares, which standardise a column, would be infinite.
-"""
-
-_TRUE, _FALSE = ("true", "yes", "t", "y"), ("false", "no", "f", "n")
-_DAY_MICROSECONDS = 86_400_000_000
-_LOOKS_LIKE_A_DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}")
+_TRUE_WORDS = ("true", "yes", "t", "y")
+_FALSE_WORDS = ("false", "no", "f", "n")
+_MICROSECONDS_PER_DAY = 86_400_000_000
+_DATE_PATTERN = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}")
 _DATE_FORMATS = (
     "%Y-%m-%d",
     "%Y-%m-%d %H:%M:%S%.f",
@@ -50,50 +46,50 @@ _DATE_FORMATS = (
 
 
 @dataclass(frozen=True)
-class Parsed:
-    """A column whose kind is known.
+class ParsedColumn:
+    """A column of a known kind.
 
     Attributes:
-        kind: what it holds.
+        kind: kind of the column.
         values: Float64 (days since 1970 for dates, 0 and 1 for booleans), or String for
-            categories; null where missing.
-        date_format: how the dates are written, if they came as text.
-        whole: whether a column of numbers came as integers.
+            categories. Missing cells are null.
+        date_format: format of dates that were text; otherwise None.
+        is_integer: whether all numbers of the column are integers.
     """
 
     kind: Kind
     values: pl.Series
     date_format: str | None = None
-    whole: bool = False
+    is_integer: bool = False
 
 
-def recognise(series: pl.Series, *, category: bool = False) -> Parsed:
-    """The kind of a cleaned column (see `reading.clean`), and its values.
+def parse_column(series: pl.Series, *, category: bool = False) -> ParsedColumn:
+    """Infer the kind of a column, and parse its cells.
 
     Args:
-        series: the column.
-        category: whether the user calls it a column of codes, so that numbers are
-            categories too.
+        series: the column, cleaned by `reading.clean`.
+        category: treat the values as categories, even if they are numbers.
 
     Raises:
-        ValueError: it holds something else, or numbers mixed with text; the sentence
-            names the column.
+        ValueError: the column has another dtype, or numbers mixed with text.
     """
     dtype = series.dtype
     if category:
-        return Parsed("category", category_text(series))
+        return ParsedColumn("category", category_text(series))
     if dtype == pl.Boolean:
-        return Parsed("boolean", series.cast(pl.Float64))
+        return ParsedColumn("boolean", series.cast(pl.Float64))
     if dtype.is_numeric():
-        return Parsed(
-            "number", _finite(series.cast(pl.Float64)), whole=dtype.is_integer()
+        return ParsedColumn(
+            "number",
+            _require_finite(series.cast(pl.Float64)),
+            is_integer=dtype.is_integer(),
         )
     if dtype.is_temporal():
-        return Parsed("date", _days(series))
+        return ParsedColumn("date", _days(series))
     if dtype == pl.Null:
-        return Parsed("number", series.cast(pl.Float64))
+        return ParsedColumn("number", series.cast(pl.Float64))
     if dtype == pl.String:
-        return _recognise_text(series)
+        return _parse_text(series)
     raise ValueError(
         f"column {series.name!r} holds {dtype}, not numbers, text, booleans or dates;"
         " drop or encode it"
@@ -103,88 +99,91 @@ def recognise(series: pl.Series, *, category: bool = False) -> Parsed:
 def parse_as(
     series: pl.Series, kind: Kind, date_format: str | None
 ) -> tuple[pl.Series, pl.Series]:
-    """A cleaned column read as a known kind.
+    """Parse a cleaned column as a known kind.
 
     Returns:
-        Its values, and a mask of the cells that are not of that kind.
+        The values, and a mask of the cells that are not of this kind.
     """
-    nothing = pl.Series(series.name, [None] * len(series), pl.Float64)
+    all_null = pl.Series(series.name, [None] * len(series), pl.Float64)
     if kind == "category":
         values = category_text(series)
     elif kind == "number":
         values = series.cast(pl.Float64, strict=False)
-        values = values.set((values.abs() > LARGEST).fill_null(False), None)
+        values = values.set((values.abs() > MAX_MAGNITUDE).fill_null(False), None)
     elif kind == "boolean":
         is_text = series.dtype == pl.String
-        values = _booleans(series) if is_text else series.cast(pl.Float64, strict=False)
+        values = (
+            _parse_booleans(series)
+            if is_text
+            else series.cast(pl.Float64, strict=False)
+        )
         values = values.set(~values.is_in([0.0, 1.0]).fill_null(True), None)
     elif series.dtype == pl.String:
         formats = (date_format,) if date_format is not None else _DATE_FORMATS
-        readings = (_dates(series, form) for form in formats)
-        values = next((days for days in readings if days is not None), nothing)
+        candidates = (_parse_dates(series, date_format) for date_format in formats)
+        values = next((days for days in candidates if days is not None), all_null)
     elif series.dtype.is_temporal():
         values = _days(series)
     else:
-        values = nothing
+        values = all_null
     return values, series.is_not_null() & values.is_null()
 
 
 def category_text(series: pl.Series) -> pl.Series:
-    """Categories as text.
+    """Convert categories to text.
 
-    Whole numbers have no decimal point, so that 1.0 and 1 are the same code.
+    Integers have no decimal point, so that 1.0 and 1 are the same category.
     """
     if series.dtype.is_float():
-        whole = series.drop_nulls()
-        if (whole == whole.round()).all() and (whole.abs() < 2**53).all():
+        present = series.drop_nulls()
+        if (present == present.round()).all() and (present.abs() < 2**53).all():
             return series.cast(pl.Int64, strict=False).cast(pl.String)
     return series.cast(pl.String)
 
 
 def as_numbers(series: pl.Series) -> pl.Series | None:
-    """Text as Float64 if every cell that is not missing is a number."""
+    """Convert text to Float64; None if a cell is neither missing nor a number."""
     numbers = series.cast(pl.Float64, strict=False)
     return numbers if numbers.null_count() == series.null_count() else None
 
 
-def _recognise_text(series: pl.Series) -> Parsed:
-    """Text as numbers, booleans or dates, if all cells are; else as categories."""
+def _parse_text(series: pl.Series) -> ParsedColumn:
+    """Parse text as numbers, booleans or dates if all cells are; else as categories."""
     present = series.drop_nulls()
     numbers = as_numbers(series)
     if numbers is not None:
-        whole = not present.str.contains(r"[.eE]").any()
-        return Parsed("number", _finite(numbers.fill_nan(None)), whole=whole)
-    # The first cell decides what is tried: each try looks at the whole column.
+        is_integer = not present.str.contains(r"[.eE]").any()
+        values = _require_finite(numbers.fill_nan(None))
+        return ParsedColumn("number", values, is_integer=is_integer)
+    # The first cell determines which kinds are tried, as parsing a column takes time.
     first = str(present[0])
-    if first.lower() in (*_TRUE, *_FALSE):
-        booleans = _booleans(series)
+    if first.lower() in (*_TRUE_WORDS, *_FALSE_WORDS):
+        booleans = _parse_booleans(series)
         if booleans.null_count() == series.null_count():
-            return Parsed("boolean", booleans)
-    if _LOOKS_LIKE_A_DATE.match(first):
-        by_format = {form: _dates(series, form) for form in _DATE_FORMATS}
-        readings = [
-            Parsed("date", days, date_format=form)
-            for form, days in by_format.items()
-            if days is not None
+            return ParsedColumn("boolean", booleans)
+    if _DATE_PATTERN.match(first):
+        candidates = [
+            ParsedColumn("date", days, date_format=date_format)
+            for date_format in _DATE_FORMATS
+            if (days := _parse_dates(series, date_format)) is not None
         ]
-        if len(readings) > 1:
-            first_days, other_days = readings[0].values, readings[1].values
+        if len(candidates) > 1:
             require(
-                first_days.equals(other_days, null_equal=True),
+                candidates[0].values.equals(candidates[1].values, null_equal=True),
                 f"column {series.name!r} holds dates such as {first!r} that can be read"
                 " with the day or the month first; write them as 2024-12-31, or drop"
                 " the column",
             )
-        if readings:
-            return readings[0]
-    _refuse_mixture(present)
-    return Parsed("category", series)
+        if candidates:
+            return candidates[0]
+    _require_no_mixture(present)
+    return ParsedColumn("category", series)
 
 
-def _refuse_mixture(present: pl.Series) -> None:
-    """Refuse a column of numbers in which some cells are text.
+def _require_no_mixture(present: pl.Series) -> None:
+    """Require that a column of numbers has no cells of text.
 
-    Codes such as 1, 2, 3A are categories, and not refused.
+    Columns of codes, such as 1, 2, 3A, are categories and are accepted.
     """
     is_number = present.cast(pl.Float64, strict=False).is_not_null()
     distinct = present.n_unique()
@@ -203,54 +202,44 @@ def _refuse_mixture(present: pl.Series) -> None:
     )
 
 
-def _finite(values: pl.Series) -> pl.Series:
-    infinite = values.is_infinite()
-    if infinite.any():
-        row = (infinite.arg_max() or 0) + 1
+def _require_finite(values: pl.Series) -> pl.Series:
+    is_infinite = values.is_infinite()
+    if is_infinite.any():
         raise ValueError(
-            f"column {values.name!r} holds {int(infinite.sum()):,} infinite numbers,"
-            f" first in row {row}; replace them or leave the cells empty"
+            f"column {values.name!r} holds {int(is_infinite.sum()):,} infinite numbers,"
+            f" first in row {first_row(is_infinite)}; replace them or leave the cells empty"
         )
-    too_large = beyond(values)
+    too_large = values.abs() > MAX_MAGNITUDE
     require(
-        too_large is None,
-        f"column {values.name!r} holds numbers beyond {LARGEST:g}, first in row"
-        f" {too_large}, which cannot be standardised; mend them or leave the cells"
+        not too_large.any(),
+        f"column {values.name!r} holds numbers beyond {MAX_MAGNITUDE:g}, first in row"
+        f" {first_row(too_large)}, which cannot be standardised; mend them or leave the cells"
         " empty",
     )
     return values
 
 
-def beyond(values: pl.Series) -> int | None:
-    """The first row, from 1, with a number that is too large to be standardised.
-
-    None if there is none.
-    """
-    found = values.abs() > LARGEST
-    return (found.arg_max() or 0) + 1 if found.any() else None
-
-
-def _booleans(series: pl.Series) -> pl.Series:
-    """Words as 1 and 0; null for any other text."""
+def _parse_booleans(series: pl.Series) -> pl.Series:
+    """Convert words to 1 and 0, and any other text to null."""
     words = {"1": 1.0, "0": 0.0}
-    words |= dict.fromkeys(_TRUE, 1.0) | dict.fromkeys(_FALSE, 0.0)
+    words |= dict.fromkeys(_TRUE_WORDS, 1.0) | dict.fromkeys(_FALSE_WORDS, 0.0)
     lower = series.str.to_lowercase()
     return lower.replace_strict(words, default=None, return_dtype=pl.Float64)
 
 
-def _dates(series: pl.Series, form: str) -> pl.Series | None:
-    """Text as days, if every cell that is not missing is a date written like this."""
-    kind = pl.Datetime("us") if "%H" in form else pl.Date()
-    dates = series.str.strptime(kind, form, strict=False)
+def _parse_dates(series: pl.Series, date_format: str) -> pl.Series | None:
+    """Convert text to days; None if a cell does not have the date format."""
+    dtype = pl.Datetime("us") if "%H" in date_format else pl.Date()
+    dates = series.str.strptime(dtype, date_format, strict=False)
     return _days(dates) if dates.null_count() == series.null_count() else None
 
 
 def _days(series: pl.Series) -> pl.Series:
-    """Dates and times in days since 1970-01-01 (times of day and durations in days)."""
+    """Convert dates (since 1970-01-01), times of day and durations to days."""
     dtype = series.dtype
     if isinstance(dtype, pl.Datetime) and dtype.time_zone is not None:
         series = series.dt.convert_time_zone("UTC").dt.replace_time_zone(None)
     if dtype == pl.Time:
-        return series.cast(pl.Int64).cast(pl.Float64) / (1000 * _DAY_MICROSECONDS)
-    kind = pl.Duration("us") if isinstance(dtype, pl.Duration) else pl.Datetime("us")
-    return series.cast(kind).cast(pl.Int64).cast(pl.Float64) / _DAY_MICROSECONDS
+        return series.cast(pl.Int64).cast(pl.Float64) / (1000 * _MICROSECONDS_PER_DAY)
+    unit = pl.Duration("us") if isinstance(dtype, pl.Duration) else pl.Datetime("us")
+    return series.cast(unit).cast(pl.Int64).cast(pl.Float64) / _MICROSECONDS_PER_DAY

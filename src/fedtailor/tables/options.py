@@ -1,4 +1,4 @@
-"""`TableOptions`: how a table is to be read, split and encoded."""
+"""`TableOptions`: how to read, split and encode a table."""
 
 import codecs
 from dataclasses import dataclass, fields
@@ -11,10 +11,9 @@ Task = Literal["classification", "regression"]
 
 @dataclass(frozen=True)
 class TableOptions:
-    """How a table becomes a federation.
+    """Options for building a federation from a table.
 
-    The options say which column plays which role, how rows are split, and how cells are
-    read.
+    They define the roles of columns, the splits, and the format of cells.
     """
 
     client: str = "client"
@@ -100,8 +99,8 @@ class TableOptions:
                 f"there is no encoding {self.encoding!r}; try utf-8, utf-16, cp1252 or"
                 " latin-1"
             ) from None
-        given = {"split": self.split, "time": self.time, "folds": self.folds}
-        rules = [name for name, value in given.items() if value is not None]
+        split_rules = {"split": self.split, "time": self.time, "folds": self.folds}
+        rules = [name for name, value in split_rules.items() if value is not None]
         require(
             len(rules) <= 1,
             f"{' and '.join(rules)} exclude each other: each says which rows are the"
@@ -134,7 +133,7 @@ class TableOptions:
 
     @property
     def roles(self) -> dict[str, str]:
-        """Role -> column, of the roles that a column plays."""
+        """The column of each role that has one."""
         roles = {
             "client": self.client,
             "target": self.target,
@@ -145,22 +144,22 @@ class TableOptions:
         return {role: column for role, column in roles.items() if column is not None}
 
 
-def make_options(given: dict[str, Any]) -> TableOptions:
-    """`TableOptions` from keyword arguments; lists serve as tuples.
+def make_options(arguments: dict[str, Any]) -> TableOptions:
+    """Build `TableOptions` from keyword arguments, which may have lists for tuples.
 
     Raises:
-        ValueError: there is no such option, or the options contradict each other.
+        ValueError: an option is unknown, or options contradict each other.
     """
     names = [field.name for field in fields(TableOptions)]
-    for name in given:
+    for name in arguments:
         check_choice(name, names, "option")
-    plain: dict[str, Any] = {
+    values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
-        for name, value in given.items()
+        for name, value in arguments.items()
     }
     for name in ("drop", "categories", "positive", "missing", "features", "clients"):
-        if isinstance(plain.get(name), str | int | float):
-            plain[name] = (plain[name],)
-    if "positive" in plain:
-        plain["positive"] = tuple(str(label) for label in plain["positive"])
-    return TableOptions(**plain)
+        if isinstance(values.get(name), str | int | float):
+            values[name] = (values[name],)
+    if "positive" in values:
+        values["positive"] = tuple(str(label) for label in values["positive"])
+    return TableOptions(**values)

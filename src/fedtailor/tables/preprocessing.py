@@ -1,7 +1,7 @@
-"""`Preprocessing`: turns raw rows of a table into a model's inputs.
+"""`Preprocessing`: converts raw rows of a table to a model's inputs.
 
-It holds what the table's training rows taught about its columns. It is plain data,
-travels with the models as JSON, and reads rows by the names of their columns.
+It is fitted to the training rows of a table, and stored with the models as JSON. It
+finds the columns of further rows by their names.
 """
 
 import dataclasses
@@ -22,10 +22,10 @@ from fedtailor.tables.encoding import ColumnEncoding
 from fedtailor.tables.kinds import parse_as
 from fedtailor.tables.problems import (
     Problems,
-    listed,
+    describe_rows,
+    join_names,
     no_such_column,
-    rows_of,
-    strange_column,
+    unexpected_column,
 )
 from fedtailor.tables.reading import as_frame, clean, mixed_series
 from fedtailor.tables.target import TargetEncoding
@@ -36,17 +36,18 @@ _EXAMPLES = 3
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How rows of a table become inputs, and predictions what the user calls them.
+    """Converts rows of a table to inputs, and predictions to the user's labels.
 
     Attributes:
-        columns: the input columns, in the order of the model's inputs.
-        target: the column to predict.
-        client: the column that names the client.
-        ignored: column -> why rows may have it and models do not see it.
-        missing: the user's own words for missing cells.
-        decimal: the decimal sign of numbers that come as text.
-        decorrelation: what is done with the encoded columns of a regression; None =
-            nothing.
+        columns: encodings of the input columns, in the order of the model's inputs.
+        target: encoding of the target column.
+        client: name of the client column.
+        ignored: the reason for each column of the table that is not an input. Rows may
+            have these columns.
+        missing: the user's words for missing cells.
+        decimal: decimal sign of numbers that are stored as text.
+        decorrelation: a linear map that is applied to the encoded columns; None = no
+            map.
     """
 
     columns: tuple[ColumnEncoding, ...]
@@ -59,26 +60,17 @@ class Preprocessing:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The names of the model's inputs, in order.
-
-        A decorrelated one is what others do not say of its column.
-        """
+        """Names of the model's inputs, in order."""
         return tuple(name for column in self.columns for name in column.inputs)
 
     @property
     def target_shift(self) -> float:
-        """What a regression's predictions are shifted by, after scaling.
-
-        0 for classes.
-        """
+        """The shift of a regression's targets, scale * prediction + shift."""
         return self.target.shift
 
     @property
     def target_scale(self) -> float:
-        """The unit of a regression's predictions.
-
-        An error of 1 is so much in the target's own unit. 1 for classes.
-        """
+        """The scale of a regression's targets, scale * prediction + shift."""
         return self.target.scale
 
     def transform(
@@ -88,22 +80,22 @@ class Preprocessing:
         missing: Literal["error", "impute"] = "error",
         unknown: Literal["error", "other"] = "error",
     ) -> Float32[NDArray, "rows inputs"]:
-        """The model's inputs for raw rows, by the names of their columns.
+        """Convert raw rows to the model's inputs.
 
-        Missing cells of a column that had missing cells in training are imputed as they
-        were there (median or most frequent value, and an input that says so). Further
-        columns may be there only if the table had them too.
+        Missing cells of a column that had missing cells in training are imputed in the
+        same way (median or most frequent value, and an indicator input). Rows may have
+        only columns that the training table had.
 
         Args:
             rows: a polars or pandas frame, one row as a dict, or a list of dicts.
-            missing: what to do with missing cells where training had none: refuse them,
-                or impute the median or most frequent value of training.
-            unknown: what to do with categories that no training row had, where none
-                were rare enough to be "other": refuse them, or set all of the column's
-                inputs to 0.
+            missing: what to do with missing cells of a column that had none in
+                training: "error", or "impute" the median or most frequent value.
+            unknown: what to do with unknown categories of a column without an input
+                "other": "error", or "other" to set all of its inputs to 0.
 
         Raises:
-            ValueError: all that is wrong with the rows, by column.
+            ValueError: the rows cannot be converted. The message lists all problems by
+                column.
         """
         problems = Problems("the rows")
         frame = self._frame(rows, problems)
@@ -113,26 +105,26 @@ class Preprocessing:
         for column in self.columns:
             end = start + len(column.inputs)
             values, bad = self._parse(frame[column.name], column, problems)
-            gaps = values.is_null() & ~bad
-            if missing == "error" and not column.indicator and gaps.any():
+            is_missing = values.is_null() & ~bad
+            if missing == "error" and not column.indicator and is_missing.any():
                 problems.add(
-                    f"column {column.name!r} is missing in {_places(gaps)}, and in"
+                    f"column {column.name!r} is missing in {_row_text(is_missing)}, and in"
                     " training it never was; fill it in, or ask for missing='impute',"
                     f" which puts {column.fill!r} there"
                 )
-            strange = column.unknown(values)
-            if unknown == "error" and strange.any():
+            is_unknown = column.unknown(values)
+            if unknown == "error" and is_unknown.any():
                 problems.add(
-                    f"column {column.name!r} is {values.filter(strange)[0]!r} in"
-                    f" {_places(strange)}, which no training row was; training had"
-                    f" {listed(column.categories)}; or ask for unknown='other'"
+                    f"column {column.name!r} is {values.filter(is_unknown)[0]!r} in"
+                    f" {_row_text(is_unknown)}, which no training row was; training had"
+                    f" {join_names(column.categories)}; or ask for unknown='other'"
                 )
             column.encode(values, out[:, start:end])
-            endless = pl.Series(~np.isfinite(out[:, start]))
-            if endless.any():
+            is_infinite = pl.Series(~np.isfinite(out[:, start]))
+            if is_infinite.any():
                 problems.add(
-                    f"column {column.name!r} is {values.filter(endless)[0]:g} in"
-                    f" {_places(endless)}, which is too far from what training had;"
+                    f"column {column.name!r} is {values.filter(is_infinite)[0]:g} in"
+                    f" {_row_text(is_infinite)}, which is too far from what training had;"
                     " mend it"
                 )
             start = end
@@ -148,14 +140,15 @@ class Preprocessing:
         missing: Literal["error", "impute"] = "error",
         unknown: Literal["error", "other"] = "error",
     ) -> tuple[Float32[NDArray, "rows inputs"], NDArray[Any]]:
-        """Inputs and targets of raw rows, as models are trained on them.
+        """Convert raw rows to inputs and targets, as in training.
 
         Args:
-            rows: as for `transform`, with the target; likewise missing and unknown.
+            rows: rows as for `transform`, with the target column.
+            missing: see `transform`.
+            unknown: see `transform`.
 
         Raises:
-            ValueError: all that is wrong with the inputs, or what is wrong with the
-                target.
+            ValueError: the inputs or the target cannot be converted.
         """
         x = self.transform(rows, missing=missing, unknown=unknown)
         frame = clean(_as_frame(rows, Problems("the rows")), self.missing)
@@ -167,31 +160,31 @@ class Preprocessing:
         return x, self.target.encode(frame[self.target.name])
 
     def decode(self, predictions: ArrayLike) -> NDArray[Any]:
-        """The labels of class numbers, or numbers in the target's own unit.
+        """Convert class numbers to labels, or predictions to the target's unit.
 
         Args:
             predictions: [rows] class numbers, or the predictions of a regression.
 
         Raises:
-            ValueError: a number that is no class.
+            ValueError: an entry is not a class number.
         """
         return self.target.decode(predictions)
 
     def to_json(self) -> str:
-        """The preprocessing as JSON; `from_json` gives the same one, to the bit."""
+        """Convert to JSON. `from_json` reads it without loss."""
         content = {"format": _FORMAT, **dataclasses.asdict(self)}
         content["ignored"] = dict(self.ignored)
-        # Versions without decorrelation read the others.
+        # Older versions can read JSON without this key.
         if self.decorrelation is None:
             del content["decorrelation"]
         return json.dumps(content, indent=1, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> "Preprocessing":
-        """Read what `to_json` wrote.
+        """Read the output of `to_json`.
 
         Raises:
-            ValueError: it is something else, or damaged.
+            ValueError: the text is something else, or damaged.
         """
         try:
             content = json.loads(text)
@@ -200,7 +193,7 @@ class Preprocessing:
                     "this JSON holds no preprocessing; give what Preprocessing.to_json"
                     " wrote"
                 )
-            # JSON has lists where the classes have tuples.
+            # JSON has lists in place of tuples.
             columns = []
             for column in content.pop("columns"):
                 column["categories"] = tuple(column["categories"])
@@ -218,7 +211,7 @@ class Preprocessing:
             ) from None
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write `to_json` to a file."""
+        """Write the JSON to a file, and return its path."""
         path = Path(path)
         path.write_text(self.to_json(), encoding="utf-8")
         return path
@@ -228,7 +221,7 @@ class Preprocessing:
         """Read a file that `save` wrote.
 
         Raises:
-            ValueError: it cannot be read, or holds something else.
+            ValueError: the file cannot be read, or holds something else.
         """
         try:
             return cls.from_json(Path(path).read_text(encoding="utf-8"))
@@ -238,7 +231,7 @@ class Preprocessing:
             raise ValueError(f"{path}: {error}") from None
 
     def _frame(self, rows: Any, problems: Problems) -> pl.DataFrame:
-        """The input columns of the rows, cleaned."""
+        """Clean the rows, and check that they have the input columns."""
         frame = _as_frame(rows, problems)
         if problems.found:
             return frame
@@ -249,7 +242,7 @@ class Preprocessing:
                 problems.add(no_such_column("the model's inputs", name, frame.columns))
         for name in frame.columns:
             if name not in names and name not in self.ignored:
-                problems.add(strange_column(name, names))
+                problems.add(unexpected_column(name, names))
         if not frame.height:
             problems.add("there are none; give one at least")
         return frame
@@ -257,10 +250,11 @@ class Preprocessing:
     def _parse(
         self, series: pl.Series, column: ColumnEncoding, problems: Problems
     ) -> tuple[pl.Series, pl.Series]:
-        """The cells as the column's kind.
+        """Parse the cells as the column's kind.
 
         Returns:
-            The values, null where they are missing or wrong, and which are wrong.
+            The values, with null for missing and invalid cells, and a mask of the
+            invalid cells.
         """
         is_text = column.kind == "number" and series.dtype == pl.String
         if is_text and self.decimal == ",":
@@ -269,7 +263,7 @@ class Preprocessing:
         if bad.any():
             problems.add(
                 f"column {column.name!r} holds {series.filter(bad)[0]!r} in"
-                f" {_places(bad)}, which is no {column.kind} as in training; mend it,"
+                f" {_row_text(bad)}, which is no {column.kind} as in training; mend it,"
                 " or leave the cell empty"
             )
         return values, bad
@@ -278,30 +272,29 @@ class Preprocessing:
 def _decorrelation(
     content: Mapping[str, Any] | None, columns: Sequence[ColumnEncoding]
 ) -> Decorrelation | None:
-    """What JSON holds of it.
+    """Read a decorrelation from JSON.
 
     Raises:
-        TypeError: it is not of these columns.
+        TypeError: it does not fit the columns, or is damaged.
     """
     if content is None:
         return None
     width = sum(len(column.inputs) for column in columns)
-    wrong = TypeError(f"the decorrelation is not of {width} inputs")
+    error = TypeError(f"the decorrelation is not of {width} inputs")
     try:
         mean = np.array(content["mean"], np.float64)
         matrix = np.array(content["matrix"], np.float64)
     except ValueError:
-        raise wrong from None
-    if mean.shape != (width,) or matrix.shape != (width, width):
-        raise wrong
-    if not np.isfinite(mean @ matrix).all():
-        raise wrong
+        raise error from None
+    fits = mean.shape == (width,) and matrix.shape == (width, width)
+    if not fits or not np.isfinite(mean @ matrix).all():
+        raise error
     rows = tuple(tuple(row) for row in matrix.tolist())
     return Decorrelation(tuple(mean.tolist()), rows)
 
 
 def _as_frame(rows: Any, problems: Problems) -> pl.DataFrame:
-    """A frame as it is; one dict, or a list of them, as a frame."""
+    """Convert a dict, a list of dicts, or a data frame to a polars frame."""
     if isinstance(rows, Mapping):
         return _from_dicts([rows], problems)
     if isinstance(rows, Sequence) and not isinstance(rows, str):
@@ -310,10 +303,7 @@ def _as_frame(rows: Any, problems: Problems) -> pl.DataFrame:
 
 
 def _from_dicts(rows: Sequence[Any], problems: Problems) -> pl.DataFrame:
-    """A list of dicts as a frame.
-
-    A key that a row lacks is a problem, not a missing cell.
-    """
+    """Convert dicts to a frame. Missing keys are problems, not missing cells."""
     for row in rows:
         if not isinstance(row, Mapping):
             problems.add(
@@ -323,28 +313,28 @@ def _from_dicts(rows: Sequence[Any], problems: Problems) -> pl.DataFrame:
             return pl.DataFrame()
     names = list(dict.fromkeys(str(name) for row in rows for name in row))
     for name in names:
-        lacking = [number for number, row in enumerate(rows, 1) if name not in row]
-        if lacking:
+        without = [number for number, row in enumerate(rows, 1) if name not in row]
+        if without:
             problems.add(
-                f"column {name!r} is not given in {rows_of(lacking)}; use None for a"
+                f"column {name!r} is not given in {describe_rows(without)}; use None for a"
                 " missing cell"
             )
     if problems.found:
         return pl.DataFrame()
-    columns = {name: [_plain(row[name]) for row in rows] for name in names}
+    columns = {name: [_to_python(row[name]) for row in rows] for name in names}
     return pl.DataFrame([mixed_series(name, cells) for name, cells in columns.items()])
 
 
-def _plain(value: Any) -> Any:
-    """NumPy scalars and arrays as Python's own."""
+def _to_python(value: Any) -> Any:
+    """Convert NumPy scalars to Python numbers, and arrays to lists."""
     return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
 
 
-def _places(mask: pl.Series) -> str:
-    """The rows of a mask, counted from 1, in a message."""
+def _row_text(mask: pl.Series) -> str:
+    """The rows for which a mask is True, counted from 1, as text for a message."""
     rows = (mask.arg_true() + 1).to_list()
     if len(rows) == 1:
         return f"row {rows[0]}"
     if len(rows) <= _EXAMPLES:
-        return f"rows {listed(rows)}"
+        return f"rows {join_names(rows)}"
     return f"{len(rows):,} rows, first in row {rows[0]}"

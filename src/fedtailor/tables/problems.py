@@ -1,18 +1,20 @@
-"""All that is wrong with a table, collected, and raised as one error."""
+"""Collects the problems of a table, which are then raised as one error."""
 
 import difflib
 from collections.abc import Sequence
 
+import polars as pl
+
 MAX_LISTED = 12
-"""Problems that one message lists; of more, only their number is given."""
+"""The largest number of problems in a message, which then ends with "and N more"."""
 
 
 class Problems:
-    """What is wrong with a table, in the order in which it was found.
+    """The problems of a table, in the order in which they were found.
 
     Attributes:
-        where: what the messages call the table: its path, or "the frame".
-        found: the problems, one sentence each.
+        where: name of the table in messages: its path, or "the frame".
+        found: the problems, each described by a sentence.
     """
 
     def __init__(self, where: str) -> None:
@@ -20,15 +22,15 @@ class Problems:
         self.found: list[str] = []
 
     def add(self, problem: str) -> None:
-        """Note a problem; nothing is raised yet."""
+        """Add a problem, unless it has been added before."""
         if problem not in self.found:
             self.found.append(problem)
 
     def raise_if_any(self) -> None:
-        """Raise what was noted.
+        """Raise an error if there are problems.
 
         Raises:
-            ValueError: one line for one problem, a numbered list for several.
+            ValueError: one line for a single problem, otherwise a numbered list.
         """
         if not self.found:
             return
@@ -45,26 +47,31 @@ class Problems:
         )
 
 
-def listed(names: Sequence[object], most: int = 6) -> str:
-    """Names in a sentence: "a, b, c and 4 more"."""
-    shown = ", ".join(str(name) for name in names[:most])
-    if len(names) > most:
-        shown += f" and {len(names) - most} more"
-    return shown
+def join_names(names: Sequence[object], limit: int = 6) -> str:
+    """Join names for a sentence, as in "a, b, c and 4 more"."""
+    text = ", ".join(str(name) for name in names[:limit])
+    if len(names) > limit:
+        text += f" and {len(names) - limit} more"
+    return text
+
+
+def first_row(mask: pl.Series) -> int:
+    """The number of the first row for which a mask is True, counted from 1."""
+    return (mask.arg_max() or 0) + 1
 
 
 def no_such_column(role: str, column: str, columns: Sequence[str]) -> str:
-    """The sentence for a column that is not there, with the nearest name that is."""
+    """The message for a column that does not exist, with the most similar name."""
     return (
         f"there is no column {column!r} for {role}{_nearest(column, columns)} (columns:"
-        f" {listed(columns, 12)})"
+        f" {join_names(columns, 12)})"
     )
 
 
-def strange_column(column: str, columns: Sequence[str]) -> str:
-    """The sentence for a column of rows that training did not have.
+def unexpected_column(column: str, columns: Sequence[str]) -> str:
+    """The message for a column that the training table did not have.
 
-    It names the nearest one that training had.
+    It names the most similar column of the training table.
     """
     hint = _nearest(column, columns)
     return (
@@ -73,8 +80,8 @@ def strange_column(column: str, columns: Sequence[str]) -> str:
     )
 
 
-def rows_of(rows: Sequence[int]) -> str:
-    """Row numbers, counted from 1 below the header, in a message."""
+def describe_rows(rows: Sequence[int]) -> str:
+    """Row numbers, counted from 1 below the header, as text for a message."""
     if len(rows) == 1:
         return f"row {rows[0]}"
     return f"{len(rows):,} rows, first row {rows[0]}"
@@ -82,5 +89,5 @@ def rows_of(rows: Sequence[int]) -> str:
 
 def _nearest(column: str, columns: Sequence[str]) -> str:
     lower = {name.lower(): name for name in columns}
-    near = difflib.get_close_matches(column.lower(), lower, n=1)
-    return f"; did you mean {lower[near[0]]!r}?" if near else ""
+    matches = difflib.get_close_matches(column.lower(), lower, n=1)
+    return f"; did you mean {lower[matches[0]]!r}?" if matches else ""

@@ -1,4 +1,4 @@
-"""A learning rate that a regression on a table can start from."""
+"""An initial learning rate for regressions on tables."""
 
 import numpy as np
 from jaxtyping import Float32
@@ -12,26 +12,24 @@ _POWER_STEPS = 30
 def stable_rate(federation: Federation) -> float:
     """Half the inverse of the largest curvature of a client's squared loss.
 
-    The model is linear with a bias. Gradient descent on client i's mean of
-    (x'w + b - y)^2 / 2 diverges above 2 / L_i, where L_i is the largest eigenvalue of
-    the mean of [x 1]'[x 1] over its training rows; a quarter of that bears the noise of
-    mini-batches. One rate serves all clients, so the steepest one decides. Only
-    training inputs of clients that train are looked at.
+    The model is linear with a bias. Gradient descent on client i's mean of (x'w + b -
+    y)^2 / 2 diverges for rates above 2 / L_i, where L_i is the largest eigenvalue of
+    the mean of [x 1]'[x 1] over the client's training rows. A quarter of this limit
+    leaves room for the noise of mini-batches. All clients have the same rate, so the
+    client with the largest L_i determines it. Only training inputs of seen clients are
+    used.
 
     Args:
-        federation: with inputs as numbers, [N, d].
+        federation: a federation with inputs [N, d].
     """
-    steepest = max(
+    max_curvature = max(
         _curvature(federation.x[federation.train[client]]) for client in federation.seen
     )
-    return 0.5 / steepest
+    return 0.5 / max_curvature
 
 
 def _curvature(x: Float32[NDArray, "rows inputs"]) -> float:
-    """The largest eigenvalue of the mean of [x 1]'[x 1].
-
-    By power iteration from the mean of the rows.
-    """
+    """The largest eigenvalue of the mean of [x 1]'[x 1], by power iteration."""
     rows = np.column_stack([x, np.ones(len(x))]).astype(np.float64)
     direction, value = rows.mean(axis=0), 0.0
     for _ in range(_POWER_STEPS):

@@ -1,7 +1,4 @@
-"""A user's file or frame as a polars frame of plain columns.
-
-Nothing is learned from it yet.
-"""
+"""Read a user's file or data frame as a polars frame of clean columns."""
 
 import os
 import stat
@@ -16,27 +13,27 @@ from fedtailor._parquet import read_foreign_parquet
 from fedtailor.tables.delimited import ENDINGS as TEXT_ENDINGS
 from fedtailor.tables.delimited import MISSING_WORDS, read_delimited
 from fedtailor.tables.options import TableOptions
-from fedtailor.tables.problems import listed
+from fedtailor.tables.problems import join_names
 
 EXCEL_ENDINGS = (".xlsx", ".xls", ".xlsb", ".ods")
 ENDINGS = (*TEXT_ENDINGS, ".parquet", *EXCEL_ENDINGS)
-"""Files that can be read."""
+"""Suffixes of files that can be read."""
 
 _NUMPY_DTYPES = frozenset(
     ("float64", "float32", "int64", "int32", "int16", "int8", "uint8", "bool")
 )
-"""Columns of these hold nothing that only pandas knows, such as NA."""
+"""Columns of these dtypes have no missing values in pandas' own types, such as NA."""
 
 
 @dataclass(frozen=True)
 class RawTable:
-    """What stands in a file or frame.
+    """The content of a file or data frame.
 
     Attributes:
         frame: columns of numbers, booleans, dates or text; missing cells are null.
-        where: what messages call it.
-        name: what tables of results call it.
-        notes: what was recognised, in sentences.
+        where: name of the source in messages.
+        name: name of the data in tables of results.
+        notes: notes on what was detected, in sentences.
     """
 
     frame: pl.DataFrame
@@ -46,10 +43,10 @@ class RawTable:
 
 
 def read(source: Any, options: TableOptions) -> RawTable:
-    """Read a path, or take a polars or pandas frame.
+    """Read a table from a path, or from a polars or pandas frame.
 
     Raises:
-        ValueError: there is no such file, or it cannot be read as a table.
+        ValueError: the file does not exist, or cannot be read as a table.
     """
     if isinstance(source, str | os.PathLike):
         path = Path(source).expanduser()
@@ -60,17 +57,17 @@ def read(source: Any, options: TableOptions) -> RawTable:
         frame, where, name, notes = as_frame(source), "the frame", "own data", []
     if not frame.height:
         raise ValueError(
-            f"{where} has columns ({listed(frame.columns)}) and no rows; add one for"
+            f"{where} has columns ({join_names(frame.columns)}) and no rows; add one for"
             " each example"
         )
     return RawTable(clean(frame, options.missing), where, name, tuple(notes))
 
 
 def as_frame(rows: Any) -> pl.DataFrame:
-    """A polars frame of a polars or pandas frame.
+    """Convert a polars or pandas frame to a polars frame.
 
     Raises:
-        ValueError: it is neither, or a pandas frame has two columns of one name.
+        ValueError: `rows` is something else, or column names of a pandas frame repeat.
     """
     if isinstance(rows, pl.DataFrame):
         return rows
@@ -78,10 +75,10 @@ def as_frame(rows: Any) -> pl.DataFrame:
         return rows.collect()
     if type(rows).__module__.split(".")[0] == "pandas" and hasattr(rows, "columns"):
         names = [str(name) for name in rows.columns]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
             raise ValueError(
-                f"the frame has several columns {twice[0]!r}; rename all but one"
+                f"the frame has several columns {repeated[0]!r}; rename all but one"
             )
         columns = [_from_pandas(name, rows.iloc[:, i]) for i, name in enumerate(names)]
         return pl.DataFrame(columns)
@@ -91,16 +88,16 @@ def as_frame(rows: Any) -> pl.DataFrame:
 
 
 def clean(frame: pl.DataFrame, missing: tuple[str, ...] = ()) -> pl.DataFrame:
-    """The frame with null for every missing cell, and text stripped.
+    """Replace missing cells by null, strip text, and expand columns of arrays.
 
-    Arrays become one column for each entry.
+    A column of arrays becomes one column per entry.
 
     Args:
-        frame: as it came.
-        missing: the user's words for missing cells; numbers among them are missing in
-            columns of numbers too.
+        frame: the frame.
+        missing: the user's words for missing cells. Those that are numbers also mark
+            missing cells in numeric columns.
     """
-    # By name: an entry may be called like another column.
+    # A dict, as an entry may have the name of another column.
     columns: dict[str, pl.Series] = {}
     for series in frame:
         is_array = isinstance(series.dtype, pl.List | pl.Array)
@@ -126,7 +123,7 @@ def _check_file(path: Path) -> None:
     if not path.name.lower().endswith(ENDINGS):
         raise ValueError(
             f"{path} is of no known kind; give a file that ends in"
-            f" {listed(ENDINGS, 12)}"
+            f" {join_names(ENDINGS, 12)}"
         )
     if not mode & 0o444 or not os.access(path, os.R_OK):
         raise ValueError(f"{path} may not be read; change its permissions")
@@ -153,12 +150,11 @@ def _read_excel(path: Path, options: TableOptions) -> pl.DataFrame:
             " sheet as CSV"
         )
     try:
-        # Text first, numbers where all cells are numbers: a '?' among a thousand
-        # numbers does not decide for a column.
+        # Infer the types from all rows: a column with a single '?' must become text.
         return pl.read_excel(
             path, sheet_name=options.sheet, engine="calamine", infer_schema_length=None
         )
-    # The reader raises errors of its own kinds, without a common base.
+    # The reader raises errors of various types.
     except Exception as error:
         raise ValueError(
             f"{path} cannot be read as Excel: {str(error).splitlines()[0][:200]}"
@@ -166,12 +162,12 @@ def _read_excel(path: Path, options: TableOptions) -> pl.DataFrame:
 
 
 def _from_pandas(name: str, column: Any) -> pl.Series:
-    """A pandas column; what pandas calls missing (NaN, NA, NaT, None) is null."""
+    """Convert a pandas column; missing values (NaN, NA, NaT, None) become null."""
     dtype = str(column.dtype)
     if dtype in _NUMPY_DTYPES:
         return pl.Series(name, column.to_numpy())
-    has_zone = getattr(column.dtype, "tz", None) is not None
-    if dtype.startswith("datetime64[") and not has_zone:
+    has_time_zone = getattr(column.dtype, "tz", None) is not None
+    if dtype.startswith("datetime64[") and not has_time_zone:
         return pl.Series(name, column.to_numpy().astype("datetime64[us]"))
     values = column.astype(object)
     values = values.where(values.notna(), None)
@@ -179,7 +175,7 @@ def _from_pandas(name: str, column: Any) -> pl.Series:
 
 
 def mixed_series(name: str, values: list[Any]) -> pl.Series:
-    """A column of Python values; numbers and text in one column become text."""
+    """A column of Python values. A mixture of numbers and text becomes text."""
     try:
         return pl.Series(name, values, strict=True)
     except (TypeError, pl.exceptions.PolarsError, OverflowError):
@@ -193,9 +189,9 @@ def mixed_series(name: str, values: list[Any]) -> pl.Series:
 
 
 def _entries(series: pl.Series) -> list[pl.Series]:
-    """A column of arrays of a common length, as one column for each entry.
+    """Expand a column of vectors of equal length to one column per entry.
 
-    Other columns stay as they are, and are refused later.
+    Other columns of arrays are returned unchanged, and are refused later.
     """
     if isinstance(series.dtype, pl.List):
         lengths = series.list.len().unique()
@@ -209,8 +205,8 @@ def _entries(series: pl.Series) -> list[pl.Series]:
         return [series]
     values = series.to_numpy()
     return [
-        pl.Series(f"{series.name}[{place}]", values[:, place])
-        for place in range(values.shape[1])
+        pl.Series(f"{series.name}[{index}]", values[:, index])
+        for index in range(values.shape[1])
     ]
 
 
@@ -221,8 +217,8 @@ def _clean_column(series: pl.Series, missing: tuple[str, ...]) -> pl.Series:
     if isinstance(dtype, pl.Decimal) or dtype == pl.Int128:
         series, dtype = series.cast(pl.Float64), pl.Float64()
     if dtype == pl.String:
-        stripped = series.str.strip_chars()
-        return stripped.set(stripped.is_in([*MISSING_WORDS, *missing]), None)
+        text = series.str.strip_chars()
+        return text.set(text.is_in([*MISSING_WORDS, *missing]), None)
     if dtype.is_float():
         series = series.fill_nan(None)
     if dtype.is_numeric():

@@ -1,7 +1,4 @@
-"""The columns of a table that are no inputs.
-
-They say who has a row, what is predicted, the split, and the time.
-"""
+"""Columns with a role other than input: client, target, split and time."""
 
 from dataclasses import replace
 
@@ -10,25 +7,25 @@ import polars as pl
 from jaxtyping import Int
 from numpy.typing import NDArray
 
-from fedtailor.tables.kinds import category_text, recognise
+from fedtailor.tables.kinds import category_text, parse_column
 from fedtailor.tables.options import TableOptions
-from fedtailor.tables.problems import Problems
+from fedtailor.tables.problems import Problems, first_row
 from fedtailor.tables.splitting import is_split_column
 from fedtailor.tables.target import Target, read_target
 
 SPLIT_COLUMN = "split"
-"""A column of this name may give the split without being asked for.
-
-It does if it says train, val or test.
-"""
+"""A column of this name defines the splits by default, if its cells are split names."""
 
 
 def find_split_column(
     frame: pl.DataFrame, options: TableOptions, notes: list[str]
 ) -> tuple[TableOptions, list[str]]:
-    """Let a column called `split` that says train, val and test give the split.
+    """Use a column called "split" that contains names of splits.
 
-    Another rule, or another use of the column, that is asked for goes before.
+    The column is not used if the options define the splits, or use it otherwise.
+
+    Returns:
+        The options, and the notes.
     """
     other_rule = any(
         rule is not None for rule in (options.split, options.time, options.folds)
@@ -45,14 +42,14 @@ def find_split_column(
 def rows_of_clients(
     frame: pl.DataFrame, options: TableOptions, problems: Problems
 ) -> tuple[pl.DataFrame, Int[NDArray, " kept"]]:
-    """The rows of the clients that are asked for, and their numbers."""
+    """Select the rows of `options.clients`; also returns their row numbers."""
     if options.clients is None:
         return frame, np.arange(frame.height)
     names = category_text(frame[options.client])
-    strange = sorted(set(options.clients) - set(names.unique()))
-    if strange:
+    unknown = sorted(set(options.clients) - set(names.unique()))
+    if unknown:
         problems.add(
-            f"client column {options.client!r} never holds {strange[0]!r}, which"
+            f"client column {options.client!r} never holds {unknown[0]!r}, which"
             " clients asks for"
         )
     keep = names.is_in(list(options.clients)).fill_null(False)
@@ -65,9 +62,10 @@ def labelled_rows(
     options: TableOptions,
     notes: list[str],
 ) -> tuple[pl.DataFrame, Int[NDArray, " kept"]]:
-    """The rows with a client and a target, and their numbers.
+    """Remove rows without client or target, if `options.skip_unlabelled` is True.
 
-    All rows, unless the options say to leave others out.
+    Returns:
+        The remaining rows, and their row numbers.
     """
     if not options.skip_unlabelled:
         return frame, rows
@@ -82,15 +80,15 @@ def labelled_rows(
 def target_of(
     frame: pl.DataFrame, options: TableOptions, problems: Problems
 ) -> Target | None:
-    """The column to predict, read; None, and a problem, where cells are missing."""
+    """Read the target column; None if there are problems."""
     series = frame[options.target]
-    gaps = series.is_null()
-    if gaps.any():
-        first = (gaps.arg_max() or 0) + 1
+    is_missing = series.is_null()
+    if is_missing.any():
+        first = first_row(is_missing)
         client = frame[options.client][first - 1]
         problems.add(
-            f"target column {options.target!r} is missing in {int(gaps.sum()):,} of"
-            f" {len(gaps):,} rows, first in row {first} (client {client!r}); fill it"
+            f"target column {options.target!r} is missing in {int(is_missing.sum()):,} of"
+            f" {len(series):,} rows, first in row {first} (client {client!r}); fill it"
             " in, or leave these rows out with skip-unlabelled"
         )
         return None
@@ -100,14 +98,11 @@ def target_of(
 def with_times(
     frame: pl.DataFrame, options: TableOptions, problems: Problems
 ) -> pl.DataFrame:
-    """The frame with its time column as numbers.
-
-    A time that is missing or none is a problem.
-    """
+    """Convert the time column to numbers. Missing or invalid times are problems."""
     if options.time is None:
         return frame
     try:
-        parsed = recognise(frame[options.time])
+        parsed = parse_column(frame[options.time])
     except ValueError as error:
         problems.add(str(error))
         return frame
@@ -117,7 +112,7 @@ def with_times(
             " nor dates"
         )
     elif parsed.values.null_count():
-        first = (parsed.values.is_null().arg_max() or 0) + 1
+        first = first_row(parsed.values.is_null())
         problems.add(
             f"time column {options.time!r} is missing in {parsed.values.null_count():,}"
             f" rows, first in row {first}; fill it in or remove these rows"

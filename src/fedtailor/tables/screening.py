@@ -1,6 +1,6 @@
-"""Columns that no model should see.
+"""Screening of columns that should not be inputs.
 
-They are constants, duplicates, running numbers, and what names the client.
+These are constants, duplicates, row ids, and columns that identify the client.
 """
 
 import hashlib
@@ -13,33 +13,27 @@ import polars as pl
 from jaxtyping import Bool, Int
 from numpy.typing import NDArray
 
-from fedtailor.tables.kinds import MAX_CATEGORIES, Parsed
+from fedtailor.tables.kinds import MAX_CATEGORIES, ParsedColumn
 
-_MOSTLY = 0.9
-"""A share of a text column's rows.
-
-A column with more different texts than that tells rows apart, not kinds of rows.
-"""
-_FEW_ROWS = 20
-"""In tables with fewer rows, different values in all rows say nothing."""
-_WITH_UNIT = r"^[+\-]?\p{Sc}?\s?\d[\d.,' ]*\s?(%|\p{L}{1,4}|\p{Sc})?$"
-"""A number with thousands' separators, a unit, a currency or a per cent sign.
-
-In the syntax of polars' searches.
-"""
-_NAME_OF_AN_ID = re.compile(
+_MAX_DISTINCT_SHARE = 0.9
+"""A text column with more distinct values per row identifies rows."""
+_MIN_ROWS = 20
+"""In tables with fewer rows, ids are not detected: all values may differ by chance."""
+_QUANTITY = r"^[+\-]?\p{Sc}?\s?\d[\d.,' ]*\s?(%|\p{L}{1,4}|\p{Sc})?$"
+"""A number with separators, a unit, a currency or %, as a polars regular expression."""
+_ID_NAME = re.compile(
     r"(?i)(^|[_ .-])(id|uuid|index|key|nr|no|number|row|record)$|^unnamed|^$"
 )
 
 
 @dataclass(frozen=True)
 class Screening:
-    """Which columns are left.
+    """The result of `screen`.
 
     Attributes:
-        kept: their names, in the order of the table.
-        dropped: column -> why, in words that follow "is left out: ".
-        warnings: sentences about columns that were kept because the user named them.
+        kept: names of the remaining columns, in the order of the table.
+        dropped: the reason for each column that is left out.
+        warnings: sentences on columns that were kept because the user requested them.
     """
 
     kept: tuple[str, ...]
@@ -48,19 +42,19 @@ class Screening:
 
 
 def screen(
-    columns: Mapping[str, Parsed],
+    columns: Mapping[str, ParsedColumn],
     train: Bool[NDArray, " rows"],
     owners: Int[NDArray, " rows"],
-    named: frozenset[str],
+    requested: frozenset[str],
 ) -> Screening:
-    """Look at the training rows of each column.
+    """Screen columns by their training rows.
 
     Args:
         columns: the candidates for inputs.
-        train: the training rows of the clients that train; nothing else is looked at.
-        owners: the client of each row.
-        named: columns that the user asked for, which are kept even if they tell rows or
-            clients apart.
+        train: mask of the training rows of seen clients. Other rows are not used.
+        owners: the client number of each row.
+        requested: columns that the user requested. They are kept even if they identify
+            rows or clients.
     """
     mask = pl.Series(train)
     clients = pl.Series("owner", owners).filter(mask)
@@ -69,22 +63,20 @@ def screen(
     warnings: list[str] = []
     seen: dict[str, str] = {}
     for name, column in columns.items():
-        # Cheap reasons first. What would be left out for giving rows or clients away is
-        # kept where the user names it.
+        # Cheap checks first.
         values = column.values.filter(mask)
         reason = _empty_or_constant(values)
         digest = _digest(values)
         if reason is None and digest in seen:
             reason = f"the same as {seen[digest]!r}"
         if reason is None:
-            suspicion = _identifies(name, column, values, clients)
-            if suspicion is not None and name in named:
+            reason = _identifies_rows(name, column, values, clients)
+            if reason is not None and name in requested:
                 warnings.append(
                     f"Column {name!r} is kept because it was asked for, although it is"
-                    f" {suspicion}."
+                    f" {reason}."
                 )
-            else:
-                reason = suspicion
+                reason = None
         if reason is None:
             kept.append(name)
             seen[digest] = name
@@ -102,49 +94,49 @@ def _empty_or_constant(values: pl.Series) -> str | None:
 
 
 def _digest(values: pl.Series) -> str:
-    """Equal for columns with equal values and equal gaps."""
+    """A digest of a column's values and missing cells, to find duplicates."""
     numbers = values.hash(seed=0) if values.dtype == pl.String else values
     content = np.ascontiguousarray(numbers.to_numpy()).tobytes()
     content += str(values.dtype).encode()
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-def _identifies(
-    name: str, column: Parsed, values: pl.Series, clients: pl.Series
+def _identifies_rows(
+    name: str, column: ParsedColumn, values: pl.Series, clients: pl.Series
 ) -> str | None:
-    """Why a column tells rows or clients apart, or None."""
+    """A description of a column that identifies rows or clients; None otherwise."""
     present = values.is_not_null()
     values, clients = values.filter(present), clients.filter(present)
     distinct, rows = values.n_unique(), len(values)
-    if rows >= _FEW_ROWS and column.kind == "category":
-        if distinct > MAX_CATEGORIES and distinct > _MOSTLY * rows:
-            with_unit = float(values.str.contains(_WITH_UNIT).sum())
-            if with_unit > _MOSTLY * rows:
+    if rows >= _MIN_ROWS and column.kind == "category":
+        if distinct > MAX_CATEGORIES and distinct > _MAX_DISTINCT_SHARE * rows:
+            quantities = float(values.str.contains(_QUANTITY).sum())
+            if quantities > _MAX_DISTINCT_SHARE * rows:
                 return (
                     f"text such as {values[0]!r} (quantities are to be plain numbers)"
                 )
             return "different text in nearly all rows (a name, an id or free text)"
-    elif rows >= _FEW_ROWS and column.whole and distinct == rows:
-        span = float(values.max()) - float(values.min()) + 1  # type: ignore[arg-type]
-        if span <= 2 * rows or _NAME_OF_AN_ID.search(name):
+    elif rows >= _MIN_ROWS and column.is_integer and distinct == rows:
+        value_range = float(values.max()) - float(values.min()) + 1  # type: ignore[arg-type]
+        if value_range <= 2 * rows or _ID_NAME.search(name):
             return "a different whole number in every row (an id or a running number)"
-    return _gives_client_away(column, values, clients, distinct)
+    return _identifies_client(column, values, clients, distinct)
 
 
-def _gives_client_away(
-    column: Parsed, values: pl.Series, clients: pl.Series, distinct: int
+def _identifies_client(
+    column: ParsedColumn, values: pl.Series, clients: pl.Series, distinct: int
 ) -> str | None:
-    """Why a column is a second name of the client, or None.
+    """A description of a column that identifies the client; None otherwise.
 
     From such a column a model learns nothing about other clients.
     """
     count = clients.n_unique()
     if distinct < 2 or count < 2:
         return None
-    if column.kind != "category" and not column.whole:
+    if column.kind != "category" and not column.is_integer:
         return None
     pairs = pl.DataFrame([values.alias("value"), clients]).n_unique()
-    # Fewer values than pairs: some value occurs in several clients.
+    # With fewer values than pairs, some value occurs in several clients.
     if pairs != distinct:
         return None
     if column.kind == "category" or pairs == count:

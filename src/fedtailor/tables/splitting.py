@@ -1,9 +1,9 @@
-"""Each client's train, validation and test rows.
+"""Division of each client's rows into train, validation and test.
 
-They are drawn at random, or given by a column, by time, by groups of rows, or by folds.
-Random choices are those of `fedtailor.federation.splits`: keyed by the seed, the
-client's name and the place among the client's rows, so that other clients and their
-order change nothing.
+Rows are divided at random, or by a column, by time, by groups of rows, or into folds.
+Random choices are keyed by the seed, the client's name and the position among the
+client's rows, as in `fedtailor.federation.splits`. So they do not depend on other
+clients.
 """
 
 from collections.abc import Sequence
@@ -16,13 +16,15 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 
 from fedtailor.federation import Ragged
-from fedtailor.federation.splits import draw_splits, follow_splits
+from fedtailor.federation.splits import (
+    Splits,
+    draw_splits,
+    follow_splits,
+    split_sizes,
+)
 from fedtailor.protocol import client_ids, draw_bits
 from fedtailor.tables.options import TableOptions
-from fedtailor.tables.problems import Problems, listed
-
-Splits = tuple[Ragged, Ragged, Ragged]
-"""Train, validation and test rows of each client."""
+from fedtailor.tables.problems import Problems, first_row, join_names
 
 SPLIT_WORDS = {
     "train": "train",
@@ -38,13 +40,13 @@ SPLIT_WORDS = {
 
 @dataclass(frozen=True)
 class Rows:
-    """Whose rows they are.
+    """The clients and targets of a table's rows.
 
     Attributes:
         of_client: the rows of each client.
-        owners: the client of each row.
-        names: of the clients.
-        y: class numbers, or targets of a regression, of each row.
+        owners: the client number of each row.
+        names: the clients' names.
+        y: the class number or regression target of each row.
     """
 
     of_client: Ragged
@@ -60,28 +62,29 @@ def split_rows(
     problems: Problems,
     seed: int,
 ) -> Splits:
-    """Train, validation and test rows as the options say (see `TableOptions`).
+    """Divide the rows as the options say (see `TableOptions`).
 
     Args:
-        frame: the cleaned table, for the columns that splits, times and groups stand
-            in.
+        frame: the cleaned table, with the columns of splits, times and groups.
         rows: the clients' rows.
-        options: one rule at most of split, time and folds, and perhaps a group.
-        problems: what is wrong with those columns is added here; the splits then hold
-            nothing of use.
-        seed: of random splits; with folds it says which part is the test.
+        options: at most one of split, time and folds, and optionally a group.
+        problems: problems with these columns are added here. The returned splits are
+            then invalid.
+        seed: random seed; with folds it selects the fold of the test rows.
     """
-    # Where there are groups, whole groups are drawn instead of rows.
+    # If there is a group column, whole groups are divided instead of rows.
     pool, group_of_row = rows, None
     if options.group is not None:
-        pool, group_of_row = _pool_of_groups(frame[options.group], rows)
+        pool, group_of_row = _rows_of_groups(frame[options.group], rows)
     if options.split is not None:
         column = frame[options.split]
-        return _given(column, options, rows, pool, group_of_row, problems, seed)
+        return _split_by_column(
+            column, options, rows, pool, group_of_row, problems, seed
+        )
     if options.time is not None:
-        return _latest(frame[options.time], rows, options)
+        return _split_by_time(frame[options.time], rows, options)
     if options.folds is not None:
-        splits = _fold(pool, options, seed)
+        splits = _split_by_fold(pool, options, seed)
     else:
         splits = draw_splits(
             pool.of_client,
@@ -95,27 +98,29 @@ def split_rows(
 
 
 def is_split_column(series: pl.Series) -> bool:
-    """Whether half of the cells or more say train, validation or test.
+    """Whether at least half of the cells are names of splits.
 
-    What the others say is then a mistake: an input that tells which rows are the test
-    would be a leak.
+    The other cells are then mistakes. Such a column must not become an input.
     """
     if series.dtype != pl.String:
         return False
-    says = series.str.to_lowercase().is_in(list(SPLIT_WORDS)).fill_null(False)
-    return int(says.sum()) * 2 >= len(says) > 0
+    is_name = series.str.to_lowercase().is_in(list(SPLIT_WORDS)).fill_null(False)
+    return int(is_name.sum()) * 2 >= len(is_name) > 0
 
 
-def _pool_of_groups(
+def _rows_of_groups(
     groups: pl.Series, rows: Rows
 ) -> tuple[Rows, Int[NDArray, " rows"]]:
-    """Groups in the place of rows, and the group of each row.
+    """Represent each group by one row, so that groups can be divided like rows.
 
-    A group belongs to the client with most of its rows; those with other clients follow
-    it, so that nobody trains on a group that somebody tests on. Its class is its most
-    frequent one.
+    A group belongs to the client with most of its rows, and its class is the most
+    frequent one. Its rows of other clients are in the same split, so that no client
+    trains on a group on which another client tests.
+
+    Returns:
+        The clients' groups, and the group number of each row.
     """
-    # A row without a group is a group of its own.
+    # A row without a group is a separate group.
     texts = groups.cast(pl.String)
     missing = texts.is_null().to_numpy()
     codes = texts.rank("dense").fill_null(0).cast(pl.Int64).to_numpy() - 1
@@ -125,38 +130,36 @@ def _pool_of_groups(
     labels = np.zeros(count)
     if rows.y.dtype.kind in "iu":
         labels = most_frequent(codes, rows.y, count)
-    sizes = np.bincount(owners, minlength=len(rows.names))
-    of_client = Ragged.cut(np.argsort(owners, kind="stable"), sizes)
+    of_client = Ragged.from_owners(owners, len(rows.names))
     return Rows(of_client, owners, rows.names, labels), codes
 
 
 def most_frequent(
     groups: Int[NDArray, " rows"], values: Int[NDArray, " rows"], count: int
 ) -> Int[NDArray, " groups"]:
-    """The most frequent value of each group, of equally frequent ones the smallest."""
+    """The most frequent value of each group; the smallest one if there are several."""
     pairs, counts = np.unique(np.stack([groups, values]), axis=1, return_counts=True)
     group, value = pairs[:, np.lexsort((-pairs[1], counts, pairs[0]))]
     result = np.zeros(count, np.int64)
-    # Of several assignments to one place the last one stays.
+    # If an index occurs several times, the last assignment counts.
     result[group] = value
     return result
 
 
 def _expand(splits: Splits, rows: Rows, group_of_row: Int[NDArray, " rows"]) -> Splits:
-    """The splits of rows that follow from splits of groups."""
-    # The split of each group, as a number, and then that of each row.
-    part = np.zeros(int(group_of_row.max()) + 1, np.int8)
+    """Convert splits of groups to splits of rows."""
+    split_of_group = np.zeros(int(group_of_row.max()) + 1, np.int8)
     for number, split in enumerate(splits):
-        part[split.rows] = number
-    of_row = part[group_of_row]
+        split_of_group[split.rows] = number
+    split_of_row = split_of_group[group_of_row]
     train, val, test = (
-        rows.of_client.where(of_row[rows.of_client.rows] == number)
+        rows.of_client.where(split_of_row[rows.of_client.rows] == number)
         for number in range(3)
     )
     return train, val, test
 
 
-def _given(
+def _split_by_column(
     column: pl.Series,
     options: TableOptions,
     rows: Rows,
@@ -165,99 +168,95 @@ def _given(
     problems: Problems,
     seed: int,
 ) -> Splits:
-    """The splits that a column says.
+    """Divide the rows by a column that names the splits.
 
-    Without validation rows in it, a share of the training rows is taken.
+    If no row is a validation row, validation rows are drawn from the training rows.
+
+    Args:
+        column: the column.
+        options: the options.
+        rows: the clients' rows.
+        pool: the clients' groups, or `rows` if there are no groups.
+        group_of_row: the group number of each row, or None.
+        problems: problems are added here.
+        seed: random seed.
     """
     lower = column.cast(pl.String).str.to_lowercase()
     words = lower.replace_strict(SPLIT_WORDS, default=None, return_dtype=pl.String)
     if words.null_count():
-        strange = column.filter(words.is_null()).cast(pl.String).fill_null("nothing")
-        first = (words.is_null().arg_max() or 0) + 1
+        unknown = column.filter(words.is_null()).cast(pl.String).fill_null("nothing")
         problems.add(
             f"column {column.name!r} gives the split, and says"
-            f" {listed(strange.unique().sort().to_list())} in {len(strange):,} rows,"
-            f" first in row {first}; write train, val or test, or drop it"
+            f" {join_names(unknown.unique().sort().to_list())} in {len(unknown):,} rows,"
+            f" first in row {first_row(words.is_null())}; write train, val or test, or drop it"
         )
         return rows.of_client, rows.of_client, rows.of_client
-    given = words.to_numpy()
-    val = 0.0 if (given == "val").any() else options.val
+    split_of_row = words.to_numpy()
+    val = 0.0 if (split_of_row == "val").any() else options.val
     if group_of_row is None:
         return follow_splits(
-            rows.of_client, given, rows.y, rows.names, val=val, seed=seed
+            rows.of_client, split_of_row, rows.y, rows.names, val=val, seed=seed
         )
     pairs = pl.DataFrame({"group": group_of_row, "word": words}).unique()
-    straddling = pairs.filter(pl.col("group").is_duplicated())["group"].unique()
-    if len(straddling):
-        row = int(np.isin(group_of_row, straddling.to_numpy()).argmax()) + 1
+    inconsistent = pairs.filter(pl.col("group").is_duplicated())["group"].unique()
+    if len(inconsistent):
+        row = int(np.isin(group_of_row, inconsistent.to_numpy()).argmax()) + 1
         problems.add(
-            f"{len(straddling):,} groups of column {options.group!r} have rows in more"
+            f"{len(inconsistent):,} groups of column {options.group!r} have rows in more"
             f" than one split (first the group of row {row}); give each group one split"
         )
         return rows.of_client, rows.of_client, rows.of_client
-    of_group = np.full(int(group_of_row.max()) + 1, "train", dtype="U5")
-    of_group[group_of_row] = given.astype("U5")
+    split_of_group = np.full(int(group_of_row.max()) + 1, "train", dtype="U5")
+    split_of_group[group_of_row] = split_of_row.astype("U5")
     splits = follow_splits(
-        pool.of_client, of_group, pool.y, pool.names, val=val, seed=seed
+        pool.of_client, split_of_group, pool.y, pool.names, val=val, seed=seed
     )
     return _expand(splits, rows, group_of_row)
 
 
-def _latest(times: pl.Series, rows: Rows, options: TableOptions) -> Splits:
-    """Each client's last rows are its test, those before them its validation rows.
+def _split_by_time(times: pl.Series, rows: Rows, options: TableOptions) -> Splits:
+    """Each client's last rows are test rows, and the rows before them validation rows.
 
-    Rows of equal times are in the order of the file.
+    Rows of equal times are in the order of the table.
     """
     order = np.lexsort((np.arange(len(times)), times.to_numpy(), rows.owners))
     sizes = rows.of_client.sizes
-    tests = _count(sizes, options.test, sizes)
-    vals = _count(sizes, options.val, sizes - tests)
-    # In `order` a client's rows follow each other: the place of each among them.
-    place = np.arange(len(order)) - np.repeat(rows.of_client.offsets[:-1], sizes)
-    is_test = place >= np.repeat(sizes - tests, sizes)
-    is_train = place < np.repeat(sizes - tests - vals, sizes)
-    in_order = Ragged.cut(order, sizes)
+    tests = split_sizes(sizes, options.test, sizes)
+    vals = split_sizes(sizes, options.val, sizes - tests)
+    sorted_rows = Ragged.cut(order, sizes)
+    is_test = sorted_rows.positions >= np.repeat(sizes - tests, sizes)
+    is_train = sorted_rows.positions < np.repeat(sizes - tests - vals, sizes)
     return (
-        in_order.where(is_train),
-        in_order.where(~is_train & ~is_test),
-        in_order.where(is_test),
+        sorted_rows.where(is_train),
+        sorted_rows.where(~is_train & ~is_test),
+        sorted_rows.where(is_test),
     )
 
 
-def _count(
-    sizes: Int[NDArray, " clients"], share: float, left: Int[NDArray, " clients"]
-) -> Int[NDArray, " clients"]:
-    """A share of each client's rows: at least one, but leaving one to train on."""
-    if share == 0:
-        return np.zeros_like(sizes)
-    rounded = np.floor(sizes * share + 0.5)
-    wanted = np.maximum(rounded, 1).astype(np.int64)
-    return np.clip(wanted, 0, np.maximum(left - 1, 0))
+def _split_by_fold(pool: Rows, options: TableOptions, seed: int) -> Splits:
+    """Test on fold `seed % folds` of each client's rows.
 
-
-def _fold(pool: Rows, options: TableOptions, seed: int) -> Splits:
-    """Part `seed % folds` of each client's rows is the test.
-
-    Of `folds` seeds in a row, one tests on each row.
+    Seeds with the same `seed // folds` have the same folds, so each row is a test row
+    for one of these seeds.
     """
     assert options.folds is not None
-    division, part = divmod(seed, options.folds)
+    division, test_fold = divmod(seed, options.folds)
     sizes, owners = pool.of_client.sizes, pool.of_client.owners
-    place = np.arange(len(owners)) - np.repeat(pool.of_client.offsets[:-1], sizes)
+    positions = pool.of_client.positions
     start = draw_bits(division, "fold", 0, client_ids(pool.names))
-    counters = np.repeat(start, sizes) + place.astype(np.uint64)
+    counters = np.repeat(start, sizes) + positions.astype(np.uint64)
     shuffle = draw_bits(division, "fold", 1, counters)
     strata = np.zeros(len(owners))
     if pool.y.dtype.kind in "iu":
         strata = pool.y[pool.of_client.rows]
-    # The client's rows in a line, class after class and shuffled within each, are dealt
-    # to the parts in turn.
-    line = np.lexsort((shuffle, strata, owners))
+    # Sort each client's rows by class, in a random order within a class, and deal them
+    # to the folds like cards.
+    order = np.lexsort((shuffle, strata, owners))
     offset = (start % np.uint64(options.folds)).astype(np.int64)[owners]
     fold = np.empty(len(owners), np.int64)
-    fold[line] = (place + offset) % options.folds
-    # A client of one row trains on it.
-    is_test = (fold == part) & (sizes[owners] > 1)
+    fold[order] = (positions + offset) % options.folds
+    # A client with a single row trains on it.
+    is_test = (fold == test_fold) & (sizes[owners] > 1)
     rest = pool.of_client.where(~is_test)
     remaining = 1 - 1 / options.folds
     train, val, _ = draw_splits(
@@ -272,5 +271,5 @@ def _fold(pool: Rows, options: TableOptions, seed: int) -> Splits:
 
 
 def untested(splits: Splits, names: Sequence[str]) -> list[str]:
-    """The clients without a test row."""
+    """Names of the clients without test rows."""
     return [name for name, size in zip(names, splits[2].sizes, strict=True) if not size]

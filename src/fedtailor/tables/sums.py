@@ -1,8 +1,8 @@
-"""What several tables teach about a column together.
+"""Statistics of columns that are distributed over several tables.
 
-Each gives counts and sums of its own rows, and these add up. For clients that keep
-their rows. Where `fit_column` sees all rows and imputes the median, here it is the
-mean.
+Each client computes counts and sums of its own rows, which are then added up, so that
+no rows are sent. Missing numbers are imputed by the mean; `fit_column`, which has all
+rows, uses the median.
 """
 
 import math
@@ -20,14 +20,14 @@ from fedtailor.protocol import require
 from fedtailor.tables.decorrelation import (
     MOST_INPUTS,
     Decorrelation,
-    centred_products,
-    decorrelation_of,
+    centered_products,
+    decorrelation_from_moments,
 )
 from fedtailor.tables.encoding import MIN_ROWS, ColumnEncoding
 from fedtailor.tables.kinds import MAX_CATEGORIES, Kind
 
 MAX_NAMES = 1000
-"""Categories of one column that a client can name."""
+"""The largest number of categories of a column that a client sends."""
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Name = Annotated[str, Field(max_length=200)]
@@ -36,15 +36,15 @@ Name = Annotated[str, Field(max_length=200)]
 class ColumnSums(BaseModel):
     """Counts and sums of a column over some rows.
 
-    No row can be told from them unless there are very few.
+    Single rows cannot be reconstructed from them, unless there are very few rows.
 
     Attributes:
-        count: cells that are not missing.
-        missing: cells that are.
-        mean: of the numbers (days of dates; 0 and 1 of booleans).
-        squares: sum of their squared deviations from the mean.
-        categories: rows of each category that is named.
-        rare: rows of those that are not.
+        count: number of cells that are not missing.
+        missing: number of missing cells.
+        mean: mean of the numbers (days for dates, 0 and 1 for booleans).
+        squares: sum of the squared deviations from the mean.
+        categories: number of rows of each category that is listed.
+        rare: number of rows of all other categories.
     """
 
     model_config = ConfigDict(
@@ -64,11 +64,13 @@ class ColumnSums(BaseModel):
     def of(
         values: pl.Series, kind: Kind, agreed: Sequence[str] | None = None
     ) -> "ColumnSums":
-        """The sums of parsed cells (null where missing).
+        """Compute the sums of parsed cells, with null for missing cells.
 
         Args:
-            agreed: the only categories that there are. Without them, those of at least
-                5 rows are named, so that no single row shows.
+            values: the cells.
+            kind: kind of the column.
+            agreed: the categories to list. By default those with at least `MIN_ROWS`
+                rows are listed, so that no single row is revealed.
         """
         present = values.drop_nulls()
         count, missing = len(present), values.null_count()
@@ -76,11 +78,11 @@ class ColumnSums(BaseModel):
             mean = float(present.mean() or 0.0)  # type: ignore[arg-type]
             squares = float(((present - mean) ** 2).sum())
             return ColumnSums(count=count, missing=missing, mean=mean, squares=squares)
-        rows_of = dict(present.value_counts(sort=True).iter_rows())
+        row_counts = dict(present.value_counts(sort=True).iter_rows())
         if agreed:
-            categories = {name: rows_of.get(name, 0) for name in agreed}
+            categories = {name: row_counts.get(name, 0) for name in agreed}
         else:
-            most_frequent = list(rows_of.items())[:MAX_NAMES]
+            most_frequent = list(row_counts.items())[:MAX_NAMES]
             categories = {
                 name: rows for name, rows in most_frequent if rows >= MIN_ROWS
             }
@@ -92,8 +94,8 @@ class ColumnSums(BaseModel):
     def __add__(self, other: "ColumnSums") -> "ColumnSums":
         """The sums over the rows of both.
 
-        By the formulae of Chan, Golub and LeVeque (1979, Updating Formulae), in which
-        nothing cancels.
+        The formulae of Chan, Golub and LeVeque (1979, Updating Formulae) avoid
+        cancellation.
         """
         count = self.count + other.count
         share = other.count / count if count else 0.0
@@ -119,10 +121,10 @@ class ColumnSums(BaseModel):
     def encoding(
         self, name: str, kind: Kind, agreed: Sequence[str] | None = None
     ) -> ColumnEncoding:
-        """How the column becomes inputs.
+        """The encoding of the column.
 
         Raises:
-            ValueError: there is nothing to learn from.
+            ValueError: all cells are missing, or no category is listed.
         """
         require(
             self.count > 0,
@@ -152,13 +154,11 @@ class ColumnSums(BaseModel):
 
 
 class InputSums(BaseModel):
-    """Means and products of encoded inputs over some rows.
-
-    From those of all clients together the inputs can be decorrelated.
+    """Mean and products of encoded inputs over some rows, for their decorrelation.
 
     Attributes:
-        count: of the rows.
-        mean: [inputs].
+        count: number of rows.
+        mean: [inputs] mean of the rows.
         products: [inputs (inputs + 1) / 2] the upper triangle, row by row, of the sum
             of the outer products of the rows' deviations from the mean.
     """
@@ -176,11 +176,11 @@ class InputSums(BaseModel):
 
     @staticmethod
     def of(x: Float32[NDArray, "rows inputs"]) -> "InputSums":
-        """The sums of encoded rows.
+        """Compute the sums of encoded rows.
 
         Raises:
-            ValueError: there are no more rows than inputs: they would follow from their
-                products, up to a rotation.
+            ValueError: there are not more rows than inputs. The rows could then be
+                reconstructed from their products, up to a rotation.
         """
         rows, inputs = x.shape
         require(
@@ -188,24 +188,24 @@ class InputSums(BaseModel):
             f"its {rows} training rows are not more than the {inputs} inputs: sums of"
             " products would give them away (set decorrelate = false in the job)",
         )
-        mean, products = centred_products(x)
+        mean, products = centered_products(x)
         return InputSums(
-            count=rows, mean=tuple(mean.tolist()), products=_triangle(products)
+            count=rows, mean=tuple(mean.tolist()), products=_upper_triangle(products)
         )
 
     def __add__(self, other: "InputSums") -> "InputSums":
-        """The sums over the rows of both, as those of columns."""
+        """The sums over the rows of both, by the formulae of `ColumnSums`."""
         count = self.count + other.count
         step = np.subtract(other.mean, self.mean)
         mean = np.array(self.mean) + step * (other.count / count)
         between = np.outer(step, step) * (self.count * other.count / count)
         products = self._matrix() + other._matrix() + between
         return InputSums(
-            count=count, mean=tuple(mean.tolist()), products=_triangle(products)
+            count=count, mean=tuple(mean.tolist()), products=_upper_triangle(products)
         )
 
     def fits(self, inputs: int) -> bool:
-        """Whether these are sums of so many inputs."""
+        """Whether these are sums of this number of inputs."""
         return (
             len(self.mean) == inputs
             and len(self.products) == inputs * (inputs + 1) // 2
@@ -213,8 +213,10 @@ class InputSums(BaseModel):
         )
 
     def decorrelation(self) -> Decorrelation | None:
-        """What decorrelates the rows; None where they do not vary."""
-        return decorrelation_of(np.array(self.mean), self._matrix() / self.count)
+        """The decorrelation of the rows; None if all rows are equal."""
+        return decorrelation_from_moments(
+            np.array(self.mean), self._matrix() / self.count
+        )
 
     def _matrix(self) -> Float64[NDArray, "inputs inputs"]:
         size = len(self.mean)
@@ -223,5 +225,5 @@ class InputSums(BaseModel):
         return matrix + np.triu(matrix, 1).T
 
 
-def _triangle(matrix: Float64[NDArray, "inputs inputs"]) -> tuple[float, ...]:
+def _upper_triangle(matrix: Float64[NDArray, "inputs inputs"]) -> tuple[float, ...]:
     return tuple(matrix[np.triu_indices(len(matrix))].tolist())

@@ -1,9 +1,5 @@
-"""`from_table`: a user's file or frame becomes a federation.
+"""`from_table`: build a federation from a user's file or data frame."""
 
-The preprocessing that its models need later comes with it.
-"""
-
-import hashlib
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -15,21 +11,22 @@ import polars as pl
 from jaxtyping import Bool, Float32, Int
 from numpy.typing import NDArray
 
+from fedtailor._files import file_digest
 from fedtailor.federation import Federation
 from fedtailor.federation.splits import choose_unseen
 from fedtailor.tables.checks import check_clients, check_columns
 from fedtailor.tables.decorrelation import fit_decorrelation
 from fedtailor.tables.encoding import ColumnEncoding, fit_column
-from fedtailor.tables.kinds import Parsed, recognise
+from fedtailor.tables.kinds import ParsedColumn, parse_column
 from fedtailor.tables.notes import (
-    about_columns,
-    about_decorrelation,
-    about_dropped,
-    about_splits,
+    column_notes,
+    decorrelation_notes,
+    dropped_notes,
+    split_notes,
 )
 from fedtailor.tables.options import TableOptions, make_options
 from fedtailor.tables.preprocessing import Preprocessing
-from fedtailor.tables.problems import Problems, listed
+from fedtailor.tables.problems import Problems, join_names
 from fedtailor.tables.reading import RawTable, read
 from fedtailor.tables.roles import (
     find_split_column,
@@ -45,13 +42,13 @@ from fedtailor.tables.target import Target, TargetEncoding
 
 @dataclass(frozen=True)
 class TableOrigin:
-    """Where a table came from.
+    """The file and the options from which a table was read.
 
     Attributes:
         path: the file.
-        digest: SHA-256 of its bytes.
-        seed: of the splits.
-        options: what differs from the defaults of `TableOptions`.
+        digest: SHA-256 of the file.
+        seed: random seed of the splits.
+        options: the options that differ from the defaults of `TableOptions`.
     """
 
     path: Path
@@ -64,17 +61,16 @@ class TableOrigin:
 class Table(Federation):
     """A federation that was read from a table.
 
-    Its inputs are standardised numbers and indicators, float32, of a regression
-    decorrelated; its targets are standardised too (`preprocessing.target_shift` and
-    `target_scale` lead back to their own unit).
+    Inputs are float32: standardized numbers, and indicators. For a regression they are
+    also decorrelated, and the targets are standardized (`preprocessing.target_shift`
+    and `preprocessing.target_scale` convert them back).
 
     Attributes:
-        preprocessing: how rows of the table become inputs of the models, and
-            predictions what the user calls them.
-        notes: what was decided, imputed and left out, in sentences.
-        rows: [N] the row of the table, counted from 0, in which each example stood.
-        origin: the file and the options, by which the table can be read again; None of
-            a frame.
+        preprocessing: converts rows of the table to inputs, and predictions to labels.
+        notes: what was detected, imputed and left out, in sentences.
+        rows: [N] the row number of each example in the table, counted from 0.
+        origin: the file and the options, with which the table can be read again; None
+            if it was read from a frame.
     """
 
     preprocessing: Preprocessing | None = None
@@ -84,28 +80,27 @@ class Table(Federation):
 
 
 def from_table(source: Any, *, seed: int = 0, **options: Any) -> Table:
-    """A federation from a table as it comes.
+    """Build a federation from a table with one row per example and a client column.
 
-    It has one row for each example, and a column that names the example's client.
-    Missing cells, text, booleans and dates are encoded, numbers are standardised;
-    constants, duplicates, and columns that tell rows or clients apart are left out. All
-    that is learned for this comes from the training rows of clients that train. In a
-    real federation those statistics would be obtained by secure aggregation.
+    Missing cells, text, booleans and dates are encoded, and numbers are standardized.
+    Constants, duplicates, and columns that identify rows or clients are left out. All
+    statistics are those of the training rows of seen clients. A real federation would
+    compute them by secure aggregation.
 
     Args:
-        source: a path (.csv, .tsv, .txt, .parquet, with the extra `excel` also .xlsx),
-            a polars or a pandas frame.
-        seed: of the splits and of the unseen clients; with `folds` it says which part
-            is the test.
+        source: a path (.csv, .tsv, .txt, .parquet, and .xlsx with the extra `excel`),
+            or a polars or pandas frame.
+        seed: random seed of the splits and of the choice of unseen clients; with
+            `folds` it selects the fold of the test rows.
         options: the fields of `TableOptions`, such as client="hospital", target="num",
             positive=">0".
 
     Returns:
-        The federation; `.preprocessing` and `.notes` say what was done.
+        The federation, with the attributes `preprocessing` and `notes`.
 
     Raises:
-        ValueError: the file cannot be read, or all that is wrong with its columns, in
-            one list.
+        ValueError: the file cannot be read, or its columns have problems, which the
+            message lists.
 
     Example:
         >>> table = ft.tables.from_table("heart.csv", client="hospital", target="num", positive=">0")
@@ -117,7 +112,7 @@ def from_table(source: Any, *, seed: int = 0, **options: Any) -> Table:
 
 
 def _origin(source: Any, options: TableOptions, seed: int) -> TableOrigin | None:
-    """Where a table came from; None of a frame."""
+    """The origin of a table; None if it was read from a frame."""
     if not isinstance(source, str | os.PathLike):
         return None
     path, default = Path(source).expanduser(), TableOptions()
@@ -126,9 +121,7 @@ def _origin(source: Any, options: TableOptions, seed: int) -> TableOrigin | None
         for name, value in vars(options).items()
         if value != getattr(default, name)
     }
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return TableOrigin(path, digest, seed, changed)
+    return TableOrigin(path, file_digest(path), seed, changed)
 
 
 def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
@@ -136,13 +129,13 @@ def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
     options, notes = find_split_column(raw.frame, options, list(raw.notes))
     check_columns(raw.frame, options, problems)
     problems.raise_if_any()
-    frame, kept_rows = rows_of_clients(raw.frame, options, problems)
+    frame, row_numbers = rows_of_clients(raw.frame, options, problems)
     problems.raise_if_any()
-    frame, kept_rows = labelled_rows(frame, kept_rows, options, notes)
-    # From here on all problems are collected, so that one error lists them.
+    frame, row_numbers = labelled_rows(frame, row_numbers, options, notes)
+    # Collect the problems of all columns, so that one error lists them.
     rows = check_clients(frame, options, problems)
     target = target_of(frame, options, problems)
-    columns = _recognise(frame, options, problems)
+    columns = _parse_columns(frame, options, problems)
     problems.raise_if_any()
     assert rows is not None and target is not None
     rows = replace(rows, y=target.values)
@@ -150,35 +143,37 @@ def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
         with_times(frame, options, problems), rows, options, problems, seed
     )
     problems.raise_if_any()
-    del frame  # the parsed columns of a large table are as large again
-    # Only the training rows of clients that train are learned from.
+    del frame  # saves memory, as the parsed columns are copies
+    # Statistics are computed from the training rows of seen clients.
     unseen = choose_unseen(options.unseen, rows.names, seed)
     train = _training_rows(splits, unseen, len(rows.owners))
     _check_training(splits, unseen, rows.names, options, problems)
     problems.raise_if_any()
-    encodings, ignored = _learn(columns, train, rows.owners, options, notes, problems)
+    encodings, dropped = _fit_columns(
+        columns, train, rows.owners, options, notes, problems
+    )
     problems.raise_if_any()
-    notes += [*target.notes, *about_splits(splits, rows, options)]
-    encoding, y = _standardise_target(target, train)
-    ignored = _ignored(raw.frame.columns, encodings, options, ignored)
+    notes += [*target.notes, *split_notes(splits, rows, options)]
+    encoding, y = _standardize_target(target, train)
+    ignored = _ignored_columns(raw.frame.columns, encodings, options, dropped)
     decimal = options.decimal
     if decimal is None:
         has_comma = any("decimal comma" in note for note in raw.notes)
         decimal = "," if has_comma else "."
-    x, decorrelation = _inputs(columns, encodings), None
+    x, decorrelation = _encode(columns, encodings), None
     if encoding.task == "regression" and not options.keep_correlated:
         decorrelation = fit_decorrelation(x, train)
-        notes += about_decorrelation(decorrelation, x.shape[1])
+        notes += decorrelation_notes(decorrelation, x.shape[1])
         if decorrelation is not None:
             decorrelation.apply(x)
     preprocessing = Preprocessing(
-        encodings,
-        encoding,
-        options.client,
-        ignored,
-        options.missing,
-        decimal,
-        decorrelation,
+        columns=encodings,
+        target=encoding,
+        client=options.client,
+        ignored=ignored,
+        missing=options.missing,
+        decimal=decimal,
+        decorrelation=decorrelation,
     )
     return Table(
         x,
@@ -191,32 +186,33 @@ def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
         class_names=tuple(str(label) for label in encoding.classes) or None,
         preprocessing=preprocessing,
         notes=tuple(notes),
-        rows=kept_rows,
+        rows=row_numbers,
     )
 
 
-def _recognise(
+def _parse_columns(
     frame: pl.DataFrame, options: TableOptions, problems: Problems
-) -> dict[str, Parsed]:
-    """The candidates for inputs, parsed; what cannot be parsed is a problem."""
+) -> dict[str, ParsedColumn]:
+    """Parse the candidates for inputs."""
     special = [*options.roles.values(), *options.drop]
     names = options.features or [name for name in frame.columns if name not in special]
-    columns: dict[str, Parsed] = {}
-    for name in _expanded(names, frame.columns):
+    columns: dict[str, ParsedColumn] = {}
+    for name in _expand_names(names, frame.columns):
         try:
-            columns[name] = recognise(frame[name], category=name in options.categories)
+            is_category = name in options.categories
+            columns[name] = parse_column(frame[name], category=is_category)
         except ValueError as error:
             problems.add(str(error))
     if not columns and not problems.found:
         problems.add(
-            f"there is no input column besides {listed(special)}; a model needs one at"
+            f"there is no input column besides {join_names(special)}; a model needs one at"
             " least"
         )
     return columns
 
 
-def _expanded(names: Iterable[str], columns: list[str]) -> list[str]:
-    """Names, a column of arrays being the columns of its entries."""
+def _expand_names(names: Iterable[str], columns: list[str]) -> list[str]:
+    """Replace names of columns of arrays by the names of their entries' columns."""
     expanded: list[str] = []
     for name in names:
         if name in columns:
@@ -227,14 +223,14 @@ def _expanded(names: Iterable[str], columns: list[str]) -> list[str]:
 
 
 def is_entry(column: str, name: str) -> bool:
-    """Whether a column is `name`, or an entry of the array column `name`."""
+    """Whether a column is `name`, or an entry of the column of arrays `name`."""
     return column == name or (column.startswith(f"{name}[") and column.endswith("]"))
 
 
 def _training_rows(
     splits: Splits, unseen: Bool[NDArray, " clients"], count: int
 ) -> Bool[NDArray, " rows"]:
-    """The training rows of the clients that train."""
+    """A mask of the training rows of seen clients."""
     mask = np.zeros(count, np.bool_)
     mask[splits[0].take(np.flatnonzero(~unseen)).rows] = True
     return mask
@@ -247,12 +243,12 @@ def _check_training(
     options: TableOptions,
     problems: Problems,
 ) -> None:
-    """Every client that trains has a row to train on, and some client one to test on."""
-    idle = [names[i] for i in np.flatnonzero((splits[0].sizes == 0) & ~unseen)]
-    if idle:
+    """Check that all seen clients have training rows, and that there are test rows."""
+    empty = [names[i] for i in np.flatnonzero((splits[0].sizes == 0) & ~unseen)]
+    if empty:
         rule = "split" if options.split else "group"
         problems.add(
-            f"clients {listed(idle)} have no training rows; change the {rule} column,"
+            f"clients {join_names(empty)} have no training rows; change the {rule} column,"
             " or name them in unseen"
         )
     if not splits[2].rows.size and (options.test > 0 or options.split):
@@ -262,46 +258,45 @@ def _check_training(
         )
 
 
-def _learn(
-    columns: dict[str, Parsed],
+def _fit_columns(
+    columns: dict[str, ParsedColumn],
     train: Bool[NDArray, " rows"],
     owners: Int[NDArray, " rows"],
     options: TableOptions,
     notes: list[str],
     problems: Problems,
 ) -> tuple[tuple[ColumnEncoding, ...], dict[str, str]]:
-    """The encodings of the columns that are worth an input.
+    """Screen the columns, and fit the encodings of the remaining ones.
 
     Returns:
-        The encodings, and column -> why it is left out.
+        The encodings, and the reason for each column that is left out.
     """
-    asked_for = (*(options.features or ()), *options.categories)
-    named = frozenset(_expanded(asked_for, list(columns)))
-    screened = screen(columns, train, owners, named)
-    for name, why in screened.dropped.items():
-        if name in named and why.startswith("missing"):
+    names = (*(options.features or ()), *options.categories)
+    requested = frozenset(_expand_names(names, list(columns)))
+    screening = screen(columns, train, owners, requested)
+    for name, reason in screening.dropped.items():
+        if name in requested and reason.startswith("missing"):
             problems.add(
                 f"column {name!r} is asked for and is missing in all training rows;"
                 " fill it in or leave it out"
             )
-    if not screened.kept:
-        reasons = (f"{name!r} is {why}" for name, why in screened.dropped.items())
+    if not screening.kept:
+        reasons = (f"{name!r} is {text}" for name, text in screening.dropped.items())
         problems.add(f"no input column is left: {'; '.join(reasons)}")
-    notes += [*about_dropped(screened.dropped), *screened.warnings]
+    notes += [*dropped_notes(screening.dropped), *screening.warnings]
     mask = pl.Series(train)
-    encodings = tuple(fit_column(name, columns[name], mask) for name in screened.kept)
-    notes += about_columns(encodings, columns)
+    encodings = tuple(fit_column(name, columns[name], mask) for name in screening.kept)
+    notes += column_notes(encodings, columns)
     by_user = dict.fromkeys(options.drop, "dropped by the user")
-    return encodings, dict(screened.dropped) | by_user
+    return encodings, dict(screening.dropped) | by_user
 
 
-def _standardise_target(
+def _standardize_target(
     target: Target, train: Bool[NDArray, " rows"]
 ) -> tuple[TargetEncoding, NDArray[Any]]:
-    """The targets as models are trained on them.
+    """Standardize the targets of a regression by the training rows.
 
-    Class numbers stay as they are. The targets of a regression get mean 0 and deviation
-    1 over the training rows.
+    Class numbers are unchanged.
     """
     if target.encoding.task == "classification":
         return target.encoding, target.values.astype(np.int32)
@@ -311,27 +306,25 @@ def _standardise_target(
     return encoding, ((target.values - shift) / scale).astype(np.float32)
 
 
-def _ignored(
+def _ignored_columns(
     names: list[str],
     encodings: tuple[ColumnEncoding, ...],
     options: TableOptions,
-    left_out: dict[str, str],
+    dropped: dict[str, str],
 ) -> dict[str, str]:
-    """Every column of the table that is no input, and why.
-
-    Rows may have it when the models are used.
-    """
+    """The reason for each column of the table that is not an input."""
     inputs = {encoding.name for encoding in encodings}
     reasons = dict.fromkeys(names, "not among the features")
     for role, column in options.roles.items():
         reasons[column] = f"the {role} column"
-    reasons |= left_out
-    return {name: why for name, why in reasons.items() if name not in inputs}
+    reasons |= dropped
+    return {name: text for name, text in reasons.items() if name not in inputs}
 
 
-def _inputs(
-    columns: dict[str, Parsed], encodings: tuple[ColumnEncoding, ...]
+def _encode(
+    columns: dict[str, ParsedColumn], encodings: tuple[ColumnEncoding, ...]
 ) -> Float32[NDArray, "rows inputs"]:
+    """Encode the columns as the model's inputs."""
     rows = len(columns[encodings[0].name].values)
     inputs = sum(len(encoding.inputs) for encoding in encodings)
     x = np.empty((rows, inputs), np.float32)

@@ -1,7 +1,4 @@
-"""The column to predict: classes or numbers.
-
-Models see class numbers or standardised numbers; users see what they wrote.
-"""
+"""The target column: labels are encoded as class numbers, numbers are standardized."""
 
 import operator
 import re
@@ -15,17 +12,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedtailor.protocol import require
 from fedtailor.tables.kinds import (
-    LARGEST,
     MAX_CATEGORIES,
+    MAX_MAGNITUDE,
     as_numbers,
-    beyond,
     category_text,
 )
 from fedtailor.tables.options import TableOptions, Task
-from fedtailor.tables.problems import Problems, listed
+from fedtailor.tables.problems import Problems, first_row, join_names
 
 MAX_CLASSES = 1000
-_COMPARISON = re.compile(r"\s*(>=|<=|!=|==|>|<)\s*(\S+)\s*")
+_COMPARISON_PATTERN = re.compile(r"\s*(>=|<=|!=|==|>|<)\s*(\S+)\s*")
 _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     ">": operator.gt,
     ">=": operator.ge,
@@ -40,15 +36,15 @@ Label = bool | int | float | str
 
 @dataclass(frozen=True)
 class TargetEncoding:
-    """How the target stands in the models.
+    """The encoding of the target.
 
     Attributes:
-        name: the column.
+        name: name of the column.
         task: "classification" or "regression".
-        classes: what each class is called in the user's file; empty for a regression.
+        classes: the user's label of each class; empty for a regression.
         shift, scale: a regression's model predicts (target - shift) / scale.
-        positive: what counts as positive, where the user named it
-            (`TableOptions.positive`).
+        positive: the positive labels or a comparison, if the user has set
+            `TableOptions.positive`.
     """
 
     name: str
@@ -59,17 +55,17 @@ class TargetEncoding:
     positive: tuple[str, ...] = ()
 
     def encode(self, series: pl.Series) -> NDArray[Any]:
-        """The target of further rows as the models see it.
+        """Encode the targets of further rows.
 
         Returns:
-            [n] class numbers, or standardised float32.
+            [n] class numbers, or standardized targets in float32.
 
         Raises:
-            ValueError: a cell is missing, no number, or of a class that training did
-                not have.
+            ValueError: a cell is missing or not a number, or its class did not occur in
+                training.
         """
         if series.null_count():
-            row = (series.is_null().arg_max() or 0) + 1
+            row = first_row(series.is_null())
             raise ValueError(
                 f"target column {self.name!r} is missing in row {row}; fill it in or"
                 " leave the row out"
@@ -79,24 +75,24 @@ class TargetEncoding:
             numbers = as_numbers(series)
             values = series if numbers is None else numbers
         if self.task == "regression":
-            return self._standardised(values)
+            return self._standardize(values)
         if self.positive:
             return _positive_rows(values, self.positive).astype(np.int32)
-        # As text: the same label may be read as another type than in training.
+        # Compare text: the type of the column may differ from that in training.
         texts = [_label_text(label) for label in self.classes]
         codes = {text: code for code, text in enumerate(texts)}
-        labels = [_label_text(_plain(value)) for value in values.to_list()]
+        labels = [_label_text(_to_label(value)) for value in values.to_list()]
         for row, label in enumerate(labels):
             if label not in codes:
                 raise ValueError(
                     f"target column {self.name!r} is {series[row]!r} in row {row + 1};"
                     " training had no such class; the classes are"
-                    f" {listed([str(label) for label in self.classes])}"
+                    f" {join_names([str(label) for label in self.classes])}"
                 )
         return np.array([codes[label] for label in labels], np.int32)
 
-    def _standardised(self, values: pl.Series) -> NDArray[Any]:
-        """The target of a regression in the models' unit, float32 [n]."""
+    def _standardize(self, values: pl.Series) -> NDArray[Any]:
+        """Standardize the targets of a regression, float32 [n]."""
         is_finite = False
         if values.dtype.is_numeric():
             values = values.cast(pl.Float64)
@@ -109,34 +105,34 @@ class TargetEncoding:
         return ((values.to_numpy() - self.shift) / self.scale).astype(np.float32)
 
     def decode(self, predictions: ArrayLike) -> NDArray[Any]:
-        """Predictions as the user writes the target.
+        """Convert predictions to the user's labels, or to the target's unit.
 
         Args:
-            predictions: [n] class numbers, or numbers of a regression.
+            predictions: [n] class numbers, or predictions of a regression.
 
         Returns:
-            [n] the user's labels, or numbers in the target's own unit.
+            [n] labels, or numbers in the target's unit.
 
         Raises:
-            ValueError: a number that is no class.
+            ValueError: an entry is not a class number.
         """
-        given = np.asarray(predictions)
+        values = np.asarray(predictions)
         if self.task == "regression":
-            return given.astype(np.float64) * self.scale + self.shift
+            return values.astype(np.float64) * self.scale + self.shift
         count = len(self.classes)
-        are_codes = not given.size or (
-            given.dtype.kind in "iu" and given.min() >= 0 and given.max() < count
+        are_classes = not values.size or (
+            values.dtype.kind in "iu" and values.min() >= 0 and values.max() < count
         )
         require(
-            bool(are_codes),
+            bool(are_classes),
             f"predictions of {self.name!r} must be class numbers 0..{count - 1}",
         )
         labels = np.array(self.classes)
         if len({type(label) for label in self.classes}) > 1:
-            # NumPy would turn labels of several types into text.
+            # NumPy would convert labels of different types to text.
             labels = np.empty(count, object)
             labels[:] = self.classes
-        return labels[given]
+        return labels[values]
 
 
 @dataclass(frozen=True)
@@ -144,9 +140,10 @@ class Target:
     """The target of all rows of a table.
 
     Attributes:
-        encoding: of classes complete; of a regression not yet standardised.
-        values: [rows] class numbers (int64) or the target in its own unit (float64).
-        notes: what was decided, in sentences.
+        encoding: the encoding, without shift and scale for a regression.
+        values: [rows] class numbers (int64), or targets in their original unit
+            (float64).
+        notes: notes on what was detected, in sentences.
     """
 
     encoding: TargetEncoding
@@ -157,10 +154,7 @@ class Target:
 def read_target(
     series: pl.Series, options: TableOptions, problems: Problems
 ) -> Target | None:
-    """Read a complete (no cell is missing), cleaned column.
-
-    None if there are problems.
-    """
+    """Read a clean target column without missing cells; None if it has problems."""
     name = series.name
     if series.dtype == pl.String:
         numbers = as_numbers(series)
@@ -171,32 +165,33 @@ def read_target(
             " or booleans"
         )
         return None
-    if series.dtype.is_float() and series.is_infinite().any():
-        row = (series.is_infinite().arg_max() or 0) + 1
+    if series.dtype.is_float() and (is_infinite := series.is_infinite()).any():
         problems.add(
-            f"target column {name!r} holds infinite numbers, first in row {row};"
-            " replace or remove them"
+            f"target column {name!r} holds infinite numbers, first in row"
+            f" {first_row(is_infinite)}; replace or remove them"
         )
         return None
-    if series.dtype.is_float() and (too_large := beyond(series)) is not None:
+    if series.dtype.is_float() and (too_large := series.abs() > MAX_MAGNITUDE).any():
         problems.add(
-            f"target column {name!r} holds numbers beyond {LARGEST:g}, first in row"
-            f" {too_large}, which cannot be standardised; mend or remove them"
+            f"target column {name!r} holds numbers beyond {MAX_MAGNITUDE:g}, first in row"
+            f" {first_row(too_large)}, which cannot be standardised; mend or remove them"
         )
         return None
     if options.positive:
-        return _one_against_rest(series, options, problems)
-    task, notes = _task(series, options.task)
+        return _read_positive(series, options, problems)
+    task, notes = _infer_task(series, options.task)
     if task == "regression":
-        return _regression(series, notes, problems)
-    return _classes(series, options, notes, problems)
+        return _read_regression(series, notes, problems)
+    return _read_classes(series, options, notes, problems)
 
 
-def _task(series: pl.Series, wanted: Task | None) -> tuple[Task, tuple[str, ...]]:
-    """Classification or regression, and a sentence where it was guessed."""
+def _infer_task(
+    series: pl.Series, requested: Task | None
+) -> tuple[Task, tuple[str, ...]]:
+    """The task, and a note if it was inferred from the values."""
     name = series.name
-    if wanted is not None:
-        return wanted, ()
+    if requested is not None:
+        return requested, ()
     if not series.dtype.is_numeric():
         return "classification", ()
     if series.dtype.is_float() and not (series == series.round()).all():
@@ -217,7 +212,7 @@ def _task(series: pl.Series, wanted: Task | None) -> tuple[Task, tuple[str, ...]
     return "regression", (note,)
 
 
-def _regression(
+def _read_regression(
     series: pl.Series, notes: tuple[str, ...], problems: Problems
 ) -> Target | None:
     if not series.dtype.is_numeric():
@@ -241,7 +236,7 @@ def _regression(
     return Target(TargetEncoding(series.name, "regression"), values, notes)
 
 
-def _classes(
+def _read_classes(
     series: pl.Series, options: TableOptions, notes: tuple[str, ...], problems: Problems
 ) -> Target | None:
     name, classes = series.name, series.unique().sort()
@@ -258,32 +253,33 @@ def _classes(
             f" {len(series):,} rows, too many for classes; name another column{also}"
         )
         return None
-    labels = [_plain(label) for label in classes.to_list()]
+    labels = [_to_label(label) for label in classes.to_list()]
     numbers = pl.Series(range(len(classes)), dtype=pl.Int64)
     codes = series.replace_strict(classes, numbers, return_dtype=pl.Int64).to_numpy()
     counts = np.bincount(codes)
-    rare = [label for label, count in zip(labels, counts, strict=True) if count < 3]
-    if rare:
+    small = [label for label, count in zip(labels, counts, strict=True) if count < 3]
+    if small:
         note = (
-            f"Classes of fewer than three rows: {listed(rare)}; no test can judge them."
+            f"Classes of fewer than three rows: {join_names(small)}; no test can judge"
+            " them."
         )
         notes = (*notes, note)
     encoding = TargetEncoding(name, "classification", tuple(labels))
     return Target(encoding, codes, notes)
 
 
-def _one_against_rest(
+def _read_positive(
     series: pl.Series, options: TableOptions, problems: Problems
 ) -> Target | None:
-    """Two classes: what `positive` says, and the rest."""
+    """Read a target with two classes: `options.positive`, and the rest."""
     name = series.name
     if options.task == "regression":
         problems.add(
             "positive is for classes, and task is regression; leave one of them out"
         )
         return None
-    # Either one comparison, such as ">0", or labels.
-    comparison = _comparison(options.positive)
+    # `positive` is either one comparison, such as ">0", or labels.
+    comparison = _parse_comparison(options.positive)
     try:
         is_positive = _positive_rows(series, options.positive)
     except ValueError as error:
@@ -291,22 +287,24 @@ def _one_against_rest(
         return None
     if not comparison:
         present = _label_texts(series).unique().sort().to_list()
-        wanted = _wanted(series, options.positive)
-        strange = [label for label in wanted if label not in present]
-        if strange:
+        labels = _positive_labels(series, options.positive)
+        unknown = [label for label in labels if label not in present]
+        if unknown:
             problems.add(
-                f"positive names {strange[0]!r}, which target column {name!r} never"
-                f" holds; it holds {listed(present)}"
+                f"positive names {unknown[0]!r}, which target column {name!r} never"
+                f" holds; it holds {join_names(present)}"
             )
             return None
     if is_positive.all() or not is_positive.any():
-        which = "all" if is_positive.all() else "no"
+        quantity = "all" if is_positive.all() else "no"
         problems.add(
-            f"{which} rows of target column {name!r} are positive"
+            f"{quantity} rows of target column {name!r} are positive"
             f" ({', '.join(options.positive)}); name other labels with positive"
         )
         return None
-    classes = _side_names(series, is_positive, options.positive, comparison is not None)
+    classes = _class_labels(
+        series, is_positive, options.positive, comparison is not None
+    )
     positives = int(is_positive.sum())
     note = (
         f"The target {name!r} is positive ({classes[1]}) in {positives:,} of"
@@ -318,23 +316,21 @@ def _one_against_rest(
     return Target(encoding, is_positive.astype(np.int64), (note,))
 
 
-def _comparison(positive: Sequence[str]) -> re.Match[str] | None:
-    """The sign and the number of a comparison, such as ">0".
-
-    None where labels are named.
-    """
-    return _COMPARISON.fullmatch(positive[0]) if len(positive) == 1 else None
+def _parse_comparison(positive: Sequence[str]) -> re.Match[str] | None:
+    """The operator and the number of a comparison, such as ">0"; None for labels."""
+    return _COMPARISON_PATTERN.fullmatch(positive[0]) if len(positive) == 1 else None
 
 
 def _positive_rows(series: pl.Series, positive: Sequence[str]) -> NDArray[np.bool_]:
-    """Which rows count as positive.
+    """A mask of the positive rows.
 
     Raises:
-        ValueError: a comparison with something else than numbers.
+        ValueError: `positive` is a comparison, and a side of it is not numeric.
     """
-    comparison = _comparison(positive)
+    comparison = _parse_comparison(positive)
     if comparison is None:
-        return _label_texts(series).is_in(list(_wanted(series, positive))).to_numpy()
+        labels = _positive_labels(series, positive)
+        return _label_texts(series).is_in(labels).to_numpy()
     try:
         limit = float(comparison[2])
     except ValueError:
@@ -351,45 +347,42 @@ def _positive_rows(series: pl.Series, positive: Sequence[str]) -> NDArray[np.boo
 
 
 def _label_texts(series: pl.Series) -> pl.Series:
-    """Labels as text, as `positive` names them."""
+    """Convert labels to text, in the form of the labels in `positive`."""
     text = category_text(series)
     return text.str.to_lowercase() if series.dtype == pl.Boolean else text
 
 
-def _wanted(series: pl.Series, positive: Sequence[str]) -> list[str]:
+def _positive_labels(series: pl.Series, positive: Sequence[str]) -> list[str]:
     if series.dtype == pl.Boolean:
         return [label.lower() for label in positive]
     return list(positive)
 
 
 def _label_text(label: Label) -> str:
-    """A label as text, whatever type its column is read as.
-
-    true, 1 and 1.0 are written in several ways.
-    """
+    """Convert a label to text that does not depend on the type of its column."""
     return str(label).lower() if isinstance(label, bool) else str(label)
 
 
-def _side_names(
+def _class_labels(
     series: pl.Series,
     is_positive: NDArray[np.bool_],
     positive: Sequence[str],
     comparison: bool,
 ) -> tuple[Label, Label]:
-    """What the rest and the positives are called.
+    """The labels of the rest and of the positive class.
 
-    That is the label, where a side has one only; else the rule.
+    If all rows of a class have the same label, it is that label, otherwise the rule.
     """
     rule = positive[0].strip() if comparison else " or ".join(positive)
     names: list[Label] = []
-    for side, other in ((~is_positive, f"not {rule}"), (is_positive, rule)):
-        labels = series.filter(pl.Series(side)).unique()
-        names.append(_plain(labels[0]) if len(labels) == 1 else other)
+    for mask, name in ((~is_positive, f"not {rule}"), (is_positive, rule)):
+        labels = series.filter(pl.Series(mask)).unique()
+        names.append(_to_label(labels[0]) if len(labels) == 1 else name)
     return names[0], names[1]
 
 
-def _plain(label: Any) -> Label:
-    """A label as JSON holds it; whole floats as integers."""
+def _to_label(label: Any) -> Label:
+    """Convert a float that is an integer to int; other labels are unchanged."""
     if isinstance(label, float) and label.is_integer():
         return int(label)
     return label

@@ -14,7 +14,7 @@ def data_dir(tmp_path, monkeypatch):
 def offline(monkeypatch):
     """No network, in a way that is quick and sure."""
 
-    def fail(url, files, folder, hashes, inside):
+    def fail(url, files, folder, hashes, archive_folder):
         raise ConnectionError("no network\nat all")
 
     monkeypatch.setattr("fedtailor.federation.datasets.store.download", fail)

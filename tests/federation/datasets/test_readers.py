@@ -235,7 +235,9 @@ def test_fashion_in_the_place_of_digits_is_refused(data_dir):
 @pytest.fixture
 def batches(monkeypatch):
     """Six batches of twenty images [20, 3072] and their labels."""
-    monkeypatch.setattr(importlib.import_module(cifar10.__module__), "_PER_BATCH", 20)
+    monkeypatch.setattr(
+        importlib.import_module(cifar10.__module__), "_IMAGES_PER_BATCH", 20
+    )
     rng = np.random.default_rng(0)
     return [
         (

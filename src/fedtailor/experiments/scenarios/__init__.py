@@ -1,9 +1,8 @@
-"""The built-in scenarios.
+"""The built-in scenarios: small real data, published experiments, and your own table.
 
-They are small real data, the papers' experiments at their published sizes, and your own
-file. Every module of this folder that has `SCENARIOS` is found; the imports below only
-tell type checkers and editors of those that come with fedtailor. Builders are functions
-of this package: `scenarios.digits_rotated(seed=0, clients=8)`.
+Scenarios are found in the attribute `SCENARIOS` of all modules of this folder. The
+imports below are for type checkers and editors. Their builders are functions of this
+package, such as `scenarios.digits_rotated(seed=0, clients=8)`.
 """
 
 from fedtailor.experiments.scenario import Scenario
@@ -49,25 +48,25 @@ from fedtailor.experiments.scenarios.user_centric import (
 from fedtailor.protocol import find_registered, import_modules
 
 ENTRY_POINTS = "fedtailor.scenarios"
-"""The group of entry points under which other packages offer scenarios."""
+"""The group of entry points of other packages' scenarios."""
 
 
-def _discovered() -> dict[str, Scenario]:
-    """The scenarios of all modules of this folder."""
-    small = f"{__name__}.digits"
-    # First the small ones that need no data.
+def _discover() -> dict[str, Scenario]:
+    """The scenarios of all modules of this folder, by name."""
+    # The scenarios of the digits, which need no files, come first.
     modules = sorted(
-        import_modules(__name__), key=lambda module: module.__name__ != small
+        import_modules(__name__),
+        key=lambda module: module.__name__ != f"{__name__}.digits",
     )
-    by_name = {}
-    for module in modules:
-        for scenario in getattr(module, "SCENARIOS", ()):
-            by_name[scenario.name] = scenario
-    return by_name
+    return {
+        scenario.name: scenario
+        for module in modules
+        for scenario in getattr(module, "SCENARIOS", ())
+    }
 
 
-SCENARIOS = _discovered()
-"""Name -> scenario."""
+SCENARIOS = _discover()
+"""The scenarios by name."""
 
 __all__ = [
     "SCENARIOS",
@@ -103,10 +102,10 @@ __all__ = [
 
 
 def find(name: str) -> Scenario:
-    """A built-in scenario, or one that an installed package offers.
+    """Find a built-in scenario, or one of another installed package.
 
     Raises:
-        ValueError: there is none of that name.
+        ValueError: there is no scenario of that name.
     """
     return find_registered(
         SCENARIOS, name, "scenario", ENTRY_POINTS, listed_by="fedtailor scenarios"

@@ -47,15 +47,15 @@ def three_classes(
 
     Args:
         read: the data set.
-        seed: of the points, the partition and the splits.
-        clients: how many.
-        classes: of each client.
+        seed: random seed of the points, the partition and the splits.
+        clients: number of clients.
+        classes: number of classes of each client.
         low, high: least and greatest size that a client wishes for, images.
         points: images of all clients together, at most; None = all of the data set.
         test, val: fractions of each client's images.
 
     Raises:
-        ValueError: sizes that cannot be met, or the data set is not at hand.
+        ValueError: the sizes are impossible, or the data set is missing.
     """
     data = subsample(read(), points, seed)
     partition = ClassesPerClient(clients, classes, Uniform(low, high))

@@ -1,7 +1,4 @@
-"""What several scenarios share.
-
-Smaller versions of a data set, and the sizes of pFedMe's clients.
-"""
+"""Functions that several scenarios share."""
 
 import numpy as np
 
@@ -9,32 +6,32 @@ from fedtailor.federation import Dataset, LogNormal, Natural
 from fedtailor.protocol import require, server_rng
 
 PFEDME_SIZES = LogNormal(0, 2, offset=3)
-"""What a client wants of each of its classes, in proportion.
+"""Relative number of images of each class of a client in pFedMe's federations.
 
-The script of Dinh et al. 2020 for CIFAR-10 gives it 2 (share * U{1..10} + U{10..200} +
-200) images where share is log-normal: about three times the median share, and more.
+The script of Dinh et al. 2020 for CIFAR-10 uses 2 (share * U{1..10} + U{10..200} + 200)
+images, where share is log-normal. The offset is about three times the median share.
 """
 
 
 def subsample(data: Dataset, points: int | None, seed: int) -> Dataset:
-    """`points` examples at random; all where it is None.
+    """Select `points` random examples, or all examples if it is None.
 
     Raises:
-        ValueError: there are fewer.
+        ValueError: the data set has fewer examples.
     """
     return data if points is None else data.sample(points, seed)
 
 
 def sample_clients(data: Dataset, clients: int | None, seed: int) -> Dataset:
-    """The examples of some of the data's own clients, at random.
+    """Select the examples of random natural clients of a data set.
 
     Args:
-        data: all examples.
-        clients: how many; None = all.
-        seed: of the choice.
+        data: the data set.
+        clients: number of clients; None = all.
+        seed: random seed.
 
     Raises:
-        ValueError: there are fewer.
+        ValueError: the data set has fewer clients.
     """
     if clients is None:
         return data
@@ -43,5 +40,5 @@ def sample_clients(data: Dataset, clients: int | None, seed: int) -> Dataset:
         1 <= clients <= len(rows),
         f"{data.name} has {len(rows)} clients; clients is {clients}",
     )
-    chosen = server_rng(seed, "some clients", 0).permutation(list(rows))[:clients]
-    return data.take(np.concatenate([rows[name] for name in chosen]))
+    names = server_rng(seed, "some clients", 0).permutation(list(rows))[:clients]
+    return data.take(np.concatenate([rows[name] for name in names]))

@@ -29,13 +29,12 @@ from fedtailor.protocol import SGD, Algorithm
 SCALE = 0.5
 
 LOCAL = SGD(lr=0.05, momentum=0.9, epochs=5, batch_size=16)
-"""Five epochs of five steps a round.
+"""Five epochs of five steps per round, for all methods that can use momentum.
 
-This is the local work of all methods here, unless a method needs another kind of step.
-(The less work between two mixes of models, the more the mixing pulls all streams
-together, whatever its weights.)
+(With less local training per round, aggregation pulls all models together, whatever its
+weights.)
 """
-PLAIN = replace(LOCAL, lr=0.1, momentum=0.0)
+NO_MOMENTUM = replace(LOCAL, lr=0.1, momentum=0.0)
 STEPS = 25
 
 
@@ -51,9 +50,9 @@ def digits_label_shift(
     (Mestoukirdi et al., section V).
 
     Args:
-        seed: of the partition and the splits.
-        clients: how many.
-        alpha: concentration.
+        seed: random seed of the partition and the splits.
+        clients: number of clients.
+        alpha: concentration parameter.
         test, val: fractions of each client's images.
 
     Raises:
@@ -63,7 +62,7 @@ def digits_label_shift(
     federation = from_partition(
         datasets.digits(), partition, test=test, val=val, seed=seed
     )
-    return _finish(federation, "digits-label-shift")
+    return _normalize(federation, "digits-label-shift")
 
 
 def digits_rotated(
@@ -73,15 +72,15 @@ def digits_rotated(
     and 270 degrees.
 
     Args:
-        seed: of the partition, the splits and the groups.
-        clients: how many.
+        seed: random seed of the partition, the splits and the groups.
+        clients: number of clients.
         test, val: fractions of each client's images.
 
     Raises:
         ValueError: too many clients for the data.
     """
     even = _even(seed, clients, test, val)
-    return _finish(Rotations()(even, seed=seed), "digits-rotated")
+    return _normalize(Rotations()(even, seed=seed), "digits-rotated")
 
 
 def digits_permuted(
@@ -96,9 +95,10 @@ def digits_permuted(
     own.
 
     Args:
-        seed: of the partition, the splits, the groups and their permutations.
-        clients: how many.
-        groups: how many.
+        seed: random seed of the partition, the splits, the groups and their
+            permutations.
+        clients: number of clients.
+        groups: number of groups.
         test, val: fractions of each client's images.
 
     Raises:
@@ -106,26 +106,26 @@ def digits_permuted(
     """
     permute = LabelPermutations(groups)
     even = _even(seed, clients, test, val)
-    return _finish(permute(even, seed=seed), "digits-permuted")
+    return _normalize(permute(even, seed=seed), "digits-permuted")
 
 
 def _even(seed: int, clients: int, test: float, val: float) -> Federation:
-    """The digits, dealt evenly by class."""
+    """The digits, divided equally among the clients by class."""
     return from_partition(
         datasets.digits(), Stratified(clients), test=test, val=val, seed=seed
     )
 
 
-def _finish(federation: Federation, name: str) -> Federation:
+def _normalize(federation: Federation, name: str) -> Federation:
     return replace(standardize(federation), scale=SCALE, name=name)
 
 
 SETTINGS: dict[str, Algorithm] = {
     "ucfl": methods.UCFL(sgd=LOCAL, streams="auto", sigma_batch=0.5),
     "ucfl-parallel": methods.UCFLParallel(sgd=LOCAL, streams="auto", sigma_batch=0.5),
-    "finetune": methods.FineTune(sgd=LOCAL, tune=replace(PLAIN, epochs=1)),
+    "finetune": methods.FineTune(sgd=LOCAL, tune=replace(NO_MOMENTUM, epochs=1)),
     "fedavgm": methods.FedAvgM(
-        sgd=PLAIN, optimizer=ServerOptimizer("momentum", lr=0.3, momentum=0.9)
+        sgd=NO_MOMENTUM, optimizer=ServerOptimizer("momentum", lr=0.3, momentum=0.9)
     ),
     "hypcluster": methods.HypCluster(
         sgd=LOCAL, clusters=4, start="farthest", optimizer=ServerOptimizer()
@@ -133,37 +133,36 @@ SETTINGS: dict[str, Algorithm] = {
     "ifca": methods.IFCA(sgd=LOCAL, clusters=4, start="farthest"),
     "dapper": methods.DAPPER(
         sgd=LOCAL,
-        tune=replace(PLAIN, epochs=1, batch_size=10),
+        tune=replace(NO_MOMENTUM, epochs=1, batch_size=10),
         optimizer=ServerOptimizer(),
     ),
     "mapper": methods.MAPPER(
         sgd=LOCAL,
-        fit=replace(PLAIN, epochs=2, batch_size=10),
+        fit=replace(NO_MOMENTUM, epochs=2, batch_size=10),
         optimizer=ServerOptimizer(),
     ),
     "afl": methods.AFL(sgd=LOCAL, update="model", lambda_lr=0.01, average=False),
     "fedprox": methods.FedProx(sgd=LOCAL, mu=0.1),
-    "scaffold": methods.SCAFFOLD(sgd=PLAIN),
+    "scaffold": methods.SCAFFOLD(sgd=NO_MOMENTUM),
     "ditto": methods.Ditto(sgd=LOCAL, lam=0.1),
-    "apfl": methods.APFL(sgd=PLAIN),
-    "per-fedavg": methods.PerFedAvg(sgd=replace(PLAIN, steps=STEPS), alpha=0.1),
+    "apfl": methods.APFL(sgd=NO_MOMENTUM),
+    "per-fedavg": methods.PerFedAvg(sgd=replace(NO_MOMENTUM, steps=STEPS), alpha=0.1),
     "pfedme": methods.PFedMe(
-        sgd=replace(PLAIN, steps=STEPS), lam=3.0, outer_lr=0.1, beta=1.0
+        sgd=replace(NO_MOMENTUM, steps=STEPS), lam=3.0, outer_lr=0.1, beta=1.0
     ),
-    "cgpfl": methods.CGPFL(sgd=replace(PLAIN, steps=STEPS), lam=3.0, contexts=4),
-    "cgpfl-heur": methods.CGPFLHeur(sgd=replace(PLAIN, steps=STEPS), lam=3.0),
-    "l2gd": methods.L2GD(sgd=replace(PLAIN, steps=STEPS), lam=0.3, p=0.3),
-    "self-fl": methods.SelfFL(sgd=replace(PLAIN, steps=STEPS), l_max=2 * STEPS, warm=5),
+    "cgpfl": methods.CGPFL(sgd=replace(NO_MOMENTUM, steps=STEPS), lam=3.0, contexts=4),
+    "cgpfl-heur": methods.CGPFLHeur(sgd=replace(NO_MOMENTUM, steps=STEPS), lam=3.0),
+    "l2gd": methods.L2GD(sgd=replace(NO_MOMENTUM, steps=STEPS), lam=0.3, p=0.3),
+    "self-fl": methods.SelfFL(
+        sgd=replace(NO_MOMENTUM, steps=STEPS), l_max=2 * STEPS, warm=5
+    ),
     "cfl": methods.CFL(sgd=LOCAL, eps1=0.4, eps2=0.8, first_split=10),
-    "fedfomo": methods.FedFomo(sgd=PLAIN, downloads=5),
-    "fedem": methods.FedEM(sgd=PLAIN),
-    "fedrod": methods.FedRoD(sgd=PLAIN),
-    "feddbe": methods.FedDBE(sgd=PLAIN),
+    "fedfomo": methods.FedFomo(sgd=NO_MOMENTUM, downloads=5),
+    "fedem": methods.FedEM(sgd=NO_MOMENTUM),
+    "fedrod": methods.FedRoD(sgd=NO_MOMENTUM),
+    "feddbe": methods.FedDBE(sgd=NO_MOMENTUM),
 }
-"""The methods' settings for the digits.
-
-Methods that are not listed train as `LOCAL` says.
-"""
+"""Recommended settings; other methods use their defaults with `LOCAL`."""
 
 
 SOURCE = "Mestoukirdi et al. 2022, section V (in small)"

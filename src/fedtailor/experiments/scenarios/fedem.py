@@ -28,14 +28,14 @@ def fedem_synthetic(
     of its own.
 
     Args:
-        seed: of everything.
-        clients: how many.
+        seed: random seed of the data and the splits.
+        clients: number of clients.
         alpha: concentration of the proportions.
         test: test samples of every client.
         val: fraction of each client's training samples.
 
     Raises:
-        ValueError: impossible sizes.
+        ValueError: the sizes are impossible.
     """
     return datasets.synthetic_mixture(
         clients=clients, alpha=alpha, test=test, val=val, seed=seed

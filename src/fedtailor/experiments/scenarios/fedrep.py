@@ -32,14 +32,14 @@ def fedrep_cifar(
     client the same class twice.)
 
     Args:
-        seed: of the points, the partition and the validation split.
-        clients: how many.
-        classes: of each client.
+        seed: random seed of the points, the partition and the validation split.
+        clients: number of clients.
+        classes: number of classes of each client.
         points: images of all clients together; None = all 60,000.
         val: fraction of each client's training images.
 
     Raises:
-        ValueError: sizes that cannot be met, or CIFAR-10 is not at hand.
+        ValueError: the sizes are impossible, or CIFAR-10 is missing.
     """
     data = subsample(datasets.cifar10(), points, seed)
     partition = ClassesPerClient(clients, classes)

@@ -1,6 +1,6 @@
-"""Schools that predict exam scores: many small clients.
+"""Exam scores by school: many small clients.
 
-MR-MTL was studied on them under differential privacy.
+MR-MTL was evaluated on these data under differential privacy.
 """
 
 from fedtailor.experiments.scenario import Scenario, defaults_with
@@ -16,12 +16,12 @@ def school(
     """Exam scores of 139 schools with 22 to 251 pupils each, from 27 inputs.
 
     Args:
-        seed: of the splits, and of the choice of schools.
-        clients: how many schools, at random; None = all.
+        seed: random seed of the splits, and of the choice of schools.
+        clients: number of schools, chosen at random; None = all.
         test, val: fractions of each school's pupils.
 
     Raises:
-        ValueError: impossible fractions, or the data are not at hand.
+        ValueError: the fractions are impossible, or the data are missing.
     """
     data = sample_clients(datasets.school(), clients, seed)
     return from_partition(data, Natural(), test=test, val=val, name="school", seed=seed)

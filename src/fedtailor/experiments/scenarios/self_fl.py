@@ -2,8 +2,8 @@
 
 Chen et al. 2022, Self-Aware Personalized Federated Learning, section 4. Self-FL takes
 at most 40 local steps, all other methods a fixed number (section 4.2). The appendix
-with the settings of the Gaussian task and of Sent140 was not at hand: these are choices
-of this library.
+with the settings of the Gaussian task and of Sent140 was not available: these are
+choices of this library.
 """
 
 from typing import Literal
@@ -26,7 +26,7 @@ from fedtailor.models import density, logistic, lstm, tutorial_cnn
 from fedtailor.protocol import SGD, Algorithm, require
 
 LETTERS = range(36, 46)
-"""a to j among EMNIST's classes."""
+"""EMNIST's classes of the letters a to j."""
 BUCKETS = 1024
 """Hash buckets of the words of tweets."""
 
@@ -43,13 +43,13 @@ def mnist_two_digits(
     log-normal shares of their images.
 
     Args:
-        seed: of the points, the partition and the splits.
-        clients: how many.
+        seed: random seed of the points, the partition and the splits.
+        clients: number of clients.
         points: images of all clients together; None = all 70,000.
         test, val: fractions of each client's images.
 
     Raises:
-        ValueError: sizes that cannot be met, or MNIST is not at hand.
+        ValueError: the sizes are impossible, or MNIST is missing.
     """
     data = subsample(datasets.mnist(), points, seed)
     partition = ClassesPerClient(
@@ -83,13 +83,13 @@ def femnist_letters(
     share images; here they do not.
 
     Args:
-        seed: of the points, the partition and the splits.
-        clients: how many.
+        seed: random seed of the points, the partition and the splits.
+        clients: number of clients.
         points: letters of all clients together; None = all 11,916.
         test, val: fractions of each client's letters.
 
     Raises:
-        ValueError: sizes that cannot be met, or EMNIST is not at hand.
+        ValueError: the sizes are impossible, or EMNIST is missing.
     """
     data = subsample(datasets.emnist("byclass", "test").only(LETTERS), points, seed)
     partition = ClassesPerClient(
@@ -115,13 +115,13 @@ def cifar_three_classes(
     `PFEDME_SIZES`).
 
     Args:
-        seed: of the points, the partition and the splits.
-        clients: how many.
+        seed: random seed of the points, the partition and the splits.
+        clients: number of clients.
         points: images of all clients together; None = all 60,000.
         test, val: fractions of each client's images.
 
     Raises:
-        ValueError: sizes that cannot be met, or CIFAR-10 is not at hand.
+        ValueError: the sizes are impossible, or CIFAR-10 is missing.
     """
     data = subsample(datasets.cifar10(), points, seed)
     partition = ClassesPerClient(
@@ -142,12 +142,12 @@ def sent140(
     in the data directory (in the shared subset of the data, with 3 to 17).
 
     Args:
-        seed: of the splits.
-        clients: how many users, those with the most tweets.
+        seed: random seed of the splits.
+        clients: number of users; those with the most tweets are used.
         test, val: fractions of each user's tweets.
 
     Raises:
-        ValueError: sizes that cannot be met, or Sentiment140 is not at hand.
+        ValueError: the sizes are impossible, or Sentiment140 is missing.
     """
     return _tweets("tokens", seed, clients, test, val)
 
@@ -158,12 +158,12 @@ def sent140_words(
     """The tweets of `sent140` as bags of words, for a linear model.
 
     Args:
-        seed: of the splits.
-        clients: how many users, those with the most tweets.
+        seed: random seed of the splits.
+        clients: number of users; those with the most tweets are used.
         test, val: fractions of each user's tweets.
 
     Raises:
-        ValueError: sizes that cannot be met, or Sentiment140 is not at hand.
+        ValueError: the sizes are impossible, or Sentiment140 is missing.
     """
     return _tweets("words", seed, clients, test, val)
 
@@ -182,10 +182,10 @@ def _tweets(
         1 <= clients <= len(rows),
         f"clients is {clients}; {data.name} has {len(rows)} users",
     )
-    by_tweets = sorted(rows, key=lambda user: -len(rows[user]))
-    chosen = data.take(np.concatenate([rows[user] for user in by_tweets[:clients]]))
+    users = sorted(rows, key=lambda user: -len(rows[user]))[:clients]
+    data = data.take(np.concatenate([rows[user] for user in users]))
     return from_partition(
-        chosen, Natural(), test=test, val=val, name=f"sent140 ({features})", seed=seed
+        data, Natural(), test=test, val=val, name=f"sent140 ({features})", seed=seed
     )
 
 
@@ -203,16 +203,16 @@ def gaussian(
     the mean of its own.
 
     Args:
-        seed: of everything.
-        clients: how many.
-        sigma_0: deviation between clients (small: homogeneous, large: heterogeneous).
-        sigma: deviation within a client.
+        seed: random seed of the data and the splits.
+        clients: number of clients.
+        sigma_0: standard deviation between clients (large: heterogeneous clients).
+        sigma: standard deviation within a client.
         low, high: least and greatest number of a client's samples (the paper varies
             them and does not print them).
         val: fraction of the samples for validation.
 
     Raises:
-        ValueError: impossible sizes.
+        ValueError: the sizes are impossible.
     """
     sizes = Uniform(low, high)
     return datasets.gaussian(
@@ -221,9 +221,9 @@ def gaussian(
 
 
 def _settings(local: SGD, warm: int = 0) -> dict[str, Algorithm]:
-    """Self-FL as published.
+    """Self-FL with its published settings.
 
-    `warm` rounds of FedAvg come first where the model is no convex one.
+    Non-convex models first train `warm` rounds by FedAvg.
     """
     return {"self-fl": methods.SelfFL(sgd=local, l_max=40, warm=warm)}
 

@@ -1,7 +1,4 @@
-"""The splits that most papers on personalized federated learning compare on.
-
-They are those of pFedMe and of PFLlib.
-"""
+"""The splits of pFedMe and PFLlib, which most papers on personalization use."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -40,13 +37,13 @@ def pfedme_mnist(
     `PFEDME_SIZES`).
 
     Args:
-        seed: of the points, the partition and the splits.
-        clients: how many.
+        seed: random seed of the points, the partition and the splits.
+        clients: number of clients.
         points: images of all clients together; None = all 70,000.
         test, val: fractions of each client's images.
 
     Raises:
-        ValueError: sizes that cannot be met, or MNIST is not at hand.
+        ValueError: the sizes are impossible, or MNIST is missing.
     """
     data = subsample(datasets.mnist(), points, seed)
     partition = ClassesPerClient(
@@ -70,13 +67,13 @@ def pfedme_synthetic(
     samples a client.
 
     Args:
-        seed: of everything.
-        clients: how many.
+        seed: random seed of the data and the splits.
+        clients: number of clients.
         alpha, beta: how much classifiers and inputs differ (see `datasets.synthetic`).
         test, val: fractions of each client's samples.
 
     Raises:
-        ValueError: impossible sizes.
+        ValueError: the sizes are impossible.
     """
     sizes = LogNormal(4, 2, offset=50, factor=5)
     return datasets.synthetic(
@@ -101,8 +98,8 @@ def pfllib(
 
     Args:
         read: the data set.
-        seed: of the points, the partition and the splits.
-        clients: how many.
+        seed: random seed of the points, the partition and the splits.
+        clients: number of clients.
         split: "pathological": clients share all their classes or none, with shares of a
             class between a tenth and the whole of the largest (PFLlib draws all but the
             last client's like this, and the last gets the rest); "dirichlet": each
@@ -115,7 +112,7 @@ def pfllib(
         test, val: fractions of each client's images.
 
     Raises:
-        ValueError: sizes that cannot be met, or the data set is not at hand.
+        ValueError: the sizes are impossible, or the data set is missing.
     """
     data = subsample(read(), points, seed)
     if split == "pathological":
@@ -128,8 +125,10 @@ def pfllib(
             stride=classes,
         )
     else:
-        least = max(min(40, len(data) // clients // 2), 2)
-        partition = DirichletByClass(clients, alpha, capped=True, min_samples=least)
+        min_samples = max(min(40, len(data) // clients // 2), 2)
+        partition = DirichletByClass(
+            clients, alpha, capped=True, min_samples=min_samples
+        )
     return from_partition(
         data,
         partition,

@@ -44,7 +44,7 @@ def table(
     validation row.
 
     Args:
-        seed: of the splits; with `folds` it says which part is the test.
+        seed: random seed of the splits; with `folds` it says which part is the test.
         path: the file (.csv, .tsv, .txt, also .gz of these; .parquet; .xlsx with the
             extra `excel`).
         client: column that names the row's client.

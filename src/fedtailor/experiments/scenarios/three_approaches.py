@@ -33,14 +33,14 @@ def density(
     test split is the population.
 
     Args:
-        seed: of the samples.
-        clients: how many; client k is of group k % 4.
-        samples: of each client (the paper: 10, 100 and 1,000).
+        seed: random seed of the samples.
+        clients: number of clients; client k is in group k % 4.
+        samples: number of samples of each client (the paper: 10, 100 and 1,000).
         symbols: size of the alphabet.
         val: fraction of the samples for validation.
 
     Raises:
-        ValueError: impossible sizes.
+        ValueError: the sizes are impossible.
     """
     return datasets.density(
         samples, clients=clients, symbols=symbols, val=val, seed=seed
@@ -58,8 +58,8 @@ def emnist_writers(
     """Characters by their writers (section 6.2), some of whom never train.
 
     Args:
-        seed: of the validation split, and of the unseen writers where these are drawn.
-        clients: how many writers, at random; None = all.
+        seed: random seed of the validation split and of the unseen writers.
+        clients: number of writers, chosen at random; None = all.
         unseen: share of the writers that never train (the paper: 900 of 3,400).
         shuffled: draw the unseen writers at random. Otherwise they are the last by
             name: the high-school students among the writers, f2100 to f2599, then all
@@ -68,7 +68,7 @@ def emnist_writers(
             whose size it does not print).
 
     Raises:
-        ValueError: sizes that cannot be met, or FEMNIST is not at hand.
+        ValueError: the sizes are impossible, or FEMNIST is missing.
     """
     data = sample_clients(datasets.femnist(), clients, seed)
     names = list(Natural().named(data))
@@ -76,16 +76,14 @@ def emnist_writers(
         0 <= unseen < 1,
         f"unseen is {unseen}; it is a share of the writers, from 0 to below 1",
     )
-    never_train = unseen
-    if not shuffled:
-        count = round(unseen * len(names))
-        never_train = names[len(names) - count :]
+    count = round(unseen * len(names))
+    unseen_writers = unseen if shuffled else names[len(names) - count :]
     return from_partition(
         data,
         Natural(),
         test="published",
         val=val,
-        unseen=never_train,
+        unseen=unseen_writers,
         name="emnist-writers",
         seed=seed,
     )
@@ -104,8 +102,8 @@ def mnist_writers(
     has writers of its own.
 
     Args:
-        seed: of the splits, and of the unseen writers where these are drawn.
-        clients: how many writers, at random; None = all 836.
+        seed: random seed of the splits and of the unseen writers.
+        clients: number of writers, chosen at random; None = all 836.
         unseen: share of the writers that never train, if shuffled.
         shuffled: draw the unseen writers at random. Otherwise the 539 writers of
             MNIST's training set train, and the 297 others, who wrote its test set, are
@@ -113,18 +111,18 @@ def mnist_writers(
         test, val: fractions of each writer's digits.
 
     Raises:
-        ValueError: sizes that cannot be met, or the files of MNIST or QMNIST are not at
-            hand.
+        ValueError: the sizes are impossible, or the files of MNIST or QMNIST are
+            missing.
     """
     data = sample_clients(datasets.mnist_writers(), clients, seed)
     assert data.client is not None and data.test is not None
-    held = unseen if shuffled else np.unique(data.client[data.test]).tolist()
+    test_writers = np.unique(data.client[data.test]).tolist()
     return from_partition(
         data,
         Natural(),
         test=test,
         val=val,
-        unseen=held,
+        unseen=unseen if shuffled else test_writers,
         name="mnist-writers",
         seed=seed,
     )
@@ -136,11 +134,11 @@ SETTINGS: dict[str, Algorithm] = {
     ),
 }
 SYMBOLS = SGD(lr=4.0, epochs=4, batch_size=50)
-"""For the density task, whose settings the paper does not print.
+"""SGD for the density task, whose settings the paper does not specify.
 
-Its logits take large steps, so pulls are weak.
+The learning rate is large, so the regularization `LAM` is weak.
 """
-PULL = 0.1
+LAM = 0.1
 DENSITY_SETTINGS: dict[str, Algorithm] = {
     "hypcluster": methods.HypCluster(
         sgd=SYMBOLS, clusters=4, start="farthest", optimizer=ServerOptimizer()
@@ -157,11 +155,11 @@ DENSITY_SETTINGS: dict[str, Algorithm] = {
         optimizer=ServerOptimizer(),
     ),
     "finetune": methods.FineTune(sgd=SYMBOLS, tune=SYMBOLS),
-    "ditto": methods.Ditto(sgd=SYMBOLS, lam=PULL),
-    "pfedme": methods.PFedMe(sgd=SYMBOLS, lam=PULL, outer_lr=4.0),
-    "cgpfl": methods.CGPFL(sgd=SYMBOLS, lam=PULL),
-    "cgpfl-heur": methods.CGPFLHeur(sgd=SYMBOLS, lam=PULL),
-    "l2gd": methods.L2GD(sgd=SYMBOLS, lam=PULL, p=0.5),
+    "ditto": methods.Ditto(sgd=SYMBOLS, lam=LAM),
+    "pfedme": methods.PFedMe(sgd=SYMBOLS, lam=LAM, outer_lr=4.0),
+    "cgpfl": methods.CGPFL(sgd=SYMBOLS, lam=LAM),
+    "cgpfl-heur": methods.CGPFLHeur(sgd=SYMBOLS, lam=LAM),
+    "l2gd": methods.L2GD(sgd=SYMBOLS, lam=LAM, p=0.5),
 }
 
 SOURCE = "Mansour et al. 2020, section 6"

@@ -24,7 +24,7 @@ from fedtailor.models import lenet5
 from fedtailor.protocol import SGD, Algorithm, require
 
 LOCAL = SGD(lr=0.1, momentum=0.9, epochs=1, batch_size=64)
-PLAIN = replace(LOCAL, momentum=0.0)
+NO_MOMENTUM = replace(LOCAL, momentum=0.0)
 """For methods whose local steps are defined without momentum.
 
 The paper does not print their settings.
@@ -44,14 +44,14 @@ def emnist_label_shift(
     Dirichlet(alpha) proportions.
 
     Args:
-        seed: of the points, the partition and the splits.
-        clients: how many.
+        seed: random seed of the points, the partition and the splits.
+        clients: number of clients.
         points: characters of all clients together.
         alpha: concentration (small: few classes a client).
         test, val: fractions of each client's characters.
 
     Raises:
-        ValueError: sizes that cannot be met, or EMNIST is not at hand.
+        ValueError: the sizes are impossible, or EMNIST is missing.
     """
     data = datasets.emnist("byclass", "test").sample(points, seed)
     partition = DirichletByClass(clients, alpha, min_samples=5)
@@ -73,14 +73,14 @@ def emnist_rotated(
     180 and 270 degrees.
 
     Args:
-        seed: of the points, the partition, the splits and the groups.
-        clients: how many.
+        seed: random seed of the points, the partition, the splits and the groups.
+        clients: number of clients.
         points: characters of all clients together.
         alpha: concentration (small: few classes a client).
         test, val: fractions of each client's characters.
 
     Raises:
-        ValueError: sizes that cannot be met, or EMNIST is not at hand.
+        ValueError: the sizes are impossible, or EMNIST is missing.
     """
     even = emnist_label_shift(
         seed, clients=clients, points=points, alpha=alpha, test=test, val=val
@@ -104,15 +104,15 @@ def cifar_permuted(
     images of the published test set, each under its group's names.
 
     Args:
-        seed: of the points, the partition, the permutations and the split.
-        clients: how many.
+        seed: random seed of the points, the partition, the permutations and the split.
+        clients: number of clients.
         points: training images of all clients together.
-        groups: how many permutations.
-        test: how many test images, the first ones.
+        groups: number of groups, each with a permutation.
+        test: number of test images, which are the first ones.
         val: fraction of each client's training images.
 
     Raises:
-        ValueError: sizes that cannot be met, or CIFAR-10 is not at hand.
+        ValueError: the sizes are impossible, or CIFAR-10 is missing.
     """
     data = datasets.cifar10()
     assert data.test is not None
@@ -122,8 +122,8 @@ def cifar_permuted(
             1 <= size <= len(images),
             f"{name} is {size}; CIFAR-10 offers from 1 to {len(images)} images for it",
         )
-    chosen = data.take(np.concatenate([train[:points], tests[:test]]))
-    federation = from_partition(chosen, IID(clients), test="common", val=val, seed=seed)
+    data = data.take(np.concatenate([train[:points], tests[:test]]))
+    federation = from_partition(data, IID(clients), test="common", val=val, seed=seed)
     permuted = LabelPermutations(groups)(federation, seed=seed)
     return replace(permuted, name="cifar-permuted")
 
@@ -145,10 +145,10 @@ def _settings(streams: int | None, sigma_batch: int | float) -> dict[str, Algori
             sgd=SGD(lr=0.01, epochs=1, batch_size=20), lam=15.0, outer_lr=0.01
         ),
         "scaffold": methods.SCAFFOLD(sgd=SGD(lr=0.01, epochs=5, batch_size=64)),
-        "per-fedavg": methods.PerFedAvg(sgd=PLAIN),
-        "apfl": methods.APFL(sgd=PLAIN),
-        "cgpfl": methods.CGPFL(sgd=PLAIN),
-        "cgpfl-heur": methods.CGPFLHeur(sgd=PLAIN),
+        "per-fedavg": methods.PerFedAvg(sgd=NO_MOMENTUM),
+        "apfl": methods.APFL(sgd=NO_MOMENTUM),
+        "cgpfl": methods.CGPFL(sgd=NO_MOMENTUM),
+        "cgpfl-heur": methods.CGPFLHeur(sgd=NO_MOMENTUM),
     }
 
 

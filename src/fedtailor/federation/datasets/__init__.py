@@ -1,8 +1,8 @@
 """Data sets: readers of public files, and synthetic tasks.
 
-A reader returns a `Dataset`, to be partitioned, a synthetic task a `Federation`. Every
-module of this folder that registers a data set is found; the imports below only tell
-type checkers and editors of those that come with fedtailor.
+A reader returns a `Dataset`, which is then partitioned. A synthetic task returns a
+`Federation`. Data sets of all modules in this folder are registered; the imports below
+are for type checkers and editors.
 """
 
 import sys

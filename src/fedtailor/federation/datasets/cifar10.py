@@ -1,9 +1,9 @@
 """CIFAR-10 (Krizhevsky 2009), from its binary or its Python version.
 
 Expected in the data directory: cifar-10-batches-bin/ with data_batch_1..5.bin and
-test_batch.bin, or cifar-10-batches-py/ with data_batch_1..5 and test_batch. The address
-of the download (binary version, 170 MB, checked by SHA-256) has not been tried. Pickles
-are read by an unpickler that can build arrays and nothing else.
+test_batch.bin, or cifar-10-batches-py/ with data_batch_1..5 and test_batch. The
+download (binary version, 170 MB, checked by SHA-256) has not been tested. Pickles are
+read by an unpickler that can only create arrays.
 """
 
 import io
@@ -23,7 +23,7 @@ from fedtailor.federation.datasets.store import (
     DataDir,
     Source,
     data_home,
-    is_at_hand,
+    file_exists,
     read,
 )
 
@@ -38,10 +38,11 @@ _BINARY = Source(
             "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
         ),
     },
-    inside="cifar-10-batches-bin",
+    archive_folder="cifar-10-batches-bin",
 )
 _PYTHON = Source("CIFAR-10", ("cifar-10-batches-py",), _BATCHES, None)
-_PER_BATCH, _PIXELS = 10_000, 3 * 32 * 32
+_IMAGES_PER_BATCH = 10_000
+_PIXELS = 3 * 32 * 32
 _CLASSES = (
     "airplane",
     "automobile",
@@ -54,12 +55,13 @@ _CLASSES = (
     "ship",
     "truck",
 )
-_DAMAGED = (
+_UNPICKLING_ERRORS = (
     *(pickle.UnpicklingError, EOFError, ImportError, MemoryError, OverflowError),
     *(LookupError, ValueError, TypeError, AttributeError, AssertionError, struct.error),
 )
-"""What unpickling other bytes may end in."""
-_MEAN, _DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+"""Errors that unpickling a damaged file may raise."""
+_MEAN = (0.4914, 0.4822, 0.4465)
+_STD = (0.2470, 0.2435, 0.2616)
 
 
 @register(_BINARY, _PYTHON)
@@ -68,16 +70,16 @@ def cifar10(data_dir: DataDir = None) -> Dataset:
     test set.
 
     Raises:
-        MissingData: the files are not at hand and cannot be downloaded.
-        ValueError: a file is damaged or not CIFAR-10's.
+        MissingData: the files are missing and cannot be downloaded.
+        ValueError: a file is damaged, or does not belong to CIFAR-10.
     """
-    # whichever version is there; if neither is, the binary one is downloaded, which
-    # needs no unpickling
+    # Read the version that exists. If there is none, download the binary version, which
+    # needs no unpickling.
     folder = data_home(data_dir) / _PYTHON.folders[0]
-    pickled = all([is_at_hand(folder / name) for name in _PYTHON.files])
+    is_pickled = all([file_exists(folder / name) for name in _PYTHON.files])
     arrays = (
         read(_PYTHON, _decode_python, data_dir)
-        if pickled
+        if is_pickled
         else read(_BINARY, _decode_binary, data_dir)
     )
     return Dataset(
@@ -85,39 +87,41 @@ def cifar10(data_dir: DataDir = None) -> Dataset:
         arrays["y"],
         10,
         "CIFAR-10",
-        np.arange(6 * _PER_BATCH) >= 5 * _PER_BATCH,
+        np.arange(6 * _IMAGES_PER_BATCH) >= 5 * _IMAGES_PER_BATCH,
         shift=tuple(255 * mean for mean in _MEAN),
-        scale=tuple(1 / (255 * deviation) for deviation in _DEVIATION),
+        scale=tuple(1 / (255 * std) for std in _STD),
         class_names=_CLASSES,
     )
 
 
 def _decode_binary(paths: list[Path]) -> Arrays:
-    """The binary version: records of a label and 3,072 pixels, one byte each."""
+    """Decode the binary version: records of a label and 3,072 pixels, one byte each."""
     records = []
     for path in paths:
-        expected = _PER_BATCH * (1 + _PIXELS)
+        expected = _IMAGES_PER_BATCH * (1 + _PIXELS)
         if path.stat().st_size != expected:
             raise ValueError(
                 f"{path} has {path.stat().st_size} bytes, not {expected}; replace it by"
                 " the published one"
             )
-        records.append(np.fromfile(path, np.uint8).reshape(_PER_BATCH, 1 + _PIXELS))
-    pixels = [part[:, 1:] for part in records]
-    labels = [part[:, 0] for part in records]
-    return _arranged(pixels, labels, paths)
+        records.append(
+            np.fromfile(path, np.uint8).reshape(_IMAGES_PER_BATCH, 1 + _PIXELS)
+        )
+    pixels = [batch[:, 1:] for batch in records]
+    labels = [batch[:, 0] for batch in records]
+    return _concatenate(pixels, labels, paths)
 
 
 def _decode_python(paths: list[Path]) -> Arrays:
-    """The Python version: pickled dicts of arrays."""
+    """Decode the Python version: pickled dicts of arrays."""
     pixels, labels = [], []
     for path in paths:
         content = io.BytesIO(path.read_bytes())
         try:
             batch = _ArraysOnly(content, encoding="latin1").load()
-            pixels.append(np.asarray(batch["data"]).reshape(_PER_BATCH, _PIXELS))
-            labels.append(np.asarray(batch["labels"]).reshape(_PER_BATCH))
-        except _DAMAGED as error:
+            pixels.append(np.asarray(batch["data"]).reshape(_IMAGES_PER_BATCH, _PIXELS))
+            labels.append(np.asarray(batch["labels"]).reshape(_IMAGES_PER_BATCH))
+        except _UNPICKLING_ERRORS as error:
             raise ValueError(
                 f"{path} is no batch of CIFAR-10 ({reason(error)}); replace it by the"
                 " published one"
@@ -132,25 +136,29 @@ def _decode_python(paths: list[Path]) -> Arrays:
                 f"{path} holds {labels[-1].dtype} labels, not integers; replace it by"
                 " the published one"
             )
-    return _arranged(pixels, labels, paths)
+    return _concatenate(pixels, labels, paths)
 
 
-def _arranged(
+def _concatenate(
     pixels: list[NDArray[np.uint8]], labels: list[NDArray[Any]], paths: list[Path]
 ) -> Arrays:
-    """Colour planes to the last axis, and a look at the labels.
+    """Concatenate the batches, and move the colour channel to the last axis.
 
-    Every class must have as many images as published.
+    Raises:
+        ValueError: the number of images of a class is not the published one.
     """
-    for what, part in (("training", labels[:5]), ("test", labels[5:])):
+    for name, part in (("training", labels[:5]), ("test", labels[5:])):
         all_labels = np.concatenate(part)
-        share = len(part) * _PER_BATCH // 10
-        if all_labels.min() < 0 or np.bincount(all_labels).tolist() != [share] * 10:
+        class_size = len(part) * _IMAGES_PER_BATCH // 10
+        if (
+            all_labels.min() < 0
+            or np.bincount(all_labels).tolist() != [class_size] * 10
+        ):
             raise ValueError(
-                f"{paths[0].parent}: the {what} batches do not hold {share} images of"
+                f"{paths[0].parent}: the {name} batches do not hold {class_size} images of"
                 " each of 10 classes; replace them"
             )
-    # published as three colour planes one after another
+    # The files hold the three colour planes one after another.
     planes = np.concatenate(pixels).reshape(-1, 3, 32, 32)
     images = planes.transpose(0, 2, 3, 1)
     all_labels = np.concatenate(labels)
@@ -158,10 +166,7 @@ def _arranged(
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Arrays, numbers, text and containers.
-
-    A pickle that asks for anything else is refused.
-    """
+    """An unpickler of arrays, numbers, text and containers, which refuses all else."""
 
     _allowed = frozenset(
         {

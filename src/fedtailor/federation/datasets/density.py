@@ -3,6 +3,7 @@
 import numpy as np
 
 from fedtailor.federation.checks import check_integer, check_memory, check_seed
+from fedtailor.federation.dataset import numbered_names
 from fedtailor.federation.datasets.registry import register
 from fedtailor.federation.federation import Federation, Ragged
 from fedtailor.federation.splits import Unseen, choose_unseen, draw_splits
@@ -24,32 +25,32 @@ def density(
     """Symbols without inputs: client k draws from D_k = 0.5 P_{k % 4} + 0.25 U + 0.25
     P_{k % (symbols - 4)}.
 
-    P_j is the point mass on symbol j, U the uniform distribution; k counts from 0. x
-    has shape [N, 0]: a model of `symbols` logits fits. The test split IS the
-    population: every symbol stands in it in proportion to D_k (4 times `symbols` rows),
-    so a test loss is the exact expected loss, without sampling error. The groups are k
-    % 4.
+    P_j is the point mass on symbol j, U is the uniform distribution, and k counts from
+    0. x has shape [N, 0], and a model is a vector of `symbols` logits. The test split
+    represents D_k exactly: it has 4 * `symbols` rows, in which every symbol occurs in
+    proportion to D_k. So the test loss is the expected loss, without sampling error.
+    The groups are k % 4.
 
     Args:
-        samples: of each client; the paper has 10, 100 and 1,000.
-        clients: how many.
+        samples: number of samples of each client; the paper has 10, 100 and 1,000.
+        clients: number of clients.
         symbols: size of the alphabet.
         val: fraction of the samples for validation.
         unseen: clients that never train: a count, a fraction or names.
-        seed: of everything.
+        seed: random seed of the samples, the splits and the choice of unseen clients.
 
     Returns:
         A federation of `symbols` classes without inputs.
 
     Raises:
-        ValueError: impossible settings.
+        ValueError: a setting is out of range.
     """
-    for what, value in (
+    for name, value in (
         ("samples", samples),
         ("clients", clients),
         ("symbols", symbols),
     ):
-        check_integer(value, what, 1)
+        check_integer(value, name, 1)
     check_memory(
         clients * (samples + 4 * symbols),
         4 * 8,
@@ -58,32 +59,29 @@ def density(
     require(symbols > _CLUSTERS, f"symbols is {symbols}; it must be above {_CLUSTERS}")
     client = np.arange(clients)
     cluster = client % _CLUSTERS
-    own = client % (symbols - _CLUSTERS)
+    personal = client % (symbols - _CLUSTERS)
     rng = server_rng(check_seed(seed), "density", 0)
-    # Which part of the mixture each sample is of: the cluster's symbol, any symbol, or
-    # the client's own.
+    # The component of the mixture from which each sample is drawn: 0 = the cluster's
+    # symbol, 1 = the uniform distribution, 2 = the client's personal symbol.
     component = rng.choice(3, (clients, samples), p=[0.5, 0.25, 0.25])
     uniform = rng.integers(0, symbols, component.shape)
-    of_cluster = cluster[:, None]
-    of_client = own[:, None]
-    drawn = np.select(
-        [component == 0, component == 1], [of_cluster, uniform], of_client
-    )
-    digits = len(str(clients - 1))
-    names = tuple(f"client-{number:0{digits}d}" for number in client)
-    mine = Ragged.cut(np.arange(clients * samples), np.full(clients, samples))
-    train, vals, _ = draw_splits(
-        mine, drawn.reshape(-1), names, test=0, val=val, seed=seed
-    )
-    # The test split is D_k itself, as counts of symbols out of 4 * symbols: 0.25, 0.5
-    # and 0.25 of them.
+    labels = np.select(
+        [component == 0, component == 1],
+        [cluster[:, None], uniform],
+        personal[:, None],
+    ).reshape(-1)
+    names = numbered_names(clients)
+    rows = Ragged.cut(np.arange(clients * samples), np.full(clients, samples))
+    train, vals, _ = draw_splits(rows, labels, names, test=0, val=val, seed=seed)
+    # The test split represents D_k as counts of symbols, with a sum of 4 * symbols:
+    # U gives each symbol 1, and the two point masses have 2 * symbols and symbols.
     counts = np.ones((clients, symbols), np.int64)
     np.add.at(counts, (client, cluster), 2 * symbols)
-    np.add.at(counts, (client, own), symbols)
-    # One row for each symbol, behind the samples, which all clients share.
+    np.add.at(counts, (client, personal), symbols)
+    # The test rows, one per symbol, follow the samples. All clients share them.
     alphabet = clients * samples + np.arange(symbols)
     tests = np.repeat(np.tile(alphabet, clients), counts.reshape(-1))
-    y = np.concatenate([drawn.reshape(-1), np.arange(symbols)])
+    y = np.concatenate([labels, np.arange(symbols)])
     return Federation(
         np.zeros((len(y), 0), np.float32),
         y,

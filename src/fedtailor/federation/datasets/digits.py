@@ -1,4 +1,4 @@
-"""Scikit-learn's bundled digits: real data that need no download."""
+"""The digits that are part of scikit-learn, which need no download."""
 
 import numpy as np
 
@@ -13,9 +13,7 @@ def digits() -> Dataset:
 
     The model's input is (x - 8) / 8: centred, in [-1, 1].
     """
-    from sklearn.datasets import (
-        load_digits,
-    )  # here, because it takes a second to import
+    from sklearn.datasets import load_digits  # takes a second to import
 
     x, y = load_digits(return_X_y=True)
     return Dataset(

@@ -1,9 +1,8 @@
-"""Downloads: files and archives from public addresses, checked by SHA-256.
+"""Download files and archives, and check them by SHA-256.
 
-They are announced, and prevented when offline.
+Every download is announced on stderr. Downloads can be forbidden.
 """
 
-import hashlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from fedtailor._files import private_folder, publish, reason
+from fedtailor._files import file_digest, private_folder, publish, reason
 
 OFFLINE = "FEDTAILOR_OFFLINE"
 """The environment variable that forbids downloads (1, yes, true, on)."""
@@ -29,10 +28,7 @@ _TIMEOUT = 30  # seconds without an answer
 
 
 def set_offline(offline: bool = True) -> None:
-    """Forbid downloads, or allow them again.
-
-    For this process and those that it starts.
-    """
+    """Forbid or allow downloads in this process and the processes that it starts."""
     os.environ[OFFLINE] = "1" if offline else "0"
 
 
@@ -52,64 +48,62 @@ def download(
     files: Sequence[str],
     folder: Path,
     hashes: Mapping[str, str],
-    inside: str = "",
+    archive_folder: str = "",
 ) -> None:
-    """Download files to a folder: from the address of a folder, or out of an archive.
+    """Download files to a folder.
 
     Args:
-        url: of a folder that holds the files, or of an archive (.zip, .tar.gz).
-        files: their names.
-        folder: where they go, whole or not at all; it is made if need be. An archive is
-            kept there.
-        hashes: "sha256:..." of each file, or of the archive.
-        inside: the folder of the archive that holds the files.
+        url: address of a folder with the files, or of an archive (.zip, .tar.gz).
+        files: names of the files.
+        folder: the local folder, which is created if it does not exist. Files are
+            written atomically. An archive is kept there, too.
+        hashes: "sha256:..." of each file, or of the archive, by name.
+        archive_folder: the folder in the archive that contains the files.
 
     Raises:
         OSError: downloads are forbidden, there is no network, or the folder cannot be
             written.
-        ValueError: what came is not what was published.
+        ValueError: a downloaded file is not the published one.
     """
     if is_offline():
         raise OSError(f"{OFFLINE} is set")
     archive = url.rsplit("/", 1)[1] if url.endswith(ARCHIVES) else None
-    wanted = files if archive is None else [archive]
+    downloads = files if archive is None else [archive]
     unknown = [
-        name for name in wanted if not hashes.get(name, "").startswith("sha256:")
+        name for name in downloads if not hashes.get(name, "").startswith("sha256:")
     ]
     if unknown:
         raise ValueError(
             f"no SHA-256 of {unknown[0]} is known, and nothing is downloaded unchecked"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    # Single files, or an archive, which is kept: a file that goes missing is unpacked
-    # again, and not downloaded.
+    # An archive is kept, so that missing files can be unpacked without a download.
     if archive is None:
         for name in files:
             _fetch(url, name, folder, hashes[name])
         return
     if not is_published(folder / archive, hashes[archive]):
         _fetch(url.rsplit("/", 1)[0], archive, folder, hashes[archive])
-    _unpack(folder / archive, hashes[archive], files, inside)
+    _unpack(folder / archive, hashes[archive], files, archive_folder)
 
 
-def is_published(path: Path, known: str) -> bool:
-    """Whether a file is there and has the SHA-256 that is known ("sha256:...")."""
-    return path.is_file() and known == sha256(path)
+def is_published(path: Path, expected_hash: str) -> bool:
+    """Whether a file exists and has the expected hash ("sha256:...")."""
+    return path.is_file() and expected_hash == sha256(path)
 
 
 def sha256(path: Path) -> str:
-    """ "sha256:..." of a file.
+    """The hash of a file, as "sha256:...".
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
-    with path.open("rb") as file:
-        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+    return f"sha256:{file_digest(path)}"
 
 
-def _fetch(address: str, name: str, folder: Path, known: str) -> None:
-    """One file of a public folder."""
-    import pooch  # here, because a run without downloads needs no HTTP client
+def _fetch(address: str, name: str, folder: Path, expected_hash: str) -> None:
+    """Download one file from a public folder."""
+    import pooch  # most runs need no HTTP client
 
     print(
         f"fedtailor downloads {address}/{name} to {folder} ({OFFLINE}=1 forbids it)",
@@ -121,26 +115,29 @@ def _fetch(address: str, name: str, folder: Path, known: str) -> None:
     downloader: Any = pooch.HTTPDownloader(progressbar=bar, timeout=_TIMEOUT)
     with private_folder(folder, name) as part:
         try:
-            pooch.create(part, f"{address}/", registry={name: known}).fetch(
+            pooch.create(part, f"{address}/", registry={name: expected_hash}).fetch(
                 name, downloader=downloader
             )
         except OSError as error:
-            # the client's errors are OSErrors too: with an answer of the server, or
-            # else without a number of the system
+            # Errors of the HTTP client are OSErrors without errno. They have a response
+            # if the server has answered.
             if error.errno is not None or getattr(error, "response", None) is not None:
                 raise OSError(f"{name}: {reason(error)}") from None
             raise OSError(f"no connection to {address.split('/')[2]}") from None
         publish(part / name, folder / name)
 
 
-def _unpack(archive: Path, known: str, files: Sequence[str], inside: str) -> None:
-    """Take files out of an archive that has been checked."""
+def _unpack(
+    archive: Path, expected_hash: str, files: Sequence[str], archive_folder: str
+) -> None:
+    """Unpack files of an archive into the archive's directory."""
     import pooch
 
     kind = pooch.Unzip if archive.suffix == ".zip" else pooch.Untar
-    members = [f"{inside}/{name}" if inside else name for name in files]
+    prefix = f"{archive_folder}/" if archive_folder else ""
+    members = [f"{prefix}{name}" for name in files]
     with private_folder(archive.parent, archive.name) as part:
-        store = pooch.create(archive.parent, "", registry={archive.name: known})
+        store = pooch.create(archive.parent, "", registry={archive.name: expected_hash})
         store.fetch(archive.name, processor=kind(members, str(part.resolve())))
         missing = [
             name
@@ -154,10 +151,7 @@ def _unpack(archive: Path, known: str, files: Sequence[str], inside: str) -> Non
 
 
 class _Bar:
-    """The progress bar of a download, in the form that pooch expects.
-
-    It has a total, update, reset and close.
-    """
+    """A progress bar with the interface that pooch expects."""
 
     def __init__(self, name: str) -> None:
         self.total = 0

@@ -1,14 +1,13 @@
-"""EMNIST (Cohen et al. 2017): handwritten letters and digits.
-
-They are those of NIST Special Database 19.
+"""EMNIST (Cohen et al. 2017): the characters of NIST Special Database 19.
 
 Expected in the data directory: emnist/ (or emnist-SPLIT-test/, or torchvision's
 EMNIST/raw) with the original files
-emnist-SPLIT-{train,test}-{images-idx3,labels-idx1}-ubyte.gz. The address of the
-download (gzip.zip, 560 MB, checked by SHA-256) has not been tried.
+emnist-SPLIT-{train,test}-{images-idx3,labels-idx1}-ubyte.gz. The
+download (gzip.zip, 560 MB, checked by SHA-256) has not been tested.
 """
 
 from pathlib import Path
+from string import ascii_lowercase, ascii_uppercase, digits
 from typing import Literal, get_args
 
 import numpy as np
@@ -34,37 +33,30 @@ _HASHES = {
         "sha256:501e305eeeacb093b162592d80e8a2632040872360fa6d85cfcb2200d91ca92a"
     ),
 }
-_DIGITS, _UPPER, _LOWER = (
-    "0123456789",
-    "ABCDEFGHIJKLMNOPQRSTUVWXYZ",
-    "abcdefghijklmnopqrstuvwxyz",
-)
 _CLASSES: dict[str, str] = {
-    "byclass": _DIGITS + _UPPER + _LOWER,
-    "bymerge": (
-        _DIGITS + _UPPER + "abdefghnqrt"
-    ),  # the other letters look alike in both cases
-    "balanced": _DIGITS + _UPPER + "abdefghnqrt",
-    "letters": _UPPER,
-    "digits": _DIGITS,
-    "mnist": _DIGITS,
+    "byclass": digits + ascii_uppercase + ascii_lowercase,
+    # The other letters look alike in both cases.
+    "bymerge": digits + ascii_uppercase + "abdefghnqrt",
+    "balanced": digits + ascii_uppercase + "abdefghnqrt",
+    "letters": ascii_uppercase,
+    "digits": digits,
+    "mnist": digits,
 }
 
 
 def _source(split: Split, part: Part) -> Source:
     """The files of a part of a split."""
     parts = _parts(part)
-    files = []
-    for name in parts:
-        files += [
-            f"emnist-{split}-{name}-{kind}-ubyte.gz"
-            for kind in ("images-idx3", "labels-idx1")
-        ]
-    # a part alone may also lie in a folder of its own
-    own_folders = [f"emnist-{split}-{name}" for name in parts if part != "all"]
-    folders = ("emnist", *own_folders, "EMNIST/raw")
+    files = tuple(
+        f"emnist-{split}-{name}-{kind}-ubyte.gz"
+        for name in parts
+        for kind in ("images-idx3", "labels-idx1")
+    )
+    # The files of a single part may also be in a separate folder.
+    part_folders = [f"emnist-{split}-{name}" for name in parts if part != "all"]
+    folders = ("emnist", *part_folders, "EMNIST/raw")
     return Source(
-        f"EMNIST {split}", folders, tuple(files), _URL, _HASHES, inside="gzip"
+        f"EMNIST {split}", folders, files, _URL, _HASHES, archive_folder="gzip"
     )
 
 
@@ -86,11 +78,11 @@ def emnist(
         data_dir: the data directory.
 
     Returns:
-        A data set; `test` says which examples are of the published test set.
+        A data set, whose `test` marks the published test set.
 
     Raises:
-        MissingData: the files are not at hand and cannot be downloaded.
-        ValueError: an unknown split or part; or a file is not the published one.
+        MissingData: the files are missing and cannot be downloaded.
+        ValueError: the split or part is unknown, or a file is not the published one.
     """
     check_choice(split, _CLASSES, "split of EMNIST")
     check_choice(part, get_args(Part), "part of EMNIST")
@@ -102,7 +94,7 @@ def emnist(
         for number, name in enumerate(_parts(part)):
             image_file, label_file = paths[2 * number : 2 * number + 2]
             x, y = read_labelled(image_file, label_file, labels)
-            # published column by column
+            # The published images are transposed.
             images.append(x.transpose(0, 2, 1))
             targets.append((y - first).astype(np.uint8))
             is_test.append(np.full(len(y), name == "test"))

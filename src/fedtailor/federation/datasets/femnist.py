@@ -1,6 +1,6 @@
-"""FEMNIST of LEAF (Caldas et al. 2018): characters by their writers.
+"""FEMNIST of LEAF (Caldas et al. 2018): handwritten characters by writer.
 
-Expected in the data directory: femnist/ with LEAF's own output, train/*.json and
+Expected in the data directory: femnist/ with LEAF's output, train/*.json and
 test/*.json (or data/train, data/test), or with femnist_leaf_subset.npz (289 writers;
 arrays x, y, writer, is_test, dup, writer_name), checked by SHA-256. LEAF publishes
 scripts, not files, so nothing is downloaded.
@@ -43,15 +43,15 @@ def femnist(data_dir: DataDir = None) -> Dataset:
     """Characters by writer, uint8 [N, 28, 28] as LEAF has them: paper = 255, so the
     model's input is (255 - x) / 255.
 
-    The writers are the natural clients; LEAF's test examples are marked. Images that
-    the subset marks as held twice with two labels are left out.
+    The writers are the natural clients, and `test` marks LEAF's test examples. The
+    subset marks images that it contains twice with different labels; they are left out.
 
     Raises:
-        MissingData: neither form is at hand.
-        ValueError: a file is damaged or something else.
+        MissingData: the files are missing.
+        ValueError: a file is damaged, or is not a file of FEMNIST.
     """
-    # LEAF's own output first: whoever has made it wants all of it
-    arrays = _leaf(data_dir) or read(_SUBSET, _decode_subset, data_dir)
+    # LEAF's output is preferred, as it is complete.
+    arrays = _read_leaf(data_dir) or read(_SUBSET, _decode_subset, data_dir)
     return Dataset(
         arrays["x"],
         arrays["y"],
@@ -66,24 +66,24 @@ def femnist(data_dir: DataDir = None) -> Dataset:
 
 
 def _decode_subset(paths: list[Path]) -> Arrays:
-    """The subset's arrays, without the images that it holds twice under two labels."""
+    """Decode the subset, without images that occur twice with different labels."""
     with np.load(paths[0], allow_pickle=False) as archive:
-        kept = archive["dup"] == 0
-        arrays = {key: archive[key][kept] for key in ("x", "y")}
-        test = archive["is_test"][kept] == 1
-        writer = archive["writer_name"][archive["writer"][kept]]
+        is_unique = archive["dup"] == 0
+        arrays = {key: archive[key][is_unique] for key in ("x", "y")}
+        test = archive["is_test"][is_unique] == 1
+        writer = archive["writer_name"][archive["writer"][is_unique]]
     return {**arrays, "test": test, "writer": writer}
 
 
-def _leaf(data_dir: DataDir) -> Arrays | None:
-    """LEAF's json files, if there are any."""
+def _read_leaf(data_dir: DataDir) -> Arrays | None:
+    """Read LEAF's JSON files; None if there are none."""
     root = data_home(data_dir) / "femnist"
     for folder in (root, root / "data"):
         train = sorted((folder / "train").glob("*.json"))
         test = sorted((folder / "test").glob("*.json"))
         if train and test:
             for path in (*train, *test):
-                existing_file(path)  # a pipe of that name would never end
+                existing_file(path)  # reading a pipe of that name would block
             return cached(
                 "femnist-leaf",
                 [*train, *test],
@@ -93,10 +93,10 @@ def _leaf(data_dir: DataDir) -> Arrays | None:
 
 
 def _decode_leaf(train: list[Path], test: list[Path]) -> Arrays:
-    """All writers of LEAF's files, one after another."""
+    """Decode LEAF's files, and concatenate the examples of all writers."""
     parts: dict[str, list[Any]] = {"x": [], "y": [], "test": [], "writer": []}
     for path in (*train, *test):
-        for writer, x, y in _writers(path):
+        for writer, x, y in _read_writers(path):
             parts["x"].append(x)
             parts["y"].append(y)
             parts["test"].append(np.full(len(y), path in test))
@@ -104,8 +104,8 @@ def _decode_leaf(train: list[Path], test: list[Path]) -> Arrays:
     return {key: np.concatenate(arrays) for key, arrays in parts.items()}
 
 
-def _writers(path: Path) -> list[tuple[str, Any, Any]]:
-    """(writer, images as bytes, labels) from one of LEAF's files."""
+def _read_writers(path: Path) -> list[tuple[str, Any, Any]]:
+    """Read (writer, uint8 images, labels) from one of LEAF's files."""
     with reading(path):
         text = path.read_bytes()
     try:

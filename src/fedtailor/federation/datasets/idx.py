@@ -1,7 +1,4 @@
-"""The idx format of MNIST and its relatives.
-
-Big-endian arrays with a small header, compressed by gzip.
-"""
+"""The idx format of MNIST: gzipped big-endian arrays with a small header."""
 
 import gzip
 import math
@@ -15,7 +12,7 @@ from numpy.typing import NDArray
 from fedtailor._files import reading, reason
 from fedtailor.federation.checks import check_memory
 
-_KINDS = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+_DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
 
 def read_idx(path: Path, axes: int) -> NDArray[Any]:
@@ -23,48 +20,49 @@ def read_idx(path: Path, axes: int) -> NDArray[Any]:
 
     Args:
         path: the file.
-        axes: how many axes its array has.
+        axes: number of axes of its array.
 
     Returns:
-        The array, in the machine's byte order.
+        The array, in native byte order.
 
     Raises:
-        ValueError: the file cannot be read, is truncated, longer than its header says,
-            or something else.
+        ValueError: the file cannot be read, is not an idx file, or is shorter or longer
+            than its header says.
     """
     start = 4 + 4 * axes
     try:
         with reading(path), path.open("rb") as compressed:
-            return _array(path, compressed, start, axes)
+            return _decode(path, compressed, start, axes)
     except (EOFError, zlib.error) as error:
         raise _no_gzip(path, error) from None
 
 
-def _array(path: Path, compressed: Any, start: int, axes: int) -> NDArray[Any]:
-    """What an open file holds.
+def _decode(path: Path, compressed: Any, start: int, axes: int) -> NDArray[Any]:
+    """Decode an open file, whose array begins at byte `start`.
 
-    No more is decompressed than the header promises: a small file may hide terabytes.
+    No more bytes are decompressed than the header says: a small file may contain
+    terabytes.
     """
     try:
         with gzip.GzipFile(fileobj=compressed) as content:
-            # Two zeros, the type, the number of axes, then each axis's length in 4
-            # bytes.
+            # The header: two zeros, the dtype, the number of axes, and the length of
+            # each axis in 4 bytes.
             header = content.read(start)
             is_idx = (
-                len(header) == start and header[:2] == b"\0\0" and header[2] in _KINDS
+                len(header) == start and header[:2] == b"\0\0" and header[2] in _DTYPES
             )
             if not is_idx or header[3] != axes:
                 raise ValueError(
                     f"{path} is no idx file with {axes} axes; replace it by the"
                     " published one"
                 )
-            kind = np.dtype(_KINDS[header[2]])
+            dtype = np.dtype(_DTYPES[header[2]])
             shape = tuple(np.frombuffer(header, ">u4", axes, 4).tolist())
-            size = kind.itemsize * math.prod(shape)
+            size = dtype.itemsize * math.prod(shape)
             check_memory(size, 1, f"{path}, of shape {shape} by its header,")
             data = content.read(size)
             more = content.read(1)
-    except gzip.BadGzipFile as error:  # an OSError that is none of the disk's
+    except gzip.BadGzipFile as error:  # an OSError, but not of the disk
         raise _no_gzip(path, error) from None
     if len(data) != size or more:
         number = "more" if more else str(len(data))
@@ -72,7 +70,7 @@ def _array(path: Path, compressed: Any, start: int, axes: int) -> NDArray[Any]:
             f"{path} holds {number} bytes where its header, shape {shape}, promises"
             f" {size}; replace it by the published one"
         )
-    return np.frombuffer(data, kind).reshape(shape).astype(kind.newbyteorder("="))
+    return np.frombuffer(data, dtype).reshape(shape).astype(dtype.newbyteorder("="))
 
 
 def _no_gzip(path: Path, error: Exception) -> ValueError:
@@ -86,10 +84,10 @@ def _no_gzip(path: Path, error: Exception) -> ValueError:
 def read_labelled(
     images: Path, labels: Path, classes: range
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Images [n, 28, 28] and their labels [n], as published.
+    """Read images [n, 28, 28] and their labels [n].
 
     Raises:
-        ValueError: they do not fit together, or a label is outside `classes`.
+        ValueError: the shapes or dtypes are wrong, or a label is not in `classes`.
     """
     x, y = read_idx(images, 3), read_idx(labels, 1)
     if x.dtype != np.uint8 or x.shape[1:] != (28, 28):
@@ -107,9 +105,9 @@ def read_labelled(
             f"{images} holds {len(x)} images and {labels.name} {len(y)} labels; they"
             " are not of one set"
         )
-    least, largest = classes[0], classes[-1]
-    if len(y) and (y.min() < least or y.max() > largest):
+    smallest, largest = classes[0], classes[-1]
+    if len(y) and (y.min() < smallest or y.max() > largest):
         raise ValueError(
-            f"{labels} holds labels {y.min()} to {y.max()}, not {least} to {largest}"
+            f"{labels} holds labels {y.min()} to {y.max()}, not {smallest} to {largest}"
         )
     return x, y

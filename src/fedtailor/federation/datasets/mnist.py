@@ -1,11 +1,11 @@
-"""MNIST, its writers (QMNIST), and Fashion-MNIST.
+"""MNIST, MNIST with writers (QMNIST), and Fashion-MNIST.
 
 LeCun et al. 1998; Yadav and Bottou 2019; Xiao et al. 2017.
 
 Expected in the data directory: mnist/ and fashion-mnist/ with the four original idx .gz
-files each (torchvision's MNIST/raw and FashionMNIST/raw serve as well); mnist-writers/
-with QMNIST's two label files. All are checked by SHA-256. The addresses of downloads
-have not been tried.
+files each (or torchvision's MNIST/raw and FashionMNIST/raw); mnist-writers/ with
+QMNIST's two label files. All are checked by SHA-256. The downloads have not been
+tested.
 """
 
 from dataclasses import replace
@@ -97,10 +97,10 @@ def mnist(data_dir: DataDir = None) -> Dataset:
     published test set.
 
     Raises:
-        MissingData: the files are not at hand and cannot be downloaded.
+        MissingData: the files are missing and cannot be downloaded.
         ValueError: a file is not the published one.
     """
-    return _pictures(_MNIST, "MNIST", 0.1307, 0.3081, tuple("0123456789"), data_dir)
+    return _read_images(_MNIST, "MNIST", 0.1307, 0.3081, tuple("0123456789"), data_dir)
 
 
 @register(_FASHION)
@@ -109,10 +109,10 @@ def fashion_mnist(data_dir: DataDir = None) -> Dataset:
     test set.
 
     Raises:
-        MissingData: the files are not at hand and cannot be downloaded.
+        MissingData: the files are missing and cannot be downloaded.
         ValueError: a file is not the published one.
     """
-    return _pictures(_FASHION, "Fashion-MNIST", 0.2860, 0.3530, _CLOTHES, data_dir)
+    return _read_images(_FASHION, "Fashion-MNIST", 0.2860, 0.3530, _CLOTHES, data_dir)
 
 
 @register(_MNIST, _WRITERS)
@@ -121,12 +121,11 @@ def mnist_writers(data_dir: DataDir = None) -> Dataset:
     others the test set.
 
     Raises:
-        MissingData: the files of MNIST or of QMNIST are not at hand and cannot be
-            downloaded.
+        MissingData: the files of MNIST or QMNIST are missing and cannot be downloaded.
         ValueError: a file is not the published one.
     """
-    # QMNIST tells the writers; that its labels are MNIST's, example by example, shows
-    # that the order is the same.
+    # QMNIST names the writers. Its labels must equal those of MNIST, which shows that
+    # the examples are in the same order.
     data = mnist(data_dir)
     labels = read(_WRITERS, _decode_writers, data_dir)
     if not np.array_equal(labels["digit"], data.y):
@@ -137,20 +136,17 @@ def mnist_writers(data_dir: DataDir = None) -> Dataset:
     return replace(data, name="MNIST writers", client=names)
 
 
-def _pictures(
+def _read_images(
     source: Source,
     name: str,
     mean: float,
-    deviation: float,
+    std: float,
     classes: tuple[str, ...],
     data_dir: DataDir,
 ) -> Dataset:
-    """A data set of 28x28 gray images of ten classes.
-
-    They are normalised by the published mean and deviation of the pixels.
-    """
+    """Read 28x28 gray images of ten classes, normalized by the pixels' mean and std."""
     arrays = read(source, _decode, data_dir)
-    scale = 1 / (255 * deviation)
+    scale = 1 / (255 * std)
     return Dataset(
         arrays["x"],
         arrays["y"],
@@ -164,7 +160,7 @@ def _pictures(
 
 
 def _decode(paths: list[Path]) -> Arrays:
-    """Training set, then test set, as their files stand in `_FILES`."""
+    """Decode the training set and the test set from the files in `_FILES`."""
     train_x, train_y = read_labelled(paths[0], paths[1], range(10))
     test_x, test_y = read_labelled(paths[2], paths[3], range(10))
     y = np.concatenate([train_y, test_y])
@@ -173,9 +169,9 @@ def _decode(paths: list[Path]) -> Arrays:
 
 
 def _decode_writers(paths: list[Path]) -> Arrays:
-    """QMNIST's columns are: class, series, writer, number, ...
+    """Decode QMNIST's labels, whose columns are class, series, writer, number, ...
 
-    Its test set goes on after MNIST's 10,000.
+    Only the first 10,000 examples of its test set belong to MNIST.
     """
     train, test = (read_idx(path, 2) for path in paths)
     table = np.concatenate([train, test[:10_000]])

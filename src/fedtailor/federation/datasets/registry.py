@@ -1,6 +1,6 @@
-"""The data sets by name.
+"""The registry of data sets.
 
-A new one is one file in this folder: a function under `@register`, and it is found.
+To add a data set, add a file to this folder with a function decorated by `@register`.
 """
 
 from collections.abc import Callable
@@ -11,19 +11,19 @@ from typing import Any, TypeVar
 from fedtailor.federation.datasets.store import Source
 from fedtailor.protocol import import_modules
 
-Reader = TypeVar("Reader", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
 class Registered:
-    """A data set or synthetic task.
+    """A registered data set or synthetic task.
 
     Attributes:
-        name: of its function, which is `fedtailor.federation.datasets.NAME` too.
-        read: the function; it returns a `Dataset` to partition, or for synthetic tasks
-            the `Federation`.
-        sources: the public files that it needs, each in every form that it reads; none
-            where nothing has to be at hand.
+        name: name of its function, which is an attribute of
+            `fedtailor.federation.datasets`.
+        read: the function, which returns a `Dataset`, or a `Federation` for a synthetic
+            task.
+        sources: the public files that it can read; empty if it needs no files.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Registered:
 
     @property
     def summary(self) -> str:
-        """What it holds, in one line."""
+        """The first paragraph of the function's docstring, in one line."""
         paragraph = (self.read.__doc__ or "").strip().partition("\n\n")[0]
         return " ".join(paragraph.split())
 
@@ -41,14 +41,14 @@ DATASETS: dict[str, Registered] = {}
 """Name -> data set."""
 
 
-def register(*sources: Source) -> Callable[[Reader], Reader]:
-    """Decorator of a function that reads or makes a data set.
+def register(*sources: Source) -> Callable[[F], F]:
+    """Decorator of a function that reads or generates a data set.
 
     Args:
-        sources: what it reads; none where it makes the data from nothing.
+        sources: the public files that the function reads, if any.
     """
 
-    def add(read: Reader) -> Reader:
+    def add(read: F) -> F:
         DATASETS[read.__name__] = Registered(read.__name__, read, sources)
         return read
 
@@ -56,11 +56,10 @@ def register(*sources: Source) -> Callable[[Reader], Reader]:
 
 
 def discover(package: ModuleType) -> None:
-    """Import every module of a package, so that its data sets are registered.
+    """Import all modules of a package, which registers their data sets.
 
-    They become attributes of the package.
+    The functions of all data sets become attributes of the package.
     """
-    # to import a module is to run its decorators
     import_modules(package.__name__)
     for name, registered in DATASETS.items():
         setattr(package, name, registered.read)

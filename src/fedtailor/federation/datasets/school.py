@@ -1,9 +1,7 @@
-"""The London School data: exam scores of pupils by school.
-
-They are of the Inner London Education Authority.
+"""The School data of the Inner London Education Authority: exam scores by school.
 
 Expected in the data directory: school/ with school.csv.gz (columns school, f01 to f27,
-score), checked by SHA-256. It has no public address in this form.
+score), checked by SHA-256. The file cannot be downloaded in this form.
 """
 
 from pathlib import Path
@@ -35,25 +33,21 @@ def school(data_dir: DataDir = None) -> Dataset:
     """Exam scores of 15,362 pupils in 139 schools, from 27 numbers on the pupil and the
     school: a regression.
 
-    Prepared as by Liu et al. (2022): inputs float32 [N, 27] standardised in each school
-    (over all of its pupils; the released code: over those that train; inputs that are
-    equal in a school become 0), scores of 1 to 70 as (score - 1) / 69. Schools are
-    natural clients.
+    The data are prepared as by Liu et al. (2022). Inputs, float32 [N, 27], are
+    standardized in each school, over all of its pupils (in the released code over its
+    training pupils); an input that is constant in a school becomes 0. Scores from 1 to
+    70 become (score - 1) / 69. The schools are the natural clients.
 
     Raises:
-        MissingData: the file is not at hand.
-        ValueError: it is damaged or something else.
+        MissingData: the file is missing.
+        ValueError: the file is damaged, or is not the School data.
     """
     arrays = read(_SOURCE, _decode, data_dir)
     return Dataset(arrays["x"], arrays["y"], None, "School", client=arrays["school"])
 
 
 def _decode(paths: list[Path]) -> Arrays:
-    """Inputs standardised school by school, and scores scaled to [0, 1].
-
-    Returns:
-        Both, and the school of each pupil.
-    """
+    """Decode the file: inputs standardized by school, scores in [0, 1], and schools."""
     try:
         frame = pl.read_csv(paths[0])
         x, y = (
@@ -64,19 +58,19 @@ def _decode(paths: list[Path]) -> Arrays:
         raise ValueError(
             f"{paths[0]} is not the School data ({reason(error)}); copy it again"
         ) from None
-    names, of_school = np.unique(
+    names, school_index = np.unique(
         frame["school"].to_numpy().astype(str), return_inverse=True
     )
-    for number in range(len(names)):
-        rows = of_school == number
-        deviation = x[rows].std(axis=0)
-        # inputs of the school as a whole are equal for all of its pupils: they are
-        # shifted to 0, and not scaled
-        scale = np.where(deviation > 1e-12, deviation, 1)
+    for index in range(len(names)):
+        rows = school_index == index
+        std = x[rows].std(axis=0)
+        # Inputs that describe the school are equal for all of its pupils. They are
+        # shifted to 0, but not scaled.
+        scale = np.where(std > 1e-12, std, 1)
         x[rows] = (x[rows] - x[rows].mean(axis=0)) / scale
     scores = (y - 1) / 69
     return {
         "x": x.astype(np.float32),
         "y": scores.astype(np.float32),
-        "school": names[of_school],
+        "school": names[school_index],
     }

@@ -2,8 +2,8 @@
 
 Expected in the data directory: sent140/ with training.1600000.processed.noemoticon.csv
 (the original, 1.6 million tweets), or with sent140_subset.csv.gz (columns user,
-tweet_id, date, label, split, text), checked by SHA-256. The address of the original (81
-MB, checked by SHA-256) has not been tried.
+tweet_id, date, label, split, text), checked by SHA-256. The download of the original
+(81 MB, checked by SHA-256) has not been tested.
 """
 
 import io
@@ -26,7 +26,7 @@ from fedtailor.federation.datasets.store import (
     DataDir,
     Source,
     data_home,
-    is_at_hand,
+    file_exists,
     read,
 )
 from fedtailor.federation.deprecated import renamed
@@ -78,7 +78,7 @@ def sent140(
             words); "tokens": int32 [N, length], the bucket of each word plus 1, cut or
             padded with 0 at the end.
         buckets: number of hash buckets.
-        length: words of a tweet that are kept ("tokens" only).
+        length: number of words of a tweet that are used ("tokens" only).
         min_samples: users with fewer tweets are left out.
         data_dir: the data directory.
 
@@ -86,34 +86,34 @@ def sent140(
         A data set of two classes, with the users as its clients.
 
     Raises:
-        MissingData: no file is at hand and none can be downloaded.
-        ValueError: impossible settings; or a file is damaged or something else.
+        MissingData: the file is missing and cannot be downloaded.
+        ValueError: a setting is out of range, or a file is damaged or is not
+            Sentiment140.
     """
     check_choice(features, ("words", "tokens"), "kind of features")
-    for what, value in (
+    for name, value in (
         ("buckets", buckets),
         ("length", length),
         ("min_samples", min_samples),
     ):
-        check_integer(value, what, 1)
+        check_integer(value, name, 1)
     require(
         buckets <= _MAX_BUCKETS,
         f"buckets is {buckets}; token ids have 32 bits: at most {_MAX_BUCKETS}",
     )
-    subset = is_at_hand(data_home(data_dir) / "sent140" / _SUBSET.files[0])
+    has_subset = file_exists(data_home(data_dir) / "sent140" / _SUBSET.files[0])
     embed = (
         partial(_bag, buckets=buckets)
         if features == "words"
         else partial(_ids, buckets=buckets, length=length)
     )
-    # Everything that the decoded arrays depend on stands in the name under which they
-    # are cached.
+    # The name in the cache includes all settings on which the decoded arrays depend.
     variant = f"-{features}-{buckets}-{min_samples}"
     if features == "tokens":
         variant += f"-{length}"
-    load = _load_subset if subset else _load_original
+    load = _load_subset if has_subset else _load_original
     decode = partial(_decode, load=load, embed=embed, min_samples=min_samples)
-    arrays = read(_SUBSET if subset else _ORIGINAL, decode, data_dir, variant)
+    arrays = read(_SUBSET if has_subset else _ORIGINAL, decode, data_dir, variant)
     return Dataset(
         arrays["x"],
         arrays["y"],
@@ -131,17 +131,17 @@ def _decode(
     embed: Callable[[list[str]], np.ndarray],
     min_samples: int,
 ) -> Arrays:
-    """The arrays of a data set.
+    """Decode a file of tweets.
 
     Args:
-        paths: its one file.
-        load: content of the file -> a frame with the columns user, text and label.
+        paths: a list with the file.
+        load: content of the file -> a frame with the columns user, text and label, and
+            optionally split.
         embed: texts [n] -> inputs [n, ...].
         min_samples: users with fewer tweets are left out.
 
     Returns:
-        "x", "y" and "user" of every tweet that is kept; "test" where the file says who
-        is held out.
+        "x", "y" and "user" of every tweet, and "test" if the frame has a column split.
     """
     content = paths[0].read_bytes()
     try:
@@ -156,8 +156,10 @@ def _decode(
         raise ValueError(
             f"{paths[0]} is damaged or something else ({reason(error)[:200]})"
         ) from None
-    whole = all(frame[column].null_count() == 0 for column in ("user", "text", "label"))
-    if not whole or not np.isin(frame["label"].to_numpy(), (0, 1)).all():
+    complete = all(
+        frame[column].null_count() == 0 for column in ("user", "text", "label")
+    )
+    if not complete or not np.isin(frame["label"].to_numpy(), (0, 1)).all():
         raise ValueError(
             f"{paths[0]} is damaged or something else (an empty cell, or a label that"
             " is not published)"
@@ -177,12 +179,12 @@ def _decode(
 
 
 def _load_subset(content: bytes) -> pl.DataFrame:
-    """The subset has a header, and labels 0 and 1."""
+    """Read the subset, which has a header, and labels 0 and 1."""
     return pl.read_csv(content, columns=["user", "label", "split", "text"])
 
 
 def _load_original(content: bytes) -> pl.DataFrame:
-    """No header; Latin-1; the polarity is 0 or 4."""
+    """Read the original, in Latin-1 without a header, whose polarity is 0 or 4."""
     columns = ["polarity", "id", "date", "query", "user", "text"]
     text = io.BytesIO(content.decode("latin-1").encode())
     frame = pl.read_csv(text, has_header=False, new_columns=columns)
@@ -192,8 +194,7 @@ def _load_original(content: bytes) -> pl.DataFrame:
 def _words(text: str) -> Iterator[int]:
     """Hashes of the words of a text."""
     for word in _TOKEN.findall(text.lower()):
-        # Each mention and link would be a word of its own, which hardly another tweet
-        # has.
+        # Replace mentions and links, as hardly any of them occurs in other tweets.
         if word.startswith("@"):
             word = "@"
         elif word.startswith(("http://", "https://")):
@@ -202,7 +203,7 @@ def _words(text: str) -> Iterator[int]:
 
 
 def _bag(texts: list[str], buckets: int) -> np.ndarray:
-    """How often each bucket occurs in each text, [n, buckets]."""
+    """The number of words of each text in each bucket, [n, buckets]."""
     check_memory(len(texts) * buckets, 1, f"{len(texts)} bags of {buckets} buckets")
     x = np.zeros((len(texts), buckets), np.uint8)
     for row, text in enumerate(texts):
@@ -211,11 +212,7 @@ def _bag(texts: list[str], buckets: int) -> np.ndarray:
 
 
 def _ids(texts: list[str], buckets: int, length: int) -> np.ndarray:
-    """The buckets of each text's first words, plus 1, with zeros behind them.
-
-    Returns:
-        [n, length].
-    """
+    """The buckets of each text's first words, plus 1, padded with zeros [n, length]."""
     check_memory(len(texts) * length, 4, f"{len(texts)} sequences of {length} words")
     x = np.zeros((len(texts), length), np.int32)
     for row, text in enumerate(texts):

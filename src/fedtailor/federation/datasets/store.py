@@ -1,10 +1,10 @@
-"""Where the files of public data sets are, and how they get there.
+"""Find, download, decode and cache the files of public data sets.
 
-The data directory is the argument `data_dir`, else the environment variable
-FEDTAILOR_DATA, else `data` in the user's cache directory (XDG_CACHE_HOME is honoured).
-Files that are not there are downloaded to it, unless FEDTAILOR_OFFLINE forbids it.
-Decoded arrays are kept in the user's cache directory, as memory-mapped .npy files with
-their checksums, until the files they came from change.
+The data directory is the argument `data_dir`, or else the environment variable
+FEDTAILOR_DATA, or else `data` in the user's cache directory (XDG_CACHE_HOME is
+respected). Missing files are downloaded, unless FEDTAILOR_OFFLINE forbids it. Decoded
+arrays are cached in the user's cache directory, as memory-mapped .npy files with
+checksums, until the original files change.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from fedtailor.protocol import require
 
 DataDir = AnyPath | None
 Arrays = dict[str, NDArray[Any]]
-_VERSION = "1"  # of the decoded arrays: raise it when a decoder changes what it returns
+_CACHE_VERSION = "1"  # increase it when the return value of a decoder changes
 _DIGESTS = "digests.json"
 _CHUNK = 2**20
 
@@ -34,7 +34,7 @@ _CHUNK = 2**20
 class MissingData(FileNotFoundError, ValueError):
     """A data set is not in the data directory and could not be downloaded.
 
-    The message says what is expected where.
+    The message says which files are expected in which folder.
     """
 
 
@@ -43,18 +43,18 @@ class Source:
     """The files of a public data set.
 
     Attributes:
-        title: what messages call it.
-        folders: where the files may lie in the data directory; downloads go to the
-            first.
-        files: their names.
-        url: https address of the folder that holds the files, or of an archive (.zip,
-            .tar.gz) with them; None: no public address has them in this form.
-        hashes: "sha256:..." of files and of the archive. What is downloaded has one.
-        inside: the folder of the archive that holds the files.
+        title: name of the data set in messages.
+        folders: folders of the data directory that may contain the files. Downloads go
+            to the first one.
+        files: names of the files.
+        url: https address of a folder with the files, or of an archive (.zip, .tar.gz);
+            None if they cannot be downloaded.
+        hashes: "sha256:..." of files and of the archive, by name. They are required for
+            downloads.
+        archive_folder: the folder in the archive that contains the files.
 
     Raises:
-        ValueError: an address that is not https, or something to download without
-            SHA-256.
+        ValueError: the address is not https, or a hash is missing.
     """
 
     title: str
@@ -62,7 +62,7 @@ class Source:
     files: tuple[str, ...]
     url: str | None
     hashes: Mapping[str, str] = field(default_factory=dict)
-    inside: str = ""
+    archive_folder: str = ""
 
     def __post_init__(self) -> None:
         if self.url is None:
@@ -71,13 +71,12 @@ class Source:
             self.url.startswith("https://"),
             f"{self.title}: {self.url} is no https address",
         )
-        wanted = (
+        downloads = (
             [self.url.rsplit("/", 1)[1]] if self.url.endswith(ARCHIVES) else self.files
         )
-        for name in wanted:
-            known = self.hashes.get(name, "")
+        for name in downloads:
             require(
-                known.startswith("sha256:"),
+                self.hashes.get(name, "").startswith("sha256:"),
                 f"{self.title}: {name} is downloaded and needs a SHA-256",
             )
 
@@ -86,41 +85,41 @@ def data_home(data_dir: DataDir = None) -> Path:
     """The data directory.
 
     Raises:
-        ValueError: it starts with the `~` of somebody who is not there.
+        ValueError: it starts with `~` and the name of a user who does not exist.
     """
-    given = data_dir or os.environ.get("FEDTAILOR_DATA")
+    path = data_dir or os.environ.get("FEDTAILOR_DATA")
     try:
         return (
-            Path(given).expanduser()
-            if given
+            Path(path).expanduser()
+            if path
             else platformdirs.user_cache_path("fedtailor") / "data"
         )
     except RuntimeError as error:
         raise ValueError(
-            f"there is no data directory {given}: {reason(error)}; name another"
+            f"there is no data directory {path}: {reason(error)}; name another"
         ) from None
 
 
 def find(source: Source, data_dir: DataDir = None) -> list[Path]:
-    """The paths of a data set's files, downloaded if need be.
+    """Find the files of a data set, and download them if they are missing.
 
     Raises:
-        MissingData: they are not there and cannot be downloaded.
-        ValueError: a folder or the like has the name of a file.
+        MissingData: the files are missing and cannot be downloaded.
+        ValueError: a path is a folder, or cannot be accessed.
     """
-    # Everything in one folder, or nothing: half a data set in each of two would be a
-    # mixture of versions.
+    # All files must be in the same folder, as different folders may have different
+    # versions of the data set.
     root = data_home(data_dir)
     for folder in source.folders:
         paths = [root / folder / name for name in source.files]
-        if all([is_at_hand(path) for path in paths]):
+        if all([file_exists(path) for path in paths]):
             return paths
     folder = root / source.folders[0]
-    missing = [name for name in source.files if not is_at_hand(folder / name)]
+    missing = [name for name in source.files if not file_exists(folder / name)]
     try:
         if source.url is None:
             raise OSError("it has no public address")
-        download(source.url, missing, folder, source.hashes, source.inside)
+        download(source.url, missing, folder, source.hashes, source.archive_folder)
     except (OSError, ValueError) as error:
         raise MissingData(
             f"{source.title} is not at hand and was not downloaded"
@@ -131,11 +130,11 @@ def find(source: Source, data_dir: DataDir = None) -> list[Path]:
     return [folder / name for name in source.files]
 
 
-def is_at_hand(path: Path) -> bool:
-    """Whether a file is there.
+def file_exists(path: Path) -> bool:
+    """Whether there is a regular file.
 
     Raises:
-        ValueError: something else is (a folder, a pipe), or there is no access to it.
+        ValueError: the path is a folder or a pipe, or cannot be accessed.
     """
     with reading(path):
         if not path.exists():
@@ -150,57 +149,58 @@ def read(
     data_dir: DataDir,
     variant: str = "",
 ) -> Arrays:
-    """The decoded arrays of a data set.
+    """Read the arrays of a data set from its files, or from the cache.
 
-    They come from the cache, or from its files, whose known hashes are checked.
+    Args:
+        source: the files, whose hashes are checked.
+        decode: paths of the files -> arrays by name.
+        data_dir: the data directory.
+        variant: a suffix for the name in the cache, which distinguishes the settings of
+            `decode`.
 
     Raises:
-        MissingData: the files are not there.
+        MissingData: the files are missing and cannot be downloaded.
         ValueError: a file cannot be read, is not the published one, or is damaged.
     """
     paths = find(source, data_dir)
 
-    def checked() -> Arrays:
+    def check_and_decode() -> Arrays:
         for path in paths:
             with reading(path):
                 _verify(path, source.hashes.get(path.name))
         with reading(paths[0].parent):
             return decode(paths)
 
-    return cached(f"{source.folders[0]}{variant}", paths, checked)
+    return cached(f"{source.folders[0]}{variant}", paths, check_and_decode)
 
 
 def cached(name: str, paths: Sequence[Path], decode: Callable[[], Arrays]) -> Arrays:
-    """What `decode` returns, kept until one of the files changes.
+    """Cache the return value of `decode` until one of the files changes.
 
-    What the cache holds is compared with its checksums: damaged, it is decoded again.
-    Without a writable cache it is decoded every time.
+    If the cached files do not match their checksums, the data are decoded again. If the
+    cache cannot be written, they are decoded every time.
     """
-    # A file that changed has another size or time: to read all of it at every start
-    # would cost more than to decode it.
+    # Changes are detected by size and modification time. Reading whole files to compare
+    # their content would take longer than decoding them.
     stats = [
         (str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns)
         for path in paths
     ]
-    key = hashlib.sha256(repr((_VERSION, stats)).encode()).hexdigest()[:16]
+    key = hashlib.sha256(repr((_CACHE_VERSION, stats)).encode()).hexdigest()[:16]
     entry = (
         platformdirs.user_cache_path("fedtailor")
         / "decoded"
         / f"{name.replace(os.sep, '-')}-{key}"
     )
-    kept = _kept(entry)
-    if kept is not None:
-        return kept
-    arrays = decode()
-    _keep(entry, arrays)
+    arrays = _read_cache(entry)
+    if arrays is None:
+        arrays = decode()
+        _write_cache(entry, arrays)
     return arrays
 
 
-def _kept(entry: Path) -> Arrays | None:
-    """The arrays of an entry of the cache.
-
-    None where it is not there or not what was written.
-    """
+def _read_cache(entry: Path) -> Arrays | None:
+    """Read the arrays of a cache entry; None if it is missing or damaged."""
     try:
         digests = json.loads((entry / _DIGESTS).read_text("utf-8"))
         if any(_checksum(entry / name) != digest for name, digest in digests.items()):
@@ -214,11 +214,7 @@ def _kept(entry: Path) -> Arrays | None:
 
 
 def _checksum(path: Path) -> int:
-    """CRC-32 of a file.
-
-    It need not resist an attacker, and takes a third of the time of SHA-256 at every
-    start.
-    """
+    """CRC-32 of a file, which takes a third of the time of SHA-256."""
     checksum = 0
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
@@ -226,8 +222,8 @@ def _checksum(path: Path) -> int:
     return checksum
 
 
-def _keep(entry: Path, arrays: Arrays) -> None:
-    """Write an entry of the cache, whole or not at all."""
+def _write_cache(entry: Path, arrays: Arrays) -> None:
+    """Write a cache entry, atomically."""
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
         with replacing(entry) as folder:
@@ -238,22 +234,19 @@ def _keep(entry: Path, arrays: Arrays) -> None:
                 f"{name}.npy": _checksum(folder / f"{name}.npy") for name in arrays
             }
             (folder / _DIGESTS).write_text(json.dumps(digests), "utf-8")
-    except OSError:  # a full disk or a read-only cache only costs time
+    except OSError:  # a full disk or a read-only cache is no error
         pass
 
 
-def _verify(path: Path, known: str | None) -> None:
-    """Refuse a file that cannot be read, or is not the published one.
-
-    The latter where that is known.
-    """
-    if known is None:
+def _verify(path: Path, expected_hash: str | None) -> None:
+    """Require that a file can be read, and has the expected hash if there is one."""
+    if expected_hash is None:
         path.open("rb").close()
         return
     actual = sha256(path)
-    if actual != known:
+    if actual != expected_hash:
         raise ValueError(
             f"{path} is not the published file ({actual[:19]}..., published"
-            f" {known[:19]}...); it is damaged or another file of that name: delete it,"
+            f" {expected_hash[:19]}...); it is damaged or another file of that name: delete it,"
             " and it is downloaded again"
         )

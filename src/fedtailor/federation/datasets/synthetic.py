@@ -1,6 +1,5 @@
-"""The synthetic(alpha, beta) classification task of FedProx and pFedMe.
-
-Li et al. 2020, section 5.1.
+"""The synthetic(alpha, beta) classification task of FedProx and pFedMe (Li et al. 2020,
+section 5.1).
 """
 
 import numpy as np
@@ -12,6 +11,7 @@ from fedtailor.federation.checks import (
     check_memory,
     check_seed,
 )
+from fedtailor.federation.dataset import numbered_names
 from fedtailor.federation.datasets.registry import register
 from fedtailor.federation.federation import Federation
 from fedtailor.federation.sizes import LogNormal, SizeLaw
@@ -38,26 +38,28 @@ def synthetic(
     + b_k).
 
     u_k ~ N(0, alpha^2), entries of W_k and b_k ~ N(u_k, 1); B_k ~ N(0, beta^2), entries
-    of v_k ~ N(B_k, 1), x ~ N(v_k, diag(j^-1.2)). As in the authors' code alpha and beta
-    are deviations (the paper's text reads as if they were variances). A client's data
+    of v_k ~ N(B_k, 1), x ~ N(v_k, diag(j^-1.2)). As in the authors' code, alpha and
+    beta are standard deviations (the paper's text suggests variances). A client's data
     do not depend on the number of clients.
 
     Args:
-        alpha: said to control how much the classifiers differ. As published it has no
-            effect: u_k adds the same number to the scores of all classes, which argmax
-            does not see. The classifiers differ by the deviation of 1.
+        alpha: meant to control how much the classifiers differ. As published it has no
+            effect: u_k adds the same number to the scores of all classes, which does
+            not change their argmax. The classifiers differ by the standard deviation of
+            1.
         beta: how much the clients' inputs differ.
-        clients: how many; FedProx has 30, pFedMe 100.
-        sizes: law of their sizes; pFedMe's is LogNormal(4, 2, offset=50, factor=5).
+        clients: number of clients; FedProx has 30, pFedMe 100.
+        sizes: distribution of the clients' sizes; pFedMe's is LogNormal(4, 2,
+            offset=50, factor=5).
         test, val: fractions of each client's samples; FedProx and pFedMe test on 0.1.
         unseen: clients that never train: a count, a fraction or names.
-        seed: of everything.
+        seed: random seed of the samples, the splits and the choice of unseen clients.
 
     Returns:
         A federation of ten classes.
 
     Raises:
-        ValueError: impossible settings.
+        ValueError: a setting is out of range.
     """
     check_finite(alpha, "alpha")
     check_finite(beta, "beta")
@@ -70,30 +72,27 @@ def synthetic(
         2 * clients * (_INPUTS + 1), 8, f"{clients} clients with 2 samples or more"
     )
     check_seed(seed)
-    deviations = np.arange(1, _INPUTS + 1) ** -0.6
+    input_std = np.arange(1, _INPUTS + 1) ** -0.6
     xs, ys, total = [], [], 0.0
     for client in range(clients):
-        # A generator of its own for each client: its data must not depend on how many
-        # others there are.
+        # Each client has its own generator, so that its data do not depend on the
+        # number of clients.
         rng = server_rng(seed, "synthetic", client)
-        wanted = max(np.floor(sizes.draw(1, rng)[0]), 2.0)
-        total += wanted
+        size = max(np.floor(sizes.draw(1, rng)[0]), 2.0)
+        total += size
         check_memory(
             total * (_INPUTS + 1), 8, f"{total:g} samples for {client + 1} clients"
         )
-        size = int(wanted)
-        # What a seed gives depends on the order of these draws.
+        # Do not change the order of these draws: it determines the data of a seed.
         u = alpha * rng.normal()
         b = beta * rng.normal()
         mean = rng.normal(b, 1, _INPUTS)
         weights = rng.normal(u, 1, (_INPUTS, _CLASSES))
         bias = rng.normal(u, 1, _CLASSES)
-        x = rng.normal(mean, deviations, (size, _INPUTS))
+        x = rng.normal(mean, input_std, (int(size), _INPUTS))
         xs.append(x.astype(np.float32))
         ys.append(np.argmax(x @ weights + bias, axis=1))
-    digits = len(str(clients - 1))
-    names = [f"client-{client:0{digits}d}" for client in range(clients)]
-    client_of_row = np.repeat(names, [len(y) for y in ys])
+    client_of_row = np.repeat(numbered_names(clients), [len(y) for y in ys])
     return from_arrays(
         np.concatenate(xs),
         np.concatenate(ys),

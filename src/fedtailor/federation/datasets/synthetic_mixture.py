@@ -1,7 +1,4 @@
-"""The synthetic mixture of FedEM.
-
-Marfoq et al. 2021, appendix I; recipe as in the authors' released code.
-"""
+"""The synthetic mixture of FedEM (Marfoq et al. 2021, appendix I, released code)."""
 
 import numpy as np
 
@@ -11,6 +8,7 @@ from fedtailor.federation.checks import (
     check_memory,
     check_seed,
 )
+from fedtailor.federation.dataset import numbered_names
 from fedtailor.federation.datasets.registry import register
 from fedtailor.federation.federation import Federation, Ragged
 from fedtailor.federation.sizes import LogNormal, SizeLaw
@@ -18,8 +16,8 @@ from fedtailor.federation.splits import Unseen, choose_unseen, draw_splits
 from fedtailor.protocol import require, server_rng
 
 _SIZES = LogNormal(4, 2, offset=50)
-_LARGEST = 1000
-"""Training samples that a client has at most."""
+_MAX_SIZE = 1000
+"""The largest number of training samples of a client."""
 
 
 @register()
@@ -41,36 +39,36 @@ def synthetic_mixture(
 
     theta_k ~ U(-1, 1)^d for each component, pi_i ~ Dirichlet(alpha, ..., alpha) for
     each client; for each sample x ~ U(-1, 1)^d, k ~ pi_i and y = 1 where x . theta_k +
-    noise * N(0, 1) > 0. Clients differ in pi_i and in size only: floor of `sizes`, at
-    most 1,000. Test samples are drawn beside them. A client's data do not depend on the
-    number of clients.
+    noise * N(0, 1) > 0. Clients differ only in pi_i and in their number of training
+    samples, which is drawn from `sizes`, rounded down, and at most 1,000. A client's
+    data do not depend on the number of clients.
 
     Args:
-        clients: how many.
-        components: how many classifiers.
-        dimension: d, of the inputs.
-        noise: deviation of the noise on x . theta_k.
+        clients: number of clients.
+        components: number of classifiers.
+        dimension: d, the number of inputs.
+        noise: standard deviation of the noise on x . theta_k.
         alpha: concentration of the proportions (small: a client uses one classifier;
-            large: all equally).
-        sizes: law of the training samples of clients.
-        test: test samples of every client.
+            large: a client uses all classifiers equally).
+        sizes: distribution of the clients' numbers of training samples.
+        test: number of test samples of each client.
         val: fraction of the training samples for validation.
         unseen: clients that never train: a count, a fraction or names.
-        seed: of everything.
+        seed: random seed of the samples, the splits and the choice of unseen clients.
 
     Returns:
         A federation of two classes.
 
     Raises:
-        ValueError: impossible settings.
+        ValueError: a setting is out of range.
     """
-    for what, value in (
+    for name, value in (
         ("clients", clients),
         ("components", components),
         ("dimension", dimension),
         ("test", test),
     ):
-        check_integer(value, what, 1)
+        check_integer(value, name, 1)
     check_finite(noise, "noise")
     check_finite(alpha, "alpha")
     require(noise >= 0, f"noise is {noise}; it must be 0 or more")
@@ -85,11 +83,11 @@ def synthetic_mixture(
     )
     xs, ys, counts = [], [], np.zeros(clients, np.int64)
     for client in range(clients):
-        # A generator of its own for each client: its data must not depend on how many
-        # others there are.
+        # Each client has its own generator, so that its data do not depend on the
+        # number of clients. Do not change the order of these draws: it determines the
+        # data of a seed.
         rng = server_rng(seed, "synthetic mixture", client)
-        # What a seed gives depends on the order of these draws.
-        counts[client] = np.clip(np.floor(sizes.draw(1, rng)[0]), 2, _LARGEST)
+        counts[client] = np.clip(np.floor(sizes.draw(1, rng)[0]), 2, _MAX_SIZE)
         weights = rng.dirichlet(np.full(components, alpha))
         total = int(counts[client]) + test
         x = rng.uniform(-1, 1, (total, dimension))
@@ -97,13 +95,10 @@ def synthetic_mixture(
         xs.append(x.astype(np.float32))
         ys.append((scores + noise * rng.normal(size=total) > 0).astype(np.int64))
     x, y = np.concatenate(xs), np.concatenate(ys)
-    digits = len(str(clients - 1))
-    names = tuple(f"client-{client:0{digits}d}" for client in range(clients))
-    # of each client its training rows come first, then its test rows
-    sizes_with_test = counts + test
-    rows = Ragged.cut(np.arange(len(y)), sizes_with_test)
-    place_in_client = np.arange(len(y)) - np.repeat(rows.offsets[:-1], sizes_with_test)
-    is_test = place_in_client >= np.repeat(counts, sizes_with_test)
+    names = numbered_names(clients)
+    # A client's training rows come before its test rows.
+    rows = Ragged.cut(np.arange(len(y)), counts + test)
+    is_test = rows.positions >= counts[rows.owners]
     train, vals, _ = draw_splits(
         rows.where(~is_test), y, names, test=0, val=val, seed=seed
     )

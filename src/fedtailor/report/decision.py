@@ -17,7 +17,7 @@ from fedtailor.decision import (
     warn_grid_edges,
     warn_still_falling,
 )
-from fedtailor.decision.warnings import named
+from fedtailor.decision.warnings import join_names
 from fedtailor.report.experiment import Experiment
 from fedtailor.report.left_out import left_out_methods, tests_when_left_out
 from fedtailor.report.stored import StoredRun
@@ -78,13 +78,13 @@ class Decision:
         unit = unit_of(self.metric)
         sentences: list[str] = []
         if self.winner is not None:
-            sentences.append(f"By test {unit.label}: {self.winner.sentence()}")
+            sentences.append(f"By test {unit.label}: {self.winner.conclusion()}")
             sentences += self._sharing(self.winner)
             sentences += self._about_left_out()
         if self.choice is not None:
             each = unit.text([self.choice.value])
             one = unit.text([self.choice.single_value])
-            said = self.choice.sentence().removesuffix(".")
+            said = self.choice.conclusion().removesuffix(".")
             sentences.append(f"{said} (test {unit.label}: {each} against {one}).")
         if self.gains is None:
             return [*sentences, self.why_no_gains]
@@ -386,7 +386,7 @@ def _training_warnings(
         for warning in warn_grid_edges(chosen, grid, experiment.index.limited):
             labels_by_warning.setdefault(warning, []).append(label)
     for warning, labels in labels_by_warning.items():
-        warnings.append(f"{named(labels)}: {warning}")
+        warnings.append(f"{join_names(labels)}: {warning}")
     return warnings
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from fedtailor.decision.intervals import LEAST_SEEDS
+from fedtailor.decision.intervals import MIN_SEEDS
 from fedtailor.report.experiment import Experiment, ScenarioUse
 from fedtailor.report.page.parts import Section
 from fedtailor.report.stored import StoredRun
@@ -66,8 +66,8 @@ def protocol(experiment: Experiment, scenario: str, run: StoredRun) -> Section:
         reporting = f"{100 * used.participation:g} % of the clients"
     seeds = f"{', '.join(map(str, index.seeds))}: of splits, initial models and batches"
     resampled = "test rows and seeds"
-    if len(index.seeds) < LEAST_SEEDS:
-        seeds += f"; fewer than {LEAST_SEEDS}, so nothing is said of other seeds"
+    if len(index.seeds) < MIN_SEEDS:
+        seeds += f"; fewer than {MIN_SEEDS}, so nothing is said of other seeds"
         resampled = "test rows"
     chosen = "nothing was chosen"
     if index.candidates:

@@ -183,7 +183,7 @@ def variance_components(
         seed_means = values.mean(axis=1, keepdims=True)
         residual = values - row_means - seed_means + values.mean()
         residual_degrees = (seeds - 1) * (rows - 1)
-        squares = float(np.squared_width(residual).sum())
+        squares = float(np.square(residual).sum())
         residual_variance = squares / residual_degrees / values.size
     if df >= seeds - 1:
         row_variance = max(row_variance - residual_variance, 0.0)

@@ -180,17 +180,17 @@ def _gain_interval(
     differences = score.linear(scores) - score.linear(base)
     if score.bounds is not None:
         base, scores = _add_pseudo_rows(base, scores, score.bounds)
-    n_rows = base.shape[1]
+    n_resampled = base.shape[1]
     row_variance = np.inf
     if rows > 1:
         gains = []
-        for counts in _resampled_counts(seed, n_rows, draws):
+        for counts in _resampled_counts(seed, n_resampled, draws):
             gains.append(score.sign * _resampled_gains(counts, base, scores, score))
         # The variance of a mean over n rows drawn with replacement is (n - 1) / n of
         # the unbiased estimate.
-        correction = n_rows / max(n_rows - 1, 1)
+        correction = n_resampled / max(n_resampled - 1, 1)
         row_variance = correction * float(np.concatenate(gains).var())
-    unit_counts = np.ones((1, n_rows))
+    unit_counts = np.ones((1, n_resampled))
     center = score.sign * float(_resampled_gains(unit_counts, base, scores, score)[0])
     components = variance_components(row_variance, rows - 1, seed_gains, differences)
     interval = student_interval(
@@ -258,10 +258,12 @@ def _resampled_gains(
     base_values = score.metric(_resampled_means(counts, base))
     gains = method_values - base_values  # [draws, seeds]
     # A draw may miss all rows of a seed's small split; the gain of that seed is NaN.
-    is_tested = ~np.isnan(gains)
-    totals = np.where(is_tested, gains, 0.0).sum(axis=1)
-    numbers = is_tested.sum(axis=1)
-    return np.divide(totals, numbers, out=np.zeros(len(gains)), where=numbers > 0)
+    is_defined = ~np.isnan(gains)
+    totals = np.where(is_defined, gains, 0.0).sum(axis=1)
+    seed_counts = is_defined.sum(axis=1)
+    return np.divide(
+        totals, seed_counts, out=np.zeros(len(gains)), where=seed_counts > 0
+    )
 
 
 def _resampled_means(
@@ -275,6 +277,6 @@ def _resampled_means(
     """
     is_tested = ~np.isnan(scores)
     sums = counts @ np.where(is_tested, scores, 0.0).T
-    numbers = counts @ is_tested.T.astype(np.float64)
-    undefined = np.full(numbers.shape, np.nan)
-    return np.divide(sums, numbers, out=undefined, where=numbers > 0)
+    row_counts = counts @ is_tested.T.astype(np.float64)
+    undefined = np.full(row_counts.shape, np.nan)
+    return np.divide(sums, row_counts, out=undefined, where=row_counts > 0)

@@ -103,11 +103,11 @@ def test_six_curves_have_bands_and_the_others_are_thin(tmp_path):
     svg = figures.lines({"panel": curves}, "round", "accuracy", tmp_path / "nine")[
         1
     ].read_text()
-    assert svg.count('id="FillBetweenPolyCollection') == 6 == figures.MOST_BANDS
+    assert svg.count('id="FillBetweenPolyCollection') == 6 == figures.MAX_BANDS
     assert all(f"<!-- {label} -->" in svg for label in curves)  # all are named
-    featured = [f"m{number}" for number in (8, 7)]
+    highlighted = [f"m{number}" for number in (8, 7)]
     svg = figures.lines(
-        {"panel": curves}, "round", "y", tmp_path / "two", featured=featured
+        {"panel": curves}, "round", "y", tmp_path / "two", highlighted=highlighted
     )[1].read_text()
     assert svg.count('id="FillBetweenPolyCollection') == 2
 
@@ -118,15 +118,17 @@ def test_fedavg_and_the_best_rows_are_featured(results, monkeypatch):
         for label, name in (("Average", "fedavg"), ("Local", "local"), ("UCFL", "ucfl"))
     }
     means = {label: found[0].spread()["mean"] for label, found in runs.items()}
-    monkeypatch.setattr(figures, "MOST_BANDS", 2)
+    monkeypatch.setattr(figures, "MAX_BANDS", 2)
     best = max(("Local", "UCFL"), key=means.get)
     assert (
         means["Average"] < means[best]
     )  # FedAvg is there to compare with, however bad
-    assert set(drawing.featured({"s": runs})) == {"Average", best}
+    assert set(drawing.highlighted({"s": runs})) == {"Average", best}
     # Rows with bands never share a colour, however many rows stand before them.
-    order = drawing._by_look({"s": runs})
-    assert order[:2] == drawing.featured({"s": runs}) and sorted(order) == sorted(runs)
+    order = drawing._style_order({"s": runs})
+    assert order[:2] == drawing.highlighted({"s": runs}) and sorted(order) == sorted(
+        runs
+    )
     assert len({figures.style(number)["color"] for number in range(6)}) == 6
 
 
@@ -156,7 +158,8 @@ def test_bytes_are_those_of_the_rounds_done(results):
         next(iter(ucfl.by_bytes())) > 2 * (CLIENTS - UNSEEN) * size
     )  # with the gradients of the probe
     assert (
-        not run.silent and StoredRun(results / "runs/digits-permuted/local-s0").silent
+        not run.is_silent
+        and StoredRun(results / "runs/digits-permuted/local-s0").is_silent
     )
 
 

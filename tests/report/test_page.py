@@ -26,7 +26,7 @@ from fedtailor.report.page.contents import gains
 from fedtailor.report.page.curves import curves
 from fedtailor.report.page.pictures import Gain, extent, forest, matrix
 from fedtailor.report.page.reliability import reliability
-from fedtailor.report.page.render import MOST_BYTES
+from fedtailor.report.page.render import MAX_BYTES
 from fedtailor.report.stored import StoredRun
 from fedtailor.report.tables import Table
 from fedtailor.storage.run_files import CLIENTS, METRICS, ROWS, SUMMARY
@@ -105,7 +105,7 @@ def test_names_are_text_wherever_they_stand():
 
 def test_a_thousand_clients_stay_under_the_limit():
     found = render(page(clients=1000))
-    assert 300_000 < len(found.encode()) < MOST_BYTES
+    assert 300_000 < len(found.encode()) < MAX_BYTES
     assert (
         "data:image/png;base64," in found
     )  # the matrix is an image, not a million squares
@@ -156,7 +156,7 @@ def test_matrix_shows_every_number_of_few_clients():
 
 def test_gains_that_are_missing_are_said_in_a_line():
     missing = Decision(
-        "s", "accuracy", why_no_gains="Gains need the method local; add it."
+        "s", "accuracy", no_gains_reason="Gains need the method local; add it."
     )
     section = gains("s", missing, 10)
     assert (

@@ -120,7 +120,7 @@ def table(name: str, found: Mapping[str, Sequence[StoredRun]]) -> Table:
         spreads = [run.spread() for run in runs]
         mean = unit.number([spread["mean"] for spread in spreads])
         worst = unit.number([spread["worst"] for spread in spreads])
-        times = costs.times(runs, found[reference])
+        times = costs.times_to_target(runs, found[reference])
         rows.append([label, mean, worst, *costs.models(runs), *times])
     columns = ["method", "accuracy,\n%", "worst\nclient, %"]
     columns += ["models\ndown", "models\nup", *costs.TIME_HEADERS]

@@ -18,12 +18,12 @@ from fedtailor.report.stored import StoredRun
 from fedtailor.report.tables import Cell, Number, Table
 from fedtailor.report.units import Unit, unit_of
 
-MOST_LINES = 2000
+MAX_TABLE_ROWS = 2000
 """Lines of clients on a page, all scenarios together.
 
 More would neither be read nor sent by mail.
 """
-MOST_PICTURES = 8
+MAX_PICTURES = 8
 """Methods whose gains are drawn; the table has them all."""
 CALIBRATION = ("calibration_error", "brier", "log_loss")
 """Metrics that say whether probabilities can be believed."""
@@ -38,7 +38,7 @@ def page_of(experiment: Experiment) -> Page:
         ValueError: a run directory is damaged.
     """
     scenarios = list(experiment.index.scenarios)
-    lines = max(MOST_LINES // max(len(scenarios), 1), 50)
+    lines = max(MAX_TABLE_ROWS // max(len(scenarios), 1), 50)
     return Page(
         title=overview.title(experiment),
         subtitle=_subtitle(experiment),
@@ -54,7 +54,7 @@ def page_of(experiment: Experiment) -> Page:
 
 
 def scenario_sections(
-    experiment: Experiment, scenario: str, lines: int = MOST_LINES
+    experiment: Experiment, scenario: str, lines: int = MAX_TABLE_ROWS
 ) -> list[Section]:
     """The sections of one scenario.
 
@@ -73,13 +73,15 @@ def scenario_sections(
     first = next(iter(runs.values()))[0]
     clients = _short(client_table(scenario, runs, decision), lines)
     return [
-        Section("Decision", decision.sentences, decision.warnings),
-        Section("Methods", tables=[comparison.over_clients(experiment, scenario)]),
+        Section("Decision", decision.conclusions, decision.warnings),
+        Section(
+            "Methods", tables=[comparison.client_spread_table(experiment, scenario)]
+        ),
         Section("Clients", tables=[clients]),
         gains(scenario, decision, lines),
         curves(runs),
         diagnostics(runs),
-        Section("Costs", tables=[comparison.traffic_and_time(experiment, scenario)]),
+        Section("Costs", tables=[comparison.cost_table(experiment, scenario)]),
         calibration(runs),
         data_card(experiment.index.scenarios[scenario], first),
         settings(runs),
@@ -144,7 +146,7 @@ def gains(scenario: str, decision: Decision, lines: int) -> Section:
     """Who gains from sharing: drawn for each method, and as a table."""
     title = "Gains over training alone"
     if decision.gains is None or decision.table is None:
-        return Section(title, [decision.why_no_gains])
+        return Section(title, [decision.no_gains_reason])
     explanation = (
         "An interval that excludes 0 says that sharing helps (or hurts) this client;"
         " any other cannot tell."
@@ -159,7 +161,7 @@ def gains(scenario: str, decision: Decision, lines: int) -> Section:
 
 
 def gain_pictures(gains: pl.DataFrame, unit: Unit, lines: int) -> list[Picture]:
-    """One drawing a method, at most `MOST_PICTURES`.
+    """One drawing a method, at most `MAX_PICTURES`.
 
     Args:
         gains: as `fedtailor.decision.client_gains` gives them.
@@ -168,8 +170,8 @@ def gain_pictures(gains: pl.DataFrame, unit: Unit, lines: int) -> list[Picture]:
     """
     by_method: dict[str, list[Gain]] = {}
     parts = list(gains.group_by(["method"], maintain_order=True))
-    for (method,), part in parts[:MOST_PICTURES]:
-        rows = part.head(lines // MOST_PICTURES).iter_rows(named=True)
+    for (method,), part in parts[:MAX_PICTURES]:
+        rows = part.head(lines // MAX_PICTURES).iter_rows(named=True)
         by_method[str(method)] = [
             Gain(
                 row["client"],

@@ -12,17 +12,17 @@ from fedtailor.protocol.diagnostics import (
     MatrixDiagnostic,
     TreeDiagnostic,
 )
-from fedtailor.report.drawing import featured
-from fedtailor.report.figures import MOST_BANDS
+from fedtailor.report.drawing import by_megabytes, highlighted
+from fedtailor.report.figures import MAX_BANDS
 from fedtailor.report.page.parts import Chart, Picture, Section, Series
 from fedtailor.report.page.pictures import matrix
 from fedtailor.report.stored import StoredRun
 from fedtailor.report.tables import Cell, Number, Table
 from fedtailor.report.units import Unit, unit_of
 
-MOST_CLIENTS = 500
+MAX_CLIENTS = 500
 """Lines of a table of clients here."""
-MOST_POINTS = 400
+MAX_POINTS = 400
 """Points of a line: more than pixels show nothing."""
 _NOTHING = (
     "These methods tell nothing about themselves beyond their results, or their runs"
@@ -45,7 +45,7 @@ def curves(runs: Mapping[str, Seeds]) -> Section:
         "Test, by traffic",
         "MB sent, down and up",
         runs,
-        _by_megabytes,
+        by_megabytes,
         unit,
         silent=False,
     )
@@ -58,7 +58,7 @@ def curves(runs: Mapping[str, Seeds]) -> Section:
     )
     explanation = (
         "Means over clients (each counts the same) and seeds; bands, from the"
-        f" lowest seed to the highest, for at most {MOST_BANDS} methods: FedAvg and"
+        f" lowest seed to the highest, for at most {MAX_BANDS} methods: FedAvg and"
         " those that end best on test. Point at a curve, or focus it and use the"
         " arrow keys, to read values; the boxes switch lines on and off."
     )
@@ -99,8 +99,8 @@ def diagnostics(runs: Mapping[str, Seeds]) -> Section:
 
 def names_by_id(run: StoredRun) -> list[str]:
     """The names of the seen clients in the order of ids, which diagnostics have."""
-    names = run.clients.filter(~pl.col("unseen"))["client"].to_list()
-    return [names[place] for place in np.argsort(client_ids(tuple(names)))]
+    names = run.seen_clients["client"].to_list()
+    return [names[index] for index in np.argsort(client_ids(tuple(names)))]
 
 
 def _chart(
@@ -120,9 +120,9 @@ def _chart(
         unit: of y.
         silent: whether runs that sent nothing in training have a line, too.
     """
-    series, with_bands = [], featured({"": runs})
+    series, with_bands = [], highlighted({"": runs})
     for colour, (label, seeds) in enumerate(runs.items()):
-        of_seeds = [curve(run) for run in seeds if silent or not run.silent]
+        of_seeds = [curve(run) for run in seeds if silent or not run.is_silent]
         of_seeds = [points for points in of_seeds if points]
         if of_seeds:
             # Where nothing was tested there is no best: the first ones then.
@@ -141,8 +141,8 @@ def _mean_line(
     count = min(map(len, curves))
     x = np.array([list(curve)[:count] for curve in curves])  # [seeds, evaluations]
     y = scale * np.array([list(curve.values())[:count] for curve in curves])
-    # At most `MOST_POINTS` evaluations, the first and the last among them.
-    points = np.linspace(0, count - 1, min(count, MOST_POINTS))
+    # At most `MAX_POINTS` evaluations, the first and the last among them.
+    points = np.linspace(0, count - 1, min(count, MAX_POINTS))
     points = np.unique(points.round().astype(int))
     mean_x, y = np.mean(x, axis=0)[points], y[:, points]
     low, high = (), ()
@@ -153,10 +153,6 @@ def _mean_line(
     return Series(
         label, mean_x.tolist(), mean_y.tolist(), colour, low, high, shown=banded
     )
-
-
-def _by_megabytes(run: StoredRun) -> Curve:
-    return {spent / 1e6: value for spent, value in run.by_bytes().items()}
 
 
 def _part(
@@ -191,7 +187,7 @@ def _of_clients(title: str, diagnostic: LineDiagnostic, names: Sequence[str]) ->
     rows: list[list[Cell]] = []
     for position, value in zip(diagnostic.x, diagnostic.y, strict=True):
         rows.append([names[int(position)], Number(float(value), f"{value:.4g}")])
-    return Table(title, ["client", diagnostic.y_label], rows[:MOST_CLIENTS])
+    return Table(title, ["client", diagnostic.y_label], rows[:MAX_CLIENTS])
 
 
 def _tree(title: str, diagnostic: TreeDiagnostic) -> Table:

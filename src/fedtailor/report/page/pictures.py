@@ -15,9 +15,9 @@ from numpy import ndarray
 
 from fedtailor.report.page.parts import Picture
 
-MOST_NAMED = 40
+MAX_NAMED_CLIENTS = 40
 """More clients than this are drawn without their names."""
-MOST_PIXELS = 300
+MAX_PIXELS = 300
 """An image of a matrix has at most so many lines and columns."""
 _ROW, _ROW_UNNAMED = 22, 5
 """Height of a client's line, in pixels, with a name and without."""
@@ -64,7 +64,7 @@ def forest(
     """
     finite = (gain for gain in gains if np.isfinite(gain.gain))
     ordered = sorted(finite, key=lambda gain: -gain.gain)
-    named = len(ordered) <= MOST_NAMED
+    named = len(ordered) <= MAX_NAMED_CLIENTS
     row, left = (_ROW, _LEFT) if named else (_ROW_UNNAMED, 10)
     right = _WIDTH - 10
     low, high = shown
@@ -129,7 +129,7 @@ def matrix(
     )
     note = f"{note} {legend}".strip()
     count = len(numbers)
-    if count > MOST_NAMED:
+    if count > MAX_NAMED_CLIENTS:
         note = f"{note} {count} clients in the order of their ids."
         return Picture(title, _image(title, scaled), note)
     side = 600 / max(count, 8)
@@ -167,7 +167,7 @@ def _image(title: str, scaled: Float[ndarray, "m m"]) -> str:
 
     # Blocks of clients become one pixel, their mean: more of them would make the page
     # too large to send.
-    block = -(-len(scaled) // MOST_PIXELS)
+    block = -(-len(scaled) // MAX_PIXELS)
     starts = np.arange(0, len(scaled), block)
     counts = np.diff(starts, append=len(scaled))
     of_rows = np.add.reduceat(np.nan_to_num(scaled), starts, axis=0)

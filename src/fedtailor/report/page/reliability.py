@@ -5,19 +5,19 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import polars as pl
 
-from fedtailor.report.drawing import featured
-from fedtailor.report.figures import MOST_BANDS
+from fedtailor.report.drawing import highlighted
+from fedtailor.report.figures import MAX_BANDS
 from fedtailor.report.page.parts import Chart, Series
 from fedtailor.report.stored import StoredRun
 
 BINS = 10
 """Equally wide bins of confidence."""
-LEAST_ROWS = 20
+MIN_BIN_ROWS = 20
 """Bins with fewer test rows are left out: their accuracy is mostly chance."""
 
 RELIABILITY = (
     f"The diagram puts all test rows of clients that train, of all seeds, into {BINS}"
-    f" bins by the probability of the predicted class; bins of fewer than {LEAST_ROWS}"
+    f" bins by the probability of the predicted class; bins of fewer than {MIN_BIN_ROWS}"
     " rows are left out. Below the grey line a model is too sure of itself, above it"
     " too little."
 )
@@ -31,7 +31,7 @@ def reliability(runs: Mapping[str, Sequence[StoredRun]]) -> Chart | None:
         fedtailor before 0.2.
     """
     # With the grey line there are no more lines at first than anywhere else.
-    shown = featured({"": runs})[: MOST_BANDS - 1]
+    shown = highlighted({"": runs})[: MAX_BANDS - 1]
     series = []
     for colour, (label, seeds) in enumerate(runs.items()):
         confidence, correct = _outcomes(seeds)
@@ -39,7 +39,7 @@ def reliability(runs: Mapping[str, Sequence[StoredRun]]) -> Chart | None:
         bins = np.ceil(confidence * BINS).astype(int) - 1
         bins = np.clip(bins, 0, BINS - 1)
         count = np.bincount(bins, minlength=BINS)
-        enough = count >= LEAST_ROWS
+        enough = count >= MIN_BIN_ROWS
         if not enough.any():
             continue
         x = 100 * np.bincount(bins, confidence, BINS)[enough] / count[enough]
@@ -70,8 +70,7 @@ def _outcomes(seeds: Sequence[StoredRun]) -> tuple[np.ndarray, np.ndarray]:
     frames = []
     for run in seeds:
         if run.rows is not None and set(columns) <= set(run.rows.columns):
-            seen = run.clients.filter(~pl.col("unseen")).select("client")
-            rows = run.rows.join(seen, on="client", how="semi")
+            rows = run.rows.join(run.seen_clients, on="client", how="semi")
             frames.append(rows.select(columns))
     if not frames:
         return np.zeros(0), np.zeros(0)

@@ -15,11 +15,11 @@ from markupsafe import Markup
 
 from fedtailor._files import reason, replacing
 from fedtailor.protocol import require
-from fedtailor.report.figures import MOST_BANDS
+from fedtailor.report.figures import MAX_BANDS
 from fedtailor.report.page.parts import Chart, Page
 from fedtailor.report.tables import Cell, Number, Table
 
-MOST_BYTES = 3_000_000
+MAX_BYTES = 3_000_000
 """A page is smaller than this: it can be sent by mail, and opens on a telephone."""
 
 
@@ -27,7 +27,7 @@ def render(page: Page) -> str:
     """The page as HTML text.
 
     Raises:
-        ValueError: it is larger than `MOST_BYTES`.
+        ValueError: it is larger than `MAX_BYTES`.
     """
     # Labels are the user's: all text is escaped, and a name that the template has and
     # the page has not is an error.
@@ -46,8 +46,8 @@ def render(page: Page) -> str:
     text = environment.from_string(_asset("page.html.j2")).render(page=page, **inlined)
     size = len(text.encode())
     require(
-        size < MOST_BYTES,
-        f"the page has {size / 1e6:.1f} MB, more than {MOST_BYTES / 1e6:g}; "
+        size < MAX_BYTES,
+        f"the page has {size / 1e6:.1f} MB, more than {MAX_BYTES / 1e6:g}; "
         "compare fewer scenarios or methods, or use --out",
     )
     return text
@@ -126,7 +126,7 @@ def _chart_json(chart: Chart) -> Markup:
             "x": _numbers(line.x),
             "y": _numbers(line.y),
             "colour": place if line.colour is None else line.colour,
-            "shown": place < MOST_BANDS if line.shown is None else line.shown,
+            "shown": place < MAX_BANDS if line.shown is None else line.shown,
         }
         if len(line.low):
             entry |= {"low": _numbers(line.low), "high": _numbers(line.high)}

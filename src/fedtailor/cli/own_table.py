@@ -73,7 +73,7 @@ def default_rates(table: Table) -> tuple[float, ...]:
     return tuple(float(f"{rate:.1e}") for rate in (largest, largest / 5))
 
 
-def prepare_own_table(path: Path, options: OwnTable) -> tuple[Experiment, str]:
+def prepare_table_experiment(path: Path, options: OwnTable) -> tuple[Experiment, str]:
     """The comparison, and the table as the first seed sees it in words.
 
     The words are sizes, and what was imputed and left out. All that is wrong with
@@ -90,11 +90,11 @@ def prepare_own_table(path: Path, options: OwnTable) -> tuple[Experiment, str]:
         " with --lr, or leave rows for validation",
     )
     # Mistakes in the options are found before a large file is read.
-    experiment = own_table(path, options, rates)
+    experiment = table_experiment(path, options, rates)
     table = from_table(path, seed=options.all_seeds()[0], **options.table_options())
     find_metrics(options.metrics, bind(experiment.columns[0].scenario.model, table))
     if options.lr is None:
-        experiment = own_table(path, options, default_rates(table))
+        experiment = table_experiment(path, options, default_rates(table))
         if table.classes is None:
             # Above the largest rate the steepest client may diverge.
             experiment = replace(experiment, limited=("sgd.lr",))
@@ -102,7 +102,9 @@ def prepare_own_table(path: Path, options: OwnTable) -> tuple[Experiment, str]:
     return experiment, "\n".join([table.describe(), *notes, ""])
 
 
-def own_table(path: Path, options: OwnTable, rates: tuple[float, ...]) -> Experiment:
+def table_experiment(
+    path: Path, options: OwnTable, rates: tuple[float, ...]
+) -> Experiment:
     """The comparison of methods on a user's own table.
 
     Each method is compared with the best of some learning rates.

@@ -12,7 +12,7 @@ from typing import get_args
 
 from fedtailor.algorithms.find import find_algorithm
 from fedtailor.cli.hyper import parameters
-from fedtailor.cli.names import names_and_json
+from fedtailor.cli.names import parse_name_and_json
 from fedtailor.protocol import About, Algorithm, check_choice, require
 from fedtailor.protocol.about import ModelsReceived, Sees
 
@@ -68,7 +68,7 @@ LEGEND = (
 def algorithms(arguments: list[str]) -> int:
     """The list of all methods, or all about one."""
     fact, rest = _grouped_by(arguments)
-    name, as_json = names_and_json(rest, USAGE)
+    name, as_json = parse_name_and_json(rest, USAGE)
     require(name is None or fact is None, USAGE)
     if name is not None:
         _one(find_algorithm(name), as_json)

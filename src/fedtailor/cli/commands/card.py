@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from fedtailor.cli.options import parse
-from fedtailor.cli.output import put
+from fedtailor.cli.output import write_text
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def card(arguments: list[str]) -> int:
     from fedtailor.deployment import model_card, open_run
 
     text = model_card(open_run(options.run), options.client)
-    put(text, options.out)
+    write_text(text, options.out)
     if options.out is not None:
         print(options.out.resolve())
     return 0

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedtailor.cli.commands.report import report
+from fedtailor.cli.names import asks_for_help
 from fedtailor.cli.options import as_option, check_counts, check_seeds, parse
-from fedtailor.cli.own_table import OwnTable, prepare_own_table
+from fedtailor.cli.own_table import OwnTable, prepare_table_experiment
 from fedtailor.cli.progress import progress_over_runs
 from fedtailor.executors import Settings
 from fedtailor.experiments.compare import Comparison
@@ -73,7 +74,7 @@ class TableOptions(Options, OwnTable):
 def compare(arguments: list[str]) -> int:
     """Run an experiment and print its tables."""
     if not arguments or arguments[0].startswith("-"):
-        if "-h" in arguments or "--help" in arguments:
+        if asks_for_help(arguments):
             print(
                 f"usage: {USAGE}\n\nThe options depend on the file: fedtailor compare"
                 " EXPERIMENT.toml --help"
@@ -91,7 +92,7 @@ def compare(arguments: list[str]) -> int:
     if path.name.lower().endswith(ENDINGS):
         options: Options = parse(TableOptions, rest, program)
         assert isinstance(options, TableOptions)
-        experiment, about_table = prepare_own_table(path, options)
+        experiment, about_table = prepare_table_experiment(path, options)
         print(about_table, file=sys.stderr if options.json else sys.stdout)
     else:
         require(

@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from fedtailor.cli.names import asks_for_help
 from fedtailor.cli.options import check_counts, check_seeds, parse
 from fedtailor.cli.own_table import changed_options
-from fedtailor.cli.sizes import sized, sizes_of
+from fedtailor.cli.sizes import sizes_of, with_sizes
 from fedtailor.diagnosis import RESTS_ON, Recommendation
 from fedtailor.executors import Settings
 from fedtailor.experiments import scenarios
@@ -58,7 +59,7 @@ class OwnTableOptions(Options, TableOptions):
 def diagnose(arguments: list[str]) -> int:
     """Print what one probe of a table's or a scenario's clients says."""
     if not arguments or arguments[0].startswith("-"):
-        if "-h" in arguments or "--help" in arguments:
+        if asks_for_help(arguments):
             print(
                 f"usage: {USAGE}\n\nThe options depend on the data: fedtailor diagnose"
                 " digits-rotated --help"
@@ -109,17 +110,17 @@ def _parse(scenario: Scenario, arguments: list[str]) -> tuple[Scenario, Options]
     options = Options()
     sizes = sizes_of(scenario, [field.name for field in fields(options)])
 
-    def together(sizes: Any, options: Any) -> tuple[Scenario, Options]:
-        return sized(scenario, sizes), options
+    def build(sizes: Any, options: Any) -> tuple[Scenario, Options]:
+        return with_sizes(scenario, sizes), options
 
     flat = tyro.conf.arg(name="")
-    together.__annotations__ = {
+    build.__annotations__ = {
         "sizes": Annotated[type(sizes), flat],
         "options": Annotated[Options, flat],
     }
-    together.__defaults__ = (sizes, options)
-    together.__doc__ = f"Diagnose {scenario.name}: {scenario.description}."
-    return parse(together, arguments, f"fedtailor diagnose {scenario.name}")
+    build.__defaults__ = (sizes, options)
+    build.__doc__ = f"Diagnose {scenario.name}: {scenario.description}."
+    return parse(build, arguments, f"fedtailor diagnose {scenario.name}")
 
 
 def as_dict(advice: Advice) -> dict[str, Any]:

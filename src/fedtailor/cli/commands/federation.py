@@ -14,7 +14,7 @@ import tyro
 
 from fedtailor._memory import save_memory
 from fedtailor.cli.options import as_option, check_counts, parse
-from fedtailor.cli.output import put
+from fedtailor.cli.output import write_text
 from fedtailor.protocol import require
 from fedtailor.remote.waits import check_wait
 
@@ -297,11 +297,11 @@ def _predict(options: Predict) -> int:
         rows = read_table(options.data, schema, target=False).rows(agreed)
     predicted = model.predict(rows.x)
     if schema.classes:
-        put(_as_csv([schema.classes[value] for value in predicted]), options.out)
+        write_text(_as_csv([schema.classes[value] for value in predicted]), options.out)
         return 0
     if agreed is not None:
         predicted = agreed.preprocessing(schema).decode(predicted)
-    put(_as_csv(predicted.ravel()), options.out)
+    write_text(_as_csv(predicted.ravel()), options.out)
     return 0
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import tyro
 
 from fedtailor.cli.options import as_typed, parse
-from fedtailor.cli.output import put
+from fedtailor.cli.output import write_text
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def predict(arguments: list[str]) -> int:
             unknown=options.unknown,
             probabilities=options.probabilities,
         )
-    put(found.write_csv(), options.out)
+    write_text(found.write_csv(), options.out)
     if options.out is not None:
         print(f"{len(found):,} predictions: {options.out.resolve()}")
     return 0

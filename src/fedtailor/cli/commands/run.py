@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fedtailor.algorithms.find import find_algorithm
+from fedtailor.cli.names import asks_for_help
 from fedtailor.cli.options import check_counts, check_seeds, parse
 from fedtailor.cli.progress import progress_of
-from fedtailor.cli.sizes import sized, sizes_of
+from fedtailor.cli.sizes import sizes_of, with_sizes
 from fedtailor.executors import Settings
 from fedtailor.experiments import scenarios
 from fedtailor.experiments.parsing import check_trains
@@ -83,7 +84,7 @@ def run(arguments: list[str]) -> int:
     """Train one method on one scenario."""
     names = [argument for argument in arguments[:2] if not argument.startswith("-")]
     if len(names) < 2:
-        if "-h" in arguments or "--help" in arguments:
+        if asks_for_help(arguments):
             print(
                 f"usage: {USAGE}\n\nThe options depend on both: fedtailor run ALGORITHM"
                 " SCENARIO --help"
@@ -167,15 +168,15 @@ def _parse(
     taken = [field.name for field in (*fields(default), *fields(options))]
     sizes = sizes_of(scenario, taken)
 
-    def together(
+    def build(
         algorithm: Any, sizes: Any, options: Any
     ) -> tuple[Algorithm, Scenario, Options]:
         check_local_training(algorithm)
-        return algorithm, sized(scenario, sizes), options
+        return algorithm, with_sizes(scenario, sizes), options
 
     flat = tyro.conf.arg(name="")
     # The function itself, where type checkers (of the tests) have wrapped it.
-    target = unwrap(together)
+    target = unwrap(build)
     target.__annotations__ = {
         "algorithm": Annotated[type(default), flat],
         "sizes": Annotated[type(sizes), flat],

@@ -4,8 +4,8 @@ import json
 from itertools import groupby
 from typing import Any
 
-from fedtailor.cli.names import names_and_json
-from fedtailor.cli.sizes import about_builder
+from fedtailor.cli.names import parse_name_and_json
+from fedtailor.cli.sizes import parse_docstring
 from fedtailor.experiments import scenarios as known_scenarios
 from fedtailor.experiments.scenario import Scenario
 from fedtailor.models import logistic
@@ -13,7 +13,7 @@ from fedtailor.models import logistic
 
 def scenarios(arguments: list[str]) -> int:
     """The list of all scenarios, or all about one."""
-    name, as_json = names_and_json(
+    name, as_json = parse_name_and_json(
         arguments, "usage: fedtailor scenarios [NAME] [--json]"
     )
     if name is not None:
@@ -58,7 +58,7 @@ def _listed(rows: list[dict[str, Any]]) -> None:
 
 
 def _scenario(scenario: Scenario, as_json: bool) -> None:
-    about, explained = about_builder(scenario.build)
+    about, explained = parse_docstring(scenario.build)
     row = _row(scenario)
     if as_json:
         content = {**row, "doc": about, "parameters": scenario.parameters}

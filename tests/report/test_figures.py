@@ -49,7 +49,9 @@ def test_figures_are_written_twice_and_reproducibly(tmp_path):
 
 
 def test_the_band_spans_the_seeds():
-    x, low, mean, high = figures._band([{0: 0.0, 2: 1.0}, {0: 1.0, 1: 1.0, 2: 1.0}])
+    x, low, mean, high = figures._mean_and_range(
+        [{0: 0.0, 2: 1.0}, {0: 1.0, 1: 1.0, 2: 1.0}]
+    )
     np.testing.assert_allclose(x, [0, 2])
     np.testing.assert_allclose([low, mean, high], [[0, 1], [0.5, 1], [1, 1]])
 
@@ -139,8 +141,8 @@ def test_an_axis_says_what_is_better(results, tmp_path):
 
 
 def test_values_of_a_sweep_stand_where_they_belong():
-    assert figures._places(["1", "2", "4"]) == ([1, 2, 4], True)
-    assert figures._places(["1", "2", "auto"]) == ([0, 1, 2], False)
+    assert figures._axis_positions(["1", "2", "4"]) == ([1, 2, 4], True)
+    assert figures._axis_positions(["1", "2", "auto"]) == ([0, 1, 2], False)
 
 
 def test_bytes_are_those_of_the_rounds_done(results):

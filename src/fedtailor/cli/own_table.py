@@ -1,4 +1,4 @@
-"""A comparison of methods on a table of one's own, from options of the command line."""
+"""Sets up a comparison of methods on the user's table, from command-line options."""
 
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -13,10 +13,10 @@ from fedtailor.tables import ENDINGS, Table, TableOptions, from_table, stable_ra
 
 METHODS = ("local", "fedavg", "finetune", "ditto", "ucfl", "self-fl")
 CLASSIFICATION_RATES = (0.1, 0.01)
-"""The larger one first.
+"""Candidate learning rates for classification, the larger one first.
 
-Of rates with the same result on validation data the first is chosen, and training with
-the larger one has come farther.
+Of rates with the same validation result the first one is chosen, and the larger rate
+has made more progress.
 """
 
 
@@ -41,7 +41,7 @@ class OwnTable(TableOptions):
     diverge, computed from the training inputs, and a fifth)."""
 
     def all_seeds(self) -> tuple[int, ...]:
-        """The seeds, the default ones filled in."""
+        """The seeds, or the default seeds if none are given."""
         if self.seeds is not None:
             return self.seeds
         return (0, 1, 2) if self.folds is None else tuple(range(self.folds))
@@ -54,7 +54,9 @@ class OwnTable(TableOptions):
 def changed_options(options: TableOptions) -> dict[str, Any]:
     """The table's options that differ from their defaults.
 
-    As `from_table` and an experiment file take them.
+    Returns:
+        Keyword arguments of `from_table`, which are also the keys of an experiment
+        file.
     """
     default = TableOptions()
     changed = {}
@@ -66,7 +68,7 @@ def changed_options(options: TableOptions) -> dict[str, Any]:
 
 
 def default_rates(table: Table) -> tuple[float, ...]:
-    """The learning rates to choose from where the user names none, to two digits."""
+    """The default candidate learning rates of a table, rounded to two digits."""
     if table.classes is not None:
         return CLASSIFICATION_RATES
     largest = stable_rate(table)
@@ -74,14 +76,17 @@ def default_rates(table: Table) -> tuple[float, ...]:
 
 
 def prepare_table_experiment(path: Path, options: OwnTable) -> tuple[Experiment, str]:
-    """The comparison, and the table as the first seed sees it in words.
+    """Makes the comparison and checks the options and the table.
 
-    The words are sizes, and what was imputed and left out. All that is wrong with
-    options and table is found here, before anything is trained or written.
+    All errors are found here, before anything is trained or written.
+
+    Returns:
+        The comparison, and a description of the table with the first seed: its sizes,
+        and what was imputed and left out.
 
     Raises:
-        ValueError: a method does not exist, the file cannot be read, or all that is
-            wrong with its columns.
+        ValueError: a method does not exist, the file cannot be read, or columns are
+            wrong; the message lists all problems of the columns.
     """
     rates = options.lr or CLASSIFICATION_RATES
     require(
@@ -89,14 +94,14 @@ def prepare_table_experiment(path: Path, options: OwnTable) -> tuple[Experiment,
         "--val is 0, and learning rates are chosen on validation data; name one rate"
         " with --lr, or leave rows for validation",
     )
-    # Mistakes in the options are found before a large file is read.
+    # Check the options before a large file is read.
     experiment = table_experiment(path, options, rates)
     table = from_table(path, seed=options.all_seeds()[0], **options.table_options())
     find_metrics(options.metrics, bind(experiment.columns[0].scenario.model, table))
     if options.lr is None:
         experiment = table_experiment(path, options, default_rates(table))
         if table.classes is None:
-            # Above the largest rate the steepest client may diverge.
+            # Above the largest rate training may diverge.
             experiment = replace(experiment, limited=("sgd.lr",))
     notes = [f"  {note}" for note in table.notes]
     return experiment, "\n".join([table.describe(), *notes, ""])
@@ -105,9 +110,7 @@ def prepare_table_experiment(path: Path, options: OwnTable) -> tuple[Experiment,
 def table_experiment(
     path: Path, options: OwnTable, rates: tuple[float, ...]
 ) -> Experiment:
-    """The comparison of methods on a user's own table.
-
-    Each method is compared with the best of some learning rates.
+    """The comparison of methods on a user's table, each with its best learning rate.
 
     Raises:
         ValueError: a method does not exist, or a value is wrong.

@@ -27,7 +27,7 @@ class Options:
 
 
 def card(arguments: list[str]) -> int:
-    """Print or write a model card."""
+    """Prints or writes a model card."""
     options = parse(Options, arguments, "fedtailor card")
     from fedtailor.deployment import model_card, open_run
 

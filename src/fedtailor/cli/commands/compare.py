@@ -72,7 +72,7 @@ class TableOptions(Options, OwnTable):
 
 
 def compare(arguments: list[str]) -> int:
-    """Run an experiment and print its tables."""
+    """Runs an experiment and prints its tables."""
     if not arguments or arguments[0].startswith("-"):
         if asks_for_help(arguments):
             print(
@@ -81,26 +81,25 @@ def compare(arguments: list[str]) -> int:
             )
             return 0
         raise ValueError(f"usage: {USAGE}")
-    path, rest = Path(arguments[0]), arguments[1:]
+    path, remaining = Path(arguments[0]), arguments[1:]
     program = f"fedtailor compare {path}"
-    # A pipe, such as <(...), can be read once only, and the file is read again when
-    # runs go on.
+    # The file is read again when runs are resumed, and a pipe can be read only once.
     require(
         path.is_file() or not path.exists(),
         f"{path} is no regular file; write it to one",
     )
     if path.name.lower().endswith(ENDINGS):
-        options: Options = parse(TableOptions, rest, program)
+        options: Options = parse(TableOptions, remaining, program)
         assert isinstance(options, TableOptions)
-        experiment, about_table = prepare_table_experiment(path, options)
-        print(about_table, file=sys.stderr if options.json else sys.stdout)
+        experiment, description = prepare_table_experiment(path, options)
+        print(description, file=sys.stderr if options.json else sys.stdout)
     else:
         require(
             path.suffix == ".toml",
             f"{path} is neither an experiment (.toml) nor a table"
             f" ({', '.join(ENDINGS)})",
         )
-        options = parse(Options, rest, program)
+        options = parse(Options, remaining, program)
         experiment = load(path, quick=options.quick)
     with progress_over_runs(experiment.name, experiment.runs) as progress:
         comparison = Comparison(
@@ -116,10 +115,10 @@ def compare(arguments: list[str]) -> int:
         )
         try:
             index = comparison.run()
-        except Interrupted as stopped:
+        except Interrupted as interrupt:
             raise Interrupted(
                 "stopped; the same command goes on where it was"
-            ) from stopped
-    # The tables are those of `fedtailor report`.
-    shown = ["--format", "json"] if options.json else []
-    return report([str(options.out), index.parent.name, *shown])
+            ) from interrupt
+    # Print the same tables as `fedtailor report`.
+    format_options = ["--format", "json"] if options.json else []
+    return report([str(options.out), index.parent.name, *format_options])

@@ -81,7 +81,7 @@ class Options:
 
 
 def run(arguments: list[str]) -> int:
-    """Train one method on one scenario."""
+    """Trains one method on one scenario and prints the results."""
     names = [argument for argument in arguments[:2] if not argument.startswith("-")]
     if len(names) < 2:
         if asks_for_help(arguments):
@@ -117,7 +117,7 @@ def run(arguments: list[str]) -> int:
         devices=options.devices, debug=options.debug, canonical=options.canonical
     )
     federation = scenario.build(options.seed)
-    common: dict[str, Any] = {
+    common_arguments: dict[str, Any] = {
         "seed": options.seed,
         "participation": as_participation(options.participation, options.sampling),
         "uplink": uplink_of_texts(options.uplink),
@@ -127,12 +127,12 @@ def run(arguments: list[str]) -> int:
     }
     with progress_of(f"{names[0]} on {names[1]}", options.rounds) as progress:
         try:
-            done = train(
+            finished = train(
                 algorithm,
                 federation,
                 scenario.model,
                 options.rounds,
-                **common,
+                **common_arguments,
                 callbacks=trackers,
                 progress=progress,
                 directory=options.out,
@@ -141,32 +141,32 @@ def run(arguments: list[str]) -> int:
                 keep_rows=options.keep_rows,
                 origin=scenario.origin(options.seed),
             )
-        except Interrupted as stopped:
+        except Interrupted as interrupt:
             raise Interrupted(
                 f"stopped; continue with --out {options.out} --resume"
-            ) from stopped
-    _print(done, names[1], options.json)
+            ) from interrupt
+    _print(finished, names[1], options.json)
     return 0
 
 
 def _parse(
     name: str, scenario: Scenario, arguments: list[str]
 ) -> tuple[Algorithm, Scenario, Options]:
-    """What the command line says.
+    """Parses hyper-parameters, parameters of the scenario, and options.
 
     Returns:
-        The method with its hyper-parameters (the scenario's by default), the scenario
-        with its sizes, and the options.
+        The method with its hyper-parameters, which default to the scenario's, the
+        scenario with its parameters, and the options.
 
     Raises:
-        ValueError: a wrong option or value, in one line.
+        ValueError: an option or a value is wrong; the message is one line.
     """
     import tyro
 
     default: Any = scenario.algorithm(name)
     options = Options(rounds=scenario.rounds)
-    taken = [field.name for field in (*fields(default), *fields(options))]
-    sizes = sizes_of(scenario, taken)
+    reserved_names = [field.name for field in (*fields(default), *fields(options))]
+    sizes = sizes_of(scenario, reserved_names)
 
     def build(
         algorithm: Any, sizes: Any, options: Any
@@ -175,7 +175,7 @@ def _parse(
         return algorithm, with_sizes(scenario, sizes), options
 
     flat = tyro.conf.arg(name="")
-    # The function itself, where type checkers (of the tests) have wrapped it.
+    # The tests wrap functions in type checkers; tyro needs the function itself.
     target = unwrap(build)
     target.__annotations__ = {
         "algorithm": Annotated[type(default), flat],
@@ -188,16 +188,16 @@ def _parse(
 
 
 def check_local_training(algorithm: Any, prefix: str = "--") -> None:
-    """`check_trains` for all local training of a method, in the names of options."""
+    """Calls `check_trains` for all hyper-parameters, with the names of their options."""
     for field in fields(algorithm):
-        part = getattr(algorithm, field.name)
-        check_trains(part, f"{prefix}{field.name}.")
-        if is_hyperparameters(part):
-            check_local_training(part, f"{prefix}{field.name}.")
+        value = getattr(algorithm, field.name)
+        check_trains(value, f"{prefix}{field.name}.")
+        if is_hyperparameters(value):
+            check_local_training(value, f"{prefix}{field.name}.")
 
 
-def _print(done: Run, scenario: str, as_json: bool) -> None:
-    summary = done.summary().as_dict()
+def _print(finished: Run, scenario: str, as_json: bool) -> None:
+    summary = finished.summary().as_dict()
     summary = {"algorithm": summary.pop("algorithm"), "scenario": scenario, **summary}
     if as_json:
         print(json.dumps(finite(summary), allow_nan=False, default=str))

@@ -8,6 +8,29 @@ def asks_for_help(arguments: list[str]) -> bool:
     return "-h" in arguments or "--help" in arguments
 
 
+def print_help_or_refuse(
+    arguments: list[str], usage: str, note: str, hint: str = ""
+) -> int:
+    """Handles a command line that lacks its positional arguments.
+
+    Args:
+        arguments: the command line.
+        usage: usage of the command.
+        note: what to print below the usage if the arguments ask for help.
+        hint: what to append to the usage in the error message.
+
+    Returns:
+        The exit code after printing the help.
+
+    Raises:
+        ValueError: the arguments do not ask for help.
+    """
+    if not asks_for_help(arguments):
+        raise ValueError(f"usage: {usage}{hint}")
+    print(f"usage: {usage}\n\n{note}")
+    return 0
+
+
 def parse_name_and_json(arguments: list[str], usage: str) -> tuple[str | None, bool]:
     """Parses `[NAME] [--json]`.
 

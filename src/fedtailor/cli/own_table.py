@@ -46,10 +46,6 @@ class OwnTable(TableOptions):
             return self.seeds
         return (0, 1, 2) if self.folds is None else tuple(range(self.folds))
 
-    def table_options(self) -> dict[str, Any]:
-        """See `changed_options`."""
-        return changed_options(self)
-
 
 def changed_options(options: TableOptions) -> dict[str, Any]:
     """The table's options that differ from their defaults.
@@ -96,7 +92,7 @@ def prepare_table_experiment(path: Path, options: OwnTable) -> tuple[Experiment,
     )
     # Check the options before a large file is read.
     experiment = table_experiment(path, options, rates)
-    table = from_table(path, seed=options.all_seeds()[0], **options.table_options())
+    table = from_table(path, seed=options.all_seeds()[0], **changed_options(options))
     find_metrics(options.metrics, bind(experiment.columns[0].scenario.model, table))
     if options.lr is None:
         experiment = table_experiment(path, options, default_rates(table))
@@ -118,7 +114,7 @@ def table_experiment(
     name = path.name
     for ending in ENDINGS:
         name = name.removesuffix(ending)
-    scenario = {"use": "table", "path": str(path), **options.table_options()}
+    scenario = {"use": "table", "path": str(path), **changed_options(options)}
     grid = {"sgd": {"lr": list(rates)}}
     content = {
         "title": f"{path.name}: one model per {options.client}",

@@ -7,6 +7,7 @@ from time import monotonic
 
 from fedtailor.experiments.compare import Comparison, Entry
 from fedtailor.experiments.compare import Progress as ComparisonProgress
+from fedtailor.storage import Interrupted
 from fedtailor.training import Training
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -31,6 +32,15 @@ def progress_of(title: str, rounds: int) -> Iterator[Progress]:
             yield show
     else:
         yield _progress_lines(title, rounds)
+
+
+@contextmanager
+def explain_interrupt(message: str) -> Iterator[None]:
+    """Replaces the message of an interrupt inside a `with` block."""
+    try:
+        yield
+    except Interrupted as interrupt:
+        raise Interrupted(message) from interrupt
 
 
 @contextmanager

@@ -323,16 +323,22 @@ def _gains(
         reason why they cannot be computed.
     """
     if base is None:
-        reason = (
-            f"Gains over training alone need the method {LOCAL_METHOD}; add it to the"
-            " comparison."
+        return (
+            metric,
+            None,
+            (
+                f"Gains over training alone need the method {LOCAL_METHOD}; add it to the"
+                " comparison."
+            ),
         )
-        return metric, None, reason
     if len(runs) < 2:
-        reason = (
-            "Gains over training alone need another method; add one to the comparison."
+        return (
+            metric,
+            None,
+            (
+                "Gains over training alone need another method; add one to the comparison."
+            ),
         )
-        return metric, None, reason
 
     frames = []
     for label, seeds in runs.items():
@@ -345,11 +351,14 @@ def _gains(
             )
     methods = {frame["method"][0] for frame in frames if len(frame)}
     if base not in methods or len(methods) < 2:
-        reason = (
-            "Gains over training alone need the test rows, which these runs did not"
-            " keep; repeat them."
+        return (
+            metric,
+            None,
+            (
+                "Gains over training alone need the test rows, which these runs did not"
+                " keep; repeat them."
+            ),
         )
-        return metric, None, reason
 
     # Runs of other versions may have more columns.
     rows = pl.concat(frames, how="diagonal")

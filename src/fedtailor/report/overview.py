@@ -3,7 +3,7 @@
 import polars as pl
 
 from fedtailor.models import logistic
-from fedtailor.report.experiment import Budget, Experiment, ScenarioUse, Skipped
+from fedtailor.report.experiment import Experiment, ScenarioUse, Skipped
 from fedtailor.report.stored import StoredRun
 from fedtailor.training.metrics import PRIVACY
 
@@ -40,7 +40,11 @@ def facts(experiment: Experiment) -> list[str]:
             f"Means over fewer than the {len(index.seeds)} seeds say over how many: [n]"
         )
     if index.budget is not None:
-        facts.append(_budget(index.budget))
+        facts.append(
+            f"Budget: {index.budget.rounds:,} rounds instead of {index.budget.full:,}:"
+            " methods and settings were halved on validation data of the first seed,"
+            " and the last two methods were trained to the end"
+        )
     if len(index.seeds) > 1:
         facts.append("Numbers are means over the seeds ± their standard deviation")
     facts.append(f"Machine: {index.machine}")
@@ -73,14 +77,6 @@ def _versions(experiment: Experiment) -> str:
     if mixed_packages:
         text += f"; these runs were made by different versions of {', '.join(mixed_packages)}"
     return text
-
-
-def _budget(budget: Budget) -> str:
-    return (
-        f"Budget: {budget.rounds:,} rounds instead of {budget.full:,}: methods and"
-        " settings were halved on validation data of the first seed, and the last two"
-        " methods were trained to the end"
-    )
 
 
 def _skipped(skipped: Skipped) -> str:

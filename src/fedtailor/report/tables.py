@@ -171,13 +171,13 @@ class Table:
 
     def _best(self, column: int, higher_is_better: bool) -> list[int]:
         """The indices of the rows with the best number in a column."""
-        numbers: dict[int, Number] = {}
-        for row_index, row in enumerate(self.rows):
-            cell = row[column]
-            if not isinstance(cell, Number) or cell.diverged:
-                continue
-            if math.isfinite(cell.mean):
-                numbers[row_index] = cell
+        numbers = {
+            row_index: cell
+            for row_index, row in enumerate(self.rows)
+            if isinstance(cell := row[column], Number)
+            and not cell.diverged
+            and math.isfinite(cell.mean)
+        }
         # Means over fewer runs are not comparable: they may omit difficult seeds.
         runs = max((number.runs or 0 for number in numbers.values()), default=0)
         numbers = {

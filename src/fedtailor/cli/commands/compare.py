@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedtailor.cli.commands.report import report
-from fedtailor.cli.names import asks_for_help
+from fedtailor.cli.names import print_help_or_refuse
 from fedtailor.cli.options import as_option, check_counts, check_seeds, parse
 from fedtailor.cli.own_table import OwnTable, prepare_table_experiment
-from fedtailor.cli.progress import progress_over_runs
+from fedtailor.cli.progress import explain_interrupt, progress_over_runs
 from fedtailor.executors import Settings
 from fedtailor.experiments.compare import Comparison
 from fedtailor.experiments.experiment import load
 from fedtailor.protocol import require
-from fedtailor.storage import Interrupted
 from fedtailor.tables import ENDINGS
 
 USAGE = "fedtailor compare EXPERIMENT.toml|TABLE.csv|TABLE.parquet [options]"
@@ -74,13 +73,11 @@ class TableOptions(Options, OwnTable):
 def compare(arguments: list[str]) -> int:
     """Runs an experiment and prints its tables."""
     if not arguments or arguments[0].startswith("-"):
-        if asks_for_help(arguments):
-            print(
-                f"usage: {USAGE}\n\nThe options depend on the file: fedtailor compare"
-                " EXPERIMENT.toml --help"
-            )
-            return 0
-        raise ValueError(f"usage: {USAGE}")
+        return print_help_or_refuse(
+            arguments,
+            USAGE,
+            "The options depend on the file: fedtailor compare EXPERIMENT.toml --help",
+        )
     path, remaining = Path(arguments[0]), arguments[1:]
     program = f"fedtailor compare {path}"
     # The file is read again when runs are resumed, and a pipe can be read only once.
@@ -101,7 +98,10 @@ def compare(arguments: list[str]) -> int:
         )
         options = parse(Options, remaining, program)
         experiment = load(path, quick=options.quick)
-    with progress_over_runs(experiment.name, experiment.runs) as progress:
+    with (
+        progress_over_runs(experiment.name, experiment.runs) as progress,
+        explain_interrupt("stopped; the same command goes on where it was"),
+    ):
         comparison = Comparison(
             experiment,
             options.out,
@@ -113,12 +113,7 @@ def compare(arguments: list[str]) -> int:
             options.track,
             options.budget,
         )
-        try:
-            index = comparison.run()
-        except Interrupted as interrupt:
-            raise Interrupted(
-                "stopped; the same command goes on where it was"
-            ) from interrupt
+        index = comparison.run()
     # Print the same tables as `fedtailor report`.
     format_options = ["--format", "json"] if options.json else []
     return report([str(options.out), index.parent.name, *format_options])

@@ -10,7 +10,7 @@ from time import perf_counter
 
 import fedtailor.algorithms as methods
 from fedtailor.cli.options import check_counts, parse
-from fedtailor.cli.progress import progress_of
+from fedtailor.cli.progress import explain_interrupt, progress_of
 from fedtailor.experiments import scenarios
 from fedtailor.experiments.scenario import Scenario
 from fedtailor.protocol import Algorithm
@@ -19,7 +19,6 @@ from fedtailor.report.stored import Runs
 from fedtailor.report.tables import Table
 from fedtailor.report.units import unit_of
 from fedtailor.runs import run
-from fedtailor.storage import Interrupted
 from fedtailor.storage.run_files import MANIFEST
 
 SCENARIOS = ("digits-rotated", "digits-permuted")
@@ -93,24 +92,22 @@ def _train(
             if options.fresh and (path / MANIFEST).exists():
                 shutil.rmtree(path)
             title = f"{scenario.name}: {label}, seed {seed}"
-            with progress_of(title, rounds) as progress:
-                try:
-                    run(
-                        algorithm,
-                        federation,
-                        scenario.model,
-                        rounds,
-                        seed=seed,
-                        evaluate_every=EVALUATE_EVERY,
-                        directory=path,
-                        checkpoint_every=rounds,
-                        resume=True,
-                        progress=progress,
-                    )
-                except Interrupted as interrupt:
-                    raise Interrupted(
-                        "stopped; `fedtailor demo` goes on where it was"
-                    ) from interrupt
+            with (
+                progress_of(title, rounds) as progress,
+                explain_interrupt("stopped; `fedtailor demo` goes on where it was"),
+            ):
+                run(
+                    algorithm,
+                    federation,
+                    scenario.model,
+                    rounds,
+                    seed=seed,
+                    evaluate_every=EVALUATE_EVERY,
+                    directory=path,
+                    checkpoint_every=rounds,
+                    resume=True,
+                    progress=progress,
+                )
             runs_by_label.setdefault(label, []).append(StoredRun(path))
     return runs_by_label
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from fedtailor.cli.names import asks_for_help
+from fedtailor.cli.names import print_help_or_refuse
 from fedtailor.cli.options import check_counts, check_seeds, parse
 from fedtailor.cli.own_table import changed_options
 from fedtailor.cli.sizes import sizes_of, with_sizes
@@ -59,13 +59,12 @@ class OwnTableOptions(Options, TableOptions):
 def diagnose(arguments: list[str]) -> int:
     """Prints the diagnosis of the clients of a table or a scenario."""
     if not arguments or arguments[0].startswith("-"):
-        if asks_for_help(arguments):
-            print(
-                f"usage: {USAGE}\n\nThe options depend on the data: fedtailor diagnose"
-                " digits-rotated --help"
-            )
-            return 0
-        raise ValueError(f"usage: {USAGE}; `fedtailor scenarios` lists the scenarios")
+        return print_help_or_refuse(
+            arguments,
+            USAGE,
+            "The options depend on the data: fedtailor diagnose digits-rotated --help",
+            "; `fedtailor scenarios` lists the scenarios",
+        )
     name, remaining = arguments[0], arguments[1:]
     if name.lower().endswith(ENDINGS) or Path(name).is_file():
         path = Path(name)

@@ -166,13 +166,12 @@ def _init(options: Init) -> int:
 
 
 def _serve(options: Serve) -> int:
-    from fedtailor.cli.progress import progress_of
+    from fedtailor.cli.progress import explain_interrupt, progress_of
     from fedtailor.remote.coordinate import coordinate
     from fedtailor.remote.kit import COORDINATOR
     from fedtailor.remote.service import agree, connected, greet
     from fedtailor.remote.statistics import Statistics, about_inputs
     from fedtailor.remote.transport import TooFewClients
-    from fedtailor.storage import Interrupted
     from fedtailor.storage.run_files import MANIFEST
     from fedtailor.training import AfterRound
 
@@ -217,7 +216,11 @@ def _serve(options: Serve) -> int:
             agreed.save(options.dir / COORDINATOR)
         if line := about_inputs(job.schema, agreed):
             print(line, flush=True)
-        with progress_of(job.title, job.rounds) as progress:
+        advice = f"go on with fedtailor federation serve {options.dir} --resume"
+        with (
+            progress_of(job.title, job.rounds) as progress,
+            explain_interrupt(f"stopped; {advice}"),
+        ):
             try:
                 training = coordinate(
                     job,
@@ -231,15 +234,7 @@ def _serve(options: Serve) -> int:
                     tell=_print_status,
                 )
             except TooFewClients as error:
-                raise ValueError(
-                    f"{error}; go on with fedtailor federation serve {options.dir}"
-                    " --resume"
-                ) from None
-            except Interrupted as interrupt:
-                raise Interrupted(
-                    f"stopped; go on with fedtailor federation serve {options.dir}"
-                    " --resume"
-                ) from interrupt
+                raise ValueError(f"{error}; {advice}") from None
         _print_scores(training, options.dir / RUN_DIRECTORY)
     return 0
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fedtailor.algorithms.find import find_algorithm
-from fedtailor.cli.names import asks_for_help
+from fedtailor.cli.names import print_help_or_refuse
 from fedtailor.cli.options import check_counts, check_seeds, parse
-from fedtailor.cli.progress import progress_of
+from fedtailor.cli.progress import explain_interrupt, progress_of
 from fedtailor.cli.sizes import sizes_of, with_sizes
 from fedtailor.executors import Settings
 from fedtailor.experiments import scenarios
@@ -19,7 +19,6 @@ from fedtailor.experiments.uplink import uplink_of_texts
 from fedtailor.protocol import Algorithm, is_hyperparameters, require
 from fedtailor.runs import Run
 from fedtailor.runs import run as train
-from fedtailor.storage import Interrupted
 from fedtailor.storage.digests import finite
 from fedtailor.storage.run_files import MANIFEST
 from fedtailor.trackers import find_trackers
@@ -84,15 +83,11 @@ def run(arguments: list[str]) -> int:
     """Trains one method on one scenario and prints the results."""
     names = [argument for argument in arguments[:2] if not argument.startswith("-")]
     if len(names) < 2:
-        if asks_for_help(arguments):
-            print(
-                f"usage: {USAGE}\n\nThe options depend on both: fedtailor run ALGORITHM"
-                " SCENARIO --help"
-            )
-            return 0
-        raise ValueError(
-            f"usage: {USAGE}; `fedtailor algorithms` and `fedtailor scenarios` list the"
-            " names"
+        return print_help_or_refuse(
+            arguments,
+            USAGE,
+            "The options depend on both: fedtailor run ALGORITHM SCENARIO --help",
+            "; `fedtailor algorithms` and `fedtailor scenarios` list the names",
         )
     scenario = scenarios.find(names[1])
     method = find_algorithm(names[0]).about.name
@@ -117,34 +112,29 @@ def run(arguments: list[str]) -> int:
         devices=options.devices, debug=options.debug, canonical=options.canonical
     )
     federation = scenario.build(options.seed)
-    common_arguments: dict[str, Any] = {
-        "seed": options.seed,
-        "participation": as_participation(options.participation, options.sampling),
-        "uplink": uplink_of_texts(options.uplink),
-        "evaluate_every": options.evaluate_every,
-        "metrics": options.metrics,
-        "settings": settings,
-    }
-    with progress_of(f"{names[0]} on {names[1]}", options.rounds) as progress:
-        try:
-            finished = train(
-                algorithm,
-                federation,
-                scenario.model,
-                options.rounds,
-                **common_arguments,
-                callbacks=trackers,
-                progress=progress,
-                directory=options.out,
-                checkpoint_every=options.checkpoint_every,
-                resume=options.resume,
-                keep_rows=options.keep_rows,
-                origin=scenario.origin(options.seed),
-            )
-        except Interrupted as interrupt:
-            raise Interrupted(
-                f"stopped; continue with --out {options.out} --resume"
-            ) from interrupt
+    with (
+        progress_of(f"{names[0]} on {names[1]}", options.rounds) as progress,
+        explain_interrupt(f"stopped; continue with --out {options.out} --resume"),
+    ):
+        finished = train(
+            algorithm,
+            federation,
+            scenario.model,
+            options.rounds,
+            seed=options.seed,
+            participation=as_participation(options.participation, options.sampling),
+            uplink=uplink_of_texts(options.uplink),
+            evaluate_every=options.evaluate_every,
+            metrics=options.metrics,
+            settings=settings,
+            callbacks=trackers,
+            progress=progress,
+            directory=options.out,
+            checkpoint_every=options.checkpoint_every,
+            resume=options.resume,
+            keep_rows=options.keep_rows,
+            origin=scenario.origin(options.seed),
+        )
     _print(finished, names[1], options.json)
     return 0
 

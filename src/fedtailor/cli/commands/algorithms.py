@@ -77,7 +77,7 @@ def algorithms(arguments: list[str]) -> int:
     names = [name for name in ORDER if name in Algorithm.registry] + other_names
     methods = [Algorithm.registry[name].about for name in names]
     if as_json:
-        print(json.dumps([dataclasses.asdict(about) for about in methods], indent=2))
+        print(json.dumps([as_dict(about) for about in methods], indent=2))
     else:
         print(_format_list(methods, fact or "travels"))
     return 0
@@ -105,8 +105,8 @@ def _print_method(method: type[Algorithm], as_json: bool) -> None:
     """Prints the facts and the hyper-parameters of a method."""
     rows, doc = parameters(method()), inspect.getdoc(method)
     if as_json:
-        about = dataclasses.asdict(method.about)
-        print(json.dumps({**about, "doc": doc, "parameters": rows}, indent=2))
+        content = {**as_dict(method.about), "doc": doc, "parameters": rows}
+        print(json.dumps(content, indent=2))
         return
     print(f"{method.about.name}: {method.about.paper}\n\n{doc}\n")
     for word in ("down", "up", "keeps", "sees", "validation", "unseen"):
@@ -115,6 +115,14 @@ def _print_method(method: type[Algorithm], as_json: bool) -> None:
     for row in rows:
         print(f"  --{row['name']} (default {row['default']})")
         print(f"      {row['doc']}")
+
+
+def as_dict(about: About) -> dict[str, str]:
+    """The facts about a method for JSON, where `models_received` is "travels"."""
+    return {
+        "travels" if name == "models_received" else name: value
+        for name, value in dataclasses.asdict(about).items()
+    }
 
 
 def fact_of(about: About, word: str) -> str:

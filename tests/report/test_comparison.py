@@ -378,7 +378,7 @@ def test_what_was_chosen_and_from_which_grid(experiment):
 
 
 def test_an_unfinished_experiment_says_so(experiment):
-    facts = "\n".join(overview.facts(experiment))
+    facts = "\n".join(overview.paragraphs(experiment))
     assert (
         "unfinished: 15 of 16 runs, those made to choose settings included; 2 min"
         in facts
@@ -387,7 +387,7 @@ def test_an_unfinished_experiment_says_so(experiment):
 
 
 def test_what_was_run(results, experiment):
-    facts = "\n".join(overview.facts(experiment))
+    facts = "\n".join(overview.paragraphs(experiment))
     clients = pl.read_parquet(results / RUNS["shift"] / "local-s0" / "clients.parquet")
     seen, unseen = (
         ", ".join(

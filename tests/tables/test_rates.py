@@ -6,7 +6,7 @@ import pytest
 
 from fedtailor.cli.own_table import (
     CLASSIFICATION_RATES,
-    OwnTable,
+    TableComparisonOptions,
     default_rates,
     prepare_table_experiment,
 )
@@ -65,7 +65,7 @@ def test_classes_have_rates_of_their_own(tmp_path):
         {"site": ["near", "far"] * 8, "a": range(16), "y": rng.normal(size=16)}
     ).write_csv(path)
     for lr, limited in ((None, ("sgd.lr",)), ((0.1, 0.2), ())):
-        options = OwnTable(client="site", target="y", lr=lr)
+        options = TableComparisonOptions(client="site", target="y", lr=lr)
         assert prepare_table_experiment(path, options)[0].limited == limited
     high, low = default_rates(
         table

@@ -8,7 +8,7 @@ def asks_for_help(arguments: list[str]) -> bool:
     return "-h" in arguments or "--help" in arguments
 
 
-def print_help_or_refuse(
+def print_help_or_raise(
     arguments: list[str], usage: str, note: str, hint: str = ""
 ) -> int:
     """Handles a command line that lacks its positional arguments.

@@ -21,7 +21,7 @@ has made more progress.
 
 
 @dataclass(frozen=True)
-class OwnTable(TableOptions):
+class TableComparisonOptions(TableOptions):
     """How the table is read, and what is compared on it."""
 
     algorithms: tuple[str, ...] = METHODS
@@ -71,7 +71,9 @@ def default_rates(table: Table) -> tuple[float, ...]:
     return tuple(float(f"{rate:.1e}") for rate in (largest, largest / 5))
 
 
-def prepare_table_experiment(path: Path, options: OwnTable) -> tuple[Experiment, str]:
+def prepare_table_experiment(
+    path: Path, options: TableComparisonOptions
+) -> tuple[Experiment, str]:
     """Makes the comparison and checks the options and the table.
 
     All errors are found here, before anything is trained or written.
@@ -104,7 +106,7 @@ def prepare_table_experiment(path: Path, options: OwnTable) -> tuple[Experiment,
 
 
 def table_experiment(
-    path: Path, options: OwnTable, rates: tuple[float, ...]
+    path: Path, options: TableComparisonOptions, rates: tuple[float, ...]
 ) -> Experiment:
     """The comparison of methods on a user's table, each with its best learning rate.
 

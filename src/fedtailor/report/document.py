@@ -84,7 +84,7 @@ def markdown(
     """The report as Markdown: overview, tables, decisions and further paragraphs."""
     parts = [
         f"# {overview.title(experiment)}",
-        _bullet_list(overview.facts(experiment)),
+        _bullet_list(overview.paragraphs(experiment)),
         *(table.markdown().rstrip() for table in tables_by_name.values()),
     ]
     for decision in decisions:
@@ -103,7 +103,7 @@ def as_dict(
     return {
         "experiment": experiment.index.name,
         "title": experiment.index.title,
-        "facts": overview.facts(experiment),
+        "facts": overview.paragraphs(experiment),
         "runs": experiment.index.runs,
         "done": experiment.done,
         "tables": {name: table.as_dict() for name, table in tables_by_name.items()},
@@ -148,8 +148,8 @@ def _print_decisions(decisions: Sequence[Decision]) -> None:
 def _print_overview(experiment: Experiment) -> None:
     """Prints what was run, wrapped to the terminal's width."""
     _print_wrapped(overview.title(experiment), "", "")
-    for fact in overview.facts(experiment):
-        _print_wrapped(fact, "", "  ")
+    for paragraph in overview.paragraphs(experiment):
+        _print_wrapped(paragraph, "", "  ")
 
 
 def _print_wrapped(line: str, first_indent: str, next_indent: str) -> None:

@@ -13,7 +13,7 @@ def title(experiment: Experiment) -> str:
     return f"{experiment.index.name}: {experiment.index.title}"
 
 
-def facts(experiment: Experiment) -> list[str]:
+def paragraphs(experiment: Experiment) -> list[str]:
     """Paragraphs about what was run: source, note, size, scenarios, machine, versions."""
     index, done = experiment.index, experiment.done
     is_finished = done == index.runs
@@ -24,33 +24,33 @@ def facts(experiment: Experiment) -> list[str]:
     if index.candidates:
         progress += ", those made to choose settings included"
 
-    facts = []
+    paragraphs = []
     if index.source:
-        facts.append(f"Source: {index.source}")
+        paragraphs.append(f"Source: {index.source}")
     if index.note:
-        facts.append(f"Differences: {index.note}")
+        paragraphs.append(f"Differences: {index.note}")
     wall_time = duration(index.seconds)
-    facts.append(f"Size: {index.size}; seeds {seeds}; {progress}; {wall_time}")
+    paragraphs.append(f"Size: {index.size}; seeds {seeds}; {progress}; {wall_time}")
     for label, scenario in index.scenarios.items():
         all_runs = [run for runs in experiment.runs[label].values() for run in runs]
-        facts.append(_scenario(label, scenario, all_runs[0] if all_runs else None))
-    facts += _privacy(experiment)
+        paragraphs.append(_scenario(label, scenario, all_runs[0] if all_runs else None))
+    paragraphs += _privacy(experiment)
     if done < index.runs or experiment.diverged:
-        facts.append(
+        paragraphs.append(
             f"Means over fewer than the {len(index.seeds)} seeds say over how many: [n]"
         )
     if index.budget is not None:
-        facts.append(
+        paragraphs.append(
             f"Budget: {index.budget.rounds:,} rounds instead of {index.budget.full:,}:"
             " methods and settings were halved on validation data of the first seed,"
             " and the last two methods were trained to the end"
         )
     if len(index.seeds) > 1:
-        facts.append("Numbers are means over the seeds ± their standard deviation")
-    facts.append(f"Machine: {index.machine}")
-    facts += [_skipped(skipped) for skipped in index.skipped]
-    facts.append(f"Versions: {_versions(experiment)}")
-    return facts
+        paragraphs.append("Numbers are means over the seeds ± their standard deviation")
+    paragraphs.append(f"Machine: {index.machine}")
+    paragraphs += [_skipped(skipped) for skipped in index.skipped]
+    paragraphs.append(f"Versions: {_versions(experiment)}")
+    return paragraphs
 
 
 def _versions(experiment: Experiment) -> str:

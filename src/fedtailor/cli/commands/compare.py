@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedtailor.cli.commands.report import report
-from fedtailor.cli.names import print_help_or_refuse
+from fedtailor.cli.names import print_help_or_raise
 from fedtailor.cli.options import as_option, check_counts, check_seeds, parse
-from fedtailor.cli.own_table import OwnTable, prepare_table_experiment
+from fedtailor.cli.own_table import TableComparisonOptions, prepare_table_experiment
 from fedtailor.cli.progress import explain_interrupt, progress_over_runs
 from fedtailor.executors import Settings
 from fedtailor.experiments.compare import Comparison
@@ -56,7 +56,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class TableOptions(Options, OwnTable):
+class TableOptions(Options, TableComparisonOptions):
     """Options for a table of one's own."""
 
     def __post_init__(self) -> None:
@@ -73,7 +73,7 @@ class TableOptions(Options, OwnTable):
 def compare(arguments: list[str]) -> int:
     """Runs an experiment and prints its tables."""
     if not arguments or arguments[0].startswith("-"):
-        return print_help_or_refuse(
+        return print_help_or_raise(
             arguments,
             USAGE,
             "The options depend on the file: fedtailor compare EXPERIMENT.toml --help",

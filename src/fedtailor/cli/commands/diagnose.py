@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from fedtailor.cli.names import print_help_or_refuse
+from fedtailor.cli.names import print_help_or_raise
 from fedtailor.cli.options import check_counts, check_seeds, parse
 from fedtailor.cli.own_table import changed_options
 from fedtailor.cli.sizes import sizes_of, with_sizes
@@ -48,7 +48,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class OwnTableOptions(Options, TableOptions):
+class TableDiagnosisOptions(Options, TableOptions):
     """Options of a diagnosis of a table of one's own."""
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ class OwnTableOptions(Options, TableOptions):
 def diagnose(arguments: list[str]) -> int:
     """Prints the diagnosis of the clients of a table or a scenario."""
     if not arguments or arguments[0].startswith("-"):
-        return print_help_or_refuse(
+        return print_help_or_raise(
             arguments,
             USAGE,
             "The options depend on the data: fedtailor diagnose digits-rotated --help",
@@ -72,7 +72,7 @@ def diagnose(arguments: list[str]) -> int:
             name.lower().endswith(ENDINGS), f"{name} is no table ({', '.join(ENDINGS)})"
         )
         options: Options = parse(
-            OwnTableOptions, remaining, f"fedtailor diagnose {name}"
+            TableDiagnosisOptions, remaining, f"fedtailor diagnose {name}"
         )
         federation, model, description = _read_user_table(path, options)
     else:
@@ -94,7 +94,7 @@ def _read_user_table(
     path: Path, options: Options
 ) -> tuple[Federation, Architecture, str]:
     """Returns the table's federation, a linear model, and a description of the table."""
-    assert isinstance(options, OwnTableOptions)
+    assert isinstance(options, TableDiagnosisOptions)
     table = from_table(path, seed=options.seed, **changed_options(options))
     notes = [f"  {note}" for note in table.notes]
     return table, logistic(), "\n".join([table.describe(), *notes])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fedtailor.algorithms.find import find_algorithm
-from fedtailor.cli.names import print_help_or_refuse
+from fedtailor.cli.names import print_help_or_raise
 from fedtailor.cli.options import check_counts, check_seeds, parse
 from fedtailor.cli.progress import explain_interrupt, progress_of
 from fedtailor.cli.sizes import sizes_of, with_sizes
@@ -83,7 +83,7 @@ def run(arguments: list[str]) -> int:
     """Trains one method on one scenario and prints the results."""
     names = [argument for argument in arguments[:2] if not argument.startswith("-")]
     if len(names) < 2:
-        return print_help_or_refuse(
+        return print_help_or_raise(
             arguments,
             USAGE,
             "The options depend on both: fedtailor run ALGORITHM SCENARIO --help",

@@ -45,7 +45,7 @@ def page_of(experiment: Experiment) -> Page:
         },
         appendix=[
             _choice_section(experiment),
-            Section("How it was run", overview.facts(experiment)),
+            Section("How it was run", overview.paragraphs(experiment)),
         ],
     )
 

@@ -82,10 +82,12 @@ class Decision:
             conclusions += self._sharing_sentences(self.winner)
             conclusions += self._left_out_sentences()
         if self.choice is not None:
-            each = unit.text([self.choice.value])
-            one = unit.text([self.choice.single_value])
+            value = unit.text([self.choice.value])
+            single_value = unit.text([self.choice.single_value])
             text = self.choice.conclusion().removesuffix(".")
-            conclusions.append(f"{text} (test {unit.label}: {each} against {one}).")
+            conclusions.append(
+                f"{text} (test {unit.label}: {value} against {single_value})."
+            )
         if self.gains is None:
             return [*conclusions, self.no_gains_reason]
         if self.gain_metric != self.metric:
@@ -116,8 +118,8 @@ class Decision:
             for method in winner.means
             if method != self.base
         }
-        better = [method for method, word in verdicts.items() if word == "better"]
-        worse = [method for method, word in verdicts.items() if word == "worse"]
+        better = [method for method, verdict in verdicts.items() if verdict == "better"]
+        worse = [method for method, verdict in verdicts.items() if verdict == "worse"]
         if better:
             text = f"Sharing is shown to help on average by {', '.join(better)}"
         elif worse:

@@ -82,7 +82,7 @@ def _location(error: BaseException) -> str:
 
 
 def _error_chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yields an error, its cause or context, the cause or context of that, and so on."""
+    """Yields an error and, recursively, its cause or context."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

@@ -138,7 +138,7 @@ def as_option(name: str) -> str:
 
 
 def _names(target: Callable[..., Any], prefix: str = "") -> Iterator[str]:
-    """Yields the options of a dataclass, or of the dataclasses in a function's parameters.
+    """Yields the options of a dataclass, or of a function's dataclass parameters.
 
     The options of a nested dataclass have its name as a prefix ("sgd.lr").
     """

@@ -49,7 +49,7 @@ def find(name: str) -> Command:
 
 
 def summaries() -> dict[str, str]:
-    """Command -> summary in one line. No command is imported, since that takes seconds."""
+    """Command -> summary in one line, without the slow import of the commands."""
     plugins = {name: f"(of {_package(entry)})" for name, entry in _plugins().items()}
     builtin = {name: _summary(module) for name, module in _builtin_commands().items()}
     return plugins | builtin

@@ -57,7 +57,7 @@ def with_sizes(scenario: Scenario, sizes: Any) -> Scenario:
 
 
 def parse_docstring(build: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """The description in a builder's docstring, and the description of each argument."""
+    """The description in a builder's docstring, and those of its arguments."""
     docstring = docstring_parser.parse(inspect.getdoc(_unwrap_partial(build)) or "")
     descriptions: dict[str, str] = {}
     for entry in docstring.params:

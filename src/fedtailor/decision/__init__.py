@@ -1,4 +1,4 @@
-"""Statistical decisions: who gains, which method is best, and what to be careful about."""
+"""Statistical decisions: who gains, which method is best, and warnings."""
 
 from fedtailor.decision.choice import Choice, choose_by_validation
 from fedtailor.decision.gains import client_gains, holm

@@ -126,7 +126,7 @@ def choose_by_validation(
             "single_test": pl.Float64,
         },
     )
-    # Both means are over the same clients: the method for all may lack some test values.
+    # The method for all may lack some test values; use the same clients for both means.
     comparable = chosen.filter(pl.col("single_test").is_not_nan())
     value = float(np.mean(comparable["test"].to_numpy()))
     single_value = float(np.mean(comparable["single_test"].to_numpy()))

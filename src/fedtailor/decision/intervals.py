@@ -1,4 +1,4 @@
-"""Confidence intervals of paired differences, over test rows or clients and over seeds."""
+"""Confidence intervals of paired differences over rows or clients and over seeds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -13,11 +13,11 @@ from numpy.typing import ArrayLike, NDArray
 MIN_TEST_ROWS = 10
 """Clients with fewer test rows get a warning."""
 MIN_RELATIVE_DECREASE = 0.02
-"""A loss still falls if its last tenth contributes more than this share of its decrease."""
+"""Share of the loss's decrease in its last tenth above which it is still falling."""
 _MAX_NAMES = 3
 """A warning lists this many names and counts the others."""
 MIN_VALIDATION_ROWS = 2500
-"""With fewer validation rows an accuracy of 1/2 has a standard error above one point."""
+"""With fewer rows, an accuracy of 1/2 has a standard error above one point."""
 
 
 def warn_small_tests(
@@ -42,7 +42,8 @@ def warn_small_tests(
     warnings = []
     if without_rows:
         warnings.append(
-            f"no test rows: {join_names(without_rows)}; nothing is known of these clients"
+            f"no test rows: {join_names(without_rows)}; nothing is known of these"
+            " clients"
         )
     if small:
         consequence = (
@@ -51,12 +52,13 @@ def warn_small_tests(
             else "one odd row moves their mean"
         )
         warnings.append(
-            f"fewer than {MIN_TEST_ROWS} test rows in one split: {join_names(small)}; {consequence}"
+            f"fewer than {MIN_TEST_ROWS} test rows in one split: {join_names(small)};"
+            f" {consequence}"
         )
     if classification and one_class:
         warnings.append(
-            f"test rows of one class only: {join_names(one_class)}; ROC AUC is not defined, and"
-            " always answering that class is perfect"
+            f"test rows of one class only: {join_names(one_class)}; ROC AUC is not"
+            " defined, and always answering that class is perfect"
         )
     return warnings
 
@@ -118,7 +120,7 @@ def warn_grid_edges(
     grid: Mapping[str, Sequence[Any]],
     limited: Collection[str] = (),
 ) -> list[str]:
-    """Warns about settings at an edge of their grid, where a better value may lie beyond.
+    """Warns about settings at an edge of their grid: a better value may lie beyond.
 
     Args:
         chosen: setting -> chosen value.
@@ -188,7 +190,8 @@ def warn_still_falling(curves: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> lis
     if not decreasing:
         return []
     return [
-        f"validation loss was still falling: {join_names(decreasing)}; train for more rounds"
+        f"validation loss was still falling: {join_names(decreasing)}; train for more"
+        " rounds"
     ]
 
 

@@ -45,7 +45,7 @@ class Winner:
     alpha: float = 0.05
 
     def verdict(self, method: str, other: str) -> str:
-        """Returns whether a method is "better" or "worse" than another, or "cannot tell"."""
+        """Whether a method is "better" or "worse" than another, or "cannot tell"."""
         for pair in self.pairs.iter_rows(named=True):
             first, second = pair["method"], pair["other"]
             if {first, second} == {method, other} and pair["p_holm"] < self.alpha:
@@ -139,8 +139,8 @@ def best_method(
         common_rounds = rounds[first] & rounds[other]
         if not common_rounds:
             raise ValueError(
-                f"{first} and {other} were never measured after the same round; give one"
-                " to compare them by"
+                f"{first} and {other} were never measured after the same round; give"
+                " one to compare them by"
             )
         table = tables[max(common_rounds)]
         interval = two_way_interval(sign * (table[first] - table[other]), 1 - alpha)
@@ -206,8 +206,8 @@ def dense_values(values: pl.DataFrame) -> tuple[list[str], NDArray[np.float64]]:
         methods,
         "client",
         "value",
-        "a method has two values for one client and seed; give the value after one round"
-        " only",
+        "a method has two values for one client and seed; give the value after one"
+        " round only",
     )
     return methods, table
 

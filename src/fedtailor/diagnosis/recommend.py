@@ -1,4 +1,4 @@
-"""Recommends three methods to train on a population, from the diagnosis of one probe."""
+"""Recommends three methods to train on a population, from its diagnosis."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ METHODS = ("local", "fedavg", "finetune", "ditto", "apfl", "ucfl", "ifca")
 """The methods that `starting_point` supports."""
 
 MIN_STRENGTH, MAX_STRENGTH = 0.1, 2.0
-"""Range of Ditto's initial regularization strength, as in the grid of Li et al. 2021."""
+"""Range of Ditto's initial strength, as in the grid of Li et al. 2021."""
 
 CURVATURE = 0.25
 """The largest curvature of the logistic loss with respect to its logit.
@@ -23,7 +23,7 @@ lambda* is defined for a curvature of 1 and is proportional to it.
 LOCAL_REASON = "what sharing has to beat, and it sends nothing"
 
 INCONCLUSIVE_RATIO = 1.2
-"""Mean ratio of gradients' distances above which a lack of significance is inconclusive."""
+"""Mean ratio of distances above which insignificant tests are inconclusive."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def _recommendation(
 
 
 def _inconclusive_message(diagnosis: Diagnosis) -> str:
-    """The warning if no pair differs significantly but the ratios are large, else ""."""
+    """A warning if no pair differs significantly but ratios are large, else ""."""
     ratio = diagnosis.gradients.ratio
     mean_ratio = float(np.mean(ratio[np.triu_indices(len(ratio), 1)]))
     if mean_ratio < INCONCLUSIVE_RATIO:

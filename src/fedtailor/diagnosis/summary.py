@@ -1,4 +1,4 @@
-"""The diagnosis of a population: a table of clients, a table of pairs, and sentences."""
+"""The diagnosis of a population: tables of clients and of pairs, and sentences."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -320,7 +320,7 @@ def _finished_labels(experiment: Experiment, scenario: str) -> list[str]:
 
 
 def _validation_text(seeds: Sequence[Candidate], unit: Unit) -> str:
-    """The mean validation score over seeds; a loss is stored negated and shown positive."""
+    """The mean validation score over seeds; a loss is stored with a minus sign."""
     values = [candidate.val for candidate in seeds if candidate.val is not None]
     if not values:
         return "diverged"

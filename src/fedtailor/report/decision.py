@@ -100,8 +100,8 @@ class Decision:
             hurts = int((part["verdict"] == "hurts").sum())
             unclear = len(part) - helps - hurts
             conclusions.append(
-                f"{method}, beside training alone: helps {helps} of {len(part)} clients,"
-                f" hurts {hurts}, cannot tell for {unclear};"
+                f"{method}, beside training alone: helps {helps} of {len(part)}"
+                f" clients, hurts {hurts}, cannot tell for {unclear};"
                 f" {self._mean_gain_text(str(method))}."
             )
         return conclusions
@@ -249,7 +249,7 @@ def decide(experiment: Experiment, scenario: str) -> Decision | None:
     gain_metric, gains, no_gains_reason = _gains(runs, metric, base)
 
     left_out = left_out_methods(experiment, scenario)
-    # The run of such a method may be missing, or another comparison may be continuing it.
+    # The run of such a method may be missing, or in use by another comparison.
     tested = {
         label: candidate
         for label, candidate in left_out.items()
@@ -329,8 +329,8 @@ def _gains(
             metric,
             None,
             (
-                f"Gains over training alone need the method {LOCAL_METHOD}; add it to the"
-                " comparison."
+                f"Gains over training alone need the method {LOCAL_METHOD}; add it to"
+                " the comparison."
             ),
         )
     if len(runs) < 2:
@@ -338,7 +338,8 @@ def _gains(
             metric,
             None,
             (
-                "Gains over training alone need another method; add one to the comparison."
+                "Gains over training alone need another method; add one to the"
+                " comparison."
             ),
         )
 

@@ -47,7 +47,7 @@ Scale = Literal["linear", "log"]
 
 
 def style(number: int) -> dict[str, Any]:
-    """Colour, marker and line style of the `number`-th label; 32 styles are distinct."""
+    """Colour, marker and line style of the `number`-th label; 32 are distinct."""
     cycle, position = divmod(number, len(COLORS))
     return {
         "color": COLORS[position],

@@ -14,7 +14,7 @@ def title(experiment: Experiment) -> str:
 
 
 def paragraphs(experiment: Experiment) -> list[str]:
-    """Paragraphs about what was run: source, note, size, scenarios, machine, versions."""
+    """Paragraphs about what was run, such as source, scenarios and versions."""
     index, done = experiment.index, experiment.done
     is_finished = done == index.runs
     seeds = ", ".join(map(str, index.seeds))
@@ -75,7 +75,8 @@ def _versions(experiment: Experiment) -> str:
         mixed_packages.append(name)
     text = ", ".join(parts)
     if mixed_packages:
-        text += f"; these runs were made by different versions of {', '.join(mixed_packages)}"
+        names = ", ".join(mixed_packages)
+        text += f"; these runs were made by different versions of {names}"
     return text
 
 
@@ -121,7 +122,7 @@ def _scenario(label: str, scenario: ScenarioUse, run: StoredRun | None) -> str:
 
 
 def _privacy(experiment: Experiment) -> list[str]:
-    """The largest epsilons of clients and seeds, for each differentially private method."""
+    """The largest epsilons over clients and seeds of differentially private methods."""
     lines = []
     for scenario, rows in experiment.runs.items():
         for label, runs in rows.items():

@@ -158,7 +158,7 @@ class Table:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Converts the table to a dict for JSON: title, note, and rows as dicts by header.
+        """Converts the table to a dict for JSON, with rows as dicts by header.
 
         Numbers with a deviation or a number of runs are dicts.
         """

@@ -1,4 +1,4 @@
-"""For authors of methods: checks of required properties, and problems with solutions."""
+"""For authors of methods: checks of properties, and problems with known solutions."""
 
 from fedtailor.testing.conformance import CHECKS, check_algorithm
 from fedtailor.testing.problems import (

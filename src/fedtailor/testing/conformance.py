@@ -244,7 +244,7 @@ def check_no_trace(algorithm: Algorithm) -> None:
 
 
 def check_never_sampled(algorithm: Algorithm) -> None:
-    """A seen client that no round sampled gets the model of a newcomer with its data."""
+    """A seen client that was never sampled gets a newcomer's model."""
     with float64():
         try:
             training = train(

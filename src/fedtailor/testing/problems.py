@@ -55,7 +55,7 @@ def constant(theta: Float[Array, " d"], x: Float[Array, "b 0"]) -> Float[Array, 
 def quadratic_loss(
     outputs: Float[Array, "b d"], y: Float[Array, "b 2*d"]
 ) -> Float[Array, " b"]:
-    """(outputs - a)^T A (outputs - a) / 2 with A = diag(curvature), y = [curvature, a]."""
+    """(outputs - a)^T A (outputs - a) / 2 with diagonal A and y = [diag(A), a]."""
     curvature, a = jnp.split(y, 2, axis=-1)
     return 0.5 * (curvature * jnp.square(outputs - a)).sum(-1)
 
@@ -85,7 +85,7 @@ def quadratics(
     unseen: ArrayLike | None = None,
     names: Sequence[str] | None = None,
 ) -> Federation:
-    """Clients with the objectives f_i(theta) = sum_k curvature_ik (theta_k - a_ik)^2 / 2.
+    """Clients with objectives f_i(theta) = sum_k curvature_ik (theta_k - a_ik)^2 / 2.
 
     All samples of a client are equal, so that each batch gives the full gradient and
     closed forms hold for any batch size.
@@ -229,7 +229,7 @@ def predictors(training: Training[DeviceExecutor]) -> list[NDArray[Any]]:
 
 
 def by_place(training: Training[DeviceExecutor], rows: ArrayLike) -> NDArray[Any]:
-    """Permutes rows of the population from the order of ids to the federation's order."""
+    """Permutes rows over the population from id order to the federation's order."""
     by_client = np.empty_like(np.asarray(rows))
     by_client[np.argsort(np.argsort(training.population.original_index))] = rows
     return by_client

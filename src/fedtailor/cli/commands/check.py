@@ -50,8 +50,7 @@ def check(arguments: list[str]) -> int:
         print(json.dumps(entries, indent=2))
     else:
         for finding in findings:
-            print(
-                f"{finding.path}: {'whole' if finding.whole else 'NOT WHOLE'}: {finding.what}"
-            )
+            state = "whole" if finding.whole else "NOT WHOLE"
+            print(f"{finding.path}: {state}: {finding.what}")
         print(f"{sum(finding.whole for finding in findings)} of {len(findings)} whole")
     return DONE if all(finding.whole for finding in findings) else FAILED

@@ -93,7 +93,7 @@ def diagnose(arguments: list[str]) -> int:
 def _read_user_table(
     path: Path, options: Options
 ) -> tuple[Federation, Architecture, str]:
-    """Returns the table's federation, a linear model, and a description of the table."""
+    """Returns the federation, a linear model, and a description of the table."""
     assert isinstance(options, TableDiagnosisOptions)
     table = from_table(path, seed=options.seed, **changed_options(options))
     notes = [f"  {note}" for note in table.notes]
@@ -151,7 +151,8 @@ def as_text(advice: Advice) -> str:
     pairs_title = "Pairs, by gradients the most unlike ones first"
     parts = [
         "\n".join(advice.sentences()),
-        f"Train (sent in a round; the probe has sent {_format_bytes(advice.probe_bytes)}):",
+        "Train (sent in a round; the probe has sent"
+        f" {_format_bytes(advice.probe_bytes)}):",
         _align_columns(header, methods),
         "Clients" + _truncation_note(MAX_CLIENTS, len(clients)),
         _format_table(clients.head(MAX_CLIENTS)),

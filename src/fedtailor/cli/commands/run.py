@@ -178,7 +178,7 @@ def _parse(
 
 
 def check_local_training(algorithm: Any, prefix: str = "--") -> None:
-    """Calls `check_trains` for all hyper-parameters, with the names of their options."""
+    """Calls `check_trains` for all hyper-parameters with their option names."""
     for field in fields(algorithm):
         value = getattr(algorithm, field.name)
         check_trains(value, f"{prefix}{field.name}.")

@@ -37,7 +37,7 @@ def data_card(scenario: ScenarioUse, run: StoredRun) -> Section:
 
 
 def settings(runs: Mapping[str, Sequence[StoredRun]]) -> Section:
-    """The section with the settings of the model and of each method, for the first seed."""
+    """The section with the settings of model and methods, for the first seed."""
     first = next(iter(runs.values()))[0]
     entries = [("model", flat_settings(first.manifest.get("model", {})))]
     for label, seeds in runs.items():
@@ -89,8 +89,8 @@ def protocol(experiment: Experiment, scenario: str, run: StoredRun) -> Section:
             " pairs"
         ),
         "gains": (
-            f"paired bootstrap over {resampled_units}, 95 % for one client and method, not"
-            " corrected for their number"
+            f"paired bootstrap over {resampled_units}, 95 % for one client and method,"
+            " not corrected for their number"
         ),
         "costs": (
             "down: multicast, a model for several clients counts once; probes and"

@@ -125,7 +125,7 @@ def client_table(scenario: str, runs: Mapping[str, Seeds], decision: Decision) -
 
 
 def client_values(seeds: Seeds) -> dict[str, float]:
-    """Client, seen or unseen -> its last value on test, mean over seeds with a value."""
+    """Client (seen or unseen) -> last value on test, mean over seeds with a value."""
     frames = [
         run.scores(unseen=unseen).select("client", "value")
         for run in seeds
@@ -264,7 +264,7 @@ def _choice_section(experiment: Experiment) -> Section:
 
 
 def _subtitle(experiment: Experiment) -> str:
-    """The numbers of methods, data sets and seeds, and whether all runs are finished."""
+    """Numbers of methods, data sets and seeds, and whether all runs are finished."""
     index = experiment.index
     counts = {
         "method": len(index.algorithms),

@@ -33,7 +33,7 @@ Curve = Mapping[int, float] | Mapping[float, float]
 
 
 def curves(runs: Mapping[str, Seeds]) -> Section:
-    """The section with the test metric by round and traffic, and the validation loss."""
+    """The section with curves of the test metric and of the validation loss."""
     unit = next(iter(runs.values()))[0].unit
 
     def validation_loss(run: StoredRun) -> Curve:

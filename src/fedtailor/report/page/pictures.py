@@ -24,7 +24,7 @@ _LEFT, _WIDTH, _AXIS = 130, 520, 36
 
 @dataclass(frozen=True)
 class Gain:
-    """One client's gain with its interval, in the displayed unit; positive is better."""
+    """One client's gain and interval in the displayed unit; positive means better."""
 
     client: str
     gain: float
@@ -142,7 +142,8 @@ def matrix(
         y = round(i * cell_size, 2)
         middle = round(y + cell_size / 2 + font_size / 3, 2)
         elements.append(
-            f'<text class="name" x="{left - 6}" y="{middle}" font-size="{font_size:.1f}">'
+            f'<text class="name" x="{left - 6}" y="{middle}"'
+            f' font-size="{font_size:.1f}">'
             f"{escape(_short_name(names[i]))}</text>"
         )
         for j in range(count):
@@ -150,7 +151,8 @@ def matrix(
             fill = _matrix_color(scaled[i, j])
             tooltip = escape(f"{names[i]} from {names[j]}: {numbers[i, j]:.4g}")
             elements.append(
-                f'<rect x="{x}" y="{y}" width="{cell_size:.2f}" height="{cell_size:.2f}"'
+                f'<rect x="{x}" y="{y}" width="{cell_size:.2f}"'
+                f' height="{cell_size:.2f}"'
                 f' fill="{fill}"><title>{tooltip}</title></rect>'
             )
     height = round(count * cell_size, 1)

@@ -1,4 +1,4 @@
-"""The reliability diagram: how often predictions are right, by the model's confidence."""
+"""The reliability diagram: accuracy of predictions by the model's confidence."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,9 +17,9 @@ MIN_BIN_ROWS = 20
 
 RELIABILITY = (
     f"The diagram puts all test rows of clients that train, of all seeds, into {BINS}"
-    f" bins by the probability of the predicted class; bins of fewer than {MIN_BIN_ROWS}"
-    " rows are left out. Below the grey line a model is too sure of itself, above it"
-    " too little."
+    " bins by the probability of the predicted class; bins of fewer than"
+    f" {MIN_BIN_ROWS} rows are left out. Below the grey line a model is too sure of"
+    " itself, above it too little."
 )
 
 

@@ -38,39 +38,27 @@ def tables(experiment: Experiment) -> dict[str, Table]:
         for each scenario, and one with the settings chosen on validation data.
     """
     index = experiment.index
-    tables_by_name: dict[str, Table] = {}
+    result: dict[str, Table] = {}
     sorted_scenarios = sorted(
         index.scenarios, key=lambda scenario: experiment.unit(scenario).label
     )
     for metric in index.metrics:
         for unit, scenarios in groupby(sorted_scenarios, key=experiment.unit):
             # A table has a single unit.
-            name = (
-                metric
-                if metric not in tables_by_name
-                else slug(f"{metric} {unit.label}")
-            )
-            _add_table(
-                tables_by_name, name, measure_table(experiment, metric, [*scenarios])
-            )
+            name = metric if metric not in result else slug(f"{metric} {unit.label}")
+            _add_table(result, name, measure_table(experiment, metric, [*scenarios]))
     for scenario in index.scenarios:
         prefix = slug(scenario)
-        _add_table(
-            tables_by_name,
-            f"{prefix}-clients",
-            client_spread_table(experiment, scenario),
-        )
-        _add_table(tables_by_name, f"{prefix}-costs", cost_table(experiment, scenario))
+        spread_table = client_spread_table(experiment, scenario)
+        _add_table(result, f"{prefix}-clients", spread_table)
+        _add_table(result, f"{prefix}-costs", cost_table(experiment, scenario))
         has_reference = costs.reference(experiment.runs[scenario]) is not None
         if "accuracy-by-time" in index.figures and has_reference:
-            _add_table(
-                tables_by_name,
-                f"{prefix}-by-time",
-                equal_time_table(experiment, scenario),
-            )
+            time_table = equal_time_table(experiment, scenario)
+            _add_table(result, f"{prefix}-by-time", time_table)
     if index.candidates:
-        _add_table(tables_by_name, "chosen", choice_table(experiment))
-    return tables_by_name
+        _add_table(result, "chosen", choice_table(experiment))
+    return result
 
 
 def redundant_tables(experiment: Experiment) -> set[str]:

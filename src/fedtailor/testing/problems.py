@@ -156,18 +156,16 @@ def classification(
         x.append(inputs)
         y.append(labels)
         start += len(inputs)
-    train, val_rows, test_rows = (
-        Ragged.of(rows_of_split) for rows_of_split in rows_of_splits
-    )
+    train_rows, val_rows, test_rows = rows_of_splits
     return Federation(
-        np.concatenate(x),
-        np.concatenate(y),
-        train,
-        val_rows,
-        test_rows,
-        tuple(f"client {i}" for i in range(clients)),
-        None if groups is None else np.asarray(groups),
-        np.zeros(clients, bool) if unseen is None else np.asarray(unseen),
+        x=np.concatenate(x),
+        y=np.concatenate(y),
+        train=Ragged.of(train_rows),
+        val=Ragged.of(val_rows),
+        test=Ragged.of(test_rows),
+        names=tuple(f"client {i}" for i in range(clients)),
+        groups=None if groups is None else np.asarray(groups),
+        unseen=np.zeros(clients, bool) if unseen is None else np.asarray(unseen),
         classes=3,
     )
 

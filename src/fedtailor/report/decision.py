@@ -23,6 +23,7 @@ from fedtailor.report.left_out import left_out_methods, tests_when_left_out
 from fedtailor.report.stored import StoredRun
 from fedtailor.report.tables import Cell, Number, Table
 from fedtailor.report.units import Unit, unit_of
+from fedtailor.storage.digests import finite
 from fedtailor.storage.run_files import SUMMARY
 
 LOCAL_METHOD = "local"
@@ -206,10 +207,12 @@ class Decision:
             "leader": None if winner is None else winner.leader,
             "unbeaten": [] if winner is None else list(winner.unbeaten),
             "left_out": dict(self.left_out),
-            "pairs": [] if winner is None else _finite(winner.pairs),
-            "choice": [] if self.choice is None else _finite(self.choice.chosen),
+            "pairs": [] if winner is None else finite(winner.pairs.to_dicts()),
+            "choice": []
+            if self.choice is None
+            else finite(self.choice.chosen.to_dicts()),
             "gain_metric": self.gain_metric,
-            "gains": [] if self.gains is None else _finite(self.gains),
+            "gains": [] if self.gains is None else finite(self.gains.to_dicts()),
             "warnings": self.warnings,
         }
 
@@ -416,13 +419,3 @@ def _gain_row(gain: Mapping[str, Any], unit: Unit) -> list[Cell]:
         row.append(Number(value, unit.signed(value)))
     row.append(gain["verdict"])
     return row
-
-
-def _finite(frame: pl.DataFrame) -> list[dict[str, Any]]:
-    """Converts a table to rows for JSON, with None for NaN and infinity."""
-    for name, dtype in frame.schema.items():
-        if dtype.is_float():
-            column = pl.col(name)
-            finite = pl.when(column.is_finite()).then(column).otherwise(None)
-            frame = frame.with_columns(finite.alias(name))
-    return frame.to_dicts()

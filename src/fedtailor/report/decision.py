@@ -245,10 +245,10 @@ def decide(experiment: Experiment, scenario: str) -> Decision | None:
             warnings=warnings,
         )
 
-    methods = {label: seeds[0].method for label, seeds in runs.items()}
-    base = next(
-        (label for label, method in methods.items() if method == LOCAL_METHOD), None
+    local_labels = (
+        label for label, seeds in runs.items() if seeds[0].method == LOCAL_METHOD
     )
+    base = next(local_labels, None)
     gain_metric, gains, no_gains_reason = _gains(runs, metric, base)
 
     left_out = left_out_methods(experiment, scenario)
@@ -262,7 +262,7 @@ def decide(experiment: Experiment, scenario: str) -> Decision | None:
     rounds = experiment.index.scenarios[scenario].rounds
     winner, choice = None, None
     if len(runs) > 1:
-        # Compare methods that were left out after the round in which they were.
+        # Each pair is compared after the last round in which both methods were tested.
         values = [test.with_columns(round=pl.lit(rounds, pl.Int32))]
         values += tests_when_left_out(experiment, runs, tested, rounds)
         winner = best_method(

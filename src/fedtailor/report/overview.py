@@ -159,8 +159,7 @@ def _reporters(scenario: ScenarioUse) -> str:
         return "all clients"
     else:
         reporters = f"{100 * scenario.participation:g} % of the clients"
-    return (
-        f"{reporters}, drawn by their samples,"
-        if scenario.sampling == "samples"
-        else reporters
+    sampling_note = (
+        ", drawn by their samples," if scenario.sampling == "samples" else ""
     )
+    return f"{reporters}{sampling_note}"

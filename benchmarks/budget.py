@@ -39,7 +39,7 @@ from fedtailor.experiments.compare import Comparison
 from fedtailor.experiments.document import Document
 from fedtailor.experiments.experiment import Experiment, resolve
 from fedtailor.experiments.scenario import Scenario
-from fedtailor.report.decision import ALONE, decide
+from fedtailor.report.decision import LOCAL_METHOD, decide
 from fedtailor.report.experiment import Experiment as StoredExperiment
 from fedtailor.report.stored import StoredRun
 
@@ -90,10 +90,10 @@ def outcome(comparison: Comparison) -> dict[str, Any]:
     trained = [
         name for name in decision.winner.means if name not in decision.left_out
     ]  # best first
-    sharing = next(name for name in trained if name != ALONE)
+    sharing = next(name for name in trained if name != LOCAL_METHOD)
     verdict = "cannot tell"
     for line in decision.winner.pairs.iter_rows(named=True):
-        if {line["method"], line["other"]} == {ALONE, sharing}:
+        if {line["method"], line["other"]} == {LOCAL_METHOD, sharing}:
             sign = 1 if line["method"] == sharing else -1
             low, high = sorted(sign * line[end] for end in ("low", "high"))
             verdict = "helps" if low > 0 else "hurts" if high < 0 else verdict

@@ -28,7 +28,7 @@ def test_clients_that_need_different_methods_get_them():
         [found.value, found.single_value], [best.mean(), test[1].mean()], rtol=1e-12
     )
     np.testing.assert_allclose(found.gain.estimate, (best - test[1]).mean(), rtol=1e-10)
-    assert "is better than one method" in found.sentence()
+    assert "is better than one method" in found.conclusion()
     losses = choose_by_validation(values(-val), values(-test), higher_is_better=False)
     np.testing.assert_allclose(losses.gain.estimate, found.gain.estimate, rtol=1e-10)
 
@@ -74,7 +74,7 @@ def test_ties_go_to_the_method_that_is_better_overall_and_diverged_methods_to_no
     ) == {"m0"}
     assert (
         found.gain.verdict == "cannot tell"
-        and "not shown to differ" in found.sentence()
+        and "not shown to differ" in found.conclusion()
     )
 
 

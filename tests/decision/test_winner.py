@@ -40,7 +40,7 @@ def test_the_best_of_clearly_different_methods_wins():
     ) == (15, 4)
     np.testing.assert_allclose(found.means["local"], table[0].mean(), rtol=1e-12)
     assert (
-        found.sentence()
+        found.conclusion()
         == "ucfl is better than every other method, over 15 clients and 4 seeds."
     )
     losses = best_method(
@@ -67,7 +67,9 @@ def test_two_equal_leaders_have_no_winner_but_leave_the_third_behind():
         "cannot tell",
         "worse",
     )
-    assert found.sentence().startswith("No single winner, over 20 clients and 3 seeds")
+    assert found.conclusion().startswith(
+        "No single winner, over 20 clients and 3 seeds"
+    )
 
 
 @pytest.mark.parametrize(
@@ -86,7 +88,7 @@ def test_without_a_difference_an_order_is_named_in_one_case_of_twenty(
         found = best_method(values(table), higher_is_better=True)
         wrong += len(found.unbeaten) < 4
         assert (len(found.unbeaten) < 4) == (
-            not found.sentence().startswith(NO_DIFFERENCE.capitalize())
+            not found.conclusion().startswith(NO_DIFFERENCE.capitalize())
         )
     assert wrong / repetitions <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / repetitions)
 
@@ -160,7 +162,7 @@ def test_one_seed_and_one_method_are_said():
         values(np.random.default_rng(0).normal(size=(2, 1, 5))), higher_is_better=True
     )
     assert (
-        "over 5 clients and 1 seed, too few to speak of other seeds" in one.sentence()
+        "over 5 clients and 1 seed, too few to speak of other seeds" in one.conclusion()
     )
     single = best_method(values(np.ones((1, 2, 3))), higher_is_better=True)
     assert single.winner is None and single.leader == "m0"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedtailor.report.page import Chart, Page, Section, Series
-from fedtailor.report.page.pictures import Gain, extent, forest, matrix
+from fedtailor.report.page.pictures import Gain, axis_range, forest, matrix
 from fedtailor.report.tables import Number, Table
 
 HOSTILE = "</script><b>x</b> & \"y\" 'z'"
@@ -66,7 +66,7 @@ def page(clients: int = 5, parts: int = 1) -> Page:
         Section("Decision", ["Nothing is better.", HOSTILE], warnings=["few rows"]),
         Section(
             "Gains",
-            pictures=[forest("Gains", "accuracy, %", found, extent(found))],
+            pictures=[forest("Gains", "accuracy, %", found, axis_range(found))],
             tables=[table(rows)],
         ),
         Section("Curves", charts=charts()),

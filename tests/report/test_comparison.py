@@ -103,7 +103,7 @@ def test_main_tables(results, experiment, measure):
         for label in ("Local", "FedAvg"):
             runs = [results / directory / f"{label.lower()}-s{seed}" for seed in SEEDS]
             values = [expected(measure, run) for run in runs]
-            found = [MEASURES[measure].of(StoredRun(run)) for run in runs]
+            found = [MEASURES[measure].compute(StoredRun(run)) for run in runs]
             assert [100 * value for value in found] == pytest.approx(values, abs=1e-9)
             text = (
                 f"{np.mean(values):.1f} ± {abs(values[0] - values[1]) / np.sqrt(2):.1f}"
@@ -378,7 +378,7 @@ def test_what_was_chosen_and_from_which_grid(experiment):
 
 
 def test_an_unfinished_experiment_says_so(experiment):
-    facts = "\n".join(overview.facts(experiment))
+    facts = "\n".join(overview.paragraphs(experiment))
     assert (
         "unfinished: 15 of 16 runs, those made to choose settings included; 2 min"
         in facts
@@ -387,7 +387,7 @@ def test_an_unfinished_experiment_says_so(experiment):
 
 
 def test_what_was_run(results, experiment):
-    facts = "\n".join(overview.facts(experiment))
+    facts = "\n".join(overview.paragraphs(experiment))
     clients = pl.read_parquet(results / RUNS["shift"] / "local-s0" / "clients.parquet")
     seen, unseen = (
         ", ".join(
@@ -428,9 +428,9 @@ def test_losses_are_better_when_lower(results, tmp_path):
         for t in range(1, ROUNDS + 1)
     }
     last, means = sorted(found[ROUNDS]), [np.mean(values) for values in found.values()]
-    assert MEASURES["worst"].of(run) == last[-1]
-    assert MEASURES["worst10"].of(run) == pytest.approx(np.mean(last[-2:]))
-    assert MEASURES["max_test"].of(run) == pytest.approx(min(means))
+    assert MEASURES["worst"].compute(run) == last[-1]
+    assert MEASURES["worst10"].compute(run) == pytest.approx(np.mean(last[-2:]))
+    assert MEASURES["max_test"].compute(run) == pytest.approx(min(means))
 
     cell = Experiment.read(results, NAME).index.cells[0]
     (tmp_path / "runs" / "digits-label-shift").symlink_to(results / RUNS["shift"])

@@ -144,7 +144,7 @@ def test_clients_that_gain_and_clients_that_lose_are_told_apart(tmp_path):
         (pl.col("client") == "gains") & (pl.col("method") == "SHARED")
     )
     assert gain["gain"].item() == pytest.approx(0.45) and gain["low"].item() > 0.2
-    text = " ".join(decision.sentences)
+    text = " ".join(decision.conclusions)
     assert "No difference that these data can show, over 3 clients and 2 seeds" in text
     assert (
         "Sharing is not shown to help on average, nor to hurt (tested over all pairs"
@@ -175,7 +175,7 @@ def test_without_training_alone_there_is_one_line_instead(tmp_path):
     decision = decide(build(tmp_path, ("shared", "other")), "shift")
     assert decision.gains is None and decision.table is None
     assert (
-        decision.sentences[-1]
+        decision.conclusions[-1]
         == "Gains over training alone need the method local; add it to the comparison."
     )
 
@@ -267,12 +267,12 @@ def test_methods_that_halving_left_out_are_tested_as_all_were_then(tmp_path):
     }
     assert (
         "SHARED is better than every other method, over 3 clients and 2 seeds"
-        in decision.sentences[0]
+        in decision.conclusions[0]
     )
-    assert decision.sentences[1].startswith(
+    assert decision.conclusions[1].startswith(
         "Sharing is shown to help on average by SHARED ("
     )
-    assert decision.sentences[2].endswith(
+    assert decision.conclusions[2].endswith(
         "OTHER after 2 and EARLY after 1 of 3 rounds."
     )
     (
@@ -281,17 +281,17 @@ def test_methods_that_halving_left_out_are_tested_as_all_were_then(tmp_path):
     decision = decide(Experiment.read(tmp_path, NAME), "shift")
     assert decision.winner.winner is None and decision.winner.leader == "SHARED"
     assert (
-        decision.sentences[2].endswith("EARLY after 1 of 3 rounds.")
-        and "OTHER" not in decision.sentences[2]
+        decision.conclusions[2].endswith("EARLY after 1 of 3 rounds.")
+        and "OTHER" not in decision.conclusions[2]
     )
-    assert decision.sentences[3].startswith(
+    assert decision.conclusions[3].startswith(
         "Nothing is said of OTHER: left out by validation data"
     )
 
 
 def test_runs_that_kept_no_rows_say_so(tmp_path):
     experiment = build(tmp_path, rows=False)
-    assert "did not keep" in decide(experiment, "shift").sentences[-1]
+    assert "did not keep" in decide(experiment, "shift").conclusions[-1]
     assert not experiment.baselines["shift"]
     assert all(row[0] != BASELINE_ROW for row in tables(experiment)["mean"].rows)
 
@@ -309,7 +309,7 @@ def test_without_any_test_rows_every_form_of_a_report_says_so(tmp_path, capsys):
     experiment = Experiment.read(tmp_path, NAME)  # every measure, every figure
     decision = decide(experiment, "shift")
     assert (decision.winner, decision.choice, decision.gains) == (None, None, None)
-    (sentence,) = decision.sentences
+    (sentence,) = decision.conclusions
     assert sentence.startswith("There are no test data by which accuracy could be told")
     assert (
         "rows repeat" in decision.warnings
@@ -336,9 +336,9 @@ def test_without_any_test_rows_every_form_of_a_report_says_so(tmp_path, capsys):
 def test_gains_by_a_metric_that_rows_do_not_give_are_in_accuracy(tmp_path):
     decision = decide(build(tmp_path, metric="roc_auc"), "shift")
     assert (decision.metric, decision.gain_metric) == ("roc_auc", "accuracy")
-    assert "By test ROC AUC, %: " in decision.sentences[0]
+    assert "By test ROC AUC, %: " in decision.conclusions[0]
     assert any(
-        "those below are in accuracy" in sentence for sentence in decision.sentences
+        "those below are in accuracy" in sentence for sentence in decision.conclusions
     )
 
 
@@ -386,7 +386,7 @@ def test_all_forms_of_a_report_hold_the_decision(tmp_path, capsys, monkeypatch):
         )
         == 7
     )
-    monkeypatch.setattr("fedtailor.report.document.MOST_LINES", 5)
+    monkeypatch.setattr("fedtailor.report.document.MAX_TABLE_ROWS", 5)
     assert "| gains | SHARED |" not in markdown(
         experiment, tables(experiment), [decision]
     )

@@ -49,7 +49,9 @@ def test_figures_are_written_twice_and_reproducibly(tmp_path):
 
 
 def test_the_band_spans_the_seeds():
-    x, low, mean, high = figures._band([{0: 0.0, 2: 1.0}, {0: 1.0, 1: 1.0, 2: 1.0}])
+    x, low, mean, high = figures._mean_and_range(
+        [{0: 0.0, 2: 1.0}, {0: 1.0, 1: 1.0, 2: 1.0}]
+    )
     np.testing.assert_allclose(x, [0, 2])
     np.testing.assert_allclose([low, mean, high], [[0, 1], [0.5, 1], [1, 1]])
 
@@ -103,11 +105,11 @@ def test_six_curves_have_bands_and_the_others_are_thin(tmp_path):
     svg = figures.lines({"panel": curves}, "round", "accuracy", tmp_path / "nine")[
         1
     ].read_text()
-    assert svg.count('id="FillBetweenPolyCollection') == 6 == figures.MOST_BANDS
+    assert svg.count('id="FillBetweenPolyCollection') == 6 == figures.MAX_BANDS
     assert all(f"<!-- {label} -->" in svg for label in curves)  # all are named
-    featured = [f"m{number}" for number in (8, 7)]
+    highlighted = [f"m{number}" for number in (8, 7)]
     svg = figures.lines(
-        {"panel": curves}, "round", "y", tmp_path / "two", featured=featured
+        {"panel": curves}, "round", "y", tmp_path / "two", highlighted=highlighted
     )[1].read_text()
     assert svg.count('id="FillBetweenPolyCollection') == 2
 
@@ -118,15 +120,17 @@ def test_fedavg_and_the_best_rows_are_featured(results, monkeypatch):
         for label, name in (("Average", "fedavg"), ("Local", "local"), ("UCFL", "ucfl"))
     }
     means = {label: found[0].spread()["mean"] for label, found in runs.items()}
-    monkeypatch.setattr(figures, "MOST_BANDS", 2)
+    monkeypatch.setattr(figures, "MAX_BANDS", 2)
     best = max(("Local", "UCFL"), key=means.get)
     assert (
         means["Average"] < means[best]
     )  # FedAvg is there to compare with, however bad
-    assert set(drawing.featured({"s": runs})) == {"Average", best}
+    assert set(drawing.highlighted({"s": runs})) == {"Average", best}
     # Rows with bands never share a colour, however many rows stand before them.
-    order = drawing._by_look({"s": runs})
-    assert order[:2] == drawing.featured({"s": runs}) and sorted(order) == sorted(runs)
+    order = drawing._style_order({"s": runs})
+    assert order[:2] == drawing.highlighted({"s": runs}) and sorted(order) == sorted(
+        runs
+    )
     assert len({figures.style(number)["color"] for number in range(6)}) == 6
 
 
@@ -137,8 +141,8 @@ def test_an_axis_says_what_is_better(results, tmp_path):
 
 
 def test_values_of_a_sweep_stand_where_they_belong():
-    assert figures._places(["1", "2", "4"]) == ([1, 2, 4], True)
-    assert figures._places(["1", "2", "auto"]) == ([0, 1, 2], False)
+    assert figures._axis_positions(["1", "2", "4"]) == ([1, 2, 4], True)
+    assert figures._axis_positions(["1", "2", "auto"]) == ([0, 1, 2], False)
 
 
 def test_bytes_are_those_of_the_rounds_done(results):
@@ -156,7 +160,8 @@ def test_bytes_are_those_of_the_rounds_done(results):
         next(iter(ucfl.by_bytes())) > 2 * (CLIENTS - UNSEEN) * size
     )  # with the gradients of the probe
     assert (
-        not run.silent and StoredRun(results / "runs/digits-permuted/local-s0").silent
+        not run.is_silent
+        and StoredRun(results / "runs/digits-permuted/local-s0").is_silent
     )
 
 

@@ -24,9 +24,9 @@ from fedtailor.report.page import (
 )
 from fedtailor.report.page.contents import gains
 from fedtailor.report.page.curves import curves
-from fedtailor.report.page.pictures import Gain, extent, forest, matrix
+from fedtailor.report.page.pictures import Gain, axis_range, forest, matrix
 from fedtailor.report.page.reliability import reliability
-from fedtailor.report.page.render import MOST_BYTES
+from fedtailor.report.page.render import MAX_BYTES
 from fedtailor.report.stored import StoredRun
 from fedtailor.report.tables import Table
 from fedtailor.storage.run_files import CLIENTS, METRICS, ROWS, SUMMARY
@@ -105,7 +105,7 @@ def test_names_are_text_wherever_they_stand():
 
 def test_a_thousand_clients_stay_under_the_limit():
     found = render(page(clients=1000))
-    assert 300_000 < len(found.encode()) < MOST_BYTES
+    assert 300_000 < len(found.encode()) < MAX_BYTES
     assert (
         "data:image/png;base64," in found
     )  # the matrix is an image, not a million squares
@@ -127,7 +127,7 @@ def test_forest_draws_gains_best_first_on_the_given_axis():
         Gain("worse", -1.0, -2.0, -0.5, "hurts"),
         Gain("better", 2.0, float("nan"), float("nan"), "cannot tell"),
     ]
-    low, high = extent(found)
+    low, high = axis_range(found)
     assert low < -2.0 and high > 2.0 and low == -2.2 and high == 2.2
     markup = forest("t", "points", found, (low, high)).markup
     assert markup.index("better") < markup.index("worse")
@@ -135,7 +135,7 @@ def test_forest_draws_gains_best_first_on_the_given_axis():
         markup.count("<circle") == 2
         and len(re.findall(r'<line x1="[^"]+" x2', markup)) == 1
     )
-    assert 'class="zero"' in markup and extent([]) == (-1.0, 1.0)
+    assert 'class="zero"' in markup and axis_range([]) == (-1.0, 1.0)
     zero = float(re.search(r'class="zero" x1="([^"]+)"', markup)[1])
     dots = [float(x) for x in re.findall(r'cx="([^"]+)"', markup)]
     assert dots[0] - zero == pytest.approx(2 * (zero - dots[1]), abs=0.2)
@@ -156,7 +156,7 @@ def test_matrix_shows_every_number_of_few_clients():
 
 def test_gains_that_are_missing_are_said_in_a_line():
     missing = Decision(
-        "s", "accuracy", why_no_gains="Gains need the method local; add it."
+        "s", "accuracy", no_gains_reason="Gains need the method local; add it."
     )
     section = gains("s", missing, 10)
     assert (

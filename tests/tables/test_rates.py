@@ -6,9 +6,9 @@ import pytest
 
 from fedtailor.cli.own_table import (
     CLASSIFICATION_RATES,
-    OwnTable,
+    TableComparisonOptions,
     default_rates,
-    prepare_own_table,
+    prepare_table_experiment,
 )
 from fedtailor.tables import from_table, stable_rate
 
@@ -65,8 +65,8 @@ def test_classes_have_rates_of_their_own(tmp_path):
         {"site": ["near", "far"] * 8, "a": range(16), "y": rng.normal(size=16)}
     ).write_csv(path)
     for lr, limited in ((None, ("sgd.lr",)), ((0.1, 0.2), ())):
-        options = OwnTable(client="site", target="y", lr=lr)
-        assert prepare_own_table(path, options)[0].limited == limited
+        options = TableComparisonOptions(client="site", target="y", lr=lr)
+        assert prepare_table_experiment(path, options)[0].limited == limited
     high, low = default_rates(
         table
     )  # of equally good ones the first is chosen: that which trains faster

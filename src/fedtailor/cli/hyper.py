@@ -1,18 +1,18 @@
-"""Hyper-parameters as the command line shows them, read from the methods' own files."""
+"""Descriptions of hyper-parameters, read from the docstrings of the methods."""
 
 import dataclasses
 from typing import Any
 
-from docstring_parser import parse_from_object
+from docstring_parser import DocstringMeta, parse_from_object
 
 from fedtailor.protocol import is_hyperparameters
 
 
 def parameters(value: Any, prefix: str = "") -> list[dict[str, str]]:
-    """Every hyper-parameter of a method, nested ones too.
+    """Describes all hyper-parameters of a method, including nested ones.
 
     Returns:
-        Of each its name (as an option), default and description.
+        The name (as an option), default and description of each hyper-parameter.
     """
     rows, docs = [], field_docs(type(value))
     for field in dataclasses.fields(value):
@@ -26,11 +26,16 @@ def parameters(value: Any, prefix: str = "") -> list[dict[str, str]]:
 
 
 def field_docs(kind: type) -> dict[str, str]:
-    """Field name -> the string below it, in the class or where it inherits it from."""
+    """Field name -> docstring of the field, which may be inherited."""
     docs: dict[str, str] = {}
-    # The class itself comes last: its strings replace those that it inherits.
+    # The class itself comes last, so that its docstrings replace inherited ones.
     for base in reversed(kind.__mro__[:-1]):
         if dataclasses.is_dataclass(base):
             for entry in parse_from_object(base).params:
-                docs[entry.arg_name] = " ".join((entry.description or "").split())
+                docs[entry.arg_name] = description_of(entry)
     return docs
+
+
+def description_of(entry: DocstringMeta) -> str:
+    """The description of an entry of a docstring, without line breaks."""
+    return " ".join((entry.description or "").split())

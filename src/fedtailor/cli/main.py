@@ -1,7 +1,7 @@
-"""Which command was asked for.
+"""The entry point of the command line: finds a command, runs it and reports errors.
 
-Whatever goes wrong ends in one line on the standard error. Little is imported before
-Ctrl-C is taken care of: importing fedtailor takes seconds.
+Each error is reported in one line on the standard error. Importing fedtailor takes
+seconds, so little is imported before the handling of Ctrl-C is set up.
 """
 
 import os
@@ -14,39 +14,43 @@ from typing import Any, TextIO
 
 TRACEBACK = "--traceback"
 INTERRUPTED = 130
-"""The exit code after Ctrl-C, as shells have it (128 + 2; 128 + 15 after SIGTERM).
+"""The exit code after Ctrl-C, following shells: 128 + 2 (128 + 15 after SIGTERM).
 
-The others are in `failures`.
+The other exit codes are in `failures`.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line. Nothing is raised, whatever happens.
+    """Runs a command line. It never raises an error.
 
     Returns:
         The exit code (see `failures`).
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    command_line = list(sys.argv[1:] if arguments is None else arguments)
     _open_missing_streams()
-    with _interrupts_end_imports():
+    with _exit_on_interrupt():
         from fedtailor.cli.failures import explain
 
     try:
-        with _interrupts_arrive():
-            code = _run([argument for argument in given if argument != TRACEBACK])
+        with _resend_dropped_interrupts():
+            code = _run(
+                [argument for argument in command_line if argument != TRACEBACK]
+            )
         _flush()
         return code
     except BaseException as error:
-        if TRACEBACK in given:
+        if TRACEBACK in command_line:
             import traceback
 
             traceback.print_exc()
-        code, said = explain(error)
-        unwritten = _discard_output()
-        if unwritten and isinstance(error, OSError) and error.filename is None:
-            said = f"the standard output: {unwritten}"
-        # A terminal has shown ^C, or a bar, on the line that the cursor is in.
-        _say(said, "\n" if code >= INTERRUPTED and sys.stderr.isatty() else "")
+        code, message = explain(error)
+        output_error = _discard_output()
+        if output_error and isinstance(error, OSError) and error.filename is None:
+            message = f"the standard output: {output_error}"
+        # On a terminal, the line of the cursor already contains ^C or a progress bar.
+        _print_error(
+            message, "\n" if code >= INTERRUPTED and sys.stderr.isatty() else ""
+        )
         return code
 
 
@@ -61,17 +65,17 @@ def _run(arguments: list[str]) -> int:
 
         print(f"fedtailor {fedtailor.__version__}")
         return 0
-    with _interrupts_end_imports():
+    with _exit_on_interrupt():
         command = registry.find(arguments[0])
     try:
         return command(arguments[1:])
-    except SystemExit as asked:  # --help
-        return asked.code if isinstance(asked.code, int) else 0
+    except SystemExit as exit_request:  # --help
+        return exit_request.code if isinstance(exit_request.code, int) else 0
 
 
 def _usage(summaries: dict[str, str]) -> str:
     width = max(map(len, summaries))
-    lines = [f"  {name:<{width}}  {what}" for name, what in summaries.items()]
+    lines = [f"  {name:<{width}}  {summary}" for name, summary in summaries.items()]
     commands = "\n".join(lines)
     return f"""usage: fedtailor COMMAND [options]
 
@@ -83,25 +87,26 @@ Exit codes: 0 done, 1 the machine or fedtailor failed, 2 wrong input, 130 Ctrl-C
 `fedtailor COMMAND --help` says more; with {TRACEBACK}, errors are printed as Python raises them."""
 
 
-def _say(message: str, before: str = "") -> None:
-    """A line on the standard error, if there is one left that takes it."""
+def _print_error(message: str, prefix: str = "") -> None:
+    """Prints a line on the standard error, if that is still open."""
     try:
         if message:
-            print(f"{before}fedtailor: {message}", file=sys.stderr, flush=True)
+            print(f"{prefix}fedtailor: {message}", file=sys.stderr, flush=True)
     except (OSError, ValueError):
-        _point_nowhere(sys.stderr)
+        _redirect_to_devnull(sys.stderr)
 
 
 # Ctrl-C.
 
 
 @contextmanager
-def _interrupts_end_imports() -> Iterator[None]:
-    """Ctrl-C ends the process at once.
+def _exit_on_interrupt() -> Iterator[None]:
+    """Lets Ctrl-C end the process at once.
 
-    Nothing is lost yet, and half-imported libraries would make other errors of it.
+    During imports nothing can be lost, and a half-imported library would turn the
+    interrupt into another error.
     """
-    # Only the main thread may set handlers, and a host program's own one stays.
+    # Only the main thread may set handlers. The handler of a host program is kept.
     in_main_thread = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGINT)
     if not in_main_thread or handler is not signal.default_int_handler:
@@ -109,7 +114,7 @@ def _interrupts_end_imports() -> Iterator[None]:
         return
 
     def stop(signum: int, frame: Any) -> None:
-        _say("interrupted")
+        _print_error("interrupted")
         os._exit(INTERRUPTED)
 
     signal.signal(signal.SIGINT, stop)
@@ -120,35 +125,32 @@ def _interrupts_end_imports() -> Iterator[None]:
 
 
 @contextmanager
-def _interrupts_arrive() -> Iterator[None]:
-    """A Ctrl-C that Python drops is sent again.
+def _resend_dropped_interrupts() -> Iterator[None]:
+    """Sends a Ctrl-C again that Python drops in a callback of the garbage collector."""
+    previous_hook = sys.unraisablehook
 
-    It drops the errors in callbacks of the garbage collector.
-    """
-    before = sys.unraisablehook
-
-    def send_again(dropped: Any) -> None:
-        if issubclass(dropped.exc_type, KeyboardInterrupt):
-            # From a thread, once this hook is left.
+    def resend(unraisable: Any) -> None:
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            # A thread sends it after this hook has returned.
             threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
         else:
-            before(dropped)
+            previous_hook(unraisable)
 
-    sys.unraisablehook = send_again
+    sys.unraisablehook = resend
     try:
         yield
     finally:
-        sys.unraisablehook = before
+        sys.unraisablehook = previous_hook
 
 
 # The standard streams.
 
 
 def _open_missing_streams() -> None:
-    """Let what is written to a closed standard output or error (`>&-`) go nowhere.
+    """Redirects a closed standard output or error (`>&-`) to the null device.
 
-    Otherwise the next file that is opened would take its number, and stray lines of
-    libraries its contents.
+    Otherwise the next opened file would get its file descriptor, and output of
+    libraries would end up in that file.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
@@ -156,10 +158,10 @@ def _open_missing_streams() -> None:
 
 
 def _flush() -> None:
-    """Write what is still to be printed, while a full disk can be reported.
+    """Flushes the standard output, while an error such as a full disk can be reported.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the output cannot be written.
     """
     try:
         sys.stdout.flush()
@@ -170,26 +172,26 @@ def _flush() -> None:
 
 
 def _discard_output() -> str:
-    """Write what is still to be printed; if that fails, drop it.
+    """Flushes the standard output, or drops the output if that fails.
 
-    Python would try again at its exit.
+    Without dropping it, Python would try again at its exit.
 
     Returns:
-        Why it failed; "" if it did not.
+        The reason of the failure, or "".
     """
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        _point_nowhere(sys.stdout)
+        _redirect_to_devnull(sys.stdout)
     except (OSError, ValueError) as error:
-        _point_nowhere(sys.stdout)
+        _redirect_to_devnull(sys.stdout)
         return getattr(error, "strerror", None) or str(error)
     return ""
 
 
-def _point_nowhere(stream: TextIO) -> None:
-    """Let what is written to a stream from now on be lost."""
+def _redirect_to_devnull(stream: TextIO) -> None:
+    """Redirects a stream to the null device."""
     with suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, stream.fileno())
+        os.close(devnull)

@@ -1,16 +1,47 @@
-"""The command lines of lists: `[NAME] [--json]`."""
+"""Reads command lines without a dataclass: help, and lists with `[NAME] [--json]`."""
 
 from fedtailor.protocol import require
 
 
-def names_and_json(arguments: list[str], usage: str) -> tuple[str | None, bool]:
-    """The name, if there is one, and whether JSON is wanted.
+def asks_for_help(arguments: list[str]) -> bool:
+    """Whether the arguments contain `-h` or `--help`."""
+    return "-h" in arguments or "--help" in arguments
+
+
+def print_help_or_raise(
+    arguments: list[str], usage: str, note: str, hint: str = ""
+) -> int:
+    """Handles a command line that lacks its positional arguments.
+
+    Args:
+        arguments: the command line.
+        usage: usage of the command.
+        note: what to print below the usage if the arguments ask for help.
+        hint: what to append to the usage in the error message.
+
+    Returns:
+        The exit code after printing the help.
 
     Raises:
-        ValueError: an unknown option, or several names.
-        SystemExit: help was asked for; `usage` is printed.
+        ValueError: the arguments do not ask for help.
     """
-    if "-h" in arguments or "--help" in arguments:
+    if not asks_for_help(arguments):
+        raise ValueError(f"usage: {usage}{hint}")
+    print(f"usage: {usage}\n\n{note}")
+    return 0
+
+
+def parse_name_and_json(arguments: list[str], usage: str) -> tuple[str | None, bool]:
+    """Parses `[NAME] [--json]`.
+
+    Returns:
+        The name or None, and whether to print JSON.
+
+    Raises:
+        ValueError: an option is unknown, or there are several names.
+        SystemExit: the arguments ask for help; `usage` has been printed.
+    """
+    if asks_for_help(arguments):
         print(usage)
         raise SystemExit(0)
     names = [argument for argument in arguments if not argument.startswith("-")]

@@ -1,4 +1,4 @@
-"""Options read from dataclasses, and what is wrong with them in one line."""
+"""Parses options into dataclasses, and reports errors in one line."""
 
 import difflib
 import inspect
@@ -15,58 +15,58 @@ from fedtailor.protocol import require
 T = TypeVar("T")
 
 SEEDS = 2**32
-"""Seeds are below this.
+"""Exclusive upper limit of seeds: random keys use only their last 32 bits."""
 
-Keys are made of their last 32 bits, so larger ones would repeat smaller ones.
-"""
-
-KINDS = {
+PLACEHOLDERS = {
     "INT": "a whole number",
     "FLOAT": "a number",
     "{None}|INT": "a whole number or None",
 }
-"""What tyro's placeholders mean."""
+"""Descriptions of tyro's placeholders."""
 
 
 def parse(target: Callable[..., T], arguments: list[str], program: str) -> T:
-    """What a target makes of a command line; --help prints and exits.
+    """Calls a target with the options of a command line; --help prints and exits.
 
     Args:
         target: a dataclass, or a function of dataclasses.
         arguments: the options.
-        program: what the help calls the command.
+        program: name of the command in the help.
+
+    Returns:
+        The result of the target.
 
     Raises:
-        ValueError: a wrong option or value, in one line.
+        ValueError: an option or a value is wrong; the message is one line.
     """
     import tyro
 
-    # tyro's structured errors; its public interface only prints drawn boxes.
+    # Errors as objects; tyro's public interface only prints them in boxes.
     from tyro import _errors as errors
 
-    def refuse(event: errors.ParseErrorEvent) -> NoReturn:
-        complaint = _complaint(event, arguments, [*_names(target)])
-        raise ValueError(f"{complaint}; `{program} --help` lists the options")
+    def raise_value_error(event: errors.ParseErrorEvent) -> NoReturn:
+        message = _error_message(event, arguments, [*_names(target)])
+        raise ValueError(f"{message}; `{program} --help` lists the options")
 
     for number, argument in enumerate(arguments):
-        name, given, value = argument.partition("=")
-        before = arguments[number - 1] if number else "the first argument"
-        require(argument != "", f"{before} is empty; give it a value")
+        name, equals, value = argument.partition("=")
+        previous = arguments[number - 1] if number else "the first argument"
+        require(argument != "", f"{previous} is empty; give it a value")
         require(
-            not (name.startswith("--") and given and not value),
+            not (name.startswith("--") and equals and not value),
             f"{name} is empty; give it a value",
         )
     if {"-h", "--help"} & {*arguments}:
-        for kind in _dataclasses(target):
-            _add_help(kind)
-    # Fields that no text can express (functions, arrays) are Python's alone.
+        for cls in _dataclasses(target):
+            _add_help(cls)
+    # Fields without a text form (functions, arrays) are not options.
     config = (tyro.conf.SuppressFixed,)
-    with errors.on_parse_error(refuse):
+    with errors.on_parse_error(raise_value_error):
         return tyro.cli(target, args=arguments, prog=program, config=config)
 
 
 def _dataclasses(target: Callable[..., Any]) -> Iterator[type]:
-    """The dataclass that a target is, and those that it takes, nested ones too."""
+    """Yields the target if it is a dataclass, and all dataclasses in its parameters."""
     if inspect.isclass(target):
         yield target
     for parameter in inspect.signature(target).parameters.values():
@@ -74,16 +74,16 @@ def _dataclasses(target: Callable[..., Any]) -> Iterator[type]:
             yield from _dataclasses(type(parameter.default))
 
 
-def _add_help(kind: type) -> None:
-    """Tell tyro what the strings below a dataclass's fields say, as flowing text.
+def _add_help(cls: type) -> None:
+    """Sets the help of a dataclass's fields to their docstrings, without line breaks.
 
-    Read by tyro itself, they would keep the line breaks of the source.
+    If tyro read the docstrings itself, it would keep the line breaks of the source.
     """
-    # Reads the source of the class: only for help, not for every command.
+    # This reads the source of the class, so it is done only for help.
     from fedtailor.cli.hyper import field_docs
 
-    docs = field_docs(kind)
-    for field in fields(kind):
+    docs = field_docs(cls)
+    for field in fields(cls):
         if field.name in docs:
             help_text = {"help": docs[field.name]}
             field.metadata = MappingProxyType({**field.metadata, **help_text})
@@ -91,12 +91,12 @@ def _add_help(kind: type) -> None:
 
 @contextmanager
 def as_typed() -> Iterator[None]:
-    """Errors that advise to call a function say how that is typed on a command line.
+    """Rewrites advice in error messages from Python to the command line.
 
-    `missing='impute'` becomes `--missing impute`.
+    For example, `missing='impute'` becomes `--missing impute`.
 
     Raises:
-        ValueError: in place of the block's.
+        ValueError: the error of the block with the new message.
     """
     try:
         yield
@@ -106,10 +106,10 @@ def as_typed() -> Iterator[None]:
 
 
 def check_counts(options: object, *names: str) -> None:
-    """Refuse an option that is below 1.
+    """Checks that options are at least 1 or None.
 
     Raises:
-        ValueError: with the option's name.
+        ValueError: an option is below 1.
     """
     for name in names:
         value = getattr(options, name)
@@ -120,10 +120,10 @@ def check_counts(options: object, *names: str) -> None:
 
 
 def check_seeds(name: str, *seeds: int) -> None:
-    """Refuse a seed that is negative, or so large that it would repeat another one.
+    """Checks that the seeds of an option are in 0 to `SEEDS` - 1.
 
     Raises:
-        ValueError: with the option's name.
+        ValueError: a seed is out of range.
     """
     for seed in seeds:
         require(
@@ -133,17 +133,17 @@ def check_seeds(name: str, *seeds: int) -> None:
 
 
 def as_option(name: str) -> str:
-    """How a field is written on the command line."""
+    """The option of a field."""
     return "--" + name.replace("_", "-")
 
 
 def _names(target: Callable[..., Any], prefix: str = "") -> Iterator[str]:
-    """The options of a dataclass, or of the dataclasses that a function takes.
+    """Yields the options of a dataclass, or of a function's dataclass parameters.
 
-    Those of a dataclass inside a dataclass have its name before them ("sgd.lr").
+    The options of a nested dataclass have its name as a prefix ("sgd.lr").
     """
     for name, parameter in inspect.signature(target).parameters.items():
-        # An annotation may give the option another name.
+        # An annotation may rename the option.
         for note in getattr(parameter.annotation, "__metadata__", ()):
             if getattr(note, "name", None) is not None:
                 name = note.name
@@ -156,11 +156,8 @@ def _names(target: Callable[..., Any], prefix: str = "") -> Iterator[str]:
             yield from _names(type(parameter.default), prefix)
 
 
-def _complaint(event: Any, arguments: list[str], names: list[str]) -> str:
-    """What a parse error of tyro's says, in one line.
-
-    Of an unknown option, with those that may have been meant.
-    """
+def _error_message(event: Any, arguments: list[str], names: list[str]) -> str:
+    """The message of a parse error, with similar names for an unknown option."""
     from tyro import _errors as errors
 
     if isinstance(event, errors.UnrecognizedArgs):
@@ -168,42 +165,42 @@ def _complaint(event: Any, arguments: list[str], names: list[str]) -> str:
         if not options:
             return f"unknown argument {event.tokens[0].partition('=')[0]}"
         unknown = options[0].partition("=")[0]
-        near = _near(unknown.lstrip("-").replace("_", "-"), names)
-        if not near:
+        suggestions = _suggestions(unknown.lstrip("-").replace("_", "-"), names)
+        if not suggestions:
             return f"unknown option {unknown}"
-        meant = " or ".join(f"--{name}" for name in near)
-        return f"unknown option {unknown}; perhaps {meant}"
+        alternatives = " or ".join(f"--{name}" for name in suggestions)
+        return f"unknown option {unknown}; perhaps {alternatives}"
     if isinstance(event, errors.MissingArgs):
-        missing = [_shown(entry.arg) for entry in event.missing_arguments]
+        missing = [_option_name(entry.arg) for entry in event.missing_arguments]
         return f"missing: {', '.join(missing)}"
     if isinstance(event, errors.InvalidChoice):
-        wrong = f"{_shown(event.argument)} is {event.value!r}"
+        problem = f"{_option_name(event.argument)} is {event.value!r}"
         if event.choices == ("None",):
-            return f"{wrong}; it can be set in Python only"
-        return f"{wrong}; it must be one of {', '.join(event.choices)}"
+            return f"{problem}; it can be set in Python only"
+        return f"{problem}; it must be one of {', '.join(event.choices)}"
     if isinstance(event, errors.BadValue):
         is_fixed = event.reason == "fixed"
         advice = "can be set in Python only" if is_fixed else "needs a value"
-        return f"{_shown(event.argument)} {advice}"
+        return f"{_option_name(event.argument)} {advice}"
     if isinstance(event, errors.InstantiationFailure):
-        if event.argument is None:  # what the dataclass itself says
+        if event.argument is None:  # raised by the dataclass itself
             return event.message
-        given = _given(event.argument, arguments)
-        wanted = str(event.argument.lowered.metavar)
-        wanted = KINDS.get(wanted, wanted)
-        return f"{_shown(event.argument)} is {given}; it must be {wanted}"
+        value = _typed_value(event.argument, arguments)
+        expected = str(event.argument.lowered.metavar)
+        expected = PLACEHOLDERS.get(expected, expected)
+        return f"{_option_name(event.argument)} is {value}; it must be {expected}"
     return f"the options are wrong ({type(event).__name__})"
 
 
-def _shown(argument: Any) -> str:
-    """An option with its dashes, or the capitals of a positional argument."""
+def _option_name(argument: Any) -> str:
+    """The name of an option with its dashes, or of a positional argument."""
     if argument.is_positional():
         return str(argument.lowered.metavar)
     return argument.display_name()
 
 
-def _given(argument: Any, arguments: list[str]) -> str:
-    """What the command line has for an argument, as typed."""
+def _typed_value(argument: Any, arguments: list[str]) -> str:
+    """The value of an argument on the command line, as typed."""
     for number, text in enumerate(arguments):
         name, equals, value = text.partition("=")
         if name.replace("_", "-") not in argument.lowered.name_or_flags:
@@ -217,7 +214,7 @@ def _given(argument: Any, arguments: list[str]) -> str:
     return "wrong"
 
 
-def _near(unknown: str, names: list[str]) -> list[str]:
-    """The options of which `unknown` is the last part, or else those spelled alike."""
-    ends = [name for name in names if name.rpartition(".")[2] == unknown]
-    return ends or difflib.get_close_matches(unknown, names, n=2, cutoff=0.5)
+def _suggestions(unknown: str, names: list[str]) -> list[str]:
+    """The options that end in the unknown name, or those with a similar spelling."""
+    matches = [name for name in names if name.rpartition(".")[2] == unknown]
+    return matches or difflib.get_close_matches(unknown, names, n=2, cutoff=0.5)

@@ -1,14 +1,12 @@
-"""Where a command puts what it makes."""
+"""Writes the output of a command."""
 
 from pathlib import Path
 
 from fedtailor._files import reason, replacing
 
 
-def put(text: str, out: Path | None) -> None:
-    """Write a text to a file, whole or not at all.
-
-    Where none is named, it goes to the standard output.
+def write_text(text: str, out: Path | None) -> None:
+    """Writes a text atomically to a file, or prints it if `out` is None.
 
     Raises:
         ValueError: the file cannot be written.

@@ -1,4 +1,4 @@
-"""A comparison of methods on a table of one's own, from options of the command line."""
+"""Sets up a comparison of methods on the user's table, from command-line options."""
 
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -13,15 +13,15 @@ from fedtailor.tables import ENDINGS, Table, TableOptions, from_table, stable_ra
 
 METHODS = ("local", "fedavg", "finetune", "ditto", "ucfl", "self-fl")
 CLASSIFICATION_RATES = (0.1, 0.01)
-"""The larger one first.
+"""Candidate learning rates for classification, the larger one first.
 
-Of rates with the same result on validation data the first is chosen, and training with
-the larger one has come farther.
+Of rates with the same validation result the first one is chosen, and the larger rate
+has made more progress.
 """
 
 
 @dataclass(frozen=True)
-class OwnTable(TableOptions):
+class TableComparisonOptions(TableOptions):
     """How the table is read, and what is compared on it."""
 
     algorithms: tuple[str, ...] = METHODS
@@ -41,20 +41,18 @@ class OwnTable(TableOptions):
     diverge, computed from the training inputs, and a fifth)."""
 
     def all_seeds(self) -> tuple[int, ...]:
-        """The seeds, the default ones filled in."""
+        """The seeds, or the default seeds if none are given."""
         if self.seeds is not None:
             return self.seeds
         return (0, 1, 2) if self.folds is None else tuple(range(self.folds))
-
-    def table_options(self) -> dict[str, Any]:
-        """See `changed_options`."""
-        return changed_options(self)
 
 
 def changed_options(options: TableOptions) -> dict[str, Any]:
     """The table's options that differ from their defaults.
 
-    As `from_table` and an experiment file take them.
+    Returns:
+        Keyword arguments of `from_table`, which are also the keys of an experiment
+        file.
     """
     default = TableOptions()
     changed = {}
@@ -66,22 +64,27 @@ def changed_options(options: TableOptions) -> dict[str, Any]:
 
 
 def default_rates(table: Table) -> tuple[float, ...]:
-    """The learning rates to choose from where the user names none, to two digits."""
+    """The default candidate learning rates of a table, rounded to two digits."""
     if table.classes is not None:
         return CLASSIFICATION_RATES
     largest = stable_rate(table)
     return tuple(float(f"{rate:.1e}") for rate in (largest, largest / 5))
 
 
-def prepare_own_table(path: Path, options: OwnTable) -> tuple[Experiment, str]:
-    """The comparison, and the table as the first seed sees it in words.
+def prepare_table_experiment(
+    path: Path, options: TableComparisonOptions
+) -> tuple[Experiment, str]:
+    """Makes the comparison and checks the options and the table.
 
-    The words are sizes, and what was imputed and left out. All that is wrong with
-    options and table is found here, before anything is trained or written.
+    All errors are found here, before anything is trained or written.
+
+    Returns:
+        The comparison, and a description of the table with the first seed: its sizes,
+        and what was imputed and left out.
 
     Raises:
-        ValueError: a method does not exist, the file cannot be read, or all that is
-            wrong with its columns.
+        ValueError: a method does not exist, the file cannot be read, or columns are
+            wrong; the message lists all problems of the columns.
     """
     rates = options.lr or CLASSIFICATION_RATES
     require(
@@ -89,23 +92,23 @@ def prepare_own_table(path: Path, options: OwnTable) -> tuple[Experiment, str]:
         "--val is 0, and learning rates are chosen on validation data; name one rate"
         " with --lr, or leave rows for validation",
     )
-    # Mistakes in the options are found before a large file is read.
-    experiment = own_table(path, options, rates)
-    table = from_table(path, seed=options.all_seeds()[0], **options.table_options())
+    # Check the options before a large file is read.
+    experiment = table_experiment(path, options, rates)
+    table = from_table(path, seed=options.all_seeds()[0], **changed_options(options))
     find_metrics(options.metrics, bind(experiment.columns[0].scenario.model, table))
     if options.lr is None:
-        experiment = own_table(path, options, default_rates(table))
+        experiment = table_experiment(path, options, default_rates(table))
         if table.classes is None:
-            # Above the largest rate the steepest client may diverge.
+            # Above the largest rate training may diverge.
             experiment = replace(experiment, limited=("sgd.lr",))
     notes = [f"  {note}" for note in table.notes]
     return experiment, "\n".join([table.describe(), *notes, ""])
 
 
-def own_table(path: Path, options: OwnTable, rates: tuple[float, ...]) -> Experiment:
-    """The comparison of methods on a user's own table.
-
-    Each method is compared with the best of some learning rates.
+def table_experiment(
+    path: Path, options: TableComparisonOptions, rates: tuple[float, ...]
+) -> Experiment:
+    """The comparison of methods on a user's table, each with its best learning rate.
 
     Raises:
         ValueError: a method does not exist, or a value is wrong.
@@ -113,7 +116,7 @@ def own_table(path: Path, options: OwnTable, rates: tuple[float, ...]) -> Experi
     name = path.name
     for ending in ENDINGS:
         name = name.removesuffix(ending)
-    scenario = {"use": "table", "path": str(path), **options.table_options()}
+    scenario = {"use": "table", "path": str(path), **changed_options(options)}
     grid = {"sgd": {"lr": list(rates)}}
     content = {
         "title": f"{path.name}: one model per {options.client}",

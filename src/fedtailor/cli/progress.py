@@ -7,20 +7,21 @@ from time import monotonic
 
 from fedtailor.experiments.compare import Comparison, Entry
 from fedtailor.experiments.compare import Progress as ComparisonProgress
+from fedtailor.storage import Interrupted
 from fedtailor.training import Training
 
 SECONDS_BETWEEN_LINES = 10.0
 
 Progress = Callable[[Training, bool], None]
-"""Called after every round with the training and whether it was evaluated."""
+"""Callback after each round: (training, whether the round was evaluated)."""
 
 
 @contextmanager
 def progress_of(title: str, rounds: int) -> Iterator[Progress]:
-    """A callback for `run` that shows how far it is.
+    """Yields a callback for `run` that displays its progress.
 
-    It shows the round, the mean test accuracy (or loss) of the personal models, and the
-    time left.
+    It displays the round, the mean test accuracy (or loss) of the personal models, and
+    the remaining time.
     """
     if sys.stderr.isatty():
         with _bar(title, rounds) as update:
@@ -30,14 +31,24 @@ def progress_of(title: str, rounds: int) -> Iterator[Progress]:
 
             yield show
     else:
-        yield _lines(title, rounds)
+        yield _progress_lines(title, rounds)
+
+
+@contextmanager
+def explain_interrupt(message: str) -> Iterator[None]:
+    """Replaces the message of an interrupt inside a `with` block."""
+    try:
+        yield
+    except Interrupted as interrupt:
+        raise Interrupted(message) from interrupt
 
 
 @contextmanager
 def progress_over_runs(title: str, runs: int) -> Iterator[ComparisonProgress]:
-    """A callback for a comparison that shows how far it is.
+    """Yields a callback for a comparison that displays its progress.
 
-    It shows the runs done, what runs, its round and score, and the time left for all.
+    It displays the finished runs, the current run with its round and score, and the
+    remaining time.
     """
     if sys.stderr.isatty():
         with _bar(title, runs) as update:
@@ -48,31 +59,31 @@ def progress_over_runs(title: str, runs: int) -> Iterator[ComparisonProgress]:
                 seed: int,
                 training: Training | None,
             ) -> None:
-                update(comparison.progressed, _what(entry, seed, training))
+                update(comparison.progressed, _description(entry, seed, training))
 
             yield show
     else:
-        yield _run_lines(title, runs)
+        yield _comparison_lines(title, runs)
 
 
-def _what(entry: Entry, seed: int, training: Training | None) -> str:
+def _description(entry: Entry, seed: int, training: Training | None) -> str:
     text = f"{entry.row} on {entry.column.label}, seed {seed}"
     if training is None:
         return text
     return f"{text}: round {training.round} of {entry.column.rounds} {_score(training)}"
 
 
-def _run_lines(title: str, runs: int) -> ComparisonProgress:
-    last = -SECONDS_BETWEEN_LINES
+def _comparison_lines(title: str, runs: int) -> ComparisonProgress:
+    last_time = -SECONDS_BETWEEN_LINES
 
     def show(
         comparison: Comparison, entry: Entry, seed: int, training: Training | None
     ) -> None:
-        nonlocal last
-        if monotonic() - last >= SECONDS_BETWEEN_LINES:
-            last = monotonic()
-            run, what = comparison.done + 1, _what(entry, seed, training)
-            text = f"{title}: run {run} of {runs}, {what}"
+        nonlocal last_time
+        if monotonic() - last_time >= SECONDS_BETWEEN_LINES:
+            last_time = monotonic()
+            run, description = comparison.done + 1, _description(entry, seed, training)
+            text = f"{title}: run {run} of {runs}, {description}"
             print(text, file=sys.stderr, flush=True)
 
     return show
@@ -81,19 +92,19 @@ def _run_lines(title: str, runs: int) -> ComparisonProgress:
 def _score(training: Training) -> str:
     metric = training.metric.name
     values = training.metrics.values(metric)
-    texts = [f"{metric} {values.mean():.3f}"] if len(values) else []
+    parts = [f"{metric} {values.mean():.3f}"] if len(values) else []
     if training.privacy is not None:
         largest = training.privacy.largest(training.round)
-        texts += [
+        parts += [
             f"{name.replace('_', ' ')} {epsilon:.2f}"
             for name, epsilon in largest.items()
         ]
-    return ", ".join(texts)
+    return ", ".join(parts)
 
 
 @contextmanager
 def _bar(title: str, total: int) -> Iterator[Callable[[float, str], None]]:
-    """A bar on stderr, and the function that sets how far it is and what it says."""
+    """Displays a bar on stderr; yields a function that sets its progress and text."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -103,7 +114,7 @@ def _bar(title: str, total: int) -> Iterator[Callable[[float, str], None]]:
         TimeRemainingColumn,
     )
 
-    # Titles hold labels of the user's: square brackets in them are no markup.
+    # Titles contain the user's labels, in which square brackets are not markup.
     description = TextColumn("{task.description}", markup=False)
     text = TextColumn("{task.fields[text]}", markup=False)
     columns = (description, BarColumn(), TaskProgressColumn(), text)
@@ -113,16 +124,16 @@ def _bar(title: str, total: int) -> Iterator[Callable[[float, str], None]]:
     )
     with progress as bar:
         task = bar.add_task(title, total=total, text="compiling")
-        yield lambda done, said: bar.update(task, completed=done, text=said)
+        yield lambda completed, text: bar.update(task, completed=completed, text=text)
 
 
-def _lines(title: str, rounds: int) -> Progress:
-    last = monotonic()
+def _progress_lines(title: str, rounds: int) -> Progress:
+    last_time = monotonic()
 
     def show(training: Training, evaluated: bool) -> None:
-        nonlocal last
-        if training.round == rounds or monotonic() - last >= SECONDS_BETWEEN_LINES:
-            last = monotonic()
+        nonlocal last_time
+        if training.round == rounds or monotonic() - last_time >= SECONDS_BETWEEN_LINES:
+            last_time = monotonic()
             text = f"{title}: round {training.round} of {rounds}, {_score(training)}"
             print(text, file=sys.stderr, flush=True)
 

@@ -1,4 +1,4 @@
-"""A scenario's parameters (its sizes, or its file) as options of the command line."""
+"""Command-line options for the parameters of a scenario (its sizes, or its file)."""
 
 import dataclasses
 import inspect
@@ -8,46 +8,45 @@ from typing import Annotated, Any
 
 import docstring_parser
 
+from fedtailor.cli.hyper import description_of
 from fedtailor.cli.options import as_option
 from fedtailor.experiments.scenario import Scenario
 
 PREFIX = "scenario."
-"""Before a parameter whose name is also that of another option: `--scenario.alpha`."""
+"""Prefix of a parameter with the same name as another option: `--scenario.alpha`."""
 
 
-def sizes_of(scenario: Scenario, taken: Iterable[str]) -> Any:
-    """A dataclass instance with the scenario's parameters and their defaults.
-
-    `options.parse` takes it.
+def sizes_of(scenario: Scenario, reserved_names: Iterable[str]) -> Any:
+    """Makes a dataclass instance of a scenario's parameters, for `options.parse`.
 
     Args:
-        scenario: whose.
-        taken: names of fields of other options; parameters of such names are given with
+        scenario: the scenario.
+        reserved_names: names of other options. Parameters with these names get the
             `PREFIX`.
     """
     import tyro
 
-    builder = inspect.unwrap(_function(scenario.build))
+    builder = inspect.unwrap(_unwrap_partial(scenario.build))
     annotations = inspect.get_annotations(builder, eval_str=True)
-    _, explained = about_builder(scenario.build)
-    taken, fields = set(taken), []
+    _, descriptions = parse_docstring(scenario.build)
+    reserved_names, fields = set(reserved_names), []
     for name, default in scenario.parameters.items():
         option = as_option(name).removeprefix("--")
-        about = tyro.conf.arg(
-            name=f"{PREFIX}{option}" if name in taken else option,
-            # argparse would replace what follows a single one.
-            help=explained.get(name, "").replace("%", "%%"),
+        argument = tyro.conf.arg(
+            name=f"{PREFIX}{option}" if name in reserved_names else option,
+            # argparse would interpret a single %.
+            help=descriptions.get(name, "").replace("%", "%%"),
         )
-        annotation = Annotated[annotations[name], about]
+        annotation = Annotated[annotations[name], argument]
         fields.append((name, annotation, dataclasses.field(default=default)))
     return dataclasses.make_dataclass("Sizes", fields, frozen=True)()
 
 
-def sized(scenario: Scenario, sizes: Any) -> Scenario:
-    """The scenario with the parameters that differ from its defaults.
+def with_sizes(scenario: Scenario, sizes: Any) -> Scenario:
+    """The scenario with these parameters.
 
     Raises:
-        ValueError: a value is of another kind.
+        ValueError: a value has the wrong type.
     """
     changed = {}
     for field in dataclasses.fields(sizes):
@@ -57,18 +56,17 @@ def sized(scenario: Scenario, sizes: Any) -> Scenario:
     return scenario.sized(**changed)
 
 
-def about_builder(build: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """What a builder's docstring says before its arguments, and about each of them."""
-    docstring = docstring_parser.parse(inspect.getdoc(_function(build)) or "")
-    explained: dict[str, str] = {}
+def parse_docstring(build: Callable[..., Any]) -> tuple[str, dict[str, str]]:
+    """The description in a builder's docstring, and those of its arguments."""
+    docstring = docstring_parser.parse(inspect.getdoc(_unwrap_partial(build)) or "")
+    descriptions: dict[str, str] = {}
     for entry in docstring.params:
-        description = " ".join((entry.description or "").split())
-        # One entry may explain several arguments: "width, height: ...".
+        # One entry may describe several arguments: "width, height: ...".
         for name in entry.arg_name.split(", "):
-            explained[name] = description
-    return (docstring.description or "").strip(), explained
+            descriptions[name] = description_of(entry)
+    return (docstring.description or "").strip(), descriptions
 
 
-def _function(build: Callable[..., Any]) -> Callable[..., Any]:
-    """A builder itself, where some of its arguments are given already."""
+def _unwrap_partial(build: Callable[..., Any]) -> Callable[..., Any]:
+    """The function behind a builder, which may be a partial."""
     return build.func if isinstance(build, partial) else build

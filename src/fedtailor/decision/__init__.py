@@ -1,4 +1,4 @@
-"""From scores to a decision: who gains, which method is best, and what to beware of."""
+"""Statistical decisions: who gains, which method is best, and warnings."""
 
 from fedtailor.decision.choice import Choice, choose_by_validation
 from fedtailor.decision.gains import client_gains, holm

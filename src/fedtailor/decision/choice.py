@@ -1,4 +1,4 @@
-"""A method for each client, chosen by validation, against one method for all."""
+"""Compares a method per client, chosen on validation data, with one method for all."""
 
 from dataclasses import dataclass
 
@@ -11,16 +11,17 @@ from fedtailor.decision.winner import dense_values
 
 @dataclass(frozen=True)
 class Choice:
-    """The methods chosen by validation data, judged by test data.
+    """Methods that were chosen on validation data and evaluated on test data.
 
     Attributes:
-        chosen: a line for each seed and client: `seed`, `client`, `method` (chosen for
-            the client), `val`, `test` (its values), `single` (the method chosen for all
-            clients in that seed) and `single_test`.
-        value: mean test value over clients and seeds, with each client's own method.
-        single_value: the same, with one method for all.
-        gain: `value` less `single_value` (positive is better), over clients and seeds
-            as in `two_way_interval`.
+        chosen: one row for each seed and client, with the columns `seed`, `client`,
+            `method` (the method chosen for the client), `val` and `test` (its values),
+            `single` (the one method chosen for all clients in that seed) and
+            `single_test` (its test value).
+        value: mean test value over clients and seeds with a method per client.
+        single_value: mean test value over clients and seeds with one method for all.
+        gain: the interval of the mean gain of a method per client over one method for
+            all, see `two_way_interval`. A positive gain means better.
     """
 
     chosen: pl.DataFrame
@@ -28,8 +29,8 @@ class Choice:
     single_value: float
     gain: Interval
 
-    def sentence(self) -> str:
-        """The result in a sentence."""
+    def conclusion(self) -> str:
+        """States the result in one sentence."""
         if self.gain.verdict == "cannot tell":
             return (
                 "Choosing a method for each client is not shown to differ from one"
@@ -49,60 +50,61 @@ def choose_by_validation(
     higher_is_better: bool,
     confidence: float = 0.95,
 ) -> Choice:
-    """Choose a method for each client and seed by its validation data.
+    """Chooses a method for each client and seed on the client's validation data.
 
-    Test data only judge the choice. The one method for all is the one with the best mean over clients on validation
-    data, in each seed. Of methods that are equal on a client's validation data, the
-    better one on all clients' is chosen. A method without a value (it diverged) is not
-    chosen; clients without validation or test data are left out.
+    Test data are used only to evaluate the choice. In each seed, the one method for all
+    is the method with the best mean over clients on validation data. Ties on a client's
+    validation data go to the method with the better mean. A method without a value
+    (because it diverged) is never chosen. Clients without validation or test data are
+    ignored.
 
     Args:
-        val, test: a line for each method, seed and client: columns `method`, `seed`,
-            `client`, `value`.
+        val: validation values, one row for each method, seed and client, with the
+            columns `method`, `seed`, `client` and `value`.
+        test: test values, in the same form.
         higher_is_better: direction of the metric.
-        confidence: of the interval of the gain.
+        confidence: confidence level of the interval of the gain.
 
     Returns:
-        What was chosen, and what it gains over one method for all.
+        The chosen methods, and their gain over one method for all.
 
     Raises:
-        ValueError: a column is missing, a cell stands there twice, or no client has
-            both validation and test data.
+        ValueError: a column is missing, a value occurs twice, or no client has both
+            validation and test data.
     """
     keys = ["method", "seed", "client"]
-    both = val.join(test, on=keys, suffix="_test")
+    joined = val.join(test, on=keys, suffix="_test")
     values = pl.col("value", "value_test").cast(pl.Float64)
-    both = both.filter(pl.all_horizontal(values.is_finite())).sort(*keys)
-    if not len(both):
+    joined = joined.filter(pl.all_horizontal(values.is_finite())).sort(*keys)
+    if not len(joined):
         raise ValueError(
             "no client has both validation and test values; nothing can be chosen"
         )
-    methods, val_table = dense_values(both.select(*keys, "value"))
-    _, test_table = dense_values(both.select(*keys, value="value_test"))
-    seeds = np.unique(both["seed"].to_numpy())
-    clients = np.unique(both["client"].to_numpy())
+    methods, val_table = dense_values(joined.select(*keys, "value"))
+    _, test_table = dense_values(joined.select(*keys, value="value_test"))
+    seeds = np.unique(joined["seed"].to_numpy())
+    clients = np.unique(joined["client"].to_numpy())
     sign = 1 if higher_is_better else -1
-    # Higher is better; minus infinity where a method has no value.
-    # [methods, seeds, clients]
-    score = np.where(np.isnan(val_table), -np.inf, sign * val_table)
-    lines = []
-    gains = np.full(score.shape[1:], np.nan)
+    # [methods, seeds, clients]; higher is better, -inf where a method has no value.
+    scores = np.where(np.isnan(val_table), -np.inf, sign * val_table)
+    records = []
+    gains = np.full(scores.shape[1:], np.nan)
     for s, seed in enumerate(seeds):
-        is_present = np.isfinite(score[:, s]).any(axis=0)
-        if not is_present.any():
+        has_value = np.isfinite(scores[:, s]).any(axis=0)
+        if not has_value.any():
             continue
-        # A method that lacks a client that others have cannot be the one method for
-        # all: its mean is minus infinity.
-        means = score[:, s, is_present].mean(axis=1)
-        best_first = np.argsort(-means, kind="stable")
-        single = best_first[0]
-        for c in np.flatnonzero(is_present):
-            # Of equal scores argmax takes the first, the method of better mean.
-            best = best_first[np.argmax(score[best_first, s, c])]
+        # A method without a value for one of these clients has the mean -inf, so it
+        # is not the one method for all.
+        means = scores[:, s, has_value].mean(axis=1)
+        ranking = np.argsort(-means, kind="stable")
+        single = ranking[0]
+        for c in np.flatnonzero(has_value):
+            # argmax breaks ties in favour of the method with the better mean.
+            best = ranking[np.argmax(scores[ranking, s, c])]
             best_test = test_table[best, s, c]
             single_test = test_table[single, s, c]
             gains[s, c] = (best_test - single_test) * sign
-            line = {
+            record = {
                 "seed": seed,
                 "client": clients[c],
                 "method": methods[best],
@@ -111,9 +113,9 @@ def choose_by_validation(
                 "single": methods[single],
                 "single_test": single_test,
             }
-            lines.append(line)
+            records.append(record)
     chosen = pl.DataFrame(
-        lines,
+        records,
         schema={
             "seed": val.schema["seed"],
             "client": val.schema["client"],
@@ -124,8 +126,8 @@ def choose_by_validation(
             "single_test": pl.Float64,
         },
     )
-    # Both means over the same clients: the method for all may lack test values of some.
-    judged = chosen.filter(pl.col("single_test").is_not_nan())
-    value = float(np.mean(judged["test"].to_numpy()))
-    single_value = float(np.mean(judged["single_test"].to_numpy()))
+    # The method for all may lack some test values; use the same clients for both means.
+    comparable = chosen.filter(pl.col("single_test").is_not_nan())
+    value = float(np.mean(comparable["test"].to_numpy()))
+    single_value = float(np.mean(comparable["single_test"].to_numpy()))
     return Choice(chosen, value, single_value, two_way_interval(gains, confidence))

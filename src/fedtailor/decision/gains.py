@@ -21,7 +21,7 @@ COLUMNS: dict[str, type[pl.DataType]] = {
     "test_rows": pl.Int64,
     "seeds": pl.Int64,
 }
-"""Columns of `client_gains`."""
+"""Columns of the table that `client_gains` returns."""
 
 
 def client_gains(
@@ -33,39 +33,38 @@ def client_gains(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> pl.DataFrame:
-    """Each client's gain over the method `base` by each other method.
+    """Estimates each client's gain by each method over the method `base`.
 
-    For one client and one method the verdict "helps" is wrong in at most (1 -
-    confidence) / 2 of repetitions with other test rows of the same client (and, with
-    three seeds or more, other seeds) where there is no gain. It is not corrected for
-    many clients: of 100 clients without any gain two or three "help" and as many "hurt"
-    by chance. For a statement on all clients see `best_method`; for one on a family of
-    them apply `holm` to `p`.
+    The verdicts are not corrected for multiple testing. If a client has no gain, the
+    verdict "helps" has probability at most (1 - confidence) / 2 over the sampling of
+    its test rows (and, with three seeds or more, of seeds). Of 100 clients without any
+    gain, two or three "help" and as many "hurt" by chance. `best_method` makes a
+    statement on all clients together. For a family of clients, apply `holm` to `p`.
 
     Args:
-        rows: a line for each method, seed, client and test row: columns `method`,
-            `seed`, `client`, `row` (the number of the example, the same in all runs)
-            and the score's.
-        base: the method that the others are compared with.
+        rows: one row for each method, seed, client and test row, with the columns
+            `method`, `seed`, `client`, `row` (the number of the example, the same in
+            all runs) and the column of the score.
+        base: the method to compare with.
         metric: "accuracy", "loss", "rmse", or a `Score`.
-        draws: bootstrap samples.
-        confidence: of the intervals.
-        seed: of the bootstrap; a client's interval does not depend on which other
-            clients there are.
+        draws: number of bootstrap samples.
+        confidence: confidence level of the intervals.
+        seed: random seed of the bootstrap. A client's interval does not depend on the
+            other clients.
 
     Returns:
-        The columns `client`, `method`, `value`, `base_value` (means over the seeds that
-        both have), `gain` (positive is better), `low`, `high`, `p`, `verdict` ("helps",
-        "hurts", "cannot tell"), `test_rows` (distinct ones) and `seeds`; a line for
-        each client and each method other than the base, in the order of first
-        appearance.
+        A table with one row for each client and each method other than the base, in the
+        order of first appearance. `value` and `base_value` are means over the seeds
+        that both methods have. A positive `gain` means better; `low` and `high` are
+        the ends of its interval and `p` its p-value. `verdict` is "helps", "hurts" or
+        "cannot tell". `test_rows` counts distinct test rows.
 
     Raises:
-        ValueError: the base or a column is missing, a metric is unknown, a row stands
-            there twice, or two methods were not tested on the same rows.
+        ValueError: the base or a column is missing, the metric is unknown, a test row
+            occurs twice, or two methods were not tested on the same rows.
     """
-    score = _score(metric)
-    _require_columns(rows, ("method", "seed", "client", "row", score.column))
+    score = _find_score(metric)
+    require_columns(rows, ("method", "seed", "client", "row", score.column))
     methods = rows["method"].unique(maintain_order=True).to_list()
     if base not in methods:
         raise ValueError(
@@ -73,9 +72,15 @@ def client_gains(
             f" from {methods}"
         )
     others = [method for method in methods if method != base]
-    lines = []
-    for (client,), part in rows.group_by(["client"], maintain_order=True):
-        scores, seeds = _dense(part, methods, score.column, str(client))
+    records = []
+    for (client,), client_rows in rows.group_by(["client"], maintain_order=True):
+        error_message = (
+            f"client {str(client)!r} has a test row twice for one method and seed; give"
+            " each row its number"
+        )
+        scores, seeds = dense_array(
+            client_rows, methods, "row", score.column, error_message
+        )
         base_scores = scores[methods.index(base)]
         other_scores = scores[[methods.index(method) for method in others]]
         _require_same_rows(base_scores, other_scores, base, others, str(client), seeds)
@@ -83,51 +88,53 @@ def client_gains(
             base_scores, other_scores, score, seed, draws, confidence
         )
         for method, value, interval in zip(others, values, intervals, strict=True):
-            # the seeds with which both methods have been trained
-            shared = ~np.isnan(value) & ~np.isnan(base_values)
-            if not shared.any():
+            # The seeds with which both methods were trained.
+            is_shared_seed = ~np.isnan(value) & ~np.isnan(base_values)
+            if not is_shared_seed.any():
                 continue
-            was_tested = ~np.isnan(base_scores[shared])  # [seeds, rows]
-            line = {
+            is_tested = ~np.isnan(base_scores[is_shared_seed])  # [seeds, rows]
+            record = {
                 "client": client,
                 "method": method,
-                "value": value[shared].mean(),
-                "base_value": base_values[shared].mean(),
+                "value": value[is_shared_seed].mean(),
+                "base_value": base_values[is_shared_seed].mean(),
                 "gain": interval.estimate,
                 "low": interval.low,
                 "high": interval.high,
                 "p": interval.p,
                 "verdict": interval.verdict,
-                "test_rows": int(was_tested.any(axis=0).sum()),
-                "seeds": int(shared.sum()),
+                "test_rows": int(is_tested.any(axis=0).sum()),
+                "seeds": int(is_shared_seed.sum()),
             }
-            lines.append(line)
-    return pl.DataFrame(lines, schema=COLUMNS)
+            records.append(record)
+    return pl.DataFrame(records, schema=COLUMNS)
 
 
 def holm(p: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Correct p-values for multiple testing (Holm 1979).
+    """Adjusts p-values for multiple testing (Holm 1979).
+
+    Rejecting each hypothesis whose adjusted p-value is below alpha makes the
+    probability of any false rejection at most alpha.
 
     Args:
-        p: [n]; NaN stands for a test that was not made, and does not count.
+        p: [n] p-values; NaN marks a missing test, which is not counted.
 
     Returns:
-        [n] adjusted p-values (NaN stays NaN): the chance of any false one below alpha
-        is at most alpha.
+        [n] adjusted p-values, NaN where `p` is NaN.
     """
     p = np.asarray(p, np.float64)
     adjusted = np.full(p.shape, np.nan)
-    known = np.flatnonzero(~np.isnan(p))
-    smallest_first = known[np.argsort(p[known], kind="stable")]
-    # The smallest p is multiplied by n, the next one by n - 1, ...; no adjusted value is
-    # below one of a smaller p.
+    valid = np.flatnonzero(~np.isnan(p))
+    smallest_first = valid[np.argsort(p[valid], kind="stable")]
+    # The smallest p is multiplied by n, the next one by n - 1, and so on. The running
+    # maximum keeps the adjusted values in the order of the p-values.
     factors = np.arange(len(smallest_first), 0, -1)
     scaled = p[smallest_first] * factors
     adjusted[smallest_first] = np.minimum(np.maximum.accumulate(scaled), 1.0)
     return adjusted
 
 
-def _score(metric: str | Score) -> Score:
+def _find_score(metric: str | Score) -> Score:
     if isinstance(metric, Score):
         return metric
     if metric not in SCORES:
@@ -138,7 +145,7 @@ def _score(metric: str | Score) -> Score:
     return SCORES[metric]
 
 
-def _require_columns(frame: pl.DataFrame, columns: Sequence[str]) -> None:
+def require_columns(frame: pl.DataFrame, columns: Sequence[str]) -> None:
     missing = [column for column in columns if column not in frame.columns]
     if missing:
         raise ValueError(
@@ -146,28 +153,36 @@ def _require_columns(frame: pl.DataFrame, columns: Sequence[str]) -> None:
         )
 
 
-def _dense(
-    part: pl.DataFrame, methods: list[str], column: str, client: str
+def dense_array(
+    table: pl.DataFrame, methods: list[str], axis: str, column: str, error_message: str
 ) -> tuple[NDArray[np.float64], NDArray[np.generic]]:
-    """One client's table of scores as an array.
+    """Converts a column of a table to an array.
+
+    Args:
+        table: one row for each method, seed and entry of the last axis.
+        methods: the methods, in the order of the first axis.
+        axis: the column whose sorted distinct values make the last axis.
+        column: the column to convert.
+        error_message: message of the error for a cell that occurs twice.
 
     Returns:
-        The scores [methods, seeds, rows], NaN where there is none, and the seeds.
+        The array [methods, seeds, axis], NaN where the table has no row, and the sorted
+        seeds.
+
+    Raises:
+        ValueError: a cell occurs twice.
     """
-    seeds, seed = np.unique(part["seed"].to_numpy(), return_inverse=True)
-    numbers, row = np.unique(part["row"].to_numpy(), return_inverse=True)
-    index = {method: number for number, method in enumerate(methods)}
-    method = part["method"].replace_strict(index, return_dtype=pl.Int64).to_numpy()
-    shape = len(methods), len(seeds), len(numbers)
-    cell = np.ravel_multi_index((method, seed, row), shape)
+    seeds, seed = np.unique(table["seed"].to_numpy(), return_inverse=True)
+    entries, entry = np.unique(table[axis].to_numpy(), return_inverse=True)
+    method_index = {method: index for index, method in enumerate(methods)}
+    method = table["method"].replace_strict(method_index, return_dtype=pl.Int64)
+    shape = len(methods), len(seeds), len(entries)
+    cell = np.ravel_multi_index((method.to_numpy(), seed, entry), shape)
     if len(np.unique(cell)) < len(cell):
-        raise ValueError(
-            f"client {client!r} has a test row twice for one method and seed; give each"
-            " row its number"
-        )
-    scores = np.full(shape, np.nan)
-    scores.ravel()[cell] = part[column].cast(pl.Float64).to_numpy()
-    return scores, seeds
+        raise ValueError(error_message)
+    array = np.full(shape, np.nan)
+    array.ravel()[cell] = table[column].cast(pl.Float64).to_numpy()
+    return array, seeds
 
 
 def _require_same_rows(
@@ -178,25 +193,26 @@ def _require_same_rows(
     client: str,
     seeds: NDArray[np.generic],
 ) -> None:
-    """Refuse methods that were not tested on the same rows as the base.
+    """Checks that each method was tested on the same rows as the base.
 
     Args:
         base: scores [seeds, rows] of the base, NaN where a row was not tested.
         others: scores [methods, seeds, rows] of the other methods.
-        name, names: of the base and of the other methods.
-        client: its name.
-        seeds: the seeds.
+        name: name of the base.
+        names: names of the other methods.
+        client: name of the client.
+        seeds: [seeds] the seeds.
 
     Raises:
-        ValueError: a method has a seed in common with the base, but not all its rows.
+        ValueError: a method shares a seed with the base but not all of its rows.
     """
     others_tested = ~np.isnan(others)
     base_tested = ~np.isnan(base)
     is_shared_seed = others_tested.any(axis=2) & base_tested.any(axis=1)
     has_other_rows = (others_tested != base_tested).any(axis=2)
-    differs = is_shared_seed & has_other_rows
-    if differs.any():
-        method, seed = np.argwhere(differs)[0]
+    is_mismatch = is_shared_seed & has_other_rows
+    if is_mismatch.any():
+        method, seed = np.argwhere(is_mismatch)[0]
         raise ValueError(
             f"{names[method]!r} and {name!r} were not tested on the same rows of client"
             f" {client!r} (seed {seeds[seed]}); a paired comparison needs the same"

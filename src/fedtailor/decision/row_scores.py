@@ -1,4 +1,4 @@
-"""Metrics as means over one client's test rows, and intervals that follow from rows."""
+"""Metrics that are means over one client's test rows, with confidence intervals."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -8,10 +8,10 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
 
-from fedtailor.decision.intervals import Interval, student_interval, variance_sources
+from fedtailor.decision.intervals import Interval, student_interval, variance_components
 
-_COUNTS_AT_ONCE = 1 << 22
-"""Numbers in memory at once during a bootstrap (32 MiB)."""
+_MAX_BLOCK_SIZE = 1 << 22
+"""Numbers that a bootstrap holds in memory at a time (32 MiB)."""
 
 
 @dataclass(frozen=True)
@@ -19,10 +19,10 @@ class Score:
     """A score of each test row, and the metric that follows from it.
 
     Attributes:
-        column: of the table of rows: "loss", "correct" or "squared_error".
-        higher_is_better: whether a large mean is good.
-        root: the metric is the root of the mean (RMSE).
-        bounds: the range of a row's score, where it has one.
+        column: column of the table of rows: "loss", "correct" or "squared_error".
+        higher_is_better: whether a larger mean is better.
+        root: whether the metric is the square root of the mean (RMSE).
+        bounds: the range of a row's score, or None if it is unbounded.
     """
 
     column: str
@@ -32,17 +32,18 @@ class Score:
 
     @property
     def sign(self) -> float:
-        """1 where high is good, else -1."""
+        """1 if higher is better, else -1."""
         return 1.0 if self.higher_is_better else -1.0
 
     def metric(self, means: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The metric, from means over rows."""
+        """Computes the metric from means over rows."""
         return np.sqrt(means) if self.root else means
 
     def linear(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Each row's contribution [seeds, rows] to the metric, to first order.
+        """Linearizes the metric: each row's contribution [seeds, rows], to first order.
 
-        Up to a constant; for a root, by the delta method.
+        The contributions are exact up to a constant; for a root they follow from the
+        delta method.
         """
         if not self.root:
             return scores
@@ -63,15 +64,15 @@ def metric_interval(
 ) -> Interval:
     """One client's metric in one run, with an interval over test rows.
 
-    The interval is for other test rows of the same client; it says nothing of other
-    trainings. A share of rows (accuracy) has Wilson's interval (1927), which holds for
-    few rows and near 0 and 1; a mean has Student's, and a root that of the delta
-    method.
+    The interval covers the sampling of the client's test rows, not the randomness of
+    training. A proportion (accuracy) has Wilson's interval (1927), which is valid for
+    few rows and near 0 and 1. A mean has Student's interval, and a root the interval of
+    the delta method.
 
     Args:
-        scores: of the test rows.
+        scores: scores of the test rows.
         score: the kind of score.
-        confidence: of the interval.
+        confidence: confidence level of the interval.
     """
     values = np.asarray(scores, np.float64)
     rows = len(values)
@@ -83,8 +84,8 @@ def metric_interval(
         from scipy import stats
 
         correct = round(float(values.sum()))
-        wilson = stats.binomtest(correct, rows).proportion_ci(confidence, "wilson")
-        return Interval(estimate, float(wilson.low), float(wilson.high), np.nan)
+        proportion = stats.binomtest(correct, rows).proportion_ci(confidence, "wilson")
+        return Interval(estimate, float(proportion.low), float(proportion.high), np.nan)
     linear = score.linear(values[None])[0]
     variance = float(linear.var(ddof=1)) / rows if rows > 1 else np.inf
     interval = student_interval(estimate, [(variance, rows - 1)], confidence)
@@ -101,47 +102,54 @@ def bootstrap_gains(
 ) -> tuple[
     Float[np.ndarray, "methods seeds"], Float[np.ndarray, " seeds"], list[Interval]
 ]:
-    """One client's gains over the base, with intervals of a paired bootstrap.
+    """One client's gains over a base method, with paired bootstrap intervals.
 
-    Test rows are drawn with replacement, a row with its scores by all methods in all
-    seeds, which gives the variance that comes from rows. That from seeds is the
-    variance of the seeds' gains over their number: what drawing seeds gives, but for
-    its bias, which is large for three seeds. The two make an interval as in
-    `two_way_interval`; with fewer than three seeds rows alone do, and nothing is said
-    of other seeds.
+    Test rows are resampled with replacement. Each resampled row carries its scores by
+    all methods in all seeds, so this gives the row component of the variance. The seed
+    component is the variance of the seeds' gains divided by the number of seeds, which
+    is what resampling seeds gives apart from its bias. Both components form an interval
+    as in `two_way_interval`. With fewer than `MIN_SEEDS` seeds there is only the row
+    component, and the interval does not generalize to other seeds.
 
-    A handful of rows on which two methods differ, all in one direction, would make a
-    bootstrap too sure of itself: where a row's score has bounds (accuracy), two rows
-    are added, one in favour of either method, as Bonett and Price (2012) do for paired
-    proportions. With several seeds their size is the largest difference of any row's
-    mean.
+    Where two methods differ on a handful of rows, all in one direction, the bootstrap
+    underestimates the variance. If a row's score is bounded (accuracy), two pseudo-rows
+    are therefore added, one in favour of each method, as Bonett and Price (2012) do for
+    paired proportions. With several seeds their size is the largest difference of any
+    row's mean.
 
     Args:
-        base: scores of the method to compare with; NaN where a row is not in a seed's
-            test split.
-        methods: scores of the others; NaN where the base's are, or for a seed that a
-            method lacks.
-        score: what the scores are.
-        seed: of the draws.
-        draws: bootstrap samples.
-        confidence: of the intervals.
+        base: scores of the base method; NaN where a row is not in a seed's test split.
+        methods: scores of the other methods; NaN where `base` is NaN, and in each seed
+            that a method was not run with.
+        score: the kind of score.
+        seed: random seed of the bootstrap.
+        draws: number of bootstrap samples.
+        confidence: confidence level of the intervals.
 
     Returns:
-        The methods' metric in each seed (NaN where lacking), the base's, and for each
-        method its mean gain over the seeds that it shares with the base; positive is
-        better.
+        The metric of each method in each seed (NaN where it was not run), the metric of
+        the base in each seed, and for each method the interval of its mean gain over
+        the seeds that it shares with the base. A positive gain means better.
     """
-    # Where every row counts once, the result is the metric itself.
-    once = np.ones((1, base.shape[1]))
-    base_values = score.metric(_means(once, base)[0])
-    values = [score.metric(_means(once, scores)[0]) for scores in methods]
+    # Counting every row once gives the metric itself.
+    unit_counts = np.ones((1, base.shape[1]))
+    base_values = score.metric(_resampled_means(unit_counts, base)[0])
+    values = [
+        score.metric(_resampled_means(unit_counts, scores)[0]) for scores in methods
+    ]
     intervals = []
     for scores, value in zip(methods, values, strict=True):
-        shared = ~np.isnan(value) & ~np.isnan(base_values)
-        by_seed = score.sign * (value - base_values)[shared]
+        is_shared_seed = ~np.isnan(value) & ~np.isnan(base_values)
+        seed_gains = score.sign * (value - base_values)[is_shared_seed]
         intervals.append(
             _gain_interval(
-                base[shared], scores[shared], by_seed, score, seed, draws, confidence
+                base[is_shared_seed],
+                scores[is_shared_seed],
+                seed_gains,
+                score,
+                seed,
+                draws,
+                confidence,
             )
         )
     return np.array(values).reshape(len(methods), len(base)), base_values, intervals
@@ -150,121 +158,125 @@ def bootstrap_gains(
 def _gain_interval(
     base: NDArray[np.float64],
     scores: NDArray[np.float64],
-    by_seed: NDArray[np.float64],
+    seed_gains: NDArray[np.float64],
     score: Score,
     seed: int,
     draws: int,
     confidence: float,
 ) -> Interval:
-    """The interval of one method's gain.
+    """The interval of one method's mean gain over seeds.
 
     Args:
         base: scores of the base [seeds, rows].
-        scores: of the method [seeds, rows].
-        by_seed: the gain in each seed.
+        scores: scores of the method [seeds, rows].
+        seed_gains: [seeds] the method's gain in each seed.
         score, seed, draws, confidence: see `bootstrap_gains`.
     """
-    if not len(by_seed):
+    if not len(seed_gains):
         return Interval(np.nan, np.nan, np.nan, np.nan)
-    was_tested = ~np.isnan(base).all(axis=0)
-    base, scores = base[:, was_tested], scores[:, was_tested]
+    is_tested = ~np.isnan(base).all(axis=0)
+    base, scores = base[:, is_tested], scores[:, is_tested]
     rows = base.shape[1]
     differences = score.linear(scores) - score.linear(base)
     if score.bounds is not None:
-        base, scores = _with_two_rows(base, scores, score.bounds)
-    resampled_rows = base.shape[1]
-    over_rows = np.inf
+        base, scores = _add_pseudo_rows(base, scores, score.bounds)
+    n_resampled = base.shape[1]
+    row_variance = np.inf
     if rows > 1:
         gains = []
-        for counts in _resampled_counts(seed, resampled_rows, draws):
-            gains.append(score.sign * _gain(counts, base, scores, score))
+        for counts in _resampled_counts(seed, n_resampled, draws):
+            gains.append(score.sign * _resampled_gains(counts, base, scores, score))
         # The variance of a mean over n rows drawn with replacement is (n - 1) / n of
         # the unbiased estimate.
-        correction = resampled_rows / max(resampled_rows - 1, 1)
-        over_rows = correction * float(np.concatenate(gains).var())
-    once = np.ones((1, resampled_rows))
-    centre = score.sign * float(_gain(once, base, scores, score)[0])
-    sources = variance_sources(over_rows, rows - 1, by_seed, differences)
+        correction = n_resampled / max(n_resampled - 1, 1)
+        row_variance = correction * float(np.concatenate(gains).var())
+    unit_counts = np.ones((1, n_resampled))
+    center = score.sign * float(_resampled_gains(unit_counts, base, scores, score)[0])
+    components = variance_components(row_variance, rows - 1, seed_gains, differences)
     interval = student_interval(
-        centre, sources, confidence, estimate=float(by_seed.mean())
+        center, components, confidence, estimate=float(seed_gains.mean())
     )
     if score.bounds is None:
         return interval
     # Differences of bounded scores are bounded themselves.
-    largest = score.bounds[1] - score.bounds[0]
+    score_range = score.bounds[1] - score.bounds[0]
     return replace(
-        interval, low=max(interval.low, -largest), high=min(interval.high, largest)
+        interval,
+        low=max(interval.low, -score_range),
+        high=min(interval.high, score_range),
     )
 
 
-def _with_two_rows(
+def _add_pseudo_rows(
     base: NDArray[np.float64], scores: NDArray[np.float64], bounds: tuple[float, float]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Add a row in favour of either method: scores [seeds, rows + 2] of both."""
+    """Adds one row in favour of each method; returns both scores [seeds, rows + 2]."""
     low, high = bounds
     largest_difference = float(np.abs(np.nanmean(scores - base, axis=0)).max())
     size = max(largest_difference, (high - low) / len(base))
-    worse = np.full((len(base), 1), low)
-    better = np.full((len(base), 1), low + size)
-    base = np.concatenate([base, worse, better], axis=1)
-    scores = np.concatenate([scores, better, worse], axis=1)
+    low_scores = np.full((len(base), 1), low)
+    high_scores = np.full((len(base), 1), low + size)
+    base = np.concatenate([base, low_scores, high_scores], axis=1)
+    scores = np.concatenate([scores, high_scores, low_scores], axis=1)
     return base, scores
 
 
 def _resampled_counts(
     seed: int, rows: int, draws: int
 ) -> Iterator[NDArray[np.float64]]:
-    """How often each row is drawn, for a block of draws at a time [draws, rows].
+    """Yields blocks [draws, rows] of how often each row is drawn.
 
-    The counts are the same for all methods, and for all clients of one size.
+    The counts are the same for all methods, and for all clients with equally many rows.
     """
-    at_once = max(_COUNTS_AT_ONCE // rows, 1)
-    for start in range(0, draws, at_once):
-        yield _counts(seed, rows, start, min(draws - start, at_once))
+    draws_per_block = max(_MAX_BLOCK_SIZE // rows, 1)
+    for start in range(0, draws, draws_per_block):
+        yield _count_block(seed, rows, start, min(draws - start, draws_per_block))
 
 
 @lru_cache(maxsize=4)
-def _counts(seed: int, rows: int, start: int, draws: int) -> NDArray[np.float64]:
-    """The block of `_resampled_counts` that begins with draw number `start`."""
+def _count_block(seed: int, rows: int, start: int, draws: int) -> NDArray[np.float64]:
+    """The block of `_resampled_counts` that starts with draw number `start`."""
     rng = np.random.default_rng([seed, rows, start])
-    equal = np.full(rows, 1 / rows)
-    return rng.multinomial(rows, equal, size=draws).astype(np.float64)
+    probabilities = np.full(rows, 1 / rows)
+    return rng.multinomial(rows, probabilities, size=draws).astype(np.float64)
 
 
-def _gain(
+def _resampled_gains(
     counts: NDArray[np.float64],
     base: NDArray[np.float64],
     scores: NDArray[np.float64],
     score: Score,
 ) -> NDArray[np.float64]:
-    """The difference of metrics in each draw, a mean over seeds [draws].
+    """The difference of the metrics in each draw, averaged over seeds [draws].
 
     Args:
-        counts: how often each row counts [draws, rows].
-        base, scores: of both methods [seeds, rows].
+        counts: how often each row is drawn [draws, rows].
+        base, scores: scores of both methods [seeds, rows].
         score: the kind of score.
     """
-    method_values = score.metric(_means(counts, scores))
-    base_values = score.metric(_means(counts, base))
+    method_values = score.metric(_resampled_means(counts, scores))
+    base_values = score.metric(_resampled_means(counts, base))
     gains = method_values - base_values  # [draws, seeds]
-    # A draw may have no row of a seed's small split, and then no gain in that seed.
-    is_known = ~np.isnan(gains)
-    totals = np.where(is_known, gains, 0.0).sum(axis=1)
-    numbers = is_known.sum(axis=1)
-    return np.divide(totals, numbers, out=np.zeros(len(gains)), where=numbers > 0)
+    # A draw may miss all rows of a seed's small split; the gain of that seed is NaN.
+    is_defined = ~np.isnan(gains)
+    totals = np.where(is_defined, gains, 0.0).sum(axis=1)
+    seed_counts = is_defined.sum(axis=1)
+    return np.divide(
+        totals, seed_counts, out=np.zeros(len(gains)), where=seed_counts > 0
+    )
 
 
-def _means(
+def _resampled_means(
     counts: NDArray[np.float64], scores: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Means of scores in each draw and seed [draws, seeds]; NaN without any row.
+    """Mean scores in each draw and seed [draws, seeds]; NaN where no row was drawn.
 
     Args:
-        counts: how often each row counts [draws, rows].
-        scores: [seeds, rows], NaN where a row is not in a seed's split.
+        counts: how often each row is drawn [draws, rows].
+        scores: [seeds, rows], NaN where a row is not in a seed's test split.
     """
-    is_known = ~np.isnan(scores)
-    sums = counts @ np.where(is_known, scores, 0.0).T
-    numbers = counts @ is_known.T.astype(np.float64)
-    without_rows = np.full(numbers.shape, np.nan)
-    return np.divide(sums, numbers, out=without_rows, where=numbers > 0)
+    is_tested = ~np.isnan(scores)
+    sums = counts @ np.where(is_tested, scores, 0.0).T
+    row_counts = counts @ is_tested.T.astype(np.float64)
+    undefined = np.full(row_counts.shape, np.nan)
+    return np.divide(sums, row_counts, out=undefined, where=row_counts > 0)

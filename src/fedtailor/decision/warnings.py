@@ -1,4 +1,7 @@
-"""Warnings for the readers of a comparison."""
+"""Warnings for the readers of a comparison.
+
+Each function returns one line per problem, and an empty list if there is none.
+"""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -7,54 +10,55 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-FEW_ROWS = 10
-"""Clients with fewer test rows are warned of."""
-FALLING = 0.02
-"""A loss still falls if its last tenth brought more than this share of its decrease."""
-_NAMED = 3
-"""Names that a warning lists; the others are counted."""
-FEW_TO_CHOOSE_BY = 2500
-"""With fewer validation rows an accuracy of 1/2 has a standard error above one point."""
+MIN_TEST_ROWS = 10
+"""Clients with fewer test rows get a warning."""
+MIN_RELATIVE_DECREASE = 0.02
+"""Share of the loss's decrease in its last tenth above which it is still falling."""
+_MAX_NAMES = 3
+"""A warning lists this many names and counts the others."""
+MIN_VALIDATION_ROWS = 2500
+"""With fewer rows, an accuracy of 1/2 has a standard error above one point."""
 
 
 def warn_small_tests(
     test_labels: Mapping[str, ArrayLike], *, classification: bool = True
 ) -> list[str]:
-    """Warn of clients whose test rows are of one class, or fewer than ten.
+    """Warns about clients with fewer than ten test rows, or rows of a single class.
 
     Args:
         test_labels: client -> labels or targets of its test rows.
-        classification: whether they are labels.
-
-    Returns:
-        A line for each problem, none where all is well (so all functions here).
+        classification: whether `test_labels` holds class labels.
     """
     labels = {client: np.asarray(values) for client, values in test_labels.items()}
-    none = [client for client, values in labels.items() if not len(values)]
-    few = [client for client, values in labels.items() if 0 < len(values) < FEW_ROWS]
-    single = [
+    without_rows = [client for client, values in labels.items() if not len(values)]
+    small = [
+        client for client, values in labels.items() if 0 < len(values) < MIN_TEST_ROWS
+    ]
+    one_class = [
         client
         for client, values in labels.items()
         if len(values) and len(np.unique(values)) == 1
     ]
     warnings = []
-    if none:
+    if without_rows:
         warnings.append(
-            f"no test rows: {named(none)}; nothing is known of these clients"
+            f"no test rows: {join_names(without_rows)}; nothing is known of these"
+            " clients"
         )
-    if few:
-        so = (
+    if small:
+        consequence = (
             "one row more or less right is a tenth or more"
             if classification
             else "one odd row moves their mean"
         )
         warnings.append(
-            f"fewer than {FEW_ROWS} test rows in one split: {named(few)}; {so}"
+            f"fewer than {MIN_TEST_ROWS} test rows in one split: {join_names(small)};"
+            f" {consequence}"
         )
-    if classification and single:
+    if classification and one_class:
         warnings.append(
-            f"test rows of one class only: {named(single)}; ROC AUC is not defined, and"
-            " always answering that class is perfect"
+            f"test rows of one class only: {join_names(one_class)}; ROC AUC is not"
+            " defined, and always answering that class is perfect"
         )
     return warnings
 
@@ -62,18 +66,16 @@ def warn_small_tests(
 def warn_repeated_rows(
     test: Mapping[str, NDArray[Any]], train: Mapping[str, NDArray[Any]] | None = None
 ) -> list[str]:
-    """Warn of test rows that occur more than once, or in any client's training data.
+    """Warns about test rows that occur twice, or in any client's training data.
 
     Args:
         test: client -> inputs [n, ...] of its test rows.
-        train: client -> inputs of its training rows; None = look at test rows only.
-
-    Returns:
-        One line for each problem.
+        train: client -> inputs of its training rows. With None, only repetitions among
+            the test rows are looked for.
     """
     warnings = []
-    test_keys = {client: _keys(x) for client, x in test.items()}
-    all_keys = [key for keys in test_keys.values() for key in keys]
+    test_keys = {client: _row_keys(x) for client, x in test.items()}
+    all_keys = [key for row_keys in test_keys.values() for key in row_keys]
     repeated = len(all_keys) - len(set(all_keys))
     if repeated:
         warnings.append(
@@ -82,28 +84,28 @@ def warn_repeated_rows(
         )
     if train is None:
         return warnings
-    train_keys = {key for x in train.values() for key in _keys(x)}
-    leaked = {
-        client: sum(key in train_keys for key in keys)
-        for client, keys in test_keys.items()
+    train_keys = {key for x in train.values() for key in _row_keys(x)}
+    leak_counts = {
+        client: sum(key in train_keys for key in row_keys)
+        for client, row_keys in test_keys.items()
     }
-    total = sum(leaked.values())
+    total = sum(leak_counts.values())
     if total:
-        clients = [client for client, count in leaked.items() if count]
+        clients = [client for client, count in leak_counts.items() if count]
         warnings.append(
             f"{total} of {len(all_keys)} test rows occur in training data too"
-            f" ({named(clients)}); results are too good by them"
+            f" ({join_names(clients)}); results are too good by them"
         )
     return warnings
 
 
 def warn_few_validation_rows(rows: int) -> list[str]:
-    """Warn of successive halving by few rows (see `FEW_TO_CHOOSE_BY`).
+    """Warns if successive halving chose by fewer than `MIN_VALIDATION_ROWS` rows.
 
     Args:
-        rows: for validation, of all clients that train.
+        rows: number of validation rows of all clients that train.
     """
-    if not 0 < rows < FEW_TO_CHOOSE_BY:
+    if not 0 < rows < MIN_VALIDATION_ROWS:
         return []
     error = 50 / math.sqrt(rows)
     return [
@@ -118,25 +120,22 @@ def warn_grid_edges(
     grid: Mapping[str, Sequence[Any]],
     limited: Collection[str] = (),
 ) -> list[str]:
-    """Warn of settings at the edge of their grid, beyond which a better one may lie.
+    """Warns about settings at an edge of their grid: a better value may lie beyond.
 
     Args:
         chosen: setting -> chosen value.
-        grid: setting -> the values tried. Grids of a single value, or of anything but
-            numbers, have no edge.
-        limited: settings whose largest value is a limit, such as a rate above which
-            training diverges: choosing it calls for nothing.
-
-    Returns:
-        One line for each setting.
+        grid: setting -> candidate values. A grid with a single value, or with values
+            that are not numbers, has no edge.
+        limited: settings whose largest candidate is a limit, such as a learning rate
+            above which training diverges. Choosing that candidate gives no warning.
     """
     warnings = []
-    for name, tried in grid.items():
-        numbers = sorted({float(value) for value in tried if _is_number(value)})
-        all_are_numbers = len(numbers) == len(set(tried))
-        has_edges = all_are_numbers and len(numbers) >= 2
+    for name, values in grid.items():
+        numbers = sorted({float(value) for value in values if _is_number(value)})
+        all_are_numbers = len(numbers) == len(set(values))
+        has_bounds = all_are_numbers and len(numbers) >= 2
         value = chosen.get(name)
-        if not has_edges or not isinstance(value, int | float):
+        if not has_bounds or not isinstance(value, int | float):
             continue
         if value == numbers[0]:
             warnings.append(
@@ -150,66 +149,63 @@ def warn_grid_edges(
 
 
 def still_falling(rounds: ArrayLike, losses: ArrayLike) -> bool:
-    """Whether a loss is still falling when training ends.
+    """Whether a validation loss is still falling when training ends.
+
+    A loss is still falling if two conditions hold. Its mean over the last tenth of the
+    rounds is below its mean over the tenth before, by more than 2 % of its total
+    decrease. And no loss in the tenth before is below the mean of the last tenth.
 
     Args:
-        rounds: [r], ascending.
-        losses: [r] after these rounds; of validation data.
-
-    Returns:
-        Whether the mean of its last tenth lies below that of the tenth before by more
-        than 2 % of all that the loss has fallen, and nothing in the tenth before was
-        lower than the end.
+        rounds: [r] round numbers, ascending.
+        losses: [r] validation losses after these rounds.
     """
-    when = np.asarray(rounds, np.float64)
+    round_numbers = np.asarray(rounds, np.float64)
     values = np.asarray(losses, np.float64)
     if len(values) < 4 or not np.isfinite(values).all():
         return False
-    span = when[-1] - when[0]
-    in_last = when > when[-1] - 0.1 * span
-    in_before = (when > when[-1] - 0.2 * span) & ~in_last
-    last, before = values[in_last], values[in_before]
-    # With few evaluations, the last two of them are compared.
-    if not len(before):
-        last, before = values[-1:], values[-2:-1]
+    span = round_numbers[-1] - round_numbers[0]
+    is_last_tenth = round_numbers > round_numbers[-1] - 0.1 * span
+    is_tenth_before = (round_numbers > round_numbers[-1] - 0.2 * span) & ~is_last_tenth
+    last_losses, previous_losses = values[is_last_tenth], values[is_tenth_before]
+    # With few evaluations, compare the last two.
+    if not len(previous_losses):
+        last_losses, previous_losses = values[-1:], values[-2:-1]
     decrease = values[0] - values.min()
-    recent_decrease = before.mean() - last.mean()
-    is_falling = recent_decrease > FALLING * decrease > 0
-    return bool(is_falling and last.mean() <= before.min())
+    recent_decrease = previous_losses.mean() - last_losses.mean()
+    decreased = recent_decrease > MIN_RELATIVE_DECREASE * decrease > 0
+    return bool(decreased and last_losses.mean() <= previous_losses.min())
 
 
 def warn_still_falling(curves: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> list[str]:
-    """Warn of methods whose validation loss was still falling in the last round.
+    """Warns about methods whose validation loss was still falling in the last round.
 
     Args:
         curves: method -> rounds [r] and losses [r], see `still_falling`.
-
-    Returns:
-        One line that names them; empty where there is none.
     """
-    falling = [
+    decreasing = [
         method
         for method, (rounds, losses) in curves.items()
         if still_falling(rounds, losses)
     ]
-    if not falling:
+    if not decreasing:
         return []
     return [
-        f"validation loss was still falling: {named(falling)}; train for more rounds"
+        f"validation loss was still falling: {join_names(decreasing)}; train for more"
+        " rounds"
     ]
 
 
-def named(names: Sequence[str]) -> str:
-    """Names in a warning: "a, b, c and 4 more"."""
-    listed = ", ".join(names[:_NAMED])
-    others = len(names) - _NAMED
-    return f"{listed} and {others} more" if others > 0 else listed
+def join_names(names: Sequence[str]) -> str:
+    """Formats names for a warning: "a, b, c and 4 more"."""
+    first_names = ", ".join(names[:_MAX_NAMES])
+    remaining = len(names) - _MAX_NAMES
+    return f"{first_names} and {remaining} more" if remaining > 0 else first_names
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _keys(x: NDArray[Any]) -> list[bytes]:
-    """The bytes of every row, by which equal rows are found."""
+def _row_keys(x: NDArray[Any]) -> list[bytes]:
+    """The bytes of each row, so that equal rows have equal keys."""
     return [np.ascontiguousarray(row).tobytes() for row in np.asarray(x)]

@@ -1,4 +1,4 @@
-"""The best method over all clients, if these data can show one."""
+"""Tests which method is best over all clients."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -9,8 +9,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from fedtailor.decision.gains import _require_columns, holm
-from fedtailor.decision.intervals import LEAST_SEEDS, two_way_interval
+from fedtailor.decision.gains import dense_array, holm, require_columns
+from fedtailor.decision.intervals import MIN_SEEDS, two_way_interval
 
 NO_DIFFERENCE = "no difference that these data can show"
 
@@ -20,16 +20,19 @@ class Winner:
     """The result of a comparison of methods over clients and seeds.
 
     Attributes:
-        winner: the method that is better than every other one, or None.
-        leader: the method with the best mean, which need not be shown to be best.
-        unbeaten: methods that no other is shown to be better than, best mean first.
-        means: method -> mean over clients and seeds after its last round, best first;
-            methods that were left out last.
-        pairs: one line for each pair: `method`, `other`, `difference` (of their metric;
-            positive where `method` is the better one), its interval `low`, `high` (of
-            this pair alone), `p`, `p_holm` (over all pairs).
-        clients, seeds: how many there were.
-        alpha: level of the tests.
+        winner: the method that is significantly better than every other one, or None.
+        leader: the method with the best mean, significant or not.
+        unbeaten: methods that no other method is significantly better than, in the
+            order of their means.
+        means: method -> mean over clients and seeds after its last round, best first.
+            Methods that were left out early come last.
+        pairs: one row for each pair of methods, with the columns `method`, `other`,
+            `difference` (positive if `method` is better), `low` and `high` (the ends of
+            the interval, for this pair alone), `p`, and `p_holm` (adjusted for all
+            pairs).
+        clients: number of clients.
+        seeds: number of seeds.
+        alpha: significance level of the tests.
     """
 
     winner: str | None
@@ -42,7 +45,7 @@ class Winner:
     alpha: float = 0.05
 
     def verdict(self, method: str, other: str) -> str:
-        """How a method compares with another one: "better", "worse" or "cannot tell"."""
+        """Whether a method is "better" or "worse" than another, or "cannot tell"."""
         for pair in self.pairs.iter_rows(named=True):
             first, second = pair["method"], pair["other"]
             if {first, second} == {method, other} and pair["p_holm"] < self.alpha:
@@ -50,10 +53,10 @@ class Winner:
                 return "better" if first_is_better == (first == method) else "worse"
         return "cannot tell"
 
-    def sentence(self) -> str:
-        """The decision in a sentence."""
+    def conclusion(self) -> str:
+        """States the decision in one sentence."""
         seeds = f"{self.seeds} seed{'s' if self.seeds > 1 else ''}"
-        if self.seeds < LEAST_SEEDS:
+        if self.seeds < MIN_SEEDS:
             seeds += ", too few to speak of other seeds"
         over = f"over {self.clients} clients and {seeds}"
         if self.winner is not None:
@@ -76,76 +79,80 @@ def best_method(
     alpha: float = 0.05,
     left_out: Collection[str] = (),
 ) -> Winner:
-    """The method whose mean over clients is best, tested.
+    """Compares all pairs of methods over clients and seeds, and tests which is best.
 
-    For every pair of methods: is the expected difference of their metric, of a client
-    and a seed drawn like the ones at hand, 0? `two_way_interval` says how: by Student's
-    t on clients and seeds as clusters, not on client-seed pairs as if they were
-    independent. A method wins if it is better than each other one at level alpha after
-    Holm's correction over all pairs, so the chance of naming any false order among them
-    is at most alpha; choosing the leader by the same test data is covered, since no
-    pair is left out. Clients count the same, whatever their size, and are taken as a
-    sample of clients: from a handful of them little can follow.
+    For each pair the null hypothesis is that the expected difference of their metric is
+    0, for a client and a seed drawn from the same distribution as these. The test uses
+    clients and seeds as crossed clusters (see `two_way_interval`), not client-seed
+    pairs as if they were independent.
 
-    A method that was left out early is compared with each other one as both were then:
-    after the last round in which both were measured, so that nobody gains by having
-    been trained for longer. What is said of it holds for that round. No pair is
-    missing, and Holm's correction stays the same.
+    A method wins if it is better than each other one at level alpha after Holm's
+    correction over all pairs. The probability of any wrongly ordered pair is then at
+    most alpha. Selecting the leader on the same test data is covered by the correction,
+    since all pairs are tested. All clients have equal weight and count as a random
+    sample of clients, so a handful of them rarely gives a significant result.
+
+    A method that was left out early is compared after the last round in which both
+    methods of a pair were measured, so that no method profits from longer training.
+    The result then holds for that round. All pairs are tested, so Holm's correction
+    stays the same.
 
     Args:
-        values: a line for each method, seed and client: columns `method`, `seed`,
-            `client`, `value` (test data). Where methods were left out early, a line for
-            each round, too, in the column `round`.
+        values: test values, one row for each method, seed and client, with the columns
+            `method`, `seed`, `client` and `value`. If methods were left out early,
+            there is one row for each round, too, and a column `round`.
         higher_is_better: direction of the metric.
-        alpha: level of the test.
-        left_out: methods that were left out early, or on the other seeds. None of them
-            is the leader: their means are those of fewer rounds or seeds.
+        alpha: significance level.
+        left_out: methods that were left out early, or not run on all seeds. None of
+            them becomes the leader, because their means are over fewer rounds or seeds.
 
     Returns:
-        The winner, if there is one, and the tests of all pairs.
+        The winner, or None if there is none, and the tests of all pairs.
 
     Raises:
-        ValueError: a column is missing, or there is no method, or a cell stands there
-            twice, or two methods were never measured after the same round.
+        ValueError: a column is missing, there is no method, a value occurs twice, or
+            two methods were never measured after the same round.
     """
     _require_values(values)
     if "round" not in values.columns:
         values = values.with_columns(round=pl.lit(0))
     methods = values["method"].unique(maintain_order=True).to_list()
     sign = 1.0 if higher_is_better else -1.0
-    tables = _tables(values)
-    # the rounds after which each method was measured, and its mean after the last one
+    tables = _values_by_round(values)
+    # The rounds after which each method was measured, and its mean after the last one.
     rounds: dict[str, set[int]] = {}
     means: dict[str, float] = {}
     for name in methods:
-        rounds[name] = {after for after in tables if name in tables[after]}
+        rounds[name] = {
+            round_number for round_number in tables if name in tables[round_number]
+        }
         means[name] = _mean_over_clients(tables[max(rounds[name])][name])
 
-    def rank(name: str) -> tuple[bool, bool, float]:
-        # Methods without a mean come last, and before them those that were left out.
+    def sort_key(name: str) -> tuple[bool, bool, float]:
+        # Methods that were left out come after the others, those without a mean last.
         return np.isnan(means[name]), name in left_out, -sign * means[name]
 
-    best_first = sorted(methods, key=rank)
-    # Every pair is compared after the last round in which both were measured.
-    lines = []
-    for one, other in combinations(best_first, 2):
-        common_rounds = rounds[one] & rounds[other]
+    ranking = sorted(methods, key=sort_key)
+    # Compare each pair after the last round in which both methods were measured.
+    records = []
+    for first, other in combinations(ranking, 2):
+        common_rounds = rounds[first] & rounds[other]
         if not common_rounds:
             raise ValueError(
-                f"{one} and {other} were never measured after the same round; give one"
-                " to compare them by"
+                f"{first} and {other} were never measured after the same round; give"
+                " one to compare them by"
             )
         table = tables[max(common_rounds)]
-        interval = two_way_interval(sign * (table[one] - table[other]), 1 - alpha)
-        lines.append(
-            (one, other, interval.estimate, interval.low, interval.high, interval.p)
+        interval = two_way_interval(sign * (table[first] - table[other]), 1 - alpha)
+        records.append(
+            (first, other, interval.estimate, interval.low, interval.high, interval.p)
         )
-    names = {"method": pl.String, "other": pl.String}
-    numbers = dict.fromkeys(("difference", "low", "high", "p"), pl.Float64)
-    pairs = pl.DataFrame(lines, schema=names | numbers, orient="row")
+    name_columns = {"method": pl.String, "other": pl.String}
+    test_columns = dict.fromkeys(("difference", "low", "high", "p"), pl.Float64)
+    pairs = pl.DataFrame(records, schema=name_columns | test_columns, orient="row")
     p_holm = holm(pairs["p"].to_numpy())
     pairs = pairs.with_columns(p_holm=pl.Series(p_holm, dtype=pl.Float64))
-    # Count how many others each method is shown to be better than.
+    # Count how many other methods each method is significantly better than.
     wins: Counter[str] = Counter()
     beaten: set[str] = set()
     for pair in pairs.filter(pl.col("p_holm") < alpha).iter_rows(named=True):
@@ -155,65 +162,58 @@ def best_method(
         wins[better] += 1
         beaten.add(worse)
     others = len(methods) - 1
-    beats_all = [name for name in best_first if others > 0 and wins[name] == others]
-    measured = values.filter(
-        pl.col("value").is_not_nan() & pl.col("value").is_not_null()
-    )
+    winners = [name for name in ranking if others > 0 and wins[name] == others]
+    finite = values.filter(pl.col("value").is_not_nan() & pl.col("value").is_not_null())
     return Winner(
-        winner=beats_all[0] if beats_all else None,
-        leader=best_first[0],
-        unbeaten=tuple(name for name in best_first if name not in beaten),
-        means={name: means[name] for name in best_first},
+        winner=winners[0] if winners else None,
+        leader=ranking[0],
+        unbeaten=tuple(name for name in ranking if name not in beaten),
+        means={name: means[name] for name in ranking},
         pairs=pairs,
-        clients=measured["client"].n_unique(),
-        seeds=measured["seed"].n_unique(),
+        clients=finite["client"].n_unique(),
+        seeds=finite["seed"].n_unique(),
         alpha=alpha,
     )
 
 
-def _tables(values: pl.DataFrame) -> dict[int, dict[str, NDArray[np.float64]]]:
-    """The values [seeds, clients] of every method: {round: {method: values}}."""
+def _values_by_round(values: pl.DataFrame) -> dict[int, dict[str, NDArray[np.float64]]]:
+    """Groups the values by round: {round: {method: values [seeds, clients]}}."""
     tables = {}
-    for (after,), part in values.group_by(["round"]):
-        methods, table = dense_values(part)
-        tables[after] = dict(zip(methods, table, strict=True))
+    for (round_number,), round_values in values.group_by(["round"]):
+        methods, table = dense_values(round_values)
+        tables[round_number] = dict(zip(methods, table, strict=True))
     return tables
 
 
 def dense_values(values: pl.DataFrame) -> tuple[list[str], NDArray[np.float64]]:
-    """A table of values as an array.
+    """Converts a table of values to an array.
 
     Args:
-        values: a line for each method, seed and client: columns `method`, `seed`,
-            `client`, `value`.
+        values: one row for each method, seed and client, with the columns `method`,
+            `seed`, `client` and `value`.
 
     Returns:
         The methods in the order of appearance, and their values [methods, seeds,
-        clients] (seeds and clients sorted); NaN where there is none.
+        clients] with seeds and clients sorted, NaN where the table has no value.
 
     Raises:
-        ValueError: as `best_method`.
+        ValueError: a column is missing, there is no row, or a value occurs twice.
     """
     _require_values(values)
     methods = values["method"].unique(maintain_order=True).to_list()
-    index = {method: number for number, method in enumerate(methods)}
-    method = values["method"].replace_strict(index, return_dtype=pl.Int64).to_numpy()
-    seeds, seed = np.unique(values["seed"].to_numpy(), return_inverse=True)
-    clients, client = np.unique(values["client"].to_numpy(), return_inverse=True)
-    shape = len(methods), len(seeds), len(clients)
-    cell = np.ravel_multi_index((method, seed, client), shape)
-    if len(np.unique(cell)) < len(cell):
-        raise ValueError(
-            "a method has two values for one client and seed; give the value after one"
-            " round only"
-        )
-    table = np.full(shape, np.nan)
-    table.ravel()[cell] = values["value"].cast(pl.Float64).to_numpy()
+    table, _ = dense_array(
+        values,
+        methods,
+        "client",
+        "value",
+        "a method has two values for one client and seed; give the value after one"
+        " round only",
+    )
     return methods, table
 
 
 def _require_values(values: pl.DataFrame) -> None:
-    _require_columns(values, ("method", "seed", "client", "value"))
+    require_columns(values, ("method", "seed", "client", "value"))
     if not len(values):
         raise ValueError(
             "there are no values to compare; give a line for each method, seed and"
@@ -222,14 +222,14 @@ def _require_values(values: pl.DataFrame) -> None:
 
 
 def _mean_over_clients(values: NDArray[np.float64]) -> float:
-    """The mean over clients of each one's mean over seeds; NaN without any value.
+    """The mean over clients of their means over seeds; NaN without any value.
 
     Args:
         values: [seeds, clients], NaN where a client was not measured in a seed.
     """
-    is_known = ~np.isnan(values)
-    if not is_known.any():
+    is_measured = ~np.isnan(values)
+    if not is_measured.any():
         return np.nan
-    seeds = is_known.any(axis=1)
-    clients = is_known.any(axis=0)
+    seeds = is_measured.any(axis=1)
+    clients = is_measured.any(axis=0)
     return float(np.nanmean(np.nanmean(values[seeds][:, clients], axis=0)))

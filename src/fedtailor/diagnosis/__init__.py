@@ -1,6 +1,7 @@
-"""What can be said of a population before it trains.
+"""Diagnoses a population before training.
 
-It rests on one gradient of every client, sizes, labels and moments.
+A diagnosis is based on one gradient of each client, and on its sample size, label
+counts and feature moments.
 """
 
 from fedtailor.aggregation import BestRows, best_rows

@@ -1,10 +1,11 @@
-"""Bounds of the papers, in the forms that hold.
+"""Generalization bounds for federated learning.
 
-They say who should learn from whom, whether alone or together, and in how many
-clusters. Bounds with constants unknown to their papers ("O") take them as an argument;
-they rank, and do not predict a loss. Symbols: m clients, n_j training samples, N = sum
-n_j, d the VC dimension (for a network a proxy), B the range of the loss, delta the
-confidence.
+The bounds compare training alone, together and in clusters, and say which clients
+should learn from each other. Where a paper leaves a constant open ("O"), the constant
+is an argument. The bounds can rank alternatives; they do not predict a loss.
+
+Symbols: m clients with n_j training samples, N = sum_j n_j, VC dimension d (for a
+network a proxy), range B of the loss, and confidence delta.
 """
 
 import numpy as np
@@ -17,13 +18,13 @@ from fedtailor.protocol import require
 def effective_samples(
     weights: Float[np.ndarray, "rows m"], sizes: Int[np.ndarray, " m"]
 ) -> Float[np.ndarray, " rows"]:
-    """How many samples of one client are worth as much as a weighted mean.
+    """The effective sample size of a weighted mean over clients.
 
-    n_eff = 1 / sum_j w_j^2 / n_j: at most N, which weights in proportion to samples
-    reach; for a row of the identity it is that client's own n.
+    n_eff = 1 / sum_j (w_j^2 / n_j). Its maximum N is reached by weights proportional to
+    the sample counts. For a row of the identity it is that client's own n.
 
     Args:
-        weights: rows that sum to 1.
+        weights: rows of weights, each with sum 1.
         sizes: training samples n_j.
     """
     squares = np.square(np.asarray(weights, np.float64))
@@ -38,21 +39,22 @@ def estimation_term(
     loss_range: float = 1.0,
     delta: float = 0.05,
 ) -> Float[np.ndarray, " rows"]:
-    """What a limited number of samples costs each row of weights.
+    """The estimation error term of each row of weights.
 
     B S (4 sqrt(2 d log(e N / d)) + sqrt(2 log(2 / delta))) with S = sqrt(sum_j w_j^2 /
-    n_j). By Massart's and Sauer's lemmata; theorems 1 and 2 of Mestoukirdi et al. 2022
-    print a factor 1/N too many under the root, with which they do not hold.
+    n_j). This follows from the lemmas of Massart and Sauer. Theorems 1 and 2 of
+    Mestoukirdi et al. 2022 have another factor 1/N under the root; with it they do not
+    hold.
 
     Raises:
         ValueError: the dimension is not between 1 and N.
     """
     total = float(np.sum(sizes))
     _require_dimension(dimension, total)
-    of_hypotheses = 4 * np.sqrt(2 * dimension * np.log(np.e * total / dimension))
-    of_confidence = np.sqrt(2 * np.log(2 / delta))
+    hypothesis_term = 4 * np.sqrt(2 * dimension * np.log(np.e * total / dimension))
+    confidence_term = np.sqrt(2 * np.log(2 / delta))
     n_eff = effective_samples(weights, sizes)
-    return loss_range * (of_hypotheses + of_confidence) / np.sqrt(n_eff)
+    return loss_range * (hypothesis_term + confidence_term) / np.sqrt(n_eff)
 
 
 def discrepancy_bias(
@@ -60,10 +62,10 @@ def discrepancy_bias(
     discrepancies: Float[np.ndarray, "rows m"],
     gamma: Float[np.ndarray, " rows"] | float = 0.0,
 ) -> Float[np.ndarray, " rows"]:
-    """What others' data cost client i: 2 sum_j w_ij d(P_i, P_j) + 2 gamma_i.
+    """The bias of client i from others' data: 2 sum_j w_ij d(P_i, P_j) + 2 gamma_i.
 
-    Mestoukirdi et al. 2022, theorem 1. With d = max_h |L_i(h) - L_j(h)| over the
-    hypotheses it holds with gamma = 0.
+    Mestoukirdi et al. 2022, theorem 1. If d is max_h |L_i(h) - L_j(h)| over the
+    hypotheses, the theorem holds with gamma = 0.
     """
     weighted = (np.asarray(weights, np.float64) * discrepancies).sum(axis=1)
     return 2 * weighted + 2 * np.asarray(gamma, np.float64)
@@ -75,10 +77,10 @@ def jensen_shannon_bias(
     *,
     loss_range: float = 1.0,
 ) -> Float[np.ndarray, " rows"]:
-    """What others' data cost client i: 2 B sqrt(2 sum_j w_ij JS(P_i, P_j)).
+    """The bias of client i from others' data: 2 B sqrt(2 sum_j w_ij JS(P_i, P_j)).
 
-    JS is that of `jensen_shannon`. Theorem 2 of Mestoukirdi et al. 2022, corrected: the
-    difference of two losses has range 2 B.
+    JS is the divergence of `jensen_shannon`. This is theorem 2 of Mestoukirdi et al.
+    2022 with a correction: the difference of two losses has range 2 B.
     """
     weighted = (np.asarray(weights, np.float64) * divergences).sum(axis=1)
     return 2 * loss_range * np.sqrt(2 * weighted)
@@ -90,9 +92,9 @@ def row_bounds(
     sizes: Int[np.ndarray, " m"],
     complexity: float,
 ) -> Float[np.ndarray, " rows"]:
-    """What `best_rows` minimises, for given weights.
+    """The objective of `best_rows` for given weights.
 
-    It tells how far UCFL's rows are from the best ones.
+    Comparing it with the minimum shows how far UCFL's rows are from the optimum.
     """
     bias = (np.asarray(weights) * biases).sum(axis=1)
     return complexity / np.sqrt(effective_samples(weights, sizes)) + bias
@@ -106,23 +108,23 @@ def together_minus_alone(
     constant: float = 1.0,
     delta: float = 0.05,
 ) -> Float[np.ndarray, " m"]:
-    """Bound of the one model for all, less that of the client's own.
+    """The bound of one model for all minus the bound of the client's own model.
 
-    Clients should collaborate where it is below 0. The difference is 2 disc(D_i, U) - c
-    (sqrt((d + log 1/delta) / n_i) - sqrt((d + log 1/delta) / N)): Mansour et al. 2020,
-    eq. 1 and 2, with twice the discrepancy, which eq. 2 needs.
+    A client should collaborate where the difference is negative. It is 2 disc(D_i, U) -
+    c (sqrt((d + log 1/delta) / n_i) - sqrt((d + log 1/delta) / N)), from eq. 1 and 2 of
+    Mansour et al. 2020, with the factor 2 of the discrepancy that eq. 2 needs.
 
     Args:
-        discrepancies: disc(D_i, U) of each client and the union of all clients' data.
+        discrepancies: disc(D_i, U) between each client and the union of all data.
         sizes: training samples n_i.
-        dimension: d.
-        constant: c, that of the paper's O.
+        dimension: VC dimension d.
+        constant: the constant c behind the paper's O.
         delta: the confidence.
     """
     scale = constant * np.sqrt(dimension + np.log(1 / delta))
     n = np.asarray(sizes, np.float64)
-    fewer_samples = scale * (1 / np.sqrt(n) - 1 / np.sqrt(n.sum()))
-    return 2 * np.asarray(discrepancies, np.float64) - fewer_samples
+    sample_term = scale * (1 / np.sqrt(n) - 1 / np.sqrt(n.sum()))
+    return 2 * np.asarray(discrepancies, np.float64) - sample_term
 
 
 def hypcluster_bound(
@@ -133,37 +135,38 @@ def hypcluster_bound(
     *,
     delta: float = 0.05,
 ) -> Float[np.ndarray, " q"]:
-    """How far training losses may be from expected ones with q clusters.
+    """Bound on the gap between training and expected losses with q clusters.
 
-    For a loss in [0, 1]: 2 sqrt(m log(2 q / delta) / N) + sqrt(d q / N log(e N / d)):
-    Mansour et al. 2020, theorem 2 and corollary 3 (whose last logarithm is printed
-    without the e that its proof has).
+    For a loss in [0, 1] it is 2 sqrt(m log(2 q / delta) / N) + sqrt(d q / N log(e N /
+    d)). See theorem 2 and corollary 3 of Mansour et al. 2020; the corollary omits the e
+    in the last logarithm, which its proof has.
 
     Args:
-        clusters: the numbers q to compare.
-        clients, samples: m and N.
-        dimension: d.
+        clusters: the numbers q of clusters to compare.
+        clients: number of clients m.
+        samples: number of samples N.
+        dimension: VC dimension d.
         delta: the confidence.
     """
     _require_dimension(dimension, samples)
     q = np.asarray(clusters, np.float64)
-    of_choice = 2 * np.sqrt(clients * np.log(2 * q / delta) / samples)
+    choice_term = 2 * np.sqrt(clients * np.log(2 * q / delta) / samples)
     log_term = np.log(np.e * samples / dimension)
-    return of_choice + np.sqrt(dimension * q / samples * log_term)
+    return choice_term + np.sqrt(dimension * q / samples * log_term)
 
 
 def clusters_have_samples(
     clusters: Int[np.ndarray, " q"], sizes: Int[np.ndarray, " m"], dimension: float
 ) -> Bool[np.ndarray, " q"]:
-    """Whether q clusters can be learned.
+    """Whether there are enough samples to learn q clusters.
 
-    Clients need more than log q samples each on average, so that they find their
-    cluster, and clusters more than d.
+    On average a client needs more than log q samples to find its cluster, and a cluster
+    needs more than d samples to learn its model.
     """
     q, total = np.asarray(clusters, np.float64), float(np.sum(sizes))
-    clients_have_enough = total / len(sizes) > np.log(q)
-    clusters_have_enough = total / q > dimension
-    return clients_have_enough & clusters_have_enough
+    finds_cluster = total / len(sizes) > np.log(q)
+    learns_model = total / q > dimension
+    return finds_cluster & learns_model
 
 
 def dapper_share(
@@ -176,28 +179,29 @@ def dapper_share(
 ) -> Float[np.ndarray, " m"]:
     """The share lambda* [m] of a client's own data in DAPPER's training, in [0, 1].
 
-    It minimises sqrt(lambda^2 / n_i + (1 - lambda)^2 / n_C) sqrt(d log(1/delta)) + (1 -
-    lambda) disc(D_i, C) (Mansour et al. 2020, section 4): `best_rows` of two sources,
-    one of them without bias.
+    It minimizes sqrt(lambda^2 / n_i + (1 - lambda)^2 / n_C) sqrt(d log(1/delta)) + (1 -
+    lambda) disc(D_i, C) (Mansour et al. 2020, section 4). This is the problem of
+    `best_rows` with two sources of which one has no bias.
 
     Args:
-        own, shared: samples n_i of the client and n_C of the data C that it is given.
+        own: samples n_i of each client.
+        shared: samples n_C of the shared data C that the client receives.
         discrepancies: disc(D_i, C).
-        dimension: d.
+        dimension: VC dimension d.
         delta: the confidence.
     """
     complexity = float(np.sqrt(dimension * np.log(1 / delta)))
-    pairs = zip(
+    clients = zip(
         np.asarray(own),
         np.asarray(shared),
         np.asarray(discrepancies, np.float64),
         strict=True,
     )
     shares = []
-    for samples_own, samples_shared, discrepancy in pairs:
-        bias = np.array([[0.0, discrepancy]])  # the client's own data have none
-        best = best_rows(bias, np.array([samples_own, samples_shared]), complexity)
-        shares.append(best.weights[0, 0])
+    for samples_own, samples_shared, discrepancy in clients:
+        bias = np.array([[0.0, discrepancy]])  # the client's own data have no bias
+        solution = best_rows(bias, np.array([samples_own, samples_shared]), complexity)
+        shares.append(solution.weights[0, 0])
     return np.array(shares, np.float64)
 
 
@@ -210,33 +214,35 @@ def mapper_bound(
     lipschitz: float = 1.0,
     delta: float = 0.05,
 ) -> float:
-    """How far MAPPER's training loss may be from the expected one.
+    """Bound on the gap between MAPPER's training loss and its expected loss.
 
     Mansour et al. 2020, corollary 7: 2 L (sqrt(d_c / N log(e N / d_c)) + sqrt(d_l m / N
-    log(e N / d_l))) + 2 sqrt(log(1 / delta) / N): small where clients have many more
-    samples than d_l on average.
+    log(e N / d_l))) + 2 sqrt(log(1 / delta) / N). The bound is small if clients have
+    many more samples than d_l on average.
 
     Args:
-        clients, samples: m and N.
-        central, local: dimensions d_c and d_l of the central and the local models.
-        lipschitz: L of the loss.
+        clients: number of clients m.
+        samples: number of samples N.
+        central: dimension d_c of the central model.
+        local: dimension d_l of a local model.
+        lipschitz: Lipschitz constant L of the loss.
         delta: the confidence.
     """
     _require_dimension(central, samples)
     _require_dimension(local, samples)
-    of_central = np.sqrt(central / samples * np.log(np.e * samples / central))
-    of_local = np.sqrt(local * clients / samples * np.log(np.e * samples / local))
-    of_confidence = 2 * np.sqrt(np.log(1 / delta) / samples)
-    return float(2 * lipschitz * (of_central + of_local) + of_confidence)
+    central_term = np.sqrt(central / samples * np.log(np.e * samples / central))
+    local_term = np.sqrt(local * clients / samples * np.log(np.e * samples / local))
+    confidence_term = 2 * np.sqrt(np.log(1 / delta) / samples)
+    return float(2 * lipschitz * (central_term + local_term) + confidence_term)
 
 
 def skewness(
     mixtures: Float[np.ndarray, "rows m"], sizes: Int[np.ndarray, " m"]
 ) -> Float[np.ndarray, " rows"]:
-    """s = sum_k lambda_k^2 / p_k with p_k = n_k / N (Mohri et al. 2019).
+    """The skewness s = sum_k lambda_k^2 / p_k, p_k = n_k / N (Mohri et al. 2019).
 
-    It is 1 for lambda = p, else more. N / s is `effective_samples` of the mixture:
-    agnostic federated learning pays for clients with few samples.
+    Its minimum 1 is reached by lambda = p. N / s is `effective_samples` of the mixture,
+    so agnostic federated learning loses accuracy by clients with few samples.
     """
     return float(np.sum(sizes)) / effective_samples(mixtures, sizes)
 
@@ -253,16 +259,16 @@ def agnostic_bound(
 ) -> float:
     """The bound of agnostic federated learning, up to a constant.
 
-    sqrt(s) sqrt((d + log(|Lambda_eps| / delta)) / N) + eps + disc: Mansour et al. 2020,
-    app. B.
+    It is sqrt(s) sqrt((d + log(|Lambda_eps| / delta)) / N) + eps + disc (Mansour et al.
+    2020, app. B).
 
     Args:
-        largest_skewness: s, the largest `skewness` of the mixtures.
-        samples: N.
-        dimension: d.
-        mixtures: |Lambda_eps|, how many mixtures cover all.
-        resolution: eps of that cover.
-        discrepancy: of the client and the worst mixture.
+        largest_skewness: the largest `skewness` s of the mixtures.
+        samples: number of samples N.
+        dimension: VC dimension d.
+        mixtures: size |Lambda_eps| of a cover of all mixtures.
+        resolution: resolution eps of that cover.
+        discrepancy: discrepancy between the client and the worst mixture.
         delta: the confidence.
     """
     rate = np.sqrt((dimension + np.log(mixtures / delta)) / samples)

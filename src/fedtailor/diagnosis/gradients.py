@@ -1,4 +1,4 @@
-"""Whether clients' gradients at a common model differ by more than sampling explains."""
+"""Tests whether clients' gradients at a common model differ significantly."""
 
 from dataclasses import dataclass
 
@@ -13,29 +13,29 @@ from fedtailor.aggregation.distances import Rows, squared_distances
 from fedtailor.decision import holm
 from fedtailor.protocol import require
 
-_LEAST_CONSERVATIVE = 1.5365
-"""From here on a single squared normal exceeds a threshold most often.
+_CONSERVATIVE_FROM = 1.5365
+"""From this threshold on, the chi^2_1 distribution has the heaviest tail.
 
-No sum of independent squared normals with mean 1 exceeds it more often (Szekely and
-Bakirov 2003).
+No weighted sum of independent squared standard normals with mean 1 exceeds a larger
+threshold with a higher probability (Szekely and Bakirov 2003).
 """
 
 
 @dataclass(frozen=True)
 class Homogeneity:
-    """Pairs of clients, compared by their gradients at one model.
+    """Comparison of all pairs of clients by their gradients at one model.
 
     Attributes:
         squared: [m, m] squared distances Delta_ij of the gradients.
-        expected: [m, m] what Delta_ij is on average where both clients' data come from
-            one distribution, tr S_i / n_i + tr S_j / n_j; 0 on the diagonal.
-        ratio: [m, m] T_ij = Delta_ij / expected, of mean 1 where the distributions are
-            equal; 1 on the diagonal.
-        distance: [m, m] Delta_ij - expected, without bias for |E g_i - E g_j|^2 (and so
-            negative at times).
-        p: [m, m] of the hypothesis that both expected gradients are equal; 1 on the
-            diagonal.
-        p_holm: [m, m] the same, adjusted for the number of pairs.
+        expected: [m, m] expectation of Delta_ij if both clients have the same
+            distribution, tr S_i / n_i + tr S_j / n_j; 0 on the diagonal.
+        ratio: [m, m] test statistic T_ij = Delta_ij / expected, with mean 1 if the
+            distributions are equal; 1 on the diagonal.
+        distance: [m, m] Delta_ij - expected, an unbiased estimate of |E g_i - E g_j|^2,
+            which can be negative.
+        p: [m, m] p-values of the hypothesis that both expected gradients are equal; 1
+            on the diagonal.
+        p_holm: [m, m] p-values adjusted for the number of pairs (Holm).
     """
 
     squared: Float[np.ndarray, "m m"]
@@ -46,24 +46,30 @@ class Homogeneity:
     p_holm: Float[np.ndarray, "m m"]
 
     def groups(self, alpha: float = 0.05) -> Int[np.ndarray, " m"]:
-        """Labels of groups within which no pair is told apart at level alpha.
+        """Clusters clients so that no pair in a group differs significantly.
 
-        By complete linkage on T. That a pair is not told apart does not show that it is
-        alike: with few samples everybody is in one group.
+        The groups come from complete linkage on T. A pair without a significant
+        difference need not be equal: with few samples all clients are in one group.
+
+        Args:
+            alpha: significance level over all pairs.
+
+        Returns:
+            The group of each client, numbered from 0 in the order of first appearance.
         """
         clients = len(self.p)
         if clients == 1:
             return np.zeros(1, np.int64)
-        # Pairs that are told apart are put beyond all others, so that one cut separates
-        # them.
-        told_apart = self.p_holm < alpha
-        finite = self.ratio[np.isfinite(self.ratio)].max()
-        ratio = np.where(np.isfinite(self.ratio), self.ratio, finite)
-        beyond = 1.0 + ratio.max()
-        ratio[told_apart] += beyond
+        # Significant pairs get a larger distance than all others, so that cutting the
+        # tree at one height separates them.
+        is_significant = self.p_holm < alpha
+        largest_finite = self.ratio[np.isfinite(self.ratio)].max()
+        ratio = np.where(np.isfinite(self.ratio), self.ratio, largest_finite)
+        offset = 1.0 + ratio.max()
+        ratio[is_significant] += offset
         np.fill_diagonal(ratio, 0.0)
         tree = hierarchy.linkage(squareform(ratio, checks=False), method="complete")
-        labels = hierarchy.fcluster(tree, beyond, criterion="distance")
+        labels = hierarchy.fcluster(tree, offset, criterion="distance")
         _, first, labels = np.unique(labels, return_index=True, return_inverse=True)
         return np.argsort(np.argsort(first))[labels]
 
@@ -73,23 +79,26 @@ def gradient_traces(
     batch_sizes: Int[np.ndarray, " m"],
     sizes: Int[np.ndarray, " m"],
 ) -> Float[np.ndarray, " m"]:
-    """The trace of the covariance of a single sample's gradient, tr S_i.
+    """The trace tr S_i of the covariance of a single sample's gradient.
 
-    It follows from the variance of batches' gradients. Disjoint batches of n_k of a
+    The estimate uses the variance of batch gradients: disjoint batches with n_k of a
     client's n_i samples have the mean squared distance sigma_i^2 = tr S_i (1/n_k -
-    1/n_i) from the full gradient. NaN where a batch is the whole of a client's samples.
+    1/n_i) to the full gradient.
 
     Args:
-        sigma2: mean squared distance of batch gradients to the full one (Mestoukirdi et
-            al., eq. 10).
+        sigma2: mean squared distance of batch gradients to the full gradient
+            (Mestoukirdi et al., eq. 10).
         batch_sizes: samples n_k of a batch.
         sizes: training samples n_i.
+
+    Returns:
+        The traces, NaN for a client whose batch holds all of its samples.
     """
-    of_batch = 1.0 / np.asarray(batch_sizes, np.float64)
-    of_client = 1.0 / np.asarray(sizes, np.float64)
-    spread = of_batch - of_client
-    unknown = np.full(len(spread), np.nan)
-    return np.divide(sigma2, spread, out=unknown, where=spread > 0)
+    inverse_batch_sizes = 1.0 / np.asarray(batch_sizes, np.float64)
+    inverse_sizes = 1.0 / np.asarray(sizes, np.float64)
+    variance_factor = inverse_batch_sizes - inverse_sizes
+    undefined = np.full(len(variance_factor), np.nan)
+    return np.divide(sigma2, variance_factor, out=undefined, where=variance_factor > 0)
 
 
 def homogeneity(
@@ -100,16 +109,16 @@ def homogeneity(
 ) -> Homogeneity:
     """Compares all pairs of clients by their gradients at one model.
 
-    The test: where two expected gradients are equal, their difference is close to
-    normal, and T a weighted sum of squares of normal numbers with weights that sum to
-    1. The p-value is that of chi^2_rank / rank. With rank 1 no weights exceed it (above
-    T = 1.54; below, p is 1), so it holds whatever the covariance; with the effective
-    rank (tr S)^2 / tr S^2 of the gradients' covariance it is sharper, and right to
-    second order. Traces count as known.
+    If two expected gradients are equal, their difference is approximately normal, and
+    the statistic T is a weighted sum of squared standard normals whose weights sum to
+    1. The p-value is the tail of chi^2_rank / rank. Rank 1 is conservative for any
+    covariance: above T = 1.54 no weights have a heavier tail, and below p is set to 1.
+    The effective rank (tr S)^2 / tr S^2 of the gradients' covariance S gives a more
+    powerful test, which is correct to second order. The traces are treated as known.
 
     Args:
-        gradients: of the mean loss over a client's training samples, at one model.
-        traces: tr S_i; where it is not known (NaN) the median of the others stands in.
+        gradients: gradient of each client's mean training loss, at one model.
+        traces: tr S_i; NaN is replaced with the median of the other clients.
         sizes: training samples n_i.
         rank: effective rank of the covariance.
 
@@ -127,19 +136,19 @@ def homogeneity(
         f"a variance of gradients is {np.nanmin(traces)}; it must be 0 or more",
     )
     traces = np.where(np.isnan(traces), np.nanmedian(traces), traces)
-    noise = traces / np.asarray(sizes, np.float64)
+    mean_variances = traces / np.asarray(sizes, np.float64)
     squared = squared_distances(gradients)
-    expected = noise[:, None] + noise[None]
+    expected = mean_variances[:, None] + mean_variances[None]
     np.fill_diagonal(expected, 0.0)
-    # Where no difference is expected, any is infinitely large.
-    without_noise = np.where(squared > 0, np.inf, 1.0)
-    ratio = np.divide(squared, expected, out=without_noise, where=expected > 0)
+    # If no difference is expected, any difference is infinitely large.
+    undefined_ratio = np.where(squared > 0, np.inf, 1.0)
+    ratio = np.divide(squared, expected, out=undefined_ratio, where=expected > 0)
     np.fill_diagonal(ratio, 1.0)
     clients = len(ratio)
     statistics = ratio[np.triu_indices(clients, 1)]
     if rank == 1:
-        tail = special.erfc(np.sqrt(statistics / 2))
-        p = np.where(statistics < _LEAST_CONSERVATIVE, 1.0, tail)
+        tail_probability = special.erfc(np.sqrt(statistics / 2))
+        p = np.where(statistics < _CONSERVATIVE_FROM, 1.0, tail_probability)
     else:
         p = special.chdtrc(rank, statistics * rank)
     return Homogeneity(
@@ -155,25 +164,27 @@ def homogeneity(
 def expected_exponent(
     sizes: Int[np.ndarray, " m"], batch_sizes: Int[np.ndarray, " m"]
 ) -> Float[np.ndarray, "m m"]:
-    """Mean exponent of UCFL's kernel between clients of one distribution.
+    """Mean exponent of UCFL's kernel between clients with the same distribution.
 
-    The exponent is Delta_ij / (2 sigma_i^2), its mean (1/n_i + 1/n_j) / (2 (1/n_k -
-    1/n_i)): where it is large, the kernel tells such clients apart by noise alone.
-    Infinite where a batch is the whole of client i's samples.
+    The exponent is Delta_ij / (2 sigma_i^2), and its mean (1/n_i + 1/n_j) / (2 (1/n_k -
+    1/n_i)). If the mean is large, the kernel separates such clients because of noise
+    alone. It is infinite if a batch holds all samples of client i.
     """
-    of_client = 1.0 / np.asarray(sizes, np.float64)
-    of_batch = 1.0 / np.asarray(batch_sizes, np.float64)
-    distances = of_client[:, None] + of_client[None]
-    variances = 2 * (of_batch - of_client)[:, None]
+    inverse_sizes = 1.0 / np.asarray(sizes, np.float64)
+    inverse_batch_sizes = 1.0 / np.asarray(batch_sizes, np.float64)
+    distances = inverse_sizes[:, None] + inverse_sizes[None]
+    variances = 2 * (inverse_batch_sizes - inverse_sizes)[:, None]
     infinite = np.full(distances.shape, np.inf)
     exponents = np.divide(distances, variances, out=infinite, where=variances > 0)
     np.fill_diagonal(exponents, 0.0)
     return exponents
 
 
-def _symmetric(above: NDArray[np.float64], clients: int) -> NDArray[np.float64]:
-    """The symmetric matrix [m, m] with values above its diagonal, and ones on it."""
+def _symmetric(
+    upper_triangle: NDArray[np.float64], clients: int
+) -> NDArray[np.float64]:
+    """The symmetric matrix [m, m] with these values off its diagonal and ones on it."""
     matrix = np.ones((clients, clients))
-    matrix[np.triu_indices(clients, 1)] = above
-    matrix.T[np.triu_indices(clients, 1)] = above
+    matrix[np.triu_indices(clients, 1)] = upper_triangle
+    matrix.T[np.triu_indices(clients, 1)] = upper_triangle
     return matrix

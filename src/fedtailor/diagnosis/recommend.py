@@ -1,7 +1,4 @@
-"""Which three methods to train on a population, from one probe.
-
-A recommendation says with what to start, and what the methods send.
-"""
+"""Recommends three methods to train on a population, from its diagnosis."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,43 +9,37 @@ from fedtailor.diagnosis.summary import ALPHA, Diagnosis
 from fedtailor.protocol import require
 
 METHODS = ("local", "fedavg", "finetune", "ditto", "apfl", "ucfl", "ifca")
-"""The methods that `starting_point` knows.
+"""The methods that `starting_point` supports."""
 
-They are those that the recommendation chooses from, and those it was checked on.
-"""
-
-WEAKEST, STRONGEST = 0.1, 2.0
-"""Between these a starting pull of Ditto lies: what Li et al. 2021 searched."""
+MIN_STRENGTH, MAX_STRENGTH = 0.1, 2.0
+"""Range of Ditto's initial strength, as in the grid of Li et al. 2021."""
 
 CURVATURE = 0.25
-"""The largest curvature of the logistic loss in its score.
+"""The largest curvature of the logistic loss with respect to its logit.
 
-lambda* is meant for a curvature of 1, and grows with it.
+lambda* is defined for a curvature of 1 and is proportional to it.
 """
 
-ALONE = "what sharing has to beat, and it sends nothing"
+LOCAL_REASON = "what sharing has to beat, and it sends nothing"
 
-UNSURE = 1.2
-"""A mean ratio of gradients' distances.
-
-From here on clients that no test tells apart may still differ.
-"""
+INCONCLUSIVE_RATIO = 1.2
+"""Mean ratio of distances above which insignificant tests are inconclusive."""
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """A method to train.
+    """A method to train, with its traffic in a round.
 
     Attributes:
-        method: its name.
-        settings: hyper-parameters to start from; the others as the scenario or the
-            method has them.
-        because: why, in half a sentence.
-        bytes_down: sent by the server in a round, a model for many clients once
-            (multicast).
-        bytes_down_unicast: the same, sent to each client.
-        bytes_up: sent by all clients together in a round. Rounds before the first mix,
-            and the probe, are left out.
+        method: name of the method.
+        settings: initial hyper-parameters. All others keep the default of the scenario
+            or the method.
+        because: the reason for the recommendation, in a few words.
+        bytes_down: bytes sent by the server, where a model for several clients counts
+            once (multicast).
+        bytes_down_unicast: bytes sent by the server, counted for each client.
+        bytes_up: bytes sent by all clients together. Rounds before the first mix, and
+            the probe, are not counted.
     """
 
     method: str
@@ -61,12 +52,12 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class Race:
-    """The methods worth training.
+    """The methods to train, among which validation data decide.
 
     Attributes:
         entries: the recommended methods.
-        sentence: which they are, and that validation data are to choose between them.
-        doubt: what the numbers cannot tell; "" where they can.
+        sentence: the recommendation in one sentence.
+        doubt: a warning if the diagnosis is inconclusive, otherwise "".
     """
 
     entries: tuple[Recommendation, ...]
@@ -75,29 +66,31 @@ class Race:
 
 
 def streams_of(diagnosis: Diagnosis) -> int | None:
-    """The number of streams to start with: groups within which nobody is told apart.
+    """The initial number of streams: the number of groups that differ significantly.
 
     Returns:
-        None unless there are two groups or more, with two clients or more on average.
+        None if there is a single group, or if groups have fewer than two clients on
+        average.
     """
     groups = len(np.unique(diagnosis.groups))
     return groups if 2 <= groups <= len(diagnosis.groups) / 2 else None
 
 
 def starting_strength(diagnosis: Diagnosis) -> float:
-    """The pull that Ditto starts with.
+    """Ditto's initial regularization strength.
 
-    It is the median of lambda* over clients times `CURVATURE`, within what is usual.
+    It is the median of lambda* over clients times `CURVATURE`, clipped to the range
+    from `MIN_STRENGTH` to `MAX_STRENGTH`.
     """
     strength = CURVATURE * np.median(diagnosis.gain.strength)
-    return float(np.clip(strength, WEAKEST, STRONGEST))
+    return float(np.clip(strength, MIN_STRENGTH, MAX_STRENGTH))
 
 
 def starting_point(method: str, diagnosis: Diagnosis) -> dict[str, Any]:
-    """The hyper-parameters that the diagnosis has something to say about.
+    """The hyper-parameters of a method that the diagnosis determines.
 
     Raises:
-        ValueError: the method is none of `METHODS`.
+        ValueError: the method is not one of `METHODS`.
     """
     require(
         method in METHODS,
@@ -114,73 +107,73 @@ def starting_point(method: str, diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def recommend(diagnosis: Diagnosis, model_bytes: int) -> Race:
-    """Three methods, one of them training alone.
+    """Recommends three methods, one of which is local training.
 
-    Training alone is among them since tests that tell nobody apart are no evidence that
-    clients are alike.
+    Local training is always included, since a test without significance is no evidence
+    that clients are equal.
 
-    * Clients fall into groups (`streams_of`): one model for each group by weights
-      (ucfl) or by choice (ifca).
-    * Otherwise: one model for all (fedavg), and models of clients' own held near a
+    * If clients fall into groups (see `streams_of`), the others train one model per
+      group, by weights (ucfl) or by the clients' choice (ifca).
+    * Otherwise they train one model for all (fedavg), and personal models close to a
       common one (ditto).
 
     Args:
-        diagnosis: of the population.
-        model_bytes: of one model as it travels.
+        diagnosis: diagnosis of the population.
+        model_bytes: size of one model in a message.
     """
-    differ = bool((diagnosis.told_apart("gradients") < ALPHA).any())
+    clients_differ = bool((diagnosis.adjusted_p_values("gradients") < ALPHA).any())
     streams = streams_of(diagnosis)
     if streams is not None:
-        because = {
+        reasons = {
             "ucfl": f"{streams} groups, weights from the probe",
             "ifca": f"{streams} groups, clients choose by their loss",
         }
     else:
-        because = {
+        reasons = {
             "fedavg": "one model for all",
             "ditto": "models of clients' own, held near the common one",
         }
-        if not differ:
-            because["fedavg"] = "no pair of clients is told apart"
-    because["local"] = ALONE
+        if not clients_differ:
+            reasons["fedavg"] = "no pair of clients is told apart"
+    reasons["local"] = LOCAL_REASON
     entries = tuple(
-        _entry(method, reason, diagnosis, model_bytes)
-        for method, reason in because.items()
+        _recommendation(method, reason, diagnosis, model_bytes)
+        for method, reason in reasons.items()
     )
-    doubt = "" if differ else _doubt(diagnosis)
+    doubt = "" if clients_differ else _inconclusive_message(diagnosis)
     names = ", ".join(entry.method for entry in entries)
     return Race(entries, f"Train {names} and let validation data choose.", doubt)
 
 
-def _entry(
+def _recommendation(
     method: str, because: str, diagnosis: Diagnosis, size: int
 ) -> Recommendation:
-    """A method with what it sends in a round in which all clients take part."""
+    """A method with its traffic in a round in which all clients take part."""
     settings = starting_point(method, diagnosis)
     if method == "local":
         return Recommendation(method, settings, because, 0, 0, 0)
     clients = len(diagnosis.groups)
     streams = settings.get("streams", settings.get("clusters", 1))
-    # A client of IFCA looks at all models.
-    models_each = streams if method == "ifca" else 1
+    # A client of IFCA receives all models.
+    models_per_client = streams if method == "ifca" else 1
     return Recommendation(
         method,
         settings,
         because,
         bytes_down=streams * size,
-        bytes_down_unicast=models_each * clients * size,
+        bytes_down_unicast=models_per_client * clients * size,
         bytes_up=clients * size,
     )
 
 
-def _doubt(diagnosis: Diagnosis) -> str:
-    """What the samples are too few to show, where no pair is told apart."""
+def _inconclusive_message(diagnosis: Diagnosis) -> str:
+    """A warning if no pair differs significantly but ratios are large, else ""."""
     ratio = diagnosis.gradients.ratio
-    mean = float(np.mean(ratio[np.triu_indices(len(ratio), 1)]))
-    if mean < UNSURE:
+    mean_ratio = float(np.mean(ratio[np.triu_indices(len(ratio), 1)]))
+    if mean_ratio < INCONCLUSIVE_RATIO:
         return ""
     return (
         "These samples cannot tell whether clients differ: no pair is told apart, yet"
-        f" gradients lie {mean:.2g} times as far apart as sampling explains, on"
+        f" gradients lie {mean_ratio:.2g} times as far apart as sampling explains, on"
         " average."
     )

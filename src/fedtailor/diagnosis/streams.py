@@ -1,7 +1,4 @@
-"""How many models to send down: clusters of rows of weights or of models.
-
-What they cost, and what they take to send.
-"""
+"""How many models to send down: the loss and the communication time of clustering."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,16 +13,16 @@ from fedtailor.protocol import require
 
 @dataclass(frozen=True)
 class Streams:
-    """What is lost and sent with k streams instead of one for each client.
+    """Clusterings of clients into k streams, for several k.
 
     Attributes:
-        count: [n] numbers of streams, ascending, up to the number of distinct rows.
-        silhouette: [n] silhouette of the clustering (0 for one stream, and for one a
-            client).
-        cost: [n] what k-means leaves, sum_i |w_i - c_z(i)|^2.
-        personalization_loss: [n] sum_i |w_i - c_z(i)|_1: how much weight comes from
-            other clients than asked.
-        chosen: the number with the best silhouette.
+        count: [n] numbers k of streams, ascending, at most the number of distinct rows.
+        silhouette: [n] silhouette of each clustering; 0 for a single stream, and for
+            one stream per client.
+        cost: [n] objective of k-means, sum_i |w_i - c_z(i)|^2.
+        personalization_loss: [n] sum_i |w_i - c_z(i)|_1, the weight that is moved to
+            other clients by clustering.
+        chosen: the number of streams with the best silhouette.
     """
 
     count: Int[np.ndarray, " n"]
@@ -36,9 +33,12 @@ class Streams:
 
 
 def compare_streams(rows: Float[np.ndarray, "m p"]) -> Streams:
-    """Numbers of streams for rows of weights: 1, 2, 3, ... up to one for each client.
+    """Clusters rows of weights into 1, 2, 3, ... streams, up to one for each client.
 
-    From 101 on they are a tenth apart.
+    Above 100 streams, consecutive numbers differ by a tenth.
+
+    Args:
+        rows: a row of weights (or a model) of each client.
 
     Raises:
         ValueError: there are no rows, or one is not finite.
@@ -50,16 +50,16 @@ def compare_streams(rows: Float[np.ndarray, "m p"]) -> Streams:
     )
     counts, silhouettes, costs, losses = [], [], [], []
     for labels, silhouette in clusterings(rows, len(rows)):
-        members = np.bincount(labels)
-        centroids = np.zeros((len(members), rows.shape[1]))
+        cluster_sizes = np.bincount(labels)
+        centroids = np.zeros((len(cluster_sizes), rows.shape[1]))
         np.add.at(centroids, labels, rows)
-        centroids /= members[:, None]
-        differences = rows - centroids[labels]
-        counts.append(len(members))
+        centroids /= cluster_sizes[:, None]
+        residuals = rows - centroids[labels]
+        counts.append(len(cluster_sizes))
         silhouettes.append(silhouette)
-        costs.append(float(np.square(differences).sum()))
-        losses.append(float(np.abs(differences).sum()))
-    # The fewest of equally good ones.
+        costs.append(float(np.square(residuals).sum()))
+        losses.append(float(np.abs(residuals).sum()))
+    # argmax breaks ties in favour of the smallest number.
     chosen = counts[int(np.argmax(silhouettes))]
     return Streams(
         np.array(counts, np.int64),
@@ -80,21 +80,21 @@ def contexts_bound(
     *,
     delta: float | None = 0.05,
 ) -> Float[np.ndarray, " n"]:
-    """e(K) of CGPFL (Tang et al., eq. 11), to be minimal over K.
+    """The objective e(K) of CGPFL (Tang et al., eq. 11), to be minimized over K.
 
-    e(K) = sqrt(d K / N log(e N / d)) + mu cost(K). With `delta` also 2 sqrt(m log(K /
-    delta) / N): theorem 4.2 leaves out that clients choose among K contexts, which
-    costs a union over assignments (as in theorem 2 of Mansour et al. 2020). None = as
-    printed.
+    e(K) = sqrt(d K / N log(e N / d)) + mu cost(K). With a `delta`, 2 sqrt(m log(K /
+    delta) / N) is added: theorem 4.2 omits that clients choose among K contexts, which
+    costs a union bound over assignments (see theorem 2 of Mansour et al. 2020).
 
     Args:
-        costs: what is left of clients' models by K contexts, sum_i n_i / N |theta_i -
-            omega_z(i)|^2.
-        counts: the numbers K.
-        clients, samples: m and N.
-        dimension: d.
+        costs: distances of clients' models to their contexts, sum_i n_i / N |theta_i -
+            omega_z(i)|^2, for each K.
+        counts: the numbers K of contexts.
+        clients: number of clients m.
+        samples: number of samples N.
+        dimension: VC dimension d.
         mu: weight of the cost.
-        delta: the confidence, or None.
+        delta: the confidence, or None for the formula of the paper.
 
     Raises:
         ValueError: the dimension is not between 1 and N.
@@ -105,21 +105,24 @@ def contexts_bound(
     )
     k = np.asarray(counts, np.float64)
     log_term = np.log(np.e * samples / dimension)
-    of_few_samples = np.sqrt(dimension * k / samples * log_term)
-    bound = of_few_samples + mu * np.asarray(costs, np.float64)
+    sample_term = np.sqrt(dimension * k / samples * log_term)
+    bound = sample_term + mu * np.asarray(costs, np.float64)
     if delta is None:
         return bound
-    of_the_choice = 2 * np.sqrt(clients * np.log(k / delta) / samples)
-    return bound + of_the_choice
+    choice_term = 2 * np.sqrt(clients * np.log(k / delta) / samples)
+    return bound + choice_term
 
 
 def matching_stability(
     labels: Int[np.ndarray, "rounds m"],
 ) -> Float[np.ndarray, " steps"]:
-    """How alike the groups of clients are from round to round.
+    """How stable the groups of clients are from round to round.
+
+    Args:
+        labels: the group of each client in each round.
 
     Returns:
-        [rounds - 1] adjusted Rand indices, 1 = unchanged.
+        [rounds - 1] adjusted Rand indices of consecutive rounds; 1 means unchanged.
     """
     from sklearn.metrics import adjusted_rand_score
 
@@ -135,28 +138,30 @@ def round_time(
     passes: float = 1.0,
     uploads: int = 1,
 ) -> float:
-    """Mean time of a round.
+    """The mean duration of a round.
 
-    streams T_dl + passes (T_min + H_m / mu) + uploads rho T_dl, where H_m is the m-th
-    harmonic number.
+    It is streams T_dl + passes (T_min + H_m / mu) + uploads rho T_dl, where H_m is the
+    m-th harmonic number. With sequential uplinks the last term is multiplied by m.
 
     Args:
-        system: the network.
-        streams: distinct models sent down.
-        clients: m that the server waits for.
-        passes: how often a method goes through a client's data in a round, relative to
-            FedAvg.
-        uploads: models that a client sends; in a system of sequential uplinks, of all
-            clients.
+        system: the wireless system.
+        streams: number of distinct models sent down.
+        clients: number m of clients that the server waits for.
+        passes: passes over a client's data in a round, relative to FedAvg.
+        uploads: number of models that each client sends.
     """
     require(
         streams >= 0 and clients >= 1,
         f"{streams} streams and {clients} clients; give 0 or more and 1 or more",
     )
     harmonic = float((1.0 / np.arange(1, clients + 1)).sum())
-    computing = system.t_min + system.mean_delay * harmonic
-    sent = uploads * (clients if system.uplink == "sequential" else 1)
-    return streams * system.t_dl + passes * computing + sent * system.rho * system.t_dl
+    compute_time = system.t_min + system.mean_delay * harmonic
+    uplinks = uploads * (clients if system.uplink == "sequential" else 1)
+    return (
+        streams * system.t_dl
+        + passes * compute_time
+        + uplinks * system.rho * system.t_dl
+    )
 
 
 def time_to_finish(
@@ -169,15 +174,17 @@ def time_to_finish(
     passes: float = 1.0,
     uploads: int = 1,
 ) -> float:
-    """Time of `rounds` rounds, and of the delivery of the final models.
+    """The time of `rounds` rounds and of the delivery of the final models.
 
-    A round takes `round_time`; the delivery takes `delivered` T_dl more.
+    A round takes `round_time`, and the delivery `delivered` T_dl.
 
     Args:
-        system: the network.
-        rounds: until the target is reached.
-        streams, clients, passes, uploads: as in `round_time`.
-        delivered: distinct models that clients are sent at the end.
+        system: the wireless system.
+        rounds: number of rounds until the target is reached.
+        streams, clients, passes, uploads: see `round_time`.
+        delivered: number of distinct models that clients receive at the end.
     """
-    each = round_time(system, streams, clients, passes=passes, uploads=uploads)
-    return rounds * each + delivered * system.t_dl
+    time_per_round = round_time(
+        system, streams, clients, passes=passes, uploads=uploads
+    )
+    return rounds * time_per_round + delivered * system.t_dl

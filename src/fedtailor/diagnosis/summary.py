@@ -1,7 +1,4 @@
-"""All that one probe says of a population.
-
-It is a table of clients, a table of pairs, and a few sentences.
-"""
+"""The diagnosis of a population: tables of clients and of pairs, and sentences."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,11 +29,11 @@ from fedtailor.protocol import require
 if TYPE_CHECKING:
     import polars as pl
 
-What = Literal["gradients", "labels", "inputs"]
-"""In what two clients may be told apart."""
+Comparison = Literal["gradients", "labels", "inputs"]
+"""The quantities by which pairs of clients are compared."""
 
 ALPHA = 0.05
-"""Level of the tests that sentences rest on, over all pairs of clients (Holm)."""
+"""Significance level of the sentences' tests, over all pairs of clients (Holm)."""
 
 RESTS_ON = {
     "samples": "training samples",
@@ -71,23 +68,24 @@ RESTS_ON = {
         " pairs"
     ),
 }
-"""Column -> what its numbers rest on."""
+"""Column -> the data and the method that its numbers are based on."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What clients answer before training, and what is known of their data.
+    """What clients report before training, and what is known about their data.
 
     Attributes:
-        names: of the clients [m].
+        names: [m] names of the clients.
         sizes: [m] training samples.
-        gradients: [m, d] of the mean loss over training samples, at one model.
-        sigma2: [m] mean squared distance of batches' gradients to the full one.
+        gradients: [m, d] gradients of the mean training loss, at one model.
+        sigma2: [m] mean squared distance of batch gradients to the full gradient.
         batch_sizes: [m] samples in such a batch.
-        label_counts: [m, classes] training samples of each class, where there are
-            classes.
-        feature_means, feature_squares: [m, features] means of features and of their
-            squares, where known.
+        label_counts: [m, classes] training samples of each class, or None if there are
+            no classes.
+        feature_means: [m, features] means of the features, or None if unknown.
+        feature_squares: [m, features] means of the squared features, or None if
+            unknown.
     """
 
     names: Sequence[str]
@@ -107,9 +105,10 @@ class Evidence:
                     f"{name} holds {len(values)} clients, and there are"
                     f" {len(self.names)} names",
                 )
-        both = (self.feature_means is None) == (self.feature_squares is None)
+        is_consistent = (self.feature_means is None) == (self.feature_squares is None)
         require(
-            both, "give the features' means and the means of their squares, or neither"
+            is_consistent,
+            "give the features' means and the means of their squares, or neither",
         )
         require(
             len(self.names) > 1,
@@ -119,15 +118,16 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What the evidence says.
+    """Estimates and tests from the evidence.
 
     Attributes:
-        evidence: what it rests on.
-        gradients: pairs compared by gradients.
-        labels, inputs: pairs compared by labels and by inputs, where these are known.
+        evidence: what the clients reported.
+        gradients: comparison of pairs by gradients.
+        labels: comparison of pairs by labels, or None if they are unknown.
+        inputs: comparison of pairs by inputs, or None if they are unknown.
         weights: [m, m] UCFL's rows of weights.
-        gain: who gains from sharing.
-        groups: [m] labels of groups within which no pair is told apart.
+        gain: each client's gain from sharing.
+        groups: [m] the group of each client; no pair in a group differs significantly.
     """
 
     evidence: Evidence
@@ -139,7 +139,7 @@ class Diagnosis:
     groups: Int[np.ndarray, " m"]
 
     def clients(self) -> "pl.DataFrame":
-        """A line for each client.
+        """Returns a table with one row for each client.
 
         The columns are `client`, `samples`, `effective_samples`, `gain`, `strength` and
         `group`; see `RESTS_ON`.
@@ -159,11 +159,11 @@ class Diagnosis:
         )
 
     def pairs(self) -> "pl.DataFrame":
-        """A line for each pair.
+        """Returns a table with one row for each pair of clients.
 
-        The columns are `client`, `other`, `gradient_ratio`, `gradient_p`, and, where
-        known, `label_divergence`, `label_p`, `input_difference` and `input_p`; see
-        `RESTS_ON`.
+        The columns are `client`, `other`, `gradient_ratio` and `gradient_p`. If labels
+        or inputs are known, there are also `label_divergence`, `label_p`,
+        `input_difference` and `input_p`; see `RESTS_ON`.
         """
         import polars as pl
 
@@ -171,91 +171,93 @@ class Diagnosis:
         first, second = np.triu_indices(len(names), 1)
         columns = {
             "gradient_ratio": self.gradients.ratio[first, second],
-            "gradient_p": self.told_apart("gradients"),
+            "gradient_p": self.adjusted_p_values("gradients"),
         }
         if self.labels is not None:
             columns["label_divergence"] = self.labels.divergence[first, second]
-            columns["label_p"] = self.told_apart("labels")
+            columns["label_p"] = self.adjusted_p_values("labels")
         if self.inputs is not None:
             columns["input_difference"] = self.inputs.standardized[first, second]
-            columns["input_p"] = self.told_apart("inputs")
+            columns["input_p"] = self.adjusted_p_values("inputs")
         return pl.DataFrame(
             {"client": list(names[first]), "other": list(names[second]), **columns}
         )
 
-    def told_apart(self, what: What) -> NDArray[np.float64]:
-        """p-values of the pairs, adjusted for all of them.
+    def adjusted_p_values(self, comparison: Comparison) -> NDArray[np.float64]:
+        """p-values of the pairs, adjusted for the number of pairs (Holm).
 
         Returns:
-            [m (m - 1) / 2] in the order of `pairs`; empty where labels or inputs are
-            not known.
+            [m (m - 1) / 2] in the order of `pairs`; empty if the labels or inputs are
+            unknown.
         """
-        above = np.triu_indices(len(self.evidence.names), 1)
-        if what == "gradients":
-            return self.gradients.p_holm[above]
-        compared = self.labels if what == "labels" else self.inputs
-        return np.zeros(0) if compared is None else holm(compared.p[above])
+        upper_triangle = np.triu_indices(len(self.evidence.names), 1)
+        if comparison == "gradients":
+            return self.gradients.p_holm[upper_triangle]
+        compared = self.labels if comparison == "labels" else self.inputs
+        return np.zeros(0) if compared is None else holm(compared.p[upper_triangle])
 
     def sentences(self) -> list[str]:
-        """What a person wants to know.
+        """States the results in up to four sentences.
 
-        In this order: do clients differ, in what, who resembles whom, who gains.
+        Their order is: differences in labels and inputs, differences in gradients,
+        groups, and gains.
         """
-        sentences = [self._in_data(), self._in_gradients()]
-        sentences += [self._of_groups(), self._of_gain()]
+        sentences = [self._data_sentence(), self._gradient_sentence()]
+        sentences += [self._group_sentence(), self._gain_sentence()]
         return [sentence for sentence in sentences if sentence]
 
-    def _in_data(self) -> str:
-        compared: tuple[What, ...] = ("labels", "inputs")
+    def _data_sentence(self) -> str:
         parts = []
-        for what in compared:
-            p = self.told_apart(what)
-            apart = int((p < ALPHA).sum())
+        for comparison in ("labels", "inputs"):
+            p = self.adjusted_p_values(comparison)
             if len(p):
-                parts.append(f"{what} in {apart} of {len(p)} pairs")
+                significant = int((p < ALPHA).sum())
+                parts.append(f"{comparison} in {significant} of {len(p)} pairs")
         if not parts:
             return ""
         return f"Clients are told apart by their {' and by their '.join(parts)}."
 
-    def _in_gradients(self) -> str:
-        p = self.told_apart("gradients")
-        apart = p < ALPHA
-        if not apart.any():
+    def _gradient_sentence(self) -> str:
+        p = self.adjusted_p_values("gradients")
+        is_significant = p < ALPHA
+        if not is_significant.any():
             return "No pair of clients is told apart by gradients."
-        # The pairs that labels or inputs tell apart as well.
-        by_data = np.zeros(len(p), bool)
-        for what in ("labels", "inputs"):
-            values = self.told_apart(what)
+        # The pairs that also differ significantly in labels or inputs.
+        explained = np.zeros(len(p), bool)
+        for comparison in ("labels", "inputs"):
+            values = self.adjusted_p_values(comparison)
             if len(values):
-                by_data |= values < ALPHA
-        sentence = f"Gradients tell {int(apart.sum())} of {len(p)} pairs apart"
-        beyond = int((apart & ~by_data).sum())
-        if self.labels is not None and self.inputs is not None and beyond:
+                explained |= values < ALPHA
+        sentence = f"Gradients tell {int(is_significant.sum())} of {len(p)} pairs apart"
+        unexplained = int((is_significant & ~explained).sum())
+        if self.labels is not None and self.inputs is not None and unexplained:
             return (
-                f"{sentence}, {beyond} of which neither labels nor inputs do: like"
+                f"{sentence}, {unexplained} of which neither labels nor inputs do: like"
                 " inputs seem to be labelled unlike."
             )
         return f"{sentence}."
 
-    def _of_groups(self) -> str:
+    def _group_sentence(self) -> str:
         sizes = np.bincount(self.groups)
         if len(sizes) == 1:
             return ""
-        sizes_of_own = zip(self.evidence.names, sizes[self.groups], strict=True)
-        alone = [name for name, size in sizes_of_own if size == 1]
-        if len(alone) == len(self.groups):
+        group_sizes = zip(self.evidence.names, sizes[self.groups], strict=True)
+        singletons = [name for name, size in group_sizes if size == 1]
+        if len(singletons) == len(self.groups):
             return (
                 "Every client is told apart from every other one: there are no groups."
             )
         sentence = f"There are {len(sizes)} groups within which no pair is told apart"
-        if not alone:
+        if not singletons:
             return f"{sentence}."
-        names = ", ".join(alone[:3])
-        if len(alone) > 3:
-            names += f" and {len(alone) - 3} more"
-        return f"{sentence}; {names} {'stand' if len(alone) > 1 else 'stands'} alone."
+        names = ", ".join(singletons[:3])
+        if len(singletons) > 3:
+            names += f" and {len(singletons) - 3} more"
+        return (
+            f"{sentence}; {names} {'stand' if len(singletons) > 1 else 'stands'} alone."
+        )
 
-    def _of_gain(self) -> str:
+    def _gain_sentence(self) -> str:
         gain = self.gain.gain
         low, median, high = gain.min(), np.median(gain), gain.max()
         return (
@@ -266,24 +268,24 @@ class Diagnosis:
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
-    """All calculators that need one probe and no trained model.
+    """Computes all estimates and tests that need one probe and no trained model.
 
     Raises:
         ValueError: no client has samples for two batches, or a client's gradients do
-            not vary at all.
+            not vary between batches.
     """
     sizes = np.asarray(evidence.sizes)
     traces = gradient_traces(
         np.asarray(evidence.sigma2, np.float64), np.asarray(evidence.batch_sizes), sizes
     )
-    compared = homogeneity(evidence.gradients, traces, sizes)
-    # The variance of each client's gradient. Where a single batch says nothing of it,
-    # the median of the others stands in.
-    noise = np.where(np.isnan(traces), np.nanmedian(traces), traces) / sizes
-    still = np.flatnonzero(noise <= 0)
-    if len(still):
+    gradient_comparison = homogeneity(evidence.gradients, traces, sizes)
+    # The variance of each client's mean gradient. A client with a single batch gets the
+    # median of the others.
+    mean_variances = np.where(np.isnan(traces), np.nanmedian(traces), traces) / sizes
+    constant = np.flatnonzero(mean_variances <= 0)
+    if len(constant):
         raise ValueError(
-            f"the gradients of client {evidence.names[int(still[0])]!r} do not vary"
+            f"the gradients of client {evidence.names[int(constant[0])]!r} do not vary"
             " between batches; are all its rows the same?"
         )
     gradients = np.asarray(evidence.gradients, np.float64)
@@ -294,7 +296,15 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     if means is not None and squares is not None:
         inputs = input_differences(means, squares, sizes)
     weights = user_centric_weights(Probe(gradients, np.asarray(evidence.sigma2), sizes))
-    gain = personalization_gain(noise, variance_between(gradients, noise), "exact")
+    gain = personalization_gain(
+        mean_variances, variance_between(gradients, mean_variances), "exact"
+    )
     return Diagnosis(
-        evidence, compared, labels, inputs, weights, gain, compared.groups(ALPHA)
+        evidence,
+        gradient_comparison,
+        labels,
+        inputs,
+        weights,
+        gain,
+        gradient_comparison.groups(ALPHA),
     )

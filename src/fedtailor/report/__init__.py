@@ -1,4 +1,4 @@
-"""Tables and figures, made from run directories only."""
+"""Tables, figures and pages, made only from run directories."""
 
 from fedtailor.report.stored import StoredRun
 

@@ -14,84 +14,87 @@ from fedtailor.report.measures import MEASURES, Measure
 from fedtailor.report.tables import Cell, Number, Table, published
 from fedtailor.report.units import Unit
 
-SPREAD = ("mean", "worst", "worst10", "std", "unseen")
-"""The measures of the table of a single scenario."""
+SPREAD_MEASURES = ("mean", "worst", "worst10", "std", "unseen")
+"""The columns of `client_spread_table`."""
 
-JUDGED = frozenset(
+RANKED_MEASURES = frozenset(
     {"mean", "weighted", "worst", "worst10", "largest10", "unseen", "best_val"}
 )
-"""Measures whose best row is marked.
+"""Measures whose best row is marked: all but the deviation and `max_test`."""
 
-The deviation is not among them, nor is what was chosen on test data.
-"""
-
-NOTHING = "-"
+NO_VALUE = "-"
 NOT_RUN = "not run"
-ONLY_SETTING = "as it is"
+DEFAULT_SETTINGS = "as it is"
 
 BASELINE_ROW = "(nothing learned)"
-"""The row of the baseline: each client's majority class, or the mean of its targets."""
+"""Label of the baseline, which predicts a client's majority class or mean target."""
 
 
 def tables(experiment: Experiment) -> dict[str, Table]:
-    """All tables of an experiment, by the name of their file.
+    """Makes all tables of an experiment.
 
     Returns:
-        One table for each metric (and unit), two or three for each scenario, and what
-        was chosen on validation data.
+        File name -> table. There is one table for each measure and unit, two or three
+        for each scenario, and one with the settings chosen on validation data.
     """
     index = experiment.index
-    by_name: dict[str, Table] = {}
-    by_unit = sorted(
+    result: dict[str, Table] = {}
+    sorted_scenarios = sorted(
         index.scenarios, key=lambda scenario: experiment.unit(scenario).label
     )
     for metric in index.metrics:
-        for unit, scenarios in groupby(by_unit, key=experiment.unit):
-            # Numbers of different units do not belong into one table.
-            name = metric if metric not in by_name else slug(f"{metric} {unit.label}")
-            _add(by_name, name, main(experiment, metric, [*scenarios]))
+        for unit, scenarios in groupby(sorted_scenarios, key=experiment.unit):
+            # A table has a single unit.
+            name = metric if metric not in result else slug(f"{metric} {unit.label}")
+            _add_table(result, name, measure_table(experiment, metric, [*scenarios]))
     for scenario in index.scenarios:
         prefix = slug(scenario)
-        _add(by_name, f"{prefix}-clients", over_clients(experiment, scenario))
-        _add(by_name, f"{prefix}-costs", traffic_and_time(experiment, scenario))
+        spread_table = client_spread_table(experiment, scenario)
+        _add_table(result, f"{prefix}-clients", spread_table)
+        _add_table(result, f"{prefix}-costs", cost_table(experiment, scenario))
         has_reference = costs.reference(experiment.runs[scenario]) is not None
         if "accuracy-by-time" in index.figures and has_reference:
-            _add(by_name, f"{prefix}-by-time", at_equal_time(experiment, scenario))
+            time_table = equal_time_table(experiment, scenario)
+            _add_table(result, f"{prefix}-by-time", time_table)
     if index.candidates:
-        _add(by_name, "chosen", chosen(experiment))
-    return by_name
+        _add_table(result, "chosen", choice_table(experiment))
+    return result
 
 
-def repeated(experiment: Experiment) -> set[str]:
-    """The names of tables whose numbers the table over clients shows as well.
+def redundant_tables(experiment: Experiment) -> set[str]:
+    """The names of tables whose numbers `client_spread_table` also shows.
 
-    There are some only for a single scenario without published figures.
+    The set is empty if there are several scenarios or published figures.
     """
     index = experiment.index
-    # The table over clients leaves out methods that were not run.
+    # `client_spread_table` omits methods that were not run.
     complete = all(
-        _present(experiment, scenario) == index.algorithms
+        _finished_labels(experiment, scenario) == index.algorithms
         for scenario in index.scenarios
     )
     if len(index.scenarios) > 1 or index.published or not complete:
         return set()
-    return {name for name in index.metrics if name in SPREAD and name != "unseen"}
+    return {
+        name for name in index.metrics if name in SPREAD_MEASURES and name != "unseen"
+    }
 
 
-def main(experiment: Experiment, name: str, scenarios: Sequence[str]) -> Table:
-    """One measure, algorithms x scenarios, with the published figures beside ours.
+def measure_table(experiment: Experiment, name: str, scenarios: Sequence[str]) -> Table:
+    """A table of one measure, with a row per algorithm and a column per scenario.
+
+    Where the source of the experiment publishes figures, they have their own columns.
 
     Args:
         experiment: the index and its runs.
-        name: of the measure, see `MEASURES`.
-        scenarios: the columns; all have the same unit.
+        name: name of the measure, see `MEASURES`.
+        scenarios: the columns; all must have the same unit.
     """
     measure = MEASURES[name]
     published_by_scenario = experiment.index.published.get(name, {})
     unit = experiment.unit(scenarios[0])
     labels = experiment.index.algorithms
 
-    # The table grows column by column; the baseline becomes its last row.
+    # Add the columns one by one; the baseline is the last row.
     columns = ["algorithm"]
     rows: list[list[Cell]] = [[label] for label in labels]
     baseline: list[Cell] = [BASELINE_ROW]
@@ -102,46 +105,46 @@ def main(experiment: Experiment, name: str, scenarios: Sequence[str]) -> Table:
         columns.append(header)
         for label, row in zip(labels, rows, strict=True):
             row.append(cell(experiment, scenario, label, measure))
-        baseline.append(nothing_learned(experiment, scenario, measure))
+        baseline.append(baseline_cell(experiment, scenario, measure))
 
         if scenario in published_by_scenario:
-            figures = published_by_scenario[scenario]
-            several = len(scenarios) > 1
-            columns.append(f"{scenario},\npublished" if several else "published")
+            published_figures = published_by_scenario[scenario]
+            is_one_of_many = len(scenarios) > 1
+            columns.append(f"{scenario},\npublished" if is_one_of_many else "published")
             for label, row in zip(labels, rows, strict=True):
-                row.append(published(figures.get(label, NOTHING)))
-            baseline.append(NOTHING)
+                row.append(published(published_figures.get(label, NO_VALUE)))
+            baseline.append(NO_VALUE)
 
-    # A baseline that no run has kept has no row.
-    if any(value != NOTHING for value in baseline[1:]):
+    # Omit the baseline if no run has stored it.
+    if any(value != NO_VALUE for value in baseline[1:]):
         rows.append(baseline)
     return Table(
         f"Test {unit.label}: {measure.title}",
         columns,
         rows,
-        higher_is_better=higher_is_better if name in JUDGED else {},
+        higher_is_better=higher_is_better if name in RANKED_MEASURES else {},
     )
 
 
-def over_clients(experiment: Experiment, scenario: str) -> Table:
-    """How one scenario's clients fare.
+def client_spread_table(experiment: Experiment, scenario: str) -> Table:
+    """A table of the distribution of one scenario's results over clients.
 
-    The columns are mean, worst, worst 10 % and deviation, and the mean over unseen
-    clients where there are any.
+    The columns are the mean, the worst client, the worst 10 %, the deviation, and the
+    mean over unseen clients if there are any.
     """
     runs, unit = experiment.runs[scenario], experiment.unit(scenario)
     has_unseen = any(
         run.clients["unseen"].any() for seeds in runs.values() for run in seeds
     )
-    names = [name for name in SPREAD if name != "unseen" or has_unseen]
+    names = [name for name in SPREAD_MEASURES if name != "unseen" or has_unseen]
     measures = [MEASURES[name] for name in names]
 
     rows: list[list[Cell]] = []
-    for label in _present(experiment, scenario):
+    for label in _finished_labels(experiment, scenario):
         cells = [cell(experiment, scenario, label, measure) for measure in measures]
         rows.append([label, *cells])
     if experiment.baselines[scenario]:
-        cells = [nothing_learned(experiment, scenario, measure) for measure in measures]
+        cells = [baseline_cell(experiment, scenario, measure) for measure in measures]
         rows.append([BASELINE_ROW, *cells])
     return Table(
         f"{scenario}: test {unit.label}, over clients",
@@ -150,16 +153,16 @@ def over_clients(experiment: Experiment, scenario: str) -> Table:
         higher_is_better={
             column: unit.higher_is_better
             for column, name in enumerate(names, 1)
-            if name in JUDGED
+            if name in RANKED_MEASURES
         },
     )
 
 
-def traffic_and_time(experiment: Experiment, scenario: str) -> Table:
-    """What one scenario's methods cost.
+def cost_table(experiment: Experiment, scenario: str) -> Table:
+    """A table of the costs of one scenario's methods.
 
-    The columns are streams, models and megabytes, seconds a round, and, where there is
-    FedAvg, the time to its best result.
+    The columns are streams, models and megabytes, seconds per round, and, if FedAvg was
+    run, the time to FedAvg's best result.
     """
     runs = experiment.runs[scenario]
     reference = costs.reference(runs)
@@ -172,33 +175,33 @@ def traffic_and_time(experiment: Experiment, scenario: str) -> Table:
         title += f"; {costs.time_title(reference, references)}"
 
     rows: list[list[Cell]] = []
-    for label in _present(experiment, scenario):
+    for label in _finished_labels(experiment, scenario):
         seeds = runs[label]
         if not seeds:
-            rows.append([label, *[NOTHING] * (len(columns) - 1)])
+            rows.append([label, *[NO_VALUE] * (len(columns) - 1)])
             continue
         streams = float(np.mean([run.ledger.last_streams() for run in seeds]))
         row: list[Cell] = [label, Number(streams, f"{streams:.3g}")]
         row += [*costs.models(seeds), *costs.megabytes(seeds)]
         row.append(costs.average([run.seconds_per_round for run in seeds], digits=3))
         if references:
-            row += costs.times(seeds, references)
+            row += costs.times_to_target(seeds, references)
         rows.append(row)
     return Table(title, columns, rows, note=costs.TIME_NOTE if references else "")
 
 
-def at_equal_time(experiment: Experiment, scenario: str) -> Table:
-    """How good one scenario's methods are when FedAvg's rounds are over.
+def equal_time_table(experiment: Experiment, scenario: str) -> Table:
+    """A table of one scenario's results at the time when FedAvg's last round ends.
 
-    There is a column for each of the `WIRELESS_PRESETS`.
+    There is one column for each of the `WIRELESS_PRESETS`. FedAvg must have been run.
     """
     runs, unit = experiment.runs[scenario], experiment.unit(scenario)
     reference = costs.reference(runs)
-    assert reference is not None, "the table is asked for where there is FedAvg"
-    ends = costs.ends(runs[reference])
+    assert reference is not None, "FedAvg was not run"
+    end_times = costs.end_times(runs[reference])
     rows: list[list[Cell]] = [
-        [label, *costs.reached_by(ends, runs[label])]
-        for label in _present(experiment, scenario)
+        [label, *costs.values_at_end(end_times, runs[label])]
+        for label in _finished_labels(experiment, scenario)
         if runs[label]
     ]
     headers = [header.removeprefix("time\n") for header in costs.TIME_HEADERS]
@@ -212,27 +215,27 @@ def at_equal_time(experiment: Experiment, scenario: str) -> Table:
     )
 
 
-def chosen(experiment: Experiment) -> Table:
-    """What was chosen on val, and from which grid."""
+def choice_table(experiment: Experiment) -> Table:
+    """A table of the settings chosen on validation data, and of their grids."""
     index = experiment.index
     rows = []
     for scenario in index.scenarios:
         unit, total = experiment.unit(scenario), index.scenarios[scenario].rounds
         for label in index.algorithms:
-            # Settings as text -> the candidates with them, one for each seed.
+            # Settings as text -> the candidates with these settings, one for each seed.
             grid: dict[str, list[Candidate]] = {}
             for candidate in index.candidates:
                 if (candidate.scenario, candidate.algorithm) == (scenario, label):
-                    text = settings(candidate.parameters) or ONLY_SETTING
+                    text = settings(candidate.parameters) or DEFAULT_SETTINGS
                     grid.setdefault(text, []).append(candidate)
             if not grid:
                 continue
-            tried = [
-                f"{text}: {_on_val(seeds, unit)}{_stopped(seeds, total)}"
+            grid_texts = [
+                f"{text}: {_validation_text(seeds, unit)}{_left_out_text(seeds, total)}"
                 for text, seeds in grid.items()
             ]
-            winners = ", ".join(_winners(grid)) or NOTHING
-            rows.append([scenario, label, winners, "; ".join(tried)])
+            chosen_settings = ", ".join(_chosen_settings(grid)) or NO_VALUE
+            rows.append([scenario, label, chosen_settings, "; ".join(grid_texts)])
     columns = ["scenario", "algorithm", "chosen", "grid: on val"]
     return Table(
         "Chosen by the mean over clients on validation data", columns, rows, text=4
@@ -240,14 +243,14 @@ def chosen(experiment: Experiment) -> Table:
 
 
 def cell(experiment: Experiment, scenario: str, label: str, measure: Measure) -> Cell:
-    """Mean ± deviation over seeds.
+    """A cell with mean ± deviation over seeds.
 
-    Where seeds are missing, the cell says over how many the mean is, and how many runs
-    diverged.
+    If seeds are missing, the cell also has the number of seeds and the number of runs
+    that diverged.
     """
     runs = experiment.runs[scenario][label]
     diverged = experiment.diverged[scenario, label]
-    values = [value for run in runs if (value := measure.of(run)) is not None]
+    values = [value for run in runs if (value := measure.compute(run)) is not None]
     if values:
         number = experiment.unit(scenario).number(values)
         text = number.text
@@ -257,45 +260,45 @@ def cell(experiment: Experiment, scenario: str, label: str, measure: Measure) ->
             text += f", {diverged} diverged"
         return replace(number, text=text, diverged=diverged)
     if runs:
-        return NOTHING
+        return NO_VALUE
     if diverged:
         return Number(float("nan"), "diverged", runs=0, diverged=diverged)
-    return NOT_RUN if experiment.skipped(scenario, label) else NOTHING
+    return NOT_RUN if experiment.skipped(scenario, label) else NO_VALUE
 
 
-def nothing_learned(experiment: Experiment, scenario: str, measure: Measure) -> Cell:
-    """What a model that learns nothing from the inputs reaches, over seeds."""
-    reached = [measure.of(run) for run in experiment.baselines[scenario]]
-    values = [value for value in reached if value is not None]
-    return experiment.unit(scenario).number(values) if values else NOTHING
+def baseline_cell(experiment: Experiment, scenario: str, measure: Measure) -> Cell:
+    """A cell with the result of a model that ignores the inputs, over seeds."""
+    stored_values = [measure.compute(run) for run in experiment.baselines[scenario]]
+    values = [value for value in stored_values if value is not None]
+    return experiment.unit(scenario).number(values) if values else NO_VALUE
 
 
 def settings(parameters: Mapping[str, Any]) -> str:
-    """Parameters as "lam 0.1, sgd.lr 0.05"."""
+    """Formats parameters as "lam 0.1, sgd.lr 0.05"."""
     return ", ".join(f"{name} {value}" for name, value in parameters.items())
 
 
 def slug(text: str) -> str:
-    """A label as the name of a file."""
+    """Converts a label to a file name."""
     return re.sub(r"[^a-z0-9_]+", "-", text.lower()).strip("-")
 
 
-def _add(tables: dict[str, Table], name: str, table: Table) -> None:
-    """Put a table under a name that no other table has.
+def _add_table(tables: dict[str, Table], name: str, table: Table) -> None:
+    """Adds a table under a name that no other table has.
 
-    Two labels may differ only in characters that `slug` drops; the second one gets a
-    number.
+    Two labels may differ only in characters that `slug` drops. The second one then gets
+    a numeric suffix.
     """
     name = name.strip("-")
-    number, free = 1, name
-    while free in tables:
-        number += 1
-        free = f"{name}-{number}"
-    tables[free] = table
+    unused_name, suffix = name, 1
+    while unused_name in tables:
+        suffix += 1
+        unused_name = f"{name}-{suffix}"
+    tables[unused_name] = table
 
 
-def _present(experiment: Experiment, scenario: str) -> list[str]:
-    """The algorithms that have ended at least one run on a scenario."""
+def _finished_labels(experiment: Experiment, scenario: str) -> list[str]:
+    """The algorithms with at least one finished run on a scenario."""
     runs, diverged = experiment.runs[scenario], experiment.diverged
     return [
         label
@@ -304,8 +307,8 @@ def _present(experiment: Experiment, scenario: str) -> list[str]:
     ]
 
 
-def _on_val(seeds: Sequence[Candidate], unit: Unit) -> str:
-    """Mean over seeds, as shown: a loss without the sign that makes higher better."""
+def _validation_text(seeds: Sequence[Candidate], unit: Unit) -> str:
+    """The mean validation score over seeds; a loss is stored with a minus sign."""
     values = [candidate.val for candidate in seeds if candidate.val is not None]
     if not values:
         return "diverged"
@@ -313,19 +316,19 @@ def _on_val(seeds: Sequence[Candidate], unit: Unit) -> str:
     return unit.text([sign * float(np.mean(values))])
 
 
-def _stopped(seeds: Sequence[Candidate], total: int) -> str:
-    """After how many rounds a candidate was left out, if it was."""
+def _left_out_text(seeds: Sequence[Candidate], total: int) -> str:
+    """The round in which halving left a candidate out, or ""."""
     rounds = [candidate.rounds for candidate in seeds if candidate.rounds is not None]
     return f" after {max(rounds)} rounds" if rounds and max(rounds) < total else ""
 
 
-def _winners(grid: Mapping[str, Sequence[Candidate]]) -> Iterator[str]:
-    """The settings that were chosen, with the number of seeds where seeds differ."""
-    wins = {
+def _chosen_settings(grid: Mapping[str, Sequence[Candidate]]) -> Iterator[str]:
+    """The chosen settings, each with its number of seeds if seeds differ."""
+    counts = {
         text: sum(candidate.chosen for candidate in seeds)
         for text, seeds in grid.items()
     }
-    chosen = {text: count for text, count in wins.items() if count}
+    chosen = {text: count for text, count in counts.items() if count}
     for text, count in chosen.items():
-        several = f" ({count} of {sum(chosen.values())} seeds)"
-        yield text + several if len(chosen) > 1 else text
+        suffix = f" ({count} of {sum(chosen.values())} seeds)"
+        yield text + suffix if len(chosen) > 1 else text

@@ -1,4 +1,4 @@
-"""What a method's models cost: traffic, and time to the best result of FedAvg."""
+"""Costs of methods: traffic, and time to the best result of FedAvg."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,7 +8,7 @@ from fedtailor.report.stored import StoredRun
 from fedtailor.report.tables import Cell, Number, mean_of
 
 REFERENCE = "fedavg"
-"""The method whose best accuracy is the target."""
+"""The method whose best result is the target."""
 
 TIME_HEADERS = [
     f"time\nrho={system.rho:g}" + (",\nrandom" if system.mean_delay else "")
@@ -21,34 +21,34 @@ TIME_NOTE = (
     " takes; random: computing takes every client 1 unit and a random delay of 1 on"
     " average, elsewhere 1 unit."
 )
-"""What must stand by these columns."""
+"""Note that explains these columns."""
 
 
 def reference(methods: Mapping[str, Sequence[StoredRun]]) -> str | None:
-    """The first row that is FedAvg, whatever it is called, and has a test result.
+    """The label of the first row whose method is FedAvg and that has a test result.
 
     Returns:
-        Its label; None where there is no such row.
+        The label, or None if there is no such row.
     """
     for label, runs in methods.items():
-        tested = [run for run in runs if run.is_tested]
-        if tested and tested[0].method == REFERENCE:
+        tested_runs = [run for run in runs if run.is_tested]
+        if tested_runs and tested_runs[0].method == REFERENCE:
             return label
     return None
 
 
 def time_title(label: str, runs: Sequence[StoredRun]) -> str:
-    """What a table with these columns says in its title.
+    """The part of a table's title that explains the columns of times.
 
     Args:
-        label: of the reference's row.
-        runs: of the reference.
+        label: label of the reference's row.
+        runs: runs of the reference.
     """
     return f"time to {label}'s best {runs[0].metric}"
 
 
 def models(runs: Sequence[StoredRun]) -> list[Cell]:
-    """Models down (multicast) and up, means over runs."""
+    """Numbers of models sent down (multicast) and up, means over runs."""
     totals = [run.ledger.totals() for run in runs]
     return [
         average([total.models_down for total in totals]),
@@ -57,7 +57,7 @@ def models(runs: Sequence[StoredRun]) -> list[Cell]:
 
 
 def megabytes(runs: Sequence[StoredRun]) -> list[Cell]:
-    """Megabytes down (multicast) and up, means over runs."""
+    """Megabytes sent down (multicast) and up, means over runs."""
     totals = [run.ledger.totals() for run in runs]
     return [
         average([total.bytes_down / 1e6 for total in totals], digits=1),
@@ -65,19 +65,21 @@ def megabytes(runs: Sequence[StoredRun]) -> list[Cell]:
     ]
 
 
-def times(runs: Sequence[StoredRun], references: Sequence[StoredRun]) -> list[Cell]:
-    """Time to the best test mean of the reference's run with the same seed.
+def times_to_target(
+    runs: Sequence[StoredRun], references: Sequence[StoredRun]
+) -> list[Cell]:
+    """The time to the best test mean of the reference's run with the same seed.
 
     Returns:
-        One cell for each of the `WIRELESS_PRESETS`: the mean over runs, or "-" where a
-        run does not get there or has no reference.
+        One cell for each of the `WIRELESS_PRESETS`: the mean over runs, or "-" if a run
+        does not reach the target or has no reference.
     """
     targets = {run.seed: best_on_test(run) for run in references}
-    return [_time(runs, targets, name) for name in WIRELESS_PRESETS]
+    return [_mean_time(runs, targets, name) for name in WIRELESS_PRESETS]
 
 
-def ends(references: Sequence[StoredRun]) -> dict[int, list[float]]:
-    """When the last round of each run is over.
+def end_times(references: Sequence[StoredRun]) -> dict[int, list[float]]:
+    """The time at which the last round of each run ends.
 
     Returns:
         seed -> one time for each of the `WIRELESS_PRESETS`.
@@ -89,35 +91,34 @@ def ends(references: Sequence[StoredRun]) -> dict[int, list[float]]:
     }
 
 
-def reached_by(
-    ends: Mapping[int, Sequence[float]], runs: Sequence[StoredRun]
+def values_at_end(
+    end_times: Mapping[int, Sequence[float]], runs: Sequence[StoredRun]
 ) -> list[Cell]:
-    """The test mean that is reached at a time.
+    """The test mean of a method at given times.
 
     Args:
-        ends: that time by seed, see `ends`.
-        runs: of one method.
+        end_times: seed -> one time for each of the `WIRELESS_PRESETS`, see `end_times`.
+        runs: runs of the method.
 
     Returns:
-        One cell for each of the `WIRELESS_PRESETS`: the mean over runs, or "-" where a
-        run has nothing measured by then, or its seed no time.
+        One cell for each of the `WIRELESS_PRESETS`: the mean over runs, or "-" if a run
+        has no evaluation by that time, or its seed has no time.
     """
-    cells = []
-    for i, system in enumerate(WIRELESS_PRESETS.values()):
-        end_by_seed = {seed: times[i] for seed, times in ends.items()}
-        cells.append(_at_times(runs, end_by_seed, system))
-    return cells
+    return [
+        _value_at(runs, {seed: times[i] for seed, times in end_times.items()}, system)
+        for i, system in enumerate(WIRELESS_PRESETS.values())
+    ]
 
 
 def average(values: Sequence[float], digits: int = 0) -> Number:
-    """The mean."""
+    """A cell with the mean, without a deviation."""
     return mean_of(values, digits, deviation=False)
 
 
-def _at_times(
+def _value_at(
     runs: Sequence[StoredRun], times: Mapping[int, float], system: Wireless
 ) -> Cell:
-    reached = []
+    last_values = []
     for run in runs:
         values = [
             value
@@ -126,19 +127,19 @@ def _at_times(
         ]
         if not values:
             return "-"
-        reached.append(values[-1])
-    return runs[0].unit.number(reached)
+        last_values.append(values[-1])
+    return runs[0].unit.number(last_values)
 
 
-def _time(
+def _mean_time(
     runs: Sequence[StoredRun], targets: Mapping[int, float | None], system: str
 ) -> Cell:
-    times = [_reached(run, targets.get(run.seed), system) for run in runs]
+    times = [_time_to_target(run, targets.get(run.seed), system) for run in runs]
     known = [time for time in times if time is not None]
     return average(known) if len(known) == len(times) else "-"
 
 
-def _reached(run: StoredRun, target: float | None, system: str) -> float | None:
+def _time_to_target(run: StoredRun, target: float | None, system: str) -> float | None:
     if target is None:
         return None
     # `time_to_reach` looks for the first value that is at least the target.

@@ -1,4 +1,4 @@
-"""What a comparison decides: who gains from sharing, and which method is best."""
+"""The decisions of a comparison: who gains from sharing, and which method is best."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,46 +17,47 @@ from fedtailor.decision import (
     warn_grid_edges,
     warn_still_falling,
 )
-from fedtailor.decision.warnings import named
+from fedtailor.decision.warnings import join_names
 from fedtailor.report.experiment import Experiment
 from fedtailor.report.left_out import left_out_methods, tests_when_left_out
 from fedtailor.report.stored import StoredRun
 from fedtailor.report.tables import Cell, Number, Table
 from fedtailor.report.units import Unit, unit_of
+from fedtailor.storage.digests import finite
 from fedtailor.storage.run_files import SUMMARY
 
-ALONE = "local"
+LOCAL_METHOD = "local"
 """The method that trains every client alone."""
-NO_TEST = (
+NO_TEST_MESSAGE = (
     "There are no test data by which {} could be told, so nothing is said of which"
     " method is best or who gains; keep some rows for testing."
 )
-MOST_LINES = 60
-"""Tables of gains with more lines (a client and a method each) stand in files only."""
+MAX_TABLE_ROWS = 60
+"""A longer table of gains is only written to files, not printed."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What the runs of one scenario say.
+    """The statistical decisions from the runs of one scenario.
 
     Attributes:
         scenario: its label.
-        metric: what runs are judged by.
-        winner: of the paired test over clients and seeds; None where there is only one
-            method. Methods that halving has left out take part as they were then (see
-            `best_method`).
-        choice: a method for each client by its validation data; None without such data.
-        base: the row of the method that trains every client alone; None where there is
-            none.
-        gain_metric: what gains are measured in.
-        gains: see `fedtailor.decision.client_gains`; None where they cannot be had.
-        why_no_gains: what is missing then.
-        left_out: methods that halving has left out by their validation data -> after
-            how many rounds.
-        not_tested: those of them whose runs are not there (or go on for another
-            comparison); no winner is named then.
-        rounds: of a whole run.
-        warnings: what to know before believing all this.
+        metric: the metric of the runs.
+        winner: result of the paired tests over clients and seeds; None if there is only
+            one method. A method that halving left out is compared after the round in
+            which it was left out (see `best_method`).
+        choice: a method for each client, chosen on its validation data; None without
+            validation data.
+        base: label of the method that trains every client alone; None if it was not
+            run.
+        gain_metric: the metric of the gains.
+        gains: see `fedtailor.decision.client_gains`; None if they cannot be computed.
+        no_gains_reason: why `gains` is None.
+        left_out: method that halving left out on validation data -> rounds until then.
+        untested: methods in `left_out` whose runs are missing or unfinished. If there
+            is one, no winner is declared.
+        rounds: rounds of a complete run.
+        warnings: warnings for the reader.
     """
 
     scenario: str
@@ -66,30 +67,32 @@ class Decision:
     base: str | None = None
     gain_metric: str = ""
     gains: pl.DataFrame | None = None
-    why_no_gains: str = ""
+    no_gains_reason: str = ""
     left_out: Mapping[str, int] = field(default_factory=dict)
-    not_tested: Sequence[str] = ()
+    untested: Sequence[str] = ()
     rounds: int = 0
     warnings: list[str] = field(default_factory=list)
 
     @property
-    def sentences(self) -> list[str]:
+    def conclusions(self) -> list[str]:
         """The decision in words."""
         unit = unit_of(self.metric)
-        sentences: list[str] = []
+        conclusions: list[str] = []
         if self.winner is not None:
-            sentences.append(f"By test {unit.label}: {self.winner.sentence()}")
-            sentences += self._sharing(self.winner)
-            sentences += self._about_left_out()
+            conclusions.append(f"By test {unit.label}: {self.winner.conclusion()}")
+            conclusions += self._sharing_sentences(self.winner)
+            conclusions += self._left_out_sentences()
         if self.choice is not None:
-            each = unit.text([self.choice.value])
-            one = unit.text([self.choice.single_value])
-            said = self.choice.sentence().removesuffix(".")
-            sentences.append(f"{said} (test {unit.label}: {each} against {one}).")
+            value = unit.text([self.choice.value])
+            single_value = unit.text([self.choice.single_value])
+            text = self.choice.conclusion().removesuffix(".")
+            conclusions.append(
+                f"{text} (test {unit.label}: {value} against {single_value})."
+            )
         if self.gains is None:
-            return [*sentences, self.why_no_gains]
+            return [*conclusions, self.no_gains_reason]
         if self.gain_metric != self.metric:
-            sentences.append(
+            conclusions.append(
                 f"Gains in {unit.label} do not follow from single test rows: those"
                 f" below are in {unit_of(self.gain_metric).label}."
             )
@@ -97,17 +100,17 @@ class Decision:
             helps = int((part["verdict"] == "helps").sum())
             hurts = int((part["verdict"] == "hurts").sum())
             unclear = len(part) - helps - hurts
-            sentences.append(
-                f"{method}, beside training alone: helps {helps} of {len(part)} clients,"
-                f" hurts {hurts}, cannot tell for {unclear};"
-                f" {self._mean_gain(str(method))}."
+            conclusions.append(
+                f"{method}, beside training alone: helps {helps} of {len(part)}"
+                f" clients, hurts {hurts}, cannot tell for {unclear};"
+                f" {self._mean_gain_text(str(method))}."
             )
-        return sentences
+        return conclusions
 
-    def _sharing(self, winner: Winner) -> list[str]:
-        """Whether methods that share are better than training alone on average.
+    def _sharing_sentences(self, winner: Winner) -> list[str]:
+        """States whether sharing is better than training alone on average.
 
-        Decided by the same tests that name the winner.
+        The statement uses the same tests as the winner.
         """
         if self.base is None:
             return []
@@ -116,53 +119,50 @@ class Decision:
             for method in winner.means
             if method != self.base
         }
-        better = [method for method, word in verdicts.items() if word == "better"]
-        worse = [method for method, word in verdicts.items() if word == "worse"]
+        better = [method for method, verdict in verdicts.items() if verdict == "better"]
+        worse = [method for method, verdict in verdicts.items() if verdict == "worse"]
         if better:
-            said = f"Sharing is shown to help on average by {', '.join(better)}"
+            text = f"Sharing is shown to help on average by {', '.join(better)}"
         elif worse:
-            said = (
+            text = (
                 "Sharing is not shown to help on average, and shown to hurt by"
                 f" {', '.join(worse)}"
             )
         else:
-            said = "Sharing is not shown to help on average, nor to hurt"
+            text = "Sharing is not shown to help on average, nor to hurt"
         return [
-            f"{said} (tested over all pairs of methods at once; each interval below"
+            f"{text} (tested over all pairs of methods at once; each interval below"
             " stands for itself)."
         ]
 
-    def _about_left_out(self) -> list[str]:
-        """Which methods halving left out, and how they took part in the paired test."""
+    def _left_out_sentences(self) -> list[str]:
+        """States which methods halving left out, and how they were tested."""
         by_round: dict[int, list[str]] = {}
         for name, rounds in self.left_out.items():
-            if name not in self.not_tested:
+            if name not in self.untested:
                 by_round.setdefault(rounds, []).append(name)
-        sentences = []
+        conclusions = []
         if by_round:
             parts = [
                 f"{', '.join(by_round[rounds])} after {rounds}"
                 for rounds in sorted(by_round, reverse=True)
             ]
-            sentences.append(
+            conclusions.append(
                 "Left out by validation data on the first seed, and tested there"
                 f" against the others as all were then: {' and '.join(parts)} of"
                 f" {self.rounds} rounds."
             )
-        if self.not_tested:
-            sentences.append(
-                f"Nothing is said of {', '.join(self.not_tested)}: left out by"
+        if self.untested:
+            conclusions.append(
+                f"Nothing is said of {', '.join(self.untested)}: left out by"
                 " validation data, and the run is not there; the same command makes it"
                 " again."
             )
-        return sentences
+        return conclusions
 
-    def _mean_gain(self, method: str) -> str:
-        """The mean gain over clients like these, with its interval.
-
-        It is in the metric that runs are judged by.
-        """
-        assert self.winner is not None  # there are two methods at least
+    def _mean_gain_text(self, method: str) -> str:
+        """The mean gain over clients with its interval, in the metric of the runs."""
+        assert self.winner is not None  # gains need two methods
         unit = unit_of(self.metric)
         # Each pair of methods is stored once, in either order.
         for first, second, sign in ((method, self.base, 1), (self.base, method, -1)):
@@ -172,10 +172,10 @@ class Decision:
             if pair.is_empty():
                 continue
             row = pair.row(0, named=True)
-            gain, *ends = (
+            gain, *bounds = (
                 sign * unit.scale * row[name] for name in ("difference", "low", "high")
             )
-            low, high = (unit.signed(end) for end in sorted(ends))
+            low, high = (unit.signed(end) for end in sorted(bounds))
             return (
                 f"mean gain in {unit.label}: {unit.signed(gain)} (95 % interval"
                 f" {low} to {high})"
@@ -184,7 +184,7 @@ class Decision:
 
     @property
     def table(self) -> Table | None:
-        """The gains of every client by every method; None where there are none."""
+        """The table of all gains; None if there are none."""
         if self.gains is None:
             return None
         unit = unit_of(self.gain_metric)
@@ -198,19 +198,21 @@ class Decision:
         return Table(title, columns, rows, text=2, note=_GAIN_NOTE)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Converts the decision to a dict for JSON."""
         winner = self.winner
         return {
             "metric": self.metric,
-            "sentences": self.sentences,
+            "sentences": self.conclusions,
             "winner": None if winner is None else winner.winner,
             "leader": None if winner is None else winner.leader,
             "unbeaten": [] if winner is None else list(winner.unbeaten),
             "left_out": dict(self.left_out),
-            "pairs": [] if winner is None else _finite(winner.pairs),
-            "choice": [] if self.choice is None else _finite(self.choice.chosen),
+            "pairs": [] if winner is None else finite(winner.pairs.to_dicts()),
+            "choice": []
+            if self.choice is None
+            else finite(self.choice.chosen.to_dicts()),
             "gain_metric": self.gain_metric,
-            "gains": [] if self.gains is None else _finite(self.gains),
+            "gains": [] if self.gains is None else finite(self.gains.to_dicts()),
             "warnings": self.warnings,
         }
 
@@ -223,7 +225,7 @@ _GAIN_NOTE = (
 
 
 def decide(experiment: Experiment, scenario: str) -> Decision | None:
-    """What the finished runs of a scenario say; None where none has ended."""
+    """Decides from the finished runs of a scenario; None if there is none."""
     runs = {label: seeds for label, seeds in experiment.runs[scenario].items() if seeds}
     if not runs:
         return None
@@ -231,41 +233,45 @@ def decide(experiment: Experiment, scenario: str) -> Decision | None:
     higher_is_better, metric = first.unit.higher_is_better, first.metric
     warnings = [*first.warnings, *_training_warnings(experiment, scenario, runs)]
     if experiment.index.budget is not None:
-        seen = first.clients.filter(~pl.col("unseen"))
-        warnings += warn_few_validation_rows(int(seen["val"].sum()))
-    # Without test rows nothing can be decided; without validation rows all but the
-    # choice of a method for each client.
-    test, val = _values(runs, "test"), _values(runs, "val")
+        warnings += warn_few_validation_rows(int(first.seen_clients["val"].sum()))
+    # Without test rows nothing can be decided. Without validation rows only the choice
+    # of a method for each client is missing.
+    test, val = _last_values(runs, "test"), _last_values(runs, "val")
     if test.is_empty():
         return Decision(
-            scenario, metric, why_no_gains=NO_TEST.format(metric), warnings=warnings
+            scenario,
+            metric,
+            no_gains_reason=NO_TEST_MESSAGE.format(metric),
+            warnings=warnings,
         )
 
-    methods = {label: seeds[0].method for label, seeds in runs.items()}
-    base = next((label for label, method in methods.items() if method == ALONE), None)
-    gain_metric, gains, why_no_gains = _gains(runs, metric, base)
+    local_labels = (
+        label for label, seeds in runs.items() if seeds[0].method == LOCAL_METHOD
+    )
+    base = next(local_labels, None)
+    gain_metric, gains, no_gains_reason = _gains(runs, metric, base)
 
     left_out = left_out_methods(experiment, scenario)
-    # Their run may be missing, or go on for another comparison at this moment.
+    # The run of such a method may be missing, or in use by another comparison.
     tested = {
         label: candidate
         for label, candidate in left_out.items()
         if (experiment.results / candidate.run / SUMMARY).is_file()
     }
-    not_tested = [label for label in left_out if label not in tested]
+    untested = [label for label in left_out if label not in tested]
     rounds = experiment.index.scenarios[scenario].rounds
     winner, choice = None, None
     if len(runs) > 1:
-        # Methods that were left out are compared with the others as all were then.
+        # Each pair is compared after the last round in which both methods were tested.
         values = [test.with_columns(round=pl.lit(rounds, pl.Int32))]
         values += tests_when_left_out(experiment, runs, tested, rounds)
         winner = best_method(
             pl.concat(values), higher_is_better=higher_is_better, left_out=list(tested)
         )
         # A method that could not be tested might have won.
-        if not_tested:
+        if untested:
             winner = replace(winner, winner=None)
-        if _overlap(val, test):
+        if _have_common_clients(val, test):
             choice = choose_by_validation(val, test, higher_is_better=higher_is_better)
     return Decision(
         scenario,
@@ -275,27 +281,29 @@ def decide(experiment: Experiment, scenario: str) -> Decision | None:
         base=base,
         gain_metric=gain_metric,
         gains=gains,
-        why_no_gains=why_no_gains,
+        no_gains_reason=no_gains_reason,
         left_out={
             label: candidate.rounds_of(rounds) for label, candidate in left_out.items()
         },
-        not_tested=not_tested,
+        untested=untested,
         rounds=rounds,
         warnings=warnings,
     )
 
 
-def decisions(experiment: Experiment) -> list[Decision]:
-    """One for each scenario with a finished run."""
-    decided = (decide(experiment, scenario) for scenario in experiment.index.scenarios)
-    return [decision for decision in decided if decision is not None]
+def decide_all(experiment: Experiment) -> list[Decision]:
+    """The decisions of all scenarios with a finished run."""
+    decisions = (
+        decide(experiment, scenario) for scenario in experiment.index.scenarios
+    )
+    return [decision for decision in decisions if decision is not None]
 
 
-def _values(runs: Mapping[str, Sequence[StoredRun]], split: str) -> pl.DataFrame:
-    """The metric of seen clients on a split after the last evaluation.
+def _last_values(runs: Mapping[str, Sequence[StoredRun]], split: str) -> pl.DataFrame:
+    """The last values of the metric of all seen clients on a split.
 
     Returns:
-        A frame with the columns method, seed, client and value.
+        A table with the columns method, seed, client and value.
     """
     frames = []
     for label, seeds in runs.items():
@@ -305,54 +313,63 @@ def _values(runs: Mapping[str, Sequence[StoredRun]], split: str) -> pl.DataFrame
     return pl.concat(frames)
 
 
-def _overlap(val: pl.DataFrame, test: pl.DataFrame) -> bool:
-    """Whether some run measured some client on both splits."""
+def _have_common_clients(val: pl.DataFrame, test: pl.DataFrame) -> bool:
+    """Whether a run has values of a client on both splits."""
     return len(val.join(test, on=["method", "seed", "client"], how="semi")) > 0
 
 
 def _gains(
     runs: Mapping[str, Sequence[StoredRun]], metric: str, base: str | None
 ) -> tuple[str, pl.DataFrame | None, str]:
-    """Gains of every client over training alone.
+    """Computes the gains of every client over training alone.
 
     Returns:
-        The metric that gains are measured in, the gains (None where they cannot be
-        had), and why there are none.
+        The metric of the gains, the gains (None if they cannot be computed), and the
+        reason why they cannot be computed.
     """
     if base is None:
-        why = (
-            f"Gains over training alone need the method {ALONE}; add it to the"
-            " comparison."
+        return (
+            metric,
+            None,
+            (
+                f"Gains over training alone need the method {LOCAL_METHOD}; add it to"
+                " the comparison."
+            ),
         )
-        return metric, None, why
     if len(runs) < 2:
-        why = (
-            "Gains over training alone need another method; add one to the comparison."
+        return (
+            metric,
+            None,
+            (
+                "Gains over training alone need another method; add one to the"
+                " comparison."
+            ),
         )
-        return metric, None, why
 
     frames = []
     for label, seeds in runs.items():
         for run in seeds:
             if run.rows is None:
                 continue
-            seen = run.clients.filter(~pl.col("unseen")).select("client")
-            rows = run.rows.join(seen, on="client", how="semi")
+            rows = run.rows.join(run.seen_clients, on="client", how="semi")
             frames.append(
                 rows.with_columns(method=pl.lit(label), seed=pl.lit(run.seed))
             )
     methods = {frame["method"][0] for frame in frames if len(frame)}
     if base not in methods or len(methods) < 2:
-        why = (
-            "Gains over training alone need the test rows, which these runs did not"
-            " keep; repeat them."
+        return (
+            metric,
+            None,
+            (
+                "Gains over training alone need the test rows, which these runs did not"
+                " keep; repeat them."
+            ),
         )
-        return metric, None, why
 
-    # Runs of other versions may have further columns.
+    # Runs of other versions may have more columns.
     rows = pl.concat(frames, how="diagonal")
-    # Gains are means over test rows: a metric that does not follow from single rows,
-    # such as an area under a curve, is replaced by one that does.
+    # Gains are means over test rows. A metric that is no such mean, such as the area
+    # under a curve, is replaced.
     if metric not in SCORES:
         stored = [name for name in SCORES if SCORES[name].column in rows.columns]
         metric = next((name for name in stored if name != "loss"), "loss")
@@ -362,23 +379,23 @@ def _gains(
 def _training_warnings(
     experiment: Experiment, scenario: str, runs: Mapping[str, Sequence[StoredRun]]
 ) -> list[str]:
-    """Curves of the first seed that still fall, and settings from a grid's edge."""
+    """Warns about validation losses that still fall, and settings at a grid's edge."""
     curves = {}
     for label, seeds in runs.items():
         if losses := seeds[0].curve("val", "loss"):
             curves[label] = (list(losses), list(losses.values()))
     warnings = warn_still_falling(curves)
 
-    # Methods often choose alike: one line for all of them.
+    # Methods with the same warning share a line.
     labels_by_warning: dict[str, list[str]] = {}
     for label in runs:
-        tried = [
+        candidates = [
             candidate
             for candidate in experiment.index.candidates
             if (candidate.scenario, candidate.algorithm) == (scenario, label)
         ]
-        settings = [candidate.parameters for candidate in tried]
-        chosen = next((one.parameters for one in tried if one.chosen), {})
+        settings = [candidate.parameters for candidate in candidates]
+        chosen = next((one.parameters for one in candidates if one.chosen), {})
         grid = {
             name: [parameters[name] for parameters in settings if name in parameters]
             for name in chosen
@@ -386,29 +403,19 @@ def _training_warnings(
         for warning in warn_grid_edges(chosen, grid, experiment.index.limited):
             labels_by_warning.setdefault(warning, []).append(label)
     for warning, labels in labels_by_warning.items():
-        warnings.append(f"{named(labels)}: {warning}")
+        warnings.append(f"{join_names(labels)}: {warning}")
     return warnings
 
 
 def _gain_row(gain: Mapping[str, Any], unit: Unit) -> list[Cell]:
-    """One client and method as a line of the table, in the unit that is shown."""
+    """The row of the table for one client and method."""
     row: list[Cell] = [gain["client"], gain["method"]]
     row.append(Number(gain["test_rows"], str(gain["test_rows"])))
     for name in ("base_value", "value"):
-        shown = unit.scale * gain[name]
-        row.append(Number(shown, f"{shown:.{unit.digits}f}"))
+        value = unit.scale * gain[name]
+        row.append(Number(value, f"{value:.{unit.digits}f}"))
     for name in ("gain", "low", "high"):
-        shown = unit.scale * gain[name]
-        row.append(Number(shown, unit.signed(shown)))
+        value = unit.scale * gain[name]
+        row.append(Number(value, unit.signed(value)))
     row.append(gain["verdict"])
     return row
-
-
-def _finite(frame: pl.DataFrame) -> list[dict[str, Any]]:
-    """Rows for JSON, which knows neither NaN nor infinity."""
-    for name, dtype in frame.schema.items():
-        if dtype.is_float():
-            column = pl.col(name)
-            finite = pl.when(column.is_finite()).then(column).otherwise(None)
-            frame = frame.with_columns(finite.alias(name))
-    return frame.to_dicts()

@@ -9,41 +9,41 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedtailor.report import drawing, overview
-from fedtailor.report.comparison import repeated, slug, tables
-from fedtailor.report.decision import MOST_LINES, Decision, decisions
+from fedtailor.report.comparison import redundant_tables, slug, tables
+from fedtailor.report.decision import MAX_TABLE_ROWS, Decision, decide_all
 from fedtailor.report.experiment import Experiment
 from fedtailor.report.tables import Table
 
 Format = Literal["terminal", "markdown", "csv", "latex", "json"]
-REPORT = "report.md"
+REPORT_FILE = "report.md"
 
 
-def show(experiment: Experiment, form: Format) -> None:
-    """Print what was run (as terminal or Markdown text only) and all tables."""
-    by_name, decided = tables(experiment), decisions(experiment)
-    if form == "terminal":
-        _show_facts(experiment)
-        # On a terminal nothing is shown twice; files and pages have all tables.
-        hidden = repeated(experiment)
-        for name, table in by_name.items():
+def show(experiment: Experiment, output_format: Format) -> None:
+    """Prints the report of an experiment in a format."""
+    tables_by_name, decisions = tables(experiment), decide_all(experiment)
+    if output_format == "terminal":
+        _print_overview(experiment)
+        # On a terminal, omit tables whose numbers another table shows.
+        hidden = redundant_tables(experiment)
+        for name, table in tables_by_name.items():
             if name not in hidden:
                 print()
                 table.show()
-        _show_decisions(decided)
-    elif form == "markdown":
-        print(markdown(experiment, by_name, decided))
-    elif form == "json":
-        content = as_dict(experiment, by_name, decided)
+        _print_decisions(decisions)
+    elif output_format == "markdown":
+        print(markdown(experiment, tables_by_name, decisions))
+    elif output_format == "json":
+        content = as_dict(experiment, tables_by_name, decisions)
         print(json.dumps(content, indent=2, allow_nan=False))
-    elif form == "csv":
-        every = [*by_name.values(), *_gain_tables(decided).values()]
-        print("\n".join(f"# {table.title}\n{table.csv()}" for table in every))
+    elif output_format == "csv":
+        all_tables = [*tables_by_name.values(), *_gain_tables(decisions).values()]
+        print("\n".join(f"# {table.title}\n{table.csv()}" for table in all_tables))
     else:
-        print("\n".join(table.latex() for table in by_name.values()))
+        print("\n".join(table.latex() for table in tables_by_name.values()))
 
 
 def write(experiment: Experiment, directory: Path, *, figures: bool = True) -> Path:
-    """Write report.md, tables/*.csv and *.tex, and figures/*.png and *.svg.
+    """Writes report.md, tables/*.csv and *.tex, and figures/*.png and *.svg.
 
     Returns:
         The path of report.md.
@@ -51,22 +51,22 @@ def write(experiment: Experiment, directory: Path, *, figures: bool = True) -> P
     Raises:
         ValueError: the directory cannot be written.
     """
-    by_name, decided = tables(experiment), decisions(experiment)
-    report = directory / REPORT
+    tables_by_name, decisions = tables(experiment), decide_all(experiment)
+    report = directory / REPORT_FILE
     try:
         folder = directory / "tables"
         folder.mkdir(parents=True, exist_ok=True)
-        for name, table in {**by_name, **_gain_tables(decided)}.items():
+        for name, table in {**tables_by_name, **_gain_tables(decisions)}.items():
             (folder / f"{name}.csv").write_text(table.csv(), encoding="utf-8")
             (folder / f"{name}.tex").write_text(table.latex(), encoding="utf-8")
         paragraphs = []
         if figures:
-            written, left_out = drawing.draw(experiment, directory / "figures")
-            for path in written:
+            paths, left_out = drawing.draw(experiment, directory / "figures")
+            for path in paths:
                 if path.suffix == ".png":
                     paragraphs.append(f"![{path.stem}](figures/{path.name})")
             paragraphs += left_out
-        text = markdown(experiment, by_name, decided, paragraphs)
+        text = markdown(experiment, tables_by_name, decisions, paragraphs)
         report.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ValueError(
@@ -77,81 +77,83 @@ def write(experiment: Experiment, directory: Path, *, figures: bool = True) -> P
 
 def markdown(
     experiment: Experiment,
-    by_name: Mapping[str, Table],
-    decided: Sequence[Decision],
+    tables_by_name: Mapping[str, Table],
+    decisions: Sequence[Decision],
     paragraphs: Sequence[str] = (),
 ) -> str:
-    """What was run, the tables, what they decide, and further paragraphs (figures)."""
+    """The report as Markdown: overview, tables, decisions and further paragraphs."""
     parts = [
         f"# {overview.title(experiment)}",
-        _bullets(overview.facts(experiment)),
-        *(table.markdown().rstrip() for table in by_name.values()),
+        _bullet_list(overview.paragraphs(experiment)),
+        *(table.markdown().rstrip() for table in tables_by_name.values()),
     ]
-    for decision in decided:
+    for decision in decisions:
         parts.append(f"## Decision: {decision.scenario}")
-        parts.append(_bullets(_sentences(decision)))
+        parts.append(_bullet_list(_decision_lines(decision)))
         parts += [table.markdown().rstrip() for table in _short_tables(decision)]
     return "\n\n".join([*parts, *paragraphs]) + "\n"
 
 
 def as_dict(
-    experiment: Experiment, by_name: Mapping[str, Table], decided: Sequence[Decision]
+    experiment: Experiment,
+    tables_by_name: Mapping[str, Table],
+    decisions: Sequence[Decision],
 ) -> dict[str, Any]:
-    """What was run, all tables and what they decide, for JSON."""
+    """The report as a dict for JSON: overview, tables and decisions."""
     return {
         "experiment": experiment.index.name,
         "title": experiment.index.title,
-        "facts": overview.facts(experiment),
+        "facts": overview.paragraphs(experiment),
         "runs": experiment.index.runs,
         "done": experiment.done,
-        "tables": {name: table.as_dict() for name, table in by_name.items()},
-        "decision": {decision.scenario: decision.as_dict() for decision in decided},
+        "tables": {name: table.as_dict() for name, table in tables_by_name.items()},
+        "decision": {decision.scenario: decision.as_dict() for decision in decisions},
     }
 
 
-def _gain_tables(decided: Sequence[Decision]) -> dict[str, Table]:
-    """The tables of all clients' gains, by the name of their file."""
+def _gain_tables(decisions: Sequence[Decision]) -> dict[str, Table]:
+    """The tables of all clients' gains, by file name."""
     tables = {
-        f"{slug(decision.scenario)}-gains": decision.table for decision in decided
+        f"{slug(decision.scenario)}-gains": decision.table for decision in decisions
     }
     return {name: table for name, table in tables.items() if table is not None}
 
 
 def _short_tables(decision: Decision) -> list[Table]:
-    """The table of gains, unless it is too long for people to read."""
+    """The table of gains, unless it has more than `MAX_TABLE_ROWS` rows."""
     table = decision.table
-    return [table] if table is not None and len(table.rows) <= MOST_LINES else []
+    return [table] if table is not None and len(table.rows) <= MAX_TABLE_ROWS else []
 
 
-def _sentences(decision: Decision) -> list[str]:
+def _decision_lines(decision: Decision) -> list[str]:
     warnings = (f"Warning: {warning}" for warning in decision.warnings)
-    return [*decision.sentences, *warnings]
+    return [*decision.conclusions, *warnings]
 
 
-def _bullets(lines: Sequence[str]) -> str:
+def _bullet_list(lines: Sequence[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def _show_decisions(decided: Sequence[Decision]) -> None:
-    """Print the decisions, wrapped to a terminal's width."""
-    for decision in decided:
+def _print_decisions(decisions: Sequence[Decision]) -> None:
+    """Prints the decisions, wrapped to the terminal's width."""
+    for decision in decisions:
         for table in _short_tables(decision):
             print()
             table.show()
         print(f"\nDecision: {decision.scenario}")
-        for line in _sentences(decision):
+        for line in _decision_lines(decision):
             _print_wrapped(line, "  ", "    ")
 
 
-def _show_facts(experiment: Experiment) -> None:
-    """Print what was run, wrapped to a terminal's width."""
+def _print_overview(experiment: Experiment) -> None:
+    """Prints what was run, wrapped to the terminal's width."""
     _print_wrapped(overview.title(experiment), "", "")
-    for fact in overview.facts(experiment):
-        _print_wrapped(fact, "", "  ")
+    for paragraph in overview.paragraphs(experiment):
+        _print_wrapped(paragraph, "", "  ")
 
 
 def _print_wrapped(line: str, first_indent: str, next_indent: str) -> None:
-    """Print a line, wrapped to a terminal's width, never in a pipe."""
+    """Prints a line, wrapped to the terminal's width; a pipe gets it unwrapped."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
     text = textwrap.fill(
         line,

@@ -1,6 +1,6 @@
-"""The figures of an experiment, and of any runs.
+"""The figures of an experiment or of any runs.
 
-What is drawn is decided here; how it is drawn, in `figures`.
+This module selects the data of each figure; `figures` draws them.
 """
 
 import re
@@ -28,15 +28,15 @@ def by_round(runs: Runs, path: Path) -> list[Path]:
 
 
 def by_bytes(runs: Runs, path: Path) -> list[Path]:
-    """The same by traffic. Methods that send nothing are left out."""
+    """Accuracy (or loss) on test by traffic, without methods that send nothing."""
     panels = {
-        name: (_talking(methods), _by_megabytes) for name, methods in runs.items()
+        name: (_with_traffic(methods), by_megabytes) for name, methods in runs.items()
     }
     return _lines(panels, runs, "MB down (multicast) and up", path, x_scale="log")
 
 
 def by_time(runs: Runs, path: Path) -> list[Path]:
-    """The same by time over a wireless network.
+    """Accuracy (or loss) on test by time over a wireless network.
 
     Each scenario has a row of panels, one for each of the `WIRELESS_PRESETS`.
     """
@@ -45,7 +45,7 @@ def by_time(runs: Runs, path: Path) -> list[Path]:
         for system, network in WIRELESS_PRESETS.items():
             title = f"{name}\n{system}: rho={network.rho:g}"
             curve = partial(StoredRun.by_time, system=network)
-            panels[title] = (_talking(methods), curve)
+            panels[title] = (_with_traffic(methods), curve)
     x_label = "time (in units of one model's downlink)"
     return _lines(
         panels, runs, x_label, path, columns=len(WIRELESS_PRESETS), x_scale="log"
@@ -53,66 +53,63 @@ def by_time(runs: Runs, path: Path) -> list[Path]:
 
 
 def histogram(runs: Runs, path: Path) -> list[Path]:
-    """The clients' own accuracies (or losses) on test after the last round.
-
-    Those of all seeds are counted together.
-    """
+    """Histograms of the clients' accuracies (or losses) on test, over all seeds."""
     panels, x_labels = {}, []
     for name, methods in runs.items():
         if tested := _tested(methods):
             panels[name] = {
-                label: np.concatenate([_values(run) for run in seeds])
+                label: np.concatenate([_client_values(run) for run in seeds])
                 for label, seeds in tested.items()
             }
             x_labels.append(f"test {_unit(methods).axis}, of a client (line: mean)")
     if not panels:
         return []
-    return figures.histograms(panels, x_labels, path, labels=_by_look(runs))
+    return figures.histograms(panels, x_labels, path, labels=_style_order(runs))
 
 
 def collaboration(runs: Runs, path: Path) -> list[Path]:
-    """Who learns from whom: the first seed of the first row whose method says it."""
+    """Who learns from whom: the first seed of the first row with this diagnostic."""
     return diagnostics(runs, path, only="collaboration")
 
 
 def silhouette(runs: Runs, path: Path) -> list[Path]:
-    """How well clients fall into k streams.
-
-    Drawn for the first row whose method chooses k by itself.
-    """
+    """Silhouettes of k streams, for the first row whose method chooses k itself."""
     return diagnostics(runs, path, only="silhouette")
 
 
 def diagnostics(runs: Runs, path: Path, *, only: str | None = None) -> list[Path]:
-    """What methods tell about themselves (`Algorithm.diagnostics`), a panel for each.
+    """The diagnostics of the methods (`Algorithm.diagnostics`), one panel for each.
 
     Args:
-        runs: of all rows.
-        path: of the figure, without suffix.
-        only: the diagnostic of that name, of the first row of each scenario that has
-            it; by default those of all rows that no figure of their own shows.
+        runs: runs of all rows.
+        path: path of the figure, without suffix.
+        only: draw only the diagnostic of this name, for the first row of each scenario
+            that has it. By default all diagnostics without a figure of their own are
+            drawn, for all rows.
     """
     panels: dict[str, figures.Panel] = {}
     for scenario, methods in runs.items():
-        for label, seeds in _drawn(methods).items():
+        for label, seeds in _with_runs(methods).items():
             for name, first in seeds[0].diagnostics.items():
                 if only is None:
-                    wanted = name not in ("collaboration", "silhouette")
+                    is_selected = name not in ("collaboration", "silhouette")
                     title = f"{scenario}, {label}\n{first.title}"
                 else:
-                    wanted = name == only and scenario not in panels
+                    is_selected = name == only and scenario not in panels
                     title = scenario
-                if not wanted or _is_empty(first):
+                if not is_selected or _is_empty(first):
                     continue
-                every = [
+                diagnostics_of_seeds = [
                     run.diagnostics[name] for run in seeds if name in run.diagnostics
                 ]
-                panels[title] = figures.Panel(first, every, seeds[0].groups())
+                panels[title] = figures.Panel(
+                    first, diagnostics_of_seeds, seeds[0].groups()
+                )
     return figures.diagnostics(panels, path) if panels else []
 
 
 def _is_empty(diagnostic: Diagnostic) -> bool:
-    """Whether a method had nothing to tell in the end."""
+    """Whether a diagnostic has no points."""
     return isinstance(diagnostic, LineDiagnostic) and not len(diagnostic.x)
 
 
@@ -133,23 +130,23 @@ def fairness(runs: Runs, path: Path) -> list[Path]:
                 ]
     if not panels:
         return []
-    return figures.scatter(panels, x_labels, y_labels, path, labels=_by_look(runs))
+    return figures.scatter(panels, x_labels, y_labels, path, labels=_style_order(runs))
 
 
 def sweep(experiment: Experiment, path: Path) -> list[Path]:
-    """The mean over clients against a parameter that the experiment varies.
+    """The mean over clients as a function of a parameter that the experiment varies.
 
-    The published figures are dashed.
+    Published figures are drawn dashed.
     """
     index, panels, x_labels, y_labels = experiment.index, {}, [], []
-    for algorithm, varied in index.sweeps.items():
+    for algorithm, parameter_sweep in index.sweeps.items():
         for scenario in index.scenarios:
             runs, unit = experiment.runs[scenario], experiment.unit(scenario)
-            theirs = index.published.get("mean", {}).get(scenario, {})
+            published_figures = index.published.get("mean", {}).get(scenario, {})
             # Points of the figure: (value of the parameter, mean, deviation).
-            measured: list[tuple[str, float, float]] = []
-            published: list[tuple[str, float, float]] = []
-            for value, label in varied.rows.items():
+            our_points: list[tuple[str, float, float]] = []
+            published_points: list[tuple[str, float, float]] = []
+            for value, label in parameter_sweep.rows.items():
                 means = [
                     unit.scale * run.spread()["mean"]
                     for run in runs.get(label, ())
@@ -157,17 +154,19 @@ def sweep(experiment: Experiment, path: Path) -> list[Path]:
                 ]
                 if means:
                     std = float(np.std(means, ddof=1)) if len(means) > 1 else 0.0
-                    measured.append((value, float(np.mean(means)), std))
-                figure = re.search(r"\d+\.?\d*|\.\d+", str(theirs.get(label, "")))
-                if figure:
-                    published.append((value, float(figure[0]), 0.0))
-            if not measured:
+                    our_points.append((value, float(np.mean(means)), std))
+                match = re.search(
+                    r"\d+\.?\d*|\.\d+", str(published_figures.get(label, ""))
+                )
+                if match:
+                    published_points.append((value, float(match[0]), 0.0))
+            if not our_points:
                 continue
-            curves = {"here": measured}
-            if published:
-                curves["published"] = published
+            curves = {"here": our_points}
+            if published_points:
+                curves["published"] = published_points
             panels[f"{algorithm}, {scenario}"] = curves
-            x_labels.append(varied.parameter)
+            x_labels.append(parameter_sweep.parameter)
             y_labels.append(f"test {unit.axis}")
     if not panels:
         return []
@@ -175,59 +174,60 @@ def sweep(experiment: Experiment, path: Path) -> list[Path]:
     return figures.error_bars(panels, x_labels, y_labels, path, columns=columns)
 
 
-TESTED = "a finished run with test rows"
+TESTED_RUN = "a finished run with test rows"
 
 
 @dataclass(frozen=True)
 class Figure:
-    """What can be asked for by name.
+    """A figure that an experiment can request by name.
 
     Attributes:
-        draw: (experiment, path without suffix) -> files written, none where no run
-            supports it.
-        needs: what is missing then.
+        draw: (experiment, path without suffix) -> written files; none if the runs lack
+            the data.
+        needs: the data that the figure needs, for a message.
     """
 
     draw: Callable[[Experiment, Path], list[Path]]
     needs: str
 
 
-def _of_runs(
+def _from_runs(
     draw: Callable[[Runs, Path], list[Path]],
 ) -> Callable[[Experiment, Path], list[Path]]:
     return lambda experiment, path: draw(experiment.runs, path)
 
 
 FIGURES: Mapping[str, Figure] = {
-    "accuracy-by-round": Figure(_of_runs(by_round), TESTED),
+    "accuracy-by-round": Figure(_from_runs(by_round), TESTED_RUN),
     "accuracy-by-bytes": Figure(
-        _of_runs(by_bytes), f"{TESTED} in which something travels"
+        _from_runs(by_bytes), f"{TESTED_RUN} in which something travels"
     ),
     "accuracy-by-time": Figure(
-        _of_runs(by_time), f"{TESTED} in which something travels"
+        _from_runs(by_time), f"{TESTED_RUN} in which something travels"
     ),
-    "histogram": Figure(_of_runs(histogram), TESTED),
+    "histogram": Figure(_from_runs(histogram), TESTED_RUN),
     "collaboration": Figure(
-        _of_runs(collaboration), "a finished run of a method that weighs clients (ucfl)"
+        _from_runs(collaboration),
+        "a finished run of a method that weighs clients (ucfl)",
     ),
     "silhouette": Figure(
-        _of_runs(silhouette),
+        _from_runs(silhouette),
         "a finished run of a method that chooses its number of streams (ucfl)",
     ),
     "diagnostics": Figure(
-        _of_runs(diagnostics),
+        _from_runs(diagnostics),
         "a finished run of a method that tells more about itself (afl)",
     ),
-    "fairness": Figure(_of_runs(fairness), TESTED),
+    "fairness": Figure(_from_runs(fairness), TESTED_RUN),
     "sweep": Figure(sweep, "finished runs of an algorithm with a varied parameter"),
 }
 
 
 def draw(experiment: Experiment, directory: Path) -> tuple[list[Path], list[str]]:
-    """Draw all figures of an experiment.
+    """Draws all figures of an experiment.
 
     Returns:
-        The files, and a line for each figure that is left out.
+        The written files, and a message for each figure that was not drawn.
     """
     written, left_out = [], []
     for name in experiment.index.figures:
@@ -256,9 +256,9 @@ def _lines(
     columns: int | None = None,
     x_scale: figures.Scale = "linear",
 ) -> list[Path]:
-    """Curves of every panel's runs, in the unit that they are shown in.
+    """Draws a curve of each method in each panel, in the displayed unit.
 
-    Panels without runs are left out.
+    Panels without tested runs are omitted.
     """
     curves, y_labels = {}, []
     for title, (methods, curve) in panels.items():
@@ -279,22 +279,22 @@ def _lines(
         y_labels,
         path,
         columns=columns,
-        labels=_by_look(runs),
-        featured=featured(runs),
+        labels=_style_order(runs),
+        highlighted=highlighted(runs),
         x_scale=x_scale,
     )
 
 
-def featured(runs: Runs) -> list[str]:
+def highlighted(runs: Runs) -> list[str]:
     """The rows that a figure draws with bands.
 
-    These are FedAvg, to compare with, and the rows that end best on test, on average
-    over scenarios.
+    These are FedAvg as the reference, and the rows with the best final test results on
+    average over scenarios.
 
     Returns:
-        Their labels in the order of all rows, at most `figures.MOST_BANDS`.
+        At most `figures.MAX_BANDS` labels, in the order of all rows.
     """
-    # Relative ranks, one for each scenario: 0 is best, whatever the unit.
+    # Relative ranks, one for each scenario; 0 is best in any unit.
     ranks: dict[str, list[float]] = {}
     for methods in runs.values():
         tested = _tested(methods)
@@ -309,56 +309,64 @@ def featured(runs: Runs) -> list[str]:
         for rank, label in enumerate(ordered):
             ranks.setdefault(label, []).append(rank / len(ordered))
     references = (costs.reference(methods) for methods in runs.values())
-    with_bands = [label for label in references if label is not None][:1]
+    highlighted_labels = [label for label in references if label is not None][:1]
     best = sorted(
-        set(ranks) - set(with_bands),
+        set(ranks) - set(highlighted_labels),
         key=lambda label: (float(np.mean(ranks[label])), label),
     )
-    with_bands += best[: figures.MOST_BANDS - len(with_bands)]
-    return [label for label in _labels(runs) if label in with_bands]
+    highlighted_labels += best[: figures.MAX_BANDS - len(highlighted_labels)]
+    return [label for label in _labels(runs) if label in highlighted_labels]
 
 
-def _by_look(runs: Runs) -> list[str]:
-    """All algorithms that have a run, those with bands first.
+def _style_order(runs: Runs) -> list[str]:
+    """All algorithms that have a run, the highlighted ones first.
 
-    The order decides on the looks in all figures, and the first looks differ in colour.
+    The position of a label determines its style in all figures. The first styles differ
+    in colour.
     """
-    first = featured(runs)
-    return [*first, *(label for label in _labels(runs) if label not in first)]
+    highlighted_labels = highlighted(runs)
+    return [
+        *highlighted_labels,
+        *(label for label in _labels(runs) if label not in highlighted_labels),
+    ]
 
 
 def _labels(runs: Runs) -> list[str]:
     """All algorithms that have a run, in the order of appearance."""
-    labels = (label for methods in runs.values() for label in _drawn(methods))
-    return list(dict.fromkeys(labels))
+    return figures.all_labels(
+        {name: _with_runs(methods) for name, methods in runs.items()}
+    )
 
 
-def _drawn(methods: RunsByMethod) -> RunsByMethod:
+def _with_runs(methods: RunsByMethod) -> RunsByMethod:
     return {label: seeds for label, seeds in methods.items() if seeds}
 
 
 def _tested(methods: RunsByMethod) -> RunsByMethod:
-    """What can be drawn of test results: runs without test rows have none."""
+    """The runs with test results; methods without any are omitted."""
     tested = {
         label: [run for run in seeds if run.is_tested]
         for label, seeds in methods.items()
     }
-    return _drawn(tested)
+    return _with_runs(tested)
 
 
-def _talking(methods: RunsByMethod) -> RunsByMethod:
+def _with_traffic(methods: RunsByMethod) -> RunsByMethod:
     """The methods that send something in training."""
-    drawn = _drawn(methods)
-    return {label: seeds for label, seeds in drawn.items() if not seeds[0].silent}
+    return {
+        label: seeds
+        for label, seeds in methods.items()
+        if seeds and not seeds[0].is_silent
+    }
 
 
 def _unit(methods: RunsByMethod) -> Unit:
     return next(run.unit for seeds in methods.values() for run in seeds)
 
 
-def _values(run: StoredRun) -> np.ndarray:
+def _client_values(run: StoredRun) -> np.ndarray:
     return run.unit.scale * run.scores()["value"].to_numpy()
 
 
-def _by_megabytes(run: StoredRun) -> dict[float, float]:
+def by_megabytes(run: StoredRun) -> dict[float, float]:
     return {count / 1e6: value for count, value in run.by_bytes().items()}

@@ -1,6 +1,6 @@
-"""The index of an experiment, read back.
+"""Reads the index of an experiment.
 
-It says which algorithms ran on which scenarios, and where their runs are.
+The index lists which algorithms ran on which scenarios, and where their runs are.
 """
 
 import json
@@ -24,17 +24,17 @@ from fedtailor.storage.run_files import INDEX, MANIFEST
 
 @dataclass(frozen=True)
 class ScenarioUse:
-    """A scenario as the experiment uses it.
+    """A scenario with the settings of the experiment.
 
     Attributes:
-        use: its name.
-        arguments: sizes that differ from the scenario's own.
-        model: what is trained.
+        use: name of the scenario.
+        arguments: parameters that differ from the scenario's defaults.
+        model: description of the model.
         rounds: communication rounds.
-        participation: who reports in a round: a share (float) or a number (int) of the
-            clients.
-        sampling: "uniform", or "samples" where reporters are drawn in proportion to
-            their training samples.
+        participation: the clients that report in a round, as a share (float) or a
+            number (int).
+        sampling: "uniform", or "samples" if reporters are drawn in proportion to their
+            training samples.
     """
 
     use: str
@@ -47,7 +47,7 @@ class ScenarioUse:
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a table: its labels, seed, and directory below the results."""
+    """One run of a table: its labels, seed, and directory relative to the results."""
 
     scenario: str
     algorithm: str
@@ -57,13 +57,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One run that was made to choose hyper-parameters.
+    """One run for the choice of hyper-parameters.
 
     Attributes:
-        val: mean over clients, on val, of the accuracy or of minus the loss: higher is
-            better. None: it diverged.
-        rounds: after how many rounds; None: after all.
-        run: its directory below the results.
+        val: mean over clients of the accuracy or the negative loss on validation data;
+            higher is better. None if the run diverged.
+        rounds: rounds that were trained; None for all rounds.
+        run: directory of the run, relative to the results.
     """
 
     scenario: str
@@ -75,22 +75,22 @@ class Candidate:
     rounds: int | None = None
     run: str = ""
 
-    def rounds_of(self, whole: int) -> int:
-        """After how many rounds, where a whole run has `whole` of them."""
-        return self.rounds or whole
+    def rounds_of(self, total_rounds: int) -> int:
+        """The rounds that were trained, given the rounds of a complete run."""
+        return self.rounds or total_rounds
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """What was not run, or not chosen.
+    """Runs that were skipped.
 
-    Either the method refuses it, or all that could be chosen from diverged.
+    Either the method rejects the settings, or all candidates diverged.
 
     Attributes:
-        seed: None: for all seeds.
-        parameters: what the grid sets.
-        why: in one line.
-        runs: how many runs of the experiment there are fewer.
+        seed: the seed; None for all seeds.
+        parameters: the parameters of the grid.
+        why: the reason, in one line.
+        runs: number of runs of the experiment that are skipped.
     """
 
     scenario: str
@@ -103,7 +103,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Budget:
-    """Rounds that were trained, and that training everything would have taken."""
+    """The rounds that were trained, and the rounds of the full grid."""
 
     rounds: int
     full: int
@@ -111,7 +111,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A parameter that the experiment varies: value -> label of the row."""
+    """A parameter that the experiment varies, and the row labels by its value."""
 
     parameter: str
     rows: dict[str, str]
@@ -119,28 +119,32 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Index:
-    """What `experiment.json` says.
+    """The content of `experiment.json`.
 
     Attributes:
-        name: on the command line.
+        name: name on the command line.
         size: "quick" or "full".
-        title, source, note: what it repeats, from where, and how it differs.
-        seeds: of every cell.
-        metrics: names of `MEASURES`, a table each.
+        title: what the experiment reproduces or compares.
+        source: the source that it reproduces.
+        note: differences from the source.
+        seeds: seeds of each cell.
+        metrics: names of `MEASURES`, one table for each.
         figures: names of figures.
-        scenarios: by label, in the order of the columns.
+        scenarios: label -> scenario, in the order of the columns.
         algorithms: labels, in the order of the rows.
-        published: measure -> scenario -> algorithm -> the source's figure.
-        sweeps: algorithm -> what is varied.
-        runs: how many runs the whole experiment takes, those that only serve to choose
-            included.
-        cells: the runs of the tables that have ended.
-        candidates: the runs that have been chosen from; a chosen one is a cell, too.
-        skipped: what was not run, and why.
-        limited: settings whose largest value on offer is a limit.
-        budget: what halving spent, where methods and settings were halved.
+        published: measure -> scenario -> algorithm -> figure of the source.
+        sweeps: algorithm -> varied parameter.
+        runs: number of runs of the complete experiment, including those that only serve
+            to choose hyper-parameters.
+        cells: the finished runs of the tables.
+        candidates: the runs to choose hyper-parameters from. A chosen candidate is also
+            a cell.
+        skipped: runs that were skipped, with reasons.
+        limited: settings whose largest candidate value is a limit.
+        budget: rounds of successive halving, or None without halving.
         seconds: wall time so far.
-        machine, versions: where and with what.
+        machine: description of the machine.
+        versions: package -> version.
     """
 
     name: str
@@ -173,8 +177,8 @@ class Experiment:
     """An experiment's index with its runs.
 
     Attributes:
-        results: the directory that the paths of runs start from.
-        index: what was run.
+        results: the directory that the paths of runs are relative to.
+        index: the content of the index.
     """
 
     results: Path
@@ -182,7 +186,7 @@ class Experiment:
 
     @staticmethod
     def read(results: Path, name: str) -> "Experiment":
-        """The experiment `name` below `results`.
+        """Reads the experiment `name` in the directory `results`.
 
         Raises:
             ValueError: its index is damaged.
@@ -229,102 +233,101 @@ class Experiment:
 
     @cached_property
     def runs(self) -> Runs:
-        """Finished runs: scenario -> every algorithm of the table -> runs by seed.
+        """Finished runs: scenario -> algorithm -> runs in the order of seeds.
 
-        An algorithm without a finished run has an empty list; runs that diverged are
-        left out.
+        Runs that diverged are omitted. An algorithm without any run has an empty list.
         """
         runs: dict[str, dict[str, list[StoredRun]]] = {
             scenario: {label: [] for label in self.index.algorithms}
             for scenario in self.index.scenarios
         }
-        for cell, run in self._ended:
+        for cell, run in self._finished_runs:
             if not run.diverged:
                 runs[cell.scenario][cell.algorithm].append(run)
         return runs
 
     @cached_property
     def diverged(self) -> Counter[tuple[str, str]]:
-        """(scenario, algorithm) -> how many runs diverged."""
+        """(scenario, algorithm) -> number of runs that diverged."""
         return Counter(
-            (cell.scenario, cell.algorithm) for cell, run in self._ended if run.diverged
+            (cell.scenario, cell.algorithm)
+            for cell, run in self._finished_runs
+            if run.diverged
         )
 
     @cached_property
     def baselines(self) -> dict[str, list[StoredBaseline]]:
-        """Scenario -> what a model that learns nothing reaches, one for each seed.
+        """Scenario -> results of a model that ignores the inputs, one for each seed.
 
-        Seeds whose runs do not say it are left out.
+        Seeds whose runs have not stored them are omitted.
         """
         baselines: dict[str, dict[int, StoredBaseline]] = {
             scenario: {} for scenario in self.index.scenarios
         }
-        for cell, run in self._ended:
-            # It depends on the data only: the first run of a seed that has it will do.
-            of_seeds = baselines[cell.scenario]
-            if cell.seed in of_seeds or run.diverged:
+        for cell, run in self._finished_runs:
+            # The baseline depends only on the data, so any run of a seed has the same.
+            baseline_by_seed = baselines[cell.scenario]
+            if cell.seed in baseline_by_seed or run.diverged:
                 continue
             if run.baseline is not None:
-                of_seeds[cell.seed] = run.baseline
+                baseline_by_seed[cell.seed] = run.baseline
         return {
-            scenario: list(of_seeds.values())
-            for scenario, of_seeds in baselines.items()
+            scenario: list(baseline_by_seed.values())
+            for scenario, baseline_by_seed in baselines.items()
         }
 
     @property
     def done(self) -> int:
-        """How many of `index.runs` have ended, or will not be made."""
+        """How many of `index.runs` are finished or skipped."""
         index = self.index
-        # A chosen candidate is a cell, too, and counts once.
+        # A chosen candidate is also a cell and counts once.
         not_chosen = sum(not candidate.chosen for candidate in index.candidates)
         skipped = sum(skipped.runs for skipped in index.skipped)
         return len(index.cells) + not_chosen + skipped
 
     @cached_property
     def versions(self) -> dict[str, Counter[str]]:
-        """Package -> its versions, and how many runs each made.
-
-        As the manifests of the runs say.
-        """
+        """Package -> its versions in the manifests of the runs -> number of runs."""
         versions: dict[str, Counter[str]] = {}
-        for _, run in self._ended:
+        for _, run in self._finished_runs:
             for name, version in stored_versions(run.path / MANIFEST).items():
                 versions.setdefault(name, Counter())[version] += 1
         return versions
 
     def skipped(self, scenario: str, algorithm: str) -> bool:
-        """Whether runs of a row are left out in a column."""
+        """Whether runs of an algorithm on a scenario were skipped."""
         names = (scenario, algorithm)
         return any(
-            (one.scenario, one.algorithm) == names and one.runs
-            for one in self.index.skipped
+            (entry.scenario, entry.algorithm) == names and entry.runs
+            for entry in self.index.skipped
         )
 
     def unit(self, scenario: str) -> Unit:
-        """How a scenario's metric is shown."""
+        """The unit of a scenario's metric."""
         units = (run.unit for runs in self.runs[scenario].values() for run in runs)
         return next(units, unit_of("accuracy"))
 
     @cached_property
-    def _ended(self) -> Sequence[tuple[Cell, StoredRun]]:
+    def _finished_runs(self) -> Sequence[tuple[Cell, StoredRun]]:
         cells = sorted(self.index.cells, key=lambda cell: cell.seed)
         return [(cell, StoredRun(self.results / cell.run)) for cell in cells]
 
 
 def experiments(results: Path, names: Sequence[str] = ()) -> list[Experiment]:
-    """The experiments of a results directory: all, or those of some names.
+    """Reads all experiments of a results directory, or those with the given names.
 
     Raises:
-        ValueError: there are none, or none of such a name (near ones are suggested).
+        ValueError: the directory has no experiment, or none of a given name; the
+            message suggests similar names.
     """
-    stored = []
+    stored_names = []
     if results.is_dir():
-        stored = sorted(path.parent.name for path in results.glob(f"*/{INDEX}"))
+        stored_names = sorted(path.parent.name for path in results.glob(f"*/{INDEX}"))
     require(
-        bool(stored),
+        bool(stored_names),
         f"there are no results in {results}: it has no EXPERIMENT/{INDEX}; `fedtailor"
         " compare` makes them",
     )
     for name in names:
-        check_choice(name, stored, "experiment", f"ls {results}")
-    return [Experiment.read(results, name) for name in names or stored]
+        check_choice(name, stored_names, "experiment", f"ls {results}")
+    return [Experiment.read(results, name) for name in names or stored_names]

@@ -1,6 +1,6 @@
-"""Figures as PNG and SVG.
+"""Draws figures as PNG and SVG.
 
-Every function takes plain data and returns the two files that it wrote.
+Each public function takes plain data and returns the paths of the two written files.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,13 +29,13 @@ COLORS = (
     "#000000",
     "#8C6D31",
 )
-"""Okabe and Ito's palette, which colour-blind readers can tell apart."""
+"""Okabe and Ito's palette, which colour-blind readers can distinguish."""
 MARKERS = "osD^vP*X"
 LINES = ("-", (0, (5, 1.5)), (0, (1, 1)), "-.")
-"""One for every round through the palette."""
+"""Line styles, one for each pass through the palette."""
 
-MOST_BANDS = 6
-"""How many curves of a figure have bands: more cannot be told apart."""
+MAX_BANDS = 6
+"""Maximum number of curves with bands in a figure; more would be illegible."""
 
 Curve = Mapping[Any, float]
 """x (a number) -> y."""
@@ -47,12 +47,12 @@ Scale = Literal["linear", "log"]
 
 
 def style(number: int) -> dict[str, Any]:
-    """Colour, marker and line of the `number`-th label; 32 of them differ."""
-    turn, place = divmod(number, len(COLORS))
+    """Colour, marker and line style of the `number`-th label; 32 are distinct."""
+    cycle, position = divmod(number, len(COLORS))
     return {
-        "color": COLORS[place],
-        "marker": MARKERS[(place + 3 * turn) % len(MARKERS)],
-        "linestyle": LINES[turn % len(LINES)],
+        "color": COLORS[position],
+        "marker": MARKERS[(position + 3 * cycle) % len(MARKERS)],
+        "linestyle": LINES[cycle % len(LINES)],
     }
 
 
@@ -64,60 +64,66 @@ def lines(
     *,
     columns: int | None = None,
     labels: Sequence[str] | None = None,
-    featured: Sequence[str] | None = None,
+    highlighted: Sequence[str] | None = None,
     x_scale: Scale = "linear",
 ) -> list[Path]:
-    """One panel for each entry: means over seeds, with the range of seeds as a band.
+    """Draws line plots: means over seeds, with the range of seeds as a band.
 
     Args:
-        panels: title -> the curves of a panel.
-        x_label: of all panels.
-        y_label: one for all panels, or one each.
-        path: of the figure, without suffix.
-        columns: panels in a row; all of them by default.
-        labels: a label's place here (by default in the order of appearance) is its
-            colour, marker and line, so that several figures can agree on them.
-        featured: the labels with bands and markers (by default the first `MOST_BANDS`);
-            the others are thin lines behind them.
-        x_scale: of the x axis.
+        panels: title -> curves of the panel.
+        x_label: label of all x axes.
+        y_label: label of all y axes, or one label for each panel.
+        path: path of the figure, without suffix.
+        columns: panels in a row. Defaults to all panels.
+        labels: all labels; the position of a label determines its style, so that
+            several figures can share styles. Defaults to the order of appearance.
+        highlighted: labels with bands and markers; the others are thin lines behind
+            them. Defaults to the first `MAX_BANDS` labels.
+        x_scale: scale of the x axis.
     """
     columns = columns or len(panels)
-    labels = labels or _labels(panels)
-    featured = labels[:MOST_BANDS] if featured is None else featured
+    labels = labels or all_labels(panels)
+    highlighted = labels[:MAX_BANDS] if highlighted is None else highlighted
     y_labels = [y_label] * len(panels) if isinstance(y_label, str) else y_label
-    with _figure(len(panels), columns, path) as (axes, written):
+    with _figure(len(panels), columns, path) as (axes, paths):
         for axis, y, (title, curves) in zip(
             axes, y_labels, panels.items(), strict=True
         ):
             for label, seeds in curves.items():
-                looks = style(labels.index(label))
-                _curve(axis, label, seeds, looks, featured=label in featured)
+                label_style = style(labels.index(label))
+                _plot_curve(
+                    axis, label, seeds, label_style, highlighted=label in highlighted
+                )
             axis.set(title=title, xlabel=x_label, ylabel=y)
             axis.grid(alpha=0.25)
             if x_scale == "log":
-                _logarithmic(axis)
+                _use_log_scale(axis)
         _legend(axes, labels)
-    return written
+    return paths
 
 
-def _curve(
+def _plot_curve(
     axis: Any,
     label: str,
     seeds: Sequence[Curve],
-    looks: dict[str, Any],
+    label_style: dict[str, Any],
     *,
-    featured: bool,
+    highlighted: bool,
 ) -> None:
-    """The mean of one label's curves: with a band, or as a thin line."""
-    x, low, mean, high = _band(seeds)
-    if featured:
-        axis.fill_between(x, low, high, color=looks["color"], alpha=0.15, linewidth=0)
-        thickness = {"linewidth": 1.6, "markersize": 4}
-        every = max(len(x) // 8, 1)
-        axis.plot(x, mean, label=label, markevery=every, **thickness, **looks)
+    """Plots the mean of one label's curves, with a band or as a thin line."""
+    x, low, mean, high = _mean_and_range(seeds)
+    if highlighted:
+        axis.fill_between(
+            x, low, high, color=label_style["color"], alpha=0.15, linewidth=0
+        )
+        line_format = {"linewidth": 1.6, "markersize": 4}
+        marker_step = max(len(x) // 8, 1)
+        axis.plot(
+            x, mean, label=label, markevery=marker_step, **line_format, **label_style
+        )
     else:
         thin = {"linewidth": 0.8, "alpha": 0.6, "zorder": 1, "marker": ""}
-        axis.plot(x, mean, label=label, **looks | thin)
+        axis.plot(x, mean, label=label, **label_style | thin)
 
 
 def scatter(
@@ -128,25 +134,25 @@ def scatter(
     *,
     labels: Sequence[str],
 ) -> list[Path]:
-    """One panel for each entry: label -> one point (x, y) for each seed.
+    """Draws scatter plots of label -> one point (x, y) for each seed.
 
-    The points are drawn small, and their mean large.
+    The mean of a label's points has a larger marker.
     """
-    with _figure(len(panels), len(panels), path) as (axes, written):
+    with _figure(len(panels), len(panels), path) as (axes, paths):
         for axis, x, y, (title, points) in zip(
             axes, x_labels, y_labels, panels.items(), strict=True
         ):
             for label, seeds in points.items():
-                looks = style(labels.index(label))
-                looks |= {"linestyle": "none", "markeredgewidth": 0}
+                label_style = style(labels.index(label))
+                label_style |= {"linestyle": "none", "markeredgewidth": 0}
                 xs, ys = np.array(seeds, float).T
-                axis.plot(xs, ys, markersize=3, alpha=0.35, **looks)
+                axis.plot(xs, ys, markersize=3, alpha=0.35, **label_style)
                 mean = (xs.mean(), ys.mean())
-                axis.plot(*mean, markersize=8, alpha=0.9, label=label, **looks)
+                axis.plot(*mean, markersize=8, alpha=0.9, label=label, **label_style)
             axis.set(title=title, xlabel=x, ylabel=y)
             axis.grid(alpha=0.25)
         _legend(axes, labels)
-    return written
+    return paths
 
 
 def histograms(
@@ -156,19 +162,20 @@ def histograms(
     *,
     labels: Sequence[str],
 ) -> list[Path]:
-    """One panel for each entry, one row for each label, with the mean as a line.
+    """Draws histograms, one row for each label, with the mean as a line.
 
-    Every row is scaled to its own highest count.
+    Each row is scaled to its highest count.
     """
     height = 0.8 + 0.4 * len(labels)
-    with _figure(len(panels), len(panels), path, height) as (axes, written):
+    with _figure(len(panels), len(panels), path, height) as (axes, paths):
         for axis, x_label, (title, values) in zip(
             axes, x_labels, panels.items(), strict=True
         ):
-            every = np.concatenate(list(values.values()))
-            bins = np.histogram_bin_edges(every, bins=25)
+            bins = np.histogram_bin_edges(
+                np.concatenate(list(values.values())), bins=25
+            )
             for label, samples in values.items():
-                # Row r is drawn from y = -r upwards, less than 1 high.
+                # Row r occupies the y from -r to at most 1 - r.
                 row = labels.index(label)
                 counts, _ = np.histogram(samples, bins)
                 mean = float(np.mean(samples))
@@ -188,7 +195,7 @@ def histograms(
             axis.set_yticks(middles, labels if axis is axes[0] else [""] * len(labels))
             axis.tick_params(left=False)
             axis.spines["left"].set_visible(False)
-    return written
+    return paths
 
 
 def error_bars(
@@ -199,23 +206,23 @@ def error_bars(
     *,
     columns: int,
 ) -> list[Path]:
-    """One panel for each entry: label -> points (x, y, deviation), joined by a line.
+    """Draws error bars of label -> points (x, y, deviation), joined by a line.
 
-    The lines are dashed from the second label on. Where all values of x are numbers,
-    the axis is numeric; others stand at equal distances.
+    Lines are dashed from the second label on. If all values of x are numbers, the axis
+    is numeric; otherwise the values are equally spaced.
     """
-    labels = _labels(panels)
-    with _figure(len(panels), columns, path) as (axes, written):
+    labels = all_labels(panels)
+    with _figure(len(panels), columns, path) as (axes, paths):
         for axis, x_label, y_label, (title, curves) in zip(
             axes, x_labels, y_labels, panels.items(), strict=True
         ):
-            every_x = (x for points in curves.values() for x, _, _ in points)
-            names = list(dict.fromkeys(every_x))
-            places, numeric = _places(names)
+            all_x = (x for points in curves.values() for x, _, _ in points)
+            names = list(dict.fromkeys(all_x))
+            positions, is_numeric = _axis_positions(names)
             for label, points in curves.items():
                 number = labels.index(label)
                 axis.errorbar(
-                    [places[names.index(x)] for x, _, _ in points],
+                    [positions[names.index(x)] for x, _, _ in points],
                     [y for _, y, _ in points],
                     [deviation for _, _, deviation in points],
                     label=label,
@@ -226,22 +233,26 @@ def error_bars(
                     linestyle="--" if number else "-",
                 )
             axis.set(title=title, xlabel=x_label, ylabel=y_label)
-            if numeric and min(places) > 0 and max(places) > 20 * min(places):
-                _logarithmic(axis)
+            if (
+                is_numeric
+                and min(positions) > 0
+                and max(positions) > 20 * min(positions)
+            ):
+                _use_log_scale(axis)
             if len(names) <= 8:
-                axis.set_xticks(places, names)
+                axis.set_xticks(positions, names)
             axis.grid(alpha=0.25)
         _legend(axes, labels)
-    return written
+    return paths
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One diagnostic of a method, to be drawn.
+    """One diagnostic of a method.
 
     Attributes:
-        first: of the first seed.
-        seeds: of all seeds.
+        first: the diagnostic of the first seed.
+        seeds: the diagnostics of all seeds.
         groups: [m] true groups of the clients, in the order of their ids.
     """
 
@@ -251,26 +262,32 @@ class Panel:
 
 
 def diagnostics(panels: Mapping[str, Panel], path: Path) -> list[Path]:
-    """One panel for each entry.
+    """Draws one diagnostic in each panel.
 
-    Matrices and trees are those of the first seed; lines are drawn for all seeds.
+    Matrices and trees are drawn for the first seed, lines for all seeds.
     """
     columns = min(len(panels), 3)
-    with _figure(len(panels), columns, path, height=3.6) as (axes, written):
+    with _figure(len(panels), columns, path, height=3.6) as (axes, paths):
         for axis, (title, panel) in zip(axes, panels.items(), strict=True):
             if isinstance(panel.first, MatrixDiagnostic):
-                _matrix(axis, panel.first, panel.groups)
+                _plot_matrix(axis, panel.first, panel.groups)
             elif isinstance(panel.first, TreeDiagnostic):
-                _tree(axis, panel.first)
+                _plot_tree(axis, panel.first)
             else:
-                seeds = [it for it in panel.seeds if isinstance(it, LineDiagnostic)]
-                _quantity(axis, seeds)
+                seeds = [
+                    diagnostic
+                    for diagnostic in panel.seeds
+                    if isinstance(diagnostic, LineDiagnostic)
+                ]
+                _plot_lines(axis, seeds)
             axis.set(title=title)
-    return written
+    return paths
 
 
-def _matrix(axis: Any, diagnostic: MatrixDiagnostic, groups: NDArray[np.int64]) -> None:
-    """Numbers between clients, ordered by group, with lines between groups."""
+def _plot_matrix(
+    axis: Any, diagnostic: MatrixDiagnostic, groups: NDArray[np.int64]
+) -> None:
+    """Plots a matrix between clients, ordered by group, with lines between groups."""
     order = np.argsort(groups, kind="stable")
     lowest = min(0.0, float(np.nanmin(diagnostic.values)))
     image = axis.imshow(
@@ -279,23 +296,23 @@ def _matrix(axis: Any, diagnostic: MatrixDiagnostic, groups: NDArray[np.int64]) 
         vmin=lowest,
         interpolation="nearest",
     )
-    for edge in np.flatnonzero(np.diff(groups[order])) + 0.5:
-        axis.axhline(edge, color="white", linewidth=1)
-        axis.axvline(edge, color="white", linewidth=1)
-    ordered = " (by group)" if np.ptp(groups) else ""
-    axis.set(xlabel="learns from client $j$", ylabel=f"client $i${ordered}")
-    _whole_numbers(axis.xaxis, axis.yaxis)
+    for group_boundary in np.flatnonzero(np.diff(groups[order])) + 0.5:
+        axis.axhline(group_boundary, color="white", linewidth=1)
+        axis.axvline(group_boundary, color="white", linewidth=1)
+    order_note = " (by group)" if np.ptp(groups) else ""
+    axis.set(xlabel="learns from client $j$", ylabel=f"client $i${order_note}")
+    _use_integer_ticks(axis.xaxis, axis.yaxis)
     axis.figure.colorbar(image, ax=axis, label=diagnostic.name, shrink=0.85)
 
 
-def _quantity(axis: Any, seeds: Sequence[LineDiagnostic]) -> None:
-    """One thin line a seed (dots where x are clients), the choice of each marked."""
-    of_clients = seeds[0].x_label == "client"
+def _plot_lines(axis: Any, seeds: Sequence[LineDiagnostic]) -> None:
+    """Plots a line for each seed (dots if x are clients) and marks its chosen x."""
+    is_per_client = seeds[0].x_label == "client"
     for diagnostic in seeds:
         axis.plot(
             diagnostic.x,
             diagnostic.y,
-            "." if of_clients else "-",
+            "." if is_per_client else "-",
             color=COLORS[0],
             linewidth=1.2,
             alpha=0.7,
@@ -308,34 +325,41 @@ def _quantity(axis: Any, seeds: Sequence[LineDiagnostic]) -> None:
             )
     axis.set(xlabel=seeds[0].x_label, ylabel=seeds[0].y_label)
     if all(np.equal(np.mod(diagnostic.x, 1), 0).all() for diagnostic in seeds):
-        _whole_numbers(axis.xaxis)
+        _use_integer_ticks(axis.xaxis)
     axis.grid(alpha=0.25)
 
 
-def _tree(axis: Any, diagnostic: TreeDiagnostic) -> None:
-    """Clusters as lines over rounds, from the split that made them.
+def _plot_tree(axis: Any, diagnostic: TreeDiagnostic) -> None:
+    """Plots clusters as lines over rounds, starting at the split that created them.
 
-    The number at a line's end says how many clients ended in the cluster.
+    The number at the end of a line is the final number of clients in the cluster.
     """
     clusters = len(diagnostic.parent) + 1
     last = float(np.max(diagnostic.round, initial=0)) + 1
     sizes = np.bincount(np.asarray(diagnostic.members, int), minlength=clusters)
     for cluster in range(clusters):
-        # Cluster 0 is there from the start; split s makes cluster s + 1.
-        born = float(diagnostic.round[cluster - 1]) if cluster else 0.0
+        # Cluster 0 exists from the start; split s creates cluster s + 1.
+        creation_round = float(diagnostic.round[cluster - 1]) if cluster else 0.0
         color = style(cluster)["color"]
-        axis.plot([born, last], [cluster, cluster], color=color, linewidth=1.6)
+        axis.plot(
+            [creation_round, last], [cluster, cluster], color=color, linewidth=1.6
+        )
         if cluster:
             parent = int(diagnostic.parent[cluster - 1])
-            axis.plot([born, born], [parent, cluster], color="0.6", linewidth=1)
+            axis.plot(
+                [creation_round, creation_round],
+                [parent, cluster],
+                color="0.6",
+                linewidth=1,
+            )
         axis.annotate(f" {sizes[cluster]}", (last, cluster), va="center")
     axis.set(xlabel="round (right: clients)", ylabel="cluster", xlim=(0, 1.1 * last))
     axis.set_ylim(clusters - 0.5, -0.5)
-    _whole_numbers(axis.xaxis, axis.yaxis)
+    _use_integer_ticks(axis.xaxis, axis.yaxis)
 
 
-def _whole_numbers(*axes: Any) -> None:
-    """Ticks at whole numbers only."""
+def _use_integer_ticks(*axes: Any) -> None:
+    """Places ticks at integers only."""
     for axis in axes:
         axis.get_major_locator().set_params(integer=True)
 
@@ -344,10 +368,10 @@ def _whole_numbers(*axes: Any) -> None:
 def _figure(
     panels: int, columns: int, path: Path, height: float = 3.2
 ) -> Iterator[tuple[list[Any], list[Path]]]:
-    """Axes to draw on, and a list for the files.
+    """Yields axes to draw on, and the list of written paths, which is still empty.
 
-    When the block ends, the figure is saved as `path`.png and `path`.svg, whose paths
-    are put into the list.
+    At the end of the block, the figure is saved as `path`.png and `path`.svg, and their
+    paths are added to the list.
     """
     import matplotlib
 
@@ -358,7 +382,7 @@ def _figure(
         "font.size": 9,
         "axes.spines.top": False,
         "axes.spines.right": False,
-        # With this and without a date, equal figures are equal files.
+        # A fixed salt and no date make equal figures equal files.
         "svg.hashsalt": "fedtailor",
     }
     rows = -(-panels // columns)
@@ -370,21 +394,21 @@ def _figure(
             squeeze=False,
             layout="constrained",
         )
-        for spare in axes.flat[panels:]:
-            spare.set_visible(False)
-        written: list[Path] = []
-        yield list(axes.flat[:panels]), written
+        for unused_axis in axes.flat[panels:]:
+            unused_axis.set_visible(False)
+        paths: list[Path] = []
+        yield list(axes.flat[:panels]), paths
         path.parent.mkdir(parents=True, exist_ok=True)
         for suffix in (".png", ".svg"):
             target = path.with_name(path.name + suffix)
             metadata = {"Date": None} if suffix == ".svg" else None
             figure.savefig(target, dpi=150, metadata=metadata)
-            written.append(target)
+            paths.append(target)
         plt.close(figure)
 
 
 def _legend(axes: Sequence[Any], labels: Sequence[str]) -> None:
-    """One legend for all panels below them, in the order of `labels`."""
+    """Adds one legend below all panels, in the order of `labels`."""
     handles = {
         name: handle
         for axis in axes
@@ -392,7 +416,7 @@ def _legend(axes: Sequence[Any], labels: Sequence[str]) -> None:
     }
     names = [label for label in labels if label in handles]
     figure = axes[0].figure
-    # A name takes about two inches. The figure grows by the height of the legend.
+    # A name needs about two inches. The figure grows by the height of the legend.
     columns = min(len(names), max(int(figure.get_figwidth() / 2), 2), 6)
     rows = -(-len(names) // columns)
     figure.set_figheight(figure.get_figheight() + 0.2 * rows)
@@ -405,8 +429,8 @@ def _legend(axes: Sequence[Any], labels: Sequence[str]) -> None:
     )
 
 
-def _logarithmic(axis: Any) -> None:
-    """A logarithmic x with few and plain ticks: 1, 2, 5, 10, 20, ..."""
+def _use_log_scale(axis: Any) -> None:
+    """Makes the x axis logarithmic with ticks at 1, 2, 5, 10, 20, ..."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     axis.set_xscale("log")
@@ -415,26 +439,26 @@ def _logarithmic(axis: Any) -> None:
     axis.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _labels(panels: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def all_labels(panels: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """All labels in the order of appearance."""
     labels = (label for entries in panels.values() for label in entries)
     return list(dict.fromkeys(labels))
 
 
-def _places(names: Sequence[str]) -> tuple[list[float], bool]:
-    """Where values stand on an axis, and whether they are numbers."""
+def _axis_positions(names: Sequence[str]) -> tuple[list[float], bool]:
+    """Positions of values on an axis, and whether the values are numbers."""
     try:
         return [float(name) for name in names], True
     except ValueError:
-        return [float(place) for place in range(len(names))], False
+        return [float(position) for position in range(len(names))], False
 
 
-def _band(
+def _mean_and_range(
     seeds: Sequence[Curve],
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """x, lowest, mean and highest y over seeds.
+    """Returns x, and the minimum, mean and maximum of y over seeds.
 
-    Curves with other x are interpolated where the first one has its points.
+    The curves are interpolated at the points of the first one.
     """
     x = np.array(list(seeds[0]), float)
     y = np.stack([np.interp(x, list(seed), list(seed.values())) for seed in seeds])

@@ -1,4 +1,4 @@
-"""What a comparison says of a run: means over clients in several senses."""
+"""Measures of a run: several kinds of means over clients."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,18 +10,18 @@ from fedtailor.report.stored import StoredRun
 
 @dataclass(frozen=True)
 class Measure:
-    """One number of a run, computed from test data only, of personal models.
+    """One number of a run, computed from the personal models on test data.
 
     Attributes:
-        title: what a table of it is called.
-        header: a column's header, two short lines at most.
-        of: run -> the number, in stored units; None where the run does not have it.
-        warning: what every column must say, where it may be misread.
+        title: title of a table of the measure.
+        header: header of a column, at most two short lines.
+        compute: run -> the number in stored units, or None if the run does not have it.
+        warning: a warning to put into each column's header, or "".
     """
 
     title: str
     header: str
-    of: Callable[[StoredRun], float | None]
+    compute: Callable[[StoredRun], float | None]
     warning: str = ""
 
 
@@ -34,10 +34,10 @@ def weighted(run: StoredRun) -> float | None:
 
 
 def largest_decile(run: StoredRun) -> float | None:
-    """Mean over the tenth of the seen clients with most training samples.
+    """Mean over the 10 % of the seen clients with the most training samples.
 
-    It is weighted by test samples, and has at least one client. Of equally large
-    clients the earlier ones in the federation count.
+    The mean is weighted by test samples and is over at least one client. Among equally
+    large clients, the first ones in the federation's order are used.
     """
     scores = run.scores()
     if not len(scores):
@@ -49,33 +49,30 @@ def largest_decile(run: StoredRun) -> float | None:
 
 
 def unseen(run: StoredRun) -> float | None:
-    """Mean over clients that never took part."""
+    """Mean over clients that never took part in training."""
     values = run.scores(unseen=True)["value"].to_numpy()
     return float(values.mean()) if len(values) else None
 
 
 def best_on_val(run: StoredRun) -> float | None:
-    """Test mean after the round that is best on the clients' validation data.
-
-    Of equally good rounds the first one counts.
-    """
+    """Test mean after the first round with the best mean on validation data."""
     val, test = run.curve("val"), run.curve()
     return test[best_round(run, val)] if val and test else None
 
 
 def best_round(run: StoredRun, curve: Mapping[int, float]) -> int:
-    """The first round where a curve of the run's metric is best."""
+    """The first round in which a curve of the run's metric is best."""
     best = max if run.unit.higher_is_better else min
     return best(curve, key=curve.__getitem__)
 
 
 def best_on_test(run: StoredRun) -> float | None:
-    """Test mean after the round that is best on test: too good by the choice."""
+    """Test mean after the best round on test data, which is optimistically biased."""
     curve = run.curve()
     return curve[best_round(run, curve)] if curve else None
 
 
-def _of_spread(name: str) -> Callable[[StoredRun], float | None]:
+def _spread_measure(name: str) -> Callable[[StoredRun], float | None]:
     def measure(run: StoredRun) -> float | None:
         return run.spread()[name] if run.is_tested else None
 
@@ -83,15 +80,15 @@ def _of_spread(name: str) -> Callable[[StoredRun], float | None]:
 
 
 MEASURES: Mapping[str, Measure] = {
-    "mean": Measure("mean over clients", "mean", _of_spread("mean")),
+    "mean": Measure("mean over clients", "mean", _spread_measure("mean")),
     "weighted": Measure(
         "mean over clients, weighted by test samples", "weighted\nmean", weighted
     ),
-    "worst": Measure("worst client", "worst\nclient", _of_spread("worst")),
+    "worst": Measure("worst client", "worst\nclient", _spread_measure("worst")),
     "worst10": Measure(
-        "mean over the worst 10 % of clients", "worst\n10 %", _of_spread("worst10")
+        "mean over the worst 10 % of clients", "worst\n10 %", _spread_measure("worst10")
     ),
-    "std": Measure("standard deviation over clients", "std", _of_spread("std")),
+    "std": Measure("standard deviation over clients", "std", _spread_measure("std")),
     "largest10": Measure(
         "mean over the 10 % of clients with most training samples, weighted by test"
         " samples",
@@ -110,8 +107,8 @@ MEASURES: Mapping[str, Measure] = {
         warning="max over rounds on test",
     ),
 }
-"""By name.
+"""All measures by name.
 
-The last round counts unless the title says otherwise; for losses, the worst is the
-highest.
+They use the values after the last round unless the title says otherwise. The worst loss
+is the highest.
 """

@@ -1,4 +1,4 @@
-"""A run directory, read back."""
+"""Reads a run directory."""
 
 import json
 import tomllib
@@ -38,19 +38,19 @@ _SETTINGS = {
     "model": ("architecture", "loss", "input_shape", "outputs", "dtype"),
     "data": ("name", "clients"),
 }
-"""What every manifest says."""
+"""Settings that every manifest has."""
 
 
 @dataclass(frozen=True)
 class StoredRun:
-    """The measurements of one run that has ended.
+    """The results of one finished run. Files are read when they are first used.
 
     Attributes:
-        path: its directory.
+        path: directory of the run.
 
     Raises:
-        ValueError: the directory holds no run that has ended; later, one of its files
-            is missing or damaged.
+        ValueError: the directory holds no finished run. Reading a property raises it if
+            a file is missing or damaged.
     """
 
     path: Path
@@ -63,23 +63,24 @@ class StoredRun:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """The run in numbers, or why it diverged."""
+        """The summary of the run, or the reason why it diverged."""
         summary: Any = read_text(self.path / SUMMARY, json.loads, "repeat the run")
         require(
             not isinstance(summary, dict) or is_sealed(summary),
             f"{self.path / SUMMARY} is damaged; repeat the run",
         )
-        ended = isinstance(summary, dict) and (
+        is_summary = isinstance(summary, dict) and (
             "diverged" in summary or isinstance(summary.get("metric"), str)
         )
         require(
-            ended, f"{self.path / SUMMARY} is not the summary of a run; repeat the run"
+            is_summary,
+            f"{self.path / SUMMARY} is not the summary of a run; repeat the run",
         )
         return summary
 
     @property
     def diverged(self) -> bool:
-        """Whether it ended in a model that became NaN or infinite."""
+        """Whether a model became NaN or infinite."""
         return "diverged" in self.summary
 
     @cached_property
@@ -87,11 +88,11 @@ class StoredRun:
         """Settings, data and versions."""
         require_unchanged(self.path / MANIFEST, self.summary)
         manifest: Any = read_text(self.path / MANIFEST, tomllib.loads, "repeat the run")
-        # Manifests of version 0.1 have no digest that would show damage.
+        # Manifests of version 0.1 have no digest that detects damage.
         for name, settings in _SETTINGS.items():
             table = manifest.get(name)
-            stored = table if isinstance(table, dict) else {}
-            missing = [key for key in settings if key not in stored]
+            stored_settings = table if isinstance(table, dict) else {}
+            missing = [key for key in settings if key not in stored_settings]
             require(
                 not missing,
                 f"{self.path / MANIFEST} has no {' and '.join(missing)} in [{name}];"
@@ -101,57 +102,62 @@ class StoredRun:
 
     @property
     def seed(self) -> int:
-        """The seed of everything random."""
+        """The random seed of the run."""
         return self.manifest["run"]["seed"]
 
     @property
     def method(self) -> str:
-        """The name of the method ("fedavg"), whatever its row is called."""
+        """The name of the method, such as "fedavg"; the label of its row may differ."""
         return self.manifest["algorithm"]["name"]
 
     @cached_property
     def clients(self) -> pl.DataFrame:
-        """One row a client.
+        """All clients, one row for each.
 
-        The columns are client, group (null where there are none), unseen, and the
+        The columns are client, group (null if there are no groups), unseen, and the
         numbers of train, val and test samples.
         """
         return self._table(CLIENTS)
 
     @cached_property
+    def seen_clients(self) -> pl.DataFrame:
+        """The rows of `clients` that are not unseen."""
+        return self.clients.filter(~pl.col("unseen"))
+
+    @cached_property
     def metrics(self) -> pl.DataFrame:
-        """round, client, unseen, split, metric, value."""
+        """All evaluations: columns round, client, unseen, split, metric and value."""
         return self._table(METRICS)
 
     @cached_property
     def ledger(self) -> Ledger:
-        """What travelled, the delivery of the final models included."""
+        """The traffic, including the delivery of the final models."""
         return Ledger.from_frame(self._table(LEDGER))
 
     @cached_property
     def diagnostics(self) -> dict[str, Diagnostic]:
-        """What the method told about itself in the end, by name."""
+        """The diagnostics of the method at the end of the run, by name."""
         for name in (DIAGNOSTICS, ARRAYS):
             require_unchanged(self.path / name, self.summary)
         try:
             diagnostics = read_diagnostics(self.path)
         except OSError as error:
-            raise _unreadable(self.path, error) from None
+            raise _read_error(self.path, error) from None
         return {diagnostic.name: diagnostic for diagnostic in diagnostics}
 
     @cached_property
     def rows(self) -> pl.DataFrame | None:
-        """client, row, loss and prediction of every test row in the end.
+        """Client, row, loss and prediction of every test row at the end of the run.
 
-        None where the run did not keep them.
+        None if the run has not stored them.
         """
         return self._table(ROWS) if (self.path / ROWS).exists() else None
 
     @cached_property
     def baseline(self) -> "StoredBaseline | None":
-        """What a model that learns nothing reaches by the run's metric.
+        """The results of a model that ignores the inputs, in the run's metric.
 
-        None where the run does not say it.
+        None if the run has not stored them.
         """
         if not (self.path / BASELINE).exists():
             return None
@@ -160,12 +166,12 @@ class StoredRun:
 
     @property
     def warnings(self) -> list[str]:
-        """What must be known of the test rows, where the run kept them."""
+        """Warnings about the test rows, if the run has stored any."""
         return [str(warning) for warning in self.summary.get("warnings", ())]
 
     @property
     def metric(self) -> str:
-        """What the run is judged by, such as "accuracy"."""
+        """The metric of the run, such as "accuracy"."""
         return self.summary["metric"]
 
     @property
@@ -180,26 +186,24 @@ class StoredRun:
 
     @property
     def unit(self) -> Unit:
-        """How `metric` is shown."""
+        """The unit of `metric`."""
         return unit_of(self.metric)
 
     @cached_property
     def is_tested(self) -> bool:
-        """Whether a seen client has the metric on test.
-
-        Without test rows, for example, none has.
-        """
+        """Whether any seen client has a value of the metric on test data."""
         return not self._scores("test", unseen=False).is_empty()
 
     def curve(self, split: str = "test", metric: str | None = None) -> dict[int, float]:
-        """Mean of a metric over the seen clients, by number of rounds done.
+        """Mean of a metric over the seen clients after each evaluated round.
 
         Args:
             split: train, val or test.
-            metric: its name; the run's own by default.
+            metric: name of the metric. Defaults to the run's metric.
 
         Returns:
-            In ascending order of rounds; empty where no client has the metric.
+            Number of rounds -> mean, in ascending order; empty if no client has the
+            metric.
         """
         scores = self._scores(split, unseen=False, metric=metric).drop_nulls("value")
         if scores.is_empty():
@@ -208,22 +212,22 @@ class StoredRun:
         rounds, starts, counts = np.unique(
             scores["round"].to_numpy(), return_index=True, return_counts=True
         )
-        # Not by polars' groups: their threads add in any order, and a run would not
-        # always reach its own best again.
+        # Polars' group_by adds in a random order, so that results would differ in their
+        # last bits from call to call.
         sums = np.add.reduceat(scores["value"].to_numpy(), starts)
         return dict(zip(rounds.tolist(), (sums / counts).tolist(), strict=True))
 
     def scores(self, *, unseen: bool = False) -> pl.DataFrame:
-        """The metric on test after the last evaluation, one row a client.
+        """The last values of the metric on test, one row for each client.
 
         Returns:
-            value, and the columns of `clients`.
+            A table with the column value and the columns of `clients`.
         """
         last = self.last("test", unseen=unseen).select("client", "value")
         return last.join(self.clients, on="client", how="left", maintain_order="left")
 
     def last(self, split: str, *, unseen: bool = False) -> pl.DataFrame:
-        """The metric of clients on a split after the last evaluation.
+        """The last values of the metric on a split.
 
         Returns:
             Rows of `metrics`.
@@ -233,7 +237,7 @@ class StoredRun:
         )
 
     def after(self, split: str, rounds: Collection[int]) -> pl.DataFrame:
-        """The metric of seen clients on a split after some rounds.
+        """The metric of seen clients on a split after the given rounds.
 
         Returns:
             Rows of `metrics`.
@@ -243,19 +247,16 @@ class StoredRun:
         )
 
     def spread(self) -> dict[str, float]:
-        """Mean, worst, worst10 and std of `scores` over the seen clients.
-
-        NaN where there are none.
-        """
+        """Mean, worst, worst10 and std of `scores` over the seen clients, or NaN."""
         return spread(self.scores()["value"].to_numpy(), self.unit.higher_is_better)
 
     @property
     def mean_samples(self) -> float:
-        """Training samples of a seen client, the mean over clients."""
-        return float(self.clients.filter(~pl.col("unseen"))["train"].to_numpy().mean())
+        """Mean number of training samples of a seen client."""
+        return float(self.seen_clients["train"].to_numpy().mean())
 
     def by_time(self, system: Wireless) -> dict[float, float]:
-        """`curve` by time over a wireless network."""
+        """`curve` as a function of time over a wireless network."""
         curve = self.curve()
         times = system.times(
             self.ledger.frame(), list(curve), samples=self.mean_samples
@@ -263,56 +264,49 @@ class StoredRun:
         return dict(zip(times, curve.values(), strict=True))
 
     def by_bytes(self) -> dict[float, float]:
-        """`curve` by bytes sent down (multicast) and up until then.
+        """`curve` as a function of the bytes sent down (multicast) and up until then.
 
-        Those of a probe before the first round are included.
+        The bytes of a probe before the first round are included.
         """
         curve = self.curve()
-        spent = np.zeros(max(curve, default=0) + 1)  # [rounds done]
-        # The delivery comes after the last round: it is past the end of `spent`.
+        bytes_sent = np.zeros(max(curve, default=0) + 1)  # [rounds done]
+        # The delivery comes after the last round, so its slice is empty.
         for entry in self.ledger.entries:
-            spent[entry.round + 1 :] += entry.bytes_multicast
-        return {float(spent[done]): value for done, value in curve.items()}
+            bytes_sent[entry.round + 1 :] += entry.bytes_multicast
+        return {float(bytes_sent[done]): value for done, value in curve.items()}
 
     @cached_property
-    def silent(self) -> bool:
-        """Whether nothing travelled in training."""
+    def is_silent(self) -> bool:
+        """Whether nothing was sent in training."""
         rounds = (entry for entry in self.ledger.entries if entry.phase == "round")
         return not any(entry.bytes_multicast for entry in rounds)
 
     def groups(self) -> NDArray[np.int64]:
-        """The true group [m] of every seen client, zeros where there are none.
-
-        The clients are in the order of their ids, as in the server's tables.
-        """
-        seen = self.clients.filter(~pl.col("unseen"))
-        # The frame lists clients as the federation does.
-        order = np.argsort(client_ids(tuple(seen["client"])))
-        return seen["group"].fill_null(0).to_numpy()[order]
+        """The true groups [m] of the seen clients in the order of ids; 0 if unknown."""
+        # `clients` has the order of the federation.
+        order = np.argsort(client_ids(tuple(self.seen_clients["client"])))
+        return self.seen_clients["group"].fill_null(0).to_numpy()[order]
 
     def _scores(
         self, split: str, *, unseen: bool, metric: str | None = None
     ) -> pl.DataFrame:
-        wanted = (
+        is_selected = (
             (pl.col("metric") == (metric or self.metric))
             & (pl.col("split") == split)
             & (pl.col("unseen") == unseen)
         )
-        return self.metrics.filter(wanted)
+        return self.metrics.filter(is_selected)
 
     def _table(self, name: str) -> pl.DataFrame:
         require_unchanged(self.path / name, self.summary)
         try:
             return read_parquet(self.path / name)
         except (OSError, pl.exceptions.PolarsError) as error:
-            raise _unreadable(self.path / name, error) from None
+            raise _read_error(self.path / name, error) from None
 
 
-def _unreadable(path: Path, error: BaseException) -> ValueError:
-    """What to say of a file of a run that was not read.
-
-    Only a file that is there and can be opened may be damaged.
-    """
+def _read_error(path: Path, error: BaseException) -> ValueError:
+    """The error for a file of a run that is missing, unreadable or damaged."""
     if isinstance(error, FileNotFoundError) and error.errno is not None:
         return ValueError(f"{path} is missing; repeat the run")
     if isinstance(error, OSError) and error.errno is not None:
@@ -322,23 +316,20 @@ def _unreadable(path: Path, error: BaseException) -> ValueError:
 
 
 class StoredBaseline(StoredRun):
-    """What a model that learns nothing reaches on a run's data.
-
-    It is measured as the run is.
-    """
+    """The results of a model that ignores the inputs, on the data of a run."""
 
     @cached_property
     def metrics(self) -> pl.DataFrame:
-        """As a run's, of round 0."""
+        """The evaluations of the baseline, after round 0."""
         return self._table(BASELINE)
 
     @property
     def is_known(self) -> bool:
-        """Whether the run's metric follows from labels alone."""
+        """Whether the baseline has the run's metric on test data."""
         metrics = self.metrics
         on_test = (pl.col("metric") == self.metric) & (pl.col("split") == "test")
         return not metrics.filter(on_test).is_empty()
 
 
 Runs = Mapping[str, Mapping[str, Sequence[StoredRun]]]
-"""Scenario -> algorithm -> its runs, one a seed (none that diverged)."""
+"""Scenario -> algorithm -> its runs that did not diverge, one for each seed."""

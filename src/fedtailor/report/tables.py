@@ -15,15 +15,14 @@ from fedtailor.protocol import require
 
 @dataclass(frozen=True)
 class Number:
-    """A cell that is a number: a mean over runs, as a rule.
+    """A numeric cell, usually a mean over runs.
 
     Attributes:
-        mean: in the unit in which it is shown; NaN where no run has one.
-        text: how it is shown to people.
-        std: sample deviation over runs; None for a single run, or where it is not of
-            interest.
-        runs: over how many runs; None where it is not of interest.
-        diverged: how many further runs diverged.
+        mean: the number in the displayed unit; NaN if no run has a value.
+        text: the displayed text.
+        std: sample standard deviation over runs, or None.
+        runs: number of runs of the mean, or None.
+        diverged: number of other runs, which diverged.
     """
 
     mean: float
@@ -41,16 +40,16 @@ Cell = str | Number
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under columns, with a title.
+    """A table with a title.
 
     Attributes:
-        title: one line.
-        columns: [c] headers, of several lines on a terminal.
+        title: title, one line.
+        columns: [c] headers; a terminal shows their line breaks.
         rows: [r][c] cells.
-        text: how many columns, from the left, are text and no numbers.
-        higher_is_better: by the place of a column, for those whose best number is to be
-            marked (in LaTeX).
-        note: what a reader must know to read the headers, one line.
+        text: number of text columns; they come before the numeric columns.
+        higher_is_better: index of a column -> direction, for columns whose best number
+            is marked (in LaTeX).
+        note: explanation of the headers, one line, or "".
     """
 
     title: str
@@ -69,52 +68,51 @@ class Table:
             )
 
     def show(self) -> None:
-        """Print on the terminal.
-
-        Labels are shown as they are: square brackets and colons are no markup.
-        """
+        """Prints the table. Labels are not interpreted as Rich's markup."""
         from rich import box
         from rich.console import Console
         from rich.measure import Measurement
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        shown = RichTable(
+        rich_table = RichTable(
             box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True
         )
         for number, column in enumerate(self.columns):
             justify = "left" if number < self.text else "right"
-            shown.add_column(Text(column), justify=justify, overflow="fold")
+            rich_table.add_column(Text(column), justify=justify, overflow="fold")
         for row in self.rows:
-            shown.add_row(*(Text(str(cell)) for cell in row))
+            rich_table.add_row(*(Text(str(cell)) for cell in row))
         console = Console()
         if not console.is_terminal:
-            # A pipe has no width of its own: nothing is to be wrapped there.
+            # A pipe has no width, so nothing is wrapped.
             unlimited = console.options.update(width=10_000)
-            needed = Measurement.get(console, unlimited, shown).maximum
-            console.width = max(len(self.title), len(self.note), needed)
+            required_width = Measurement.get(console, unlimited, rich_table).maximum
+            console.width = max(len(self.title), len(self.note), required_width)
         console.print(Text(self.title, "italic"))
-        console.print(shown)
+        console.print(rich_table)
         if self.note:
             console.print(Text(self.note, "dim"))
 
     def markdown(self) -> str:
-        """As Markdown."""
+        """Converts the table to Markdown."""
         numbers = len(self.columns) - self.text
         alignment = ["---"] * self.text + ["---:"] * numbers
-        rows = [_piped(row) for row in (_flat(self.columns), alignment, *self.rows)]
+        rows = [
+            _markdown_row(row)
+            for row in (_header_lines(self.columns), alignment, *self.rows)
+        ]
         note = [self.note, ""] if self.note else []
-        return "\n".join([f"**{_line(self.title)}**", "", *rows, "", *note])
+        return "\n".join([f"**{_on_one_line(self.title)}**", "", *rows, "", *note])
 
     def csv(self) -> str:
-        """As comma-separated values.
+        """Converts the table to comma-separated values.
 
-        A column of numbers holds nothing but numbers, and empty cells where there are
-        none. Deviations, numbers of runs, and runs that diverged stand in columns of
-        their own, where there are any.
+        A numeric column contains only numbers and empty cells. Deviations, numbers of
+        runs, and numbers of diverged runs have separate columns if there are any.
         """
         columns: dict[str, list[str]] = {}
-        for number, header in enumerate(_flat(self.columns)):
+        for number, header in enumerate(_header_lines(self.columns)):
             columns |= _csv_columns(header, [row[number] for row in self.rows])
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
@@ -123,18 +121,21 @@ class Table:
         return text.getvalue()
 
     def latex(self) -> str:
-        """As a LaTeX tabular, which needs no package.
+        """Converts the table to a LaTeX tabular, which needs no package.
 
-        The best number of a column is bold, and those that are shown equally with it.
+        The best number of a column is bold, and so are numbers with the same text.
         """
         best = {
             (row, column)
-            for column, higher in self.higher_is_better.items()
-            for row in self._best(column, higher)
+            for column, higher_is_better in self.higher_is_better.items()
+            for row in self._best(column, higher_is_better)
         }
-        lines = [" & ".join(map(_escaped, _flat(self.columns))) + r" \\", r"\hline"]
+        lines = [
+            " & ".join(map(_latex_text, _header_lines(self.columns))) + r" \\",
+            r"\hline",
+        ]
         for r, row in enumerate(self.rows):
-            cells = [_escaped(cell) for cell in row]
+            cells = [_latex_text(cell) for cell in row]
             for c in range(len(cells)):
                 if (r, c) in best:
                     cells[c] = rf"\textbf{{{cells[c]}}}"
@@ -142,7 +143,11 @@ class Table:
         alignment = "l" * self.text + "r" * (len(self.columns) - self.text)
         return "\n".join(
             [
-                *(f"% {_line(text)}" for text in (self.title, self.note) if text),
+                *(
+                    f"% {_on_one_line(text)}"
+                    for text in (self.title, self.note)
+                    if text
+                ),
                 rf"\begin{{tabular}}{{{alignment}}}",
                 r"\hline",
                 *lines,
@@ -153,83 +158,75 @@ class Table:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: title, note and rows, each a dict by column.
+        """Converts the table to a dict for JSON, with rows as dicts by header.
 
-        Numbers with a deviation or runs are dicts, too.
+        Numbers with a deviation or a number of runs are dicts.
         """
-        headers = _flat(self.columns)
+        headers = _header_lines(self.columns)
         rows = [
-            {name: _plain(cell) for name, cell in zip(headers, row, strict=True)}
+            {name: _json_value(cell) for name, cell in zip(headers, row, strict=True)}
             for row in self.rows
         ]
         return {"title": self.title, "note": self.note, "rows": rows}
 
-    def _best(self, column: int, higher: bool) -> list[int]:
-        """The rows whose number in a column is the best.
-
-        Means over fewer runs than others have do not take part.
-        """
-        numbers: dict[int, Number] = {}
-        for place, row in enumerate(self.rows):
-            cell = row[column]
-            if not isinstance(cell, Number) or cell.diverged:
-                continue
-            if math.isfinite(cell.mean):
-                numbers[place] = cell
-        # A mean over the lucky seeds only would win too easily.
+    def _best(self, column: int, higher_is_better: bool) -> list[int]:
+        """The indices of the rows with the best number in a column."""
+        numbers = {
+            row_index: cell
+            for row_index, row in enumerate(self.rows)
+            if isinstance(cell := row[column], Number)
+            and not cell.diverged
+            and math.isfinite(cell.mean)
+        }
+        # Means over fewer runs are not comparable: they may omit difficult seeds.
         runs = max((number.runs or 0 for number in numbers.values()), default=0)
         numbers = {
-            place: number
-            for place, number in numbers.items()
+            row_index: number
+            for row_index, number in numbers.items()
             if (number.runs or 0) == runs
         }
-        # A single number is not the best of anything.
+        # A single number is not marked.
         if len(numbers) < 2:
             return []
 
-        def shown_mean(number: Number) -> str:
+        def displayed_mean(number: Number) -> str:
             return number.text.partition(" ")[0]
 
-        # What a reader sees as equal is marked as equal.
-        choose = max if higher else min
-        best = choose(numbers.values(), key=lambda number: number.mean)
+        # Mark all numbers with the same displayed text.
+        select = max if higher_is_better else min
+        best = select(numbers.values(), key=lambda number: number.mean)
         return [
-            place
-            for place, number in numbers.items()
-            if shown_mean(number) == shown_mean(best)
+            row_index
+            for row_index, number in numbers.items()
+            if displayed_mean(number) == displayed_mean(best)
         ]
 
 
 def mean_of(
     values: Sequence[float], digits: int = 3, *, deviation: bool = True
 ) -> Number:
-    """The mean of one or more values over runs, as a cell.
+    """A cell with the mean over runs, such as "0.901 ± 0.012".
 
-    It has their sample deviation (if wanted) where there are two values or more.
+    Args:
+        values: one value for each run, at least one.
+        digits: number of decimals.
+        deviation: whether to add the sample standard deviation and the number of runs.
+            A single value has no deviation.
     """
     mean = float(np.mean(values))
+    text = f"{mean:.{digits}f}"
     if not deviation:
-        return Number(mean, f"{mean:.{digits}f}")
-    std = float(np.std(values, ddof=1)) if len(values) > 1 else None
-    return Number(mean, mean_and_deviation(values, digits), std, len(values))
-
-
-def mean_and_deviation(values: Sequence[float], digits: int = 3) -> str:
-    """Mean and sample deviation over seeds, such as "0.901 ± 0.012".
-
-    A single seed has no deviation.
-    """
-    mean = f"{np.mean(values):.{digits}f}"
+        return Number(mean, text)
     if len(values) < 2:
-        return mean
-    std = np.std(values, ddof=1)
-    return f"{mean} ± {std:.{digits}f}"
+        return Number(mean, text, runs=len(values))
+    std = float(np.std(values, ddof=1))
+    return Number(mean, f"{text} ± {std:.{digits}f}", std, len(values))
 
 
 def published(figure: str | float) -> Cell:
-    """A figure of a source as a cell: "76.7 ± 4.0", 68.2, or any other text.
+    """Converts a published figure, such as "76.7 ± 4.0" or 68.2, to a cell.
 
-    Text that is no number stays as it is.
+    Text that is not a number is returned unchanged.
     """
     text = str(figure)
     number, plus_minus = r"(-?\d*\.?\d+)\s*%?", r"(?:±|\+-|\+/-)\s*(\d*\.?\d+)\s*%?"
@@ -241,32 +238,32 @@ def published(figure: str | float) -> Cell:
 
 
 def _csv_columns(header: str, cells: Sequence[Cell]) -> dict[str, list[str]]:
-    """A column as those of a CSV file: header -> texts."""
+    """Converts a column to one or more columns of a CSV file: header -> texts."""
     numbers = [cell if isinstance(cell, Number) else None for cell in cells]
-    known = [number for number in numbers if number is not None]
-    if not known:
+    present = [number for number in numbers if number is not None]
+    if not present:
         return {header: [str(cell) for cell in cells]}
 
     def column(text_of: Callable[[Number], str], missing: str) -> list[str]:
         return [missing if number is None else text_of(number) for number in numbers]
 
-    columns = {header: column(lambda number: _digits(number.mean), "")}
-    if any(number.std is not None for number in known):
-        columns[f"{header} std"] = column(lambda number: _digits(number.std), "")
-    if any(number.runs is not None for number in known):
+    columns = {header: column(lambda number: _precise_text(number.mean), "")}
+    if any(number.std is not None for number in present):
+        columns[f"{header} std"] = column(lambda number: _precise_text(number.std), "")
+    if any(number.runs is not None for number in present):
         columns[f"{header} runs"] = column(lambda number: str(number.runs or 0), "0")
-    if any(number.diverged for number in known):
+    if any(number.diverged for number in present):
         columns[f"{header} diverged"] = column(lambda number: str(number.diverged), "0")
     return columns
 
 
-def _digits(value: float | None) -> str:
-    """A number as text that loses nothing of interest; empty for none and for NaN."""
+def _precise_text(value: float | None) -> str:
+    """Formats a number with ten significant digits; None and NaN become ""."""
     return "" if value is None or math.isnan(value) else f"{value:.10g}"
 
 
-def _plain(cell: Cell) -> Any:
-    """A cell as JSON knows it: text, a number, or a dict of mean, std and runs."""
+def _json_value(cell: Cell) -> Any:
+    """Converts a cell for JSON: text, a number, or a dict of mean, std and runs."""
     if isinstance(cell, str):
         return cell
     mean = cell.mean if math.isfinite(cell.mean) else None
@@ -275,28 +272,28 @@ def _plain(cell: Cell) -> Any:
     return {"mean": mean, "std": cell.std, "runs": cell.runs, "diverged": cell.diverged}
 
 
-def _piped(cells: Sequence[Cell]) -> str:
-    texts = [_line(str(cell)).replace("|", r"\|") for cell in cells]
+def _markdown_row(cells: Sequence[Cell]) -> str:
+    texts = [_on_one_line(str(cell)).replace("|", r"\|") for cell in cells]
     return f"| {' | '.join(texts)} |"
 
 
-def _line(text: str) -> str:
-    """Text without line ends, which labels of a file may have."""
+def _on_one_line(text: str) -> str:
+    """Replaces all whitespace by single spaces: labels may have line breaks."""
     return " ".join(text.split())
 
 
-def _flat(headers: Sequence[str]) -> list[str]:
-    """Headers on one line."""
-    return [_line(header) for header in headers]
+def _header_lines(headers: Sequence[str]) -> list[str]:
+    """The headers without line breaks."""
+    return [_on_one_line(header) for header in headers]
 
 
-def _escaped(cell: Cell) -> str:
-    return _line(str(cell)).translate(_LATEX)
+def _latex_text(cell: Cell) -> str:
+    return _on_one_line(str(cell)).translate(_LATEX)
 
 
 _LATEX = str.maketrans(
     {
-        **{plain: rf"\{plain}" for plain in "_%&#${}"},
+        **{character: rf"\{character}" for character in "_%&#${}"},
         "\\": r"\textbackslash{}",
         "~": r"\textasciitilde{}",
         "^": r"\textasciicircum{}",

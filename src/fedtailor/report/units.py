@@ -1,4 +1,4 @@
-"""How metrics are shown."""
+"""Units in which metrics are displayed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from fedtailor.report.tables import Number, mean_of
 
 @dataclass(frozen=True)
 class Unit:
-    """How a metric is shown.
+    """The unit and format in which a metric is displayed.
 
     Attributes:
-        label: what an axis or a title says.
-        scale: factor from stored to shown values.
-        digits: after the point.
-        higher_is_better: whether it is.
+        label: label of an axis or a title.
+        scale: factor from stored to displayed values.
+        digits: number of decimals.
+        higher_is_better: direction of the metric.
     """
 
     label: str
@@ -29,24 +29,21 @@ class Unit:
         return f"{self.label} ({'↑' if self.higher_is_better else '↓'} better)"
 
     def number(self, values: Sequence[float]) -> Number:
-        """Mean and deviation over seeds, in the unit that is shown."""
+        """A cell with mean and deviation of stored values over seeds."""
         return mean_of([self.scale * value for value in values], self.digits)
 
     def text(self, values: Sequence[float]) -> str:
-        """The same as text: "82.8 ± 1.7"."""
+        """Mean and deviation of stored values as text, such as "82.8 ± 1.7"."""
         return self.number(values).text
 
     def signed(self, value: float) -> str:
-        """A difference in the unit that is shown, with its sign.
-
-        What is rounded to zero is +0, never -0.
-        """
+        """Formats a difference in the displayed unit with its sign; zero is +0."""
         rounded = round(value, self.digits) + 0.0
         return f"{rounded:+.{self.digits}f}"
 
 
 def unit_of(name: str) -> Unit:
-    """How the metric of that name is shown.
+    """The unit of the metric with the given name.
 
     Raises:
         ValueError: there is no such metric.

@@ -1,6 +1,4 @@
-"""For authors of methods: what every method must satisfy, and small problems whose
-answers are known exactly.
-"""
+"""For authors of methods: checks of properties, and problems with known solutions."""
 
 from fedtailor.testing.conformance import CHECKS, check_algorithm
 from fedtailor.testing.problems import (

@@ -1,8 +1,8 @@
-"""Properties that every method must have: `check_algorithm(MyMethod())` runs them all.
+"""Checks of properties that every method must have; `check_algorithm` runs them all.
 
 Each check trains the method for two or three rounds on five small clients, and raises
-`AssertionError` where the property does not hold. A method that rightly lacks one is
-exempted by name, with the reason.
+`AssertionError` if the property does not hold. A method that need not have a property
+is exempted from its check by name, with a reason.
 """
 
 import tempfile
@@ -35,7 +35,7 @@ from fedtailor.training.personal import personal_models
 GROUPS = np.array([0, 1, 0, 1, 1])
 UNSEEN = np.array([False, False, False, True, False])
 SAMPLED = Participation(count=3)
-FOURFOLD = Classification(lambda outputs, y: 4.0 * cross_entropy(outputs, y))
+SCALED_LOSS = Classification(lambda outputs, y: 4.0 * cross_entropy(outputs, y))
 
 
 def check_algorithm(
@@ -44,20 +44,21 @@ def check_algorithm(
     for_one_client: Algorithm | None = None,
     exempt: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """Run every check on a method with its settings.
+    """Runs every check on a method with its settings.
 
     Args:
-        algorithm: small batches and rates around 0.1 suit the problems.
-        for_one_client: the same method for a population of one, where its settings ask
-            for more clients.
-        exempt: check -> why the method need not pass it.
+        algorithm: the method. Small batches and learning rates around 0.1 suit the
+            problems.
+        for_one_client: the same method with settings for a population of one client, if
+            the settings of `algorithm` need more clients.
+        exempt: name of a check -> the reason why the method need not pass it.
 
     Returns:
-        The names of the checks that it passed.
+        The names of the passed checks.
 
     Raises:
         AssertionError: a property does not hold; the message names the check.
-        ValueError: an exemption that is no check.
+        ValueError: `exempt` has a name that is not a check.
     """
     exempt = exempt or {}
     unknown = sorted(set(exempt) - set(CHECKS))
@@ -67,9 +68,9 @@ def check_algorithm(
         )
     checks = {name: check for name, check in CHECKS.items() if name not in exempt}
     for name, check in checks.items():
-        single = for_one_client if name == "one client" else None
+        substitute = for_one_client if name == "one client" else None
         try:
-            check(single or algorithm)
+            check(substitute or algorithm)
         except AssertionError as error:
             raise AssertionError(
                 f"{algorithm.about.name} fails '{name}': {error}"
@@ -78,8 +79,11 @@ def check_algorithm(
 
 
 def federation(order: NDArray[np.int64] | None = None, **changes: Any) -> Federation:
-    """Five ragged clients in two groups, one of them unseen, perhaps listed in another
-    order.
+    """Five clients of different sizes in two groups, one of them unseen.
+
+    Args:
+        order: permutation of the clients. By default they are not permuted.
+        **changes: other fields of the federation to replace.
     """
     clients = classification(groups=GROUPS, unseen=UNSEEN)
     if order is not None:
@@ -99,7 +103,7 @@ def federation(order: NDArray[np.int64] | None = None, **changes: Any) -> Federa
 
 
 def participation_of(algorithm: Algorithm) -> Participation:
-    """Three of four clients, or all where the method is only defined for all."""
+    """Three of four clients, or all clients if the method needs all of them."""
     try:
         train(algorithm, federation(), softmax_model(), 0, participation=SAMPLED)
     except ValueError:
@@ -108,28 +112,28 @@ def participation_of(algorithm: Algorithm) -> Participation:
 
 
 def states_of(training: Training[DeviceExecutor]) -> list[NDArray[Any]]:
-    """The server's and the clients' states, as a list of arrays."""
+    """The states of the server and the clients, as a list of arrays."""
     states = training.executor.client_states
     return [np.asarray(leaf) for leaf in jax.tree.leaves((training.server, states))]
 
 
 def assert_finite(models: Sequence[Any]) -> None:
-    """No personal model holds NaN or infinity."""
+    """Asserts that no personal model has NaN or infinity."""
     assert all(np.isfinite(leaf).all() for leaf in models), (
         "a personal model is not finite"
     )
 
 
-def assert_same(ours: Any, expected: Any, **tolerance: Any) -> None:
-    """Equal lists of arrays, to double precision."""
-    for one, other in zip(ours, expected, strict=True):
-        np.testing.assert_allclose(one, other, **(tolerance or EXACT))
+def assert_same(actual: Any, expected: Any, **tolerance: Any) -> None:
+    """Asserts that lists of arrays are equal, by default to double precision."""
+    for actual_leaf, expected_leaf in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(actual_leaf, expected_leaf, **(tolerance or EXACT))
 
 
-def assert_equal(ours: Any, expected: Any) -> None:
-    """Equal lists of arrays, to the bit."""
-    for one, other in zip(ours, expected, strict=True):
-        np.testing.assert_array_equal(one, other)
+def assert_equal(actual: Any, expected: Any) -> None:
+    """Asserts that lists of arrays are bitwise equal."""
+    for actual_leaf, expected_leaf in zip(actual, expected, strict=True):
+        np.testing.assert_array_equal(actual_leaf, expected_leaf)
 
 
 # the checks
@@ -137,11 +141,13 @@ def assert_equal(ours: Any, expected: Any) -> None:
 
 
 def check_order(algorithm: Algorithm) -> None:
-    """Results depend neither on the order of listing nor on devices nor on chunks."""
+    """Results do not depend on the order of clients, the devices or the chunk size."""
     with float64():
         participation = participation_of(algorithm)
 
-        def trained(clients: Federation, **settings: Any) -> Training[DeviceExecutor]:
+        def run_training(
+            clients: Federation, **settings: Any
+        ) -> Training[DeviceExecutor]:
             return train(
                 algorithm,
                 clients,
@@ -151,13 +157,15 @@ def check_order(algorithm: Algorithm) -> None:
                 **settings,
             )
 
-        models = predictors(trained(federation()))
+        models = predictors(run_training(federation()))
         assert_finite(models)
-        # Three changes in one run, for each takes a program of its own: listed in another
-        # order, on one device instead of all, two clients at a time instead of one.
+        # One run has all three changes, since each of them needs a new program: another
+        # order, one device instead of all, and two clients at a time instead of one.
         order = np.array([3, 0, 4, 2, 1])
-        other = predictors(trained(federation(order), devices=1, chunk=2))
-        assert_same(other, [leaf[order] for leaf in models])
+        permuted_models = predictors(
+            run_training(federation(order), devices=1, chunk=2)
+        )
+        assert_same(permuted_models, [leaf[order] for leaf in models])
 
 
 def check_empty_round(algorithm: Algorithm) -> None:
@@ -167,8 +175,10 @@ def check_empty_round(algorithm: Algorithm) -> None:
     with float64():
         training = train(algorithm, federation(), softmax_model(), 2)
         before = _models(training)
-        clients, nobody = training.executor.seen, np.zeros(4, bool)
-        cohort = training._cohort(clients, np.arange(4), seen=True, reporting=nobody)
+        clients, no_reporters = training.executor.seen, np.zeros(4, bool)
+        cohort = training._cohort(
+            clients, np.arange(4), seen=True, reporting=no_reporters
+        )
         downlink = algorithm.broadcast(training.server, cohort)
         answers = training.executor.exchange(
             Exchange("client", algorithm, cohort, downlink)
@@ -180,7 +190,7 @@ def check_empty_round(algorithm: Algorithm) -> None:
 def check_identical_clients(algorithm: Algorithm) -> None:
     """Clients with equal data end with one model."""
     with float64():
-        # 8 samples are one batch, so that all clients draw the same one
+        # 8 samples are one batch, so all clients have the same batch.
         same = classification(
             sizes=[8] * 5, same=True, groups=np.zeros(5, int), unseen=UNSEEN
         )
@@ -194,29 +204,36 @@ def check_identical_clients(algorithm: Algorithm) -> None:
 def check_one_client(algorithm: Algorithm) -> None:
     """A population of one trains."""
     with float64():
-        single = replace(classification(clients=1, sizes=[20]), groups=np.zeros(1, int))
-        models = predictors(train(algorithm, single, softmax_model(), 2))
-        assert all(np.isfinite(leaf).all() for leaf in models), (
-            "the model is not finite"
+        clients = replace(
+            classification(clients=1, sizes=[20]), groups=np.zeros(1, int)
         )
+        assert_finite(predictors(train(algorithm, clients, softmax_model(), 2)))
 
 
 def check_enrolment(algorithm: Algorithm) -> None:
-    """An unseen client with a seen client's data gets its model: for methods whose
-    personal model is a function of the server's models and the data."""
+    """An unseen client with the data of a seen client gets the same model.
+
+    The property holds for methods whose personal model is a function of the server's
+    models and the client's data.
+    """
     with float64():
-        # The unseen client, number 3, has the data of client 1, which are one batch.
-        twins = np.array([0, 1, 2, 1, 4])
-        base = classification(sizes=[8] * 5, groups=GROUPS[twins], unseen=UNSEEN)
+        # The unseen client 3 has the data of client 1, which are one batch.
+        data_source = np.array([0, 1, 2, 1, 4])
+        clients = classification(
+            sizes=[8] * 5, groups=GROUPS[data_source], unseen=UNSEEN
+        )
         training = train(
-            algorithm, replace(base, train=base.train.take(twins)), softmax_model(), 2
+            algorithm,
+            replace(clients, train=clients.train.take(data_source)),
+            softmax_model(),
+            2,
         )
         for leaf in predictors(training):
             np.testing.assert_allclose(leaf[3], leaf[1], **EXACT)
 
 
 def check_no_trace(algorithm: Algorithm) -> None:
-    """Unseen clients are served, twice alike, and leave no trace."""
+    """Serving unseen clients twice gives the same models and changes no state."""
     with float64():
         training = train(algorithm, federation(), softmax_model(), 2)
         before = states_of(training)
@@ -227,16 +244,14 @@ def check_no_trace(algorithm: Algorithm) -> None:
 
 
 def check_never_sampled(algorithm: Algorithm) -> None:
-    """A client of the population that no round sampled is served as a newcomer with its
-    data is.
-    """
+    """A seen client that was never sampled gets a newcomer's model."""
     with float64():
         try:
             training = train(
                 algorithm, federation(), softmax_model(), 0, participation=SAMPLED
             )
         except ValueError:
-            return  # defined for full participation only
+            return  # The method needs full participation.
         reporting = np.array([False, True, True, True])
         for _ in range(2):
             training.advance(reporting)
@@ -245,59 +260,64 @@ def check_never_sampled(algorithm: Algorithm) -> None:
         models = drive(
             personal_models(training, executor.seen, never_sampled), executor
         )
-        personal = jax.tree.leaves(models[training.population.names[0]])
+        served = jax.tree.leaves(models[training.population.names[0]])
         if training.phase.participated[0] or not training.phase.keeps_states:
-            assert_finite(personal)
+            assert_finite(served)
             return
         service = drive(
             training.service(executor.seen, never_sampled, seen=False), executor
         )
         newcomer = jax.tree.leaves(training.predictors(service))
-        assert_equal(personal, [leaf[0] for leaf in newcomer])
+        assert_equal(served, [leaf[0] for leaf in newcomer])
 
 
 def check_test_rows(algorithm: Algorithm) -> None:
-    """Garbage in test rows changes no model, no weight and no choice."""
+    """Garbage in test rows changes neither the models nor the states."""
     with float64():
-        clean = federation()
-        x, y = clean.x.copy(), clean.y.copy()
-        rows = clean.test.rows
+        original = federation()
+        x, y = original.x.copy(), original.y.copy()
+        rows = original.test.rows
         assert len(rows) > 0
         x[rows] = 1e3 * np.flip(x[rows], axis=-1) + 7.0
         y[rows] = (y[rows] + 1) % 3
         participation = participation_of(algorithm)
         trainings = [
             train(algorithm, clients, softmax_model(), 3, participation=participation)
-            for clients in (clean, replace(clean, x=x, y=y))
+            for clients in (original, replace(original, x=x, y=y))
         ]
         assert_equal(*(predictors(training) for training in trainings))
         assert_equal(*(states_of(training) for training in trainings))
 
 
 def check_loss_scale(algorithm: Algorithm) -> None:
-    """c F with rate eta / c trains the same models (for methods without a term of
-    another scale).
+    """The loss c F with learning rate eta / c trains the same models as F with eta.
+
+    The property holds for methods without other terms in their objective.
     """
-    c = 4.0
+    factor = 4.0
     with float64():
         model = softmax_model()
-        rates = {
-            field.name: replace(value, lr=value.lr / c)
+        scaled_rates = {
+            field.name: replace(value, lr=value.lr / factor)
             for field in fields(algorithm)  # pyright: ignore[reportArgumentType] (methods are dataclasses)
             if isinstance(value := getattr(algorithm, field.name), SGD)
         }
-        slower = replace(algorithm, **rates)  # pyright: ignore[reportArgumentType]
-        one = train(slower, federation(), replace(model, loss=FOURFOLD), 2)
+        scaled_algorithm = replace(algorithm, **scaled_rates)  # pyright: ignore[reportArgumentType]
+        scaled = train(
+            scaled_algorithm, federation(), replace(model, loss=SCALED_LOSS), 2
+        )
         assert_same(
-            predictors(one), predictors(train(algorithm, federation(), model, 2))
+            predictors(scaled), predictors(train(algorithm, federation(), model, 2))
         )
 
 
 def check_resume(algorithm: Algorithm) -> None:
-    """A run that was stopped and resumed measures the same, to the bit."""
+    """A resumed run writes the same metrics and ledger as an uninterrupted run."""
     with float64(), tempfile.TemporaryDirectory() as folder:
 
-        def measured(directory: Path, rounds: int, resume: bool = False) -> list[bytes]:
+        def run_files(
+            directory: Path, rounds: int, resume: bool = False
+        ) -> list[bytes]:
             options: dict[str, Any] = {
                 "directory": directory,
                 "checkpoint_every": 2,
@@ -306,9 +326,9 @@ def check_resume(algorithm: Algorithm) -> None:
             run(algorithm, federation(), softmax_model(), rounds, **options)
             return [(directory / file).read_bytes() for file in (METRICS, LEDGER)]
 
-        whole = measured(Path(folder) / "whole", 4)
-        measured(Path(folder) / "parts", 2)
-        assert measured(Path(folder) / "parts", 4, resume=True) == whole, (
+        uninterrupted = run_files(Path(folder) / "whole", 4)
+        run_files(Path(folder) / "parts", 2)
+        assert run_files(Path(folder) / "parts", 4, resume=True) == uninterrupted, (
             "a resumed run measures something else"
         )
 
@@ -325,12 +345,14 @@ CHECKS: dict[str, Callable[[Algorithm], None]] = {
     "loss scale": check_loss_scale,
     "resume": check_resume,
 }
-"""Name -> check."""
+"""All checks by name."""
 
 
 def _models(training: Training[DeviceExecutor]) -> list[NDArray[Any]]:
-    """The server's models and the clients' states: `states_of` without what a server
-    may count also in an empty round.
+    """The server's models and the clients' states, as a list of arrays.
+
+    Unlike `states_of`, they exclude counters that a server may advance in an empty
+    round.
     """
     model = getattr(training.server, "model", None)
     states = training.executor.client_states

@@ -1,6 +1,6 @@
-"""Small federations whose answers are known exactly, and how to run methods on them.
+"""Small federations with known solutions, and functions that run methods on them.
 
-All tests share these few shapes, so that they share compiled programs.
+All tests use these few shapes, so that they share compiled programs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,14 +25,14 @@ from fedtailor.training.participation import Participation
 
 BATCH = 8
 EXACT: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-10}
-"""float64"""
+"""Tolerances for float64."""
 ROUNDED: dict[str, Any] = {"rtol": 1e-6, "atol": 1e-6}
-"""float32"""
+"""Tolerances for float32."""
 
 
 @contextmanager
 def float64() -> Iterator[None]:
-    """Double precision inside a `with` block."""
+    """Enables double precision inside a `with` block."""
     with jax.enable_x64(True):
         yield
 
@@ -43,21 +43,19 @@ def zeros(key: Array, size: int) -> Float[Array, " size"]:
 
 
 def shifted(key: Array, size: int) -> Float[Array, " size"]:
-    """An initial model of its own for every key."""
+    """An initial model that depends on the key."""
     return jax.random.normal(key, (size,))
 
 
 def constant(theta: Float[Array, " d"], x: Float[Array, "b 0"]) -> Float[Array, "b d"]:
-    """A model without inputs: its outputs are its parameters."""
+    """A model that ignores its inputs and returns its parameters."""
     return jnp.broadcast_to(theta, (len(x), *theta.shape))
 
 
 def quadratic_loss(
     outputs: Float[Array, "b d"], y: Float[Array, "b 2*d"]
 ) -> Float[Array, " b"]:
-    """(outputs - a) A (outputs - a) / 2 with A = diag(curvature), y = [curvature,
-    a].
-    """
+    """(outputs - a)^T A (outputs - a) / 2 with diagonal A and y = [diag(A), a]."""
     curvature, a = jnp.split(y, 2, axis=-1)
     return 0.5 * (curvature * jnp.square(outputs - a)).sum(-1)
 
@@ -70,8 +68,9 @@ _INITS = {
 
 
 def quadratic_model(size: int, init: Any = zeros) -> Model:
-    """theta [size] with loss (theta - a) A (theta - a) / 2; one program for every
-    problem of one size.
+    """The model theta [size] for `quadratics`, with the loss `quadratic_loss`.
+
+    All problems of one size share one compiled program.
     """
     return models.from_function(_INITS[init, size], constant).bind(
         (0,), size, loss=quadratic_loss, dtype="float64"
@@ -86,11 +85,19 @@ def quadratics(
     unseen: ArrayLike | None = None,
     names: Sequence[str] | None = None,
 ) -> Federation:
-    """Client i has sizes[i] equal samples of f_i(theta) = sum_k curvature_ik (theta_k -
-    a_ik)^2 / 2.
+    """Clients with objectives f_i(theta) = sum_k curvature_ik (theta_k - a_ik)^2 / 2.
 
-    Every batch of a client gives its full gradient, so closed forms hold for any batch
-    size; `sizes` are ragged and no multiples of BATCH by default."""
+    All samples of a client are equal, so that each batch gives the full gradient and
+    closed forms hold for any batch size.
+
+    Args:
+        a: minimizers, [clients] or [clients, size].
+        curvature: curvatures, broadcast to the shape of `a`; [clients] is one number
+            for each client.
+        sizes: numbers of samples. By default they differ and are not multiples of
+            `BATCH`.
+        groups, unseen, names: see `Federation`.
+    """
     a = np.atleast_2d(np.asarray(a, float).T).T
     curvature = np.broadcast_to(
         np.reshape(curvature, (-1, 1)) if np.ndim(curvature) == 1 else curvature,
@@ -122,35 +129,43 @@ def classification(
     val: int = 5,
     same: bool = False,
 ) -> Federation:
-    """Ragged clients with Gaussian inputs [4], 3 classes and a labelling of their own
-    (`same`: identical clients).
+    """Clients with Gaussian inputs [4] and 3 classes, each with another labelling.
+
+    Args:
+        clients: number of clients.
+        sizes: numbers of training samples, different by default.
+        seed: random seed.
+        groups, unseen: see `Federation`.
+        test: test samples of each client.
+        val: validation samples of each client.
+        same: whether all clients have the same data.
     """
     rng = np.random.default_rng(seed)
     sizes = np.asarray([11 + 6 * i for i in range(clients)] if sizes is None else sizes)
-    x, y, parts = [], [], ([], [], [])
+    x, y, rows_of_splits = [], [], ([], [], [])
     start = 0
     for size in sizes:
-        own = np.random.default_rng(seed + 1) if same else rng
-        inputs = own.normal(size=(size + val + test, 4))
-        scores = inputs @ own.normal(size=(4, 3))
-        noise = own.normal(size=(len(inputs), 3))
+        client_rng = np.random.default_rng(seed + 1) if same else rng
+        inputs = client_rng.normal(size=(size + val + test, 4))
+        scores = inputs @ client_rng.normal(size=(4, 3))
+        noise = client_rng.normal(size=(len(inputs), 3))
         labels = (scores + 0.3 * noise).argmax(1)
         splits = ((0, size), (size, size + val), (size + val, len(inputs)))
-        for part, (first, end) in zip(parts, splits, strict=True):
-            part.append(start + np.arange(first, end))
+        for rows_of_split, (begin, end) in zip(rows_of_splits, splits, strict=True):
+            rows_of_split.append(start + np.arange(begin, end))
         x.append(inputs)
         y.append(labels)
         start += len(inputs)
-    train, held, tested = (Ragged.of(part) for part in parts)
+    train_rows, val_rows, test_rows = rows_of_splits
     return Federation(
-        np.concatenate(x),
-        np.concatenate(y),
-        train,
-        held,
-        tested,
-        tuple(f"client {i}" for i in range(clients)),
-        None if groups is None else np.asarray(groups),
-        np.zeros(clients, bool) if unseen is None else np.asarray(unseen),
+        x=np.concatenate(x),
+        y=np.concatenate(y),
+        train=Ragged.of(train_rows),
+        val=Ragged.of(val_rows),
+        test=Ragged.of(test_rows),
+        names=tuple(f"client {i}" for i in range(clients)),
+        groups=None if groups is None else np.asarray(groups),
+        unseen=np.zeros(clients, bool) if unseen is None else np.asarray(unseen),
         classes=3,
     )
 
@@ -170,7 +185,7 @@ def train(
     participation: Participation | None = None,
     **settings: Any,
 ) -> Training[DeviceExecutor]:
-    """A training after its probe and `rounds` rounds, without evaluations."""
+    """Runs the probe and `rounds` rounds of a training, without evaluations."""
     participation = participation or Participation()
     training = simulate(
         algorithm,
@@ -192,8 +207,10 @@ def personal(training: Training[DeviceExecutor]) -> NDArray[Any]:
 
 
 def predictors(training: Training[DeviceExecutor]) -> list[NDArray[Any]]:
-    """What all clients, seen and unseen, predict with: the predictors' arrays [m, ...]
-    in the federation's order.
+    """The predictors of all clients, seen and unseen, in the federation's order.
+
+    Returns:
+        The arrays [m, ...] of the predictors.
     """
     executor, by_client = training.executor, None
     for table in (executor.seen, executor.unseen):
@@ -210,14 +227,14 @@ def predictors(training: Training[DeviceExecutor]) -> list[NDArray[Any]]:
 
 
 def by_place(training: Training[DeviceExecutor], rows: ArrayLike) -> NDArray[Any]:
-    """Rows over the population (sorted by id), in the federation's order."""
+    """Permutes rows over the population from id order to the federation's order."""
     by_client = np.empty_like(np.asarray(rows))
     by_client[np.argsort(np.argsort(training.population.original_index))] = rows
     return by_client
 
 
 def answers_of(cohort: Cohort, **arrays: Any) -> Answers:
-    """Answers of a cohort whose clients sent these arrays [c, ...]."""
+    """The answers of a cohort whose clients sent these arrays [c, ...]."""
     rows = np.arange(len(cohort))
     return Answers(
         cohort.reporting,
@@ -228,21 +245,21 @@ def answers_of(cohort: Cohort, **arrays: Any) -> Answers:
 def assert_absent_keep_their_state(
     training: Training[DeviceExecutor], rounds: int = 3
 ) -> None:
-    """Advance: the states of clients that do not report stay as they are to the bit,
-    those of reporters change.
-    """
+    """Asserts that each round changes exactly the states of the reporters."""
     for _ in range(rounds):
-        report = training.participation.sample(
+        is_reporter = training.participation.sample(
             training.population.ids, training.seed, training.round
         )
-        assert 0 < report.sum() < len(report)
+        assert 0 < is_reporter.sum() < len(is_reporter)
         before = [
             np.array(leaf) for leaf in jax.tree.leaves(training.executor.client_states)
         ]
         training.advance()
-        changed = np.zeros(len(report), bool)
+        changed = np.zeros(len(is_reporter), bool)
         for old, new in zip(
             before, jax.tree.leaves(training.executor.client_states), strict=True
         ):
-            changed |= (old != np.asarray(new)).reshape(len(report), -1).any(axis=1)
-        np.testing.assert_array_equal(changed, report)
+            changed |= (
+                (old != np.asarray(new)).reshape(len(is_reporter), -1).any(axis=1)
+            )
+        np.testing.assert_array_equal(changed, is_reporter)

@@ -12,7 +12,7 @@ from typing import get_args
 
 from fedtailor.algorithms.find import find_algorithm
 from fedtailor.cli.hyper import parameters
-from fedtailor.cli.names import names_and_json
+from fedtailor.cli.names import parse_name_and_json
 from fedtailor.protocol import About, Algorithm, check_choice, require
 from fedtailor.protocol.about import ModelsReceived, Sees
 
@@ -26,7 +26,7 @@ per-fedavg apfl l2gd ifca
 fedper fedrep lg-fedavg fedbn fedbabu fedrod fedala moon feddbe knn-per
 mr-mtl feddyn fedadam fedyogi fedadagrad fedem fedamp pacfl pfedhn
 """.split()  # noqa: SIM905 (a line a family; quotes and commas would hide the names)
-"""Families together; methods that are not listed come last."""
+"""The methods in the order of the list, by family; other methods come last."""
 
 FACTS = {
     "travels": "what of the server's models a client receives in a round",
@@ -34,21 +34,21 @@ FACTS = {
     "sees": "what of the clients the server computes with",
     "validation": "whether a client uses validation data where it has any",
 }
-"""What the list is grouped by -> in words."""
+"""Facts by which the list can be grouped -> description."""
 GROUPS = {
     "travels": get_args(ModelsReceived),
     "keeps": ("nothing", "something"),
     "sees": get_args(Sees),
     "validation": ("not used", "used"),
 }
-"""The groups of each fact, in the order in which they are listed."""
-FIELDS = {
+"""The groups of each fact, in the order of the list."""
+ABOUT_FIELDS = {
     "travels": "models_received",
     "keeps": "client_keeps",
     "sees": "server_sees",
     "unseen": "unseen_clients_get",
 }
-"""The short words of the list -> the fields of `About`, where they have longer names."""
+"""Words of the list -> fields of `About`, where the names differ."""
 LEGEND = (
     (
         "sees: sums = weighted sums over clients; sums, numbers = such sums, and a"
@@ -66,25 +66,25 @@ LEGEND = (
 
 
 def algorithms(arguments: list[str]) -> int:
-    """The list of all methods, or all about one."""
-    fact, rest = _grouped_by(arguments)
-    name, as_json = names_and_json(rest, USAGE)
+    """Prints the list of all methods, or one method."""
+    fact, remaining = _parse_fact(arguments)
+    name, as_json = parse_name_and_json(remaining, USAGE)
     require(name is None or fact is None, USAGE)
     if name is not None:
-        _one(find_algorithm(name), as_json)
+        _print_method(find_algorithm(name), as_json)
         return 0
-    others = sorted(name for name in Algorithm.registry if name not in ORDER)
-    names = [name for name in ORDER if name in Algorithm.registry] + others
+    other_names = sorted(name for name in Algorithm.registry if name not in ORDER)
+    names = [name for name in ORDER if name in Algorithm.registry] + other_names
     methods = [Algorithm.registry[name].about for name in names]
     if as_json:
-        print(json.dumps([dataclasses.asdict(about) for about in methods], indent=2))
+        print(json.dumps([as_dict(about) for about in methods], indent=2))
     else:
-        print(_listed(methods, fact or "travels"))
+        print(_format_list(methods, fact or "travels"))
     return 0
 
 
-def _grouped_by(arguments: list[str]) -> tuple[str | None, list[str]]:
-    """The fact after `--by`, and the other arguments.
+def _parse_fact(arguments: list[str]) -> tuple[str | None, list[str]]:
+    """Returns the fact after `--by` or None, and the other arguments.
 
     Raises:
         ValueError: there is no such fact.
@@ -95,35 +95,43 @@ def _grouped_by(arguments: list[str]) -> tuple[str | None, list[str]]:
         words += argument.replace("--by=", "--by ", 1).split(" ", 1)
     if "--by" not in words:
         return None, arguments
-    place = words.index("--by")
-    require(len(words) > place + 1, f"--by needs one of {', '.join(FACTS)}")
-    check_choice(words[place + 1], FACTS, "fact to group by")
-    return words[place + 1], words[:place] + words[place + 2 :]
+    index = words.index("--by")
+    require(len(words) > index + 1, f"--by needs one of {', '.join(FACTS)}")
+    check_choice(words[index + 1], FACTS, "fact to group by")
+    return words[index + 1], words[:index] + words[index + 2 :]
 
 
-def _one(kind: type[Algorithm], as_json: bool) -> None:
-    """Print all about one method."""
-    rows, doc = parameters(kind()), inspect.getdoc(kind)
+def _print_method(method: type[Algorithm], as_json: bool) -> None:
+    """Prints the facts and the hyper-parameters of a method."""
+    rows, doc = parameters(method()), inspect.getdoc(method)
     if as_json:
-        about = dataclasses.asdict(kind.about)
-        print(json.dumps({**about, "doc": doc, "parameters": rows}, indent=2))
+        content = {**as_dict(method.about), "doc": doc, "parameters": rows}
+        print(json.dumps(content, indent=2))
         return
-    print(f"{kind.about.name}: {kind.about.paper}\n\n{doc}\n")
+    print(f"{method.about.name}: {method.about.paper}\n\n{doc}\n")
     for word in ("down", "up", "keeps", "sees", "validation", "unseen"):
-        print(f"{word:>10}: {fact_of(kind.about, word) or 'not used'}")
+        print(f"{word:>10}: {fact_of(method.about, word) or 'not used'}")
     print("\nHyper-parameters:")
     for row in rows:
         print(f"  --{row['name']} (default {row['default']})")
         print(f"      {row['doc']}")
 
 
+def as_dict(about: About) -> dict[str, str]:
+    """The facts about a method for JSON, where `models_received` is "travels"."""
+    return {
+        "travels" if name == "models_received" else name: value
+        for name, value in dataclasses.asdict(about).items()
+    }
+
+
 def fact_of(about: About, word: str) -> str:
-    """What a method says by one word of the list."""
-    return getattr(about, FIELDS.get(word, word))
+    """The fact about a method that a word of the list stands for."""
+    return getattr(about, ABOUT_FIELDS.get(word, word))
 
 
 def group(about: About, fact: str) -> str:
-    """The group of a method in the list by one fact."""
+    """The group of a method if the list is grouped by a fact."""
     if fact == "keeps":
         return "nothing" if about.client_keeps == "nothing" else "something"
     if fact == "validation":
@@ -131,13 +139,10 @@ def group(about: About, fact: str) -> str:
     return fact_of(about, fact)
 
 
-def _listed(methods: list[About], fact: str) -> str:
-    """The methods under the headings of one fact's groups, with the other facts.
-
-    A line a method, as wide as the terminal.
-    """
+def _format_list(methods: list[About], fact: str) -> str:
+    """Formats the list, grouped by a fact, with one line for each method."""
     width = max(shutil.get_terminal_size().columns, 60) if sys.stdout.isatty() else 100
-    # What a client keeps comes last, as the only text that may need a second line.
+    # "keeps" is the last column, because its text may need a second line.
     columns = [name for name in ("travels", "sees", "validation") if name != fact]
     columns.append("keeps")
     rows = {}
@@ -150,14 +155,15 @@ def _listed(methods: list[About], fact: str) -> str:
     def line(words: list[str]) -> list[str]:
         *aligned, last = words
         padded = (
-            f"{word:<{room}}" for word, room in zip(aligned, widths, strict=False)
+            f"{word:<{column_width}}"
+            for word, column_width in zip(aligned, widths, strict=False)
         )
-        start = "  " + "".join(padded)
+        first_columns = "  " + "".join(padded)
         return textwrap.wrap(
             last,
             width,
-            initial_indent=start,
-            subsequent_indent=" " * len(start),
+            initial_indent=first_columns,
+            subsequent_indent=" " * len(first_columns),
             break_long_words=False,
         )
 
@@ -167,7 +173,7 @@ def _listed(methods: list[About], fact: str) -> str:
         members = [about for about in methods if group(about, fact) == heading]
         if members:
             lines += ["", f"{fact}: {heading}"]
-        for about in sorted(members, key=_alike):
+        for about in sorted(members, key=_sort_key):
             lines += line(rows[about.name])
     lines.append("")
     for text in LEGEND:
@@ -175,8 +181,8 @@ def _listed(methods: list[About], fact: str) -> str:
     return "\n".join(lines)
 
 
-def _alike(about: About) -> tuple[int, ...]:
-    """Puts methods beside those whose facts are the same."""
+def _sort_key(about: About) -> tuple[int, ...]:
+    """The key that sorts methods with the same facts next to each other."""
     return tuple(
         GROUPS[fact].index(group(about, fact))
         for fact in ("travels", "sees", "keeps", "validation")

@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from fedtailor.cli.options import parse
-from fedtailor.cli.output import put
+from fedtailor.cli.output import write_text
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,12 @@ class Options:
 
 
 def card(arguments: list[str]) -> int:
-    """Print or write a model card."""
+    """Prints or writes a model card."""
     options = parse(Options, arguments, "fedtailor card")
     from fedtailor.deployment import model_card, open_run
 
     text = model_card(open_run(options.run), options.client)
-    put(text, options.out)
+    write_text(text, options.out)
     if options.out is not None:
         print(options.out.resolve())
     return 0

@@ -12,7 +12,7 @@ import tyro
 from fedtailor import algorithms
 from fedtailor.cli.failures import DONE, FAILED
 from fedtailor.cli.options import parse
-from fedtailor.storage import check as look
+from fedtailor.storage import check as check_path
 
 assert algorithms.__all__  # importing them registers the states that checkpoints hold
 
@@ -34,22 +34,23 @@ class Options:
 
 
 def check(arguments: list[str]) -> int:
-    """Look at everything; the exit code is 0 where all of it is whole."""
+    """Checks all paths; the exit code is 0 if everything is whole."""
     options = parse(Options, arguments, "fedtailor check")
     if not options.paths:
         raise ValueError(
             "there is nothing to check; name a run directory, an export or a saved"
             " federation"
         )
-    found = [finding for path in options.paths for finding in look(path)]
+    findings = [finding for path in options.paths for finding in check_path(path)]
     if options.json:
         entries = [
-            {"path": str(one.path), "whole": one.whole, "what": one.what}
-            for one in found
+            {"path": str(finding.path), "whole": finding.whole, "what": finding.what}
+            for finding in findings
         ]
         print(json.dumps(entries, indent=2))
     else:
-        for one in found:
-            print(f"{one.path}: {'whole' if one.whole else 'NOT WHOLE'}: {one.what}")
-        print(f"{sum(one.whole for one in found)} of {len(found)} whole")
-    return DONE if all(one.whole for one in found) else FAILED
+        for finding in findings:
+            state = "whole" if finding.whole else "NOT WHOLE"
+            print(f"{finding.path}: {state}: {finding.what}")
+        print(f"{sum(finding.whole for finding in findings)} of {len(findings)} whole")
+    return DONE if all(finding.whole for finding in findings) else FAILED

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedtailor.cli.commands.report import report
+from fedtailor.cli.names import print_help_or_raise
 from fedtailor.cli.options import as_option, check_counts, check_seeds, parse
-from fedtailor.cli.own_table import OwnTable, prepare_own_table
-from fedtailor.cli.progress import progress_over_runs
+from fedtailor.cli.own_table import TableComparisonOptions, prepare_table_experiment
+from fedtailor.cli.progress import explain_interrupt, progress_over_runs
 from fedtailor.executors import Settings
 from fedtailor.experiments.compare import Comparison
 from fedtailor.experiments.experiment import load
 from fedtailor.protocol import require
-from fedtailor.storage import Interrupted
 from fedtailor.tables import ENDINGS
 
 USAGE = "fedtailor compare EXPERIMENT.toml|TABLE.csv|TABLE.parquet [options]"
@@ -56,7 +56,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class TableOptions(Options, OwnTable):
+class TableOptions(Options, TableComparisonOptions):
     """Options for a table of one's own."""
 
     def __post_init__(self) -> None:
@@ -71,37 +71,37 @@ class TableOptions(Options, OwnTable):
 
 
 def compare(arguments: list[str]) -> int:
-    """Run an experiment and print its tables."""
+    """Runs an experiment and prints its tables."""
     if not arguments or arguments[0].startswith("-"):
-        if "-h" in arguments or "--help" in arguments:
-            print(
-                f"usage: {USAGE}\n\nThe options depend on the file: fedtailor compare"
-                " EXPERIMENT.toml --help"
-            )
-            return 0
-        raise ValueError(f"usage: {USAGE}")
-    path, rest = Path(arguments[0]), arguments[1:]
+        return print_help_or_raise(
+            arguments,
+            USAGE,
+            "The options depend on the file: fedtailor compare EXPERIMENT.toml --help",
+        )
+    path, remaining = Path(arguments[0]), arguments[1:]
     program = f"fedtailor compare {path}"
-    # A pipe, such as <(...), can be read once only, and the file is read again when
-    # runs go on.
+    # The file is read again when runs are resumed, and a pipe can be read only once.
     require(
         path.is_file() or not path.exists(),
         f"{path} is no regular file; write it to one",
     )
     if path.name.lower().endswith(ENDINGS):
-        options: Options = parse(TableOptions, rest, program)
+        options: Options = parse(TableOptions, remaining, program)
         assert isinstance(options, TableOptions)
-        experiment, about_table = prepare_own_table(path, options)
-        print(about_table, file=sys.stderr if options.json else sys.stdout)
+        experiment, description = prepare_table_experiment(path, options)
+        print(description, file=sys.stderr if options.json else sys.stdout)
     else:
         require(
             path.suffix == ".toml",
             f"{path} is neither an experiment (.toml) nor a table"
             f" ({', '.join(ENDINGS)})",
         )
-        options = parse(Options, rest, program)
+        options = parse(Options, remaining, program)
         experiment = load(path, quick=options.quick)
-    with progress_over_runs(experiment.name, experiment.runs) as progress:
+    with (
+        progress_over_runs(experiment.name, experiment.runs) as progress,
+        explain_interrupt("stopped; the same command goes on where it was"),
+    ):
         comparison = Comparison(
             experiment,
             options.out,
@@ -113,12 +113,7 @@ def compare(arguments: list[str]) -> int:
             options.track,
             options.budget,
         )
-        try:
-            index = comparison.run()
-        except Interrupted as stopped:
-            raise Interrupted(
-                "stopped; the same command goes on where it was"
-            ) from stopped
-    # The tables are those of `fedtailor report`.
-    shown = ["--format", "json"] if options.json else []
-    return report([str(options.out), index.parent.name, *shown])
+        index = comparison.run()
+    # Print the same tables as `fedtailor report`.
+    format_options = ["--format", "json"] if options.json else []
+    return report([str(options.out), index.parent.name, *format_options])

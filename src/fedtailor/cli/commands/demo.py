@@ -10,7 +10,7 @@ from time import perf_counter
 
 import fedtailor.algorithms as methods
 from fedtailor.cli.options import check_counts, parse
-from fedtailor.cli.progress import progress_of
+from fedtailor.cli.progress import explain_interrupt, progress_of
 from fedtailor.experiments import scenarios
 from fedtailor.experiments.scenario import Scenario
 from fedtailor.protocol import Algorithm
@@ -19,12 +19,11 @@ from fedtailor.report.stored import Runs
 from fedtailor.report.tables import Table
 from fedtailor.report.units import unit_of
 from fedtailor.runs import run
-from fedtailor.storage import Interrupted
 from fedtailor.storage.run_files import MANIFEST
 
-NAMES = ("digits-rotated", "digits-permuted")
+SCENARIOS = ("digits-rotated", "digits-permuted")
 SEEDS = (0, 1, 2)
-EVERY = 2
+EVALUATE_EVERY = 2
 
 
 @dataclass(frozen=True)
@@ -42,27 +41,31 @@ class Options:
 
 
 def demo(arguments: list[str]) -> int:
-    """The main comparison, from data to figures."""
+    """Trains all methods on both scenarios, prints tables and draws figures."""
     options = parse(Options, arguments, "fedtailor demo")
     check_counts(options, "rounds")
-    started = perf_counter()
+    start_time = perf_counter()
     runs = {
         name: _train(scenarios.find(name), options.out / "runs" / name, options)
-        for name in NAMES
+        for name in SCENARIOS
     }
-    for name, found in runs.items():
-        table(name, found).show()
+    for name, runs_by_label in runs.items():
+        table(name, runs_by_label).show()
         print()
-    written = draw(runs, options.out / "figures")
-    names = ", ".join(dict.fromkeys(path.stem for path in written))
+    paths = draw(runs, options.out / "figures")
+    names = ", ".join(dict.fromkeys(path.stem for path in paths))
     print(f"Figures, PNG and SVG: {names}\nin {(options.out / 'figures').resolve()}")
-    done = sum(len(seeds) for found in runs.values() for seeds in found.values())
-    print(f"{done} runs in {perf_counter() - started:.0f} s")
+    n_runs = sum(
+        len(seeds)
+        for runs_by_label in runs.values()
+        for seeds in runs_by_label.values()
+    )
+    print(f"{n_runs} runs in {perf_counter() - start_time:.0f} s")
     return 0
 
 
-def compared(scenario: Scenario) -> dict[str, Algorithm]:
-    """The methods of the demo, as the scenario recommends them."""
+def methods_of(scenario: Scenario) -> dict[str, Algorithm]:
+    """Label -> method of the demo, with the settings of the scenario."""
     ucfl = scenario.algorithm("ucfl")
     assert isinstance(ucfl, methods.UCFL)
     return {
@@ -78,59 +81,57 @@ def compared(scenario: Scenario) -> dict[str, Algorithm]:
 def _train(
     scenario: Scenario, directory: Path, options: Options
 ) -> dict[str, list[StoredRun]]:
-    """Method -> its runs, one a seed."""
-    found: dict[str, list[StoredRun]] = {}
+    """Trains the methods on a scenario; returns label -> runs, one for each seed."""
+    runs_by_label: dict[str, list[StoredRun]] = {}
     rounds = options.rounds
     for seed in SEEDS:
         federation = scenario.build(seed)
-        for label, algorithm in compared(scenario).items():
+        for label, algorithm in methods_of(scenario).items():
             name = label.replace(", ", "-").replace(" ", "-").lower()
             path = directory / f"{name}-{seed}"
             if options.fresh and (path / MANIFEST).exists():
                 shutil.rmtree(path)
             title = f"{scenario.name}: {label}, seed {seed}"
-            with progress_of(title, rounds) as progress:
-                try:
-                    run(
-                        algorithm,
-                        federation,
-                        scenario.model,
-                        rounds,
-                        seed=seed,
-                        evaluate_every=EVERY,
-                        directory=path,
-                        checkpoint_every=rounds,
-                        resume=True,
-                        progress=progress,
-                    )
-                except Interrupted as stopped:
-                    raise Interrupted(
-                        "stopped; `fedtailor demo` goes on where it was"
-                    ) from stopped
-            found.setdefault(label, []).append(StoredRun(path))
-    return found
+            with (
+                progress_of(title, rounds) as progress,
+                explain_interrupt("stopped; `fedtailor demo` goes on where it was"),
+            ):
+                run(
+                    algorithm,
+                    federation,
+                    scenario.model,
+                    rounds,
+                    seed=seed,
+                    evaluate_every=EVALUATE_EVERY,
+                    directory=path,
+                    checkpoint_every=rounds,
+                    resume=True,
+                    progress=progress,
+                )
+            runs_by_label.setdefault(label, []).append(StoredRun(path))
+    return runs_by_label
 
 
-def table(name: str, found: Mapping[str, Sequence[StoredRun]]) -> Table:
-    """Accuracy over clients and seeds, traffic, and time to FedAvg's best accuracy."""
+def table(name: str, runs_by_label: Mapping[str, Sequence[StoredRun]]) -> Table:
+    """A table of accuracies, traffic, and the time to FedAvg's best accuracy."""
     unit, rows = unit_of("accuracy"), []
-    reference = costs.reference(found)
+    reference = costs.reference(runs_by_label)
     assert reference is not None  # FedAvg is one of the methods
-    for label, runs in found.items():
+    for label, runs in runs_by_label.items():
         spreads = [run.spread() for run in runs]
         mean = unit.number([spread["mean"] for spread in spreads])
         worst = unit.number([spread["worst"] for spread in spreads])
-        times = costs.times(runs, found[reference])
+        times = costs.times_to_target(runs, runs_by_label[reference])
         rows.append([label, mean, worst, *costs.models(runs), *times])
     columns = ["method", "accuracy,\n%", "worst\nclient, %"]
     columns += ["models\ndown", "models\nup", *costs.TIME_HEADERS]
-    time = costs.time_title(reference, found[reference])
-    title = f"{name}, {len(SEEDS)} seeds; {time}"
+    time_title = costs.time_title(reference, runs_by_label[reference])
+    title = f"{name}, {len(SEEDS)} seeds; {time_title}"
     return Table(title, columns, rows, note=costs.TIME_NOTE)
 
 
 def draw(runs: Runs, directory: Path) -> list[Path]:
-    """All figures of the demo."""
+    """Draws all figures of the demo."""
     return [
         *drawing.by_round(runs, directory / "accuracy-by-round"),
         *drawing.by_time(runs, directory / "accuracy-by-time"),

@@ -7,14 +7,15 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from fedtailor.cli.names import print_help_or_raise
 from fedtailor.cli.options import check_counts, check_seeds, parse
 from fedtailor.cli.own_table import changed_options
-from fedtailor.cli.sizes import sized, sizes_of
+from fedtailor.cli.sizes import sizes_of, with_sizes
 from fedtailor.diagnosis import RESTS_ON, Recommendation
 from fedtailor.executors import Settings
 from fedtailor.experiments import scenarios
 from fedtailor.experiments.diagnose import Advice
-from fedtailor.experiments.diagnose import diagnose as ask
+from fedtailor.experiments.diagnose import diagnose as diagnose_federation
 from fedtailor.experiments.scenario import Scenario
 from fedtailor.federation import Federation
 from fedtailor.models import Architecture, logistic
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 USAGE = "fedtailor diagnose TABLE.csv|TABLE.parquet|SCENARIO [options]"
 
-CLIENTS_SHOWN, PAIRS_SHOWN = 20, 10
+MAX_CLIENTS, MAX_PAIRS = 20, 10
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class OwnTableOptions(Options, TableOptions):
+class TableDiagnosisOptions(Options, TableOptions):
     """Options of a diagnosis of a table of one's own."""
 
     def __post_init__(self) -> None:
@@ -56,74 +57,77 @@ class OwnTableOptions(Options, TableOptions):
 
 
 def diagnose(arguments: list[str]) -> int:
-    """Print what one probe of a table's or a scenario's clients says."""
+    """Prints the diagnosis of the clients of a table or a scenario."""
     if not arguments or arguments[0].startswith("-"):
-        if "-h" in arguments or "--help" in arguments:
-            print(
-                f"usage: {USAGE}\n\nThe options depend on the data: fedtailor diagnose"
-                " digits-rotated --help"
-            )
-            return 0
-        raise ValueError(f"usage: {USAGE}; `fedtailor scenarios` lists the scenarios")
-    name, rest = arguments[0], arguments[1:]
+        return print_help_or_raise(
+            arguments,
+            USAGE,
+            "The options depend on the data: fedtailor diagnose digits-rotated --help",
+            "; `fedtailor scenarios` lists the scenarios",
+        )
+    name, remaining = arguments[0], arguments[1:]
     if name.lower().endswith(ENDINGS) or Path(name).is_file():
         path = Path(name)
         require(
             name.lower().endswith(ENDINGS), f"{name} is no table ({', '.join(ENDINGS)})"
         )
-        options: Options = parse(OwnTableOptions, rest, f"fedtailor diagnose {name}")
-        federation, model, about = _own_table(path, options)
+        options: Options = parse(
+            TableDiagnosisOptions, remaining, f"fedtailor diagnose {name}"
+        )
+        federation, model, description = _read_user_table(path, options)
     else:
         scenario = scenarios.find(name)
-        scenario, options = _parse(scenario, rest)
+        scenario, options = _parse(scenario, remaining)
         federation, model = scenario.build(options.seed), scenario.model
-        about = federation.describe()
-    advice = ask(
+        description = federation.describe()
+    advice = diagnose_federation(
         federation, model, seed=options.seed, settings=Settings(devices=options.devices)
     )
     if options.json:
         print(json.dumps(finite(as_dict(advice)), allow_nan=False))
     else:
-        print(f"{about}\n\n{as_text(advice)}")
+        print(f"{description}\n\n{as_text(advice)}")
     return 0
 
 
-def _own_table(path: Path, options: Options) -> tuple[Federation, Architecture, str]:
-    assert isinstance(options, OwnTableOptions)
-    """The table, a linear model, and the table in words."""
+def _read_user_table(
+    path: Path, options: Options
+) -> tuple[Federation, Architecture, str]:
+    """Returns the federation, a linear model, and a description of the table."""
+    assert isinstance(options, TableDiagnosisOptions)
     table = from_table(path, seed=options.seed, **changed_options(options))
     notes = [f"  {note}" for note in table.notes]
     return table, logistic(), "\n".join([table.describe(), *notes])
 
 
 def _parse(scenario: Scenario, arguments: list[str]) -> tuple[Scenario, Options]:
-    """The scenario with its sizes, and the options.
+    """Parses the parameters of the scenario and the options.
 
     Raises:
-        ValueError: a wrong option or value, in one line.
+        ValueError: an option or a value is wrong; the message is one line.
     """
     import tyro
 
-    # One function takes the scenario's sizes and the options, without prefixes: a
-    # mistake in either is one message.
+    # tyro parses the arguments of this function, without prefixes, so that a mistake in
+    # any option gives one message.
     options = Options()
     sizes = sizes_of(scenario, [field.name for field in fields(options)])
 
-    def together(sizes: Any, options: Any) -> tuple[Scenario, Options]:
-        return sized(scenario, sizes), options
+    def build(sizes: Any, options: Any) -> tuple[Scenario, Options]:
+        return with_sizes(scenario, sizes), options
 
     flat = tyro.conf.arg(name="")
-    together.__annotations__ = {
+    build.__annotations__ = {
         "sizes": Annotated[type(sizes), flat],
         "options": Annotated[Options, flat],
     }
-    together.__defaults__ = (sizes, options)
-    together.__doc__ = f"Diagnose {scenario.name}: {scenario.description}."
-    return parse(together, arguments, f"fedtailor diagnose {scenario.name}")
+    build.__defaults__ = (sizes, options)
+    build.__doc__ = f"Diagnose {scenario.name}: {scenario.description}."
+    return parse(build, arguments, f"fedtailor diagnose {scenario.name}")
 
 
 def as_dict(advice: Advice) -> dict[str, Any]:
-    """All that was found, for JSON."""
+    """The diagnosis as a dict for JSON."""
     return {
         "federation": advice.federation,
         "sentences": advice.sentences(),
@@ -137,51 +141,52 @@ def as_dict(advice: Advice) -> dict[str, Any]:
 
 
 def as_text(advice: Advice) -> str:
-    """The sentences, the methods to train, and the tables with what they rest on."""
+    """The diagnosis as text: sentences, methods to train, tables and explanations."""
     clients, pairs = advice.diagnosis.clients(), advice.diagnosis.pairs()
-    most_unlike = pairs.sort("gradient_ratio", descending=True, maintain_order=True)
+    sorted_pairs = pairs.sort("gradient_ratio", descending=True, maintain_order=True)
     header = ["method", "down", "to each", "up", "start with", "because"]
-    methods = [_row(entry) for entry in advice.race.entries]
+    methods = [_recommendation_cells(entry) for entry in advice.race.entries]
     columns = [name for name in (*clients.columns, *pairs.columns) if name in RESTS_ON]
-    evidence = [f"  {name}: {RESTS_ON[name]}" for name in columns]
+    explanations = [f"  {name}: {RESTS_ON[name]}" for name in columns]
     pairs_title = "Pairs, by gradients the most unlike ones first"
     parts = [
         "\n".join(advice.sentences()),
-        f"Train (sent in a round; the probe has sent {_bytes(advice.probe_bytes)}):",
-        _lines(header, methods),
-        "Clients" + _first(CLIENTS_SHOWN, len(clients)),
-        _shown(clients.head(CLIENTS_SHOWN)),
-        pairs_title + _first(PAIRS_SHOWN, len(pairs)),
-        _shown(most_unlike.head(PAIRS_SHOWN)),
-        "\n".join(["What the columns rest on:", *evidence]),
+        "Train (sent in a round; the probe has sent"
+        f" {_format_bytes(advice.probe_bytes)}):",
+        _align_columns(header, methods),
+        "Clients" + _truncation_note(MAX_CLIENTS, len(clients)),
+        _format_table(clients.head(MAX_CLIENTS)),
+        pairs_title + _truncation_note(MAX_PAIRS, len(pairs)),
+        _format_table(sorted_pairs.head(MAX_PAIRS)),
+        "\n".join(["What the columns rest on:", *explanations]),
     ]
     return "\n\n".join(parts)
 
 
-def _row(entry: Recommendation) -> list[str]:
+def _recommendation_cells(entry: Recommendation) -> list[str]:
     settings = [f"{name} {value}" for name, value in entry.settings.items()]
-    sent = (entry.bytes_down, entry.bytes_down_unicast, entry.bytes_up)
-    shown = ", ".join(settings) or "-"
-    return [entry.method, *map(_bytes, sent), shown, entry.because]
+    traffic = (entry.bytes_down, entry.bytes_down_unicast, entry.bytes_up)
+    settings_text = ", ".join(settings) or "-"
+    return [entry.method, *map(_format_bytes, traffic), settings_text, entry.because]
 
 
-def _first(most: int, there: int) -> str:
-    return f" (the first {most} of {there}; --json has all):" if there > most else ":"
+def _truncation_note(limit: int, total: int) -> str:
+    return f" (the first {limit} of {total}; --json has all):" if total > limit else ":"
 
 
-def _shown(frame: "pl.DataFrame") -> str:
-    cells = [[_cell(value) for value in row] for row in frame.iter_rows()]
-    return _lines([name.replace("_", " ") for name in frame.columns], cells)
+def _format_table(frame: "pl.DataFrame") -> str:
+    cells = [[_format_cell(value) for value in row] for row in frame.iter_rows()]
+    return _align_columns([name.replace("_", " ") for name in frame.columns], cells)
 
 
-def _cell(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     if not isinstance(value, float):
         return str(value)
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
 
 
-def _lines(header: list[str], rows: list[list[str]]) -> str:
-    """Columns, aligned by spaces."""
+def _align_columns(header: list[str], rows: list[list[str]]) -> str:
+    """Formats rows of text with aligned columns."""
     table = [header, *rows]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = []
@@ -191,8 +196,8 @@ def _lines(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join(lines)
 
 
-def _bytes(count: int) -> str:
-    """A number of bytes in the unit in which it has up to four digits."""
+def _format_bytes(count: int) -> str:
+    """Formats a number of bytes with a unit from B to TB."""
     value = float(count)
     for unit in ("B", "kB", "MB", "GB"):
         if value < 1000:

@@ -41,17 +41,18 @@ class Options:
 
 
 def enroll(arguments: list[str]) -> int:
-    """Make and write a newcomer's model."""
+    """Enrolls a newcomer and writes its model."""
     options = parse(Options, arguments, "fedtailor enroll")
     from fedtailor.deployment.opening import open_run
     from fedtailor.deployment.predictions import labelled_rows
     from fedtailor.protocol import require
 
-    taken = options.out.exists() and (
+    is_occupied = options.out.exists() and (
         not options.out.is_dir() or any(options.out.iterdir())
     )
     require(
-        not taken, f"{options.out} is not empty; name a new directory for the model"
+        not is_occupied,
+        f"{options.out} is not empty; name a new directory for the model",
     )
     run = open_run(options.run, table=options.table)
     require(

@@ -32,7 +32,7 @@ class Options:
 
 
 def export(arguments: list[str]) -> int:
-    """Write models and cards."""
+    """Exports the personal models with their cards."""
     options = parse(Options, arguments, "fedtailor export")
     from fedtailor.deployment.card import write_cards
     from fedtailor.deployment.onnx_export import export_onnx

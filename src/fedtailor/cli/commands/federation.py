@@ -14,15 +14,15 @@ import tyro
 
 from fedtailor._memory import save_memory
 from fedtailor.cli.options import as_option, check_counts, parse
-from fedtailor.cli.output import put
+from fedtailor.cli.output import write_text
 from fedtailor.protocol import require
 from fedtailor.remote.waits import check_wait
 
 if TYPE_CHECKING:
     from fedtailor.training import Training
 
-RUN = "run"
-"""Where in a federation's directory its run is kept."""
+RUN_DIRECTORY = "run"
+"""Subdirectory of a federation's directory that contains its run."""
 
 USAGE = """usage: fedtailor federation COMMAND [options]
 
@@ -118,7 +118,7 @@ class Simulate:
 
 
 def federation(arguments: list[str]) -> int:
-    """One of the commands for federations of machines."""
+    """Runs a command for federations of machines."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
         return 0 if arguments else 2
@@ -129,8 +129,8 @@ def federation(arguments: list[str]) -> int:
         f" {', '.join(COMMANDS)}",
     )
     options, run = COMMANDS[name]
-    # All commands alike, so that the simulation of a job and its machines run programs
-    # of one kind.
+    # All commands use the same settings, so that a simulation and the machines compile
+    # the same programs.
     save_memory()
     try:
         return run(parse(options, rest, f"fedtailor federation {name}"))
@@ -144,8 +144,10 @@ def _init(options: Init) -> int:
 
     require_flower()
     names = [name.strip() for name in options.clients.split(",") if name.strip()]
-    made = make_federation(options.dir, names, address=options.address, job=options.job)
-    print(f"Made {options.dir} with kits for {', '.join(made)}.")
+    created_names = make_federation(
+        options.dir, names, address=options.address, job=options.job
+    )
+    print(f"Made {options.dir} with kits for {', '.join(created_names)}.")
     print(f"1. Edit {options.dir / JOB}: columns, model, method, rounds.")
     print(
         f"2. Copy {options.dir / JOB} and one kit of {options.dir / 'kits'} to each"
@@ -164,23 +166,22 @@ def _init(options: Init) -> int:
 
 
 def _serve(options: Serve) -> int:
-    from fedtailor.cli.progress import progress_of
+    from fedtailor.cli.progress import explain_interrupt, progress_of
     from fedtailor.remote.coordinate import coordinate
     from fedtailor.remote.kit import COORDINATOR
     from fedtailor.remote.service import agree, connected, greet
     from fedtailor.remote.statistics import Statistics, about_inputs
     from fedtailor.remote.transport import TooFewClients
-    from fedtailor.storage import Interrupted
     from fedtailor.storage.run_files import MANIFEST
     from fedtailor.training import AfterRound
 
-    run_there = (options.dir / RUN / MANIFEST).exists()
+    has_run = (options.dir / RUN_DIRECTORY / MANIFEST).exists()
     require(
-        options.check or options.resume or not run_there,
-        f"{options.dir / RUN} already holds a run; --resume goes on with it",
+        options.check or options.resume or not has_run,
+        f"{options.dir / RUN_DIRECTORY} already holds a run; --resume goes on with it",
     )
     require(
-        run_there or not options.resume,
+        has_run or not options.resume,
         f"there is no run in {options.dir} to go on with; leave out --resume",
     )
     with connected(options.dir, host=options.listen) as connection:
@@ -188,18 +189,25 @@ def _serve(options: Serve) -> int:
             f"{connection.job.title}: waiting for {', '.join(connection.clients)} at"
             f" {connection.job.address}"
         )
-        found = greet(connection, wait=options.wait)
-        rows = {name: reply.arrays["rows"] for name, reply in found.replies.items()}
-        for name, own in rows.items():
-            print(f"{name}: {own.sum()} rows")
+        greeting = greet(connection, wait=options.wait)
+        rows = {name: reply.arrays["rows"] for name, reply in greeting.replies.items()}
+        for name, counts in rows.items():
+            print(f"{name}: {counts.sum()} rows")
         print(f"{len(rows)} of {len(connection.clients)} clients are ready", flush=True)
         if options.check:
             return 0
-        job, known = connection.job, None
+        job, known_statistics = connection.job, None
         if options.resume:
-            known = Statistics.load(options.dir / COORDINATOR, job.schema)
+            known_statistics = Statistics.load(options.dir / COORDINATOR, job.schema)
         try:
-            agreed = agree(job, connection.transport, rows, options.wait, known, _tell)
+            agreed = agree(
+                job,
+                connection.transport,
+                rows,
+                options.wait,
+                known_statistics,
+                _print_status,
+            )
         except TooFewClients as error:
             raise ValueError(
                 f"{error}: the preprocessing needs all that are there; start again"
@@ -208,41 +216,37 @@ def _serve(options: Serve) -> int:
             agreed.save(options.dir / COORDINATOR)
         if line := about_inputs(job.schema, agreed):
             print(line, flush=True)
-        with progress_of(job.title, job.rounds) as progress:
+        advice = f"go on with fedtailor federation serve {options.dir} --resume"
+        with (
+            progress_of(job.title, job.rounds) as progress,
+            explain_interrupt(f"stopped; {advice}"),
+        ):
             try:
                 training = coordinate(
                     job,
                     connection.transport,
                     rows,
-                    options.dir / RUN,
+                    options.dir / RUN_DIRECTORY,
                     resume=options.resume,
                     agreed=agreed,
                     evaluate_every=options.evaluate_every,
                     callbacks=(AfterRound(progress),),
-                    tell=_tell,
+                    tell=_print_status,
                 )
             except TooFewClients as error:
-                raise ValueError(
-                    f"{error}; go on with fedtailor federation serve {options.dir}"
-                    " --resume"
-                ) from None
-            except Interrupted as stopped:
-                raise Interrupted(
-                    f"stopped; go on with fedtailor federation serve {options.dir}"
-                    " --resume"
-                ) from stopped
-        _print_scores(training, options.dir / RUN)
+                raise ValueError(f"{error}; {advice}") from None
+        _print_scores(training, options.dir / RUN_DIRECTORY)
     return 0
 
 
-def _tell(line: str) -> None:
+def _print_status(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
 def _print_scores(training: "Training", directory: Path | None) -> None:
-    """How good each client's personal model is on that client's test rows."""
+    """Prints the score of each client's personal model on the client's test rows."""
     metric = training.metric.name
-    for unseen, note in ((False, ""), (True, " (newcomer)")):
+    for unseen, newcomer_note in ((False, ""), (True, " (newcomer)")):
         evaluations = [
             evaluation
             for evaluation in training.metrics.evaluations
@@ -255,9 +259,9 @@ def _print_scores(training: "Training", directory: Path | None) -> None:
         last = evaluations[-1]
         for client, value in zip(last.clients, last.values, strict=True):
             name = training.client_names[client]
-            print(f"{name}: {metric} {value:.4f}{note}")
-    where = "" if directory is None else f"; the run is in {directory}"
-    print(f"{training.round} rounds done{where}")
+            print(f"{name}: {metric} {value:.4f}{newcomer_note}")
+    directory_note = "" if directory is None else f"; the run is in {directory}"
+    print(f"{training.round} rounds done{directory_note}")
 
 
 def _join(options: Join) -> int:
@@ -295,21 +299,23 @@ def _predict(options: Predict) -> int:
         rows = read_rows(options.data, schema, target=False)
     else:
         rows = read_table(options.data, schema, target=False).rows(agreed)
-    predicted = model.predict(rows.x)
+    predictions = model.predict(rows.x)
     if schema.classes:
-        put(_as_csv([schema.classes[value] for value in predicted]), options.out)
+        write_text(
+            _as_csv([schema.classes[value] for value in predictions]), options.out
+        )
         return 0
     if agreed is not None:
-        predicted = agreed.preprocessing(schema).decode(predicted)
-    put(_as_csv(predicted.ravel()), options.out)
+        predictions = agreed.preprocessing(schema).decode(predictions)
+    write_text(_as_csv(predictions.ravel()), options.out)
     return 0
 
 
-def _as_csv(cells: Sequence[str] | np.ndarray) -> str:
-    """Predictions as `fedtailor predict` writes them."""
+def _as_csv(values: Sequence[str] | np.ndarray) -> str:
+    """Formats predictions like `fedtailor predict`."""
     import polars as pl
 
-    return pl.DataFrame({"prediction": cells}).write_csv()
+    return pl.DataFrame({"prediction": values}).write_csv()
 
 
 def _simulate(options: Simulate) -> int:
@@ -334,7 +340,7 @@ def _simulate(options: Simulate) -> int:
     if line := about_inputs(job.schema, agreed):
         print(line, flush=True)
     with progress_of(job.title, job.rounds) as progress:
-        done = run(
+        finished = run(
             plan.algorithm,
             clients,
             plan.model,
@@ -347,7 +353,7 @@ def _simulate(options: Simulate) -> int:
             directory=options.out,
             settings=Settings(devices=1, canonical=True),
         )
-    _print_scores(done.training, options.out)
+    _print_scores(finished.training, options.out)
     return 0
 
 

@@ -41,22 +41,19 @@ class Options:
         check_counts(self, "devices")
 
 
-def _mean(run: "Run", clients: Collection[str]) -> float:
-    """What a run is judged by, on test after its last round, over some clients.
-
-    They may be seen or unseen.
-    """
-    measured = run.frame().filter(
+def _mean_score(run: "Run", clients: Collection[str]) -> float:
+    """The mean of a run's metric on test after the last round, over some clients."""
+    evaluations = run.frame().filter(
         (pl.col("metric") == run.summary().metric)
         & (pl.col("split") == "test")
         & pl.col("client").is_in(list(clients))
     )
-    last = measured.filter(pl.col("round") == pl.col("round").max())["value"]
-    return float(last.to_numpy().mean()) if len(last) else float("nan")
+    final_scores = evaluations.filter(pl.col("round") == pl.col("round").max())["value"]
+    return float(final_scores.to_numpy().mean()) if len(final_scores) else float("nan")
 
 
 def forget(arguments: list[str]) -> int:
-    """Retrain without a client."""
+    """Trains a run again without a client."""
     options = parse(Options, arguments, "fedtailor forget")
     from fedtailor.deployment import forget as retrain
     from fedtailor.deployment import open_run
@@ -67,12 +64,15 @@ def forget(arguments: list[str]) -> int:
     run = open_run(options.run, table=options.table, settings=settings)
     rounds = int(run.stored.summary["rounds"])
     with progress_of(f"{run.stored.method} without the client", rounds) as progress:
-        done = retrain(
+        retrained = retrain(
             run, options.client, options.out, settings=settings, progress=progress
         )
-    others = done.federation.names
-    before, after = _mean(run, others), _mean(done, others)
-    count, path = len(others), options.out.resolve()
+    remaining_clients = retrained.federation.names
+    before, after = (
+        _mean_score(run, remaining_clients),
+        _mean_score(retrained, remaining_clients),
+    )
+    count, path = len(remaining_clients), options.out.resolve()
     print(f"Retrained on {count} of {len(run.names)} clients: {path}")
     print(
         f"Test {run.stored.metric}, mean over these {count} clients: {after:.4f}"

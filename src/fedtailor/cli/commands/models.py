@@ -28,30 +28,30 @@ class Options:
 
 
 def models(arguments: list[str]) -> int:
-    """Print who has a model where."""
+    """Prints the list of personal models."""
     options = parse(Options, arguments, "fedtailor models")
     from fedtailor.deployment.listing import list_models
 
-    found = list_models(options.path, options.client)
+    entries = list_models(options.path, options.client)
     if options.client is not None:
-        found.sort(key=_rank)
+        entries.sort(key=_sort_key)
     if options.json:
-        print(json.dumps(found, indent=2, allow_nan=False))
+        print(json.dumps(entries, indent=2, allow_nan=False))
     elif options.client is not None:
-        _show(f"{options.client}: models", found, of_client=True)
+        _show(f"{options.client}: models", entries, of_client=True)
     else:
-        by_run = groupby(found, key=lambda entry: entry["run"])
-        for number, (run, entries) in enumerate(by_run):
+        by_run = groupby(entries, key=lambda entry: entry["run"])
+        for number, (run, run_entries) in enumerate(by_run):
             if number:
                 print()
-            _show(run, list(entries), of_client=False)
+            _show(run, list(run_entries), of_client=False)
     return 0
 
 
-def _rank(entry: dict[str, Any]) -> tuple[str, int, bool, float]:
-    """Best on validation data first, among runs on the same rows.
+def _sort_key(entry: dict[str, Any]) -> tuple[str, int, bool, float]:
+    """The key that sorts runs on the same rows by validation score, best first.
 
-    What was not measured comes last.
+    Runs without a validation score come last.
     """
     value = entry["on_val"]
     if value is None:
@@ -66,29 +66,36 @@ def _show(title: str, entries: list[dict[str, Any]], *, of_client: bool) -> None
 
     unit = unit_of(entries[0]["metric"])
 
-    def about(entry: dict[str, Any]) -> str:
+    def describe(entry: dict[str, Any]) -> str:
         return f"{entry['scenario']}: {entry['algorithm']}, seed {entry['seed']}"
 
-    def shown(value: float | None) -> str:
+    def format_value(value: float | None) -> str:
         return "-" if value is None else f"{unit.scale * value:.{unit.digits}f}"
 
     rows = []
     for entry in entries:
         if of_client:
-            names = [about(entry), entry["run"]]
+            names = [describe(entry), entry["run"]]
         else:
             newcomer = " (newcomer)" if entry["unseen"] else ""
             names = [f"{entry['client']}{newcomer}", entry["model"]]
         sizes = [f"{entry[split]:,}" for split in ("train", "val", "test")]
-        rows.append([*names, *sizes, shown(entry["on_val"]), shown(entry["on_test"])])
-    heads = ["client", "predicts with"]
+        rows.append(
+            [
+                *names,
+                *sizes,
+                format_value(entry["on_val"]),
+                format_value(entry["on_test"]),
+            ]
+        )
+    name_columns = ["client", "predicts with"]
     if of_client:
-        heads = ["model of", "run"]
+        name_columns = ["model of", "run"]
     else:
-        title = f"{title}: {about(entries[0])}"
+        title = f"{title}: {describe(entries[0])}"
     table = Table(
         f"{title}; {unit.label}, after the last round",
-        [*heads, "train", "val", "test", "on val", "on test"],
+        [*name_columns, "train", "val", "test", "on val", "on test"],
         rows,
         text=2,
     )

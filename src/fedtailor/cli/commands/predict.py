@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import tyro
 
 from fedtailor.cli.options import as_typed, parse
-from fedtailor.cli.output import put
+from fedtailor.cli.output import write_text
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Options:
 
 
 def predict(arguments: list[str]) -> int:
-    """Write predictions as comma-separated values."""
+    """Writes predictions as comma-separated values."""
     options = parse(Options, arguments, "fedtailor predict")
     from fedtailor.deployment.opening import models_at
     from fedtailor.deployment.predictions import predictions
@@ -54,7 +54,7 @@ def predict(arguments: list[str]) -> int:
         options.run, None if options.client is None else [options.client]
     )
     with as_typed():
-        found = predictions(
+        table = predictions(
             models,
             options.rows,
             options.client,
@@ -62,7 +62,7 @@ def predict(arguments: list[str]) -> int:
             unknown=options.unknown,
             probabilities=options.probabilities,
         )
-    put(found.write_csv(), options.out)
+    write_text(table.write_csv(), options.out)
     if options.out is not None:
-        print(f"{len(found):,} predictions: {options.out.resolve()}")
+        print(f"{len(table):,} predictions: {options.out.resolve()}")
     return 0

@@ -40,24 +40,24 @@ class Options:
 
 
 def report(arguments: list[str]) -> int:
-    """Print or write the reports of some experiments."""
+    """Prints or writes the reports of experiments."""
     options = parse(Options, arguments, "fedtailor report")
-    found = experiments(options.results, options.experiments)
+    selected = experiments(options.results, options.experiments)
     if options.html is not None:
         require(
             options.out is None,
             "--html and --out exclude each other; run the command once for each",
         )
-        names = ", ".join(experiment.index.name for experiment in found)
+        names = ", ".join(experiment.index.name for experiment in selected)
         require(
-            len(found) == 1,
+            len(selected) == 1,
             f"--html takes one experiment, {options.results} has {names}; name one of"
             " them",
         )
-        path = write_page(page_of(found[0]), options.html)
-        print(f"{found[0].index.name}: {path.resolve()}")
+        path = write_page(page_of(selected[0]), options.html)
+        print(f"{selected[0].index.name}: {path.resolve()}")
         return 0
-    for number, experiment in enumerate(found):
+    for number, experiment in enumerate(selected):
         name = experiment.index.name
         if options.out is not None:
             path = document.write(

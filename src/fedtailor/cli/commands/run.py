@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fedtailor.algorithms.find import find_algorithm
+from fedtailor.cli.names import print_help_or_raise
 from fedtailor.cli.options import check_counts, check_seeds, parse
-from fedtailor.cli.progress import progress_of
-from fedtailor.cli.sizes import sized, sizes_of
+from fedtailor.cli.progress import explain_interrupt, progress_of
+from fedtailor.cli.sizes import sizes_of, with_sizes
 from fedtailor.executors import Settings
 from fedtailor.experiments import scenarios
 from fedtailor.experiments.parsing import check_trains
@@ -19,7 +20,6 @@ from fedtailor.protocol import Algorithm, is_hyperparameters, require
 from fedtailor.runs import Run
 from fedtailor.runs import run as train
 from fedtailor.runs.summary import as_lines
-from fedtailor.storage import Interrupted
 from fedtailor.storage.digests import finite
 from fedtailor.storage.run_files import MANIFEST
 from fedtailor.trackers import find_trackers
@@ -81,18 +81,14 @@ class Options:
 
 
 def run(arguments: list[str]) -> int:
-    """Train one method on one scenario."""
+    """Trains one method on one scenario and prints the results."""
     names = [argument for argument in arguments[:2] if not argument.startswith("-")]
     if len(names) < 2:
-        if "-h" in arguments or "--help" in arguments:
-            print(
-                f"usage: {USAGE}\n\nThe options depend on both: fedtailor run ALGORITHM"
-                " SCENARIO --help"
-            )
-            return 0
-        raise ValueError(
-            f"usage: {USAGE}; `fedtailor algorithms` and `fedtailor scenarios` list the"
-            " names"
+        return print_help_or_raise(
+            arguments,
+            USAGE,
+            "The options depend on both: fedtailor run ALGORITHM SCENARIO --help",
+            "; `fedtailor algorithms` and `fedtailor scenarios` list the names",
         )
     scenario = scenarios.find(names[1])
     method = find_algorithm(names[0]).about.name
@@ -117,66 +113,61 @@ def run(arguments: list[str]) -> int:
         devices=options.devices, debug=options.debug, canonical=options.canonical
     )
     federation = scenario.build(options.seed)
-    common: dict[str, Any] = {
-        "seed": options.seed,
-        "participation": as_participation(options.participation, options.sampling),
-        "uplink": uplink_of_texts(options.uplink),
-        "evaluate_every": options.evaluate_every,
-        "metrics": options.metrics,
-        "settings": settings,
-    }
-    with progress_of(f"{names[0]} on {names[1]}", options.rounds) as progress:
-        try:
-            done = train(
-                algorithm,
-                federation,
-                scenario.model,
-                options.rounds,
-                **common,
-                callbacks=trackers,
-                progress=progress,
-                directory=options.out,
-                checkpoint_every=options.checkpoint_every,
-                resume=options.resume,
-                keep_rows=options.keep_rows,
-                origin=scenario.origin(options.seed),
-            )
-        except Interrupted as stopped:
-            raise Interrupted(
-                f"stopped; continue with --out {options.out} --resume"
-            ) from stopped
-    _print(done, names[1], options.json)
+    with (
+        progress_of(f"{names[0]} on {names[1]}", options.rounds) as progress,
+        explain_interrupt(f"stopped; continue with --out {options.out} --resume"),
+    ):
+        finished = train(
+            algorithm,
+            federation,
+            scenario.model,
+            options.rounds,
+            seed=options.seed,
+            participation=as_participation(options.participation, options.sampling),
+            uplink=uplink_of_texts(options.uplink),
+            evaluate_every=options.evaluate_every,
+            metrics=options.metrics,
+            settings=settings,
+            callbacks=trackers,
+            progress=progress,
+            directory=options.out,
+            checkpoint_every=options.checkpoint_every,
+            resume=options.resume,
+            keep_rows=options.keep_rows,
+            origin=scenario.origin(options.seed),
+        )
+    _print(finished, names[1], options.json)
     return 0
 
 
 def _parse(
     name: str, scenario: Scenario, arguments: list[str]
 ) -> tuple[Algorithm, Scenario, Options]:
-    """What the command line says.
+    """Parses hyper-parameters, parameters of the scenario, and options.
 
     Returns:
-        The method with its hyper-parameters (the scenario's by default), the scenario
-        with its sizes, and the options.
+        The method with its hyper-parameters, which default to the scenario's, the
+        scenario with its parameters, and the options.
 
     Raises:
-        ValueError: a wrong option or value, in one line.
+        ValueError: an option or a value is wrong; the message is one line.
     """
     import tyro
 
     default: Any = scenario.algorithm(name)
     options = Options(rounds=scenario.rounds)
-    taken = [field.name for field in (*fields(default), *fields(options))]
-    sizes = sizes_of(scenario, taken)
+    reserved_names = [field.name for field in (*fields(default), *fields(options))]
+    sizes = sizes_of(scenario, reserved_names)
 
-    def together(
+    def build(
         algorithm: Any, sizes: Any, options: Any
     ) -> tuple[Algorithm, Scenario, Options]:
         check_local_training(algorithm)
-        return algorithm, sized(scenario, sizes), options
+        return algorithm, with_sizes(scenario, sizes), options
 
     flat = tyro.conf.arg(name="")
-    # The function itself, where type checkers (of the tests) have wrapped it.
-    target = unwrap(together)
+    # The tests wrap functions in type checkers; tyro needs the function itself.
+    target = unwrap(build)
     target.__annotations__ = {
         "algorithm": Annotated[type(default), flat],
         "sizes": Annotated[type(sizes), flat],
@@ -188,16 +179,16 @@ def _parse(
 
 
 def check_local_training(algorithm: Any, prefix: str = "--") -> None:
-    """`check_trains` for all local training of a method, in the names of options."""
+    """Calls `check_trains` for all hyper-parameters with their option names."""
     for field in fields(algorithm):
-        part = getattr(algorithm, field.name)
-        check_trains(part, f"{prefix}{field.name}.")
-        if is_hyperparameters(part):
-            check_local_training(part, f"{prefix}{field.name}.")
+        value = getattr(algorithm, field.name)
+        check_trains(value, f"{prefix}{field.name}.")
+        if is_hyperparameters(value):
+            check_local_training(value, f"{prefix}{field.name}.")
 
 
-def _print(done: Run, scenario: str, as_json: bool) -> None:
-    summary = done.summary().as_dict()
+def _print(finished: Run, scenario: str, as_json: bool) -> None:
+    summary = finished.summary().as_dict()
     summary = {"algorithm": summary.pop("algorithm"), "scenario": scenario, **summary}
     if as_json:
         print(json.dumps(finite(summary), allow_nan=False, default=str))

@@ -4,33 +4,35 @@ import json
 from itertools import groupby
 from typing import Any
 
-from fedtailor.cli.names import names_and_json
-from fedtailor.cli.sizes import about_builder
-from fedtailor.experiments import scenarios as known_scenarios
+from fedtailor.cli.names import parse_name_and_json
+from fedtailor.cli.sizes import parse_docstring
+from fedtailor.experiments import scenarios as scenario_registry
 from fedtailor.experiments.scenario import Scenario
 from fedtailor.models import logistic
 
 
 def scenarios(arguments: list[str]) -> int:
-    """The list of all scenarios, or all about one."""
-    name, as_json = names_and_json(
+    """Prints the list of all scenarios, or one scenario."""
+    name, as_json = parse_name_and_json(
         arguments, "usage: fedtailor scenarios [NAME] [--json]"
     )
     if name is not None:
-        _scenario(known_scenarios.find(name), as_json)
+        _print_scenario(scenario_registry.find(name), as_json)
         return 0
-    rows = [_row(scenario) for scenario in known_scenarios.SCENARIOS.values()]
+    rows = [
+        _scenario_dict(scenario) for scenario in scenario_registry.SCENARIOS.values()
+    ]
     if as_json:
         print(json.dumps(rows, indent=2))
     else:
-        _listed(rows)
+        _print_list(rows)
     return 0
 
 
-def _row(scenario: Scenario) -> dict[str, Any]:
-    """What the list of scenarios shows of one.
+def _scenario_dict(scenario: Scenario) -> dict[str, Any]:
+    """A scenario as a dict for the list.
 
-    Without a number of clients all of the data set's own take part.
+    If the number of clients is None, all clients of the data set take part.
     """
     is_logistic = scenario.model == logistic()
     return {
@@ -45,26 +47,26 @@ def _row(scenario: Scenario) -> dict[str, Any]:
     }
 
 
-def _listed(rows: list[dict[str, Any]]) -> None:
+def _print_list(rows: list[dict[str, Any]]) -> None:
     line = "  {name:<20} {clients:>7}  {model:<12}  {rounds:>6}  {data}"
-    head = {name: name for name in ("name", "clients", "model", "rounds")}
-    print(line.format(**head, data="data that must be at hand"))
+    header = {name: name for name in ("name", "clients", "model", "rounds")}
+    print(line.format(**header, data="data that must be at hand"))
     for source, group in groupby(rows, lambda row: row["source"]):
         print(f"\n{source}")
         for row in group:
-            shown = {"clients": row["clients"] or "all", "data": row["data"] or "-"}
-            print(line.format(**row | shown))
+            displayed = {"clients": row["clients"] or "all", "data": row["data"] or "-"}
+            print(line.format(**row | displayed))
     print("\n`fedtailor scenarios NAME` says more.")
 
 
-def _scenario(scenario: Scenario, as_json: bool) -> None:
-    about, explained = about_builder(scenario.build)
-    row = _row(scenario)
+def _print_scenario(scenario: Scenario, as_json: bool) -> None:
+    doc, parameter_docs = parse_docstring(scenario.build)
+    row = _scenario_dict(scenario)
     if as_json:
-        content = {**row, "doc": about, "parameters": scenario.parameters}
+        content = {**row, "doc": doc, "parameters": scenario.parameters}
         print(json.dumps(content, indent=2))
         return
-    print(f"{row.pop('name')}: {row.pop('description')}\n\n{about}\n")
+    print(f"{row.pop('name')}: {row.pop('description')}\n\n{doc}\n")
     row["model"] = scenario.model
     row["clients"] = row["clients"] or "all"
     for name, value in row.items():
@@ -73,4 +75,4 @@ def _scenario(scenario: Scenario, as_json: bool) -> None:
     print("\nParameters, options of `fedtailor run`:")
     for name, default in scenario.parameters.items():
         print(f"  --{name.replace('_', '-')} (default {default!r})")
-        print(f"      {explained[name]}")
+        print(f"      {parameter_docs[name]}")

@@ -1,4 +1,4 @@
-"""A report as one web page that needs nothing else: no server, no network."""
+"""A report as one self-contained web page, which needs no server and no network."""
 
 from fedtailor.report.page.contents import page_of
 from fedtailor.report.page.parts import Chart, Page, Picture, Section, Series

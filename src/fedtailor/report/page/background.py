@@ -1,7 +1,4 @@
-"""What a reader needs to repeat the numbers, or to doubt them.
-
-That is the data, the settings and the exact protocol.
-"""
+"""The sections of a page about the data, the settings and the exact protocol."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,17 +6,17 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from fedtailor.decision.intervals import LEAST_SEEDS
+from fedtailor.decision.intervals import MIN_SEEDS
 from fedtailor.report.experiment import Experiment, ScenarioUse
 from fedtailor.report.page.parts import Section
 from fedtailor.report.stored import StoredRun
 
 
-def data_card(used: ScenarioUse, run: StoredRun) -> Section:
-    """Who holds how much of what."""
+def data_card(scenario: ScenarioUse, run: StoredRun) -> Section:
+    """The section about the data: clients, rows and groups."""
     data = run.manifest.get("data", {})
-    entries = [("data", f"{data.get('name', used.use)} ({used.use})")]
-    for name, value in used.arguments.items():
+    entries = [("data", f"{data.get('name', scenario.use)} ({scenario.use})")]
+    for name, value in scenario.arguments.items():
         if value not in (None, [], ()):
             entries.append((name, str(value)))
     unseen = int(run.clients["unseen"].sum())
@@ -28,7 +25,7 @@ def data_card(used: ScenarioUse, run: StoredRun) -> Section:
         clients += f", {unseen} that never do"
     entries.append(("clients", clients))
     for split in ("train", "val", "test"):
-        entries.append((f"{split} rows", _sizes(run.clients[split])))
+        entries.append((f"{split} rows", _size_summary(run.clients[split])))
     groups = run.clients["group"].drop_nulls()
     if len(groups):
         entries.append(
@@ -40,12 +37,12 @@ def data_card(used: ScenarioUse, run: StoredRun) -> Section:
 
 
 def settings(runs: Mapping[str, Sequence[StoredRun]]) -> Section:
-    """The model, and every method's settings, as the first seed's manifest has them."""
+    """The section with the settings of model and methods, for the first seed."""
     first = next(iter(runs.values()))[0]
-    entries = [("model", flat(first.manifest.get("model", {})))]
+    entries = [("model", flat_settings(first.manifest.get("model", {})))]
     for label, seeds in runs.items():
         manifest = seeds[0].manifest
-        parts = [flat(manifest.get("algorithm", {}))]
+        parts = [flat_settings(manifest.get("algorithm", {}))]
         for direction in ("uplink", "downlink"):
             if manifest.get(direction):
                 parts.append(f"{direction}: {manifest[direction]}")
@@ -54,24 +51,21 @@ def settings(runs: Mapping[str, Sequence[StoredRun]]) -> Section:
 
 
 def protocol(experiment: Experiment, scenario: str, run: StoredRun) -> Section:
-    """What a number on this page exactly means.
-
-    That is: which model, which round, which split, which weighting.
-    """
-    index, used = experiment.index, experiment.index.scenarios[scenario]
-    every = run.manifest.get("run", {}).get("evaluate_every", 1)
-    curves = "every round" if every == 1 else f"every {every} rounds"
-    reporting = f"{used.participation} clients"
-    if not isinstance(used.participation, int):
-        reporting = f"{100 * used.participation:g} % of the clients"
+    """The section that defines the numbers: their model, round, split and weighting."""
+    index, scenario_use = experiment.index, experiment.index.scenarios[scenario]
+    interval = run.manifest.get("run", {}).get("evaluate_every", 1)
+    curves = "every round" if interval == 1 else f"every {interval} rounds"
+    reporters = f"{scenario_use.participation} clients"
+    if not isinstance(scenario_use.participation, int):
+        reporters = f"{100 * scenario_use.participation:g} % of the clients"
     seeds = f"{', '.join(map(str, index.seeds))}: of splits, initial models and batches"
-    resampled = "test rows and seeds"
-    if len(index.seeds) < LEAST_SEEDS:
-        seeds += f"; fewer than {LEAST_SEEDS}, so nothing is said of other seeds"
-        resampled = "test rows"
-    chosen = "nothing was chosen"
+    resampled_units = "test rows and seeds"
+    if len(index.seeds) < MIN_SEEDS:
+        seeds += f"; fewer than {MIN_SEEDS}, so nothing is said of other seeds"
+        resampled_units = "test rows"
+    choice_note = "nothing was chosen"
     if index.candidates:
-        chosen = (
+        choice_note = (
             "by the mean over clients on validation rows, after the last round; never"
             " on test rows"
         )
@@ -80,7 +74,7 @@ def protocol(experiment: Experiment, scenario: str, run: StoredRun) -> Section:
             "the personal model that the method gives a client in the end, on that"
             " client's own rows"
         ),
-        "which round": f"the last one, {used.rounds}; curves: {curves}",
+        "which round": f"the last one, {scenario_use.rounds}; curves: {curves}",
         "which split": (
             "each client's own test rows; clients that never trained count in no mean"
             " but their own"
@@ -88,15 +82,15 @@ def protocol(experiment: Experiment, scenario: str, run: StoredRun) -> Section:
         "which weighting": "every client counts the same in a mean, whatever its size",
         "metric": run.unit.axis,
         "seeds": seeds,
-        "who trains": f"{reporting} in a round",
-        "choice of settings": chosen,
+        "who trains": f"{reporters} in a round",
+        "choice of settings": choice_note,
         "overall winner": (
             "paired test over clients and seeds as clusters, Holm's correction over all"
             " pairs"
         ),
         "gains": (
-            f"paired bootstrap over {resampled}, 95 % for one client and method, not"
-            " corrected for their number"
+            f"paired bootstrap over {resampled_units}, 95 % for one client and method,"
+            " not corrected for their number"
         ),
         "costs": (
             "down: multicast, a model for several clients counts once; probes and"
@@ -106,19 +100,19 @@ def protocol(experiment: Experiment, scenario: str, run: StoredRun) -> Section:
     return Section("Exact protocol", settings=list(entries.items()))
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> str:
-    """Nested settings on one line: "name ditto, sgd.lr 0.1"."""
+def flat_settings(values: Mapping[str, Any], prefix: str = "") -> str:
+    """Formats nested settings on one line: "name ditto, sgd.lr 0.1"."""
     parts = []
     for name, value in values.items():
         if isinstance(value, Mapping):
-            parts.append(flat(value, f"{prefix}{name}."))
+            parts.append(flat_settings(value, f"{prefix}{name}."))
         else:
             parts.append(f"{prefix}{name} {value}")
     return ", ".join(part for part in parts if part)
 
 
-def _sizes(sizes: pl.Series) -> str:
-    """The sum, and the range of clients."""
+def _size_summary(sizes: pl.Series) -> str:
+    """The total size, and the range and the median over clients."""
     values = sizes.to_numpy()
     total = values.sum()
     if not total:

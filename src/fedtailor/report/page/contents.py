@@ -1,4 +1,4 @@
-"""What the page of an experiment says: the decision first, then what it rests on."""
+"""The contents of an experiment's page: the decision first, then the evidence."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,33 +12,30 @@ from fedtailor.report.experiment import Experiment
 from fedtailor.report.page.background import data_card, protocol, settings
 from fedtailor.report.page.curves import curves, diagnostics
 from fedtailor.report.page.parts import Page, Picture, Section
-from fedtailor.report.page.pictures import Gain, extent, forest
+from fedtailor.report.page.pictures import Gain, axis_range, forest
 from fedtailor.report.page.reliability import RELIABILITY, reliability
 from fedtailor.report.stored import StoredRun
 from fedtailor.report.tables import Cell, Number, Table
 from fedtailor.report.units import Unit, unit_of
 
-MOST_LINES = 2000
-"""Lines of clients on a page, all scenarios together.
-
-More would neither be read nor sent by mail.
-"""
-MOST_PICTURES = 8
-"""Methods whose gains are drawn; the table has them all."""
+MAX_TABLE_ROWS = 2000
+"""Maximum number of table rows with clients on a page, over all scenarios."""
+MAX_PICTURES = 8
+"""Maximum number of methods whose gains are drawn; the table has all methods."""
 CALIBRATION = ("calibration_error", "brier", "log_loss")
-"""Metrics that say whether probabilities can be believed."""
+"""Metrics of how well probabilities are calibrated."""
 
 Seeds = Sequence[StoredRun]
 
 
 def page_of(experiment: Experiment) -> Page:
-    """The page of an experiment, finished or not.
+    """Makes the page of an experiment, which may be unfinished.
 
     Raises:
         ValueError: a run directory is damaged.
     """
     scenarios = list(experiment.index.scenarios)
-    lines = max(MOST_LINES // max(len(scenarios), 1), 50)
+    lines = max(MAX_TABLE_ROWS // max(len(scenarios), 1), 50)
     return Page(
         title=overview.title(experiment),
         subtitle=_subtitle(experiment),
@@ -47,39 +44,41 @@ def page_of(experiment: Experiment) -> Page:
             for scenario in scenarios
         },
         appendix=[
-            _chosen(experiment),
-            Section("How it was run", overview.facts(experiment)),
+            _choice_section(experiment),
+            Section("How it was run", overview.paragraphs(experiment)),
         ],
     )
 
 
 def scenario_sections(
-    experiment: Experiment, scenario: str, lines: int = MOST_LINES
+    experiment: Experiment, scenario: str, lines: int = MAX_TABLE_ROWS
 ) -> list[Section]:
-    """The sections of one scenario.
+    """Makes the sections of one scenario.
 
     Args:
-        experiment: its index and runs.
-        scenario: the label.
-        lines: of its longest table.
+        experiment: the index and its runs.
+        scenario: label of the scenario.
+        lines: maximum number of rows of a table.
     """
     decision = decide(experiment, scenario)
     if decision is None:
-        nothing = (
+        message = (
             "No run has ended that did not diverge: there is nothing to decide yet."
         )
-        return [Section("Decision", [nothing])]
+        return [Section("Decision", [message])]
     runs = {label: seeds for label, seeds in experiment.runs[scenario].items() if seeds}
     first = next(iter(runs.values()))[0]
-    clients = _short(client_table(scenario, runs, decision), lines)
+    clients = _truncated(client_table(scenario, runs, decision), lines)
     return [
-        Section("Decision", decision.sentences, decision.warnings),
-        Section("Methods", tables=[comparison.over_clients(experiment, scenario)]),
+        Section("Decision", decision.conclusions, decision.warnings),
+        Section(
+            "Methods", tables=[comparison.client_spread_table(experiment, scenario)]
+        ),
         Section("Clients", tables=[clients]),
         gains(scenario, decision, lines),
         curves(runs),
         diagnostics(runs),
-        Section("Costs", tables=[comparison.traffic_and_time(experiment, scenario)]),
+        Section("Costs", tables=[comparison.cost_table(experiment, scenario)]),
         calibration(runs),
         data_card(experiment.index.scenarios[scenario], first),
         settings(runs),
@@ -88,10 +87,10 @@ def scenario_sections(
 
 
 def client_table(scenario: str, runs: Mapping[str, Seeds], decision: Decision) -> Table:
-    """One line a client.
+    """A table with one row for each client.
 
-    The columns are its rows, every method's value (mean over seeds), and what
-    validation data choose for it.
+    The columns are its numbers of rows, the value of each method (mean over seeds), and
+    the method that was chosen on its validation data.
     """
     first = next(iter(runs.values()))[0]
     unit, clients = first.unit, first.clients
@@ -99,20 +98,20 @@ def client_table(scenario: str, runs: Mapping[str, Seeds], decision: Decision) -
     columns: dict[str, list[Cell]] = {"client": names}
     if clients["group"].is_not_null().any():
         columns["group"] = [
-            "-" if group is None else _count(group) for group in clients["group"]
+            "-" if group is None else _count_cell(group) for group in clients["group"]
         ]
     for split in ("train", "test"):
-        columns[f"{split}\nrows"] = [_count(size) for size in clients[split]]
+        columns[f"{split}\nrows"] = [_count_cell(size) for size in clients[split]]
     if clients["unseen"].any():
         columns["trained"] = ["no" if unseen else "yes" for unseen in clients["unseen"]]
     headers, cells = list(columns), list(columns.values())
-    # A method may be called like a column: from here on headers need not differ.
+    # A method may have the name of a column, so the headers are no longer dict keys.
     for label, seeds in runs.items():
         values = client_values(seeds)
         headers.append(label)
-        cells.append([_value(values.get(name), unit) for name in names])
+        cells.append([_value_cell(values.get(name), unit) for name in names])
     if decision.choice is not None:
-        chosen = _choices(decision)
+        chosen = _choices_by_client(decision)
         headers.append("chosen on\nvalidation data")
         cells.append([chosen.get(name, "-") for name in names])
     note = (
@@ -126,10 +125,7 @@ def client_table(scenario: str, runs: Mapping[str, Seeds], decision: Decision) -
 
 
 def client_values(seeds: Seeds) -> dict[str, float]:
-    """client -> its value on test after the last round, mean over seeds that have one.
-
-    Seen and unseen clients are in it.
-    """
+    """Client (seen or unseen) -> last value on test, mean over seeds with a value."""
     frames = [
         run.scores(unseen=unseen).select("client", "value")
         for run in seeds
@@ -141,10 +137,10 @@ def client_values(seeds: Seeds) -> dict[str, float]:
 
 
 def gains(scenario: str, decision: Decision, lines: int) -> Section:
-    """Who gains from sharing: drawn for each method, and as a table."""
+    """The section about gains: a forest plot for each method, and a table."""
     title = "Gains over training alone"
     if decision.gains is None or decision.table is None:
-        return Section(title, [decision.why_no_gains])
+        return Section(title, [decision.no_gains_reason])
     explanation = (
         "An interval that excludes 0 says that sharing helps (or hurts) this client;"
         " any other cannot tell."
@@ -154,23 +150,23 @@ def gains(scenario: str, decision: Decision, lines: int) -> Section:
         title,
         [explanation],
         pictures=gain_pictures(decision.gains, unit, lines),
-        tables=[_short(decision.table, lines)],
+        tables=[_truncated(decision.table, lines)],
     )
 
 
 def gain_pictures(gains: pl.DataFrame, unit: Unit, lines: int) -> list[Picture]:
-    """One drawing a method, at most `MOST_PICTURES`.
+    """Draws a forest plot for each of the first `MAX_PICTURES` methods.
 
     Args:
-        gains: as `fedtailor.decision.client_gains` gives them.
-        unit: that they are shown in.
-        lines: of all drawings together.
+        gains: see `fedtailor.decision.client_gains`.
+        unit: unit of the gains.
+        lines: maximum number of gains in all plots together.
     """
-    by_method: dict[str, list[Gain]] = {}
+    gains_by_method: dict[str, list[Gain]] = {}
     parts = list(gains.group_by(["method"], maintain_order=True))
-    for (method,), part in parts[:MOST_PICTURES]:
-        rows = part.head(lines // MOST_PICTURES).iter_rows(named=True)
-        by_method[str(method)] = [
+    for (method,), part in parts[:MAX_PICTURES]:
+        rows = part.head(lines // MAX_PICTURES).iter_rows(named=True)
+        gains_by_method[str(method)] = [
             Gain(
                 row["client"],
                 unit.scale * row["gain"],
@@ -180,26 +176,34 @@ def gain_pictures(gains: pl.DataFrame, unit: Unit, lines: int) -> list[Picture]:
             )
             for row in rows
         ]
-    # One axis for all methods, so that their drawings can be compared.
-    axis = extent([gain for drawn in by_method.values() for gain in drawn])
+    # All plots have the same axis, so that they can be compared.
+    axis_limits = axis_range(
+        [
+            gain
+            for gains_of_method in gains_by_method.values()
+            for gain in gains_of_method
+        ]
+    )
     pictures = []
-    for method, drawn in by_method.items():
+    for method, gains_of_method in gains_by_method.items():
         title = f"{method}: gain of each client, 95 % interval"
-        pictures.append(forest(title, unit.label, drawn, axis))
+        pictures.append(forest(title, unit.label, gains_of_method, axis_limits))
     return pictures
 
 
 def calibration(runs: Mapping[str, Seeds]) -> Section:
-    """Whether the predicted probabilities can be believed, where that was measured."""
+    """The section about the calibration of the predicted probabilities."""
     title = "Calibration"
-    diagram = reliability(runs)
+    reliability_chart = reliability(runs)
     charts, paragraphs = [], []
-    if diagram is not None:
-        charts, paragraphs = [diagram], [RELIABILITY]
+    if reliability_chart is not None:
+        charts, paragraphs = [reliability_chart], [RELIABILITY]
     first = next(iter(runs.values()))[0]
-    stored = set(first.metrics["metric"].unique())
-    measured = {name: unit_of(name) for name in CALIBRATION if name in stored}
-    if not measured:
+    stored_metrics = set(first.metrics["metric"].unique())
+    units_by_metric = {
+        name: unit_of(name) for name in CALIBRATION if name in stored_metrics
+    }
+    if not units_by_metric:
         paragraphs.append(
             "No number for it was measured in these runs; measure calibration_error,"
             " brier or log_loss."
@@ -207,9 +211,11 @@ def calibration(runs: Mapping[str, Seeds]) -> Section:
         return Section(title, paragraphs, charts=charts)
     rows: list[list[Cell]] = []
     for label, seeds in runs.items():
-        cells = [_last_mean(seeds, name, unit) for name, unit in measured.items()]
+        cells = [
+            _last_mean(seeds, name, unit) for name, unit in units_by_metric.items()
+        ]
         rows.append([label, *cells])
-    units = list(measured.values())
+    units = list(units_by_metric.values())
     table = Table(
         "On test, after the last round, mean over clients",
         ["method", *(unit.axis for unit in units)],
@@ -222,18 +228,15 @@ def calibration(runs: Mapping[str, Seeds]) -> Section:
 
 
 def _last_mean(seeds: Seeds, metric: str, unit: Unit) -> Cell:
-    """A metric on test after the last round that has it; mean over seeds."""
+    """The last value of a metric on test, mean over seeds."""
     curves = [run.curve("test", metric) for run in seeds]
     values = [list(curve.values())[-1] for curve in curves if curve]
-    known = [value for value in values if np.isfinite(value)]
-    return unit.number(known) if known else "-"
+    finite_values = [value for value in values if np.isfinite(value)]
+    return unit.number(finite_values) if finite_values else "-"
 
 
-def _choices(decision: Decision) -> dict[str, str]:
-    """client -> the methods chosen for it.
-
-    Where seeds differ, each method has its number of seeds.
-    """
+def _choices_by_client(decision: Decision) -> dict[str, str]:
+    """Client -> the methods chosen for it, with numbers of seeds if seeds differ."""
     if decision.choice is None:
         return {}
     choices = {}
@@ -251,17 +254,17 @@ def _choices(decision: Decision) -> dict[str, str]:
     return choices
 
 
-def _chosen(experiment: Experiment) -> Section:
+def _choice_section(experiment: Experiment) -> Section:
     title = "Choice of settings"
     if not experiment.index.candidates:
         return Section(
             title, ["Nothing was chosen: every method ran with the settings above."]
         )
-    return Section(title, tables=[comparison.chosen(experiment)])
+    return Section(title, tables=[comparison.choice_table(experiment)])
 
 
 def _subtitle(experiment: Experiment) -> str:
-    """How much was compared, and whether it is finished."""
+    """Numbers of methods, data sets and seeds, and whether all runs are finished."""
     index = experiment.index
     counts = {
         "method": len(index.algorithms),
@@ -278,21 +281,25 @@ def _subtitle(experiment: Experiment) -> str:
     return f"{', '.join(parts)}; {state}."
 
 
-def _short(table: Table, lines: int) -> Table:
-    """A table's first lines, with a note that says so."""
+def _truncated(table: Table, lines: int) -> Table:
+    """The first rows of a table, with a note about the omission."""
     count = len(table.rows)
     if count <= lines:
         return table
-    cut = f"The first {lines} of {count} lines; `fedtailor report --out` writes all."
-    return replace(table, rows=table.rows[:lines], note=f"{cut} {table.note}".strip())
+    truncation_note = (
+        f"The first {lines} of {count} lines; `fedtailor report --out` writes all."
+    )
+    return replace(
+        table, rows=table.rows[:lines], note=f"{truncation_note} {table.note}".strip()
+    )
 
 
-def _value(value: float | None, unit: Unit) -> Cell:
+def _value_cell(value: float | None, unit: Unit) -> Cell:
     if value is None:
         return "-"
-    shown = unit.scale * value
-    return Number(shown, f"{shown:.{unit.digits}f}")
+    displayed = unit.scale * value
+    return Number(displayed, f"{displayed:.{unit.digits}f}")
 
 
-def _count(number: int) -> Number:
+def _count_cell(number: int) -> Number:
     return Number(number, f"{number:,}")

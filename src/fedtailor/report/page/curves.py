@@ -1,9 +1,8 @@
-"""Curves of training, and what methods tell about themselves."""
+"""The sections of a page with training curves and with diagnostics of methods."""
 
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-import polars as pl
 
 from fedtailor.protocol import client_ids
 from fedtailor.protocol.diagnostics import (
@@ -12,19 +11,19 @@ from fedtailor.protocol.diagnostics import (
     MatrixDiagnostic,
     TreeDiagnostic,
 )
-from fedtailor.report.drawing import featured
-from fedtailor.report.figures import MOST_BANDS
+from fedtailor.report.drawing import by_megabytes, highlighted
+from fedtailor.report.figures import MAX_BANDS
 from fedtailor.report.page.parts import Chart, Picture, Section, Series
 from fedtailor.report.page.pictures import matrix
 from fedtailor.report.stored import StoredRun
 from fedtailor.report.tables import Cell, Number, Table
 from fedtailor.report.units import Unit, unit_of
 
-MOST_CLIENTS = 500
-"""Lines of a table of clients here."""
-MOST_POINTS = 400
-"""Points of a line: more than pixels show nothing."""
-_NOTHING = (
+MAX_CLIENTS = 500
+"""Maximum number of rows of a table of clients."""
+MAX_POINTS = 400
+"""Maximum number of points of a line."""
+_NO_DIAGNOSTICS = (
     "These methods tell nothing about themselves beyond their results, or their runs"
     " did not keep it."
 )
@@ -34,22 +33,22 @@ Curve = Mapping[int, float] | Mapping[float, float]
 
 
 def curves(runs: Mapping[str, Seeds]) -> Section:
-    """The metric on test by rounds and by traffic, and the loss on validation data."""
+    """The section with curves of the test metric and of the validation loss."""
     unit = next(iter(runs.values()))[0].unit
 
     def validation_loss(run: StoredRun) -> Curve:
         return run.curve("val", "loss")
 
-    by_round = _chart("Test, by round", "rounds done", runs, StoredRun.curve, unit)
-    by_traffic = _chart(
+    by_round = _mean_chart("Test, by round", "rounds done", runs, StoredRun.curve, unit)
+    by_traffic = _mean_chart(
         "Test, by traffic",
         "MB sent, down and up",
         runs,
-        _by_megabytes,
+        by_megabytes,
         unit,
-        silent=False,
+        include_silent=False,
     )
-    losses = _chart(
+    losses = _mean_chart(
         "Validation loss, by round",
         "rounds done",
         runs,
@@ -58,7 +57,7 @@ def curves(runs: Mapping[str, Seeds]) -> Section:
     )
     explanation = (
         "Means over clients (each counts the same) and seeds; bands, from the"
-        f" lowest seed to the highest, for at most {MOST_BANDS} methods: FedAvg and"
+        f" lowest seed to the highest, for at most {MAX_BANDS} methods: FedAvg and"
         " those that end best on test. Point at a curve, or focus it and use the"
         " arrow keys, to read values; the boxes switch lines on and off."
     )
@@ -67,24 +66,21 @@ def curves(runs: Mapping[str, Seeds]) -> Section:
 
 
 def diagnostics(runs: Mapping[str, Seeds]) -> Section:
-    """What each method tells about itself, for its first seed.
-
-    For example, who learns from whom, or how well clients fall into groups.
-    """
+    """The section with the diagnostics of each method, for its first seed."""
     pictures: list[Picture] = []
     charts: list[Chart] = []
     tables: list[Table] = []
     for label, seeds in runs.items():
         names = names_by_id(seeds[0])
         for diagnostic in seeds[0].diagnostics.values():
-            part = _part(label, diagnostic, names)
+            part = _diagnostic_part(label, diagnostic, names)
             if isinstance(part, Picture):
                 pictures.append(part)
             elif isinstance(part, Chart):
                 charts.append(part)
             else:
                 tables.append(part)
-    paragraph = _NOTHING
+    paragraph = _NO_DIAGNOSTICS
     if pictures or charts or tables:
         first = next(iter(runs.values()))[0]
         paragraph = f"Of the first seed ({first.seed})."
@@ -98,86 +94,91 @@ def diagnostics(runs: Mapping[str, Seeds]) -> Section:
 
 
 def names_by_id(run: StoredRun) -> list[str]:
-    """The names of the seen clients in the order of ids, which diagnostics have."""
-    names = run.clients.filter(~pl.col("unseen"))["client"].to_list()
-    return [names[place] for place in np.argsort(client_ids(tuple(names)))]
+    """The names of the seen clients in the order of ids, as in diagnostics."""
+    names = run.seen_clients["client"].to_list()
+    return [names[index] for index in np.argsort(client_ids(tuple(names)))]
 
 
-def _chart(
+def _mean_chart(
     title: str,
     x_label: str,
     runs: Mapping[str, Seeds],
     curve: Callable[[StoredRun], Curve],
     unit: Unit,
-    silent: bool = True,
+    include_silent: bool = True,
 ) -> Chart:
-    """One line a method: means over seeds, for some with the range of seeds as a band.
+    """A chart with the mean curve of each method, some with a band of the seeds' range.
 
     Args:
-        title, x_label: of the chart.
-        runs: of all methods.
-        curve: what is drawn of a run.
-        unit: of y.
-        silent: whether runs that sent nothing in training have a line, too.
+        title: title of the chart.
+        x_label: label of the x axis.
+        runs: label -> runs of the method.
+        curve: the function that returns the curve of a run.
+        unit: unit of y.
+        include_silent: whether to include methods that send nothing in training.
     """
-    series, with_bands = [], featured({"": runs})
+    series, highlighted_labels = [], highlighted({"": runs})
     for colour, (label, seeds) in enumerate(runs.items()):
-        of_seeds = [curve(run) for run in seeds if silent or not run.silent]
-        of_seeds = [points for points in of_seeds if points]
-        if of_seeds:
-            # Where nothing was tested there is no best: the first ones then.
-            banded = label in with_bands if with_bands else None
-            series.append(_mean_line(label, of_seeds, unit.scale, colour, banded))
+        curves_of_seeds = [
+            curve(run) for run in seeds if include_silent or not run.is_silent
+        ]
+        curves_of_seeds = [points for points in curves_of_seeds if points]
+        if curves_of_seeds:
+            # Without tests no method is highlighted; None selects the first six lines.
+            has_band = label in highlighted_labels if highlighted_labels else None
+            series.append(
+                _mean_line(label, curves_of_seeds, unit.scale, colour, has_band)
+            )
     return Chart(title, x_label, unit.axis, series)
 
 
 def _mean_line(
-    label: str, curves: Sequence[Curve], scale: float, colour: int, banded: bool | None
+    label: str,
+    curves: Sequence[Curve],
+    scale: float,
+    colour: int,
+    has_band: bool | None,
 ) -> Series:
-    """The mean of curves at the same evaluations.
+    """Averages x and y of the curves at each evaluation.
 
-    x is a mean, too: bytes, for example, may differ from seed to seed.
+    x may differ from seed to seed, for example if it is a number of bytes.
     """
     count = min(map(len, curves))
     x = np.array([list(curve)[:count] for curve in curves])  # [seeds, evaluations]
     y = scale * np.array([list(curve.values())[:count] for curve in curves])
-    # At most `MOST_POINTS` evaluations, the first and the last among them.
-    points = np.linspace(0, count - 1, min(count, MOST_POINTS))
+    # At most `MAX_POINTS` evaluations, including the first and the last one.
+    points = np.linspace(0, count - 1, min(count, MAX_POINTS))
     points = np.unique(points.round().astype(int))
     mean_x, y = np.mean(x, axis=0)[points], y[:, points]
     low, high = (), ()
-    if banded and len(curves) > 1:
+    if has_band and len(curves) > 1:
         low = y.min(axis=0).tolist()
         high = y.max(axis=0).tolist()
     mean_y = y.mean(axis=0)
     return Series(
-        label, mean_x.tolist(), mean_y.tolist(), colour, low, high, shown=banded
+        label, mean_x.tolist(), mean_y.tolist(), colour, low, high, shown=has_band
     )
 
 
-def _by_megabytes(run: StoredRun) -> Curve:
-    return {spent / 1e6: value for spent, value in run.by_bytes().items()}
-
-
-def _part(
+def _diagnostic_part(
     label: str, diagnostic: Diagnostic, names: Sequence[str]
 ) -> Picture | Chart | Table:
-    """A diagnostic as what shows it best."""
+    """Converts a diagnostic to a picture, a chart or a table."""
     title = f"{label}: {diagnostic.title}"
     if isinstance(diagnostic, MatrixDiagnostic):
         return matrix(title, diagnostic.values, names)
     if isinstance(diagnostic, TreeDiagnostic):
-        return _tree(title, diagnostic)
+        return _tree_table(title, diagnostic)
     if not isinstance(diagnostic, LineDiagnostic):
         kind = type(diagnostic).__name__
         raise TypeError(f"a diagnostic is a matrix, a line or a tree, not {kind}")
     if diagnostic.x_label == "client":
-        return _of_clients(title, diagnostic, names)
-    return _line(title, diagnostic)
+        return _client_table(title, diagnostic, names)
+    return _line_chart(title, diagnostic)
 
 
-def _line(title: str, diagnostic: LineDiagnostic) -> Chart:
-    """Numbers along an axis, with the chosen one in the title."""
+def _line_chart(title: str, diagnostic: LineDiagnostic) -> Chart:
+    """A chart of numbers along an axis, with the chosen x in the title."""
     if diagnostic.chosen is not None:
         title = f"{title} (chosen: {diagnostic.chosen:g})"
     order = np.argsort(diagnostic.x, kind="stable")
@@ -186,19 +187,21 @@ def _line(title: str, diagnostic: LineDiagnostic) -> Chart:
     return Chart(title, diagnostic.x_label, diagnostic.y_label, [series])
 
 
-def _of_clients(title: str, diagnostic: LineDiagnostic, names: Sequence[str]) -> Table:
-    """One number for every client: they have names and no order along an axis."""
+def _client_table(
+    title: str, diagnostic: LineDiagnostic, names: Sequence[str]
+) -> Table:
+    """A table with one number for each client."""
     rows: list[list[Cell]] = []
     for position, value in zip(diagnostic.x, diagnostic.y, strict=True):
         rows.append([names[int(position)], Number(float(value), f"{value:.4g}")])
-    return Table(title, ["client", diagnostic.y_label], rows[:MOST_CLIENTS])
+    return Table(title, ["client", diagnostic.y_label], rows[:MAX_CLIENTS])
 
 
-def _tree(title: str, diagnostic: TreeDiagnostic) -> Table:
-    """Which cluster was divided when, and how many clients ended in each."""
+def _tree_table(title: str, diagnostic: TreeDiagnostic) -> Table:
+    """A table of the splits of clusters and their final numbers of clients."""
     count = len(diagnostic.parent) + 1
     sizes = np.bincount(np.asarray(diagnostic.members, np.int64), minlength=count)
-    # Cluster 0 is there from the start; split s makes cluster s + 1.
+    # Cluster 0 exists from the start; split s creates cluster s + 1.
     parents = ["-", *map(str, diagnostic.parent)]
     rounds = ["-", *map(str, diagnostic.round)]
     rows = []

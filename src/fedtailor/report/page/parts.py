@@ -1,7 +1,4 @@
-"""What a page consists of, as plain data.
-
-Whoever has such data can have a page made of it.
-"""
+"""The parts of a page as plain data, from which `render` makes the page."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,14 +11,15 @@ class Series:
     """One line of a chart.
 
     Attributes:
-        label: its name.
-        x, y: [n] each, x ascending.
-        colour: which of the page's colours; None: the place in the chart. A method
-            keeps its colour in all charts. -1: grey and dashed, for what is there to
-            compare with.
-        low, high: [n] the ends of a band around the line; empty for none.
-        shown: whether it is there before a reader switches it on; None: if it is one of
-            the first six.
+        label: name of the line.
+        x: [n] ascending.
+        y: [n].
+        colour: index of one of the page's colours, so that a method can have the same
+            colour in all charts. None uses the line's position in the chart. -1 is grey
+            and dashed, for a reference line.
+        low: [n] lower end of a band around the line, or empty.
+        high: [n] upper end of the band, or empty.
+        shown: whether the line is visible at first; None for the first six lines only.
     """
 
     label: str
@@ -35,11 +33,12 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """Curves that a reader can hover over and switch on and off.
+    """An interactive chart whose lines can be switched on and off.
 
     Attributes:
-        title: what stands above it.
-        x_label, y_label: what stands at the axes.
+        title: title above the chart.
+        x_label: label of the x axis.
+        y_label: label of the y axis.
         series: the lines.
     """
 
@@ -51,12 +50,12 @@ class Chart:
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawing that is there without any script.
+    """A static drawing, which needs no script.
 
     Attributes:
-        title: what stands above it.
-        markup: SVG, or an image with its data inside; it is trusted and not escaped.
-        note: how to read it.
+        title: title above the drawing.
+        markup: SVG, or an image with inline data. It is trusted and not escaped.
+        note: explanation below the drawing.
     """
 
     title: str
@@ -66,14 +65,16 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """One heading and what stands below it, in this order.
+    """One heading and the contents below it, in the order of the attributes.
 
     Attributes:
         title: the heading.
-        paragraphs: sentences; where something is missing, the one that says what.
-        warnings: sentences that are set apart.
-        pictures, charts, tables: drawings, curves, tables.
-        settings: names and values.
+        paragraphs: plain text.
+        warnings: plain text, displayed in a box.
+        pictures: static drawings.
+        charts: interactive charts.
+        tables: tables.
+        settings: pairs of names and values.
     """
 
     title: str
@@ -90,10 +91,10 @@ class Page:
     """A whole page.
 
     Attributes:
-        title: the headline.
-        subtitle: one line below it.
-        parts: a heading of its own (a scenario's label) -> its sections. With a single
-            part its heading is left out.
+        title: title of the page.
+        subtitle: one line below the title.
+        parts: heading (label of a scenario) -> sections. The heading of a single part
+            is omitted.
         appendix: sections after all parts.
     """
 

@@ -1,7 +1,4 @@
-"""Drawings as SVG or PNG inside the page.
-
-They are there without any script, and print sharply.
-"""
+"""Static drawings as SVG or PNG inside the page."""
 
 import base64
 import io
@@ -15,23 +12,19 @@ from numpy import ndarray
 
 from fedtailor.report.page.parts import Picture
 
-MOST_NAMED = 40
-"""More clients than this are drawn without their names."""
-MOST_PIXELS = 300
-"""An image of a matrix has at most so many lines and columns."""
+MAX_NAMED_CLIENTS = 40
+"""Maximum number of clients that are drawn with names."""
+MAX_PIXELS = 300
+"""Maximum number of rows and columns in the image of a matrix."""
 _ROW, _ROW_UNNAMED = 22, 5
-"""Height of a client's line, in pixels, with a name and without."""
-# In the units of the drawing.
+"""Height of a client's row in pixels, with and without names."""
 _LEFT, _WIDTH, _AXIS = 130, 520, 36
-"""Widths of the names and of the whole drawing, height of the axis."""
+"""Width of the names, width of the drawing and height of the axis, in pixels."""
 
 
 @dataclass(frozen=True)
 class Gain:
-    """One client's gain with its interval, in the unit that is shown.
-
-    Positive is better.
-    """
+    """One client's gain and interval in the displayed unit; positive means better."""
 
     client: str
     gain: float
@@ -40,8 +33,8 @@ class Gain:
     verdict: str
 
 
-def extent(gains: Sequence[Gain]) -> tuple[float, float]:
-    """Both ends of an axis that shows all these gains with their intervals, and 0."""
+def axis_range(gains: Sequence[Gain]) -> tuple[float, float]:
+    """The limits of an axis that contains all gains with their intervals, and 0."""
     numbers = [0.0]
     for gain in gains:
         numbers += [gain.low, gain.high, gain.gain]
@@ -52,67 +45,77 @@ def extent(gains: Sequence[Gain]) -> tuple[float, float]:
 
 
 def forest(
-    title: str, unit: str, gains: Sequence[Gain], shown: tuple[float, float]
+    title: str, unit: str, gains: Sequence[Gain], axis_limits: tuple[float, float]
 ) -> Picture:
-    """Gains with their intervals, best first, around the line of no gain.
+    """Draws a forest plot: gains with their intervals, best first.
 
     Args:
-        title: of the picture.
-        unit: of the gains.
-        gains: those that are not finite are left out.
-        shown: both ends of the axis, see `extent`.
+        title: title of the picture.
+        unit: unit of the gains.
+        gains: the gains; those that are not finite are omitted.
+        axis_limits: limits of the axis, see `axis_range`.
     """
     finite = (gain for gain in gains if np.isfinite(gain.gain))
     ordered = sorted(finite, key=lambda gain: -gain.gain)
-    named = len(ordered) <= MOST_NAMED
-    row, left = (_ROW, _LEFT) if named else (_ROW_UNNAMED, 10)
+    show_names = len(ordered) <= MAX_NAMED_CLIENTS
+    row_height, left = (_ROW, _LEFT) if show_names else (_ROW_UNNAMED, 10)
     right = _WIDTH - 10
-    low, high = shown
-    bottom = row * len(ordered)
+    low, high = axis_limits
+    bottom = row_height * len(ordered)
     height = bottom + _AXIS
 
-    def at(value: float) -> float:
-        """The x of a gain."""
+    def x_of(value: float) -> float:
+        """The x coordinate of a gain."""
         return round(left + (right - left) * (value - low) / (high - low), 1)
 
-    # The grid first, so that the gains are drawn over it.
-    marks = []
+    # The grid comes first, so that the gains are drawn over it.
+    elements = []
     for tick in _ticks(low, high):
-        kind, x = "zero" if tick == 0 else "grid", at(tick)
-        marks.append(f'<line class="{kind}" x1="{x}" x2="{x}" y1="0" y2="{bottom}"/>')
+        css_class, x = "zero" if tick == 0 else "grid", x_of(tick)
+        elements.append(
+            f'<line class="{css_class}" x1="{x}" x2="{x}" y1="0" y2="{bottom}"/>'
+        )
         text = _signed(tick)
-        marks.append(f'<text class="tick" x="{x}" y="{bottom + 14}">{text}</text>')
+        elements.append(f'<text class="tick" x="{x}" y="{bottom + 14}">{text}</text>')
     text = f"gain over training alone, {escape(unit)}"
     middle = (left + right) / 2
-    marks.append(f'<text class="tick" x="{middle}" y="{height - 4}">{text}</text>')
-    for number, gain in enumerate(ordered):
-        y = row * number + row / 2
-        kind, text = gain.verdict.replace(" ", "-"), escape(_said(gain))
-        marks.append(f'<g class="{kind}"><title>{text}</title>')
-        if named:
-            name = escape(_short(gain.client))
-            marks.append(f'<text class="name" x="{left - 8}" y="{y + 4}">{name}</text>')
+    elements.append(f'<text class="tick" x="{middle}" y="{height - 4}">{text}</text>')
+    for index, gain in enumerate(ordered):
+        y = row_height * index + row_height / 2
+        css_class, text = gain.verdict.replace(" ", "-"), escape(_tooltip(gain))
+        elements.append(f'<g class="{css_class}"><title>{text}</title>')
+        if show_names:
+            name = escape(_short_name(gain.client))
+            elements.append(
+                f'<text class="name" x="{left - 8}" y="{y + 4}">{name}</text>'
+            )
         if np.isfinite(gain.low) and np.isfinite(gain.high):
-            x1, x2 = at(gain.low), at(gain.high)
-            marks.append(f'<line x1="{x1}" x2="{x2}" y1="{y}" y2="{y}"/>')
-        radius = 4 if named else 2
-        marks.append(f'<circle cx="{at(gain.gain)}" cy="{y}" r="{radius}"/></g>')
+            x1, x2 = x_of(gain.low), x_of(gain.high)
+            elements.append(f'<line x1="{x1}" x2="{x2}" y1="{y}" y2="{y}"/>')
+        radius = 4 if show_names else 2
+        elements.append(f'<circle cx="{x_of(gain.gain)}" cy="{y}" r="{radius}"/></g>')
     markup = (
         f'<svg class="forest" viewBox="0 0 {_WIDTH} {height}" role="img"'
         f' aria-label="{escape(title, quote=True)}">'
-        f"{''.join(marks)}</svg>"
+        f"{''.join(elements)}</svg>"
     )
     note = f"{len(ordered)} clients, best first; hover over a line for its client."
-    return Picture(title, markup, "" if named else note)
+    return Picture(title, markup, "" if show_names else note)
 
 
 def matrix(
     title: str, values: Shaped[ndarray, "m m"], names: Sequence[str], note: str = ""
 ) -> Picture:
-    """Numbers between clients.
+    """Draws a matrix between clients.
 
-    Each is a square that shows its value when a reader hovers over it. For many clients
-    it is an image.
+    Each entry is a square with its value as a tooltip. A matrix of more than
+    `MAX_NAMED_CLIENTS` clients is an image.
+
+    Args:
+        title: title of the picture.
+        values: the matrix.
+        names: names of the clients.
+        note: explanation of the matrix.
     """
     numbers = np.asarray(values, np.float64)
     finite = numbers[np.isfinite(numbers)]
@@ -120,7 +123,7 @@ def matrix(
     if len(finite):
         low, high = float(finite.min()), float(finite.max())
     scaled = (numbers - low) / ((high - low) or 1.0)
-    # A rest of rounding reads badly.
+    # Display a rounding error as 0.
     if abs(low) < 1e-6 * abs(high):
         low = 0.0
     legend = (
@@ -129,49 +132,50 @@ def matrix(
     )
     note = f"{note} {legend}".strip()
     count = len(numbers)
-    if count > MOST_NAMED:
+    if count > MAX_NAMED_CLIENTS:
         note = f"{note} {count} clients in the order of their ids."
         return Picture(title, _image(title, scaled), note)
-    side = 600 / max(count, 8)
-    left, text = 130, min(side * 0.7, 13)
-    marks = []
+    cell_size = 600 / max(count, 8)
+    left, font_size = 130, min(cell_size * 0.7, 13)
+    elements = []
     for i in range(count):
-        y = round(i * side, 2)
-        middle = round(y + side / 2 + text / 3, 2)
-        marks.append(
-            f'<text class="name" x="{left - 6}" y="{middle}" font-size="{text:.1f}">'
-            f"{escape(_short(names[i]))}</text>"
+        y = round(i * cell_size, 2)
+        middle = round(y + cell_size / 2 + font_size / 3, 2)
+        elements.append(
+            f'<text class="name" x="{left - 6}" y="{middle}"'
+            f' font-size="{font_size:.1f}">'
+            f"{escape(_short_name(names[i]))}</text>"
         )
         for j in range(count):
-            x = round(left + j * side, 2)
-            fill = _colour(scaled[i, j])
-            said = escape(f"{names[i]} from {names[j]}: {numbers[i, j]:.4g}")
-            marks.append(
-                f'<rect x="{x}" y="{y}" width="{side:.2f}" height="{side:.2f}"'
-                f' fill="{fill}"><title>{said}</title></rect>'
+            x = round(left + j * cell_size, 2)
+            fill = _matrix_color(scaled[i, j])
+            tooltip = escape(f"{names[i]} from {names[j]}: {numbers[i, j]:.4g}")
+            elements.append(
+                f'<rect x="{x}" y="{y}" width="{cell_size:.2f}"'
+                f' height="{cell_size:.2f}"'
+                f' fill="{fill}"><title>{tooltip}</title></rect>'
             )
-    height = round(count * side, 1)
+    height = round(count * cell_size, 1)
     width = left + height
     markup = (
         f'<svg class="matrix" style="max-width:{width}px" viewBox="0 0 {width}'
         f' {height}" role="img"'
-        f' aria-label="{escape(title, quote=True)}">{"".join(marks)}</svg>'
+        f' aria-label="{escape(title, quote=True)}">{"".join(elements)}</svg>'
     )
     return Picture(title, markup, note)
 
 
 def _image(title: str, scaled: Float[ndarray, "m m"]) -> str:
-    """A matrix of shares from 0 to 1 as a PNG inside an element."""
+    """Converts a matrix of numbers from 0 to 1 to an image element with PNG data."""
     from matplotlib import colormaps
     from matplotlib.image import imsave
 
-    # Blocks of clients become one pixel, their mean: more of them would make the page
-    # too large to send.
-    block = -(-len(scaled) // MOST_PIXELS)
+    # A pixel is the mean over a block of clients, which limits the size of the page.
+    block = -(-len(scaled) // MAX_PIXELS)
     starts = np.arange(0, len(scaled), block)
     counts = np.diff(starts, append=len(scaled))
-    of_rows = np.add.reduceat(np.nan_to_num(scaled), starts, axis=0)
-    sums = np.add.reduceat(of_rows, starts, axis=1)
+    row_sums = np.add.reduceat(np.nan_to_num(scaled), starts, axis=0)
+    sums = np.add.reduceat(row_sums, starts, axis=1)
     means = sums / np.outer(counts, counts)
     file = io.BytesIO()
     imsave(file, colormaps["Blues"](means), format="png")
@@ -182,21 +186,23 @@ def _image(title: str, scaled: Float[ndarray, "m m"]) -> str:
     )
 
 
-def _colour(share: float) -> str:
-    """From white to dark blue; grey where there is no number."""
+def _matrix_color(share: float) -> str:
+    """A colour from white (0) to dark blue (1); NaN is grey."""
     if not np.isfinite(share):
         return "#ccc"
-    light, dark = np.array([247, 251, 255]), np.array([8, 48, 107])
-    red, green, blue = (light + share * (dark - light)).round().astype(int)
+    lightest, darkest = np.array([247, 251, 255]), np.array([8, 48, 107])
+    red, green, blue = (lightest + share * (darkest - lightest)).round().astype(int)
     return f"#{red:02x}{green:02x}{blue:02x}"
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """About six round numbers between two, 0 among them."""
+    """About six round numbers in an interval, including 0."""
     # The step is 1, 2 or 5 times a power of ten.
-    raw = (high - low) / 6
-    power = 10 ** np.floor(np.log10(raw))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw)
+    min_step = (high - low) / 6
+    power = 10 ** np.floor(np.log10(min_step))
+    step = next(
+        factor * power for factor in (1, 2, 5, 10) if factor * power >= min_step
+    )
     first = int(np.ceil(low / step))
     last = int(np.floor(high / step))
     return [round(float(k * step), 10) for k in range(first, last + 1)]
@@ -206,10 +212,10 @@ def _signed(tick: float) -> str:
     return f"{tick:+g}" if tick else "0"
 
 
-def _said(gain: Gain) -> str:
+def _tooltip(gain: Gain) -> str:
     interval = f"[{gain.low:+.3g}, {gain.high:+.3g}]"
     return f"{gain.client}: {gain.gain:+.3g} {interval}, {gain.verdict}"
 
 
-def _short(name: str) -> str:
+def _short_name(name: str) -> str:
     return name if len(name) <= 17 else f"{name[:16]}…"

@@ -1,51 +1,53 @@
-"""The reliability diagram: how often predictions are right, by the model's confidence."""
+"""The reliability diagram: accuracy of predictions by the model's confidence."""
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import polars as pl
 
-from fedtailor.report.drawing import featured
-from fedtailor.report.figures import MOST_BANDS
+from fedtailor.report.drawing import highlighted
+from fedtailor.report.figures import MAX_BANDS
 from fedtailor.report.page.parts import Chart, Series
 from fedtailor.report.stored import StoredRun
 
 BINS = 10
-"""Equally wide bins of confidence."""
-LEAST_ROWS = 20
-"""Bins with fewer test rows are left out: their accuracy is mostly chance."""
+"""Number of equally wide bins of confidence."""
+MIN_BIN_ROWS = 20
+"""Bins with fewer test rows are omitted, because their accuracy is too uncertain."""
 
 RELIABILITY = (
     f"The diagram puts all test rows of clients that train, of all seeds, into {BINS}"
-    f" bins by the probability of the predicted class; bins of fewer than {LEAST_ROWS}"
-    " rows are left out. Below the grey line a model is too sure of itself, above it"
-    " too little."
+    " bins by the probability of the predicted class; bins of fewer than"
+    f" {MIN_BIN_ROWS} rows are left out. Below the grey line a model is too sure of"
+    " itself, above it too little."
 )
 
 
 def reliability(runs: Mapping[str, Sequence[StoredRun]]) -> Chart | None:
-    """Accuracy by confidence, a line for each method.
+    """A chart of accuracy by confidence, with a line for each method.
 
     Returns:
-        None where no run has kept confidences: regressions have none, nor have runs of
-        fedtailor before 0.2.
+        The chart, or None if no run has stored confidences. Regressions have none, and
+        runs of fedtailor before 0.2 did not store them.
     """
-    # With the grey line there are no more lines at first than anywhere else.
-    shown = featured({"": runs})[: MOST_BANDS - 1]
+    # Together with the grey line at most `MAX_BANDS` lines are visible at first.
+    highlighted_labels = highlighted({"": runs})[: MAX_BANDS - 1]
     series = []
     for colour, (label, seeds) in enumerate(runs.items()):
-        confidence, correct = _outcomes(seeds)
+        confidence, correct = _predictions(seeds)
         # Bin b holds the confidences in (b / BINS, (b + 1) / BINS].
         bins = np.ceil(confidence * BINS).astype(int) - 1
         bins = np.clip(bins, 0, BINS - 1)
         count = np.bincount(bins, minlength=BINS)
-        enough = count >= LEAST_ROWS
-        if not enough.any():
+        has_rows = count >= MIN_BIN_ROWS
+        if not has_rows.any():
             continue
-        x = 100 * np.bincount(bins, confidence, BINS)[enough] / count[enough]
-        y = 100 * np.bincount(bins, correct, BINS)[enough] / count[enough]
+        x = 100 * np.bincount(bins, confidence, BINS)[has_rows] / count[has_rows]
+        y = 100 * np.bincount(bins, correct, BINS)[has_rows] / count[has_rows]
         series.append(
-            Series(label, x.tolist(), y.tolist(), colour, shown=label in shown)
+            Series(
+                label, x.tolist(), y.tolist(), colour, shown=label in highlighted_labels
+            )
         )
     if not series:
         return None
@@ -60,18 +62,17 @@ def reliability(runs: Mapping[str, Sequence[StoredRun]]) -> Chart | None:
     )
 
 
-def _outcomes(seeds: Sequence[StoredRun]) -> tuple[np.ndarray, np.ndarray]:
-    """Predictions on the seen clients' test rows, of all seeds.
+def _predictions(seeds: Sequence[StoredRun]) -> tuple[np.ndarray, np.ndarray]:
+    """Predictions on the test rows of the seen clients, over all seeds.
 
     Returns:
-        [n] each: the confidence, and whether the prediction was right.
+        The confidences [n], and whether the predictions were correct [n].
     """
     columns = ["confidence", "correct"]
     frames = []
     for run in seeds:
         if run.rows is not None and set(columns) <= set(run.rows.columns):
-            seen = run.clients.filter(~pl.col("unseen")).select("client")
-            rows = run.rows.join(seen, on="client", how="semi")
+            rows = run.rows.join(run.seen_clients, on="client", how="semi")
             frames.append(rows.select(columns))
     if not frames:
         return np.zeros(0), np.zeros(0)

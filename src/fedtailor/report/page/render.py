@@ -1,7 +1,7 @@
-"""A page's HTML.
+"""Renders a page as HTML.
 
-Everything that it needs is inside, and its policy forbids the browser to ask for
-anything.
+The page contains all scripts and styles. Its content security policy forbids the
+browser to load anything else.
 """
 
 import json
@@ -15,49 +15,49 @@ from markupsafe import Markup
 
 from fedtailor._files import reason, replacing
 from fedtailor.protocol import require
-from fedtailor.report.figures import MOST_BANDS
+from fedtailor.report.figures import MAX_BANDS
 from fedtailor.report.page.parts import Chart, Page
 from fedtailor.report.tables import Cell, Number, Table
 
-MOST_BYTES = 3_000_000
-"""A page is smaller than this: it can be sent by mail, and opens on a telephone."""
+MAX_BYTES = 3_000_000
+"""Upper limit of a page's size, so that it can be sent by mail."""
 
 
 def render(page: Page) -> str:
-    """The page as HTML text.
+    """Renders a page as HTML.
 
     Raises:
-        ValueError: it is larger than `MOST_BYTES`.
+        ValueError: it is larger than `MAX_BYTES`.
     """
-    # Labels are the user's: all text is escaped, and a name that the template has and
-    # the page has not is an error.
+    # Labels are user input, so all text is escaped. A name in the template that the
+    # page does not define is an error.
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {
-        "flat": _flat,
+        "flat": _on_one_line,
         "sort_key": _sort_key,
         "numeric": _numeric,
         "chart_json": _chart_json,
     }
-    # `</` cannot stand inside a script or a style; none of these files has it, which
-    # the tests check.
-    inlined = {name: Markup(_asset(file)) for name, file in _ASSETS.items()}
-    text = environment.from_string(_asset("page.html.j2")).render(page=page, **inlined)
+    # `</` must not occur inside a script or a style. The tests check that none of these
+    # files contains it.
+    assets = {name: Markup(_asset(file)) for name, file in _ASSETS.items()}
+    text = environment.from_string(_asset("page.html.j2")).render(page=page, **assets)
     size = len(text.encode())
     require(
-        size < MOST_BYTES,
-        f"the page has {size / 1e6:.1f} MB, more than {MOST_BYTES / 1e6:g}; "
+        size < MAX_BYTES,
+        f"the page has {size / 1e6:.1f} MB, more than {MAX_BYTES / 1e6:g}; "
         "compare fewer scenarios or methods, or use --out",
     )
     return text
 
 
 def write_page(page: Page, path: Path) -> Path:
-    """Write the page whole or not at all.
+    """Writes a page atomically.
 
     Returns:
-        Its path.
+        The path of the page.
 
     Raises:
         ValueError: it cannot be written, or is too large.
@@ -92,12 +92,12 @@ def _asset(name: str) -> str:
     )
 
 
-def _flat(text: str) -> str:
+def _on_one_line(text: str) -> str:
     return " ".join(text.split())
 
 
 def _numeric(table: Table) -> list[bool]:
-    """Which columns hold numbers: those are aligned to the right."""
+    """Whether each column contains numbers; such columns are aligned to the right."""
     return [
         any(isinstance(row[column], Number) for row in table.rows)
         for column in range(len(table.columns))
@@ -105,31 +105,28 @@ def _numeric(table: Table) -> list[bool]:
 
 
 def _sort_key(cell: Cell) -> str:
-    """What a column is sorted by: a number where there is one.
-
-    Empty for a number that is not known.
-    """
+    """The key by which a column is sorted; empty for a number that is NaN."""
     if isinstance(cell, Number):
         return f"{cell.mean:.10g}" if math.isfinite(cell.mean) else ""
     return cell
 
 
 def _chart_json(chart: Chart) -> Markup:
-    """A chart for the page's script.
+    """Converts a chart to JSON for the page's script.
 
-    `<` is written so that no label can end the script's element.
+    `<` is escaped, so that no label can end the script element.
     """
     series = []
-    for place, line in enumerate(chart.series):
+    for index, line in enumerate(chart.series):
         entry: dict[str, Any] = {
             "label": line.label,
-            "x": _numbers(line.x),
-            "y": _numbers(line.y),
-            "colour": place if line.colour is None else line.colour,
-            "shown": place < MOST_BANDS if line.shown is None else line.shown,
+            "x": _json_numbers(line.x),
+            "y": _json_numbers(line.y),
+            "colour": index if line.colour is None else line.colour,
+            "shown": index < MAX_BANDS if line.shown is None else line.shown,
         }
         if len(line.low):
-            entry |= {"low": _numbers(line.low), "high": _numbers(line.high)}
+            entry |= {"low": _json_numbers(line.low), "high": _json_numbers(line.high)}
         series.append(entry)
     data = {
         "title": chart.title,
@@ -141,8 +138,8 @@ def _chart_json(chart: Chart) -> Markup:
     return Markup(text.replace("<", "\\u003c"))
 
 
-def _numbers(values: Any) -> list[float | None]:
-    """Six digits are more than a pixel shows; what is no number is a gap."""
+def _json_numbers(values: Any) -> list[float | None]:
+    """Rounds numbers to six significant digits; NaN and infinity become None."""
     return [
         float(f"{value:.6g}") if math.isfinite(value) else None
         for value in map(float, values)

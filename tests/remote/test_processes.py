@@ -29,7 +29,7 @@ from fedtailor.remote.keys import make_authority, make_client_key
 from fedtailor.remote.kit import make_federation, read_kit
 from fedtailor.remote.messages import ArraySpec, Request
 from fedtailor.remote.processes import free_port, running_superlink, stop
-from fedtailor.remote.service import connected, greet
+from fedtailor.remote.service import connected, wait_for_clients
 from fedtailor.remote.transport import TooFewClients, send_and_receive
 
 require_flower()  # sets Flower's environment before its first import
@@ -160,7 +160,7 @@ def running(tmp_path_factory):
         clients(directory) as others,
         connected(directory, log=lambda line: None) as connection,
     ):
-        greet(connection, wait=120, log=lambda line: None)
+        wait_for_clients(connection, wait=120, log=lambda line: None)
         yield directory, connection, others
 
 
@@ -210,7 +210,7 @@ def test_each_client_gets_its_own_message_and_answers(running):
 
 
 def test_a_client_says_how_many_rows_it_has(running):
-    found = greet(running[1], wait=60)
+    found = wait_for_clients(running[1], wait=60)
     assert {
         name: int(reply.arrays["rows"].sum()) for name, reply in found.replies.items()
     } == {"a": 3, "b": 3}

@@ -18,11 +18,11 @@ from fedtailor.remote.job import read_job
 from fedtailor.remote.job_work import JobHandler
 from fedtailor.remote.messages import decode_reply
 from fedtailor.remote.plan import plan_of
-from fedtailor.remote.service import agree
+from fedtailor.remote.service import agree_on_preprocessing
 from fedtailor.remote.statistics import (
     Statistics,
-    about_inputs,
     add_statistics,
+    decorrelation_note,
     read_table,
 )
 from fedtailor.remote.transport import LoopbackTransport, Responder, TooFewClients
@@ -143,7 +143,7 @@ def train_rows(clients):
 
 def test_what_is_agreed_is_what_one_table_of_all_training_rows_would_give(clients):
     transport = clients.start()
-    agreed = agree(clients.job, transport, reversed(NAMES), wait=60)
+    agreed = agree_on_preprocessing(clients.job, transport, reversed(NAMES), wait=60)
     preprocessing, rows = agreed.preprocessing(clients.job.schema), train_rows(clients)
     by_name = {column.name: column for column in preprocessing.columns}
     age = rows["age"].cast(pl.Float64)
@@ -193,7 +193,7 @@ def test_no_rare_category_and_no_row_leaves_a_client(clients):
     transport = LoopbackTransport(
         {name: listening(name, it) for name, it in clients.responders.items()}
     )
-    agree(clients.job, transport, NAMES, wait=60)
+    agree_on_preprocessing(clients.job, transport, NAMES, wait=60)
     told = {
         name: json.loads(decode_reply(body).arrays["statistics"].tobytes())
         for name, body in heard[:3]
@@ -208,10 +208,10 @@ def test_no_rare_category_and_no_row_leaves_a_client(clients):
 
 def test_a_job_over_raw_tables_is_its_simulation_and_predicts_raw_rows(clients, capsys):
     transport = clients.start()
-    agreed = agree(clients.job, transport, NAMES, wait=60)
+    agreed = agree_on_preprocessing(clients.job, transport, NAMES, wait=60)
     sizes = {name: work.sizes for name, work in clients.work.items()}
     training = coordinate(
-        clients.job, transport, sizes, clients.directory / "run", agreed=agreed
+        clients.job, transport, sizes, clients.directory / "run", statistics=agreed
     )
     federation, same = read_all(clients.job, clients.files)
     assert same == agreed
@@ -236,7 +236,12 @@ def test_a_job_over_raw_tables_is_its_simulation_and_predicts_raw_rows(clients, 
     assert all(work._rounds is not None for work in clients.work.values())
     clients.set(rounds=3)
     coordinate(
-        clients.job, again, sizes, clients.directory / "run", agreed=agreed, resume=True
+        clients.job,
+        again,
+        sizes,
+        clients.directory / "run",
+        statistics=agreed,
+        resume=True,
     )
 
     # raw rows with a new ward and a gap; the kit is a directory as `init` makes it,
@@ -274,7 +279,9 @@ def test_a_job_over_raw_tables_is_its_simulation_and_predicts_raw_rows(clients, 
 
 def test_inputs_are_decorrelated_as_those_of_one_table_are(clients):
     clients.set(decorrelate=True)
-    agreed = agree(clients.job, clients.start(), reversed(NAMES), wait=60)
+    agreed = agree_on_preprocessing(
+        clients.job, clients.start(), reversed(NAMES), wait=60
+    )
     schema = clients.job.schema
     rows = {
         name: split_rows(40, schema, clients.job.seed, name)["train"] for name in NAMES
@@ -304,12 +311,12 @@ def test_inputs_are_decorrelated_as_those_of_one_table_are(clients):
     )  # the simulation agrees on the same
     agreed.save(clients.directory)
     assert Statistics.load(clients.directory, schema) == agreed
-    assert about_inputs(schema, agreed).endswith(
+    assert decorrelation_note(schema, agreed).endswith(
         "each client sent 66 sums and products of its inputs."
     )
     # a job that does not ask is told so at its beginning, and takes no such sums
     clients.set()
-    assert "decorrelate = true in [data]" in about_inputs(
+    assert "decorrelate = true in [data]" in decorrelation_note(
         clients.job.schema, agreed.columns_only
     )
     with pytest.raises(
@@ -323,7 +330,9 @@ def test_a_client_with_few_rows_tells_no_products(clients):
     rows_of("b", 12).write_csv(clients.files["b"])  # 8 of them train
     lines = []
     with pytest.raises(TooFewClients):
-        agree(clients.job, clients.start(), NAMES, wait=60, log=lines.append)
+        agree_on_preprocessing(
+            clients.job, clients.start(), NAMES, wait=60, log=lines.append
+        )
     assert lines[0].startswith(
         "client b: it could not take part: its 8 training rows are not more than the "
     )
@@ -357,7 +366,7 @@ def test_a_client_that_is_silent_or_tells_nonsense_is_named(clients):
     lines = []
     mute = LoopbackTransport({**clients.responders, "b": lambda body: b""})
     with pytest.raises(TooFewClients):
-        agree(clients.job, mute, NAMES, wait=60, log=lines.append)
+        agree_on_preprocessing(clients.job, mute, NAMES, wait=60, log=lines.append)
     assert lines[0].startswith("client b: ")
     clients.work["b"]._table = SimpleNamespace(
         statistics=lambda train: Statistics(columns={})
@@ -366,7 +375,9 @@ def test_a_client_that_is_silent_or_tells_nonsense_is_named(clients):
         ValueError,
         match=r"^client b: these statistics are of other columns than the job's$",
     ):
-        agree(clients.job, LoopbackTransport(clients.responders), NAMES, wait=60)
+        agree_on_preprocessing(
+            clients.job, LoopbackTransport(clients.responders), NAMES, wait=60
+        )
 
 
 def test_statistics_survive_their_file_to_the_bit_and_a_damaged_one_is_said(
@@ -404,7 +415,7 @@ def test_statistics_survive_their_file_to_the_bit_and_a_damaged_one_is_said(
 
 def test_a_client_refuses_rounds_before_an_agreement(clients):
     transport = clients.start()
-    agreed = agree(clients.job, transport, NAMES, wait=60)
+    agreed = agree_on_preprocessing(clients.job, transport, NAMES, wait=60)
     clients.store("a").directory.joinpath("statistics.json").unlink()
     sizes = {name: work.sizes for name, work in clients.work.items()}
     fresh = clients.start()
@@ -415,8 +426,8 @@ def test_a_client_refuses_rounds_before_an_agreement(clients):
             fresh,
             sizes,
             clients.directory / "run",
-            agreed=agreed,
-            tell=lines.append,
+            statistics=agreed,
+            log=lines.append,
         )
     assert (
         lines[0]

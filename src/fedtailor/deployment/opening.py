@@ -22,8 +22,7 @@ from fedtailor.report.stored import StoredRun
 from fedtailor.runs import Run, Summary
 from fedtailor.runs.baseline import baseline
 from fedtailor.runs.binding import bind
-from fedtailor.runs.run import executor_of
-from fedtailor.runs.target_units import table_metrics, target_units
+from fedtailor.runs.run import create_training, executor_of
 from fedtailor.storage import Damaged, PersonalModel, RunDirectory
 from fedtailor.storage.export import MANIFEST as EXPORTED
 from fedtailor.storage.export import PREPROCESSING, load_models
@@ -259,14 +258,12 @@ class OpenedRun(Run):
         """The training at its end, from the checkpoint."""
         run, federation = self.manifest["run"], self.federation
         executor = executor_of(federation, self.model, self._settings, self.path)
-        training = Training(
+        training = create_training(
             self.algorithm,
             executor,
-            self.model,
+            run.get("metrics", ()),
             seed=run["seed"],
             **self.round_settings,
-            metrics=run.get("metrics") or table_metrics(federation),
-            target_scale=target_units(federation)[1],
         )
         # The settings may differ from those of the run, as defaults may have changed.
         names = run.get("metrics", ())

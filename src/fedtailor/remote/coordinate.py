@@ -36,11 +36,11 @@ def coordinate(
     directory: Path,
     *,
     resume: bool = False,
-    agreed: Statistics | None = None,
+    statistics: Statistics | None = None,
     use_caches: bool = True,
     evaluate_every: int = 1,
     callbacks: Sequence[Callback] = (),
-    tell: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> Training[RemoteExecutor]:
     """Train by the job, and have each client store its personal model.
 
@@ -53,13 +53,13 @@ def coordinate(
             checkpoint after every round.
         resume: continue the run in `directory` with the clients that it started with;
             other clients that are online are served as newcomers.
-        agreed: pooled statistics of all clients' tables; None without federated
+        statistics: pooled statistics of all clients' tables; None without federated
             preprocessing.
         use_caches: whether vectors that a client has cached are not sent again; this
             needs clients whose processes live longer than one message.
         evaluate_every: evaluate after every n-th round, and after the last.
         callbacks: called as in a simulation.
-        tell: called with a line for every answer that is refused, and with one line
+        log: called with a line for every answer that is refused, and with one line
             that names all clients that did not answer.
 
     Returns:
@@ -71,7 +71,7 @@ def coordinate(
             saved.
         Interrupted: Ctrl-C; all completed rounds are saved.
     """
-    plan = plan_of(job, agreed)
+    plan = plan_of(job, statistics)
     store = RunDirectory(directory)
     seen_rows = _stored_clients(directory) if resume else None
     if seen_rows is None:
@@ -89,15 +89,15 @@ def coordinate(
             plan,
             seen,
             transport,
-            template_of(job, agreed),
+            template_of(job, statistics),
             unseen=unseen,
             rules=Rules(job.minimum, job.deadline),
-            log=tell,
+            log=log,
             use_caches=use_caches,
         )
         target_scale = 1.0
-        if agreed is not None:
-            target_scale = agreed.preprocessing(job.schema).target_scale
+        if statistics is not None:
+            target_scale = statistics.preprocessing(job.schema).target_scale
         training = Training(
             plan.algorithm,
             executor,

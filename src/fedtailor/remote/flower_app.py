@@ -31,7 +31,11 @@ from flwr.clientapp import ClientApp  # noqa: E402
 from flwr.serverapp import Grid, ServerApp  # noqa: E402
 
 from fedtailor.remote.flower_server import GridTransport  # noqa: E402
-from fedtailor.remote.service import Connection, agree, greet  # noqa: E402
+from fedtailor.remote.service import (  # noqa: E402
+    Connection,
+    agree_on_preprocessing,
+    wait_for_clients,
+)
 
 if TYPE_CHECKING:
     from flwr.superlink.grid.http_grid import HttpGrid
@@ -96,13 +100,13 @@ def serve(grid: Grid, context: Context) -> None:
     }
     http: HttpGrid = grid  # type: ignore[assignment]  # which lists nodes with their keys
     transport = GridTransport(http, keys, lambda: None)
-    greeted = greet(Connection(job, tuple(keys), transport), wait=wait)
+    greeted = wait_for_clients(Connection(job, tuple(keys), transport), wait=wait)
     rows = {name: reply.arrays["rows"] for name, reply in greeted.replies.items()}
     run = directory / "run"
     # A run that is resumed continues with the same preprocessing.
     resume = (run / MANIFEST).exists()
     known = Statistics.load(directory / COORDINATOR, job.schema) if resume else None
-    statistics = agree(job, transport, rows, wait, known)
+    statistics = agree_on_preprocessing(job, transport, rows, wait, known)
     if statistics is not None:
         statistics.save(directory / COORDINATOR)
     coordinate(
@@ -111,7 +115,7 @@ def serve(grid: Grid, context: Context) -> None:
         rows,
         run,
         resume=resume,
-        agreed=statistics,
+        statistics=statistics,
         use_caches=False,
-        tell=print,
+        log=print,
     )

@@ -107,7 +107,7 @@ def check_client_count(job: Job, clients: int) -> None:
         )
 
 
-def greet(
+def wait_for_clients(
     connection: Connection, *, wait: float, log: Callable[[str], None] = print
 ) -> ExchangeResult:
     """Wait until the clients are ready.
@@ -137,7 +137,7 @@ def greet(
     )
 
 
-def agree(
+def agree_on_preprocessing(
     job: Job,
     transport: Transport,
     names: Iterable[str],

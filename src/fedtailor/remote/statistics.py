@@ -300,7 +300,7 @@ def add_statistics(parts: Iterable[Statistics]) -> Statistics:
     return reduce(add, parts)
 
 
-def about_inputs(schema: Schema, statistics: Statistics | None) -> str | None:
+def decorrelation_note(schema: Schema, statistics: Statistics | None) -> str | None:
     """Say in one line whether the inputs of a regression are decorrelated.
 
     `fedtailor compare` decorrelates them, so a user may expect it here as well.

@@ -185,7 +185,7 @@ def simulate(
     """
     require_algorithm(algorithm)
     executor = executor_of(federation, bind(model, federation), settings, directory)
-    return _create_training(
+    return create_training(
         algorithm,
         executor,
         metrics,
@@ -196,7 +196,7 @@ def simulate(
     )
 
 
-def _create_training(
+def create_training(
     algorithm: Algorithm,
     executor: DeviceExecutor,
     metrics: Sequence[str | Metric],
@@ -265,7 +265,7 @@ def run_exchanges(
     requested_metrics = find_metrics(metrics or table_metrics(federation), model)
     # The training is created before anything is written, because the method may refuse
     # its settings for these clients.
-    training = _create_training(
+    training = create_training(
         algorithm,
         executor,
         requested_metrics,

@@ -169,8 +169,12 @@ def _serve(options: Serve) -> int:
     from fedtailor.cli.progress import explain_interrupt, progress_of
     from fedtailor.remote.coordinate import coordinate
     from fedtailor.remote.kit import COORDINATOR
-    from fedtailor.remote.service import agree, connected, greet
-    from fedtailor.remote.statistics import Statistics, about_inputs
+    from fedtailor.remote.service import (
+        agree_on_preprocessing,
+        connected,
+        wait_for_clients,
+    )
+    from fedtailor.remote.statistics import Statistics, decorrelation_note
     from fedtailor.remote.transport import TooFewClients
     from fedtailor.storage.run_files import MANIFEST
     from fedtailor.training import AfterRound
@@ -189,7 +193,7 @@ def _serve(options: Serve) -> int:
             f"{connection.job.title}: waiting for {', '.join(connection.clients)} at"
             f" {connection.job.address}"
         )
-        greeting = greet(connection, wait=options.wait)
+        greeting = wait_for_clients(connection, wait=options.wait)
         rows = {name: reply.arrays["rows"] for name, reply in greeting.replies.items()}
         for name, counts in rows.items():
             print(f"{name}: {counts.sum()} rows")
@@ -200,7 +204,7 @@ def _serve(options: Serve) -> int:
         if options.resume:
             known_statistics = Statistics.load(options.dir / COORDINATOR, job.schema)
         try:
-            agreed = agree(
+            statistics = agree_on_preprocessing(
                 job,
                 connection.transport,
                 rows,
@@ -212,9 +216,9 @@ def _serve(options: Serve) -> int:
             raise ValueError(
                 f"{error}: the preprocessing needs all that are there; start again"
             ) from None
-        if agreed is not None:
-            agreed.save(options.dir / COORDINATOR)
-        if line := about_inputs(job.schema, agreed):
+        if statistics is not None:
+            statistics.save(options.dir / COORDINATOR)
+        if line := decorrelation_note(job.schema, statistics):
             print(line, flush=True)
         advice = f"go on with fedtailor federation serve {options.dir} --resume"
         with (
@@ -228,10 +232,10 @@ def _serve(options: Serve) -> int:
                     rows,
                     options.dir / RUN_DIRECTORY,
                     resume=options.resume,
-                    agreed=agreed,
+                    statistics=statistics,
                     evaluate_every=options.evaluate_every,
                     callbacks=(AfterRound(progress),),
-                    tell=_print_status,
+                    log=_print_status,
                 )
             except TooFewClients as error:
                 raise ValueError(f"{error}; {advice}") from None
@@ -286,27 +290,27 @@ def _predict(options: Predict) -> int:
     kit = read_kit(options.kit)
     directory = ClientStore(kit.state, kit.job.identity).directory
     schema = kit.job.schema
-    agreed = Statistics.load(directory, schema) if schema.federated else None
+    statistics = Statistics.load(directory, schema) if schema.federated else None
     path = directory / PERSONAL
-    is_prepared = agreed is not None or not schema.federated
+    is_prepared = statistics is not None or not schema.federated
     require(
         path.is_dir() and is_prepared,
         f"{options.kit} holds no personal model yet; it is stored when the training"
         " ends",
     )
-    model = load_models(path, plan_of(kit.job, agreed).model)[kit.name]
-    if agreed is None:
+    model = load_models(path, plan_of(kit.job, statistics).model)[kit.name]
+    if statistics is None:
         rows = read_rows(options.data, schema, target=False)
     else:
-        rows = read_table(options.data, schema, target=False).rows(agreed)
+        rows = read_table(options.data, schema, target=False).rows(statistics)
     predictions = model.predict(rows.x)
     if schema.classes:
         write_text(
             _as_csv([schema.classes[value] for value in predictions]), options.out
         )
         return 0
-    if agreed is not None:
-        predictions = agreed.preprocessing(schema).decode(predictions)
+    if statistics is not None:
+        predictions = statistics.preprocessing(schema).decode(predictions)
     write_text(_as_csv(predictions.ravel()), options.out)
     return 0
 
@@ -325,7 +329,7 @@ def _simulate(options: Simulate) -> int:
     from fedtailor.remote.job import read_job
     from fedtailor.remote.kit import COORDINATOR, JOB, read_public_keys
     from fedtailor.remote.plan import plan_of
-    from fedtailor.remote.statistics import about_inputs
+    from fedtailor.remote.statistics import decorrelation_note
     from fedtailor.runs import run
 
     job = read_job(options.dir / JOB)
@@ -335,9 +339,9 @@ def _simulate(options: Simulate) -> int:
         f"{len(options.data)} files for {len(names)} clients; give one for each, in"
         f" this order: {', '.join(names)}",
     )
-    clients, agreed = read_all(job, dict(zip(names, options.data, strict=True)))
-    plan = plan_of(job, agreed)
-    if line := about_inputs(job.schema, agreed):
+    clients, statistics = read_all(job, dict(zip(names, options.data, strict=True)))
+    plan = plan_of(job, statistics)
+    if line := decorrelation_note(job.schema, statistics):
         print(line, flush=True)
     with progress_of(job.title, job.rounds) as progress:
         finished = run(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fedtailor.models.layered import Layered, dense_layers, image_of
 from fedtailor.models.layers import (
     ConvPool,
-    FlattenPlanes,
+    FlattenFeatureMaps,
     ImageConvPool,
     InitStream,
     Layer,
@@ -38,7 +38,7 @@ class CNN5x5(Layered):
             Reshape((h, w, c)),
             ImageConvPool(c, first, 5, "max", stream),
             ConvPool(first, second, 5, "max", stream),
-            FlattenPlanes(),
+            FlattenFeatureMaps(),
             *dense_layers(final_h * final_w * second, (*self.hidden, outputs), stream),
         ]
         return Stack(layers)

@@ -22,15 +22,15 @@ from fedtailor.models.layers import (
     Dense,
     Dropout,
     Embedding,
-    FlattenPlanes,
+    FlattenFeatureMaps,
     ImageConvPool,
     InitStream,
     Layer,
-    Planes,
     Relu,
     ReluPool,
     Reshape,
     Stack,
+    ToFeatureMaps,
 )
 from fedtailor.models.model import Architecture, Network
 from fedtailor.models.normalization import NormKind, norm_layer
@@ -104,14 +104,14 @@ class LeNet5(Layered):
                 ConvPool(6, 16, 5, self.pool, stream),
             ]
         else:
-            layers += [Planes()]
+            layers += [ToFeatureMaps()]
             layers += self._normalized(c, 6, self.norm, stream)
             layers += self._normalized(6, 16, self.norm, stream)
         # Each 5x5 convolution without padding takes 4 pixels off a side, each pooling
         # halves it.
         final_h, final_w = (((side - 4) // 2 - 4) // 2 for side in (h, w))
         layers += [
-            FlattenPlanes(),
+            FlattenFeatureMaps(),
             *dense_layers(final_h * final_w * 16, (120, 84, outputs), stream),
         ]
         return Stack(layers)
@@ -193,11 +193,11 @@ class CNN(Layered):
         flat = (h - 4) // 2 * ((w - 4) // 2) * 64
         layers: list[Layer] = [
             Reshape((h, w, c)),
-            Planes(),
+            ToFeatureMaps(),
             Conv(c, 32, 3, stream),
             ConvPool(32, 64, 3, "max", stream),
             Dropout(0.25),
-            FlattenPlanes(),
+            FlattenFeatureMaps(),
             Dense(flat, 128, stream),
             Relu(),
             Dropout(0.5),

@@ -9,12 +9,14 @@ from typing import Any
 
 import fedtailor.models.pytorch.elementwise
 import fedtailor.models.pytorch.layers
+import fedtailor.models.pytorch.normalization
+import fedtailor.models.pytorch.sequences
 import fedtailor.models.pytorch.shapes  # noqa: F401  (these register their operations)
-from fedtailor.models.pytorch.layers import RECURRENT
 from fedtailor.models.pytorch.operations import OPERATIONS, Operation, Ref, Unsupported
 from fedtailor.models.pytorch.optional import Tensor, TorchModuleType, pytorch
 from fedtailor.models.pytorch.program import Constants, Program
-from fedtailor.models.pytorch.start import COUNTER, copied, first_line
+from fedtailor.models.pytorch.sequences import RECURRENT
+from fedtailor.models.pytorch.start import COUNTER, copy_module, first_line
 
 IGNORED = (
     "_assert_scalar",
@@ -26,7 +28,7 @@ IGNORED = (
 """Operations that only check."""
 
 
-def exported(module: TorchModuleType, example: Tensor, training: bool) -> Any:
+def export(module: TorchModuleType, example: Tensor, training: bool) -> Any:
     """The `torch.export.ExportedProgram` of a module in double precision, for batches
     of any size.
 
@@ -37,11 +39,11 @@ def exported(module: TorchModuleType, example: Tensor, training: bool) -> Any:
 
     # Three rows, so that the size of the batch is no 1, which PyTorch would take for a
     # constant.
-    module = copied(module).double().train(training)
+    module = copy_module(module).double().train(training)
     rows = torch.cat([example[:1]] * 3)
     rows = rows.double() if rows.is_floating_point() else rows
 
-    def export(strict: bool) -> Any:
+    def export_program(strict: bool) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the insides of PyTorch's own layers
             return torch.export.export(
@@ -52,7 +54,7 @@ def exported(module: TorchModuleType, example: Tensor, training: bool) -> Any:
             )
 
     try:
-        return export(strict=False)
+        return export_program(strict=False)
     except Exception as error:  # PyTorch raises many kinds, with pages of advice
         if "specialized" not in str(error):
             raise Unsupported(
@@ -61,7 +63,7 @@ def exported(module: TorchModuleType, example: Tensor, training: bool) -> Any:
     # In len(x) the size of the batch is a number; only the analysis of the module's
     # Python code sees more in it.
     try:
-        return export(strict=True)
+        return export_program(strict=True)
     except Exception:
         raise Unsupported(
             "its code works for one size of batch only: it loops over examples, say, or"
@@ -69,7 +71,7 @@ def exported(module: TorchModuleType, example: Tensor, training: bool) -> Any:
         ) from None
 
 
-def converted(program: Any) -> Program:
+def convert(program: Any) -> Program:
     """The program that `torch.export` found, as operations of `OPERATIONS`.
 
     Raises:
@@ -103,7 +105,7 @@ def converted(program: Any) -> Program:
     operations = [
         _operation(node)
         for node in graph.nodes
-        if node.op == "call_function" and not _counts(node)
+        if node.op == "call_function" and not _updates_counter(node)
     ]
     outputs = next(node for node in graph.nodes if node.op == "output").args[0]
     inputs = signature.user_inputs
@@ -118,11 +120,13 @@ def converted(program: Any) -> Program:
         if not path.endswith(COUNTER):
             arrays[name] = tensors[path].detach().numpy().copy()
     names = tuple((name, path) for name, path in paths.items() if name not in constants)
-    kept = _used(fused(operations, shapes), outputs[0].name)
+    kept = _remove_unused(fuse(operations, shapes), outputs[0].name)
     return Program(kept, names, Constants(arrays), inputs[0], Ref(outputs[0].name))
 
 
-def _used(operations: Sequence[Operation], output: str) -> tuple[Operation, ...]:
+def _remove_unused(
+    operations: Sequence[Operation], output: str
+) -> tuple[Operation, ...]:
     """Without what nothing reads; operations in place stay."""
     # Backwards from the output: what a kept operation reads is wanted, too.
     wanted = {output}
@@ -144,7 +148,7 @@ def _name(node: Any) -> str:
     return name if space == "aten" else f"{space}.{name}"
 
 
-def _counts(node: Any) -> bool:
+def _updates_counter(node: Any) -> bool:
     """Whether a node only counts BatchNorm's batches."""
     return _name(node) == "add_" and COUNTER in str(node.args[0])
 
@@ -165,14 +169,14 @@ def _operation(node: Any) -> Operation:
     kwargs = {
         key: _argument(value)
         for key, value in node.kwargs.items()
-        if key not in _OF_MEMORY
+        if key not in _MEMORY_ARGUMENTS
     }
     return Operation(
         node.name, name, tuple(map(_argument, node.args)), tuple(sorted(kwargs.items()))
     )
 
 
-_OF_MEMORY = (
+_MEMORY_ARGUMENTS = (
     "device",
     "layout",
     "pin_memory",
@@ -209,7 +213,7 @@ def _argument(value: Any) -> Any:
 # --------------------------------------------------------------------------------------
 
 
-def fused(
+def fuse(
     operations: Sequence[Operation], shapes: Mapping[str, tuple[int, ...]]
 ) -> list[Operation]:
     """Convolution, ReLU and 2x2 pooling (or pooling of maxima, then ReLU) as one
@@ -227,20 +231,20 @@ def fused(
     for one in operations:
         for name in _refs(one):
             readers.setdefault(name, []).append(one)
-    gone: dict[str, Operation] = {}
+    replacements: dict[str, Operation] = {}
     for one in operations:
-        if one.name == "conv2d" and _fits(one, shapes):
+        if one.name == "conv2d" and _is_fusable(one, shapes):
             second = _only(readers.get(one.output, []))
             third = (
                 _only(readers.get(second.output, [])) if second is not None else None
             )
-            kind = _kind(second, third)
+            kind = _pooling_kind(second, third)
             if kind is not None and second is not None and third is not None:
                 bias = one.args[2] if len(one.args) > 2 else None
                 padding = one.args[4] if len(one.args) > 4 else (0, 0)
                 arguments = (*one.args[:2], bias, padding, kind)
-                gone |= {one.output: third, second.output: third}
-                gone[third.output] = Operation(
+                replacements |= {one.output: third, second.output: third}
+                replacements[third.output] = Operation(
                     third.output, "conv_relu_pool", arguments
                 )
     # The fused operation stands where the last of the three stood, whose output has the
@@ -248,16 +252,16 @@ def fused(
     last = {
         one.output
         for one in operations
-        if gone.get(one.output, one).name == "conv_relu_pool"
+        if replacements.get(one.output, one).name == "conv_relu_pool"
     }
     return [
-        gone.get(one.output, one)
+        replacements.get(one.output, one)
         for one in operations
-        if one.output not in gone or one.output in last
+        if one.output not in replacements or one.output in last
     ]
 
 
-def _kind(second: Operation | None, third: Operation | None) -> str | None:
+def _pooling_kind(second: Operation | None, third: Operation | None) -> str | None:
     """The kind of pooling, where two operations are ReLU and 2x2 pooling."""
     if second is None or third is None:
         return None
@@ -282,7 +286,7 @@ def _kind(second: Operation | None, third: Operation | None) -> str | None:
     return kind if is_two and is_plain and not average_of_unclipped else None
 
 
-def _fits(one: Operation, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+def _is_fusable(one: Operation, shapes: Mapping[str, tuple[int, ...]]) -> bool:
     """Whether a convolution is one that `conv_relu_pool` computes: square, of stride 1,
     equally padded, one group.
     """
@@ -321,12 +325,12 @@ def _refs(one: Operation) -> Iterable[str]:
 
 def has_randomness(training: Program, evaluation: Program) -> bool:
     """Whether training differs from evaluation by more than batch normalisation."""
-    return list(map(_mode_free, training.operations)) != list(
-        map(_mode_free, evaluation.operations)
+    return list(map(_without_mode, training.operations)) != list(
+        map(_without_mode, evaluation.operations)
     )
 
 
-def _mode_free(one: Operation) -> Operation:
+def _without_mode(one: Operation) -> Operation:
     """Without the flags that change nothing: BatchNorm's, and those of dropout at a
     rate of 0.
     """

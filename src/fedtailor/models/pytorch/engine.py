@@ -15,7 +15,7 @@ from fedtailor.models.part_finder import LayerInfo
 from fedtailor.models.pytorch.host_call import host_call
 from fedtailor.models.pytorch.inspection import Facts
 from fedtailor.models.pytorch.live import LiveModule, Mode, What
-from fedtailor.models.pytorch.start import Start, placed
+from fedtailor.models.pytorch.start import Start, reshape_inputs
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class TorchEngine(Architecture):
     def build(
         self, input_shape: tuple[int, ...], outputs: int, key: Array
     ) -> dict[str, Array]:
-        placed(
+        reshape_inputs(
             jax.ShapeDtypeStruct((1, *input_shape), jnp.float32),
             self.facts.example_shape,
         )
@@ -69,12 +69,12 @@ class TorchEngine(Architecture):
         key: Array | None,
         weight: Float[Array, " b"],
     ) -> tuple[Float[Array, "b ..."], Any]:
-        outputs, *renewed = self._run(
+        outputs, *new_statistics = self._run(
             "outputs", self.mode(key), network, x, key, weight
         )
         return outputs, {
             **network,
-            **dict(zip(self.facts.statistics, renewed, strict=True)),
+            **dict(zip(self.facts.statistics, new_statistics, strict=True)),
         }
 
     def mode(self, key: Any) -> Mode:
@@ -169,15 +169,17 @@ def _run(
     facts = engine.facts
     shape = facts.feature_shape if what == "features" else facts.output_shape
     assert shape is not None
-    kind = jnp.result_type(*network.values())
-    sizes = [(len(x), *shape), *(network[path].shape for path in facts.statistics)]
+    dtype = jnp.result_type(*network.values())
+    shapes = [(len(x), *shape), *(network[path].shape for path in facts.statistics)]
     arrays, structure = jax.tree.flatten((network, x, words, weight))
 
     def call(*arrays: NDArray[Any]) -> list[NDArray[Any]]:
         network, x, words, weight = jax.tree.unflatten(structure, arrays)
-        return engine.live(kind.name).evaluate(network, x, words, weight, what, mode)
+        return engine.live(dtype.name).evaluate(network, x, words, weight, what, mode)
 
-    return host_call(call, [jax.ShapeDtypeStruct(size, kind) for size in sizes], arrays)
+    return host_call(
+        call, [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes], arrays
+    )
 
 
 def _forward(
@@ -190,24 +192,28 @@ def _forward(
 
 
 def _backward(
-    engine: TorchEngine, what: What, mode: Mode, arguments: Any, slopes: list[Array]
+    engine: TorchEngine,
+    what: What,
+    mode: Mode,
+    arguments: Any,
+    output_grads: list[Array],
 ) -> Any:
     """Derivatives for network, inputs, words and weight: the first two by PyTorch, the
     others have none.
     """
     network, x, _, _ = arguments
-    kind = jnp.result_type(*network.values())
+    dtype = jnp.result_type(*network.values())
     by_inputs = [x] if jnp.issubdtype(x.dtype, jnp.floating) else []
     shapes = [
         jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
         for leaf in (*jax.tree.leaves(network), *by_inputs)
     ]
-    arrays, structure = jax.tree.flatten((*arguments, slopes[0]))
+    arrays, structure = jax.tree.flatten((*arguments, output_grads[0]))
 
     def call(*arrays: NDArray[Any]) -> list[NDArray[Any]]:
-        network, x, words, weight, slopes = jax.tree.unflatten(structure, arrays)
-        return engine.live(kind.name).pull_back(
-            network, x, words, weight, slopes, what, mode
+        network, x, words, weight, output_grads = jax.tree.unflatten(structure, arrays)
+        return engine.live(dtype.name).differentiate(
+            network, x, words, weight, output_grads, what, mode
         )
 
     derivatives = host_call(call, shapes, arrays)

@@ -12,13 +12,17 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedtailor.models.model import Model
 from fedtailor.models.pytorch.check import check_conversion, random_like
-from fedtailor.models.pytorch.convert import converted, exported
+from fedtailor.models.pytorch.convert import convert, export
 from fedtailor.models.pytorch.engine import TorchEngine
-from fedtailor.models.pytorch.inspection import inspected, require_trainable, tried
+from fedtailor.models.pytorch.inspection import (
+    inspect_module,
+    require_trainable,
+    run_example,
+)
 from fedtailor.models.pytorch.module import MICRO_BATCH, TorchModule
 from fedtailor.models.pytorch.operations import Unsupported
 from fedtailor.models.pytorch.optional import Tensor, TorchModuleType, pytorch
-from fedtailor.models.pytorch.start import Start, copied, first_line, maker
+from fedtailor.models.pytorch.start import Start, copy_module, first_line, initializer
 from fedtailor.protocol import check_choice
 
 ENGINES = ("jax", "torch")
@@ -76,27 +80,27 @@ def from_torch(
     """
     torch = pytorch()
     check_choice(engine, ENGINES, "engine")
-    made: Any = module if isinstance(module, torch.nn.Module) else module()
-    if not isinstance(made, torch.nn.Module):
+    instance: Any = module if isinstance(module, torch.nn.Module) else module()
+    if not isinstance(instance, torch.nn.Module):
         raise ValueError(
             "from_torch takes a torch.nn.Module, or a function that makes one, not"
             f" {module!r}"
         )
-    name = type(made).__name__
-    require_trainable(made)
-    if not any(parameter.requires_grad for parameter in made.parameters()):
+    name = type(instance).__name__
+    require_trainable(instance)
+    if not any(parameter.requires_grad for parameter in instance.parameters()):
         raise ValueError(
             f"{name} has no parameters that require a gradient, so that there is"
             " nothing to train"
         )
-    example = _example(made, example_input)
-    make = None if pretrained else maker(module, made)
+    example = _example(instance, example_input)
+    make = None if pretrained else initializer(module, instance)
     if engine == "torch":
-        facts = inspected(made, example)
-        start = Start(make, made, [path for path, _ in facts.shapes])
-        return TorchEngine(repr(made), start, facts, start.constants())
+        facts = inspect_module(instance, example)
+        start = Start(make, instance, [path for path, _ in facts.shapes])
+        return TorchEngine(repr(instance), start, facts, start.constants())
     try:
-        return _converted(made, make, example, check)
+        return _convert(instance, make, example, check)
     except Unsupported as error:
         raise ValueError(
             f"{name} cannot be converted: {error}; replace it in the module, register"
@@ -128,22 +132,22 @@ def _example(module: TorchModuleType, given: Any) -> Tensor:
     return example.to(kinds[0]) if example.is_floating_point() else example
 
 
-def _converted(
-    made: TorchModuleType,
+def _convert(
+    instance: TorchModuleType,
     make: Callable[[], TorchModuleType] | None,
     example: Tensor,
     check: bool,
 ) -> TorchModule:
     # What PyTorch itself refuses is no matter of the conversion: it says so in its own
     # words.
-    tried(
-        copied(made),
+    run_example(
+        copy_module(instance),
         random_like(example).to(example.dtype),
         training=False,
-        name=type(made).__name__,
+        name=type(instance).__name__,
     )
-    both = [exported(made, example, training) for training in (True, False)]
-    training, evaluation = map(converted, both)
+    both = [export(instance, example, training) for training in (True, False)]
+    training, evaluation = map(convert, both)
     if check:
         check_conversion(both, (training, evaluation), example)
     # Parameters in the order of theta, also those that one of the two modes does not
@@ -157,7 +161,7 @@ def _converted(
     return TorchModule(
         training,
         evaluation,
-        Start(make, made, paths),
+        Start(make, instance, paths),
         shape,
         kind,
         MICRO_BATCH if convolves else None,
@@ -178,10 +182,10 @@ def state_dict(model: Model, theta: ArrayLike) -> dict[str, NDArray[Any]]:
         )
     start: Start = model.architecture.start
     params: Mapping[str, Any] = model.params(jnp.asarray(theta))
-    trained = {path: np.asarray(values) for path, values in params.items()}
+    values = {path: np.asarray(values) for path, values in params.items()}
     # what no training changes has no path, and is as it was in the module
     return {
-        name: trained[path] if path else start.present[name]
+        name: values[path] if path else start.present[name]
         for name, path in start.names.items()
     }
 

@@ -13,7 +13,12 @@ from numpy.typing import NDArray
 from fedtailor.models.pytorch.inspection import Facts
 from fedtailor.models.pytorch.layout import Images
 from fedtailor.models.pytorch.optional import Tensor, TorchModuleType, pytorch
-from fedtailor.models.pytorch.start import copied, first_line, placed, seed_of
+from fedtailor.models.pytorch.start import (
+    copy_module,
+    first_line,
+    reshape_inputs,
+    seed_of,
+)
 
 What = Literal["outputs", "features", "head"]
 """What is computed: outputs from inputs, features (what the head is given) from inputs,
@@ -44,7 +49,7 @@ class LiveModule:
         torch = pytorch()
         self._torch, self._facts, self._name = torch, facts, type(module).__name__
         self._dtype = getattr(torch, dtype)
-        self._module = copied(module).to(self._dtype)
+        self._module = copy_module(module).to(self._dtype)
         sizes = [int(np.prod(shape, dtype=int)) for _, shape in facts.shapes]
         ends = np.cumsum([0, *sizes])
         self.theta = torch.zeros(int(ends[-1]), dtype=self._dtype)
@@ -56,23 +61,23 @@ class LiveModule:
             **dict(self._module.named_parameters()),
             **dict(self._module.named_buffers()),
         }
-        self._pieces = {}
+        self._slices = {}
         for (path, _), start, end in zip(facts.shapes, ends, ends[1:], strict=False):
-            self._pieces[path] = slice(int(start), int(end))
+            self._slices[path] = slice(int(start), int(end))
         for path, shape in facts.shapes:
-            tensors[path].data = self.theta[self._pieces[path]].view(shape)
+            tensors[path].data = self.theta[self._slices[path]].view(shape)
             if path not in facts.statistics:
-                tensors[path].grad = self._gradient[self._pieces[path]].view(shape)
+                tensors[path].grad = self._gradient[self._slices[path]].view(shape)
         places = []
         for path in facts.statistics:
-            places.append(np.arange(self._pieces[path].start, self._pieces[path].stop))
+            places.append(np.arange(self._slices[path].start, self._slices[path].stop))
         self.statistics = torch.from_numpy(
             np.concatenate([np.zeros(0, np.int64), *places])
         )
         modules = dict(self._module.named_modules())
         self._head = None if facts.head is None else modules[facts.head]
         owners = dict.fromkeys(path.rpartition(".")[0] for path in facts.statistics)
-        self._owners = [modules[path] for path in owners]
+        self._statistics_layers = [modules[path] for path in owners]
 
     # on theta
     # ----------------------------------------------------------------------------------
@@ -107,7 +112,7 @@ class LiveModule:
             ValueError: the module's own code failed.
         """
         self._module.train(mode == "training")
-        for owner in self._owners:
+        for owner in self._statistics_layers:
             owner.train(mode != "evaluation")
         with self._seeded(words), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the insides of PyTorch's own layers
@@ -120,16 +125,16 @@ class LiveModule:
                 )
                 one = (
                     advice
-                    if len(x) == 1 and self._owners and mode != "evaluation"
+                    if len(x) == 1 and self._statistics_layers and mode != "evaluation"
                     else ""
                 )
                 raise ValueError(
                     f"PyTorch fails in {self._name}: {first_line(error)}{one}"
                 ) from None
-        self._keep_statistics()
+        self._restore_statistics()
         return outputs
 
-    def backward(self, outputs: Tensor, slopes: NDArray[Any]) -> Tensor:
+    def backward(self, outputs: Tensor, output_grads: NDArray[Any]) -> Tensor:
         """The gradient [d], zero at the statistics, of a function of `forward`'s
         outputs with these derivatives.
 
@@ -137,7 +142,7 @@ class LiveModule:
             The same tensor in every call.
         """
         self._gradient.zero_()
-        outputs.backward(self._torch.from_numpy(np.array(slopes)))
+        outputs.backward(self._torch.from_numpy(np.array(output_grads)))
         return self._gradient
 
     # on networks: parameters and statistics by path
@@ -157,25 +162,25 @@ class LiveModule:
         """
         # What only fills the batch is left out, so that it enters no statistic.
         self._load(network)
-        real = slice(None) if weight is None else np.asarray(weight) > 0
+        is_example = slice(None) if weight is None else np.asarray(weight) > 0
         with self._torch.no_grad():
             found = self.forward(
-                self.inputs(np.asarray(x)[real]), mode, words, what
+                self.inputs(np.asarray(x)[is_example]), mode, words, what
             ).numpy()
         outputs = np.zeros((len(x), *found.shape[1:]), found.dtype)
-        outputs[real] = found
+        outputs[is_example] = found
         return [
             outputs,
-            *(self._piece(self.theta, path) for path in self._facts.statistics),
+            *(self._take(self.theta, path) for path in self._facts.statistics),
         ]
 
-    def pull_back(
+    def differentiate(
         self,
         network: Mapping[str, NDArray[Any]],
         x: NDArray[Any],
         words: NDArray[np.uint32] | None,
         weight: NDArray[Any] | None,
-        slopes: NDArray[Any],
+        output_grads: NDArray[Any],
         what: What,
         mode: Mode,
     ) -> list[NDArray[Any]]:
@@ -183,30 +188,31 @@ class LiveModule:
         derivatives by the outputs.
         """
         self._load(network)
-        real = slice(None) if weight is None else np.asarray(weight) > 0
-        inputs = self.inputs(np.asarray(x)[real])
+        is_example = slice(None) if weight is None else np.asarray(weight) > 0
+        inputs = self.inputs(np.asarray(x)[is_example])
         if inputs.is_floating_point():
             inputs.requires_grad_(True)
         gradient = self.backward(
-            self.forward(inputs, mode, words, what), np.asarray(slopes)[real]
+            self.forward(inputs, mode, words, what),
+            np.asarray(output_grads)[is_example],
         )
-        found = [self._piece(gradient, path) for path, _ in self._facts.shapes]
+        found = [self._take(gradient, path) for path, _ in self._facts.shapes]
         if inputs.is_floating_point():
             by_inputs = np.zeros(x.shape, x.dtype)
-            by_inputs[real] = 0 if inputs.grad is None else inputs.grad.numpy()
+            by_inputs[is_example] = 0 if inputs.grad is None else inputs.grad.numpy()
             found.append(by_inputs)
         return found
 
     def _load(self, network: Mapping[str, NDArray[Any]]) -> None:
         """Set theta, parameters and statistics, by path."""
         theta = self.theta.numpy()
-        for path, piece in self._pieces.items():
+        for path, piece in self._slices.items():
             theta[piece] = np.asarray(network[path]).reshape(-1)
 
-    def _piece(self, vector: Tensor, path: str) -> NDArray[Any]:
+    def _take(self, vector: Tensor, path: str) -> NDArray[Any]:
         """A copy of one parameter's piece of a vector, in its shape."""
         shape = dict(self._facts.shapes)[path]
-        return vector.numpy()[self._pieces[path]].reshape(shape).copy()
+        return vector.numpy()[self._slices[path]].reshape(shape).copy()
 
     # ----------------------------------------------------------------------------------
 
@@ -215,14 +221,14 @@ class LiveModule:
         replaced.
         """
         if what == "outputs":
-            return self._module(self._placed(x))
+            return self._module(self._arranged(x))
         assert self._head is not None
         given: list[Tensor] = []
         if what == "features":
             hook = self._head.register_forward_pre_hook(
                 lambda _, arguments: given.append(arguments[0])
             )
-            arguments = self._placed(x)
+            arguments = self._arranged(x)
         else:
             # the body runs on zeros, which nothing reads
             kind = self._torch.long if self._facts.integers else self._dtype
@@ -236,21 +242,21 @@ class LiveModule:
             hook.remove()
         return given[0] if what == "features" else outputs
 
-    def _placed(self, x: Tensor) -> Tensor:
-        found = placed(x, self._facts.example_shape)
+    def _arranged(self, x: Tensor) -> Tensor:
+        found = reshape_inputs(x, self._facts.example_shape)
         if not isinstance(found, Images):
             return found
         images: Tensor = found.array  # here it holds a tensor
         return images.permute(0, 3, 1, 2)
 
-    def _keep_statistics(self) -> None:
+    def _restore_statistics(self) -> None:
         """Statistics that the module has put new tensors in the place of, in theta
         again.
         """
         for path in self._facts.statistics:
             owner, _, name = path.rpartition(".")
             tensor = getattr(self._module.get_submodule(owner), name)
-            home = self.theta[self._pieces[path]].view(tensor.shape)
+            home = self.theta[self._slices[path]].view(tensor.shape)
             if tensor.data_ptr() != home.data_ptr():
                 home.copy_(tensor.detach())
                 tensor.data = home

@@ -1,6 +1,4 @@
-"""From a PyTorch module to the two programs, of training and of evaluation, that
-`torch.export` finds in it.
-"""
+"""Converts a PyTorch module to two programs, one for training and one for evaluation."""
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +23,7 @@ IGNORED = (
     "sym_constrain_range",
     "sym_constrain_range_for_size",
 )
-"""Operations that only check."""
+"""Operations that only check something."""
 
 
 def export(module: TorchModuleType, example: Tensor, training: bool) -> Any:
@@ -37,8 +35,7 @@ def export(module: TorchModuleType, example: Tensor, training: bool) -> Any:
     """
     torch = pytorch()
 
-    # Three rows, so that the size of the batch is no 1, which PyTorch would take for a
-    # constant.
+    # The batch has three rows, as PyTorch would take a size of 1 for a constant.
     module = copy_module(module).double().train(training)
     rows = torch.cat([example[:1]] * 3)
     rows = rows.double() if rows.is_floating_point() else rows
@@ -60,8 +57,8 @@ def export(module: TorchModuleType, example: Tensor, training: bool) -> Any:
             raise Unsupported(
                 f"torch.export cannot trace it ({first_line(error)})"
             ) from None
-    # In len(x) the size of the batch is a number; only the analysis of the module's
-    # Python code sees more in it.
+    # `len(x)` makes the size of the batch a number. The strict mode, which analyses the
+    # module's Python code, still takes it for a variable.
     try:
         return export_program(strict=True)
     except Exception:
@@ -79,7 +76,7 @@ def convert(program: Any) -> Program:
     """
     signature = program.graph_signature
     graph = program.graph
-    # Name in the graph -> path in the module, of all parameters and buffers.
+    # name in the graph -> path in the module, of all parameters and buffers
     paths: dict[str, str] = {
         **signature.inputs_to_parameters,
         **signature.inputs_to_buffers,
@@ -91,8 +88,8 @@ def convert(program: Any) -> Program:
     for call in graph.nodes:
         if _name(call) == "batch_norm":
             statistics |= {node.name for node in call.args[3:5] if node}
-    # Training leaves alone: buffers that are no statistics, parameters without a
-    # gradient, and tensors that stand in the module's code.
+    # Training does not change buffers that are not statistics, parameters without a
+    # gradient, and tensors in the module's code.
     constants = {}
     for name, path in paths.items():
         is_fixed_buffer = name in signature.inputs_to_buffers and name not in statistics
@@ -127,14 +124,14 @@ def convert(program: Any) -> Program:
 def _remove_unused(
     operations: Sequence[Operation], output: str
 ) -> tuple[Operation, ...]:
-    """Without what nothing reads; operations in place stay."""
-    # Backwards from the output: what a kept operation reads is wanted, too.
-    wanted = {output}
+    """Remove operations whose output is not used, except in-place operations."""
+    # Backwards from the output, collect the values that the kept operations read.
+    used = {output}
     kept = []
-    for one in reversed(operations):
-        if one.output in wanted or one.name.endswith("_"):
-            wanted.update(_refs(one))
-            kept.append(one)
+    for operation in reversed(operations):
+        if operation.output in used or operation.name.endswith("_"):
+            used.update(_refs(operation))
+            kept.append(operation)
     return tuple(reversed(kept))
 
 
@@ -149,7 +146,7 @@ def _name(node: Any) -> str:
 
 
 def _updates_counter(node: Any) -> bool:
-    """Whether a node only counts BatchNorm's batches."""
+    """Whether a node only updates BatchNorm's counter of batches."""
     return _name(node) == "add_" and COUNTER in str(node.args[0])
 
 
@@ -185,13 +182,11 @@ _MEMORY_ARGUMENTS = (
     "non_blocking",
     "implicit",
 )
-"""Arguments that say where and how PyTorch keeps an array."""
+"""Arguments that say where and how PyTorch stores an array."""
 
 
 def _argument(value: Any) -> Any:
-    """An argument of a node as a plain value: hashable, and without anything of
-    PyTorch's.
-    """
+    """An argument of a node as a hashable value that does not need PyTorch."""
     torch = pytorch()
 
     if isinstance(value, torch.fx.Node):
@@ -216,53 +211,45 @@ def _argument(value: Any) -> Any:
 def fuse(
     operations: Sequence[Operation], shapes: Mapping[str, tuple[int, ...]]
 ) -> list[Operation]:
-    """Convolution, ReLU and 2x2 pooling (or pooling of maxima, then ReLU) as one
-    operation, where each feeds the next.
+    """Replace a convolution, ReLU and 2x2 pooling that follow each other (or, for maxima,
+    pooling and then ReLU) by one operation.
 
     Args:
         operations: in the order in which they run.
-        shapes: of parameters, by their name in the operations.
+        shapes: name of a parameter in the operations -> its shape.
 
     Returns:
-        As many operations, less two for each that were fused.
+        The operations after the replacements.
     """
-    # Who reads each value: only what has a single reader may disappear into it.
+    # The operations that read each value. Only a value with a single reader may be fused
+    # into it.
     readers: dict[str, list[Operation]] = {}
-    for one in operations:
-        for name in _refs(one):
-            readers.setdefault(name, []).append(one)
-    replacements: dict[str, Operation] = {}
-    for one in operations:
-        if one.name == "conv2d" and _is_fusable(one, shapes):
-            second = _only(readers.get(one.output, []))
-            third = (
-                _only(readers.get(second.output, [])) if second is not None else None
+    for operation in operations:
+        for name in _refs(operation):
+            readers.setdefault(name, []).append(operation)
+    # name of an output -> the fused operation, or None if it is fused into a later one
+    replacements: dict[str, Operation | None] = {}
+    for conv in operations:
+        if conv.name != "conv2d" or not _is_fusable(conv, shapes):
+            continue
+        second = _only(readers.get(conv.output, []))
+        third = None if second is None else _only(readers.get(second.output, []))
+        kind = _pooling_kind(second, third)
+        if kind is not None and second is not None and third is not None:
+            bias = conv.args[2] if len(conv.args) > 2 else None
+            padding = conv.args[4] if len(conv.args) > 4 else (0, 0)
+            arguments = (*conv.args[:2], bias, padding, kind)
+            replacements |= {conv.output: None, second.output: None}
+            # It has the name of the last output, which other operations read.
+            replacements[third.output] = Operation(
+                third.output, "conv_relu_pool", arguments
             )
-            kind = _pooling_kind(second, third)
-            if kind is not None and second is not None and third is not None:
-                bias = one.args[2] if len(one.args) > 2 else None
-                padding = one.args[4] if len(one.args) > 4 else (0, 0)
-                arguments = (*one.args[:2], bias, padding, kind)
-                replacements |= {one.output: third, second.output: third}
-                replacements[third.output] = Operation(
-                    third.output, "conv_relu_pool", arguments
-                )
-    # The fused operation stands where the last of the three stood, whose output has the
-    # name that others read.
-    last = {
-        one.output
-        for one in operations
-        if replacements.get(one.output, one).name == "conv_relu_pool"
-    }
-    return [
-        replacements.get(one.output, one)
-        for one in operations
-        if one.output not in replacements or one.output in last
-    ]
+    fused = [replacements.get(one.output, one) for one in operations]
+    return [operation for operation in fused if operation is not None]
 
 
 def _pooling_kind(second: Operation | None, third: Operation | None) -> str | None:
-    """The kind of pooling, where two operations are ReLU and 2x2 pooling."""
+    """The kind of pooling if two operations are ReLU and 2x2 pooling, else None."""
     if second is None or third is None:
         return None
     relu, pool = (
@@ -278,38 +265,38 @@ def _pooling_kind(second: Operation | None, third: Operation | None) -> str | No
     is_two = set(arguments[0]) == {2} and set(stride) == {2}
     # no padding, no dilation, no rounding up
     defaults = ((0, 0), (0,), (1, 1), (1,), False)
-    is_plain = not pool.kwargs and all(
+    is_default = not pool.kwargs and all(
         argument in defaults for argument in arguments[2:]
     )
-    # ReLU and the largest of four may change places, ReLU and their mean may not
+    # The order of ReLU and a maximum does not matter, that of ReLU and a mean does.
     average_of_unclipped = pool is second and kind == "average"
-    return kind if is_two and is_plain and not average_of_unclipped else None
+    return kind if is_two and is_default and not average_of_unclipped else None
 
 
 def _is_fusable(one: Operation, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether a convolution is one that `conv_relu_pool` computes: square, of stride 1,
-    equally padded, one group.
+    """Whether `conv_relu_pool` can compute a convolution: its kernel is square, its stride
+    1, its padding the same on all sides, and it has one group.
     """
     weight = one.args[1]
     shape = shapes.get(weight.name, ()) if isinstance(weight, Ref) else ()
     square = len(shape) == 4 and shape[2] == shape[3]
     if any(isinstance(argument, str) for argument in one.args):  # padding="same"
         return False
-    # after input, weight and bias; what is not given has its default
+    # the arguments after input, weight and bias, completed by their defaults
     defaults: tuple[Any, ...] = ((1, 1), (0, 0), (1, 1), 1)
-    given = one.args[3:7]
-    stride, padding, dilation, groups = (*given, *defaults[len(given) :])
+    settings = one.args[3:7]
+    stride, padding, dilation, groups = (*settings, *defaults[len(settings) :])
     is_dense = set(stride) == {1} and set(dilation) == {1} and groups == 1
     return square and is_dense and len(set(padding)) == 1
 
 
 def _only(readers: list[Operation]) -> Operation | None:
-    """The single reader of a value, if it has just one."""
+    """The reader of a value if it has exactly one, else None."""
     return readers[0] if len(readers) == 1 else None
 
 
 def _refs(one: Operation) -> Iterable[str]:
-    """The names of all values that an operation reads, in nested arguments, too."""
+    """The names of all values that an operation reads, also in nested arguments."""
     pending: list[Any] = [*one.args, *(value for _, value in one.kwargs)]
     while pending:
         value = pending.pop()
@@ -319,7 +306,7 @@ def _refs(one: Operation) -> Iterable[str]:
             pending += value
 
 
-# questions about programs
+# properties of programs
 # --------------------------------------------------------------------------------------
 
 
@@ -331,8 +318,8 @@ def has_randomness(training: Program, evaluation: Program) -> bool:
 
 
 def _without_mode(one: Operation) -> Operation:
-    """Without the flags that change nothing: BatchNorm's, and those of dropout at a
-    rate of 0.
+    """The operation without its training flag, if that makes no difference or only
+    that of batch normalisation: for BatchNorm, and for dropout at a rate of 0.
     """
     args = list(one.args)
     if one.name == "batch_norm":
@@ -345,7 +332,7 @@ def _without_mode(one: Operation) -> Operation:
 
 
 def head_of(program: Program) -> Operation | None:
-    """The last dense layer with a weight of its own."""
+    """The last dense layer whose weight is a parameter."""
     names = dict(program.names)
     dense = [
         one
@@ -356,7 +343,7 @@ def head_of(program: Program) -> Operation | None:
 
 
 def layer_order(program: Program) -> tuple[str, ...]:
-    """The modules that own parameters, by their last use."""
+    """The modules that own parameters, in the order of their last use."""
     names = dict(program.names)
     used = [
         names[name].rpartition(".")[0]
@@ -368,7 +355,7 @@ def layer_order(program: Program) -> tuple[str, ...]:
 
 
 def norms_of(program: Program) -> tuple[str, ...]:
-    """The modules whose parameters belong to normalisations."""
+    """The normalisation layers that have parameters."""
     names = dict(program.names)
     modules = []
     for one in program.operations:

@@ -1,4 +1,4 @@
-"""PyTorch modules that PyTorch itself trains: for those that cannot be converted."""
+"""PyTorch modules that PyTorch itself trains, for those that cannot be converted."""
 
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -23,10 +23,10 @@ class TorchEngine(Architecture):
     """A PyTorch module that PyTorch itself runs; see `from_torch(..., engine="torch")`.
 
     Attributes:
-        layers: the module as it prints itself.
-        start: where training starts.
-        facts: what the module is made of.
-        constants: a fingerprint of what training leaves alone.
+        layers: the module's `repr`.
+        start: its initial values.
+        facts: its properties.
+        constants: a fingerprint of the arrays that training does not change.
     """
 
     layers: str
@@ -37,7 +37,7 @@ class TorchEngine(Architecture):
     in_python = True
 
     def live(self, dtype: str) -> LiveModule:
-        """The module at work in a precision, the same one in every call."""
+        """The module in a precision; the same object in every call."""
         return _live(self, dtype)
 
     def build(
@@ -78,7 +78,7 @@ class TorchEngine(Architecture):
         }
 
     def mode(self, key: Any) -> Mode:
-        """The mode of a training step; a module with dropout needs a key for it."""
+        """The mode of a training step. Without a key there is no dropout."""
         return "statistics" if key is None and self.facts.stochastic else "training"
 
     def layer_info(self, network: Any, input_shape: tuple[int, ...]) -> LayerInfo:
@@ -135,9 +135,7 @@ class TorchEngine(Architecture):
 
 @lru_cache(maxsize=8)
 def _live(engine: TorchEngine, dtype: str) -> LiveModule:
-    """`TorchEngine.live`: an engine is a frozen value, and the module that works for it
-    is kept here.
-    """
+    """As `TorchEngine.live`. The module is cached here, as an engine is a frozen value."""
     return LiveModule(engine.start.module, engine.facts, dtype)
 
 
@@ -151,7 +149,7 @@ def _run(
     words: Any,
     weight: Any,
 ) -> list[Array]:
-    """A pass of PyTorch's, as a function that JAX can differentiate once.
+    """A forward pass by PyTorch, as a function that JAX can differentiate once.
 
     Args:
         what: see `What`.
@@ -159,13 +157,12 @@ def _run(
         network: parameters and statistics, by path.
         x: inputs, or features.
         words: two random words for dropout.
-        weight: 0 for examples that only fill the batch.
+        weight: 0 for padding.
 
     Returns:
         Outputs (or features) [b, ...], and the running statistics after the pass.
     """
-    # What comes back must be known beforehand: shapes of the outputs and of every
-    # statistic.
+    # JAX must know the shapes of the outputs and of every statistic beforehand.
     facts = engine.facts
     shape = facts.feature_shape if what == "features" else facts.output_shape
     assert shape is not None
@@ -185,8 +182,8 @@ def _run(
 def _forward(
     engine: TorchEngine, what: What, mode: Mode, *arguments: Any
 ) -> tuple[list[Array], Any]:
-    """The pass; its arguments are all that the derivative keeps, as PyTorch runs it
-    again.
+    """The pass and its residuals. These are its arguments only, as PyTorch runs the pass
+    again for the derivative.
     """
     return _run(engine, what, mode, *arguments), arguments
 
@@ -198,15 +195,15 @@ def _backward(
     arguments: Any,
     output_grads: list[Array],
 ) -> Any:
-    """Derivatives for network, inputs, words and weight: the first two by PyTorch, the
-    others have none.
+    """Derivatives with respect to network and inputs, computed by PyTorch. Random words
+    and weight have none.
     """
     network, x, _, _ = arguments
     dtype = jnp.result_type(*network.values())
-    by_inputs = [x] if jnp.issubdtype(x.dtype, jnp.floating) else []
+    differentiable = [x] if jnp.issubdtype(x.dtype, jnp.floating) else []
     shapes = [
         jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-        for leaf in (*jax.tree.leaves(network), *by_inputs)
+        for leaf in (*jax.tree.leaves(network), *differentiable)
     ]
     arrays, structure = jax.tree.flatten((*arguments, output_grads[0]))
 
@@ -220,9 +217,10 @@ def _backward(
     gradient = jax.tree.unflatten(
         jax.tree.structure(network), derivatives[: len(network)]
     )
-    # JAX's derivative of integers is of the type float0
-    of_inputs = derivatives[-1] if by_inputs else np.zeros(x.shape, jax.dtypes.float0)
-    return gradient, of_inputs, None, None
+    # In JAX the derivative with respect to integers has the dtype float0.
+    no_grad = np.zeros(x.shape, jax.dtypes.float0)
+    x_grad = derivatives[-1] if differentiable else no_grad
+    return gradient, x_grad, None, None
 
 
 _run.defvjp(_forward, _backward)

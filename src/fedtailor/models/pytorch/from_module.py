@@ -26,7 +26,7 @@ from fedtailor.models.pytorch.start import Start, copy_module, first_line, initi
 from fedtailor.protocol import check_choice
 
 ENGINES = ("jax", "torch")
-"""What can run a module: this library's own engine (by JAX), or PyTorch."""
+"""What can run a module: JAX, after a conversion, or PyTorch."""
 
 
 def from_torch(
@@ -41,33 +41,34 @@ def from_torch(
 
         models.from_torch(lambda: MyNet(classes=10), torch.zeros(1, 3, 32, 32))
 
-    By default it is trained by this library's own engine, at its speed: the module is
-    traced by `torch.export`, once in training and once in evaluation mode, and its
-    operations are run in JAX, convolutions in this library's own. The result is checked
-    against PyTorch in double precision on a random batch: outputs, gradients and
-    running statistics, to 1e-5 relative, in both modes (dropout off). PyTorch is not
-    needed for training itself, but for the start of it.
+    By default the module is converted to JAX, and trained as fast as the models of this
+    library. `torch.export` traces it once in training and once in evaluation mode, and
+    its operations are replaced by JAX's, convolutions by this library's own. The
+    conversion is checked against PyTorch in double precision on a random batch: outputs,
+    gradients and running statistics must agree to 1e-5 relative in both modes, without
+    dropout. PyTorch is needed to draw initial parameters, but not for training.
 
-    A module that cannot be converted is trained by PyTorch itself with
-    `engine="torch"`: local training, losses, gradients and predictions of one client
-    after another, on the CPU; all else is as for other models. The two engines end at
-    the same model up to rounding, where there is no dropout, whose draws differ.
+    With `engine="torch"`, PyTorch itself trains the module, which may then be one that
+    cannot be converted. It does the local training, losses, gradients and predictions of
+    one client after another on the CPU. Everything else is as for other models. Both
+    engines end at the same model up to rounding, unless there is dropout, for which they
+    draw different random numbers.
 
-    Running statistics of BatchNorm are entries of theta; parameters with
-    `requires_grad=False` and other buffers stay as they are. Models that come from one
-    function `module` are equal, and share compiled programs.
+    Running statistics of BatchNorm are entries of theta. Parameters with
+    `requires_grad=False` and other buffers do not change. Models of the same function
+    `module` are equal, and share compiled programs.
 
     Args:
-        module: a function that makes the module, as which a class without arguments
-            will do: every seed starts from parameters of its own; or a module: every
-            seed starts from its layers' `reset_parameters`.
+        module: a function (or class) without arguments that makes the module, so that
+            every seed starts from its own parameters; or a module, in which case the
+            `reset_parameters` of its layers draw the initial parameters of every seed.
         example_input: a batch [b, ...] of inputs as the module takes them (images with
             channels first); the data may have channels last.
         pretrained: start every seed, and every client, from the module's present
             values.
-        check: compare a conversion with PyTorch; do not turn this off but for speed,
-            for modules that have passed it.
-        engine: "jax" converts the module, "torch" leaves it to PyTorch.
+        check: compare the conversion with PyTorch. Turn this off only to save time for a
+            module that has passed the check.
+        engine: "jax" converts the module, "torch" has PyTorch train it.
 
     Returns:
         The architecture; `bind` it to inputs, or pass it to `run`.
@@ -109,15 +110,15 @@ def from_torch(
         ) from None
 
 
-def _example(module: TorchModuleType, given: Any) -> Tensor:
-    """A batch of inputs in the precision of the module's parameters.
+def _example(module: TorchModuleType, example_input: Any) -> Tensor:
+    """The example input in the precision of the module's parameters.
 
     Raises:
         ValueError: it is no batch of numbers.
     """
     torch = pytorch()
     try:
-        example = torch.as_tensor(given)
+        example = torch.as_tensor(example_input)
     except Exception as error:  # PyTorch raises many kinds
         raise ValueError(
             "example_input is one tensor [b, ...], a batch of inputs:"
@@ -128,8 +129,12 @@ def _example(module: TorchModuleType, given: Any) -> Tensor:
             "example_input is a batch [b, ...] with an input in it, not"
             f" {list(example.shape)}"
         )
-    kinds = [one.dtype for one in module.parameters() if one.is_floating_point()]
-    return example.to(kinds[0]) if example.is_floating_point() else example
+    dtypes = [
+        parameter.dtype
+        for parameter in module.parameters()
+        if parameter.is_floating_point()
+    ]
+    return example.to(dtypes[0]) if example.is_floating_point() else example
 
 
 def _convert(
@@ -138,33 +143,31 @@ def _convert(
     example: Tensor,
     check: bool,
 ) -> TorchModule:
-    # What PyTorch itself refuses is no matter of the conversion: it says so in its own
-    # words.
+    # An error of PyTorch itself is reported as such, and not as one of the conversion.
     run_example(
         copy_module(instance),
         random_like(example).to(example.dtype),
         training=False,
         name=type(instance).__name__,
     )
-    both = [export(instance, example, training) for training in (True, False)]
-    training, evaluation = map(convert, both)
+    exported = [export(instance, example, training) for training in (True, False)]
+    training, evaluation = map(convert, exported)
     if check:
-        check_conversion(both, (training, evaluation), example)
-    # Parameters in the order of theta, also those that one of the two modes does not
-    # use.
+        check_conversion(exported, (training, evaluation), example)
+    # In the order of theta, including parameters that only one of the two modes uses.
     paths = sorted(
         {path for program in (training, evaluation) for _, path in program.names}
     )
-    convolves = any(one.name.startswith("conv") for one in training.operations)
-    kind = "float32" if example.is_floating_point() else "int32"
-    shape = tuple(example.shape[1:])
+    has_convolutions = any(
+        operation.name.startswith("conv") for operation in training.operations
+    )
     return TorchModule(
         training,
         evaluation,
-        Start(make, instance, paths),
-        shape,
-        kind,
-        MICRO_BATCH if convolves else None,
+        start=Start(make, instance, paths),
+        example_shape=tuple(example.shape[1:]),
+        input_dtype="float32" if example.is_floating_point() else "int32",
+        micro_batch=MICRO_BATCH if has_convolutions else None,
     )
 
 
@@ -182,10 +185,9 @@ def state_dict(model: Model, theta: ArrayLike) -> dict[str, NDArray[Any]]:
         )
     start: Start = model.architecture.start
     params: Mapping[str, Any] = model.params(jnp.asarray(theta))
-    values = {path: np.asarray(values) for path, values in params.items()}
-    # what no training changes has no path, and is as it was in the module
+    # A name without a path is an array that training does not change.
     return {
-        name: values[path] if path else start.present[name]
+        name: np.asarray(params[path]) if path else start.present[name]
         for name, path in start.names.items()
     }
 

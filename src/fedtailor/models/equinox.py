@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
+from fedtailor.models.architecture import Architecture, Network
 from fedtailor.models.equinox_norm import WeightedBatchNorm
-from fedtailor.models.model import Architecture, Network
 from fedtailor.models.part_finder import LayerInfo
 from fedtailor.models.tree_paths import map_nodes, path_of, paths_of
 

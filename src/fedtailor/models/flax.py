@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
-from fedtailor.models.model import Architecture, Network
+from fedtailor.models.architecture import Architecture, Network
 from fedtailor.models.part_finder import LayerInfo
 from fedtailor.models.tree_paths import path_of
 from fedtailor.protocol import along_axis

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 from jaxtyping import Array, Float, Shaped
 
+from fedtailor.models.architecture import Architecture, Network
 from fedtailor.models.layers import Dense, Dropout, InitStream, Layer, Relu, Stack
-from fedtailor.models.model import Architecture, Network
 from fedtailor.models.normalization import BatchNorm, GroupNorm
 from fedtailor.models.part_finder import LayerInfo
 from fedtailor.models.tree_paths import paths_of
 
 
-class Drawn(Architecture):
+class StreamArchitecture(Architecture):
     """An architecture whose parameters are drawn in one call."""
 
     @abstractmethod
@@ -32,7 +32,7 @@ class Drawn(Architecture):
         return self.network(input_shape, outputs, counting.filled(key))
 
 
-class Layered(Drawn):
+class Layered(StreamArchitecture):
     """An architecture whose network is a `Stack` of layers."""
 
     def apply(

@@ -10,10 +10,11 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
+from fedtailor.models.architecture import Architecture, Network
 from fedtailor.models.cnn_5x5 import (
     CNN5x5 as CNN5x5,
 )  # where exported models look for their architecture
-from fedtailor.models.layered import Drawn, Layered, dense_layers, image_of
+from fedtailor.models.layered import Layered, StreamArchitecture, dense_layers, image_of
 from fedtailor.models.layers import (
     LSTM,
     Conv,
@@ -32,7 +33,6 @@ from fedtailor.models.layers import (
     Stack,
     ToFeatureMaps,
 )
-from fedtailor.models.model import Architecture, Network
 from fedtailor.models.normalization import NormKind, norm_layer
 from fedtailor.models.part_finder import LayerInfo
 from fedtailor.models.pooling import PoolKind
@@ -235,7 +235,7 @@ def cnn(dropout: bool = False, image_shape: Sequence[int] | None = None) -> CNN:
 
 
 @dataclass(frozen=True)
-class SequenceLSTM(Drawn):
+class SequenceLSTM(StreamArchitecture):
     """Token ids to classes through an embedding and LSTM layers; the last state
     decides.
     """

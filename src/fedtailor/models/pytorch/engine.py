@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Shaped
 from numpy.typing import NDArray
 
-from fedtailor.models.model import Architecture
+from fedtailor.models.architecture import Architecture
 from fedtailor.models.part_finder import LayerInfo
 from fedtailor.models.pytorch.host_call import host_call
 from fedtailor.models.pytorch.inspection import Facts

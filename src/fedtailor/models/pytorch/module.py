@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
-from fedtailor.models.model import Architecture
+from fedtailor.models.architecture import Architecture
 from fedtailor.models.part_finder import LayerInfo
 from fedtailor.models.pytorch.convert import (
     has_randomness,

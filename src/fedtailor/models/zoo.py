@@ -1,5 +1,5 @@
-"""The models of the papers, as published. Weights and biases start as PyTorch's do:
-U(+-1/sqrt(fan in)).
+"""Published models. Weights and biases are initialised as in PyTorch, by U(+-1/sqrt(fan
+in)).
 """
 
 import math
@@ -96,8 +96,8 @@ class LeNet5(Layered):
     ) -> Stack:
         h, w, c = image_of(input_shape, self.image_shape, "LeNet-5", smallest=16)
         layers: list[Layer] = [Reshape((h, w, c))]
-        # Without normalisation convolution, ReLU and pooling are fused, the first one
-        # straight from images; with it the layers stand one by one.
+        # Without normalisation, convolution, ReLU and pooling are one layer, the first of
+        # which takes images.
         if self.norm is None:
             layers += [
                 ImageConvPool(c, 6, 5, self.pool, stream),
@@ -236,9 +236,7 @@ def cnn(dropout: bool = False, image_shape: Sequence[int] | None = None) -> CNN:
 
 @dataclass(frozen=True)
 class SequenceLSTM(StreamArchitecture):
-    """Token ids to classes through an embedding and LSTM layers; the last state
-    decides.
-    """
+    """An embedding and LSTM layers over token ids, and a dense layer on the last state."""
 
     vocabulary: int
     embedding: int
@@ -253,7 +251,8 @@ class SequenceLSTM(StreamArchitecture):
                 "the LSTM takes token ids of shape [length], not inputs of shape"
                 f" {input_shape}"
             )
-        # the first LSTM layer takes word vectors, each further one the states below it
+        # The first LSTM layer takes word vectors, and each further one the states of the
+        # layer before it.
         widths = (self.embedding, *[self.hidden] * self.layers)
         return {
             "embedding": Embedding(self.vocabulary, self.embedding, stream),
@@ -304,7 +303,7 @@ class SequenceLSTM(StreamArchitecture):
         states = network["embedding"](x)
         for layer in network["recurrent"]:
             states = layer(states, is_token)
-        # Padding leaves the state as it is, so that the last one is that of the last
+        # Padding does not change the state, so that the last state is that of the last
         # token.
         return states[:, -1]
 
@@ -317,8 +316,8 @@ def lstm(
     the last state is classified.
 
     Args:
-        vocabulary: number of token ids; id 0 is padding (at either end) and changes no
-            state.
+        vocabulary: the number of token ids. Id 0 is padding at either end, and does not
+            change the state.
         embedding: width of the learned word vectors.
         hidden: width of the state.
         layers: LSTM layers on top of one another.
@@ -330,15 +329,14 @@ def lstm(
         ValueError: a number is below 1 (the vocabulary: 2), or (when bound) the inputs
             are no sequences of ids.
     """
-    for name, value, least in (
+    for name, value, minimum in (
         ("vocabulary", vocabulary, 2),
         ("embedding", embedding, 1),
         ("hidden", hidden, 1),
+        ("layers", layers, 1),
     ):
-        if value < least:
-            raise ValueError(f"{name} is {value}; it must be {least} or more")
-    if layers < 1:
-        raise ValueError(f"layers is {layers}; it must be 1 or more")
+        if value < minimum:
+            raise ValueError(f"{name} is {value}; it must be {minimum} or more")
     return SequenceLSTM(vocabulary, embedding, hidden, layers)
 
 

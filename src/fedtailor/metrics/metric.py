@@ -283,7 +283,7 @@ def one_hot(
 
 
 def _kind(model: Model) -> str:
-    """What a model predicts, for messages."""
+    """The kind of a model's predictions, for messages."""
     if model.classification:
         return f"a classification of {model.outputs} classes"
     return "sequences" if is_sequence(model) else "a regression"

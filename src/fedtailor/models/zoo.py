@@ -119,7 +119,7 @@ class LeNet5(Layered):
     def _normalized(
         self, inputs: int, outputs: int, norm: NormKind, stream: InitStream
     ) -> list[Layer]:
-        """Convolution, normalisation in place of its bias, ReLU and pooling."""
+        """Convolution without a bias, normalisation, ReLU and pooling."""
         return [
             Convolution(inputs, outputs, 5, stream),
             norm_layer(norm, outputs),

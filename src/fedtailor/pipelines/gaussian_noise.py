@@ -44,8 +44,8 @@ these kinds and nothing else.
 """
 
 REPORTERS_PER_COUNT_NOISE = 20
-"""The expected number of reporters over the standard deviation of the noise on the count
-of clients within the clip norm (Andrew et al. 2021, section 3.2).
+"""The expected number of reporters, divided by the standard deviation of the noise on the
+count of clients within the clip norm (Andrew et al. 2021, section 3.2).
 """
 
 
@@ -84,7 +84,7 @@ class GaussianNoise(Transform):
     stage: ClassVar[Stage | None] = "noise"
 
     multiplier: float = 1.0
-    """Standard deviation of the noise over the clip norm, z, above 0."""
+    """The standard deviation of the noise, divided by the clip norm: z, above 0."""
     norm: float = 1.0
     """The clip norm C: the largest Euclidean norm of a client's change; with `quantile`,
     in the first round.
@@ -244,7 +244,7 @@ class AdaptiveClipNorm(NamedTuple):
         return self.expected / REPORTERS_PER_COUNT_NOISE
 
     def change_multiplier(self, multiplier: float) -> float:
-        """The standard deviation of the noise on changes, over the clip norm.
+        """The standard deviation of the noise on changes, divided by the clip norm.
 
         With it, the changes and the count together cost as much privacy as the changes
         alone with noise of `multiplier` (Andrew et al. 2021, theorem 1):
@@ -282,7 +282,7 @@ class AdaptiveClipNorm(NamedTuple):
 def _add_client_noise(
     update: ClientUpdate, deviation: ScalarLike, local: LocalTrainer
 ) -> ClientUpdate:
-    """A client's messages with independent noise on each, of a standard deviation."""
+    """Add independent Gaussian noise of a standard deviation to each message."""
     noisy = {}
     for index, kind in enumerate(sorted(update)):
         key = jax.random.fold_in(local.key("gaussian noise"), index)

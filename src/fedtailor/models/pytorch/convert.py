@@ -234,24 +234,25 @@ def fuse(
             continue
         second = _only(readers.get(conv.output, []))
         third = None if second is None else _only(readers.get(second.output, []))
+        if second is None or third is None:
+            continue
         kind = _pooling_kind(second, third)
-        if kind is not None and second is not None and third is not None:
-            bias = conv.args[2] if len(conv.args) > 2 else None
-            padding = conv.args[4] if len(conv.args) > 4 else (0, 0)
-            arguments = (*conv.args[:2], bias, padding, kind)
-            replacements |= {conv.output: None, second.output: None}
-            # It has the name of the last output, which other operations read.
-            replacements[third.output] = Operation(
-                third.output, "conv_relu_pool", arguments
-            )
-    fused = [replacements.get(one.output, one) for one in operations]
-    return [operation for operation in fused if operation is not None]
+        if kind is None:
+            continue
+        bias = conv.args[2] if len(conv.args) > 2 else None
+        padding = conv.args[4] if len(conv.args) > 4 else (0, 0)
+        arguments = (*conv.args[:2], bias, padding, kind)
+        # Other operations read the output of the last one, whose name remains.
+        fused = Operation(third.output, "conv_relu_pool", arguments)
+        replacements |= {conv.output: None, second.output: None, third.output: fused}
+    replaced = [
+        replacements.get(operation.output, operation) for operation in operations
+    ]
+    return [operation for operation in replaced if operation is not None]
 
 
-def _pooling_kind(second: Operation | None, third: Operation | None) -> str | None:
+def _pooling_kind(second: Operation, third: Operation) -> str | None:
     """The kind of pooling if two operations are ReLU and 2x2 pooling, else None."""
-    if second is None or third is None:
-        return None
     relu, pool = (
         (second, third) if second.name in ("relu", "relu_") else (third, second)
     )
@@ -273,18 +274,18 @@ def _pooling_kind(second: Operation | None, third: Operation | None) -> str | No
     return kind if is_two and is_default and not average_of_unclipped else None
 
 
-def _is_fusable(one: Operation, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+def _is_fusable(operation: Operation, shapes: Mapping[str, tuple[int, ...]]) -> bool:
     """Whether `conv_relu_pool` can compute a convolution: its kernel is square, its stride
     1, its padding the same on all sides, and it has one group.
     """
-    weight = one.args[1]
+    weight = operation.args[1]
     shape = shapes.get(weight.name, ()) if isinstance(weight, Ref) else ()
     square = len(shape) == 4 and shape[2] == shape[3]
-    if any(isinstance(argument, str) for argument in one.args):  # padding="same"
+    if any(isinstance(argument, str) for argument in operation.args):  # padding="same"
         return False
     # the arguments after input, weight and bias, completed by their defaults
     defaults: tuple[Any, ...] = ((1, 1), (0, 0), (1, 1), 1)
-    settings = one.args[3:7]
+    settings = operation.args[3:7]
     stride, padding, dilation, groups = (*settings, *defaults[len(settings) :])
     is_dense = set(stride) == {1} and set(dilation) == {1} and groups == 1
     return square and is_dense and len(set(padding)) == 1
@@ -295,9 +296,9 @@ def _only(readers: list[Operation]) -> Operation | None:
     return readers[0] if len(readers) == 1 else None
 
 
-def _refs(one: Operation) -> Iterable[str]:
+def _refs(operation: Operation) -> Iterable[str]:
     """The names of all values that an operation reads, also in nested arguments."""
-    pending: list[Any] = [*one.args, *(value for _, value in one.kwargs)]
+    pending: list[Any] = [*operation.args, *(value for _, value in operation.kwargs)]
     while pending:
         value = pending.pop()
         if isinstance(value, Ref):
@@ -317,27 +318,27 @@ def has_randomness(training: Program, evaluation: Program) -> bool:
     )
 
 
-def _without_mode(one: Operation) -> Operation:
+def _without_mode(operation: Operation) -> Operation:
     """The operation without its training flag, if that makes no difference or only
     that of batch normalisation: for BatchNorm, and for dropout at a rate of 0.
     """
-    args = list(one.args)
-    if one.name == "batch_norm":
+    args = list(operation.args)
+    if operation.name == "batch_norm":
         args[5] = None
-    elif one.name in RECURRENT and args[5] == 0:
+    elif operation.name in RECURRENT and args[5] == 0:
         args[6] = None
-    elif "dropout" in one.name and args[1] == 0:
+    elif "dropout" in operation.name and args[1] == 0:
         args[2] = None
-    return replace(one, args=tuple(args))
+    return replace(operation, args=tuple(args))
 
 
 def head_of(program: Program) -> Operation | None:
     """The last dense layer whose weight is a parameter."""
     names = dict(program.names)
     dense = [
-        one
-        for one in program.operations
-        if one.name == "linear" and _is_parameter(one.args[1], names)
+        operation
+        for operation in program.operations
+        if operation.name == "linear" and _is_parameter(operation.args[1], names)
     ]
     return dense[-1] if dense else None
 
@@ -347,8 +348,8 @@ def layer_order(program: Program) -> tuple[str, ...]:
     names = dict(program.names)
     used = [
         names[name].rpartition(".")[0]
-        for one in program.operations
-        for name in _refs(one)
+        for operation in program.operations
+        for name in _refs(operation)
         if name in names
     ]
     return tuple(dict.fromkeys(reversed(used)))[::-1]
@@ -358,8 +359,8 @@ def norms_of(program: Program) -> tuple[str, ...]:
     """The normalisation layers that have parameters."""
     names = dict(program.names)
     modules = []
-    for one in program.operations:
-        if one.name in (
+    for operation in program.operations:
+        if operation.name in (
             "batch_norm",
             "layer_norm",
             "group_norm",
@@ -368,7 +369,7 @@ def norms_of(program: Program) -> tuple[str, ...]:
         ):
             modules += [
                 names[name].rpartition(".")[0]
-                for name in list(_refs(one))
+                for name in list(_refs(operation))
                 if name in names
             ]
     return tuple(dict.fromkeys(modules))
@@ -377,11 +378,13 @@ def norms_of(program: Program) -> tuple[str, ...]:
 def statistics_of(program: Program) -> tuple[str, ...]:
     """The paths of running statistics."""
     names = dict(program.names)
-    norms = [one for one in program.operations if one.name == "batch_norm"]
+    norms = [
+        operation for operation in program.operations if operation.name == "batch_norm"
+    ]
     return tuple(
         names[ref.name]
-        for one in norms
-        for ref in one.args[3:5]
+        for operation in norms
+        for ref in operation.args[3:5]
         if isinstance(ref, Ref)
     )
 

@@ -1,4 +1,4 @@
-"""What PyTorch's operations are in JAX: a table by name, without the overload ("add",
+"""The table of PyTorch's operations in JAX, by their names without the overload ("add",
 not "aten.add.Tensor").
 
 Every entry is called as `function(context, *args, **kwargs)`, with PyTorch's positional
@@ -24,7 +24,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Unsupported(ValueError):
-    """An operation, or a use of one, that has no counterpart here."""
+    """An operation, or a use of one, that cannot be converted to JAX."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Operation:
 
 @dataclass
 class Context:
-    """What operations need in addition to their arguments.
+    """The mode of a run of a program, and its state.
 
     Attributes:
         dtype: of floating-point numbers.

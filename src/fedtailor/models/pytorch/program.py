@@ -47,7 +47,7 @@ class Constants(Mapping[str, np.ndarray]):
 
 @dataclass(frozen=True)
 class Program:
-    """What a module does in one mode, training or evaluation.
+    """The operations of a module in one mode, training or evaluation.
 
     Attributes:
         operations: in the order in which they run.

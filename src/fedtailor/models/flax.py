@@ -161,8 +161,9 @@ class LinenModule(Architecture):
         def replace_input(
             call: Callable[..., Any], args: Any, kwargs: Any, context: Any
         ) -> Any:
-            is_head = ".".join(context.module.path) == layer_info.head
-            return call(*((features, *args[1:]) if is_head else args), **kwargs)
+            if ".".join(context.module.path) == layer_info.head:
+                args = (features, *args[1:])
+            return call(*args, **kwargs)
 
         zeros = jnp.zeros((len(features), *input_shape), self.input_dtype)
         with linen.intercept_methods(replace_input):

@@ -119,7 +119,7 @@ def _example(module: TorchModuleType, example_input: Any) -> Tensor:
     torch = pytorch()
     try:
         example = torch.as_tensor(example_input)
-    except Exception as error:  # PyTorch raises many kinds
+    except Exception as error:  # PyTorch raises many kinds of errors
         raise ValueError(
             "example_input is one tensor [b, ...], a batch of inputs:"
             f" {first_line(error)}"

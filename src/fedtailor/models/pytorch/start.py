@@ -114,9 +114,9 @@ def copy_module(module: TorchModuleType) -> TorchModuleType:
     """
     try:
         return copy.deepcopy(module)
-    except Exception as error:  # PyTorch raises many shapes
+    except Exception as error:  # PyTorch raises many kinds of errors
         raise ValueError(
-            f"{type(module).__name__} cannot be copy_module: {first_line(error)}"
+            f"{type(module).__name__} cannot be copied: {first_line(error)}"
         ) from None
 
 

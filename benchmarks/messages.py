@@ -29,7 +29,7 @@ from fedtailor.remote.executor import RemoteExecutor, Rules, client_table
 from fedtailor.remote.plan import Plan
 from fedtailor.remote.secure_sums import SecureSums
 from fedtailor.remote.transport import LoopbackTransport, Responder
-from fedtailor.remote.work import ClientWork
+from fedtailor.remote.work import RoundHandler
 from fedtailor.runs import simulate
 from fedtailor.training import Training
 
@@ -144,12 +144,14 @@ def over_messages(
             names=(name,),
             classes=CLASSES,
         )
-        work = ClientWork(plan, own, ClientStore(folder / str(place), plan.experiment))
+        work = RoundHandler(
+            plan, own, ClientStore(folder / str(place), plan.experiment)
+        )
         responders[name] = Responder(plan.experiment, name, work, plan.common_vectors)
     table = client_table(federation.names, federation.train.sizes)
-    rules = Rules(minimum=len(table), pause=0.0)
+    rules = Rules(minimum=len(table), poll_interval=0.0)
     executor = RemoteExecutor(
-        plan, table, LoopbackTransport(responders), own, rules=rules, tell=print
+        plan, table, LoopbackTransport(responders), own, rules=rules, log=print
     )
     return Training(METHOD, executor, model)
 

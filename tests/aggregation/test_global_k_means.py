@@ -160,7 +160,7 @@ def test_sums_over_clusters_follow_the_labels(seed):
         labels = np.where(
             rng.uniform(size=15) < 0.5, rng.integers(count, size=15), labels
         )
-        sums = sums.relabelled(labels, count)
+        sums = sums.with_labels(labels, count)
         np.testing.assert_array_equal(sums.labels, labels)
         np.testing.assert_allclose(
             sums.values,
@@ -175,7 +175,7 @@ def test_sums_of_points_close_together_outlive_a_far_one():
     distances = np.abs(line[:, None] - line)
     sums = ClusterSums(distances, np.ones(5))
     for labels in ([0, 0, 0, 0, 1], [0, 0, 0, 1, 1]):
-        sums = sums.relabelled(np.array(labels), 2)
+        sums = sums.with_labels(np.array(labels), 2)
     np.testing.assert_allclose(
         sums.values[0, :3], distances[:3, :3].sum(axis=0), rtol=1e-14
     )

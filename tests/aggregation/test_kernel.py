@@ -193,15 +193,15 @@ def test_bandwidths_from_local_to_fedavg(kernel):
     probe.sigma2[2] = 0.0
     half = Probe(probe.gradients, probe.sigma2 / 2, probe.sizes)
     np.testing.assert_array_equal(
-        user_centric_weights(probe.widened(0.0), kernel), np.eye(6)
+        user_centric_weights(probe.with_bandwidth(0.0), kernel), np.eye(6)
     )
     np.testing.assert_array_equal(
-        user_centric_weights(probe.widened(np.inf), kernel),
+        user_centric_weights(probe.with_bandwidth(np.inf), kernel),
         np.tile(probe.sizes / probe.sizes.sum(), (6, 1)),
     )
     np.testing.assert_array_equal(
-        user_centric_weights(half.widened(2.0), kernel),
-        user_centric_weights(probe.widened(1.0), kernel),
+        user_centric_weights(half.with_bandwidth(2.0), kernel),
+        user_centric_weights(probe.with_bandwidth(1.0), kernel),
     )
 
 

@@ -99,7 +99,7 @@ def test_algorithms_are_listed_with_what_travels(capsys):
         "up",
         "client_keeps",
         "unseen_clients_get",
-        "travels",
+        "models_received",
         "server_sees",
         "validation",
     }

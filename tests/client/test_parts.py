@@ -33,7 +33,7 @@ class Frozen(FedAvg):
     part: str = "head"
 
     def client(self, state, inbox, local):
-        theta = inbox["model"][0]
+        theta = inbox.only("model")
         part = local.part_of_model(self.part)
         return state, {
             "model": local.sgd(
@@ -137,7 +137,7 @@ class Halves(FedAvg):
             return jax.grad(loss)(params)
 
         return state, {
-            "model": local.sgd(inbox["model"][0], self.sgd, gradient=gradient)
+            "model": local.sgd(inbox.only("model"), self.sgd, gradient=gradient)
         }
 
 

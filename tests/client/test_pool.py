@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtailor.client.pool import Normalization, build_pool, gathered
+from fedtailor.client.pool import Normalization, build_pool, gather_examples
 from fedtailor.federation import Federation, Ragged
 
 
@@ -47,5 +47,5 @@ def test_every_split_of_two_federations_is_found_in_their_pool():
                 places = jnp.asarray(start[client, column]) + jnp.arange(
                     len(split[client]), dtype=jnp.int32
                 )
-                x, _ = gathered(pool, places)
+                x, _ = gather_examples(pool, places)
                 np.testing.assert_array_equal(x, one.x[split[client]])

@@ -11,9 +11,9 @@ from dp_accounting import rdp
 from scipy import stats
 
 from conformance.examples import PLAIN, example
-from fedtailor.accounting.privacy import ORDERS, batch_room, sgd_epsilon
+from fedtailor.accounting.privacy import ORDERS, max_private_batch, sgd_epsilon
 from fedtailor.algorithms import APFL, MRMTL, UCFL, Ditto, FedAvg, HypCluster, PerFedAvg
-from fedtailor.client.private_steps import drawn_at_most
+from fedtailor.client.private_steps import batch_size_cdf
 from fedtailor.protocol import SGD
 from fedtailor.runs import simulate
 from fedtailor.testing import classification, softmax_model
@@ -88,11 +88,13 @@ def test_noise_has_its_deviation_anew_in_every_step():
 
 def test_how_many_are_drawn_is_binomial():
     for n, batch in ((30, 10), (400, 32), (11, 10)):
-        table = np.asarray(drawn_at_most(jnp.int32(n), batch, batch_room(batch)))
+        table = np.asarray(
+            batch_size_cdf(jnp.int32(n), batch, max_private_batch(batch))
+        )
         np.testing.assert_allclose(
             table, stats.binom.cdf(np.arange(len(table)), n, batch / n), atol=2e-5
         )
-        assert stats.binom.sf(batch_room(batch), n, batch / n) < 1e-12
+        assert stats.binom.sf(max_private_batch(batch), n, batch / n) < 1e-12
 
 
 def test_private_steps_are_counted_and_epsilon_is_dp_accountings():
@@ -125,7 +127,7 @@ def test_private_steps_are_counted_and_epsilon_is_dp_accountings():
 def test_draws_that_do_not_fit_are_paid_for_by_delta():
     fits = sgd_epsilon(1.0, 10, 100, 100, 1e-5)
     assert sgd_epsilon(1.0, 10, 100, 100, 1e-9) > fits
-    many = stats.binom.sf(batch_room(10), 10**4, 1e-3)
+    many = stats.binom.sf(max_private_batch(10), 10**4, 1e-3)
     assert 0 < many < 1e-12
     assert sgd_epsilon(1.0, 10, 10**4, 10**4, 10**4 * many) == np.inf
     assert 0 < sgd_epsilon(1.0, 10, 10**4, 10**4, 10**8 * many) < np.inf

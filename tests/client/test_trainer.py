@@ -17,7 +17,7 @@ class OwnStep(FedAvg):
     step: Callable = None
 
     def client(self, state, inbox, local):
-        theta = inbox["model"][0]
+        theta = inbox.only("model")
         unchanged = local.loop(
             theta, lambda theta, batch, _: self.step(local, theta), 2, 4
         )

@@ -77,7 +77,7 @@ class Weighed(FedAvg):
     def client(self, state, inbox, local):
         gradient = lambda params, batch, step: local.batch_gradient(params, batch)  # noqa: E731
         return state, {
-            "model": local.sgd(inbox["model"][0], self.sgd, gradient=gradient)
+            "model": local.sgd(inbox.only("model"), self.sgd, gradient=gradient)
         }
 
 
@@ -311,7 +311,7 @@ def test_every_use_of_randomness_in_a_step_is_another():
                 )
                 return params
 
-            theta = inbox["model"][0]
+            theta = inbox.only("model")
             return state, {
                 "model": local.vector(local.loop(local.params(theta), step, 2, 8))
             }
@@ -331,7 +331,7 @@ def test_a_method_cannot_reach_the_test_split(split):
     @hyperparameters
     class Cheat(FedAvg):
         def personal(self, state, inbox, local):
-            theta = inbox["model"][0]
+            theta = inbox.only("model")
             return jnp.where(local.loss(theta, split) > 1, theta, 0 * theta)
 
     training = train(Cheat(), classification(), softmax_model("float32"), 1)

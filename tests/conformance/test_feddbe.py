@@ -51,7 +51,7 @@ class Plain(FedDBE):
     """The vector is trained, and left out where a client predicts."""
 
     def personal(self, state, inbox, local):
-        return inbox["model"][0]
+        return inbox.only("model")
 
 
 @pytest.mark.parametrize("mutant", [Restarting, Plain])

@@ -117,7 +117,7 @@ def test_rounds_by_hand(split, norm):
         assert diagnostic.name == "affinity"
         np.testing.assert_array_equal(diagnostic.values, training.server.affinity)
         for choice, expected in (("trained", own), ("mixed", base)):
-            training.algorithm = replace(training.algorithm, predict_with=choice)
+            training.phase.algorithm = replace(training.algorithm, predict_with=choice)
             np.testing.assert_allclose(personal(training), expected, **EXACT)
 
 

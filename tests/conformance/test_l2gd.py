@@ -42,7 +42,9 @@ def start(method=METHOD, participation=None):
 def coins(training, rounds):
     """Which rounds are averaging rounds, by the server's own coin."""
     cohort = training.round_cohort(np.ones(len(training.population), bool))
-    return [training.algorithm._averages(cohort, ahead) for ahead in range(rounds)]
+    return [
+        training.algorithm._is_averaging(cohort, offset) for offset in range(rounds)
+    ]
 
 
 def test_the_optimum_is_the_fixed_point_of_the_expected_round():
@@ -56,10 +58,8 @@ def test_the_optimum_is_the_fixed_point_of_the_expected_round():
             run = start()
             run.round = coins(run, 50).index(averaging)
             run.server = run.server.replace(model=jnp.array([[w]]))
-            run.executor.states.rows = (
-                {"model": jnp.asarray(x[run.executor.seen.original_index, None])},
-                (),
-            )
+            optima = jnp.asarray(x[run.executor.seen.original_index, None])
+            run.executor.states.write(np.arange(len(x)), ({"model": optima}, ()))
             run.advance()
             after[averaging] = by_place(run, run.executor.states.rows[0]["model"])[:, 0]
     assert np.abs(after[True] - x).max() > 1e-2 < np.abs(after[False] - x).max()

@@ -42,7 +42,7 @@ class Third(FedAvgM):
 
     def client(self, state, inbox, local):
         return state, {
-            "model": MAPPER()._parts(local)[2].sgd(inbox["model"][0], self.sgd)
+            "model": MAPPER()._parts(local)[2].sgd(inbox.only("model"), self.sgd)
         }
 
 
@@ -129,9 +129,11 @@ def test_the_parts_are_disjoint_and_everybody_has_them():
     class Parts(FedAvg):
         def client(self, state, inbox, local):
             parts = MAPPER()._parts(local)
-            means = jnp.stack([-part.gradient(inbox["model"][0])[0] for part in parts])
+            means = jnp.stack(
+                [-part.gradient(inbox.only("model"))[0] for part in parts]
+            )
             return state, {
-                "model": inbox["model"][0],
+                "model": inbox.only("model"),
                 "sizes": jnp.stack([p.size for p in parts]),
                 "means": means,
             }

@@ -74,7 +74,7 @@ class Aliased(MOON):
     """
 
     def client(self, state, inbox, local):
-        return {"previous": inbox["model"][0]}, super().client(state, inbox, local)[1]
+        return {"previous": inbox.only("model")}, super().client(state, inbox, local)[1]
 
 
 @pytest.mark.parametrize("mutant", [Forgetful, Aliased])

@@ -21,7 +21,7 @@ from conformance.problems import (
 from fedtailor import models
 from fedtailor.accounting import Ledger
 from fedtailor.algorithms import PACFL, FedAvg, Oracle
-from fedtailor.algorithms.pacfl import principal_angles
+from fedtailor.algorithms.helpers.subspaces import principal_angles
 from fedtailor.experiments.scenarios.digits import digits_rotated
 from fedtailor.federation import Ragged
 from fedtailor.protocol import SGD

@@ -135,7 +135,8 @@ def equal_variances(steps, optima_first=False, rounds=200):
             rows = run.executor.client_states
             moments = rows["moments"][0] + 1, *rows["moments"][1:]
             optima = jnp.asarray(z[run.executor.seen.original_index, None])
-            run.executor.states.rows = {"model": optima, "moments": moments}, ()
+            states = {"model": optima, "moments": moments}, ()
+            run.executor.states.write(np.arange(len(z)), states)
             run.advance()
         return personal(run)[:, 0], rho
 
@@ -200,7 +201,7 @@ def test_the_start_of_a_round_is_equation_10():
         federation = quadratics(z, A, SIZES)
         run = train(known(federation), federation, quadratic_model(1), 2)
         before, theta = personal(run)[:, 0], np.asarray(run.server.model)[0, 0]
-        run.algorithm = known(federation, sgd=still, dynamic_steps=False)
+        run.phase.algorithm = known(federation, sgd=still, dynamic_steps=False)
         run.advance()
         np.testing.assert_allclose(
             personal(run)[:, 0], theta - PRECISION / OTHERS * (before - theta), **EXACT
@@ -285,7 +286,7 @@ def test_forgetting_follows_the_recent_models():
             for forget in (0.0, 0.3)
         ]
         for run in runs:  # from now on the models stand still
-            run.algorithm = SelfFL(
+            run.phase.algorithm = SelfFL(
                 sgd=SGD(lr=1e-9, steps=1),
                 forget=run.algorithm.forget,
                 initialisation=False,

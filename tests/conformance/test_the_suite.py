@@ -51,7 +51,7 @@ class OneStepTooMany(FedAvg):
     ) -> tuple[Any, ClientUpdate]:
         return state, {
             "model": local.sgd(
-                inbox["model"][0], self.sgd, steps=local.steps(self.sgd) + 1
+                inbox.only("model"), self.sgd, steps=local.steps(self.sgd) + 1
             )
         }
 
@@ -65,7 +65,7 @@ class WrongAnchor(Ditto):
     def client(
         self, state: Any, inbox: Inbox, local: LocalTrainer
     ) -> tuple[Any, ClientUpdate]:
-        sent = local.sgd(inbox["model"][0], self.sgd)
+        sent = local.sgd(inbox.only("model"), self.sgd)
         return {
             "model": local.sgd(state["model"], self.sgd, proximal=(self.lam, sent))
         }, {"model": sent}

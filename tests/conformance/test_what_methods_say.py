@@ -37,7 +37,7 @@ def test_what_travels_is_kept_and_seen(name, monkeypatch):
     )
     with float64():
         training = train(algorithm, federation(), softmax_model(), 0)
-        assert (about.client_keeps == "nothing") == (not training.keeps_states)
+        assert (about.client_keeps == "nothing") == (not training.phase.keeps_states)
         if about.server_sees not in ("nothing", "data"):
             vectors, numbers = seen_by_the_server(training, monkeypatch)
             assert (about.server_sees == "models") == vectors
@@ -191,13 +191,13 @@ def asks_for_validation_data(training, monkeypatch):
     """Whether a client's part of a round, or its personal model, reads the validation
     split (in tracing them).
     """
-    asked, open_split = set(), DeviceTrainer._require_open
+    asked, open_split = set(), DeviceTrainer._require_readable
 
     def recorded(local, split):
         asked.add(split)
         open_split(local, split)
 
-    monkeypatch.setattr(DeviceTrainer, "_require_open", recorded)
+    monkeypatch.setattr(DeviceTrainer, "_require_readable", recorded)
     training.probe()
     algorithm, model = training.algorithm, training.model
     pool, _ = build_pool([training.executor.federation], model.dtype)
@@ -214,5 +214,5 @@ def asks_for_validation_data(training, monkeypatch):
         answer_shapes(
             exchange, algorithm, (state, ()), model, jax.tree.map(jnp.asarray, pool)
         )
-    monkeypatch.setattr(DeviceTrainer, "_require_open", open_split)
+    monkeypatch.setattr(DeviceTrainer, "_require_readable", open_split)
     return "val" in asked

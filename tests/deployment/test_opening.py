@@ -10,9 +10,9 @@ import pytest
 import fedtailor as ft
 from deployment_helpers import BLOBS, NAMES
 from fedtailor.deployment.settings import (
-    rebuilt_algorithm,
-    rebuilt_model,
-    rebuilt_pipeline,
+    algorithm_from_config,
+    model_from_config,
+    pipeline_from_config,
 )
 from fedtailor.experiments import scenarios
 from fedtailor.models import Classification, logistic
@@ -112,28 +112,30 @@ def test_every_method_is_read_back_from_a_manifest():
         ft.Then(ft.FedAvg(), rounds=2, next=ft.SelfFL()),
     ]
     for given in [*(kind() for kind in Algorithm.registry.values()), *changed]:
-        found = rebuilt_algorithm(settings(given))
+        found = algorithm_from_config(settings(given))
         assert type(found) is type(given)
         assert settings(found) == settings(given)
 
 
 def test_pipelines_and_models_are_read_back():
-    found = rebuilt_pipeline([settings(Clip(0.5)), settings(Cast("float16"))], "uplink")
+    found = pipeline_from_config(
+        [settings(Clip(0.5)), settings(Cast("float16"))], "uplink"
+    )
     assert [settings(one) for one in found] == [
         settings(Clip(0.5)),
         settings(Cast("float16")),
     ]
     model = ft.models.lenet5("max", norm="group").bind((16, 16), 3)
-    assert rebuilt_model(settings(model)) == model
+    assert model_from_config(settings(model)) == model
     own = logistic().bind((2,), 2, loss=Classification(own_loss))
     with pytest.raises(
         ValueError, match="model is one that only your code knows; pass model="
     ):
-        rebuilt_model(settings(own))
+        model_from_config(settings(own))
     with pytest.raises(
         ValueError, match="method 'fedsomething' is not one that is installed"
     ):
-        rebuilt_algorithm({"name": "fedsomething"})
+        algorithm_from_config({"name": "fedsomething"})
 
 
 def own_loss(outputs, y):

@@ -25,10 +25,10 @@ class Planned:
     def __call__(self, *arguments):
         return self.run(*arguments)
 
-    def lower(self, *arguments):
+    def lower(self, program, *arguments):
         needed = SimpleNamespace(
-            temp_size_in_bytes=600 * arguments[5],
-            output_size_in_bytes=200 * arguments[5],
+            temp_size_in_bytes=600 * program.chunk,
+            output_size_in_bytes=200 * program.chunk,
         )
         return SimpleNamespace(
             compile=lambda: SimpleNamespace(memory_analysis=lambda: needed)

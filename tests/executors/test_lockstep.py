@@ -101,9 +101,9 @@ def programs(monkeypatch):
     """Notes every program that is run, and with how many rows."""
     run, noted = devices.map_clients, []
 
-    def noting(task, *arguments):
-        noted.append((task, len(arguments[7].numbers)))
-        return run(task, *arguments)
+    def noting(program, *arguments):
+        noted.append((program.task, len(arguments[-1].packed.numbers)))
+        return run(program, *arguments)
 
     monkeypatch.setattr(devices, "map_clients", noting)
     return noted

@@ -55,12 +55,12 @@ def assert_same(found, expected):
 def test_where_states_are_changes_no_bit(algorithm, tmp_path, monkeypatch):
     in_memory = after(start(algorithm), 4)
     monkeypatch.setattr(
-        state_file, "AT_ONCE", 200
+        state_file, "MAX_BYTES", 200
     )  # an evaluation takes the clients part by part
     filed = start(algorithm, tmp_path, state_limit=0)
     assert isinstance(
         filed.executor.states, FileStates
-    ) and filed.executor.states.at_once in (2, 3)
+    ) and filed.executor.states.max_clients in (2, 3)
     after(filed, 2)
     save_tree(tmp_path / "checkpoint", filed.snapshot())
     filed.executor.snapshot_saved()

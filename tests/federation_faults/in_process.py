@@ -53,7 +53,7 @@ class Mortal(LoopbackTransport):
 
     def restart(self):
         """The coordinator's process starts again; it knows of no answers."""
-        self._arrived = []
+        self._inbox = []
 
 
 class Trials:

@@ -179,7 +179,7 @@ class ByHand(ft.FedAvg):
 
     def client(self, state, inbox, local):
         own = lambda params, batch, step: local.batch_gradient(params, batch)  # noqa: E731
-        return state, {"model": local.sgd(inbox["model"][0], self.sgd, gradient=own)}
+        return state, {"model": local.sgd(inbox.only("model"), self.sgd, gradient=own)}
 
 
 def test_pytorch_s_loop_is_the_loop_of_steps_of_a_method_s_own(clients):

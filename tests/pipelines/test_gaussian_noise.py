@@ -101,7 +101,7 @@ def test_a_round_in_which_nobody_reports_adds_noise_all_the_same():
     )
     for each in (training, plain):
         each.advance(np.zeros(CLIENTS, bool))
-        assert each.round == 1 and not each.participated.any()
+        assert each.round == 1 and not each.phase.participated.any()
     deviation = 2 * 0.01 / 3
     assert 0.4 * deviation < moved(training).std() < 1.8 * deviation
     np.testing.assert_array_equal(moved(plain), 0)

@@ -10,7 +10,7 @@ from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.executor import RemoteExecutor, Rules, client_table
 from fedtailor.remote.plan import Plan
 from fedtailor.remote.transport import LoopbackTransport, Responder
-from fedtailor.remote.work import PERSONAL, ClientWork
+from fedtailor.remote.work import PERSONAL, RoundHandler
 from fedtailor.storage.export import load_models
 from fedtailor.training import Training
 
@@ -70,7 +70,7 @@ class Remote:
         return Responder(
             EXPERIMENT,
             name,
-            ClientWork(self.plan, self.shares[name], store),
+            RoundHandler(self.plan, self.shares[name], store),
             self.plan.common_vectors,
         )
 
@@ -98,8 +98,10 @@ class Remote:
             transport or self.transport,
             self.shares[federation.names[0]],
             unseen=table(unseen),
-            rules=Rules(**{"pause": 0.0, "deadline": 60.0, "minimum": 1} | rules),
-            tell=self.lines.append,
+            rules=Rules(
+                **{"poll_interval": 0.0, "deadline": 60.0, "minimum": 1} | rules
+            ),
+            log=self.lines.append,
         )
 
     def training(self, executor=None, **options):

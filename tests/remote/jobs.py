@@ -14,7 +14,7 @@ from fedtailor.remote.job import read_job
 from fedtailor.remote.plan import plan_of
 from fedtailor.remote.table import read_rows
 from fedtailor.remote.transport import LoopbackTransport, Responder
-from fedtailor.remote.work import PERSONAL, ClientWork
+from fedtailor.remote.work import PERSONAL, RoundHandler
 from fedtailor.runs import run
 from fedtailor.storage.export import load_models
 
@@ -75,7 +75,7 @@ class Clients:
     def client(self, name):
         """A client as it is after its process started."""
         plan = plan_of(self.job)
-        work = ClientWork(
+        work = RoundHandler(
             plan, federation_of(self.job, {name: self.rows[name]}), self.store(name)
         )
         return Responder(self.job.identity, name, work, plan.common_vectors)

@@ -99,8 +99,8 @@ def test_a_damaged_note_of_the_last_connection_keeps_no_client_away(tmp_path, ke
     answer_messages(
         Connection(),
         lambda body: body,
-        memory=memory,
+        node_id_file=memory,
         stop=stop,
-        tell=lambda line: None,
+        log=lambda line: None,
     )
     assert asked == [1234 if kept == b"1234" else None] and memory.read_text() == "77"

@@ -124,7 +124,7 @@ def transport(superlink):
 
 
 def asked_again(transport, before):
-    """Clients whose marks have changed, so that `exchange` asks them again."""
+    """Clients whose connection ids have changed, so that they are asked again."""
     return {name for name, mark in transport.online().items() if mark != before[name]}
 
 

@@ -11,7 +11,7 @@ from fedtailor.models import mlp
 from fedtailor.protocol import SGD
 from fedtailor.remote.job import read_job, split_address
 from fedtailor.remote.job_template import template
-from fedtailor.remote.service import check_crowd
+from fedtailor.remote.service import check_client_count
 from fedtailor.remote.table import read_rows
 
 TEXT = template("wards", "coordinator.example.org:9092", 4)
@@ -233,7 +233,7 @@ def test_the_identity_is_what_a_client_agrees_to(tmp_path):
 
 
 def test_more_clients_than_there_are_kits_are_not_waited_for(tmp_path):
-    check_crowd(job_of(tmp_path), 2)
+    check_client_count(job_of(tmp_path), 2)
     for old, new in (
         ("minimum = 2", "minimum = 3"),
         ("participation = 1.0", "participation = 3"),
@@ -242,7 +242,7 @@ def test_more_clients_than_there_are_kits_are_not_waited_for(tmp_path):
             ValueError,
             match=r"is 3, and 2 clients have a kit; lower it, or add clients$",
         ):
-            check_crowd(job_of(tmp_path, (old, new)), 2)
+            check_client_count(job_of(tmp_path, (old, new)), 2)
 
 
 def test_addresses():

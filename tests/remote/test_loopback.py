@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedtailor.remote.messages import ArraySpec, Request
-from fedtailor.remote.transport import LoopbackTransport, Responder, exchange
+from fedtailor.remote.transport import LoopbackTransport, Responder, send_and_receive
 
 MODEL = 44_426
 SPECS = {"model": ArraySpec((MODEL,), "float32")}
@@ -47,7 +47,7 @@ def test_rounds_of_many_clients_are_those_of_plain_functions(clients):
             )
             for name in names
         }
-        found = exchange(transport, requests, SPECS, minimum=clients)
+        found = send_and_receive(transport, requests, SPECS, minimum=clients)
         over_bytes = np.mean(
             [reply.arrays["model"] for reply in found.replies.values()], axis=0
         )

@@ -13,12 +13,12 @@ pytest.importorskip("Crypto", reason="secure sums need PyCryptodome (extra flowe
 from fedtailor.remote.masks import (
     FixedPoint,
     KeyPair,
+    combine_shares,
     commitment,
-    join,
-    mask_of,
-    seal,
-    split,
-    unseal,
+    create_shares,
+    decrypt,
+    encrypt,
+    expand_mask,
 )
 
 
@@ -49,8 +49,11 @@ def test_sums_in_fixed_point_are_off_by_half_a_step_a_client():
 
 
 def test_masks_look_uniform_and_are_a_secrets_own():
-    one, other = mask_of(bytes(16), 100_000), mask_of(bytes(15) + b"\1", 100_000)
-    np.testing.assert_array_equal(one, mask_of(bytes(16), 100_000))
+    one, other = (
+        expand_mask(bytes(16), (100_000,)),
+        expand_mask(bytes(15) + b"\1", (100_000,)),
+    )
+    np.testing.assert_array_equal(one, expand_mask(bytes(16), (100_000,)))
     for mask in (
         one,
         other,
@@ -65,32 +68,40 @@ def test_masks_look_uniform_and_are_a_secrets_own():
 
 def test_two_clients_agree_on_a_key_for_each_purpose():
     one, other = KeyPair(bytes(16)), KeyPair(b"\1" * 16)
-    key = one.agree(other.public, "mask")
-    assert key == other.agree(one.public, "mask") != one.agree(other.public, "shares")
-    assert key != one.agree(KeyPair(b"\2" * 16).public, "mask") and len(key) == 32
-    with pytest.raises(ValueError, match="is none"):
-        one.agree(
+    key = one.agree_on_key(other.public, "mask")
+    assert (
+        key
+        == other.agree_on_key(one.public, "mask")
+        != one.agree_on_key(other.public, "shares")
+    )
+    assert (
+        key != one.agree_on_key(KeyPair(b"\2" * 16).public, "mask") and len(key) == 32
+    )
+    with pytest.raises(ValueError, match="is not valid"):
+        one.agree_on_key(
             bytes(32), "mask"
         )  # a point of small order, with which every key would be the same
 
 
 def test_what_is_sealed_cannot_be_changed():
-    key, sealed = bytes(32), seal(bytes(32), b"share", "a b")
-    assert unseal(key, sealed, "a b") == b"share"
+    key, sealed = bytes(32), encrypt(bytes(32), b"share", "a b")
+    assert decrypt(key, sealed, "a b") == b"share"
     for wrong in (
         (key, sealed[:-1] + b"\0", "a b"),
         (key, sealed, "b a"),
         (b"\1" * 32, sealed, "a b"),
     ):
         with pytest.raises(ValueError, match="changed on the way"):
-            unseal(*wrong)
+            decrypt(*wrong)
 
 
 def test_a_threshold_of_shares_gives_the_secret_and_fewer_do_not():
     secret = bytes(range(16))
-    shares = dict(enumerate(split(secret, 3, 5)))
+    shares = dict(enumerate(create_shares(secret, 3, 5)))
     for places in ((0, 1, 2), (4, 2, 0)):
-        assert join({place: shares[place] for place in places}) == secret
-    assert join({place: shares[place] for place in (0, 1)}) != secret
+        assert combine_shares({place: shares[place] for place in places}) == secret
+    assert combine_shares({place: shares[place] for place in (0, 1)}) != secret
     wrong = {0: shares[0], 1: shares[1], 2: shares[3]}
-    assert join(wrong) != secret and commitment(join(wrong)) != commitment(secret)
+    assert combine_shares(wrong) != secret and commitment(
+        combine_shares(wrong)
+    ) != commitment(secret)

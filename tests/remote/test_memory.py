@@ -27,7 +27,7 @@ from fedtailor.protocol import SGD
 from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.messages import Request
 from fedtailor.remote.plan import Plan
-from fedtailor.remote.work import ClientWork
+from fedtailor.remote.work import RoundHandler
 
 rng = np.random.default_rng(0)
 parts = {"train": slice(0, 160), "val": slice(160, 180), "test": slice(180, 200)}
@@ -36,7 +36,7 @@ own = Federation(
     classes=10, **{name: Ragged.of([np.arange(200)[part]]) for name, part in parts.items()},
 )
 plan = Plan("experiment", UCFL(SGD(lr=0.1, batch_size=32)), models.lenet5().bind((28, 28, 1), 10))
-work = ClientWork(plan, own, ClientStore(Path(sys.argv[1]), "experiment"))
+work = RoundHandler(plan, own, ClientStore(Path(sys.argv[1]), "experiment"))
 arrays = {"stream/model": plan.initial()[None], "index/model": np.zeros(1, np.int32)}
 for exchange, task in enumerate(("probe", "client", "evaluate")):
     assert work(Request("experiment", 0, exchange, task, "a", algorithm=plan.describe(0), arrays=arrays))

@@ -24,13 +24,13 @@ import httpx
 
 from fedtailor.remote import flower_server
 from fedtailor.remote.flower import require_flower
-from fedtailor.remote.flower_client import FleetConnection, Refused, read_key
+from fedtailor.remote.flower_client import FleetConnection, Refused
 from fedtailor.remote.keys import make_authority, make_client_key
 from fedtailor.remote.kit import make_federation, read_kit
 from fedtailor.remote.messages import ArraySpec, Request
 from fedtailor.remote.processes import free_port, running_superlink, stop
 from fedtailor.remote.service import connected, greet
-from fedtailor.remote.transport import TooFewClients, exchange
+from fedtailor.remote.transport import TooFewClients, send_and_receive
 
 require_flower()  # sets Flower's environment before its first import
 pytestmark = [
@@ -61,7 +61,7 @@ import numpy as np
 from fedtailor.remote.kit import read_kit
 from fedtailor.remote.service import join
 
-def make_work(kit, rows, store):
+def make_handler(kit, rows, store):
     def work(request):
         state = store.load(request.state_round)
         calls = (0 if state is None else int(state["calls"])) + 1
@@ -71,7 +71,7 @@ def make_work(kit, rows, store):
         return {"echo": request.arrays["model"] + 1, "calls": np.int64(calls)}
     return work
 
-join(read_kit(Path(sys.argv[1])), Path(sys.argv[2]), make_work=make_work)
+join(read_kit(Path(sys.argv[1])), Path(sys.argv[2]), make_handler=make_handler)
 """
 
 COORDINATOR = """
@@ -80,7 +80,7 @@ from pathlib import Path
 import numpy as np
 from fedtailor.remote.messages import ArraySpec, Request
 from fedtailor.remote.service import connected
-from fedtailor.remote.transport import exchange
+from fedtailor.remote.transport import send_and_receive
 
 directory, specs = Path(sys.argv[1]), {"echo": ArraySpec((1000,), "float32"), "calls": ArraySpec((), "int64")}
 progress = directory / "progress"
@@ -94,7 +94,7 @@ with connected(directory, host="127.0.0.1") as connection:
                           arrays={"model": np.full(1000, done, np.float32), "seconds": np.float32(0.3)})
             for name in connection.clients
         }
-        found = exchange(connection.transport, requests, specs, minimum=2)
+        found = send_and_receive(connection.transport, requests, specs, minimum=2)
         calls = [int(reply.arrays["calls"]) for reply in found.replies.values()]
         (directory / "part").write_text(str(done + 1))
         (directory / "part").rename(progress)
@@ -158,9 +158,9 @@ def running(tmp_path_factory):
     make(directory)
     with (
         clients(directory) as others,
-        connected(directory, tell=lambda line: None) as connection,
+        connected(directory, log=lambda line: None) as connection,
     ):
-        greet(connection, wait=120, tell=lambda line: None)
+        greet(connection, wait=120, log=lambda line: None)
         yield directory, connection, others
 
 
@@ -192,8 +192,10 @@ def ask(
         )
         for place, name in enumerate(names)
     }
-    tell = (lambda line: None) if lines is None else lines.append
-    return exchange(connection.transport, requests, SPECS, minimum=minimum, tell=tell)
+    log = (lambda line: None) if lines is None else lines.append
+    return send_and_receive(
+        connection.transport, requests, SPECS, minimum=minimum, log=log
+    )
 
 
 def test_each_client_gets_its_own_message_and_answers(running):
@@ -272,7 +274,7 @@ def test_a_client_that_ends_on_its_own_leaves_at_once_and_returns(running):
 def connect(directory, *, authority=None, key=None):
     kit = read_kit(directory / "kits" / "a")
     connection = FleetConnection(
-        kit.job.address, authority or kit.authority, key or read_key(kit.key)
+        kit.job.address, authority or kit.authority, key or kit.key.read_bytes()
     )
     try:
         return connection.activate()

@@ -22,10 +22,10 @@ from fedtailor.remote.secure_sums import (
     UNMASK,
     VECTORS,
     SecureSums,
-    neighbourhoods,
+    neighbour_graph,
 )
-from fedtailor.remote.sum_client import Summand
-from fedtailor.remote.sum_server import SecureSum
+from fedtailor.remote.sum_client import SecureSumClient
+from fedtailor.remote.sum_server import SecureSumServer
 from fedtailor.remote.transport import TooFewClients
 
 SETTINGS = SecureSums()
@@ -44,9 +44,9 @@ class Circle:
         self.vectors = {
             name: rng.normal(size=size).astype(np.float32) for name in names
         }
-        self.clients = {name: Summand(name, settings) for name in names}
+        self.clients = {name: SecureSumClient(name, settings) for name in names}
         for name, client in self.clients.items():
-            client.keep(0, {"model": self.vectors[name]})
+            client.hold(0, {"model": self.vectors[name]})
         self.lost, self.seen, self.requests = {}, {}, {}
         self.change = lambda stage, name, arrays: arrays
         self.relay = lambda stage, name, arrays: arrays
@@ -57,14 +57,14 @@ class Circle:
         for name, arrays in stage.arrays.items():
             if stage.task in self.lost.get(name, ()):
                 continue
-            told = {"kind": "model", "number": None, **stage.told(name)}
+            settings = {"kind": "model", "number": None, **stage.settings_for(name)}
             request = Request(
                 "job",
                 0,
                 0,
                 stage.task,
                 name,
-                algorithm={SUM: told},
+                algorithm={SUM: settings},
                 arrays=self.relay(stage.task, name, dict(arrays)),
             )
             self.requests[stage.task][name] = request
@@ -78,12 +78,12 @@ class Circle:
         return found
 
     def run(self, weights, **options):
-        one = SecureSum(
+        one = SecureSumServer(
             self.ask,
             self.names,
             len(self.vectors[self.names[0]]),
             self.settings,
-            tell=self.lines.append,
+            log=self.lines.append,
             **options,
         )
         return one.run(np.asarray(weights, np.float64))
@@ -247,7 +247,7 @@ def test_a_sum_of_one_client_almost_alone_is_not_made():
 
 def test_neighbours_on_a_ring_suffice():
     names = tuple(f"client {number}" for number in range(9))
-    among = neighbourhoods(names, 4)
+    among = neighbour_graph(names, 4)
     assert all(len(it) == 5 and name in it for name, it in among.items())
     assert all(
         (one in among[other]) == (other in among[one])
@@ -358,7 +358,7 @@ def test_a_client_sends_a_vector_in_one_sum_only():
         (
             SHARES,
             {"masking": lambda it: it[[0, 1, 2, 2, 4]]},
-            "the clients of a sum are not told apart",
+            "the clients of a sum are not distinct",
         ),
         (SHARES, {"sealing": lambda it: it[:3]}, "holds no 'sealing' of 5 clients"),
         (
@@ -420,10 +420,10 @@ def test_a_client_adds_with_others_only():
         TooFewClients, match="2 of 2 clients are left for a secure sum, and it needs 3"
     ):
         circle.run([[0.5, 0.5]])
-    client = Summand("a", SETTINGS)
-    client.keep(0, {"model": np.zeros(2, np.float32)})
-    told = {"name": "s", "kind": "model", "number": None}
-    keys = client(Request("job", 0, 0, KEYS, "a", algorithm={SUM: told}))
+    client = SecureSumClient("a", SETTINGS)
+    client.hold(0, {"model": np.zeros(2, np.float32)})
+    settings = {"name": "s", "kind": "model", "number": None}
+    keys = client(Request("job", 0, 0, KEYS, "a", algorithm={SUM: settings}))
     alone = {name: np.stack([array, array + 1]) for name, array in keys.items()}
     with pytest.raises(ValueError, match="it adds with 3 clients or more, not with 2"):
         client(
@@ -433,7 +433,7 @@ def test_a_client_adds_with_others_only():
                 0,
                 SHARES,
                 "a",
-                algorithm={SUM: told | {"among": ["a", "b"]}},
+                algorithm={SUM: settings | {"among": ["a", "b"]}},
                 arrays=alone,
             )
         )
@@ -441,7 +441,7 @@ def test_a_client_adds_with_others_only():
 
 def test_a_number_out_of_range_is_said_and_nothing_is_sent():
     circle = Circle()
-    circle.clients["c"].keep(0, {"model": np.full(SIZE, 70, np.float32)})
+    circle.clients["c"].hold(0, {"model": np.full(SIZE, 70, np.float32)})
     circle.run(WEIGHTS)
     said = (
         "client c: it would send a number of size 70, and sums hold numbers up to 64;"
@@ -455,7 +455,7 @@ def test_a_client_that_was_started_again_has_no_part():
 
     def relay(stage, name, arrays):
         if (stage, name) == (VECTORS, "c"):
-            circle.clients["c"] = Summand("c", SETTINGS)
+            circle.clients["c"] = SecureSumClient("c", SETTINGS)
         return arrays
 
     circle.relay = relay
@@ -474,4 +474,6 @@ def test_a_client_that_was_started_again_has_no_part():
 def test_thresholds_that_protect_nobody_are_refused(threshold):
     with pytest.raises(ValueError, match=r"it must be above 0\.5, and at most 1"):
         SecureSums(threshold)
-    assert [SETTINGS.needed(clients) for clients in (3, 4, 6, 9, 10)] == [3, 3, 4, 6, 7]
+    assert [
+        SETTINGS.reconstruction_threshold(clients) for clients in (3, 4, 6, 9, 10)
+    ] == [3, 3, 4, 6, 7]

@@ -15,11 +15,16 @@ from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.coordinate import coordinate
 from fedtailor.remote.examples import read_all, split_rows
 from fedtailor.remote.job import read_job
-from fedtailor.remote.job_work import JobWork
+from fedtailor.remote.job_work import JobHandler
 from fedtailor.remote.messages import decode_reply
 from fedtailor.remote.plan import plan_of
 from fedtailor.remote.service import agree
-from fedtailor.remote.statistics import Statistics, about_inputs, read_table, together
+from fedtailor.remote.statistics import (
+    Statistics,
+    about_inputs,
+    add_statistics,
+    read_table,
+)
 from fedtailor.remote.transport import LoopbackTransport, Responder, TooFewClients
 from fedtailor.remote.work import PERSONAL
 from fedtailor.runs import run
@@ -109,7 +114,7 @@ def clients(tmp_path):
 
         def start(self):
             self.work = {
-                name: JobWork(self.job, name, self.files[name], self.store(name))
+                name: JobHandler(self.job, name, self.files[name], self.store(name))
                 for name in NAMES
             }
             self.responders = {
@@ -300,7 +305,7 @@ def test_inputs_are_decorrelated_as_those_of_one_table_are(clients):
     agreed.save(clients.directory)
     assert Statistics.load(clients.directory, schema) == agreed
     assert about_inputs(schema, agreed).endswith(
-        "each client told 66 sums and products of its inputs."
+        "each client sent 66 sums and products of its inputs."
     )
     # a job that does not ask is told so at its beginning, and takes no such sums
     clients.set()
@@ -318,7 +323,7 @@ def test_a_client_with_few_rows_tells_no_products(clients):
     rows_of("b", 12).write_csv(clients.files["b"])  # 8 of them train
     lines = []
     with pytest.raises(TooFewClients):
-        agree(clients.job, clients.start(), NAMES, wait=60, tell=lines.append)
+        agree(clients.job, clients.start(), NAMES, wait=60, log=lines.append)
     assert lines[0].startswith(
         "client b: it could not take part: its 8 training rows are not more than the "
     )
@@ -352,7 +357,7 @@ def test_a_client_that_is_silent_or_tells_nonsense_is_named(clients):
     lines = []
     mute = LoopbackTransport({**clients.responders, "b": lambda body: b""})
     with pytest.raises(TooFewClients):
-        agree(clients.job, mute, NAMES, wait=60, tell=lines.append)
+        agree(clients.job, mute, NAMES, wait=60, log=lines.append)
     assert lines[0].startswith("client b: ")
     clients.work["b"]._table = SimpleNamespace(
         statistics=lambda train: Statistics(columns={})
@@ -368,7 +373,7 @@ def test_statistics_survive_their_file_to_the_bit_and_a_damaged_one_is_said(
     clients, tmp_path
 ):
     clients.start()
-    agreed = together(
+    agreed = add_statistics(
         work._table.statistics(work._split["train"]) for work in clients.work.values()
     )
     agreed.save(tmp_path)
@@ -415,6 +420,6 @@ def test_a_client_refuses_rounds_before_an_agreement(clients):
         )
     assert (
         lines[0]
-        == "client a: it could not take part: it has not been told what the clients'"
-        " tables hold together"
+        == "client a: it could not take part: it has not received the statistics"
+        " of all clients' tables"
     )

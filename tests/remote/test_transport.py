@@ -20,7 +20,7 @@ from fedtailor.remote.transport import (
     LoopbackTransport,
     Responder,
     TooFewClients,
-    exchange,
+    send_and_receive,
 )
 
 SPECS = {"up/model": ArraySpec((3,), "float32")}
@@ -63,13 +63,13 @@ def changed(name, **change):
 
 def ask(clients, *, minimum=1, seconds=30.0, transport=LoopbackTransport, **options):
     lines = []
-    found = exchange(
+    found = send_and_receive(
         transport(clients),
         requests(seconds),
         SPECS,
         minimum=minimum,
-        tell=lines.append,
-        pause=0.01,
+        log=lines.append,
+        poll_interval=0.01,
         **options,
     )
     return found, lines
@@ -144,7 +144,7 @@ def test_a_second_answer_is_refused_and_the_first_stands():
 class StaleFirst(LoopbackTransport):
     def send(self, client, body):
         request = dataclasses.replace(decode_request(body), round=3, nonce="old")
-        self._arrived.append(
+        self._inbox.append(
             (
                 client,
                 encode_reply(
@@ -221,7 +221,7 @@ class ComesBack(LoopbackTransport):
 
 def test_a_client_that_comes_back_is_asked_again_and_the_others_are_not():
     transport = ComesBack(responders())
-    found = exchange(transport, requests(), SPECS, pause=0.01)
+    found = send_and_receive(transport, requests(), SPECS, poll_interval=0.01)
     assert sorted(found.replies) == list(NAMES)
     assert transport.sent == ["a", "b", "c", "b"]
 

@@ -214,7 +214,7 @@ def test_participation_is_keyed_by_id():
 @pytest.mark.parametrize("devices", [1, 2, 4])
 def test_balancing_keeps_everybody_and_balances(clients, devices):
     work = np.random.default_rng(clients).integers(1, 1000, clients)
-    order = balanced_order(work, devices, by_work=False)
+    order = balanced_order(work, devices, longest_first=False)
     np.testing.assert_array_equal(np.sort(order), np.arange(clients))
     shards = np.array_split(work[order], np.arange(1, devices) * -(-clients // devices))
     if clients % devices == 0:

@@ -1,6 +1,6 @@
 """The costs of personalization: traffic, computation, and time over a network."""
 
-from fedtailor.accounting.ledger import MODEL_KINDS, Entry, Ledger, Phase, Totals
+from fedtailor.accounting.ledger import MODEL_KINDS, Entry, Ledger, LedgerPhase, Totals
 from fedtailor.accounting.wireless import (
     WIRELESS_PRESETS,
     Wireless,
@@ -13,7 +13,7 @@ __all__ = [
     "WIRELESS_PRESETS",
     "Entry",
     "Ledger",
-    "Phase",
+    "LedgerPhase",
     "Totals",
     "Wireless",
     "accuracy_by_time",

@@ -13,15 +13,15 @@ from fedtailor.protocol import MODEL_KINDS, Downlink, Streams
 if TYPE_CHECKING:
     import polars as pl
 
-Phase = Literal["probe", "round", "delivery", "unseen"]
-"""When an exchange takes place.
+LedgerPhase = Literal["probe", "round", "delivery", "unseen"]
+"""The purpose of an exchange.
 
-"probe": before training; "round": in a round; "delivery": when the final models are
-handed out; "unseen": in the service of unseen clients.
+"probe": the probe before training; "round": a round; "delivery": sending the final models
+to the clients; "unseen": serving unseen clients.
 """
 
 SHARING = "sharing"
-"""The kind of message under which keys and shares of secure sums are charged."""
+"""The kind of message under which keys and shares of secure sums are recorded."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,16 @@ class Entry:
 
     Attributes:
         round: the round; for `delivery` and `unseen`, the number of rounds done.
-        phase: see `Phase`.
+        phase: see `LedgerPhase`.
         direction: "down", "up", or "compute".
         kind: the name of the message; "work" for computation.
         clients: clients that receive, send or compute.
         streams: distinct vectors that at least one client receives (down only).
         unicasts: vectors counted once for each client that receives or sends them.
-        bytes_multicast: bytes where a stream for many clients is sent once (for
-            uplinks, `bytes_unicast`).
-        bytes_unicast: bytes where it is sent to each of them.
-        scalars: single numbers, counted for each client; they are not in the bytes.
+        bytes_multicast: bytes if a stream for many clients is sent once (for uplinks,
+            equal to `bytes_unicast`).
+        bytes_unicast: bytes if a stream is sent to each of its clients.
+        scalars: single numbers, counted for each client; the bytes do not include them.
         gradients: gradients of single examples that clients computed.
         forwards: forward passes of single examples without a gradient.
     """
@@ -105,7 +105,7 @@ class Ledger:
     def record(
         self,
         round: int,
-        phase: Phase,
+        phase: LedgerPhase,
         downlink: Downlink,
         update: Mapping[str, Any],
         reporting: NDArray[np.bool_],
@@ -117,12 +117,12 @@ class Ledger:
 
         Args:
             round: the round, or the number of rounds done.
-            phase: see `Phase`.
-            downlink: what the server sends; what clients already hold
-                (`Streams.already_held`) is free.
-            update: kind -> what clients answer, [c, ...]; only those that report are
-                charged.
-            reporting: [c] who reports.
+            phase: see `LedgerPhase`.
+            downlink: what the server sends; streams that clients already hold
+                (`Streams.already_held`) cost nothing.
+            update: kind -> the answers of all clients, [c, ...]; only those of clients
+                that report are counted.
+            reporting: [c] which clients report.
             gradients: gradients of single examples that the cohort computed.
             forwards: its forward passes of single examples without a gradient.
             extra_bytes: bytes down and up in addition to these messages: keys and shares of secure
@@ -131,9 +131,9 @@ class Ledger:
         Raises:
             ValueError: the phase is unknown.
         """
-        if phase not in get_args(Phase):
+        if phase not in get_args(LedgerPhase):
             raise ValueError(
-                f"phase is {phase!r}; it must be one of {', '.join(get_args(Phase))}"
+                f"phase is {phase!r}; it must be one of {', '.join(get_args(LedgerPhase))}"
             )
         # All clients of the cohort receive and compute; only reporters send.
         clients = len(reporting)
@@ -146,7 +146,7 @@ class Ledger:
             )
         if reporters:
             self.entries.extend(
-                _answered(round, phase, kind, value, reporters)
+                _received(round, phase, kind, value, reporters)
                 for kind, value in update.items()
             )
         for direction, size in zip(("down", "up"), extra_bytes, strict=True):
@@ -162,8 +162,8 @@ class Ledger:
                         bytes_unicast=size,
                     )
                 )
-        # A round without messages and without work gets an entry all the same: time
-        # over a network counts rounds.
+        # Even a round without messages and without work gets an entry, because the time
+        # over a network depends on the number of rounds.
         if gradients or forwards or phase in ("probe", "round"):
             work = Entry(
                 round,
@@ -178,7 +178,7 @@ class Ledger:
 
     def totals(self) -> Totals:
         """Sums over training and the delivery of the final models."""
-        # Serving clients that arrive later is no cost of training.
+        # Serving clients that arrive later is not a cost of training.
         entries = [entry for entry in self.entries if entry.phase != "unseen"]
         down = [entry for entry in entries if entry.direction == "down"]
         up = [entry for entry in entries if entry.direction == "up"]
@@ -200,9 +200,9 @@ class Ledger:
         """How many distinct models the server sends at the end of training.
 
         Returns:
-            The streams of the last round, or of the delivery if that needs more: a
-            first round may start from models that clients hold, and the cohort of a
-            last one may lack the clients of some streams.
+            The number of streams of the last round, or of the delivery if that is
+            larger: in a first round the clients may already hold the models, and the
+            cohort of a last round may not include the clients of some streams.
         """
         models = [entry for entry in self.entries if entry.kind in MODEL_KINDS]
         last_round = max(
@@ -258,19 +258,19 @@ def _sent(round: int, phase: str, kind: str, sent: Streams) -> Iterator[Entry]:
     """The cost of one kind of message down.
 
     Yields:
-        Its entry; nothing where nobody receives it, or all hold it already.
+        Its entry; nothing if no client receives it, or all clients already hold it.
     """
     rows = np.sort(np.asarray(sent.recipients), axis=1)
-    # A client that is sent one stream twice needs it once: of equal neighbours only the
-    # first one counts. A row of -1 is not sent.
-    is_counted = rows >= 0
+    # A client that receives one stream twice needs it once: of equal neighbours only the
+    # first one is sent. The number -1 stands for no stream.
+    is_sent = rows >= 0
     is_repeated = rows[:, 1:] == rows[:, :-1]
-    is_counted[:, 1:] &= ~is_repeated
-    unicasts = int(np.count_nonzero(is_counted))
+    is_sent[:, 1:] &= ~is_repeated
+    unicasts = int(np.count_nonzero(is_sent))
     if unicasts == 0 or sent.already_held:
         return
-    streams = len(np.unique(rows[is_counted]))
-    receivers = int(np.count_nonzero(is_counted.any(axis=1)))
+    streams = len(np.unique(rows[is_sent]))
+    receivers = int(np.count_nonzero(is_sent.any(axis=1)))
     size = _bytes_of_row(sent.values)
     yield Entry(
         round=round,
@@ -285,19 +285,19 @@ def _sent(round: int, phase: str, kind: str, sent: Streams) -> Iterator[Entry]:
     )
 
 
-def _answered(round: int, phase: str, kind: str, value: Any, reporters: int) -> Entry:
+def _received(round: int, phase: str, kind: str, value: Any, reporters: int) -> Entry:
     """The cost of one kind of answer.
 
     Args:
         round, phase, kind: see `Entry`.
-        value: the answers of all clients [c, ...]; only shape and type are looked at.
-        reporters: how many of them send it.
+        value: the answers of all clients [c, ...]; only its shape and type are used.
+        reporters: the number of clients that send it.
     """
     # One number for each client is a scalar.
     if len(value.shape) == 1:
         return Entry(round, phase, "up", kind, reporters, scalars=reporters)
-    # A client that trains several models [k, d] sends k vectors; other kinds of answers
-    # count as one.
+    # A client that trains several models [k, d] sends k vectors. Other kinds of answers
+    # count as one vector.
     vectors = prod(value.shape[1:-1]) if kind in MODEL_KINDS else 1
     size = reporters * _bytes_of_row(value)
     return Entry(

@@ -11,14 +11,15 @@ from typing import Any
 from fedtailor.protocol import require
 
 ORDERS = (*range(2, 64), 72, 80, 96, 128, 192, 256, 512, 1024)
-"""Orders of the Rényi divergence, of which the one of smallest epsilon counts.
+"""Orders of the Rényi divergence; the order with the smallest epsilon is used.
 
 Orders below 2 would matter for a very large epsilon only.
 """
 
 
-def batch_room(batch_size: int) -> int:
-    """The size of the batches of private steps, which draw `batch_size` in expectation.
+def max_private_batch(batch_size: int) -> int:
+    """The capacity of the batches of private steps, which draw `batch_size` examples in
+    expectation.
 
     Returns:
         A size that a draw exceeds less than once in 10^12 steps (Poisson's upper tail).
@@ -51,14 +52,14 @@ def sampled_gaussian_epsilon(
     Each sum takes each unit with the same probability, independently.
 
     Args:
-        multiplier: deviation of the noise over the largest norm that a unit adds to a
-            sum.
-        probability: with which a unit takes part in a sum; 1 = always.
+        multiplier: the standard deviation of the noise, divided by the largest norm that
+            a unit adds to a sum.
+        probability: the probability with which a unit takes part in a sum; 1 = always.
         steps: the number of sums.
         delta: probability that the guarantee may fail.
 
     Returns:
-        Epsilon, for adding or removing one unit; 0 where nothing was published.
+        Epsilon, for adding or removing one unit; 0 if nothing was published.
     """
     if steps == 0:
         return 0.0
@@ -79,18 +80,19 @@ def sgd_epsilon(
 ) -> float:
     """Epsilon of one client's private SGD, for adding or removing one of its examples.
 
-    A step whose draw exceeds `batch_room` takes fewer examples than drawn; delta pays
+    A step whose draw exceeds `max_private_batch` takes fewer examples than drawn; delta pays
     for the probability of that.
 
     Args:
-        multiplier: deviation of the noise over the bound of an example's gradient.
-        batch_size: examples expected in a step.
-        examples: that the client trains on.
+        multiplier: the standard deviation of the noise, divided by the bound on the norm
+            of an example's gradient.
+        batch_size: the expected number of examples in a step.
+        examples: the number of examples that the client trains on.
         steps: the number of steps that it has taken.
         delta: probability that the guarantee may fail.
 
     Returns:
-        Epsilon; infinite where overfull draws alone spend half of delta.
+        Epsilon; infinite if overfull draws alone use up half of delta.
     """
     if steps == 0 or examples == 0:
         return 0.0
@@ -101,16 +103,20 @@ def sgd_epsilon(
 
     # If two mechanisms differ with probability p at most and one is (epsilon, delta)-
     # private, the other is (epsilon, delta + (1 + e^epsilon) p)-private.
-    overfull = float(stats.binom.sf(batch_room(batch_size), examples, probability))
+    overfull = float(
+        stats.binom.sf(max_private_batch(batch_size), examples, probability)
+    )
     p = steps * overfull
     if p == 0:
         return epsilon
-    # With at most half of delta lost epsilon grows by less than 1 (by log 2 at the
-    # order 2, less at larger ones); 700 keeps exp from overflowing.
-    lost = p * (1 + math.exp(min(epsilon + 1, 700)))
-    if lost >= delta / 2:
+    # If at most half of delta is used up, epsilon grows by less than 1 (by log 2 at the
+    # order 2, less at larger ones). The limit 700 keeps exp from overflowing.
+    overfull_delta = p * (1 + math.exp(min(epsilon + 1, 700)))
+    if overfull_delta >= delta / 2:
         return math.inf
-    return sampled_gaussian_epsilon(multiplier, probability, steps, delta - lost)
+    return sampled_gaussian_epsilon(
+        multiplier, probability, steps, delta - overfull_delta
+    )
 
 
 def require_delta(delta: float, units: int, what: str) -> None:

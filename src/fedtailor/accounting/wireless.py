@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 FORWARD = 1 / 3
-"""Cost of a forward pass over that of a gradient."""
+"""The cost of a forward pass, divided by the cost of a gradient."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,14 @@ class Wireless:
     the passes through a client's data, which the paper takes for one in every method.
 
     Attributes:
-        rho: time of a model's uplink over that of its downlink, T_ul / T_dl (2 to 4 in
-            wireless networks).
-        t_min: the least computing time of a client for one pass through its training
+        rho: the time of a model's uplink divided by that of its downlink, T_ul / T_dl (2
+            to 4 in wireless networks).
+        t_min: the shortest computing time of a client for one pass through its training
             samples.
-        mean_delay: mean random delay 1/mu of a client in such a pass; 0 for reliable
+        mean_delay: the mean random delay 1/mu of a client in such a pass; 0 for reliable
             clients.
-        t_dl: time of one model's downlink.
-        uplink: whether all clients send at once, or one after the other.
+        t_dl: the time of one model's downlink.
+        uplink: whether all clients send at the same time, or one after the other.
     """
 
     rho: float
@@ -58,30 +58,30 @@ class Wireless:
             f"mean_delay is {self.mean_delay}; it must be 0 or more",
         )
         require(self.t_dl > 0, f"t_dl is {self.t_dl}; it must be above 0")
-        uplinks = ("simultaneous", "sequential")
         require(
-            self.uplink in uplinks,
-            f"uplink is {self.uplink!r}; it must be one of {', '.join(uplinks)}",
+            self.uplink in ("simultaneous", "sequential"),
+            f"uplink is {self.uplink!r}; it must be one of simultaneous, sequential",
         )
 
     def times(
         self, ledger: "pl.DataFrame", rounds: ArrayLike, *, samples: float | None = None
     ) -> NDArray[np.float64]:
-        """Time until the clients hold the models of some numbers of rounds.
+        """Time until the clients hold the models after some numbers of rounds.
 
-        A probe counts as a round of its own, before the first. m is the number of
-        clients that answer, or of all that compute where nobody answers. After any
-        round the clients are handed as many models as the ledger says of the last
-        (`delivery`); before the first, and where the ledger has no delivery, none.
+        A probe counts as a round of its own, before the first round. m is the number of
+        clients that answer; or of all clients that compute, if none answers. The time
+        includes the delivery of the models: after any round it takes as long as the
+        ledger's `delivery` after the last round. Before the first round, and if the ledger
+        has no delivery, it takes no time.
 
         Args:
             ledger: `Ledger.frame()` of a run.
             rounds: [n] numbers of rounds done.
-            samples: training samples of a client, the mean over clients. With them,
-                passes are counted from the ledger: examples over samples, a forward
-                pass for a third of a gradient (which is a forward pass and a backward
-                pass of twice its cost). Without them, every exchange is one pass, as in
-                the paper.
+            samples: the number of training samples of a client, the mean over clients.
+                With it, the number of passes is computed from the ledger: examples
+                divided by samples, where a forward pass counts as a third of a gradient
+                (which is a forward pass and a backward pass of twice its cost). None =
+                every exchange is one pass, as in the paper.
 
         Returns:
             [n] times, in the unit of `t_dl`; 0 after 0 rounds.
@@ -93,18 +93,18 @@ class Wireless:
         require(
             samples is None or samples > 0, f"samples is {samples}; it must be above 0"
         )
-        wanted = np.asarray(rounds, np.int64)
+        rounds = np.asarray(rounds, np.int64)
         durations = self._round_times(ledger, samples)
-        known = (wanted >= 0) & (wanted <= len(durations))
-        if not known.all():
+        is_recorded = (rounds >= 0) & (rounds <= len(durations))
+        if not is_recorded.all():
             raise ValueError(
                 f"the ledger has {len(durations)} rounds; there is no time for"
-                f" {wanted.tolist()}"
+                f" {rounds.tolist()}"
             )
-        # elapsed[t]: the time after t rounds, before the delivery of the models
+        # elapsed[t] is the time after t rounds, without the delivery of the models.
         elapsed = np.concatenate([[0.0], np.cumsum(durations)])
-        delivery = np.where(wanted > 0, self._delivery_time(ledger), 0.0)
-        return elapsed[wanted] + delivery
+        delivery = np.where(rounds > 0, self._delivery_time(ledger), 0.0)
+        return elapsed[rounds] + delivery
 
     def _delivery_time(self, ledger: "pl.DataFrame") -> float:
         """The time of sending the final models, each stream once."""
@@ -127,8 +127,8 @@ class Wireless:
         models = pl.col("kind").is_in(list(MODEL_KINDS))
         models_down = models & (pl.col("direction") == "down")
         models_up = models & answers
-        # If all clients send at once, the models that one of them sends take time; if
-        # they send one after the other, those of all clients do.
+        # If all clients send at the same time, the uplink takes the time of one client's
+        # models. If they send one after the other, it takes the time of all models.
         simultaneous = self.uplink == "simultaneous"
         uploads = unicasts / clients if simultaneous else unicasts
         work = pl.col("gradients") + FORWARD * pl.col("forwards")
@@ -139,9 +139,9 @@ class Wireless:
             .agg(
                 streams=pl.col("streams").filter(models_down).sum(),
                 uploads=uploads.filter(models_up).sum(),
-                # The server waits for those who answer or, if nobody does, for all.
-                awaited=pl.coalesce(clients.filter(answers).max(), clients.max()),
-                # the examples that a client computes on, the mean over clients
+                # The server waits for the clients that answer; if none does, for all.
+                slowest_of=pl.coalesce(clients.filter(answers).max(), clients.max()),
+                # The number of examples of a client, the mean over clients.
                 examples=work.sum() / clients.max(),
             )
         )
@@ -149,9 +149,9 @@ class Wireless:
         uploads_of_round = exchanges["uploads"].to_numpy()
         # The expected maximum of m independent exponential delays is their mean times
         # H_m.
-        slowest_delay = self.mean_delay * _harmonic(exchanges["awaited"].to_numpy())
+        slowest_delay = self.mean_delay * _harmonic(exchanges["slowest_of"].to_numpy())
         passes = 1.0 if samples is None else exchanges["examples"].to_numpy() / samples
-        # T_round of the class's docstring
+        # T_round, as in the docstring of the class.
         computing = passes * (self.t_min + slowest_delay)
         sending = self.t_dl * (streams + self.rho * uploads_of_round)
         durations = computing + sending
@@ -223,10 +223,10 @@ def time_to_reach(
         Time of the first evaluation whose accuracy is at least `target`; None if there
         is none.
     """
-    reached = [t for t in sorted(accuracies) if accuracies[t] >= target]
-    if not reached:
-        return None
-    return float(system.times(ledger, reached[0], samples=samples))
+    first = min((t for t in accuracies if accuracies[t] >= target), default=None)
+    return (
+        None if first is None else float(system.times(ledger, first, samples=samples))
+    )
 
 
 def _harmonic(counts: NDArray[np.int64]) -> NDArray[np.float64]:

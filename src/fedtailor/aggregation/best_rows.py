@@ -1,4 +1,4 @@
-"""Weights of data sources that trade few samples against another distribution."""
+"""Weights of data sources that minimise a bound on error, from samples and biases."""
 
 from dataclasses import dataclass
 
@@ -33,13 +33,13 @@ def best_rows(
 
         sum_j n_j max(nu - b_j, 0)^2 = c^2
 
-    This is a quadratic equation once it is known which clients have weight, and these
-    are the ones of least bias.
+    The clients with weight are those with the least biases. For a given number of them
+    this is a quadratic equation.
 
     Args:
-        biases: b_ij, the cost of client j's data to client i, as 2 d(P_i, P_j).
-        sizes: training samples n_j, or what counts as such: numbers above 0.
-        complexity: c of `estimation_term` (that term for S = 1), above 0.
+        biases: b_ij, the cost of client j's data for client i, such as 2 d(P_i, P_j).
+        sizes: training samples n_j, or other numbers above 0 in their place.
+        complexity: c, above 0; the value of `estimation_term` for S = 1.
 
     Returns:
         The weights of every row, and the minima.
@@ -70,16 +70,16 @@ def _best_row(
     Returns:
         The weights [m], which sum to 1, and the minimum.
     """
-    # Subtracting the least bias lowers the minimum by as much and changes no weight;
-    # differences of large biases keep their digits.
-    least_bias = bias.min()
-    shifted = bias - least_bias
+    # Subtracting the least bias from all biases lowers the minimum by that amount and
+    # does not change the weights. It avoids cancellation between large biases.
+    min_bias = bias.min()
+    shifted = bias - min_bias
     ascending = np.argsort(bias, kind="stable")
     b = shifted[ascending]
     samples = n[ascending]
-    # If just the k clients of least bias have weight, the equation for nu is
-    # s0 nu^2 - 2 s1 nu + s2 = c^2, where s_p is the sum of their n_j b_j^p. It is
-    # solved for all k = 1..m at once; nu is the larger root.
+    # If the k clients of least bias have weight, the equation for nu is s0 nu^2 - 2 s1
+    # nu + s2 = c^2, where s_p is the sum of their n_j b_j^p, and nu is the larger root.
+    # It is solved for all k = 1..m at once.
     s0 = np.cumsum(samples)
     s1 = np.cumsum(samples * b)
     s2 = np.cumsum(samples * b**2)
@@ -90,5 +90,5 @@ def _best_row(
     next_bias = np.append(b[1:], np.inf)
     k = int(np.argmax(larger_root <= next_bias))
     nu = larger_root[k]
-    unnormalised = n * np.maximum(nu - shifted, 0.0)
-    return unnormalised / unnormalised.sum(), float(nu + least_bias)
+    weights = n * np.maximum(nu - shifted, 0.0)
+    return weights / weights.sum(), float(nu + min_bias)

@@ -1,15 +1,15 @@
-"""Clusters of clients, by k-means or by agglomerative clustering.
+"""Clusters of clients by k-means, and how many there are.
 
 All functions run on the host, draw no random numbers, and number clusters by their
-first member. For results that do not depend on the order in which clients are listed,
-give the rows sorted by client id.
+first member. Results may depend on the order of the rows, so callers sort the rows by
+client id.
 
 Functions that compare numbers of clusters k try every k up to 100. Above 100, k grows
 in steps of 10 %.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -27,13 +27,8 @@ from fedtailor.protocol import require
 TradeOff = Callable[[int, float], float]
 """c(k, s): the value of k streams of silhouette s (Mestoukirdi et al., algorithm 2)."""
 
-_HEIGHT_TOLERANCE = 1e-9
-"""Merge heights of a tree count as equal if they differ by less than this fraction of
-the largest height.
-"""
-_LARGEST_CONSECUTIVE = 100
-"""Up to this, every number of clusters k is tried; above it, k grows by 10 % at a time.
-"""
+_MAX_CONSECUTIVE = 100
+"""Every number of clusters k up to this one is tried. Above it, k grows by 10 %."""
 
 
 def k_means(
@@ -41,11 +36,11 @@ def k_means(
 ) -> tuple[Labels, Float[np.ndarray, "k p"]]:
     """Global k-means (squared Euclidean distance).
 
-    Rows that differ by rounding only are treated as one point, so they stay together.
-    If there are fewer distinct points than k, there are as many clusters as points.
+    Rows that differ only by rounding count as one point and share a cluster. If there
+    are fewer distinct points than k, each point is a cluster.
 
     Returns:
-        Labels [m] and centroids [k, p]. Centroids of rows that sum to 1 sum to 1.
+        The cluster of each row [m], and the centroids [k, p].
 
     Raises:
         ValueError: k is not in 1..m, or a row is not finite.
@@ -67,8 +62,9 @@ def clusterings(
     """`k_means` for many numbers of clusters, in one pass.
 
     Args:
-        rows: what is clustered.
-        largest: the largest number of clusters; at most one for each distinct row.
+        rows: the rows to cluster.
+        largest: the largest number of clusters, which is lowered to the number of
+            distinct rows.
 
     Yields:
         For each number of clusters, ascending from 1: the labels [m] and their
@@ -78,14 +74,14 @@ def clusterings(
         ValueError: a row is not finite.
     """
     points = _distinct_rows(np.asarray(rows, np.float64))
-    # The sum of each point's distances to the members of each cluster. It is updated
-    # from one partition to the next, as only few points change clusters.
+    # The sum of each point's distances to the members of each cluster. Few points
+    # change clusters from one partition to the next, so the sums are updated.
     distance_sums = ClusterSums(np.sqrt(points.squared), points.multiplicity)
     for partition in points.partitions(largest):
-        distance_sums = distance_sums.relabelled(partition.labels, partition.count)
+        distance_sums = distance_sums.with_labels(partition.labels, partition.count)
         labels_of_rows = partition.labels[points.point_of_row]
         score = _silhouette(distance_sums, points.multiplicity)
-        yield _by_first_member(labels_of_rows), score
+        yield number_by_first_member(labels_of_rows), score
 
 
 def k_means_of_models(models: Float[Rows, "m d"], k: int) -> Labels:
@@ -110,14 +106,14 @@ def costs_of_models(
     """The k-means cost of models, for many numbers of clusters.
 
     Args:
-        models: what is clustered.
+        models: the models to cluster.
         weights: of the models in the cost.
-        largest: the largest number of clusters; at most one for each distinct model.
+        largest: the largest number of clusters, which is lowered to the number of
+            distinct models.
 
     Returns:
-        The numbers of clusters that were tried [n], ascending from 1, and the cost of
-        each [n]: the sum of `weights` times the models' squared distances to the means
-        of their clusters.
+        The numbers of clusters [n], ascending from 1, and the cost of each [n]: the
+        weighted sum of the models' squared distances to the means of their clusters.
 
     Raises:
         ValueError: a model is not finite.
@@ -128,7 +124,7 @@ def costs_of_models(
     costs = []
     for partition in points.partitions(largest):
         numbers.append(partition.count)
-        # Not `@`, whose order of summation differs from one BLAS library to another.
+        # `@` would sum in an order that depends on the BLAS library.
         costs.append(np.einsum("i,i->", point_weights, partition.squared_to_mean()))
     return np.array(numbers), np.array(costs)
 
@@ -138,10 +134,10 @@ def choose_streams(
 ) -> tuple[int, dict[int, float]]:
     """The number of streams k with the best silhouette s_k.
 
-    Compares numbers from 1 to m - 1, at most one stream for each distinct row. The
-    silhouette of k = 1 counts as 0, so 1 is chosen if no other silhouette is positive.
-    On ties the smallest k is chosen. `trade_off` replaces s_k by c(k, s_k) (Mestoukirdi
-    et al., algorithm 2).
+    k is at least 1 and at most m - 1 and the number of distinct rows. The silhouette of
+    k = 1 counts as 0, so 1 is chosen if no other silhouette is positive. On ties the
+    smallest k is chosen. With `trade_off`, the k with the largest c(k, s_k) is chosen
+    instead (Mestoukirdi et al., algorithm 2).
 
     Returns:
         The number, and the silhouettes {k: s_k} of all k > 1 that were compared.
@@ -165,7 +161,7 @@ def choose_streams(
             f"the trade-off function is NaN for k = {k} streams of silhouette"
             f" {score:.3f}",
         )
-    # The first of the largest values: k is ascending.
+    # k is ascending, and `max` returns the first of the largest values.
     best_k = max(values, key=values.__getitem__)
     return best_k, {k: score for k, score in scores.items() if k > 1}
 
@@ -174,20 +170,21 @@ def silhouette(rows: Float[np.ndarray, "m p"], labels: ArrayLike) -> float:
     """How well clusters are separated (Mestoukirdi et al., section IV-C).
 
     Args:
-        rows: what was clustered.
+        rows: the rows.
         labels: [m] the cluster of each row.
 
     Returns:
-        The mean over the rows of (b - a) / max(a, b), in [-1, 1], to 12 decimals: a is
-        a row's mean Euclidean distance to its own cluster, b to the nearest other one.
-        A row alone in its cluster counts 0, and so does everything in one cluster.
+        The mean over the rows of (b - a) / max(a, b), in [-1, 1], rounded to 12
+        decimals: a is the mean Euclidean distance of a row to the other members of its
+        cluster, b that to the members of the nearest other cluster. A row that is alone
+        in its cluster counts 0. The silhouette of a single cluster is 0.
     """
     from scipy.spatial.distance import pdist, squareform
 
     clusters, labels = np.unique(labels, return_inverse=True)
     weights = np.ones(len(labels))
     distances = squareform(pdist(np.asarray(rows, np.float64)))
-    sums = ClusterSums(distances, weights).relabelled(labels, len(clusters))
+    sums = ClusterSums(distances, weights).with_labels(labels, len(clusters))
     return _silhouette(sums, weights)
 
 
@@ -200,8 +197,8 @@ def match(cost: Float[np.ndarray, "new old"]) -> NDArray[np.int64]:
     Raises:
         ValueError: there are more new clusters than old ones.
     """
-    # SciPy is imported where it is used: its import is slow, and most methods do not
-    # need it.
+    # SciPy is imported where it is used, because the import is slow and most methods do
+    # not need it.
     from scipy.optimize import linear_sum_assignment
 
     new, old = cost.shape
@@ -214,103 +211,13 @@ def match(cost: Float[np.ndarray, "new old"]) -> NDArray[np.int64]:
     return assigned.astype(np.int64)
 
 
-def bipartition(
-    similarity: Float[np.ndarray, "m m"],
-    linkage: Literal["complete", "single"] = "complete",
-) -> Labels:
-    """A split in two by agglomerative clustering (Sattler et al. 2020).
-
-    Args:
-        similarity: of all pairs.
-        linkage: "complete" is the choice of their released code. "single" is that of
-            their paper: it minimises the largest similarity between the two parts.
-
-    Returns:
-        Labels 0 and 1 [m]; row 0 has label 0.
-
-    Raises:
-        ValueError: fewer than two rows, or an unknown linkage.
-    """
-    from scipy.cluster.hierarchy import cut_tree
-    from scipy.cluster.hierarchy import linkage as merge
-    from scipy.spatial.distance import squareform
-
-    require(len(similarity) >= 2, "a split needs at least two clients")
-    require(
-        linkage in ("complete", "single"),
-        f"linkage is {linkage!r}; it must be 'complete' or 'single'",
-    )
-    dissimilarity = 1.0 - _symmetric(similarity)
-    tree = merge(squareform(dissimilarity, checks=False), linkage)
-    return _by_first_member(cut_tree(tree, n_clusters=2).ravel())
-
-
-def agglomerative(
-    distances: Float[np.ndarray, "m m"],
-    linkage: Literal["average", "complete", "single"] = "average",
-    *,
-    clusters: int | None = None,
-    threshold: float | None = None,
-) -> Labels:
-    """Agglomerative clustering by distances between all pairs.
-
-    Args:
-        distances: of all pairs.
-        linkage: how far apart two clusters are: by the mean, the largest or the
-            smallest distance between members.
-        clusters: how many clusters to make.
-        threshold: clusters that are farther apart than this are not merged. If given,
-            `clusters` is not used.
-
-    With neither `clusters` nor `threshold` the tree is cut at the largest gap between
-    the distances of successive merges: into 2 to m - 1 clusters, or into one cluster if
-    all distances are equal or there are only two rows.
-
-    Returns:
-        Labels [m].
-
-    Raises:
-        ValueError: an unknown linkage, or not 1 to m clusters.
-    """
-    from scipy.cluster.hierarchy import cut_tree, fcluster
-    from scipy.cluster.hierarchy import linkage as merge
-    from scipy.spatial.distance import squareform
-
-    count = len(distances)
-    linkages = ("average", "complete", "single")
-    require(
-        linkage in linkages,
-        f"linkage is {linkage!r}; it must be one of {', '.join(linkages)}",
-    )
-    require(
-        clusters is None or 1 <= clusters <= count,
-        f"cannot make {clusters} clusters of {count} clients",
-    )
-    if count == 1:
-        return np.zeros(1, np.int64)
-    tree = merge(squareform(_symmetric(distances), checks=False), linkage)
-    if threshold is not None:
-        return _by_first_member(fcluster(tree, threshold, "distance"))
-    if clusters is not None:
-        return _by_first_member(cut_tree(tree, clusters).ravel())
-    # The third column of SciPy's tree: the distance at which each merge is made,
-    # ascending.
-    heights = tree[:, 2]
-    gaps = np.diff(heights)
-    if count == 2 or gaps.max() <= _HEIGHT_TOLERANCE * heights[-1]:
-        return np.zeros(count, np.int64)
-    # The merges below the largest gap are made, those above it are not.
-    merges = int(np.argmax(gaps)) + 1
-    return _by_first_member(cut_tree(tree, count - merges).ravel())
-
-
 class _DistinctPoints:
     """The n distinct points among m rows, which are what k-means clusters.
 
     Attributes:
         point_of_row: the point of each row [m].
         squared: squared distances between points [n, n].
-        multiplicity: how many rows each point stands for [n].
+        multiplicity: the number of rows of each point [n].
     """
 
     def __init__(
@@ -325,32 +232,32 @@ class _DistinctPoints:
         from scipy.sparse import csr_array
         from scipy.sparse.csgraph import connected_components
 
-        # Made transitive: rows that are connected by such pairs are one point.
+        # Rows that are connected by pairs within the tolerance are one point.
         is_same = csr_array(squared <= np.square(tolerance))
         _, components = connected_components(is_same, directed=False)
-        self.point_of_row = _by_first_member(components)
-        # The first row of each point stands for all of them.
+        self.point_of_row = number_by_first_member(components)
+        # The first row of each point represents it.
         _, first_row = np.unique(self.point_of_row, return_index=True)
         self.squared = squared[np.ix_(first_row, first_row)]
         self.multiplicity = np.bincount(self.point_of_row).astype(np.float64)
 
     def labels(self, k: int) -> Labels:
-        """Labels [m] of the rows in k clusters, or in n if there are fewer points."""
-        # Each partition is made from the one before, with fewer clusters.
+        """The clusters of the rows [m]: k of them, or n if there are fewer points."""
+        # Each partition is derived from the previous one, which has fewer clusters.
         *_, last = self.partitions(k)
-        return _by_first_member(last.labels[self.point_of_row])
+        return number_by_first_member(last.labels[self.point_of_row])
 
     def partitions(self, largest: int) -> Iterator[Partition]:
-        """Partitions of the points in 1, 2, 3, ... clusters.
+        """Partitions of the points into 1, 2, 3, ... clusters.
 
-        All numbers up to 100; above, numbers that grow by 10 %. The last one is
-        `largest`, or n if there are fewer points.
+        Above 100, the number of clusters grows by 10 %. The last partition has
+        `largest` clusters, or n if there are fewer points.
         """
         largest = min(largest, len(self.squared))
         numbers = [1]
         while numbers[-1] < largest:
             last = numbers[-1]
-            step = 1 if last < _LARGEST_CONSECUTIVE else last // 10
+            step = 1 if last < _MAX_CONSECUTIVE else last // 10
             numbers.append(min(last + step, largest))
         return partitions(self.squared, self.multiplicity, numbers)
 
@@ -369,27 +276,27 @@ def _distinct_rows(rows: NDArray[np.float64]) -> _DistinctPoints:
         f"row {np.argmin(is_finite)} is not finite; rows of weights are finite numbers",
     )
     squared = squareform(pdist(rows, "sqeuclidean"))
-    return _DistinctPoints(squared, tolerance=1e-9 * _longer_length(rows))
+    return _DistinctPoints(squared, tolerance=1e-9 * _larger_norm(rows))
 
 
 def _distinct_models(models: Rows) -> _DistinctPoints:
     """The distinct models."""
-    # Models are single-precision vectors, and distances from a Gram matrix have an
-    # error of this order, too.
-    tolerance = 1e-7 * _longer_length(np.asarray(models))
+    # The order of the rounding errors of single-precision models, and of distances that
+    # are computed from a Gram matrix.
+    tolerance = 1e-7 * _larger_norm(np.asarray(models))
     return _DistinctPoints(squared_distances(models), tolerance)
 
 
 def _silhouette(distance_sums: ClusterSums, weights: NDArray[np.float64]) -> float:
-    """`silhouette` of n points in k clusters, each of which stands for several rows.
+    """`silhouette` of n points in k clusters, where a point represents several rows.
 
     Args:
-        distance_sums: its `values` [k, n] are the sums of each point's distances to the
+        distance_sums: `values` [k, n] are the sums of each point's distances to the
             members of each cluster.
-        weights: multiplicities of the points [n].
+        weights: the number of rows of each point [n].
 
     Returns:
-        The mean over all rows, to 12 decimals.
+        The mean over all rows, rounded to 12 decimals.
     """
     labels = distance_sums.labels
     points = np.arange(len(weights))
@@ -397,38 +304,31 @@ def _silhouette(distance_sums: ClusterSums, weights: NDArray[np.float64]) -> flo
     if len(cluster_sizes) == 1:
         return 0.0
     own_size = cluster_sizes[labels]
-    # a: the mean distance to the other members of the own cluster
+    # a: the mean distance to the other members of the point's cluster
     a = distance_sums.values[labels, points] / np.maximum(own_size - 1, 1)
     # b: the mean distance to the members of the nearest other cluster
     means = distance_sums.values / cluster_sizes[:, None]
     means[labels, points] = np.inf
     b = means.min(axis=0)
-    # A row alone in its cluster counts 0, and so do rows that all lie at one place.
+    # A row that is alone in its cluster counts 0, and so do rows that are all equal.
     larger = np.maximum(a, b)
     is_defined = (larger > 0) & (own_size > 1)
     zeros = np.zeros(len(points))
     silhouettes = np.divide(b - a, larger, where=is_defined, out=zeros)
-    # Sums in another order differ by rounding, which must neither make a silhouette
-    # positive nor break ties.
+    # Rounding must neither make a silhouette positive nor break ties.
     return round(float(weights @ silhouettes / weights.sum()), 12)
 
 
-def _symmetric(matrix: NDArray[Any]) -> NDArray[np.float64]:
-    """The mean of a matrix and its transpose, from which it differs by rounding."""
-    # SciPy's `squareform` reads one triangle only.
-    return (np.asarray(matrix, np.float64) + np.transpose(matrix)) / 2
-
-
-def _by_first_member(labels: NDArray[Any]) -> Labels:
+def number_by_first_member(labels: NDArray[Any]) -> Labels:
     """The same clusters, numbered in the order of their first members."""
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
-    # Sorting twice gives ranks: the new number of each old label.
+    # The rank of each old label's first member is its new number.
     new_label = np.argsort(np.argsort(first)).astype(np.int64)
     return new_label[inverse]
 
 
-def _longer_length(rows: NDArray[Any]) -> NDArray[np.float64]:
-    """For each pair of rows the length of the longer one [m, m]."""
-    # einsum adds up float32 rows in double precision without copying them.
-    lengths = np.sqrt([np.einsum("i,i->", row, row, dtype=np.float64) for row in rows])
-    return np.maximum(lengths[:, None], lengths[None])
+def _larger_norm(rows: NDArray[Any]) -> NDArray[np.float64]:
+    """The larger of the two norms, for each pair of rows [m, m]."""
+    # einsum sums float32 rows in double precision without copying them.
+    norms = np.sqrt([np.einsum("i,i->", row, row, dtype=np.float64) for row in rows])
+    return np.maximum(norms[:, None], norms[None])

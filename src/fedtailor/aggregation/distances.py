@@ -29,15 +29,14 @@ def gram(
         ValueError: a row is not finite.
     """
     rows = np.asarray(rows)
-    # A few columns at a time: a copy of all models in double precision would need twice
-    # the memory of the models themselves.
+    # A few columns at a time, because a copy of all models in double precision would
+    # need twice the memory of the models.
     products = np.zeros((len(rows), len(rows)))
     for block in _column_blocks(rows):
         if centred:
             block -= block.mean(axis=0)
         products += block @ block.T
-    # An entry that is not finite makes the product of its row with itself not finite,
-    # so the m diagonal entries tell.
+    # If a row is not finite, its inner product with itself on the diagonal is not.
     if not np.isfinite(products.diagonal()).all():
         is_finite = np.isfinite(rows).all(axis=1)
         raise ValueError(
@@ -51,21 +50,26 @@ def squared_distances(
 ) -> Float[np.ndarray, "r m"]:
     """Squared Euclidean distances between rows.
 
-    The mean row is subtracted first: gradients or models of similar clients are close
-    vectors far from the origin, and their inner products alone would lose the
-    differences in rounding.
+    The mean row is subtracted first. Gradients or models of similar clients are close
+    to each other and far from the origin, so rounding errors of their inner products
+    would exceed their differences.
 
     Args:
-        rows: from which distances are measured.
-        others: to which they are measured; None = `rows` themselves.
+        rows: one set of rows.
+        others: the other set of rows; None = `rows`.
 
     Returns:
-        Squared distances [r, m], never negative. From a row to itself it is exactly 0.
+        Squared distances [r, m] between the two sets, never negative, and exactly 0
+        from a row to itself.
     """
-    if others is None:
-        return _squared_distances_of_all(rows)
-    stacked = np.concatenate([np.asarray(rows), np.asarray(others)])
-    return _squared_distances_of_all(stacked)[: len(rows), len(rows) :]
+    if others is not None:
+        stacked = np.concatenate([np.asarray(rows), np.asarray(others)])
+        return squared_distances(stacked)[: len(rows), len(rows) :]
+    # |a - b|^2 = |a|^2 + |b|^2 - 2 <a, b>, which rounding may make negative
+    products = gram(rows, centred=True)
+    squared_norms = products.diagonal()
+    sums = squared_norms[:, None] + squared_norms[None]
+    return np.maximum(sums - 2 * products, 0.0)
 
 
 def cosine_similarity(rows: Float[Rows, "m d"]) -> Float[np.ndarray, "m m"]:
@@ -75,8 +79,8 @@ def cosine_similarity(rows: Float[Rows, "m d"]) -> Float[np.ndarray, "m m"]:
         rows: models, updates or embeddings of m clients.
 
     Returns:
-        <a, b> / (|a| |b|) for all pairs, in [-1, 1]; 0 between a zero row and any
-        other, 1 of every row with itself.
+        <a, b> / (|a| |b|) for all pairs, in [-1, 1]. It is 1 for a row and itself, and
+        0 for a zero row and any other row.
 
     Raises:
         ValueError: a row is not finite.
@@ -90,14 +94,6 @@ def cosine_similarity(rows: Float[Rows, "m d"]) -> Float[np.ndarray, "m m"]:
     similarity = np.clip(similarity, -1.0, 1.0)
     np.fill_diagonal(similarity, 1.0)
     return similarity
-
-
-def _squared_distances_of_all(rows: Float[Rows, "m d"]) -> Float[np.ndarray, "m m"]:
-    # |a - b|^2 = |a|^2 + |b|^2 - 2 <a, b>, which rounding may make negative
-    products = gram(rows, centred=True)
-    squared_norms = products.diagonal()
-    sums = squared_norms[:, None] + squared_norms[None]
-    return np.maximum(sums - 2 * products, 0.0)
 
 
 def _column_blocks(rows: NDArray[np.floating]) -> Iterator[NDArray[np.float64]]:

@@ -1,15 +1,14 @@
-"""Global k-means on squared distances, for hundreds of numbers of clusters in one pass.
+"""Global k-means on squared distances, for many numbers of clusters in one pass.
 
-Clusters are added one after another where they lower the cost most (Likas, Vlassis and
-Verbeek 2003). After each addition points change clusters: first all points move to
-their nearest mean (Lloyd). Once every point is at its nearest mean, single points move
-if that lowers the cost, including the change of both means (Hartigan 1975).
+Clusters are added one by one where they lower the cost most (Likas, Vlassis and Verbeek
+2003). After each addition, points change clusters. First all points move to their
+nearest mean (Lloyd). Once every point is at its nearest mean, single points move if
+this lowers the cost, including the effect on both means (Hartigan 1975).
 
-It is cheap because each number of clusters starts from the partition before, so that
-few points move, and because distances to means follow from sums over the members of
-clusters, of which a move changes two. No random numbers are drawn, so the same
-distances give the same clusters. Their cost is seldom above that of the best of ten
-k-means++ starts.
+Each partition starts from the previous one, so few points move. Distances to means are
+computed from sums over the members of clusters, and a move changes only two of these
+sums. No random numbers are drawn, so the same distances give the same clusters. Their
+cost is seldom above the best of ten k-means++ starts.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,16 +22,16 @@ Labels = NDArray[np.int64]
 Values = NDArray[np.float64]
 
 _TRIES = 5
-"""Seeds that are tried for a new cluster; the one of lowest cost is used."""
-_LARGEST_WORK = 10_000
-"""The largest product of points, clusters and tries; above it fewer seeds are tried."""
-_LEAST_DECREASE = 1e-5
-"""Moves of single points end when together they lower the cost by less than this share.
+"""The number of seeds to try for a new cluster. The one of lowest cost is used."""
+_MAX_WORK = 10_000
+"""The largest product of points, clusters and tries; it limits the number of tries."""
+_MIN_RELATIVE_DECREASE = 1e-5
+"""Passes of single moves end when a pass lowers the cost by less than this fraction.
 
-In data without structure there would otherwise be thousands of passes.
+Data without structure would otherwise need thousands of passes.
 """
 _ROUNDING = 1e-12
-"""Differences below this share of the cost are rounding."""
+"""Differences below this fraction of the cost are rounding errors."""
 
 
 def partitions(
@@ -40,25 +39,25 @@ def partitions(
     weights: Float[np.ndarray, " n"],
     numbers: Iterable[int],
 ) -> Iterator["Partition"]:
-    """Cluster points for several numbers of clusters.
+    """Cluster points into several numbers of clusters.
 
-    Clusters that are added between two numbers are seeded together, so the clusters of
-    a number depend on the numbers before it.
+    All clusters between two of the numbers are added together, so a partition depends
+    on the previous numbers.
 
     Args:
         squared: squared distances of distinct points.
-        weights: their weights, above 0.
-        numbers: of clusters, ascending, in 1..n.
+        weights: the points' weights, above 0.
+        numbers: the numbers of clusters, ascending, in 1..n.
 
     Yields:
-        For each of `numbers` the points in so many clusters.
+        For each of `numbers`, the partition into that many clusters.
     """
     partition = Partition(squared, weights)
     for number in numbers:
         added = number - partition.count
         if added == 1:
             # Several seeds are tried for a single new cluster.
-            affordable = _LARGEST_WORK // (len(weights) * number)
+            affordable = _MAX_WORK // (len(weights) * number)
             tries = max(min(_TRIES, affordable), 1)
             candidates = [
                 partition.with_clusters_at([seed]) for seed in partition.seeds(tries)
@@ -84,7 +83,7 @@ class ClusterSums:
         self.labels: Labels = np.zeros(len(matrix), np.int64)
         self.values = self.weighted.sum(axis=0, keepdims=True)
 
-    def relabelled(self, labels: Labels, count: int) -> "ClusterSums":
+    def with_labels(self, labels: Labels, count: int) -> "ClusterSums":
         """The sums after some points have changed clusters.
 
         Args:
@@ -99,31 +98,32 @@ class ClusterSums:
         new.labels = labels
         empty = np.zeros((count - len(self.values), len(old)))
         new.values = np.concatenate([self.values, empty])
-        # The sums of a cluster change only where points have left or joined it.
-        movers = np.flatnonzero(labels != old)
-        target = labels[movers]
-        origin = old[movers]
+        # Only clusters that points have joined or left have other sums than before.
+        changed = np.flatnonzero(labels != old)
+        target = labels[changed]
+        origin = old[changed]
         for cluster in sorted({*target.tolist(), *origin.tolist()}):
             is_member = labels == cluster
-            joined = movers[target == cluster]
-            left = movers[origin == cluster]
+            joined = changed[target == cluster]
+            left = changed[origin == cluster]
             before = new.values[cluster]
             gained = self.weighted[joined].sum(axis=0)
             lost = self.weighted[left].sum(axis=0)
             updated = before + gained - lost
-            # Sum anew where that is no more work than an update, or where the sum has
-            # shrunk to less than half: the rounding of the large sum is still in it,
-            # and may exceed the distances between members that lie close together.
-            no_more_work = len(joined) + len(left) >= is_member.sum()
+            # Compute the sum from its members if that is not more work than an update,
+            # or if the update has reduced it to less than half. In that case the
+            # rounding error of the larger sum may exceed distances between close
+            # points.
+            is_as_cheap = len(joined) + len(left) >= is_member.sum()
             inexact = (updated[is_member] < before[is_member] / 2).any()
-            if no_more_work or inexact:
+            if is_as_cheap or inexact:
                 updated = self.weighted[is_member].sum(axis=0)
             new.values[cluster] = updated
         return new
 
 
 class Partition:
-    """Points in clusters, none of which is empty. Methods return new partitions.
+    """Points in non-empty clusters. Methods return new partitions.
 
     Attributes:
         sums: for each cluster and point the weighted sum of squared distances between
@@ -154,8 +154,8 @@ class Partition:
     def squared_to_mean(self) -> Values:
         """Squared distances of the points to the means of their clusters.
 
-        They follow from distances between points, without coordinates. With j over the
-        members of the cluster of point i,
+        They are computed from the distances between points. With j over the members of
+        the cluster of point i,
 
             |x_i - mean|^2
                 = ( sum_j w_j |x_i - x_j|^2 - sum_j w_j |x_j - mean|^2 ) / sum_j w_j
@@ -166,19 +166,19 @@ class Partition:
         to_members = self.sums.values[self.labels, self.points]
         own_cost = self.cluster_costs[self.labels]
         squared = (to_members - own_cost) / self.sizes[self.labels]
-        # Rounding may make it negative for points at the mean.
+        # Rounding may give negative numbers for points at the mean.
         return np.maximum(squared, 0)
 
     def seeds(self, number: int) -> list[int]:
-        """Points to start new clusters from, each where it lowers the cost most.
+        """Points at which new clusters lower the cost most.
 
         A new cluster at point j lowers the cost by at least
 
             sum_i w_i max(d_i - |x_i - x_j|^2, 0)
 
-        where d_i is the squared distance of point i to the nearest mean or seed so far.
-        The sums are computed for all j, and updated after each seed for the points that
-        are nearest to it. A point that is alone in its cluster is no seed.
+        where d_i is the squared distance of point i to the nearest mean or previous
+        seed. The sums are computed for all j and updated after each seed. A point that
+        is alone in its cluster is not a seed.
 
         Returns:
             The points, at most `number` of them.
@@ -193,15 +193,15 @@ class Partition:
         while len(seeds) < number and np.isfinite(decrease.max()):
             seed = int(decrease.argmax())
             seeds.append(seed)
-            # Points that join the seed would gain less from any other one than before.
-            joining = np.flatnonzero(self.squared[seed] < nearest)
-            to_others = self.squared[joining]
-            to_seed = self.squared[seed, joining]
-            gain_before = np.maximum(nearest[joining, None] - to_others, 0)
-            gain_now = np.maximum(to_seed[:, None] - to_others, 0)
-            decrease -= _weighted_sum(self.weights[joining], gain_before - gain_now)
-            nearest[joining] = to_seed
-            # The last point of a cluster must not leave: the cluster would be empty.
+            # Points that are now closer to the new seed gain less from further seeds.
+            closer = np.flatnonzero(self.squared[seed] < nearest)
+            from_closer = self.squared[closer]
+            to_seed = self.squared[seed, closer]
+            gain_before = np.maximum(nearest[closer, None] - from_closer, 0)
+            gain_now = np.maximum(to_seed[:, None] - from_closer, 0)
+            decrease -= _weighted_sum(self.weights[closer], gain_before - gain_now)
+            nearest[closer] = to_seed
+            # The last point of a cluster must not leave it, as clusters are not empty.
             cluster = self.labels[seed]
             remaining[cluster] -= 1
             if remaining[cluster] == 1:
@@ -210,32 +210,32 @@ class Partition:
         return seeds
 
     def with_clusters_at(self, seeds: list[int]) -> "Partition":
-        """Add a cluster at each of the seeds, and move points while the cost falls.
+        """Add a cluster at each of the seeds, and move points while the cost decreases.
 
         Args:
-            seeds: points, none of which is the last one of its cluster.
+            seeds: points that are not alone in their clusters.
         """
-        # Each point joins the nearest seed, unless its mean is nearer. -1 keeps a seed
-        # in its own new cluster.
+        # Each point moves to the nearest seed, unless its mean is nearer. The distance
+        # -1 keeps each seed in its own cluster.
         nearest = self.squared_to_mean()
         nearest[seeds] = -1
         labels = self.labels.copy()
         labels[seeds] = self.count + np.arange(len(seeds))
         for label, seed in enumerate(seeds, self.count):
-            joins = self.squared[seed] < nearest
-            labels[joins] = label
-            nearest[joins] = self.squared[seed, joins]
+            is_closer = self.squared[seed] < nearest
+            labels[is_closer] = label
+            nearest[is_closer] = self.squared[seed, is_closer]
         labels = _without_empty_clusters(self.labels, labels, self.count, seeds)
-        best = self._relabelled(labels, self.count + len(seeds))
+        best = self._with_labels(labels, self.count + len(seeds))
         candidate = best._after_one_pass()
         while candidate.cost < best.cost:
             best = candidate
             candidate = best._after_one_pass()
         return best
 
-    def _relabelled(self, labels: Labels, count: int) -> "Partition":
+    def _with_labels(self, labels: Labels, count: int) -> "Partition":
         new = copy(self)
-        new._set_sums(self.sums.relabelled(labels, count))
+        new._set_sums(self.sums.with_labels(labels, count))
         return new
 
     def _set_sums(self, sums: ClusterSums) -> None:
@@ -248,7 +248,7 @@ class Partition:
         self.cost = float(self.cluster_costs.sum())
 
     def _after_one_pass(self) -> "Partition":
-        """One pass of Lloyd's moves or, if none of them changes a label, of Hartigan's.
+        """One pass of Lloyd's moves or, if these change no label, of Hartigan's moves.
 
         Returns:
             A new partition, or this one if no point moves.
@@ -262,7 +262,7 @@ class Partition:
             labels = self._hartigan_labels(to_means)
         if (labels == self.labels).all():
             return self
-        return self._relabelled(labels, self.count)
+        return self._with_labels(labels, self.count)
 
     def _lloyd_labels(self, to_means: Values) -> Labels:
         """Labels [n] after all points have gone to their nearest mean.
@@ -273,22 +273,22 @@ class Partition:
         nearest = to_means.argmin(axis=0)
         to_own = to_means[self.labels, self.points]
         decrease = self.weights * (to_own - to_means[nearest, self.points])
-        # A difference by rounding is no reason to move.
+        # Points do not move for differences that are rounding errors.
         labels = np.where(decrease > _ROUNDING * self.cost, nearest, self.labels)
         return _without_empty_clusters(self.labels, labels, self.count)
 
     def _hartigan_labels(self, to_means: Values) -> Labels:
         """Labels [n] after moves of single points, each of which lowers the cost.
 
-        Moves that have no cluster in common do not influence each other: the best of
-        those are made together.
+        Moves without a common cluster are independent of each other. The best moves
+        that are independent of all better ones are made together.
 
         Args:
             to_means: squared distances of points to the means of all clusters [k, n].
         """
         target, decrease = self._best_single_moves(to_means)
-        useful = np.flatnonzero(decrease > _ROUNDING * self.cost)
-        best_first = useful[np.argsort(-decrease[useful], kind="stable")]
+        improving = np.flatnonzero(decrease > _ROUNDING * self.cost)
+        best_first = improving[np.argsort(-decrease[improving], kind="stable")]
         labels = self.labels.copy()
         changed_clusters: set[int] = set()
         total_decrease = 0.0
@@ -298,14 +298,18 @@ class Partition:
                 labels[point] = target[point]
                 changed_clusters |= clusters
                 total_decrease += float(decrease[point])
-        return labels if total_decrease >= _LEAST_DECREASE * self.cost else self.labels
+        return (
+            labels
+            if total_decrease >= _MIN_RELATIVE_DECREASE * self.cost
+            else self.labels
+        )
 
     def _best_single_moves(self, to_means: Values) -> tuple[Labels, Values]:
-        """For each point the best other cluster to move to.
+        """The best other cluster for each point.
 
-        A point of weight w that leaves a cluster of weight W lowers that cluster's cost
-        by w W / (W - w) times its squared distance to the mean; one that joins raises
-        the cost by w W / (W + w) times that distance.
+        A point of weight w that leaves a cluster of weight W lowers the cluster's cost
+        by w W / (W - w) times its squared distance to the mean. A point that joins a
+        cluster raises the cost by w W / (W + w) times that distance.
 
         Args:
             to_means: squared distances of points to the means of all clusters [k, n].
@@ -317,7 +321,7 @@ class Partition:
         sizes = self.sizes[:, None]
         own_size = self.sizes[self.labels]
         remaining = own_size - weights
-        # A point that is alone in its cluster is its mean, and saves nothing.
+        # A point that is alone in its cluster is the mean, and saves nothing.
         scaled = weights * own_size * to_means[self.labels, self.points]
         zeros = np.zeros(len(remaining))
         saved = np.divide(scaled, remaining, where=remaining > 0, out=zeros)
@@ -330,29 +334,28 @@ class Partition:
 def _without_empty_clusters(
     old: Labels, labels: Labels, count: int, seeds: Sequence[int] = ()
 ) -> Labels:
-    """Take back the moves that would leave a cluster without members.
+    """Undo moves that leave a cluster without members.
 
     Args:
         old: [n] labels before the moves.
-        labels: [n] labels after them.
-        count: the number of old clusters.
-        seeds: points that start new clusters, and do not go back.
+        labels: [n] labels after the moves.
+        count: the number of clusters before the moves.
+        seeds: points whose moves are not undone, because they start new clusters.
 
     Returns:
         Labels [n] with which each of the old clusters has a member.
     """
-    # A point that goes back may leave another cluster empty, hence the loop.
+    # Undoing a move may leave another cluster empty, hence the loop.
     while True:
         is_empty = np.bincount(labels, minlength=count) == 0
-        goes_back = is_empty[old] & (labels != old)
-        goes_back[[*seeds]] = False
-        if not goes_back.any():
+        is_restored = is_empty[old] & (labels != old)
+        is_restored[[*seeds]] = False
+        if not is_restored.any():
             return labels
-        labels = np.where(goes_back, old, labels)
+        labels = np.where(is_restored, old, labels)
 
 
 def _weighted_sum(weights: Values, rows: Values) -> Values:
     """sum_i weights_i rows_i."""
-    # Not a matrix product, which adds up in an order that depends on the number of
-    # threads.
+    # A matrix product would sum in an order that depends on the number of threads.
     return np.einsum("i,ij->j", weights, rows)

@@ -1,7 +1,7 @@
-"""The affine mix: new models on the server, from its old ones and the clients' models.
+"""The affine mix of the server's models with the clients' models, and its weights.
 
-The s models that a server keeps are called its streams. The c clients are those of a
-round's cohort.
+The s models of a server are called its streams. The c clients are the cohort of a
+round.
 """
 
 from functools import partial
@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedtailor.protocol import ClientRows, Cohort, HiddenRows, require
 
 _ROUNDING = 1e-12
-"""A row of weights that sums to 1 up to this replaces its stream."""
+"""A row of weights replaces its stream if its sum differs from 1 by less than this."""
 
 
 def mix(
@@ -37,14 +37,14 @@ def mix(
     * beta: theta_s moves by the fraction beta towards their average.
     * all entries 0: theta_s stays the same, bit for bit.
 
-    Models without weight are not read, so they may be NaN: the old model of a stream
-    whose row sums to 1, and the model of a client whose column is zero. But the model
-    of a client that any stream uses must be finite: NaN would spread to all streams,
-    even to those in which the client's weight is 0.
+    Models without weight may be NaN: the old model of a stream whose row sums to 1, and
+    the model of a client whose column is zero. But the model of a client that has
+    weight in any stream must be finite. Its NaN would spread to all streams, even to
+    those in which its weight is 0.
 
     Args:
         theta: the streams' models, on the host or any device.
-        x: what the clients sent: models [c, d], or the rows of an answer, on any
+        x: the clients' models [c, d], as an array or as the rows of an answer, on any
             device. If they are sharded over a mesh of devices, the result is replicated
             on all of them. If they are hidden, the clients compute the sums.
         weights: W [s, c], on the host in double precision.
@@ -69,10 +69,10 @@ def mix(
     own_weight[np.abs(own_weight) < _ROUNDING] = 0.0
     if isinstance(x, HiddenRows):
         return _mix_hidden(theta, x, w, own_weight)
-    # The models stay where the executor has them, in its order and with its padding;
-    # the columns of W are put into that order instead, with zeros for padding. The
-    # weights of the old models are the last column: another array would cost the host
-    # as much time as the rest of this call.
+    # The models stay on their devices, in the executor's order and with its padding.
+    # The columns of W are put into that order, with zeros for padding. The last column
+    # holds the weights of the old models, because transferring another array would take
+    # as long as the rest of this call.
     padded = np.zeros((len(w), len(rows.values) + 1), theta.dtype)
     padded[:, rows.row] = w
     padded[:, -1] = own_weight
@@ -89,7 +89,7 @@ def _mix_hidden(
     w: Float[np.ndarray, "s c"],
     own_weight: Float[np.ndarray, " s"],
 ) -> Float[Array, "s d"]:
-    """`mix` of vectors of which the server can see weighted sums only.
+    """`mix` of vectors of which the server sees only weighted sums.
 
     Args:
         theta: the streams' models.
@@ -98,20 +98,20 @@ def _mix_hidden(
         own_weight: the weight of each stream's old model.
 
     Returns:
-        The new models. A stream keeps its old model if its sum is not known, because
-        all its clients were lost.
+        The new models. A stream keeps its old model if its sum is unknown because all
+        its clients were lost.
     """
     mixed = np.array(theta)
     used = np.flatnonzero(w.any(axis=1))
     if not len(used):
         return jnp.asarray(mixed)
-    # One masked sum for each stream that has weights: the clients multiply their own
-    # vectors by their entry of the row of w.
+    # One masked sum for each stream with weights. Each client multiplies its vector by
+    # its entry in the row of w.
     sums, is_known = x.sums(w[used])
     for stream, total, known in zip(used, sums, is_known, strict=True):
         if not known:
             continue
-        # An old model without weight is not read, as it may be NaN.
+        # An old model without weight may be NaN, so it is not added.
         old = 0.0
         if own_weight[stream]:
             old = own_weight[stream] * mixed[stream].astype(np.float64)
@@ -125,7 +125,7 @@ def weighted_sums(
     """Weighted sums over the clients, sum_i W_si x_i: `mix` onto zeros.
 
     Args:
-        x: what the clients sent, as for `mix`.
+        x: the clients' vectors, as for `mix`.
         weights: W [s, c], one row for each sum.
 
     Returns:
@@ -141,10 +141,15 @@ def weighted_sums(
 def reporter_weights(
     cohort: Cohort, weights: Literal["samples", "uniform"]
 ) -> NDArray[np.float64]:
-    """Weights of an average over the clients that report, by training samples or equal.
+    """Weights of the clients of a cohort in an average over the reporters.
+
+    Args:
+        cohort: the clients.
+        weights: "samples" for weights in proportion to training samples, "uniform" for
+            equal weights.
 
     Returns:
-        [c], summing to 1; all 0 if nobody reports.
+        [c], summing to 1, and 0 for clients that do not report; all 0 if none reports.
 
     Raises:
         ValueError: `weights` is neither.
@@ -159,7 +164,7 @@ def reporter_weights(
 def cluster_averages(
     label: NDArray[np.integer], clusters: int, share: NDArray[np.float64]
 ) -> Float[np.ndarray, "clusters c"]:
-    """Weights of the average of every cluster.
+    """The weights with which `mix` averages each cluster.
 
     Args:
         label: the cluster of each client [c].
@@ -167,8 +172,8 @@ def cluster_averages(
         share: the weight of each client [c], such as `reporter_weights`.
 
     Returns:
-        A row for each cluster with its members' shares, scaled to sum 1; a row of zeros
-        where no member has a share.
+        A row for each cluster with its members' shares, scaled to sum 1; zeros for a
+        cluster whose members have no share.
     """
     is_member = label == np.arange(clusters)[:, None]  # [clusters, c]
     weights = is_member * share
@@ -206,18 +211,18 @@ def _mix(
 
     mixed = weighted_sum(x)
     if not all_used:
-        # A client without weight may be NaN, and 0 * NaN is NaN. Clearing such rows
-        # first would copy every model, so it is done only if the sum is not finite.
+        # The model of a client without weight may be NaN, and 0 * NaN is NaN. Setting
+        # such rows to 0 copies every model, so it is done only if the sum is not
+        # finite.
         is_used = (weights != 0).any(axis=0)
         mixed = jax.lax.cond(
             jnp.isfinite(mixed).all(),
             lambda: mixed,
             lambda: weighted_sum(jnp.where(is_used[:, None], x, 0)),
         )
-    # An old model without weight is not added, as it may be NaN.
+    # An old model without weight may be NaN, so it is not added.
     mixed = jnp.where(own_weight == 0, mixed, own_weight * theta + mixed)
-    # A stream without weights keeps its bits, which theta + 0 does not where an entry
-    # is -0.0.
+    # A stream without weights keeps its bits; theta + 0 would turn -0.0 into 0.0.
     has_weights = (weights != 0).any(axis=1)
     return jnp.where(has_weights[:, None], mixed, theta)
 

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from fedtailor.protocol import along_axis, hyperparameters, require
 
 State = tuple[Array, ...]
-"""The state of the optimiser: arrays with one row for each stream, [s, ...].
+"""The leaves of optax's state, with one row for each stream [s, ...].
 
-It is a plain tuple, so that it can be checkpointed.
+Checkpoints cannot hold optax's own classes, but they can hold a tuple of arrays.
 """
 
 
@@ -27,14 +27,14 @@ It is a plain tuple, so that it can be checkpointed.
 class ServerOptimizer:
     """ServerOpt of FedOpt (Reddi et al. 2021, algorithm 1).
 
-    The optimiser treats the difference between a model and the average of its clients'
-    models as a gradient,
+    The difference between a model and the average of its clients' models takes the
+    place of a gradient:
 
         Delta = theta - average
 
-    (The paper's Delta_t = (1/|S|) sum_i (x_i - x_t) has the opposite sign: its ServerOpt
-    receives -Delta_t.) The rules, with b1, b2, tau of the paper = `momentum`,
-    `second_moment`, `epsilon`:
+    This is -Delta_t of the paper, which defines Delta_t = (1/|S|) sum_i (x_i - x_t).
+    The rules, where `momentum`, `second_moment` and `epsilon` are b1, b2 and tau of the
+    paper:
 
     * plain:     theta <- theta - lr Delta; with lr 1 exactly the average (FedAvg).
     * momentum:  v <- momentum v + Delta; theta <- theta - lr v (FedAvgM, Hsu et al.
@@ -79,7 +79,7 @@ class ServerOptimizer:
         require(self.epsilon > 0, f"epsilon is {self.epsilon}; it must be above 0")
 
     def init(self, theta: Float[Array, "s d"]) -> State:
-        """The state before the first step; every stream has its own."""
+        """The state before the first step, with a row for each stream."""
         state = jax.vmap(self._rule().init)(jnp.asarray(theta))
         return tuple(jax.tree.leaves(state))
 
@@ -105,13 +105,13 @@ class ServerOptimizer:
         is_updated = np.asarray(is_updated, bool)
         takes_whole_step = self.kind == "plain" and self.lr == 1
         if takes_whole_step and is_updated.all():
-            # The compiled step would return `average`, too. Skipping the call saves
-            # about 0.2 ms in every round of most methods.
+            # The compiled step would also return `average`. Skipping it saves about
+            # 0.2 ms in every round of most methods.
             return tuple(state), average
         return _apply(self, tuple(state), theta, average, is_updated)
 
     def _rule(self) -> optax.GradientTransformation:
-        """The rule in optax: from Delta to the direction, which `lr` then scales."""
+        """The rule in optax, which maps Delta to a direction; `lr` then scales it."""
         if self.kind == "momentum":
             return optax.trace(self.momentum)
         if self.kind == "adam":
@@ -135,36 +135,29 @@ def _apply(
 ) -> tuple[State, Float[Array, "s d"]]:
     """`ServerOptimizer.apply` as one compiled program.
 
-    The rule is applied to every stream; streams that are not updated then get their old
-    rows back. Of the optimiser only `kind` is static: another rate needs no new
-    compilation (see `hyperparameters`).
+    The rule is applied to every stream, and the old rows of streams that are not
+    updated are then restored. Only the optimiser's `kind` is static, so another rate
+    needs no new compilation (see `hyperparameters`).
     """
 
     def select(new: Array, old: Array) -> Array:
-        """The new rows [s, ...] of streams that are updated, the old ones of others."""
+        """New rows [s, ...] for streams that are updated, old rows for the others."""
         return jnp.where(along_axis(is_updated, 0, old.ndim), new, old)
 
     if optimizer.kind == "plain":
-        # In this form, not theta - lr Delta, it is exactly `average` for a rate of 1.
+        # Unlike theta - lr Delta, this is exactly `average` for a rate of 1.
         new_theta = (1 - optimizer.lr) * theta + optimizer.lr * average
         return state, select(new_theta, theta)
     rule = optimizer._rule()
+    # `State` holds leaves only; put them into optax's classes.
+    structure = jax.tree.structure(jax.eval_shape(jax.vmap(rule.init), theta))
+    optax_state = jax.tree.unflatten(structure, state)
     # One update for each stream, with Delta as the gradient.
     update: Any = jax.vmap(partial(rule.update, params=None))
-    delta = theta - average
-    optax_state = _unflatten(state, rule, theta)
-    direction, new_optax_state = update(delta, optax_state)
+    direction, new_optax_state = update(theta - average, optax_state)
     new_theta = theta - optimizer.lr * direction
     new_leaves = jax.tree.leaves(new_optax_state)
     new_state = tuple(
         select(new, old) for new, old in zip(new_leaves, state, strict=True)
     )
     return new_state, select(new_theta, theta)
-
-
-def _unflatten(
-    state: State, rule: optax.GradientTransformation, theta: Float[Array, "s d"]
-) -> optax.OptState:
-    """The state in optax's own classes, of which `State` holds the leaves only."""
-    state_shapes = jax.eval_shape(jax.vmap(rule.init), theta)
-    return jax.tree.unflatten(jax.tree.structure(state_shapes), state)

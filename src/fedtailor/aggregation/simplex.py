@@ -10,8 +10,8 @@ from fedtailor.protocol import require
 def project_onto_simplex(v: ArrayLike) -> Float[np.ndarray, " m"]:
     """The nearest point of the probability simplex {x : x >= 0, sum x = 1}.
 
-    By sorting, in time O(m log m). Agnostic federated learning takes it in its dual
-    step (Mohri et al. 2019).
+    Computed by sorting, in time O(m log m). AFL uses it in its dual step (Mohri et al.
+    2019).
 
     Args:
         v: any point [m].
@@ -28,12 +28,13 @@ def project_onto_simplex(v: ArrayLike) -> Float[np.ndarray, " m"]:
         is_vector and bool(np.isfinite(x).all()),
         f"only a vector of finite numbers can be projected onto the simplex, not {x}",
     )
-    # A shift of all entries does not change the projection; this one keeps tau small.
+    # Adding a constant to all entries does not change the projection. This one keeps
+    # tau small.
     x = x - x.max()
     descending = np.sort(x)[::-1]
-    # taus[k - 1] is the tau for which max(x - tau, 0) sums to 1, if just the k largest
-    # entries exceed it. That holds for the number of positive entries of the result and
-    # for every smaller k, but for no larger one.
+    # taus[k - 1] is the tau for which the sum of x - tau over the k largest entries is
+    # 1. The k-th largest entry exceeds taus[k - 1] for every k up to the number of
+    # positive entries of the result, and for no larger k.
     counts = np.arange(1, x.size + 1)
     taus = (np.cumsum(descending) - 1) / counts
     support = np.count_nonzero(descending > taus)

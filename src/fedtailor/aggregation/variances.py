@@ -1,4 +1,4 @@
-"""Running means and variances of vectors (Welford 1962). Pure: they trace and scan."""
+"""Running means and variances of vectors (Welford 1962), for use under `jax.jit`."""
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +12,14 @@ M2 is kept for each coordinate [...], or as one sum over all coordinates ().
 
 
 def update(moments: Moments, x: Float[Array, "..."]) -> Moments:
-    """The moments with one more value x (Welford's algorithm)."""
+    """The moments after one more value x (Welford's algorithm)."""
     count, mean, m2 = moments
     count = count + 1
     from_old_mean = x - mean
     mean = mean + from_old_mean / count.astype(mean.dtype)
     from_new_mean = x - mean
-    # The product of the two deviations is never negative, and it does not cancel as
-    # E[x^2] - E[x]^2 does.
+    # The product of the two deviations is never negative and, unlike E[x^2] - E[x]^2,
+    # has no cancellation.
     squares = from_old_mean * from_new_mean
     if m2.shape != squares.shape:
         squares = squares.sum()
@@ -42,12 +42,12 @@ def variance_between(
     """The unbiased variance between models, averaged over coordinates.
 
     Args:
-        models: of the clients of a cohort.
-        reporting: which of them report, two at least. Rows of the others may hold
-            anything.
+        models: the models of the clients of a cohort.
+        reporting: which clients report, at least two. The rows of the others are
+            ignored.
     """
-    # In two passes, mean first: models of one round are close to each other and far
-    # from the origin.
+    # The mean is subtracted before squaring, because the models of a round are close to
+    # each other and far from the origin.
     count = reporting.sum()
     is_used = reporting[:, None]
     mean = jnp.where(is_used, models, 0).sum(axis=0) / count

@@ -1,7 +1,7 @@
 """One short file per method.
 
-Every module of this folder that defines a method is found; the imports below only tell
-type checkers and editors of those that come with fedtailor.
+`import_modules` imports every module of this folder, which registers its methods. The
+imports above it are for type checkers and editors.
 """
 
 from fedtailor.algorithms.afl import AFL

@@ -64,14 +64,14 @@ class AFL(Algorithm):
         w      <- w - gamma_w sum_k lambda_k grad F_k(w)
         lambda <- projection onto the simplex of  lambda + gamma_l (F_1(w), ..., F_m(w))
 
-    both at the old w and lambda. The result is the average of all iterates w (the last
-    one cycles). When only some clients report, their terms are multiplied by m / |S|,
-    which leaves both steps unbiased. If these weights sum to more than 1, with
-    `update="model"` they are scaled to sum 1, so that w moves to the mean of the
-    reporters' models and not beyond.
+    Both steps use the old w and lambda. The result is the average of all iterates w,
+    because the last one cycles. When only some clients report, their terms are
+    multiplied by m / |S|, which makes both steps unbiased. With `update="model"`,
+    weights whose sum exceeds 1 are scaled to sum 1, so that w moves no further than to
+    the mean of the reporters' models.
 
-    The server's state tells the skewness s(lambda) = sum_k lambda_k^2 / p_k, p_k = n_k
-    / N, of the generalization bound: 1 where lambda = p, larger the more the mixture
+    The server's state has the skewness s(lambda) = sum_k lambda_k^2 / p_k, p_k = n_k /
+    N, of the generalization bound. It is 1 for lambda = p, and larger if the mixture
     relies on clients with few samples.
     """
 
@@ -91,12 +91,13 @@ class AFL(Algorithm):
     with 0.1).
     """
     lambda_lr: float = 0.1
-    """Rate gamma_l of the mixture; 0 keeps it as it starts (same source: 0.1)."""
+    """Rate gamma_l of the mixture; 0 = lambda is fixed (same source: 0.1)."""
     initial: Literal["uniform", "samples"] = "uniform"
     """The first lambda: 1/m for every client, or p_k by training samples."""
     update: Literal["gradient", "model"] = "gradient"
-    """What a client sends: its full gradient at w (the paper), or w trained by `sgd`
-    (then w moves towards the clients' models by their lambda, and `lr` is not used)."""
+    """What a client sends: its full gradient at w (the paper), or w after training by
+    `sgd`. In that case w moves towards the clients' models with weights lambda, and
+    `lr` is not used."""
     sgd: SGD = SGD(lr=0.1)
     """Local training, for `update="model"`."""
     average: bool = True
@@ -133,8 +134,7 @@ class AFL(Algorithm):
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
         theta = inbox.only("model")
-        # F_k(w) of the model as received: both steps of a round are taken at the old
-        # (w, lambda).
+        # F_k(w) for the received w, because both steps of a round use the old w.
         loss = local.loss(theta)
         if self.update == "model":
             return state, {"model": local.sgd(theta, self.sgd), "loss": loss}
@@ -146,8 +146,8 @@ class AFL(Algorithm):
         if not cohort.reporting.any():
             return server
         mixture, theta = server.mixture, server.model
-        # With the factor m / |S| a sum over the reporters is, in expectation, the sum
-        # over all clients.
+        # The factor m / |S| makes the expectation of a sum over the reporters equal to
+        # the sum over all clients.
         scale = cohort.reporting * len(mixture) / cohort.reporting.sum()
         weights = (mixture[cohort.position] * scale)[None]  # [1, c]
         # Primal step: w <- w - gamma_w sum_k lambda_k grad F_k(w)
@@ -155,12 +155,12 @@ class AFL(Algorithm):
             gradient = weighted_sums(answers["gradient"], weights)  # [1, d]
             theta = theta - self.lr * gradient
         else:
-            # w <- w + sum_k lambda_k (w_k - w), as `mix` computes it. Weights of a sum
-            # above 1 would step beyond the clients' mean.
+            # w <- w + sum_k lambda_k (w_k - w), which `mix` computes. With weights
+            # whose sum exceeds 1, w would move beyond the mean of the clients' models.
             total = round(weights.sum(), 12)
             theta = mix(theta, answers["model"], weights / max(1.0, total))
-        # Dual step, with the losses at the old w; clients that do not report count with
-        # loss 0: lambda <- projection of lambda + gamma_l (F_1(w), ..., F_m(w))
+        # Dual step: lambda <- projection of lambda + gamma_l (F_1(w), ..., F_m(w)),
+        # with the losses at the old w, and 0 for clients that do not report.
         losses = np.zeros(len(mixture))
         sent_losses = answers.host("loss").astype(np.float64)  # a NumPy array [c]
         losses[cohort.position] = np.where(cohort.reporting, sent_losses, 0) * scale

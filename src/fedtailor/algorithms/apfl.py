@@ -1,14 +1,17 @@
 """APFL: each client's own mixture of a global and a personal model."""
 
-from collections.abc import Callable
 from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from fedtailor.algorithms.fedavg import FedAvg
-from fedtailor.algorithms.helpers.own_steps import descend
+from fedtailor.algorithms.helpers.own_steps import (
+    loop_over_batches,
+    require_plain_sgd,
+    sgd_step,
+)
 from fedtailor.protocol import (
     SGD,
     About,
@@ -27,23 +30,24 @@ from fedtailor.protocol import (
 )
 
 Pair = tuple[Params, Params]
-"""v, the personal model, and w, the client's copy of the global one."""
+"""v, the personal model, and w_i, the client's copy of the global model."""
 
 
 @hyperparameters
 class APFL(FedAvg):
     """Adaptive personalized federated learning (Deng et al. 2020, algorithm 1).
 
-    A client predicts with alpha v + (1 - alpha) w. Its copy w_i of the global model is
-    trained as in FedAvg, independently of alpha. On the same batches the loss of the
-    mixture trains its personal model v, which never leaves the client:
+    A client predicts with alpha v + (1 - alpha) w, where w is the global model and v
+    its personal model, which never leaves it. In a round it trains w_i, its copy of w,
+    as in FedAvg, independently of alpha. On the same batches it trains v by the loss of
+    the mixture:
 
         w_i <- w_i - eta g_i(w_i),    v <- v - eta alpha g_i( alpha v + (1 - alpha) w_i )
 
     Once a round, on its first batch, alpha <- alpha - eta_alpha < g_i(alpha v + (1 -
     alpha) w_i), v - w_i >, clipped to [0, 1]. alpha = 0 is FedAvg and alpha = 1 is
-    training alone. The paper mixes parameters; its released code mixes the outputs of
-    the two models (`mix="logits"`), with the gradients that belong to them.
+    training alone. The paper mixes the parameters of the two models; its released code
+    mixes their outputs (`mix="logits"`) and uses the gradients of that loss.
     """
 
     # What tables of methods say of this one; `About` explains the words.
@@ -84,11 +88,7 @@ class APFL(FedAvg):
             self.mix in ("parameters", "logits"),
             f"mix is {self.mix!r}; it must be 'parameters' or 'logits'",
         )
-        require(
-            is_off(self.sgd.momentum) and self.sgd.optimizer is None,
-            "apfl's coupled steps are plain SGD; train without momentum and without an"
-            " optimizer",
-        )
+        require_plain_sgd("apfl's coupled steps", self.sgd)
 
     def init_client(self, theta: Float[Array, " d"]) -> ClientState:
         return {"model": theta, "alpha": jnp.full((), self.alpha, theta.dtype)}
@@ -102,70 +102,74 @@ class APFL(FedAvg):
         def step(
             carry: tuple[Pair, Array], batch: Batch, index: Int[Array, ""]
         ) -> tuple[Pair, Array]:
-            (v, w), alpha = carry
-            # The mixture's gradients are taken before v and w take their steps.
-            grad_v, grad_alpha = self._gradients(local, (v, w), alpha, batch)
-            # With alpha_lr = 0 alpha is fixed, and this is not compiled.
+            (v, w_i), alpha = carry
+            # The gradients of the mixture are taken before v and w_i take their steps.
+            grad_v, grad_alpha = self._mixture_gradients(
+                v, w_i, alpha, batch, local, is_first=index == 0
+            )
+            # A constant rate of 0 leaves this step out of the compiled program.
             if not is_off(self.alpha_lr):
-                # Once a round, on its first batch. Where parameters are mixed, the
-                # derivative is not computed on the others.
-                alpha = jax.lax.cond(
-                    index == 0,
-                    lambda: jnp.clip(alpha - self.alpha_lr * grad_alpha(), 0, 1),
-                    lambda: alpha,
-                )
-            v = descend(v, grad_v, sgd, rate)
-            w = descend(w, local.batch_gradient(w, batch), sgd, rate)
-            return (v, w), alpha
+                alpha = jnp.clip(alpha - self.alpha_lr * grad_alpha, 0, 1)
+            v = sgd_step(v, grad_v, sgd, rate)
+            w_i = sgd_step(w_i, local.batch_gradient(w_i, batch), sgd, rate)
+            return (v, w_i), alpha
 
-        # v continues from the client's last round, w_i starts at the model received.
-        start = local.params(state["model"]), local.params(inbox.only("model"))
-        carry = start, state["alpha"]
-        (v, w), alpha = local.loop(
-            carry, step, local.steps(sgd), sgd.batch_size, drop_last=sgd.drop_last
-        )
-        return {"model": local.vector(v), "alpha": alpha}, {"model": local.vector(w)}
+        # v continues from the client's last round; w_i starts at the received w.
+        pair = local.params(state["model"]), local.params(inbox.only("model"))
+        (v, w_i), alpha = loop_over_batches(local, (pair, state["alpha"]), step, sgd)
+        return {"model": local.vector(v), "alpha": alpha}, {"model": local.vector(w_i)}
 
-    def _gradients(
-        self, local: LocalTrainer, pair: Pair, alpha: Array, batch: Batch
-    ) -> tuple[Params, Callable[[], Array]]:
+    def _mixture_gradients(
+        self,
+        v: Params,
+        w_i: Params,
+        alpha: Array,
+        batch: Batch,
+        local: LocalTrainer,
+        is_first: Bool[Array, ""],
+    ) -> tuple[Params, Float[Array, ""]]:
         """Gradients of the mixture's mean loss over a batch.
 
         Args:
-            pair: v, the personal model, and w, the client's copy of the global one.
-            alpha: share of v in the mixture.
+            v: the personal model.
+            w_i: the client's copy of the global model.
+            alpha: the share of v in the mixture.
+            batch: the samples.
+            local: the client.
+            is_first: whether this is the first batch of the round.
 
         Returns:
-            The gradient with respect to v, and a function that gives the derivative
-            with respect to alpha: needed only once a round, it is computed when asked
-            for, unless it comes with the gradient.
+            The gradient with respect to v, and the derivative with respect to alpha.
+            The derivative is 0 after the first batch, as alpha takes one step in a
+            round.
         """
-        v, w = pair
+        zero = jnp.zeros((), alpha.dtype)
         if self.mix == "parameters":
-            mixture = jax.tree.map(lambda v, w: alpha * v + (1 - alpha) * w, v, w)
-            # One gradient g at the mixture gives both, by the chain rule:
-            # d mixture / dv = alpha, and d mixture / d alpha = v - w.
+            mixture = jax.tree.map(lambda v, w: alpha * v + (1 - alpha) * w, v, w_i)
+            # The chain rule gives both from g, the gradient at the mixture:
+            # d mixture / dv = alpha, and d mixture / d alpha = v - w_i.
             g = local.batch_gradient(mixture, batch)
 
-            def grad_alpha() -> Array:
-                """< g, v - w >, a sum over all leaves."""
-                products = jax.tree.map(lambda g, v, w: jnp.vdot(g, v - w), g, v, w)
+            def inner_product() -> Float[Array, ""]:
+                """< g, v - w_i >, a sum over all leaves."""
+                products = jax.tree.map(lambda g, v, w: jnp.vdot(g, v - w), g, v, w_i)
                 return jnp.stack(jax.tree.leaves(products)).sum()
 
+            grad_alpha = jax.lax.cond(is_first, inner_product, lambda: zero)
             return jax.tree.map(lambda g: alpha * g, g), grad_alpha
 
-        # Outputs, not parameters, are mixed here, so no single model has this loss:
-        # differentiate through both.
+        # A mixture of outputs is not the output of a single model, so this loss is
+        # differentiated through both models.
         def loss(v: Params, alpha: Array) -> Array:
             outputs_v = local.logits(v, batch.x)
-            outputs_w = local.logits(w, batch.x)
+            outputs_w = local.logits(w_i, batch.x)
             mixed = alpha * outputs_v + (1 - alpha) * outputs_w
             total = jnp.vdot(local.losses(mixed, batch.y), batch.weight)
             return total / jnp.maximum(batch.weight.sum(), 1)
 
         local.count_work(gradients=1, forwards=1)
-        grad_v, derivative = jax.grad(loss, argnums=(0, 1))(v, alpha)
-        return grad_v, lambda: derivative
+        grad_v, grad_alpha = jax.grad(loss, argnums=(0, 1))(v, alpha)
+        return grad_v, jnp.where(is_first, grad_alpha, zero)
 
     def personal(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
@@ -178,6 +182,7 @@ class APFL(FedAvg):
         return alpha * v + (1 - alpha) * w
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
-        # One round as of any client, from v = w. `client` returns the new state and a
-        # message to the server, which is not sent.
-        return self.client(self.init_client(inbox.only("model")), inbox, local)[0]
+        # A round of training from v = w. The message to the server is not sent.
+        start = self.init_client(inbox.only("model"))
+        state, _ = self.client(start, inbox, local)
+        return state

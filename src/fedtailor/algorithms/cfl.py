@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from numpy.typing import NDArray
 
 from fedtailor.aggregation import cluster_averages, mix, reporter_weights
-from fedtailor.aggregation.clusters import bipartition
+from fedtailor.aggregation.agglomerative import bipartition
 from fedtailor.aggregation.distances import cosine_similarity
 from fedtailor.algorithms.helpers.own_steps import sgd_from_velocity
 from fedtailor.protocol import (
@@ -45,7 +45,7 @@ from fedtailor.protocol import (
 
 @server_state
 class Split(ServerState):
-    """A split of a cluster: which clients went where, and from which model."""
+    """A split of a cluster into two."""
 
     round: int
     """The round of the split."""
@@ -61,12 +61,12 @@ class Split(ServerState):
     second: NDArray[np.int64]
     """Positions of the clients in the new cluster."""
     directions: Float[np.ndarray, "2 d"]
-    """For each half the mean of its updates, which are scaled to length 1."""
+    """For each half the mean of its updates, each scaled to length 1."""
 
 
 @server_state
 class CFLState(ServerState):
-    """The clusters, and the splits that made them."""
+    """The clusters, and the splits that led to them."""
 
     model: Float[Array, "s d"]
     """One model for each cluster, then rows of zeros for clusters of later splits (see
@@ -75,31 +75,31 @@ class CFLState(ServerState):
     cluster: NDArray[np.int64]
     """The cluster of each client [m]."""
     splits: list[Split]
-    """All splits, the first one first."""
+    """All splits, in the order of rounds."""
 
 
 @hyperparameters
 class CFL(Algorithm):
     """Clustered federated learning (Sattler, Mueller and Samek 2020).
 
-    Each cluster runs FedAvg on the updates D_i of its clients. All clients start in
-    one; a cluster is split in two when it is stationary as a whole while some of its
-    clients are not,
+    Each cluster runs FedAvg on the updates D_i of its clients. All clients start in one
+    cluster. A cluster is split in two when it is stationary as a whole, but some of its
+    clients are not:
 
-        | mean D_i | < eps1    and    max_i | D_i | > eps2,
+        | mean D_i | < eps1    and    max_i | D_i | > eps2
 
-    by the cosines S_ij = <D_i, D_j> / (|D_i| |D_j|): the bipartition whose largest
-    similarity across is smallest, or (released code, the default) agglomerative
-    clustering with complete linkage. The paper accepts a bipartition iff sqrt((1 -
-    max_across S_ij) / 2) > gamma_max. Each half continues from the parent's model plus
-    the mean of its own updates. Updates can be compared only if they start from the
-    same model, and a cluster can be split only if all its clients report, so the method
-    needs full participation.
+    The split uses the cosines S_ij = <D_i, D_j> / (|D_i| |D_j|). It is the bipartition
+    with the smallest maximal similarity between the halves or, in the released code and
+    by default, agglomerative clustering with complete linkage. The paper accepts a
+    bipartition iff sqrt((1 - max_across S_ij) / 2) > gamma_max. Each half continues
+    from the parent's model plus the mean of its own updates. Updates can be compared
+    only if they start from the same model, and a cluster can be split only if all its
+    clients report, so the method needs full participation.
 
     The server stores all splits: the parent's model, the clients of each half, and the
-    mean direction of each half's updates. A client that never took part walks down this
-    tree: at each split it computes its own update of the parent's model and goes to the
-    half with which its update has the higher mean cosine.
+    mean direction of each half's updates. A client that never took part follows this
+    tree: at each split it computes its own update of the parent's model and moves to
+    the half whose updates have the higher mean cosine with it.
     """
 
     # What tables of methods say of this one; `About` explains the words.
@@ -134,8 +134,8 @@ class CFL(Algorithm):
     min_clients: TracedInt = 3
     """Clients that a cluster must have to be split (released code: more than 2)."""
     linkage: Literal["complete", "single"] = "complete"
-    """The bipartition: agglomerative with complete linkage (released code), or the
-    paper's optimal one (single).
+    """The bipartition: agglomerative clustering with complete linkage (released code),
+    or the optimal one of the paper (single).
     """
     gamma_max: float | None = None
     """The paper's bound for accepting a split, in [0, 1); None accepts every one
@@ -191,9 +191,8 @@ class CFL(Algorithm):
         )
 
     def broadcast(self, server: CFLState, cohort: Cohort) -> Downlink:
-        # Each client receives the model of its cluster: one number in each row [c, 1].
-        cluster = server.cluster[cohort.position].astype(np.int32)
-        return Downlink({"model": Streams(server.model, cluster[:, None])})
+        cluster = server.cluster[cohort.position]
+        return Downlink({"model": Streams.by_index(server.model, cluster)})
 
     def init_client(self, theta: Float[Array, " d"]) -> ClientState:
         return {"velocity": jnp.zeros_like(theta)} if self.persist else ()
@@ -211,20 +210,20 @@ class CFL(Algorithm):
         self, server: CFLState, downlink: Downlink, answers: Answers, cohort: Cohort
     ) -> CFLState:
         models = answers["model"]
-        # The averages of the present clusters tell which of these are stationary. If
-        # one is split, its halves are averaged anew, from the parent's old model.
-        averages = self._averages(server, models, cohort)
-        after = server
+        # The averages of the clusters show which clusters are stationary. After a split
+        # the averages of its halves are computed from the parent's old model.
+        averages = self._cluster_averages(server, models, cohort)
+        new = server
         for members in self._clusters_to_split(server, averages, models, cohort):
-            after = self._split(after, members, models, cohort)
-        if after is not server:
-            averages = self._averages(after, models, cohort)
-        return after.replace(model=averages)
+            new = self._split(new, members, models, cohort)
+        if new is not server:
+            averages = self._cluster_averages(new, models, cohort)
+        return new.replace(model=averages)
 
-    def _averages(
+    def _cluster_averages(
         self, server: CFLState, models: ClientRows, cohort: Cohort
     ) -> Float[Array, "s d"]:
-        """The averages of all clusters; one without reporters keeps its old model."""
+        """The average of each cluster, or its old model if no member reports."""
         share = reporter_weights(cohort, self.weights)
         cluster = server.cluster[cohort.position]
         weights = cluster_averages(cluster, len(server.model), share)
@@ -292,8 +291,8 @@ class CFL(Algorithm):
             and np.sqrt((1 - max_across) / 2) <= self.gamma_max
         ):
             return server
-        # Newcomers need no more than the mean of each half's unit vectors: its product
-        # with an update is |update| times the mean cosine.
+        # For unseen clients the mean of each half's unit vectors is enough: its inner
+        # product with an update is |update| times the mean cosine.
         lengths = np.linalg.norm(updates, axis=1, keepdims=True)
         units = updates / np.maximum(lengths, np.finfo(updates.dtype).tiny)
         directions = [units[~in_second].mean(axis=0), units[in_second].mean(axis=0)]
@@ -330,35 +329,36 @@ class CFL(Algorithm):
     # ----------------------------------------------------------------------------------
 
     def serve(self, server: CFLState, cohort: Cohort) -> Downlink:
-        # Clients that took part receive the model of their cluster, as in a round.
+        # Seen clients receive the model of their cluster, as in a round.
         if cohort.seen:
             return self.broadcast(server, cohort)
+        clients = len(cohort)
         if not server.splits:
-            return Downlink({"model": Streams.everyone(server.model[0], len(cohort))})
-        # The whole tree travels, in arrays of constant size: the models of clusters
-        # 0..splits, and of each split its parent's number and model, and the directions
-        # of its halves.
+            return Downlink({"model": Streams.everyone(server.model[0], clients)})
+        # Unseen clients receive the whole tree, in arrays of constant size: the models
+        # of clusters 0..splits, and for each split the number and the model of the
+        # parent and the directions of the two halves.
         capacity = len(server.model)
         splits = len(server.splits)
         is_cluster = np.arange(capacity) <= splits
         is_split = np.arange(capacity) < splits
 
-        def of_splits(name: str) -> Array:
+        def field_of_splits(name: str) -> Array:
             values = np.stack([getattr(split, name) for split in server.splits])
             return _with_capacity(values, capacity)
 
-        def to_everyone(values: Array, is_sent: NDArray[np.bool_]) -> Streams:
-            recipients = np.where(is_sent, np.arange(len(values)), -1).astype(np.int32)
-            return Streams(values, np.tile(recipients, (len(cohort), 1)))
-
-        models = jnp.concatenate([server.model, of_splits("model")])
-        directions = of_splits("directions").reshape(2 * capacity, -1)
-        parents = of_splits("parent").astype(jnp.int32)
+        models = jnp.concatenate([server.model, field_of_splits("model")])
+        is_model = np.concatenate([is_cluster, is_split])
+        directions = field_of_splits("directions").reshape(2 * capacity, -1)
+        is_direction = np.repeat(is_split, 2)
+        parents = field_of_splits("parent").astype(jnp.int32)
         return Downlink(
             {
-                "model": to_everyone(models, np.concatenate([is_cluster, is_split])),
-                "gradient": to_everyone(directions, np.repeat(is_split, 2)),
-                "parent": to_everyone(parents, is_split),
+                "model": Streams.all_to_all(models, clients, is_sent=is_model),
+                "gradient": Streams.all_to_all(
+                    directions, clients, is_sent=is_direction
+                ),
+                "parent": Streams.all_to_all(parents, clients, is_sent=is_split),
             }
         )
 
@@ -371,21 +371,22 @@ class CFL(Algorithm):
         parent_models = inbox["model"][capacity:]
         directions = inbox["gradient"].reshape(capacity, 2, -1)
 
-        # Taken in the order in which they were made, splits lead from the root of the
-        # tree to a leaf. The client starts in cluster 0.
-        def descend(split: Array, cluster: Array) -> Array:
-            # The client trains only at splits of the cluster that it is in; at others
-            # its update is 0, and it stays.
+        # The client starts in cluster 0, the root of the tree. The splits, in the order
+        # in which they were made, lead it to a leaf.
+        def follow_split(split: Array, cluster: Array) -> Array:
+            # The client trains only at the splits of its present cluster. At others its
+            # update is 0, and it stays in its cluster.
             is_own = inbox.received["parent"][split] & (parent[split] == cluster)
             steps = jnp.where(is_own, local.steps(self.sgd), 0)
             start = parent_models[split]
             update = local.sgd(start, self.sgd, steps=steps) - start
-            # Both mean cosines, times |update|, which does not change which is larger.
+            # The mean cosines with both halves, times |update|: the common factor does
+            # not matter for the comparison.
             first, second = (directions[split] * update).sum(axis=1)
-            # Split k made cluster k + 1 of its second half.
+            # The second half of split k is cluster k + 1.
             return jnp.where(second > first, split + 1, cluster)
 
-        leaf = local.fori_loop(capacity, descend, jnp.int32(0))
+        leaf = local.fori_loop(capacity, follow_split, jnp.int32(0))
         return {"model": cluster_models[leaf]}
 
     def personal(
@@ -395,9 +396,9 @@ class CFL(Algorithm):
 
 
 def _capacity(clusters: int) -> int:
-    """Rows for the models of so many clusters.
+    """The number of rows to allocate for the models of the clusters.
 
-    A power of two, so that most splits change no shape and recompile nothing.
+    It is a power of two, so that most splits change no shape and need no compilation.
     """
     return max(next_power_of_two(clusters), 4)
 
@@ -419,6 +420,6 @@ def _distances(
     Args:
         models: after training.
         starts: models to start from.
-        start: for each model the row of `starts` that it started from.
+        start: for each model, the row of `starts` that it started from.
     """
     return jnp.linalg.norm(models - starts[start], axis=1)

@@ -11,13 +11,15 @@ from numpy.typing import NDArray
 from fedtailor.aggregation import cluster_averages, mix, reporter_weights
 from fedtailor.aggregation.clusters import k_means_of_models, match
 from fedtailor.aggregation.distances import squared_distances
-from fedtailor.algorithms.fedprox import require_stable
 from fedtailor.algorithms.helpers.envelope import envelope_steps
+from fedtailor.algorithms.helpers.own_steps import require_plain_sgd
+from fedtailor.algorithms.helpers.personal_model import PersonalModelAlgorithm
+from fedtailor.algorithms.helpers.proximal import require_stable
 from fedtailor.algorithms.helpers.selection import closest
 from fedtailor.protocol import (
+    NOT_SENT,
     SGD,
     About,
-    Algorithm,
     Answers,
     ClientState,
     ClientUpdate,
@@ -29,12 +31,10 @@ from fedtailor.protocol import (
     LineDiagnostic,
     LocalTrainer,
     Population,
-    Predictor,
     ServerState,
     Streams,
     TracedInt,
     hyperparameters,
-    is_off,
     require,
     server_state,
 )
@@ -51,8 +51,8 @@ class ContextualState(ServerState):
 
 
 @hyperparameters
-class Contextual(Algorithm):
-    """CGPFL without the number K of contexts; the base of `CGPFL` and `CGPFLHeur`."""
+class Contextual(PersonalModelAlgorithm):
+    """The base of `CGPFL` and `CGPFLHeur`, which say how many contexts there are."""
 
     sgd: SGD = SGD(lr=0.005, steps=10, batch_size=20)
     """Inner steps: their rate eta, and the number R of mini-batches in a round (Tang et
@@ -85,11 +85,7 @@ class Contextual(Algorithm):
             self.start in ("context", "personal"),
             f"start is {self.start!r}; it must be 'context' or 'personal'",
         )
-        require(
-            is_off(self.sgd.momentum) and self.sgd.optimizer is None,
-            "cgpfl's inner steps are plain SGD; train without momentum and without an"
-            " optimizer",
-        )
+        require_plain_sgd("cgpfl's inner steps", self.sgd)
         require(
             self.inner_steps >= 1,
             f"inner_steps is {self.inner_steps}; it must be 1 or more",
@@ -126,17 +122,18 @@ class Contextual(Algorithm):
         )
 
     def broadcast(self, server: ContextualState, cohort: Cohort) -> Downlink:
-        context = server.context[cohort.position].astype(np.int32)
+        context = server.context[cohort.position]
         if (server.context < 0).all():
-            # Nobody has reported, so all contexts still are the common initial model:
+            # Nobody has reported yet, so all contexts are the common initial model, and
             # every client is sent context 0.
-            recipients = np.zeros((len(cohort), 1), np.int32)
+            models = Streams.by_index(server.model, np.zeros_like(context))
         elif (context >= 0).all():
-            recipients = context[:, None]
+            models = Streams.by_index(server.model, context)
         else:
             # Clients that report for the first time choose among all contexts.
             recipients = _own_or_all(context, len(server.model))
-        return Downlink({"model": Streams(server.model, recipients)})
+            models = Streams(server.model, recipients)
+        return Downlink({"model": models})
 
     def server(
         self,
@@ -148,36 +145,35 @@ class Contextual(Algorithm):
         rows = np.flatnonzero(cohort.reporting)
         if len(rows) == 0:
             return server
-        uploads = answers["model"].take(rows)  # w_i of the reporters
+        local_models = answers["model"].take(rows)  # w_i of the reporters
         contexts = server.model  # omega_k
         context = server.context.copy()
         if (context < 0).all():
-            # With the first uploads the number of contexts is known; all of them start
+            # The first local models determine the number of contexts. All contexts start
             # from the common initial model.
-            number = self._number(uploads, cohort.sizes[rows])
+            number = self._number(local_models, cohort.sizes[rows])
             contexts = jnp.repeat(contexts[:1], number, axis=0)
-        # Cluster the uploads, and average each cluster.
-        label = k_means_of_models(uploads, len(contexts))
+        # Cluster the local models, and average each cluster.
+        label = k_means_of_models(local_models, len(contexts))
         clusters = label.max() + 1
         share = reporter_weights(cohort, self.weights)[rows]
         weights = cluster_averages(label, clusters, share)
-        # Rows of weights sum to 1, so `mix` returns the means of the clusters and does
-        # not read the old models, which only give the shape here.
-        means = mix(contexts[:clusters], uploads, weights)
-        # k-means numbers its clusters anew in every round: each cluster continues the
-        # context that is nearest to its mean.
+        # The rows of weights sum to 1, so `mix` returns the means of the clusters. It
+        # uses only the shape of its first argument.
+        means = mix(contexts[:clusters], local_models, weights)
+        # The numbers of k-means clusters change from round to round, so each cluster is
+        # matched with the context that is nearest to its mean.
         context_of_cluster = match(squared_distances(means, contexts))
         context[cohort.reporters] = context_of_cluster[label]
-        # omega_k <- (1 - alpha) omega_k + alpha mean_k, by a row of weights with the
-        # one entry alpha. A context that no cluster continues has a row of zeros, with
-        # which `mix` leaves it unchanged.
-        continues = np.arange(len(contexts))[:, None] == context_of_cluster
-        model = mix(contexts, means, self.alpha * continues)
+        # omega_k <- (1 - alpha) omega_k + alpha mean_k. The row of weights of context k
+        # has the entry alpha at the cluster that is matched with it. Without such a
+        # cluster it is a row of zeros, and `mix` leaves the context unchanged.
+        is_matched = np.arange(len(contexts))[:, None] == context_of_cluster
+        model = mix(contexts, means, self.alpha * is_matched)
         return server.replace(model=model, context=context)
 
     def serve(self, server: ContextualState, cohort: Cohort) -> Downlink:
-        # Clients that took part have their personal model and need nothing; the others
-        # choose among all contexts (`init_unseen`).
+        # Unseen clients choose among all contexts (`init_unseen`).
         if cohort.seen:
             return Downlink()
         return Downlink({"model": Streams.all_to_all(server.model, len(cohort))})
@@ -198,17 +194,14 @@ class Contextual(Algorithm):
     # on the client
     # ----------------------------------------------------------------------------------
 
-    def init_client(self, theta: Float[Array, " d"]) -> ClientState:
-        return {"model": theta}
-
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
-        # A client that reports for the first time is sent all contexts, and chooses
-        # by its loss; all others are sent their own.
+        # A client that reports for the first time is sent all contexts and chooses the
+        # one of lowest loss. The others are sent their own context only.
         choice, _ = closest(inbox["model"], inbox.received["model"], local)
         omega = inbox["model"][choice]
-        # On each of R batches: S steps of theta, and a step of w towards theta.
+        # On each of the R batches: S steps of theta, then a step of w towards theta.
         start = state["model"] if self.start == "personal" else None
         gamma = self._gamma(self.sgd.rate(local.round))
         theta, w = envelope_steps(
@@ -216,14 +209,9 @@ class Contextual(Algorithm):
         )
         return {"model": theta}, {"model": w}
 
-    def personal(
-        self, state: ClientState, inbox: Inbox, local: LocalTrainer
-    ) -> Predictor:
-        return state["model"]
-
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
-        # Inner steps around the context of lowest loss, which does not change (the last
-        # argument is gamma = 0).
+        # Inner steps around the context of lowest loss. The context does not change:
+        # the last argument, gamma, is 0.
         choice, _ = closest(inbox["model"], inbox.received["model"], local)
         omega = inbox["model"][choice]
         theta, _ = envelope_steps(
@@ -232,20 +220,17 @@ class Contextual(Algorithm):
         return {"model": theta}
 
 
-def _own_or_all(context: NDArray[np.int32], contexts: int) -> NDArray[np.int32]:
-    """Send each client its own context or, if it has none yet, all contexts.
+def _own_or_all(context: NDArray[np.int64], contexts: int) -> NDArray[np.int32]:
+    """`Streams.recipients` [c, K]: each client's own context, or all if it has none.
 
     Args:
         context: the context of each client [c]; -1 = none yet.
         contexts: K, the number of contexts.
-
-    Returns:
-        `Streams.recipients` [c, K], where -1 = not sent.
     """
     numbers = np.arange(contexts)
     is_own = context[:, None] == numbers
     has_none = context[:, None] < 0
-    return np.where(is_own | has_none, numbers, -1).astype(np.int32)
+    return np.where(is_own | has_none, numbers, NOT_SENT).astype(np.int32)
 
 
 @hyperparameters
@@ -267,12 +252,12 @@ class CGPFL(Contextual):
 
     With one context this is pFedMe.
 
-    k-means numbers its clusters anew in every round, so they are matched one to one
-    with the contexts, at the least sum of squared distances. Clients that do not report
-    keep their context. A client that reports for the first time, in a later round,
-    receives all contexts and trains around the one with the lowest loss on its data. A
-    client that never took part chooses in the same way and computes its theta around
-    that context.
+    The numbers of k-means clusters change from round to round, so clusters are matched
+    one to one with the contexts, at the least sum of squared distances. Clients that do
+    not report keep their context. A client that reports for the first time in a later
+    round receives all contexts and trains around the one with the lowest loss on its
+    data. A client that never took part chooses a context in the same way and computes
+    its theta around it.
     """
 
     # What tables of methods say of this one; `About` explains the words.

@@ -1,4 +1,4 @@
-"""CGPFL-Heur: CGPFL that finds the number of its contexts."""
+"""CGPFL-Heur: CGPFL that chooses the number of contexts."""
 
 from typing import ClassVar
 
@@ -11,7 +11,7 @@ from fedtailor.algorithms.cgpfl import Contextual
 from fedtailor.protocol import About, hyperparameters, require
 
 _ROUNDING = 1e-9
-"""Differences of the bound that are this small a share of it are none."""
+"""Values of the bound that differ by less than this fraction count as equal."""
 
 
 @hyperparameters
@@ -32,11 +32,11 @@ class CGPFLHeur(Contextual):
 
     The default mu makes both terms change by the same amount from K = 1 to K = N/2, so
     that e(1) = e(N/2). The first term is concave in K. If the clients have no clusters,
-    every further context lowers the second term by about as much as the one before;
-    then no K in between is better, and one context is chosen. If some contexts lower it
-    by more, the minimum is in between. (A union bound over the assignments of clients
-    to contexts would add a term in sqrt(N log(K) / m), which also grows with K; it is
-    left out as in the paper.)
+    every further context lowers the second term by about the same amount. Then no K in
+    between is better, and one context is chosen. If the first contexts lower it by more
+    than later ones, the minimum is in between. (As in the paper, there is no term in
+    sqrt(N log(K) / m) from a union bound over the assignments of clients to contexts,
+    which would also grow with K.)
     """
 
     # What tables of methods say of this one; `About` explains the words.
@@ -56,12 +56,12 @@ class CGPFLHeur(Contextual):
     )
 
     mu: float | None = None
-    """Weight of the second term (the paper does not print its own). None = such that
-    both terms change by the same amount from K = 1 to K = N/2, which depends on neither
-    d nor the scale of the models."""
+    """Weight of the second term (not given in the paper). With None both terms change
+    by the same amount from K = 1 to K = N/2, so that the choice depends neither on d
+    nor on the scale of the models."""
     complexity: float | None = None
-    """d, the complexity of the models, at most m (beyond, the bound says nothing); None
-    = their parameters.
+    """d, the complexity of the models; values above m count as m. None = the number of
+    parameters.
     """
 
     def __post_init__(self) -> None:
@@ -75,21 +75,23 @@ class CGPFLHeur(Contextual):
     def _number(
         self, models: Float[Array | np.ndarray, "c d"], sizes: NDArray[np.int64]
     ) -> int:
-        # Second term of eq. 11 without mu, for every K that is worth comparing, with
-        # clients weighted by their samples.
+        # The second term of eq. 11 without mu, for the numbers K to compare. Clients
+        # are weighted by their samples.
         share = sizes / sizes.sum()
         numbers, costs = costs_of_models(models, share, len(models) // 2)
-        # First term. d is at most m: above e m the logarithm would be negative.
+        # The first term. d is at most m, because above e m the logarithm is negative.
         samples = float(sizes.sum())
         d = models.shape[1] if self.complexity is None else self.complexity
         d = min(d, samples)
         bound = np.sqrt(d * numbers / samples * np.log(np.e * samples / d))
         mu = self.mu
         if mu is None:
-            # From K = 1 to N/2 the first term rises by as much as the second one falls.
+            # The first term increases from K = 1 to N/2 by as much as the second term
+            # decreases.
             decrease = costs[0] - costs[-1]
             mu = (bound[-1] - bound[0]) / decrease if decrease > 0 else 0.0
         value = bound + mu * costs
-        # e(1) and e(N/2) differ by rounding only; the smallest number wins such ties.
-        is_least = value <= value.min() + _ROUNDING * value.max()
-        return int(numbers[np.argmax(is_least)])
+        # e(1) and e(N/2) differ only by rounding. On such ties the smallest K is
+        # chosen.
+        is_minimal = value <= value.min() + _ROUNDING * value.max()
+        return int(numbers[np.argmax(is_minimal)])

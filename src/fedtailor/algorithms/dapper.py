@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 from fedtailor.aggregation import ServerOptimizer, reporter_weights
 from fedtailor.algorithms.helpers.best_round import (
     BestRound,
-    chosen,
-    present,
+    serving_state,
+    training_state,
     validation_loss,
 )
 from fedtailor.algorithms.helpers.moments import (
@@ -59,52 +59,51 @@ from fedtailor.protocol import (
 )
 
 Sampler = Callable[[np.random.Generator, int], tuple[NDArray[Any], NDArray[Any]]]
-"""(generator, n) -> n examples x [n, ...], y [n, ...], as the federation stores them.
-"""
+"""(generator, n) -> examples x [n, ...] and y [n, ...], as the federation has them."""
 
 _NOT_LINEAR = (
     "source='moments' needs a linear model with squared error, such as"
     " models.logistic() with loss squared_error"
 )
 _ROUNDING = 1e-3
-"""Largest relative difference between a loss and a linear model's squared error."""
+"""The largest relative difference between a model's loss and the squared error for
+which the model counts as linear."""
 
 
 DAPPERState = HypClusterState | BestRound | WithMoments
-"""The common models: alone, in their best round (`best`), or with second moments."""
+"""The common models, as they are, with those of the best round, or with moments."""
 
 
 @hyperparameters
 class DAPPER(Algorithm):
     """Data interpolation (Mansour et al. 2020, section 4, figure 2).
 
-    First the clients train a common model h_c by FedAvgM or, with `clusters`, the
-    models of HypCluster, of which each client takes the one that fits its data best.
-    After training, each client k receives a sample C' of r m_k examples of all clients
-    (or of those in its cluster). For every lambda of a finite set in [0, 1] (`cover`)
-    it minimises, starting from h_c,
+    In the first phase the clients train a common model h_c by FedAvgM or, with
+    `clusters`, the models of HypCluster, of which each client uses the one that fits
+    its data best. After training, each client k receives a sample C' of r m_k examples
+    of all clients (or of the clients in its cluster). For every lambda of a finite set
+    in [0, 1] (`cover`) it starts from h_c and minimises
 
         lambda F_k(h) + (1 - lambda) F_C'(h)   (eq. 7)
 
-    in steps, each on a batch of its own data and a batch of C' that is r times as
-    large. It chooses the model with the lowest loss on samples that it did not train
-    on: its validation split or, without one, the fraction `held_out` of its training
-    data. A client that never took part uses training data only, and holds out some.
+    Each step uses a batch of the client's data and a batch of C' that is r times as
+    large. The client chooses the model with the lowest loss on samples that it did not
+    train on: its validation split or, without one, the fraction `held_out` of its
+    training data. A client that never took part always holds out training data.
 
-    `coin` is the paper's pseudocode: r times as many steps, each on a batch of the
-    client with probability lambda, else on one of C' (with batches of one sample and
-    one epoch: r m_k steps). `select="train"`, also in the pseudocode, chooses by the
-    loss on the data that the client trained on, which nearly always gives the largest
-    lambda.
+    `coin` follows the paper's pseudocode: there are r times as many steps, each on a
+    batch of the client's data with probability lambda, and otherwise on a batch of C'.
+    `select="train"`, also in the pseudocode, chooses by the loss on the data that the
+    client trained on, which nearly always gives the largest lambda.
 
-    If C' must not contain other clients' data (section 4.2), `source` takes it from
-    public `proxy` data or, for models without inputs (densities), from h_c itself:
-    clients draw from that model and no example is sent. For a linear model and squared
-    error, `moments` is enough (section 4.2, sufficient statistics). Once, before
-    training, clients send the means of u u' and u y' over their samples, u = (x, 1);
-    after training, the server sends their mean over all samples. From it a client
-    computes F_C' and its gradient for C' = all clients' training data, exactly and
-    without any example:
+    If C' must not contain other clients' data (section 4.2), `source="proxy"` takes
+    public data. With `source="model"`, for models without inputs (densities), clients
+    draw C' from h_c, and no example is sent. For a linear model with squared error
+    `source="moments"` is enough (section 4.2, sufficient statistics). Before training,
+    clients send the means of u u' and u y' over their samples, where u = (x, 1). After
+    training, the server sends the mean of these over all samples. From this a client
+    computes F_C' and its gradient exactly, where C' are the training data of all
+    clients:
 
         F_C'(h) = tr(H' M_uu H) - 2 tr(H' M_uy) + constant    for h(x) = H' u
     """
@@ -144,7 +143,7 @@ class DAPPER(Algorithm):
     """Rounds in which all clients train the same `random` model (see `HypCluster`).
     """
     cover: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
-    """The lambdas to choose from, ascending (the paper: a cover of [0, 1])."""
+    """The values of lambda to choose from, ascending (the paper: a cover of [0, 1])."""
     r: int = 5
     """Examples of C' for each of the client's own (Mansour et al., appendix F.2: 5)."""
     tune: SGD = SGD(lr=0.01, batch_size=10)
@@ -152,11 +151,10 @@ class DAPPER(Algorithm):
     data sets).
     """
     coin: bool = False
-    """Toss a coin for the data set of each step, or else weigh both data sets in each.
-    """
+    """Whether each step uses one data set at random, or a weighted mean of both."""
     select: Literal["held-out", "train"] = "held-out"
-    """What chooses lambda: the loss on held-out samples (the paper's text), or on all
-    of the training data.
+    """What lambda is chosen by: the loss on held-out samples (the paper's text), or on
+    all training data.
     """
     held_out: float = 0.2
     """Share of the training data held out to choose lambda, for clients without a
@@ -167,16 +165,16 @@ class DAPPER(Algorithm):
     model itself, or the second moments of all training data (linear models with squared
     error)."""
     best: bool = False
-    """Start from the common model of the round of least validation loss ("the best
-    baseline model" of Mansour et al., section 6; see `FineTune`), or else from the last
-    one."""
+    """Whether to start from the common model of the round of least validation loss
+    ("the best baseline model" of Mansour et al., section 6; see `FineTune`), or from
+    the last one."""
     proxy: Sampler | None = None
     """Public data, or a generator trained on some, for `source="proxy"`; for arrays see
     `sampler`.
     """
 
     def __post_init__(self) -> None:
-        self._training()  # which checks what it shares with HypCluster
+        self._training()  # checks the settings of HypCluster
         require_cover(self.cover)
         require(self.r >= 1, f"r is {self.r}; it must be 1 or more")
         require(
@@ -244,7 +242,7 @@ class DAPPER(Algorithm):
         return WithMoments(server, None) if self.source == "moments" else server
 
     def broadcast(self, server: DAPPERState, cohort: Cohort) -> Downlink:
-        return self._training().broadcast(present(models_of(server)), cohort)
+        return self._training().broadcast(training_state(models_of(server)), cohort)
 
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
@@ -260,29 +258,29 @@ class DAPPER(Algorithm):
     def server(
         self, server: DAPPERState, downlink: Downlink, answers: Answers, cohort: Cohort
     ) -> DAPPERState:
-        # The state of the common models is taken out of the wrappers of `best` and
-        # `moments`, stepped by its own method, and put back.
+        # `best` and `moments` wrap the state of the common models, of which HypCluster
+        # computes the next one.
         models = models_of(server)
-        new = self._training().server(present(models), downlink, answers, cohort)
+        new = self._training().server(training_state(models), downlink, answers, cohort)
         if self.best:
             new = models.after(new, answers, cohort)
         return server.replace(models=new) if self.source == "moments" else new
 
     def global_model(self, server: DAPPERState) -> Float[Array, " d"]:
-        return self._training().global_model(chosen(models_of(server)))
+        return self._training().global_model(serving_state(models_of(server)))
 
     def diagnostics(self, server: DAPPERState) -> Sequence[Diagnostic]:
-        return cluster_diagnostics(present(models_of(server)))
+        return cluster_diagnostics(training_state(models_of(server)))
 
     # before training: second moments, for source="moments"
     # ----------------------------------------------------------------------------------
 
     def probe_downlink(self, server: WithMoments, cohort: Cohort) -> Downlink:
-        # Clients can compute the initial model from the seed, so it is not charged.
-        start = present(server.models).model[0]
-        return Downlink(
-            {"model": Streams.everyone(start, len(cohort), already_held=True)}
-        )
+        # Clients can compute the initial model from the seed, so the ledger does not
+        # count it.
+        initial = training_state(server.models).model[0]
+        model = Streams.everyone(initial, len(cohort), already_held=True)
+        return Downlink({"model": model})
 
     def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
         theta = inbox.only("model")
@@ -296,8 +294,8 @@ class DAPPER(Algorithm):
         # `host` gives what each client sent as a NumPy array [c, ...].
         deviation = answers.host("deviation")[cohort.reporting]
         require(bool((deviation < _ROUNDING).all()), _NOT_LINEAR)
-        # The mean over all clients' samples is the mean of the clients' means [c, ...],
-        # weighted by n_k.
+        # The mean over all samples is the mean of the clients' means [c, ...], weighted
+        # by n_k.
         means = answers.host("moments")
         share = reporter_weights(cohort, "samples")
         moments = (share[:, None, None] * means).sum(axis=0)
@@ -307,18 +305,18 @@ class DAPPER(Algorithm):
     # ----------------------------------------------------------------------------------
 
     def serve(self, server: DAPPERState, cohort: Cohort) -> Downlink:
-        common = chosen(models_of(server))
+        common = serving_state(models_of(server))
         models = self._training().serve(common, cohort).streams
         if self.source == "model":
             return Downlink(models)
         if self.source == "moments":
             assert isinstance(server, WithMoments)
-            # one stream [1, ...], which every client receives (row 0)
-            to_everyone = np.zeros((len(cohort), 1), np.int32)
-            moments = Streams(jnp.asarray(server.moments)[None], to_everyone)
-            return Downlink({**models, "moments": moments})
-        # C' of a client depends on the run's seed and the client's id alone: it is the
-        # same whoever else is served, and whenever.
+            moments = jnp.asarray(server.moments)[None]  # one stream [1, ...]
+            return Downlink(
+                {**models, "moments": Streams.everyone(moments, len(cohort))}
+            )
+        # C' depends only on the run's seed and the client's id, so it does not change
+        # with the cohort or the round.
         bits = draw_bits(cohort.seed, "dapper", 0, cohort.ids)
         clusters = np.full(len(cohort), -1)
         if cohort.seen:
@@ -326,8 +324,8 @@ class DAPPER(Algorithm):
         counts = self.r * cohort.sizes
         samples = []
         for seed, cluster, count in zip(bits, clusters, counts, strict=True):
-            # C' is drawn from the data of the client's cluster only (figure 2), or of
-            # all clients where its cluster is not known (-1).
+            # C' is drawn from the data of the client's cluster (figure 2), or of all
+            # clients if the cluster is not known (-1).
             members = None
             if cluster >= 0:
                 members = np.flatnonzero(common.cluster == cluster)
@@ -342,13 +340,16 @@ class DAPPER(Algorithm):
         members: NDArray[np.int64] | None,
         cohort: Cohort,
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """C' for one client: x [count, ...] and y [count, ...].
+        """C' for one client.
 
         Args:
-            rng: draws them.
-            count: r m_k.
-            members: clients whose data are drawn from; None = all.
+            rng: draws the examples.
+            count: r m_k, the number of examples.
+            members: the clients whose data are drawn from; None = all.
             cohort: gives access to the clients' data.
+
+        Returns:
+            x [count, ...] and y [count, ...].
         """
         if self.proxy is not None:
             return self.proxy(rng, count)
@@ -364,7 +365,7 @@ class DAPPER(Algorithm):
     def personal(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> Predictor:
-        # Only a client that never took part has a state: the model of `init_unseen`.
+        # Only unseen clients have a state: the model of `init_unseen`.
         if state:
             return state["model"]
         return self._personalize(inbox, local, use_val=True)
@@ -372,25 +373,19 @@ class DAPPER(Algorithm):
     def _personalize(
         self, inbox: Inbox, local: LocalTrainer, use_val: bool
     ) -> Float[Array, " d"]:
-        """The client's part of figure 2.
-
-        It minimises eq. 7 for every lambda of the cover, and keeps the best model.
+        """The personal model: the best minimiser of eq. 7 over the lambdas (figure 2).
 
         Args:
             inbox: what `serve` sent.
             local: the client's data and training.
-            use_val: choose lambda on the validation split if there is one; clients
-                that never took part use training data only.
-
-        Returns:
-            The personal model.
+            use_val: whether to choose lambda on the validation split if there is one,
+                or always on training data.
         """
-        # h_c: the only common model, or with clusters the one that fits the client's
-        # data best
+        # h_c: with several common models, the one that fits the client's data best
         choice, _ = closest(inbox["model"], inbox.received["model"], local)
         start = inbox["model"][choice]
-        # Nothing is held out if there is nothing to choose, or if the loss on the
-        # training data chooses (the pseudocode).
+        # Nothing is held out if there is only one lambda, or if lambda is chosen by the
+        # loss on the training data (the pseudocode).
         has_choice = len(self.cover) > 1
         if has_choice and self.select == "held-out":
             fit_on, loss = self._hold_out(local, use_val)
@@ -409,27 +404,27 @@ class DAPPER(Algorithm):
 
         Args:
             local: the client's data and training.
-            use_val: choose by the validation split if there is one, else by some of
-                the training data.
+            use_val: whether to choose by the validation split if there is one, or
+                always by part of the training data.
 
         Returns:
-            The client with the samples to fit on, and the loss of a model on samples
-            that are not among them.
+            The client with the samples to fit on, and a function that computes the loss
+            of a model on the other samples.
         """
         n = local.size
         has_val = local.count("val") > 0 if use_val else jnp.bool_(False)
-        # At least one sample is left to fit on.
-        wanted = jnp.ceil(self.held_out * n).astype(jnp.int32)
-        taken = jnp.minimum(wanted, jnp.maximum(n - 1, 0))
-        cut = jnp.where(has_val, n, n - taken)
-        held_out = local.part(cut, n, "dapper")
+        # At least one sample remains to fit on.
+        count = jnp.ceil(self.held_out * n).astype(jnp.int32)
+        count = jnp.minimum(count, jnp.maximum(n - 1, 0))
+        first = jnp.where(has_val, n, n - count)
+        held_out = local.part(first, n, "dapper")
 
         def loss(h: Float[Array, " d"]) -> Float[Array, ""]:
             if not use_val:
                 return held_out.loss(h)
             return jnp.where(has_val, local.loss(h, "val"), held_out.loss(h))
 
-        return local.part(0, cut, "dapper"), loss
+        return local.part(0, first, "dapper"), loss
 
     def _fit(
         self, start: Float[Array, " d"], lam: Array, inbox: Inbox, local: LocalTrainer
@@ -439,65 +434,65 @@ class DAPPER(Algorithm):
         Args:
             start: h_c, from which the steps start.
             lam: lambda, traced.
-            inbox: what `serve` sent: C', or the moments.
-            local: the client with the samples that it fits on.
+            inbox: what `serve` sent: C' or the moments.
+            local: the client with the samples to fit on.
 
         Returns:
             h_lambda.
         """
 
-        def gradient_of_both(params: Params, batch: Batch, step: Array) -> Params:
-            """A batch of b own examples, and one of r b examples of C'."""
+        def weighted_gradient(params: Params, batch: Batch, step: Array) -> Params:
+            """The gradient on b examples of the client and r b examples of C'."""
             size = self.r * len(batch.y)
-            others = self._batch_of_others(start, inbox, local, step, size)
+            sample = self._sample_batch(start, inbox, local, step, size)
             local.count_work(gradients=self.r)
-            # Both as one batch: with weights lambda / b and (1 - lambda) / (r b), which
-            # sum to 1, its weighted mean loss is eq. 7.
-            both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), batch, others)
+            # The weighted mean loss of the joint batch is eq. 7: the weights lambda / b
+            # and (1 - lambda) / (r b) sum to 1.
+            joint = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), batch, sample)
             own_weight = lam * _mean_weights(batch.weight)
-            others_weight = (1 - lam) * _mean_weights(others.weight)
-            weight = jnp.concatenate([own_weight, others_weight])
-            return local.batch_gradient(params, Batch(both.x, both.y, weight))
+            sample_weight = (1 - lam) * _mean_weights(sample.weight)
+            weight = jnp.concatenate([own_weight, sample_weight])
+            return local.batch_gradient(params, Batch(joint.x, joint.y, weight))
 
-        def gradient_of_either(params: Params, batch: Batch, step: Array) -> Params:
-            """The pseudocode's coin: an own batch with probability lambda, or of C'."""
-            # Both batches are made, as the choice is traced. A client that has fewer
-            # own examples than a batch takes may have more of C'.
+        def coin_gradient(params: Params, batch: Batch, step: Array) -> Params:
+            """The gradient on the client's batch with probability lambda, or on C'."""
+            # The choice is traced, so both batches are computed. A client may have
+            # fewer examples than a batch, and more examples in C'.
             size = min(self.tune.batch_size, self.r * len(batch.y))
-            others = self._batch_of_others(start, inbox, local, step, size)
+            sample = self._sample_batch(start, inbox, local, step, size)
             key = jax.random.fold_in(local.key("coin"), step)
             is_own = jax.random.bernoulli(key, lam)
-            either = jax.tree.map(
-                lambda a, b: jnp.where(is_own, a, b), _padded(batch, size), others
+            selected = jax.tree.map(
+                lambda a, b: jnp.where(is_own, a, b), _pad(batch, size), sample
             )
-            return local.batch_gradient(params, either)
+            return local.batch_gradient(params, selected)
 
-        def gradient_by_moments(params: Params, batch: Batch, step: Array) -> Params:
-            """A batch of own examples, and the exact gradient of F_C'."""
+        def moments_gradient(params: Params, batch: Batch, step: Array) -> Params:
+            """The gradient on the client's batch, and the exact gradient of F_C'."""
             input_shape = batch.x.shape[1:]
 
-            def loss_of_others(params: Params) -> Float[Array, ""]:
+            def sample_loss(params: Params) -> Float[Array, ""]:
                 return loss_by_moments(
                     params, inbox.only("moments"), local, input_shape
                 )
 
             own = local.batch_gradient(params, batch)
-            others = jax.grad(loss_of_others)(params)
-            return jax.tree.map(lambda a, b: lam * a + (1 - lam) * b, own, others)
+            sample = jax.grad(sample_loss)(params)
+            return jax.tree.map(lambda a, b: lam * a + (1 - lam) * b, own, sample)
 
         steps = local.steps(self.tune)
         if self.source == "moments":
-            gradient = gradient_by_moments
+            gradient = moments_gradient
         elif self.coin:
-            # A step sees a batch of one of the two data sets, so it takes r times as
-            # many steps to see as many examples.
-            gradient = gradient_of_either
+            # A step uses a batch of only one of the two data sets, so r times as many
+            # steps are needed to use all examples.
+            gradient = coin_gradient
             steps = steps * self.r
         else:
-            gradient = gradient_of_both
+            gradient = weighted_gradient
         return local.sgd(start, self.tune, gradient=gradient, steps=steps)
 
-    def _batch_of_others(
+    def _sample_batch(
         self,
         start: Float[Array, " d"],
         inbox: Inbox,
@@ -508,14 +503,14 @@ class DAPPER(Algorithm):
         """The batch of C' for a step.
 
         Args:
-            start: h_c, which generates the examples of `source="model"`.
-            inbox: the examples of the other sources.
+            start: h_c, which generates the examples if `source` is "model".
+            inbox: the examples, for other sources.
             local: the client.
             step: the number of the step.
-            size: examples in the batch.
+            size: the number of examples in the batch.
 
         Returns:
-            The examples that were received, or generated ones; padding has weight 0.
+            Received or generated examples; padding has weight 0.
         """
         if self.source != "model":
             return received_batch(inbox, local, step, size, start.dtype)
@@ -529,8 +524,8 @@ class DAPPER(Algorithm):
             " inputs",
         )
         x = jnp.zeros((size, *x.shape[1:]), x.dtype)
-        # The key of an example depends on its position in C', so that every pass over
-        # C' generates the same examples.
+        # The key of an example depends on its position in C', so every pass over C'
+        # generates the same examples.
         key = local.key("generated")
         keys = jax.vmap(jax.random.fold_in, (None, 0))(key, positions)
         y = jax.vmap(jax.random.categorical)(keys, local.logits(local.params(start), x))
@@ -538,7 +533,7 @@ class DAPPER(Algorithm):
 
 
 def sampler(x: ArrayLike, y: ArrayLike) -> Sampler:
-    """Draws public examples with replacement, for `DAPPER(source="proxy", proxy=...)`.
+    """A function that draws examples with replacement, for `DAPPER(proxy=...)`.
 
     Args:
         x, y: the examples [n, ...] and [n, ...].
@@ -557,8 +552,8 @@ def sampler(x: ArrayLike, y: ArrayLike) -> Sampler:
     return draw
 
 
-def _padded(batch: Batch, size: int) -> Batch:
-    """The batch padded to `size` rows; padding has weight 0."""
+def _pad(batch: Batch, size: int) -> Batch:
+    """Pad a batch to `size` rows; padding has weight 0."""
     missing = size - len(batch.y)
     if not missing:
         return batch
@@ -571,5 +566,5 @@ def _padded(batch: Batch, size: int) -> Batch:
 
 
 def _mean_weights(weight: Float[Array, " b"]) -> Float[Array, " b"]:
-    """Weights of a mean over the samples of a batch, padding (weight 0) left out."""
+    """Weights of the mean over the samples of a batch; padding has weight 0."""
     return weight / jnp.maximum(weight.sum(), 1)

@@ -1,4 +1,4 @@
-"""Ditto: FedAvg, and beside it a personal model near the global one."""
+"""Ditto: FedAvg, and a personal model near the global one for each client."""
 
 from typing import ClassVar, Literal
 
@@ -6,35 +6,31 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fedtailor.algorithms.fedavg import FedAvg
-from fedtailor.algorithms.fedprox import require_stable
-from fedtailor.algorithms.helpers.averaging import AveragedModels
+from fedtailor.algorithms.helpers.personal_model import PersonalModelAlgorithm
+from fedtailor.algorithms.helpers.proximal import proximal_term, require_stable
 from fedtailor.protocol import (
     SGD,
     About,
     ClientState,
     ClientUpdate,
-    Cohort,
-    Downlink,
     Inbox,
     IntScalar,
     LocalTrainer,
-    Predictor,
     TracedInt,
     ZeroIsStatic,
     hyperparameters,
-    is_off,
     require,
 )
 
 
 @hyperparameters
-class Ditto(FedAvg):
+class Ditto(PersonalModelAlgorithm, FedAvg):
     """Fair and robust federated learning through personalization (Li et al. 2021).
 
     The global model w is trained as in FedAvg; the personal models have no influence on
-    it. Each client also has a personal model v_i, which never leaves it. In a round in
-    which it takes part it trains v_i, too, with a proximal term around the w that it
-    received (not around the model that it trained from w):
+    it. Each client also has a personal model v_i, which never leaves it. In every round
+    in which it takes part it also trains v_i, with a proximal term around the received
+    w (not around the model that it trained from w):
 
         v_i <- v_i - eta ( g_i(v_i) + lam (v_i - w) )
 
@@ -44,8 +40,8 @@ class Ditto(FedAvg):
     With `lams`, a client takes the steps of a round once for `lam` and once for each of
     `lams`, and continues with the v_i of lowest loss on its validation samples, the
     first one on ties. (The released code, `dynamic_lam`, chooses after every single
-    step.) A client without validation samples uses `lam`, and so does a client that
-    never took part.
+    step.) Clients without validation samples and clients that never took part use
+    `lam`.
     """
 
     # What tables of methods say of this one; `About` explains the words.
@@ -70,8 +66,8 @@ class Ditto(FedAvg):
     """Weights of the average over reporters (the paper's algorithms 1 and 2: equal)."""
     lam: ZeroIsStatic = 1.0
     """Weight of the proximal term around the global model (released code: 1, or the
-    best of {0.1, 1, 2}). It may change without a new compilation, except from or to 0:
-    then the term is not compiled at all.
+    best of {0.1, 1, 2}). It may change without a new compilation, except from or to 0,
+    which leaves the term out of the compiled program.
     """
     lams: tuple[float, ...] = ()
     """Other values of `lam` that each client may choose by its validation samples
@@ -79,12 +75,11 @@ class Ditto(FedAvg):
     personal_sgd: SGD | None = None
     """Training of the personal model; None = as `sgd`, on the same batches."""
     newcomer_steps: TracedInt = 40
-    """Steps from the global model that a client takes which never took part (as in the
-    released code's fine-tuning baseline).
+    """Steps from the global model for a client that never took part (as in the released
+    code's fine-tuning baseline).
     """
 
     def __post_init__(self) -> None:
-        # 0 <= lam, and learning rate * lam < 2: else the steps diverge.
         for lam in (self.lam, *self.lams):
             require_stable("lam", lam, self.personal_sgd or self.sgd)
         require(
@@ -92,15 +87,12 @@ class Ditto(FedAvg):
             f"newcomer_steps is {self.newcomer_steps}; it must be 0 or more",
         )
 
-    def init_client(self, theta: Float[Array, " d"]) -> ClientState:
-        return {"model": theta}
-
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
         w = inbox.only("model")
-        # The proximal term is around w as received, not as trained below, so the two
-        # trainings may run in either order.
+        # The proximal term is around the received w, so the personal and the global
+        # training are independent of each other.
         v = self._train_personal(state["model"], w, local)
         return {"model": v}, {"model": local.sgd(w, self.sgd)}
 
@@ -133,21 +125,8 @@ class Ditto(FedAvg):
         steps: IntScalar | None = None,
     ) -> Float[Array, " d"]:
         """v after local steps with the proximal term lam/2 |v - w|^2."""
-        # The term is not compiled if lam is the constant 0.
-        proximal = None if is_off(lam) else (lam, w)
-        return local.sgd(
-            v, self.personal_sgd or self.sgd, proximal=proximal, steps=steps
-        )
-
-    def serve(self, server: AveragedModels, cohort: Cohort) -> Downlink:
-        # Clients that took part have a personal model, so nothing is sent to them; the
-        # others receive the global model to start from (`init_unseen`).
-        return Downlink() if cohort.seen else self.broadcast(server, cohort)
-
-    def personal(
-        self, state: ClientState, inbox: Inbox, local: LocalTrainer
-    ) -> Predictor:
-        return state["model"]
+        sgd = self.personal_sgd or self.sgd
+        return local.sgd(v, sgd, proximal=proximal_term(lam, w), steps=steps)
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         w = inbox.only("model")

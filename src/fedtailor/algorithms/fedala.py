@@ -1,4 +1,4 @@
-"""FedALA: clients mix the global model into their own, entry by entry, then train."""
+"""FedALA: clients train from a learned entry-wise mix of global and local model."""
 
 from typing import Any, ClassVar
 
@@ -26,31 +26,31 @@ from fedtailor.protocol import (
     require,
 )
 
-RECENT = 10
-"""Passes whose losses decide when the first learning of weights is over (the paper)."""
+WINDOW = 10
+"""The number of passes whose losses decide when weights have converged (the paper)."""
 
 
 @hyperparameters
 class FedALA(FedAvg):
     """Adaptive local aggregation (Zhang et al. 2023, algorithm 1).
 
-    The global model is FedAvg's. A client starts its training from a mix of the global
-    model and the one that it trained last, with weights W_i in [0, 1] for every entry
-    of the last layers (below them, from the global model):
+    The server is FedAvg's. A client starts its training from a mix of the global model
+    theta and theta_i, the model that it trained last. Each entry of the last layers has
+    a weight W_i in [0, 1]; the other layers are those of the global model:
 
         start = theta_i + (theta - theta_i) * W_i
         W_i <- clip( W_i - eta grad F_i(start) * (theta - theta_i), 0, 1 )     on mini-batches of a share of its data
 
-    The first time that the two models differ, W is learned until the standard deviation
-    of the mean losses of the last 10 passes falls below `threshold`; from then on in
-    one pass a round. A client predicts with the `start` that it would have for the
-    final global model. A client that never took part has no model of its own and
-    predicts with the global one.
+    In the first round in which the two models differ, W_i is learned until the standard
+    deviation of the mean losses of the last 10 passes is below `threshold`. In later
+    rounds it is learned in one pass. A client predicts with the `start` for the final
+    global model. A client that never took part predicts with the global model.
 
-    The released code looks at the loss of each pass's last mini-batch instead of the
-    pass's mean, makes at least 11 passes and has no limit, and gives clients that do
-    not take part in a round a new `start` as their own model, too. It trains at rate
-    0.005 in batches of 10, without the last partial one, always in the same order.
+    The released code uses the loss of the last mini-batch of each pass instead of the
+    mean of the pass, makes at least 11 passes without an upper limit, and also replaces
+    the models of clients that do not take part in a round by their `start`. It trains
+    at rate 0.005 in batches of 10, without the last partial batch, always in the same
+    order.
     """
 
     # What tables of methods say of this one; `About` explains the words.
@@ -68,21 +68,21 @@ class FedALA(FedAvg):
     )
 
     part: str = "head"
-    """Where weights are learned: the last layers (released code: 2, which counts weight
-    and bias of the last one).
+    """The part of the model whose weights are learned: the last layers (released code:
+    2, the weight and the bias of the last layer).
     """
     eta: ZeroIsStatic = 1.0
     """Rate of the weights; 0 leaves them at 1, which is FedAvg."""
     share: float = 0.8
-    """Share of the training samples that the weights are learned on, in (0, 1]: in
-    every round consecutive ones of a fixed order, from a random start (as the released
-    code takes them)."""
+    """Share of the training samples that the weights are learned on, in (0, 1]. They
+    are consecutive samples of a fixed order, with a random first one in each round (as
+    in the released code)."""
     threshold: float = 0.1
-    """Deviation of the last 10 passes' mean losses that ends the first learning
-    (released code: 0.1).
+    """Standard deviation of the mean losses of the last 10 passes below which the
+    weights have converged (released code: 0.1).
     """
     max_passes: TracedInt = 50
-    """Passes after which the first learning ends in any case."""
+    """The maximal number of passes in the first learning of the weights."""
 
     def __post_init__(self) -> None:
         require(self.eta >= 0, f"eta is {self.eta}; it must be 0 or more")
@@ -132,9 +132,7 @@ class FedALA(FedAvg):
         weights: Float[Array, " k"],
         local: LocalTrainer,
     ) -> Float[Array, " d"]:
-        """The start of a client's training.
-
-        It is theta_i + (theta - theta_i) * W_i in the part, and theta elsewhere.
+        """theta_i + (theta - theta_i) * W_i in the part, and theta outside of it.
 
         Args:
             own: theta_i, the model that the client trained last.
@@ -150,21 +148,21 @@ class FedALA(FedAvg):
     def _learn(
         self, state: Any, theta: Float[Array, " d"], local: LocalTrainer
     ) -> tuple[Float[Array, " k"], Bool[Array, ""]]:
-        """Learn W_i in one pass or, the first time, in as many passes as it takes.
+        """Learn W_i in one pass or, the first time, until it has converged.
 
         Returns:
-            The new weights, and whether learning has ever begun: it cannot while both
-            models are equal.
+            The new weights, and whether learning has begun in this or an earlier round.
+            It does not begin as long as both models are equal.
         """
         part = local.part_of_model(self.part)
         own = state["model"]
-        # theta - theta_i, the derivative of the start with respect to W_i. It is zero
-        # in a client's first round, where all W are equally good.
+        # theta - theta_i is the derivative of `start` with respect to W_i. In a
+        # client's first round it is zero, and the weights do not matter.
         difference = part.take(theta) - part.take(own)
-        differs = (difference != 0).any()
-        # With eta = 0 the weights stay 1, and no learning is compiled.
+        is_different = (difference != 0).any()
+        # A constant eta = 0 leaves the learning out of the compiled program.
         if is_off(self.eta):
-            return state["weights"], state["began"] | differs
+            return state["weights"], state["began"] | is_different
         sampled = self._sampled(local)
         pass_steps = sampled.steps(SGD(batch_size=self.sgd.batch_size))
 
@@ -185,28 +183,30 @@ class FedALA(FedAvg):
         def one_pass(
             k: Int[Array, ""], carry: tuple[Array, Array, Array]
         ) -> tuple[Array, Array, Array]:
-            weights, recent, done = carry
-            # The loop always has `max_passes` passes; after the last one that is needed
-            # they take no steps.
+            weights, recent_losses, done = carry
+            # The loop always has `max_passes` passes. Passes after the last necessary
+            # one take no steps.
             steps = jnp.where(done, 0, pass_steps)
             zero = jnp.zeros((), theta.dtype)
             weights, total = sampled.loop(
                 (weights, zero), step, steps, self.sgd.batch_size, purpose="weights"
             )
-            # The first learning is over when the last ten mean losses hardly differ.
-            recent = jnp.append(recent[1:], total / jnp.maximum(sampled.size, 1))
-            converged = (k + 1 >= RECENT) & (recent.std() < self.threshold)
-            # A client that began in an earlier round makes one pass only.
-            return weights, recent, done | state["began"] | converged
+            # The weights have converged when the last mean losses hardly differ.
+            recent_losses = jnp.append(
+                recent_losses[1:], total / jnp.maximum(sampled.size, 1)
+            )
+            converged = (k + 1 >= WINDOW) & (recent_losses.std() < self.threshold)
+            # A client that has begun in an earlier round makes one pass only.
+            return weights, recent_losses, done | state["began"] | converged
 
-        recent = jnp.zeros(RECENT, theta.dtype)
+        recent_losses = jnp.zeros(WINDOW, theta.dtype)
         weights, _, _ = local.fori_loop(
-            self.max_passes, one_pass, (state["weights"], recent, ~differs)
+            self.max_passes, one_pass, (state["weights"], recent_losses, ~is_different)
         )
-        return weights, state["began"] | differs
+        return weights, state["began"] | is_different
 
     def _sampled(self, local: LocalTrainer) -> LocalTrainer:
-        """The client with the samples on which it learns weights in this round."""
+        """The client with the samples on which it learns the weights in this round."""
         count = jnp.maximum(jnp.round(self.share * local.size), 1).astype(jnp.int32)
         first = jax.random.randint(
             local.key("fedala start"), (), 0, local.size - count + 1

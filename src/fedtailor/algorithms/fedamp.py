@@ -1,4 +1,4 @@
-"""FedAMP: every client is pulled to its own mean, of the models most like its own."""
+"""FedAMP: each client's training is pulled towards a mean of similar models."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
@@ -9,11 +9,11 @@ from jaxtyping import Array, Bool, Float
 
 from fedtailor.aggregation import mix
 from fedtailor.aggregation.distances import cosine_similarity, squared_distances
-from fedtailor.algorithms.fedprox import require_stable
+from fedtailor.algorithms.helpers.personal_model import PersonalModelAlgorithm
+from fedtailor.algorithms.helpers.proximal import require_stable
 from fedtailor.protocol import (
     SGD,
     About,
-    Algorithm,
     Answers,
     ClientState,
     ClientUpdate,
@@ -25,7 +25,6 @@ from fedtailor.protocol import (
     LocalTrainer,
     MatrixDiagnostic,
     Population,
-    Predictor,
     ServerState,
     Streams,
     ZeroIsStatic,
@@ -51,17 +50,18 @@ class FedAMPState(ServerState):
 
 
 @hyperparameters
-class FedAMP(Algorithm):
+class FedAMP(PersonalModelAlgorithm):
     """Federated attentive message passing.
 
     Huang et al. 2021, algorithm 1, equations 5 to 8.
 
-    The server keeps every client's last model and sends client i a mean of its own,
+    The server keeps the last model of every client and sends client i a mean of these
+    models, with weights that depend on i:
 
         u_i = sum_(j != i) xi_ij w_j + (1 - sum_(j != i) xi_ij) w_i,
         xi_ij = (alpha / sigma) exp(-|w_i - w_j|^2 / sigma)
 
-    towards which a proximal term pulls the client's training,
+    A proximal term pulls the client's training towards u_i:
 
         w_i <- SGD(w_i; F_i(w) + lam / (2 alpha) |w - u_i|^2)
 
@@ -70,9 +70,9 @@ class FedAMP(Algorithm):
     so that they and the client's own weight sum to 1. The server sees each client's
     model.
 
-    A client that never took part receives all models, as the server cannot compute its
-    u without a model of it. It trains once from their mean, computes its own u, and
-    trains again as in a round.
+    A client that never took part receives all models, because the server has no model
+    of this client from which it could compute u. The client trains once from their
+    mean, computes u itself, and trains again as in a round.
     """
 
     # What tables of methods say of this one; `About` explains the words.
@@ -123,8 +123,8 @@ class FedAMP(Algorithm):
             f"sigma is {self.sigma}; it must be above 0",
         )
         require_stable("lam / alpha", self.lam / self.alpha, self.sgd)
-        given = self.own_weight is None or 0 <= self.own_weight <= 1
-        require(given, f"own_weight is {self.own_weight}; it must be in [0, 1]")
+        is_valid = self.own_weight is None or 0 <= self.own_weight <= 1
+        require(is_valid, f"own_weight is {self.own_weight}; it must be in [0, 1]")
         require(
             self.heur or self.own_weight is None,
             "own_weight belongs to heur; leave it out, or set heur",
@@ -181,9 +181,11 @@ class FedAMP(Algorithm):
             diagonal.
         """
         clients = len(models)
-        alike = cosine_similarity(models) if self.heur else squared_distances(models)
+        distances_or_cosines = (
+            cosine_similarity(models) if self.heur else squared_distances(models)
+        )
         is_other = ~np.eye(clients, dtype=bool)
-        weights = np.asarray(self._weights(alike, is_other, clients, np))
+        weights = np.asarray(self._weights(distances_or_cosines, is_other, clients, np))
         weights[~is_other] = 1 - weights.sum(axis=1)
         return weights
 
@@ -193,11 +195,13 @@ class FedAMP(Algorithm):
             return self.sigma
         return 1.0 if self.heur else max(1.0, self.alpha * clients)
 
-    def _weights(self, alike: Any, is_other: Any, clients: int, xp: Any) -> Any:
+    def _weights(
+        self, distances_or_cosines: Any, is_other: Any, clients: int, xp: Any
+    ) -> Any:
         """xi_ij for j != i.
 
         Args:
-            alike: squared distances or, for `heur`, cosines [..., m].
+            distances_or_cosines: squared distances or, for `heur`, cosines [..., m].
             is_other: [..., m] which entries are other clients.
             clients: the number of clients, the own one included.
             xp: the library of the arrays: NumPy on the server, JAX on a newcomer.
@@ -210,12 +214,12 @@ class FedAMP(Algorithm):
             # alpha A'(|w_i - w_j|^2), where A(x) = 1 - exp(-x / sigma) is the paper's
             # attention-inducing function.
             scale = xp.maximum(1.0, self.alpha * clients) if sigma is None else sigma
-            weights = self.alpha / scale * xp.exp(-alike / scale)
+            weights = self.alpha / scale * xp.exp(-distances_or_cosines / scale)
             return xp.where(is_other, weights, 0.0)
         own = 1 / clients if self.own_weight is None else self.own_weight
         inverse_temperature = 1.0 if sigma is None else sigma
         # The cosine less 1 changes no quotient, and nothing overflows.
-        exponentials = xp.exp(inverse_temperature * (alike - 1))
+        exponentials = xp.exp(inverse_temperature * (distances_or_cosines - 1))
         exponentials = xp.where(is_other, exponentials, 0.0)
         total = exponentials.sum(axis=-1, keepdims=True)
         return (1 - own) * exponentials / xp.where(total > 0, total, 1.0)
@@ -224,16 +228,14 @@ class FedAMP(Algorithm):
         return jnp.asarray(server.models.mean(axis=0))  # there is no global model
 
     def serve(self, server: FedAMPState, cohort: Cohort) -> Downlink:
-        # Clients that took part have their personal model and need nothing.
         if cohort.seen:
             return Downlink()
-        # New clients receive the models of all clients that have ever sent one (-1 =
-        # not sent).
-        numbers = np.arange(len(server.sent))
-        available = np.where(server.sent, numbers, -1).astype(np.int32)
-        recipients = np.tile(available, (len(cohort), 1))
-        models = Streams(jnp.asarray(server.models), recipients)
-        # They can compute the initial model from the seed, so it is not charged.
+        # Unseen clients receive the models of all clients that have ever sent one.
+        models = Streams.all_to_all(
+            jnp.asarray(server.models), len(cohort), is_sent=server.sent
+        )
+        # They can compute the initial model from the seed, so the ledger does not count
+        # it.
         start = Streams.everyone(server.initial, len(cohort), already_held=True)
         return Downlink({"model": models, "initial": start})
 
@@ -249,9 +251,6 @@ class FedAMP(Algorithm):
     # on the client
     # ----------------------------------------------------------------------------------
 
-    def init_client(self, theta: Float[Array, " d"]) -> ClientState:
-        return {"model": theta}
-
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
@@ -262,15 +261,10 @@ class FedAMP(Algorithm):
         self, w: Float[Array, " d"], u: Float[Array, " d"], local: LocalTrainer
     ) -> Float[Array, " d"]:
         """Minimise F_i(w) + lam / (2 alpha) |w - u|^2."""
-        # `local.sgd` adds the gradient of the second term; with lam = 0 it is not even
-        # compiled.
+        # `local.sgd` adds the gradient of the second term. A constant lam = 0 leaves it
+        # out of the compiled program.
         proximal = None if is_off(self.lam) else (self.lam / self.alpha, u)
         return local.sgd(w if self.start == "own" else u, self.sgd, proximal=proximal)
-
-    def personal(
-        self, state: ClientState, inbox: Inbox, local: LocalTrainer
-    ) -> Predictor:
-        return state["model"]
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         models = inbox["model"]
@@ -282,12 +276,12 @@ class FedAMP(Algorithm):
         w = local.sgd(mean, self.sgd)
         if self.heur:
             lengths = jnp.linalg.norm(models, axis=1) * jnp.linalg.norm(w)
-            alike = (models @ w) / jnp.where(lengths > 0, lengths, 1)
+            distances_or_cosines = (models @ w) / jnp.where(lengths > 0, lengths, 1)
         else:
-            alike = jnp.square(models - w).sum(axis=1)
+            distances_or_cosines = jnp.square(models - w).sum(axis=1)
         # Then its row of xi, and a training as in a round, towards u. alpha was checked
         # for one client less, so the row may sum to more than 1.
-        xi = self._weights(alike, sent, len(models) + 1, jnp)
+        xi = self._weights(distances_or_cosines, sent, len(models) + 1, jnp)
         xi = xi / jnp.maximum(xi.sum(), 1)
         u = xi @ models + (1 - xi.sum()) * w
         return {"model": self._train(w, u, local)}

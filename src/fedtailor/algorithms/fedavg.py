@@ -31,8 +31,8 @@ class FedAvg(Algorithm):
 
         theta_i = SGD(theta; D_i),    theta <- theta - opt( theta - sum_i q_i theta_i ),    q_i = n_i / sum_S n_j
 
-    with opt = identity by default. Also the base of methods whose server does just this
-    (FedProx, Ditto, APFL, ...).
+    By default opt is the identity. FedAvg is also the base class of methods with the
+    same server (FedProx, Ditto, APFL, ...).
     """
 
     # What tables of methods say of this one; `About` explains the words.
@@ -54,7 +54,7 @@ class FedAvg(Algorithm):
     weights: Literal["samples", "uniform"] = "samples"
     """Weights of the average over reporters: by training samples n_i, or equal."""
     optimizer: ServerOptimizer = ServerOptimizer()
-    """The server's step towards the average; the default takes it whole."""
+    """The server's step towards the average; by default the whole step."""
 
     def init_server(self, init: Init, population: Population) -> AveragedModels:
         theta = init(0)[None]  # [1, d]: the server holds one model

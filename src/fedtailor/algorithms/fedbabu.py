@@ -1,4 +1,4 @@
-"""FedBABU: only the body is learned together; clients fine-tune in the end."""
+"""FedBABU: clients train a shared body, and fine-tune the model after training."""
 
 from typing import Any, ClassVar
 
@@ -58,8 +58,8 @@ class FedBABU(FedPer):
     )
 
     part: str = "head"
-    """The part of the model that is never trained nor sent: "head", "last2", a pattern
-    on parameter paths, ...
+    """The part of the model that is neither trained nor sent: "head", "last2", a
+    pattern on parameter paths, ...
     """
     tune: SGD = SGD(epochs=5)
     """The final training on a client's own data (the paper: 5 epochs; the released
@@ -79,11 +79,11 @@ class FedBABU(FedPer):
         model.part(self.tune_part)
 
     def broadcast(self, server: SharedPart, cohort: Cohort) -> Downlink:
-        # Clients put the received body under the head h^0. They can compute that from
-        # the seed, so it is not charged.
+        # Clients combine the received body with the head h^0. They can compute h^0 from
+        # the seed, so the ledger does not count it.
         clients = len(cohort)
-        body = server.to_everyone(clients)
-        initial = server.initial_to_everyone(clients)
+        body = server.part_stream(clients)
+        initial = server.initial_stream(clients)
         return Downlink({"model": body, "initial": initial})
 
     def serve(self, server: SharedPart, cohort: Cohort) -> Downlink:
@@ -98,8 +98,8 @@ class FedBABU(FedPer):
     def client(
         self, state: Any, inbox: Inbox, local: LocalTrainer
     ) -> tuple[Any, ClientUpdate]:
-        # b_i = SGD(b; h^0, D_i): the loss is that of the whole model, of which the body
-        # alone is trained.
+        # b_i = SGD(b; h^0, D_i): the loss of the whole model, of which only the body is
+        # trained.
         body = self._own(local).complement
         theta = local.sgd(self._received(inbox, local), self.sgd, train_only=body)
         return state, {"model": body.take(theta)}
@@ -109,6 +109,6 @@ class FedBABU(FedPer):
         return local.sgd(self._received(inbox, local), self.tune, train_only=part)
 
     def _received(self, inbox: Inbox, local: LocalTrainer) -> Float[Array, " d"]:
-        """The received body under the initial head h^0."""
+        """The model with the received body and the initial head h^0."""
         body = self._own(local).complement
         return body.put(inbox.only("initial"), inbox.only("model"))

@@ -1,10 +1,11 @@
-"""FedBN: normalisation layers of each client's own."""
+"""FedBN: the normalisation layers stay on the client."""
 
 from typing import ClassVar
 
 from jaxtyping import Array, Float, Int
 
 from fedtailor.algorithms.fedper import FedPer
+from fedtailor.algorithms.helpers.own_steps import loop_over_batches
 from fedtailor.protocol import (
     SGD,
     About,
@@ -57,7 +58,7 @@ class FedBN(FedPer):
     """The part of the model that stays on the client."""
 
     def own_part(self, parts: tuple[str, ...]) -> str:
-        # without normalisation layers nothing stays on the client, and this is FedAvg
+        # In a model without normalisation layers nothing stays on the client.
         return "nothing" if self.part == "norm" and "norm" not in parts else self.part
 
     def _train_newcomer(
@@ -66,14 +67,13 @@ class FedBN(FedPer):
         if own.size == 0:
             return theta
 
-        # One pass over the client's data in training mode, which renews the running
-        # statistics; no parameter is trained.
-        def renew(params: Params, batch: Batch, step: Int[Array, ""]) -> Params:
+        # One pass over the client's data in training mode updates the running
+        # statistics. No parameter is trained.
+        def update(params: Params, batch: Batch, step: Int[Array, ""]) -> Params:
             local.count_work(forwards=1)
             return local.renew_statistics(params, batch)
 
         one_pass = SGD(batch_size=self.sgd.batch_size)
-        params = local.loop(
-            local.params(theta), renew, local.steps(one_pass), one_pass.batch_size
+        return local.vector(
+            loop_over_batches(local, local.params(theta), update, one_pass)
         )
-        return local.vector(params)

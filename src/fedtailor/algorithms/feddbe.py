@@ -1,4 +1,4 @@
-"""FedDBE: a vector of each client's own takes the bias out of its features."""
+"""FedDBE: each client learns a vector that removes the bias of its features."""
 
 from typing import Any, ClassVar
 
@@ -11,13 +11,15 @@ from fedtailor.aggregation import reporter_weights
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.helpers.averaging import AveragedModels
 from fedtailor.algorithms.helpers.own_steps import (
-    descend_in_training,
     head_of,
+    loop_over_batches,
     mean_over,
-    require_plain,
+    require_plain_sgd,
+    sgd_step_with_statistics,
 )
 from fedtailor.algorithms.helpers.shared_part import model_of
 from fedtailor.protocol import (
+    NOT_SENT,
     SGD,
     About,
     Answers,
@@ -61,18 +63,18 @@ class FedDBE(FedAvg):
 
     Zhang et al. 2023, algorithm 1: the domain bias eliminator on FedAvg.
 
-    Before training the server computes once zbar, the mean of the clients' mean
-    features at the initial model, weighted by samples. In training the input of client
-    i's head is z + m_i, where m_i is a learned vector that stays on the client, and the
-    loss keeps the running mean r_i of its features near zbar:
+    Before training the server computes zbar, the mean of the clients' mean features at
+    the initial model, weighted by samples. In training the input of the head of client
+    i is z + m_i, where m_i is a learned vector that stays on the client. The loss keeps
+    the running mean r_i of the client's features near zbar:
 
         r = (1 - momentum) r_i + momentum mean_b z,    loss_b( h(z + m_i) ) + kappa |r - zbar|^2,    r_i <- r
 
     with one plain SGD step of body, head and m_i on every batch b; r_i starts at zbar.
     The model is averaged as in FedAvg. A client that never took part trains its m from
     0 on the received model, for as many steps as a round has. In models with batch
-    normalisation all features z, also those of zbar, are normalised by the statistics
-    of batches, except in predictions.
+    normalisation, features z (and those in zbar) are normalised by the statistics of
+    batches, except in predictions.
     """
 
     # What tables of methods say of this one; `About` explains the words.
@@ -102,7 +104,7 @@ class FedDBE(FedAvg):
     """Whether the head sees z + m_i, or z alone."""
 
     def __post_init__(self) -> None:
-        require_plain("feddbe", self.sgd)
+        require_plain_sgd("feddbe's coupled steps", self.sgd)
         require(self.kappa >= 0, f"kappa is {self.kappa}; it must be 0 or more")
         require(
             0 < self.momentum <= 1, f"momentum is {self.momentum}; it must be in (0, 1]"
@@ -141,19 +143,19 @@ class FedDBE(FedAvg):
     ) -> FedDBEState:
         share = reporter_weights(cohort, "samples")
         means = answers.host("features")  # of each client, as a NumPy array [c, ...]
-        # zbar, weighted by samples. Not a matrix product, whose rounding depends on
-        # where in memory the matrices are.
+        # zbar, weighted by samples. It is not a matrix product, because the rounding of
+        # matrix products depends on the alignment of the matrices in memory.
         weighted = along_axis(share, 0, means.ndim) * means
         return server.replace(mean=weighted.sum(axis=0).astype(means.dtype))
 
     def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
         # Every client receives zbar once: in its first round, or when it predicts
-        # without having taken part. Stream 0 is zbar; -1 = not sent.
-        told = np.zeros(len(cohort), bool)
+        # without having taken part.
+        has_mean = np.zeros(len(cohort), bool)
         if cohort.seen:
-            told = server.told[cohort.position]
-        recipients = np.where(told, -1, 0).astype(np.int32)
-        features = Streams(jnp.asarray(server.mean)[None], recipients[:, None])
+            has_mean = server.told[cohort.position]
+        zbar = jnp.asarray(server.mean)[None]  # one stream, number 0
+        features = Streams.by_index(zbar, np.where(has_mean, NOT_SENT, 0))
         model = Streams.everyone(server.model, len(cohort))
         return Downlink({"model": model, "features": features})
 
@@ -167,7 +169,7 @@ class FedDBE(FedAvg):
         return new.replace(told=told)
 
     def serve(self, server: Any, cohort: Cohort) -> Downlink:
-        # Clients that never took part need zbar, too, as in a client's first round.
+        # Unseen clients also need zbar, as every client does in its first round.
         if not cohort.seen:
             return self.broadcast(server, cohort)
         return Downlink({"model": Streams.everyone(server.model, len(cohort))})
@@ -189,7 +191,7 @@ class FedDBE(FedAvg):
 
         one_pass = SGD(batch_size=self.sgd.batch_size)
         zero = jnp.zeros(features.shape[1:], features.dtype)
-        total = local.loop(zero, add, local.steps(one_pass), one_pass.batch_size)
+        total = loop_over_batches(local, zero, add, one_pass)
         return {"features": total / jnp.maximum(local.size, 1)}
 
     def init_state(self, theta: Float[Array, " d"], model: ModelParts) -> ClientState:
@@ -199,9 +201,9 @@ class FedDBE(FedAvg):
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
-        # A client that is sent zbar in this round starts its running mean r_i there;
-        # the others keep both.
-        is_sent = inbox.received["features"][0]
+        # In the round in which a client receives zbar, its running mean r_i starts at
+        # zbar. In other rounds it uses the two that it has stored.
+        (is_sent,) = inbox.received["features"]
         mean = jnp.where(is_sent, inbox.only("features"), state["mean"])
         running = jnp.where(is_sent, mean, state["running"])
         start = local.params(inbox.only("model")), state["vector"], running
@@ -260,13 +262,13 @@ class FedDBE(FedAvg):
             gradient = jax.grad(loss, argnums=(0, 1), has_aux=True)
             (grad_params, grad_vector), running = gradient(params, vector)
             # One step of body, head and m_i, from the same gradient.
-            new = descend_in_training(params, grad_params, batch, sgd, rate, local)
-            params = new if train_model else params
+            if train_model:
+                params = sgd_step_with_statistics(
+                    params, grad_params, batch, sgd, rate, local
+                )
             return params, vector - rate * grad_vector, running
 
-        return local.loop(
-            start, step, local.steps(sgd), sgd.batch_size, drop_last=sgd.drop_last
-        )
+        return loop_over_batches(local, start, step, sgd)
 
     def personal(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fedtailor.aggregation import mix, reporter_weights
-from fedtailor.algorithms.fedprox import require_stable
+from fedtailor.algorithms.helpers.proximal import require_stable
 from fedtailor.protocol import (
     SGD,
     About,
@@ -53,9 +53,9 @@ class FedDyn(Algorithm):
 
         c <- c - (alpha / m) sum_S (theta_i - theta),    theta <- mean_S theta_i - c / alpha
 
-    Where the local problems are solved, g_i is the gradient of F_i at theta_i, and the
-    fixed point is the minimum of the mean of the F_i, however much clients differ.
-    Averages are uniform; the objective is the mean over clients.
+    If the local problems are solved exactly, g_i is the gradient of F_i at theta_i, and
+    the fixed point is the minimum of the mean of the F_i, for any differences between
+    clients. Averages are uniform, because the objective is the mean over clients.
     """
 
     # What tables of methods say of this one; `About` explains the words.
@@ -103,8 +103,8 @@ class FedDyn(Algorithm):
         trained = local.sgd(
             theta, self.sgd, proximal=(self.alpha, theta), linear_term=-g
         )
-        # `reply` says whether the server will use this client's answer. If not, c does
-        # not change by it, so g_i must not change either: c is the mean of all -g_i.
+        # c is the mean of all -g_i. If the server does not use this client's answer
+        # (`reply` is False), c does not change, so g_i must not change either.
         new = g - self.alpha * (trained - theta)
         return {"gradient": jnp.where(inbox.reply, new, g)}, {"model": trained}
 

@@ -1,14 +1,17 @@
-"""FedEM: every client's own mixture of models that all clients train together."""
+"""FedEM: each client predicts with a mixture of models that all clients train."""
 
-from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from fedtailor.aggregation import mix, reporter_weights
-from fedtailor.algorithms.helpers.own_steps import descend, descend_with_momentum
+from fedtailor.algorithms.helpers.own_steps import (
+    loop_over_batches,
+    momentum_step,
+    sgd_step,
+)
 from fedtailor.protocol import (
     SGD,
     About,
@@ -153,35 +156,30 @@ class FedEM(Algorithm):
             return jax.tree.map(lambda g: scale * g, g)
 
         def gradients(models: Models, batch: Batch) -> Models:
-            # In every step r is that of the models as received. With that of the models
-            # being trained this would be another method.
+            # r is computed with the received models in all steps, as in algorithm 1,
+            # and not with the models that are being trained.
             r = self._responsibilities(received, pi, batch, local)
             pairs = zip(models, r, strict=True)
             return tuple(gradient(params, batch, r_k) for params, r_k in pairs)
 
         def plain(models: Models, batch: Batch, index: Int[Array, ""]) -> Models:
-            return descend(models, gradients(models, batch), sgd, rate)
+            return sgd_step(models, gradients(models, batch), sgd, rate)
 
         def momentum(
             carry: tuple[Models, Models], batch: Batch, index: Int[Array, ""]
         ) -> tuple[Models, Models]:
             models, velocities = carry
             g = gradients(models, batch)
-            return descend_with_momentum(models, velocities, g, sgd, rate)
-
-        def loop(carry: Any, step: Callable[..., Any]) -> Any:
-            steps = local.steps(sgd)
-            return local.loop(
-                carry, step, steps, sgd.batch_size, drop_last=sgd.drop_last
-            )
+            return momentum_step(models, velocities, g, sgd, rate)
 
         # M step: theta_ik = SGD(theta_k; (1/n_i) sum_s r_is(k) loss_k(s))
         if is_off(sgd.momentum):
-            trained = loop(received, plain)
+            trained = loop_over_batches(local, received, plain, sgd)
         else:
             velocities = jax.tree.map(jnp.zeros_like, received)
-            trained, _ = loop((received, velocities), momentum)
-        # E step, on the received models, too: pi_ik <- mean_s r_is(k)
+            start = received, velocities
+            trained, _ = loop_over_batches(local, start, momentum, sgd)
+        # E step, also with the received models: pi_ik <- mean_s r_is(k)
         pi = self._expectation(received, pi, local)
         models = jnp.stack([local.vector(params) for params in trained])
         return {"weights": pi}, {"model": models}
@@ -198,7 +196,7 @@ class FedEM(Algorithm):
         def e_step(_: Array, pi: Array) -> Array:
             return self._expectation(models, pi, local)
 
-        # Equal proportions; `init_client` needs any one model, for its type only.
+        # Equal proportions. `init_client` uses only the type of the model.
         start = self.init_client(inbox["model"][0])["weights"]
         return {"weights": local.fori_loop(self.newcomer_steps, e_step, start)}
 
@@ -218,7 +216,7 @@ class FedEM(Algorithm):
         for params in models:
             outputs = local.logits(params, batch.x, training=False)
             losses.append(local.losses(outputs, batch.y))
-        # In the log domain, as likelihoods of networks underflow
+        # In the log domain, because likelihoods of networks underflow.
         log_joint = jnp.log(pi)[:, None] - jnp.stack(losses)
         return jax.nn.softmax(log_joint, axis=0)
 
@@ -227,8 +225,8 @@ class FedEM(Algorithm):
     ) -> Float[Array, " k"]:
         """The new proportions pi_ik = mean_s r_is(k), which sum to 1.
 
-        They are the mean of r over the client's training samples; `pi` itself for a
-        client without samples.
+        They are the means of r over the client's training samples. A client without
+        samples keeps `pi`.
         """
 
         def add(
@@ -237,8 +235,7 @@ class FedEM(Algorithm):
             r = self._responsibilities(models, pi, batch, local)
             return total + r @ batch.weight
 
-        size = self.sgd.batch_size
-        one_pass = local.steps(SGD(batch_size=size))
+        one_pass = SGD(batch_size=self.sgd.batch_size)
         zero = jnp.zeros_like(pi)
-        total = local.loop(zero, add, one_pass, size, purpose="expectation")
+        total = loop_over_batches(local, zero, add, one_pass, purpose="expectation")
         return jnp.where(local.size > 0, total / jnp.maximum(local.size, 1), pi)

@@ -1,4 +1,4 @@
-"""FedFomo: each client weighs other clients' models by its own validation loss."""
+"""FedFomo: each client weighs other clients' models by its validation loss."""
 
 from collections.abc import Sequence
 from typing import ClassVar, Literal
@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 from numpy.typing import NDArray
 
 from fedtailor.protocol import (
+    NOT_SENT,
     SGD,
     About,
     Algorithm,
@@ -44,7 +45,7 @@ class FedFomoState(ServerState):
     uploaded: Bool[np.ndarray, " m"]
     """Which clients have uploaded a model."""
     affinity: Float[np.ndarray, "m m"]
-    """P: row i sums up the weights that client i gave to the others' models."""
+    """P: row i holds the sums of the weights that client i gave to other models."""
 
 
 @hyperparameters
@@ -64,8 +65,8 @@ class FedFomo(Algorithm):
     these weights over the rounds. The server sends the M models of largest affinity,
     ties at random; with probability `explore` it chooses uniformly instead. Models that
     were never uploaded are not sent, so nothing is sent in the first round. A client
-    that never took part weighs all models and the common initial one on a held-out
-    share of its training data.
+    that never took part weighs all models and the common initial model by its loss on a
+    held-out share of its training data.
     """
 
     # What tables of methods say of this one; `About` explains the words.
@@ -153,16 +154,17 @@ class FedFomo(Algorithm):
         """The clients whose models each client of the cohort is sent.
 
         Returns:
-            Positions of clients [c, M]; -1 where fewer than M others have uploaded a
-            model.
+            Positions of clients [c, M], filled up with `NOT_SENT` where fewer than M
+            other clients have uploaded a model.
         """
         clients = len(server.uploaded)
         rng = cohort.rng("fedfomo")
         most = min(self.downloads, clients - 1)
-        chosen = np.full((len(cohort), most), -1, np.int32)
+        chosen = np.full((len(cohort), most), NOT_SENT, np.int32)
         explore = max(self.explore - self.explore_decay * cohort.round, 0.0)
         for row, client in enumerate(cohort.position):
-            # By affinity, the largest first, ties at random; or all at random.
+            # Order by affinity, the largest first, with ties at random. A client that
+            # explores takes all clients at random.
             explores = rng.random() < explore
             ties = rng.random(clients)
             affinity = np.zeros(clients) if explores else server.affinity[client]
@@ -178,19 +180,20 @@ class FedFomo(Algorithm):
         clients = len(server.uploaded)
         uploaded = server.uploaded.copy()
         uploaded[cohort.reporters] = True
-        # Store the models of the reporters. Rows that are not to be stored (other
-        # clients, padding) get a position past the end, which `_store` drops.
+        # Store the models of the reporters. All other rows (of other clients, and of
+        # padding) get a position past the end, which `_store` drops.
         models = answers["model"]
         position = np.where(cohort.reporting, cohort.position, clients)
         rows = models.to_rows(position, fill=clients)
         model = _store(server.model, models.values, rows)
-        # Add the weights [c, M] to the affinities. `recipients` [c, M] holds whose
-        # models each client was sent (-1 = none at this position).
+        # Add the weights [c, M] to the affinities. `recipients` [c, M] holds the
+        # positions of the clients whose models were sent.
         weights = answers.host("weights")  # as a NumPy array
-        owners = downlink.streams["model"].recipients
-        row, column = np.nonzero((owners >= 0) & cohort.reporting[:, None])
+        sources = downlink.streams["model"].recipients
+        is_used = (sources != NOT_SENT) & cohort.reporting[:, None]
+        row, column = np.nonzero(is_used)
         affinity = server.affinity.copy()
-        affinity[cohort.position[row], owners[row, column]] += weights[row, column]
+        affinity[cohort.position[row], sources[row, column]] += weights[row, column]
         return server.replace(model=model, uploaded=uploaded, affinity=affinity)
 
     def global_model(self, server: FedFomoState) -> Float[Array, " d"]:
@@ -198,15 +201,13 @@ class FedFomo(Algorithm):
         return server.model.mean(axis=0)
 
     def serve(self, server: FedFomoState, cohort: Cohort) -> Downlink:
-        # Clients that took part have their models and need nothing.
+        # Seen clients have their own models, so nothing is sent to them.
         if cohort.seen:
             return Downlink()
-        # New clients receive the models of all clients that have ever uploaded one (-1
-        # = not sent).
-        numbers = np.arange(len(server.uploaded))
-        available = np.where(server.uploaded, numbers, -1).astype(np.int32)
-        models = Streams(server.model, np.tile(available, (len(cohort), 1)))
-        # They can compute the initial model from the seed, so it is not charged.
+        # Unseen clients receive the models of all clients that have ever uploaded one.
+        models = Streams.all_to_all(server.model, len(cohort), is_sent=server.uploaded)
+        # They can compute the initial model from the seed, so the ledger does not count
+        # it.
         start = Streams.everyone(server.initial, len(cohort), already_held=True)
         return Downlink({"model": models, "initial": start})
 
@@ -257,26 +258,26 @@ class FedFomo(Algorithm):
             The new state, and the weights of the models that were sent and, last, of
             the client's own model.
         """
-        # The candidates theta_n are the models received and, last, the client's own
-        # after its last training; b is its model before that.
+        # The candidates theta_n are the received models and, last, the client's own
+        # model after its last training. b is the client's model before that training.
         base = state["base"]
         models = jnp.concatenate([inbox["model"], state["model"][None]])
         is_available = jnp.append(inbox.received["model"], True)
-        # No training samples are held out where there is a validation split. A client
-        # with a single sample trains on it and validates on it.
+        # With a validation split no training samples are held out. A client with a
+        # single sample trains and validates on it.
         n = local.size
-        held = jnp.clip(jnp.int32(self.holdout * n), 1, n)
+        held_count = jnp.clip(jnp.int32(self.holdout * n), 1, n)
         if use_val:
-            held = jnp.where(local.count("val") > 0, 0, held)
-        trained_on = jnp.maximum(n - held, jnp.minimum(n, 1))
-        held_out = local.part(n - held, n, "holdout")
+            held_count = jnp.where(local.count("val") > 0, 0, held_count)
+        train_count = jnp.maximum(n - held_count, jnp.minimum(n, 1))
+        held_out = local.part(n - held_count, n, "holdout")
 
         def validation_loss(theta: Float[Array, " d"]) -> Float[Array, ""]:
             loss = held_out.loss(theta, "train")
-            # One of the two is over no samples, and 0.
+            # One of the two splits is empty, and its loss is 0.
             return local.loss(theta, "val") + loss if use_val else loss
 
-        # w_n ~ max( L(b) - L(theta_n), 0 ) / |theta_n - b|; all are 0 where no model is
+        # w_n ~ max( L(b) - L(theta_n), 0 ) / |theta_n - b|. All are 0 if no model is
         # better than b.
         decrease = validation_loss(base) - local.map(validation_loss, models)
         gain = jnp.where(is_available, jnp.maximum(decrease, 0), 0)
@@ -288,7 +289,7 @@ class FedFomo(Algorithm):
         weights = weights / jnp.where(weights.sum() > 0, weights.sum(), 1)
         # theta <- b + sum_n w_n (theta_n - b)
         theta = base + (weights[:, None] * differences).sum(axis=0)
-        trained = local.part(0, trained_on, "holdout").sgd(theta, self.sgd)
+        trained = local.part(0, train_count, "holdout").sgd(theta, self.sgd)
         return {"base": theta, "model": trained}, weights
 
 

@@ -1,11 +1,16 @@
-"""FedPer: a shared body, and a head of each client's own."""
+"""FedPer: a shared body, and a personal head for each client."""
 
 from typing import ClassVar, Literal
 
 from jaxtyping import Array, Float
 
 from fedtailor.aggregation import ServerOptimizer, reporter_weights
-from fedtailor.algorithms.helpers.shared_part import SharedPart, joined, model_of, named
+from fedtailor.algorithms.helpers.shared_part import (
+    SharedPart,
+    entry_of_part,
+    join_parts,
+    model_of,
+)
 from fedtailor.protocol import (
     SGD,
     About,
@@ -32,9 +37,9 @@ class FedPer(Algorithm):
 
     Arivazhagan et al. 2019, algorithms 1 and 2.
 
-    The model is theta = (b, h): a body b that all share, and a head h_i that never
-    leaves client i. A client trains both jointly and sends the body, of which the
-    server takes the mean:
+    The model is theta = (b, h_i), where the body b is shared by all clients, and the
+    head h_i never leaves client i. A client trains both jointly and sends the body,
+    which the server averages:
 
         (b_i, h_i) <- SGD(b, h_i; D_i),    b <- sum_i q_i b_i,    q_i = n_i / sum_S n_j
 
@@ -89,30 +94,29 @@ class FedPer(Algorithm):
         return SharedPart.begin(init, own.complement, self.optimizer)
 
     def broadcast(self, server: SharedPart, cohort: Cohort) -> Downlink:
-        return Downlink({"model": server.to_everyone(len(cohort))})
+        return Downlink({"model": server.part_stream(len(cohort))})
 
     def server(
         self, server: SharedPart, downlink: Downlink, answers: Answers, cohort: Cohort
     ) -> SharedPart:
         if "model" not in answers:
-            return server  # all of the model stays on the clients
-        # b <- sum_i q_i b_i, by one row of weights [1, c] for the one body
+            return server  # the whole model stays on the clients
+        # b <- sum_i q_i b_i, with one row of weights [1, c] for the one body
         weights = reporter_weights(cohort, self.weights)[None]
-        return server.averaged(self.optimizer, answers["model"], weights)
+        return server.update_part(self.optimizer, answers["model"], weights)
 
     def serve(self, server: SharedPart, cohort: Cohort) -> Downlink:
-        streams = {"model": server.to_everyone(len(cohort))}
-        # Clients that took part have their own part; the others start from the initial
-        # one.
+        streams = {"model": server.part_stream(len(cohort))}
+        # Seen clients have their own part. Unseen clients start from the initial one.
         if not cohort.seen:
-            streams["initial"] = server.initial_to_everyone(len(cohort))
+            streams["initial"] = server.initial_stream(len(cohort))
         return Downlink(streams)
 
     # on the client
     # ----------------------------------------------------------------------------------
 
     def init_state(self, theta: Float[Array, " d"], model: ModelParts) -> ClientState:
-        return named("own", model.part(self.own_part(model.parts)).take(theta))
+        return entry_of_part("own", model.part(self.own_part(model.parts)).take(theta))
 
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
@@ -120,8 +124,10 @@ class FedPer(Algorithm):
         # (b_i, h_i) <- SGD(b, h_i; D_i), from the received body and the client's own
         # head.
         own = self._own(local)
-        theta = self._train(joined(own, state, inbox.only("model")), own, local)
-        return named("own", own.take(theta)), named("model", own.complement.take(theta))
+        theta = self._train(join_parts(own, state, inbox.only("model")), own, local)
+        return entry_of_part("own", own.take(theta)), entry_of_part(
+            "model", own.complement.take(theta)
+        )
 
     def _own(self, local: LocalTrainer) -> ModelPart:
         """The part of the model that stays on the client; the rest is averaged."""
@@ -136,14 +142,14 @@ class FedPer(Algorithm):
     def personal(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> Predictor:
-        return joined(self._own(local), state, inbox.only("model"))
+        return join_parts(self._own(local), state, inbox.only("model"))
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
-        # Its own part starts from the initial model, as that of all clients did; the
-        # rest is the shared part that it receives.
+        # The client's own part is that of the initial model, and the rest is the
+        # received shared part.
         own = self._own(local)
         theta = own.complement.put(inbox.only("initial"), inbox.only("model"))
-        return named("own", own.take(self._train_newcomer(theta, own, local)))
+        return entry_of_part("own", own.take(self._train_newcomer(theta, own, local)))
 
     def _train_newcomer(
         self, theta: Float[Array, " d"], own: ModelPart, local: LocalTrainer

@@ -3,6 +3,7 @@
 from typing import ClassVar
 
 from fedtailor.algorithms.fedavg import FedAvg
+from fedtailor.algorithms.helpers.proximal import proximal_term, require_stable
 from fedtailor.protocol import (
     SGD,
     About,
@@ -12,8 +13,6 @@ from fedtailor.protocol import (
     LocalTrainer,
     ZeroIsStatic,
     hyperparameters,
-    is_off,
-    require,
 )
 
 
@@ -26,10 +25,11 @@ class FedProx(FedAvg):
         F_i(w) + mu/2 |w - theta|^2
 
     around the model theta that it received. With mu = 0, or a single local step, this
-    is FedAvg. The paper samples clients in proportion to n_i and averages equally, its
-    released code samples uniformly and weighs by n_i (the default here). The paper's
-    are `weights="uniform"` and `Participation(sampling="samples")`, on the command line
-    `--weights uniform --sampling samples`.
+    is FedAvg. The paper samples clients in proportion to n_i and weights them equally;
+    its released code samples uniformly and weights by n_i, which is the default here.
+    For the paper's choice set `weights="uniform"` and
+    `Participation(sampling="samples")`, or `--weights uniform --sampling samples` on
+    the command line.
     """
 
     # What tables of methods say of this one; `About` explains the words.
@@ -55,28 +55,6 @@ class FedProx(FedAvg):
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
         theta = inbox.only("model")
-        # `local.sgd` adds the gradient of mu/2 |w - theta|^2. With mu = 0 the term is
-        # not even compiled: FedAvg's steps.
-        proximal = None if is_off(self.mu) else (self.mu, theta)
+        # `local.sgd` adds the gradient of mu/2 |w - theta|^2 to that of F_i.
+        proximal = proximal_term(self.mu, theta)
         return state, {"model": local.sgd(theta, self.sgd, proximal=proximal)}
-
-
-def require_stable(name: str, pull: float, sgd: SGD) -> None:
-    """Require 0 <= pull and lr * pull < 2, for a proximal term pull/2 |w - anchor|^2.
-
-    Args:
-        name: the hyper-parameter that the message names.
-        pull: the weight of the term.
-        sgd: the training that it is added to; only plain SGD has the upper bound.
-
-    Raises:
-        ValueError: the weight is negative, or SGD with it diverges.
-    """
-    require(pull >= 0, f"{name} is {pull}; it must be 0 or more")
-    # A plain step multiplies the distance to the anchor by 1 - lr * pull, which must
-    # stay above -1.
-    require(
-        sgd.optimizer is not None or sgd.lr * pull < 2,
-        f"the learning rate {sgd.lr} times {name} {pull} is {sgd.lr * pull:g}; from 2"
-        " on the iterates diverge: lower one of them",
-    )

@@ -1,4 +1,4 @@
-"""FedRoD: a class-balanced generic model, and a residual head of each client's own."""
+"""FedRoD: a class-balanced global model, and a residual head for each client."""
 
 from typing import Any, ClassVar
 
@@ -8,11 +8,12 @@ from jaxtyping import Array, Float, Int
 
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.helpers.own_steps import (
-    descend,
-    descend_in_training,
     head_of,
+    loop_over_batches,
     mean_over,
-    require_plain,
+    require_plain_sgd,
+    sgd_step,
+    sgd_step_with_statistics,
 )
 from fedtailor.protocol import (
     SGD,
@@ -44,16 +45,17 @@ class FedRoD(FedAvg):
 
     Chen and Chao 2022, algorithm 1.
 
-    The generic model, body z and head h, is FedAvg's with the balanced softmax in place
-    of the loss: scores h(z) + gamma log n_ic for the n_ic training samples of class c,
-    absent classes left out. On top of it each client trains a residual head p_i with
-    the usual loss, through which no gradient reaches the generic model:
+    The generic model has a body z and a head h. It is trained as in FedAvg, but with
+    the balanced softmax as the loss: the score of class c is h(z) + gamma log n_ic,
+    where n_ic is the number of the client's training samples of that class, and classes
+    without samples are left out. Each client also trains a residual head p_i with the
+    usual loss, whose gradient does not reach the generic model:
 
         (z, h) <- (z, h) - eta grad loss( h(z) + gamma log n_i ),    p_i <- p_i - eta grad_p loss( h(z) + p_i(z) )
 
     Heads are linear, so a client predicts with the generic model whose head is h + p_i.
-    p starts at 0, where a client that never took part stays unless it is to train
-    (`newcomer_epochs`).
+    p_i starts at 0. A client that never took part keeps p_i = 0, unless
+    `newcomer_epochs` asks it to train.
 
     The authors have released no training code. PFLlib's takes the same two steps on
     each batch, but starts p_i as a copy of the initial head. The paper's other personal
@@ -83,12 +85,12 @@ class FedRoD(FedAvg):
     head_lr: float | None = None
     """Learning rate of the residual head; None = as `sgd`."""
     newcomer_epochs: int = 0
-    """Epochs of residual head for a client that never took part, on the generic model
-    as it is.
+    """Epochs in which a client that never took part trains its residual head, while the
+    generic model is fixed.
     """
 
     def __post_init__(self) -> None:
-        require_plain("fedrod", self.sgd)
+        require_plain_sgd("fedrod's coupled steps", self.sgd)
         require(self.gamma >= 0, f"gamma is {self.gamma}; it must be 0 or more")
         require(
             self.head_lr is None or self.head_lr >= 0,
@@ -147,8 +149,8 @@ class FedRoD(FedAvg):
             def loss(generic: Params, own: Params) -> Float[Array, ""]:
                 z = local.features(generic, batch.x)
                 scores = local.head_outputs(generic, z)
-                # No gradient of the personal loss reaches the generic model, so one
-                # gradient of the sum of both losses has the gradient of either.
+                # No gradient of the personal loss reaches the generic model, so the
+                # gradient of the sum of both losses contains the gradient of each.
                 fixed_z = jax.lax.stop_gradient(z)
                 fixed_scores = jax.lax.stop_gradient(scores)
                 residual = local.head_outputs(own, fixed_z)
@@ -159,21 +161,19 @@ class FedRoD(FedAvg):
             local.count_work(gradients=1)
             generic, own = carry
             grad_generic, grad_own = jax.grad(loss, argnums=(0, 1))(generic, own)
-            # p_i is stored in a whole model, whose other entries have no gradient but
-            # are subject to weight decay, so they are put back.
-            new_own = descend(own, grad_own, sgd, own_rate)
+            # p_i is the head of a whole model. The other entries of that model have no
+            # gradient, but weight decay would change them, so they are restored.
+            new_own = sgd_step(own, grad_own, sgd, own_rate)
             own = jax.tree.map(
                 lambda new, old, inside: new if inside else old, new_own, own, in_head
             )
-            generic = descend_in_training(
+            generic = sgd_step_with_statistics(
                 generic, grad_generic, batch, sgd, rate, local
             )
             return generic, own
 
         carry = local.params(theta), local.params(own)
-        generic, own_params = local.loop(
-            carry, step, local.steps(sgd), sgd.batch_size, drop_last=sgd.drop_last
-        )
+        generic, own_params = loop_over_batches(local, carry, step, sgd)
         return local.vector(generic), local.vector(own_params)
 
     def _log_prior(
@@ -200,7 +200,7 @@ class FedRoD(FedAvg):
             return counts + batch.weight @ labels
 
         one_pass = SGD(batch_size=self.sgd.batch_size)
-        counts = local.loop(zero, add, local.steps(one_pass), one_pass.batch_size)
+        counts = loop_over_batches(local, zero, add, one_pass)
         log_counts = jnp.log(jnp.maximum(counts, 1))
         return jnp.where(counts > 0, self.gamma * log_counts, ABSENT)
 

@@ -16,9 +16,9 @@ ENTRY_POINTS = "fedtailor.algorithms"
 
 
 def find_algorithm(name: str) -> type[Algorithm]:
-    """The method of a name, or of `FILE.py:CLASS`.
+    """The method with a name, or the class in `FILE.py:CLASS`.
 
-    It is registered under the name in its `about`.
+    The method is registered under the name in its `about`.
 
     Raises:
         ValueError: there is no such method, the file cannot be loaded, or it takes the
@@ -28,7 +28,7 @@ def find_algorithm(name: str) -> type[Algorithm]:
     if own is not None:
         return _from_file(*own)
     if name not in Algorithm.registry:
-        offered(ENTRY_POINTS, name, "algorithm", Algorithm)  # which registers it
+        offered(ENTRY_POINTS, name, "algorithm", Algorithm)  # registers the method
     check_choice(name, Algorithm.registry, "algorithm", "fedtailor algorithms")
     return Algorithm.registry[name]
 
@@ -46,8 +46,8 @@ def _from_file(path: Path, kind: str) -> type[Algorithm]:
     Raises:
         ValueError: the file has no such method, or one of a name that is taken.
     """
-    # Loading the file registers its methods by name; one that took the place of another
-    # method is sent back.
+    # Loading the file registers its methods. A method that replaces another one is
+    # refused.
     before = dict(Algorithm.registry)
     module = module_of(path)
     for name, known in before.items():
@@ -58,7 +58,7 @@ def _from_file(path: Path, kind: str) -> type[Algorithm]:
                 " its `about`"
             )
     algorithm = getattr(module, kind, None)
-    # The file's own classes, not those that it imports to build on.
+    # The classes that the file defines, without those that it imports.
     methods = sorted(
         value.__name__
         for value in vars(module).values()

@@ -7,8 +7,8 @@ from jaxtyping import Array, Float
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.helpers.best_round import (
     BestRound,
-    chosen,
-    present,
+    serving_state,
+    training_state,
     validation_loss,
 )
 from fedtailor.protocol import (
@@ -37,10 +37,10 @@ class FineTune(FedAvg):
     after FedAvg. Nothing is sent in the second phase; clients that never took part
     fine-tune in the same way.
 
-    With `best`, theta is not the last model but the one of the best round (the "best
-    baseline model" of Mansour et al., section 6): of those that clients were sent in
-    rounds, the one of least mean loss on the reporters' validation samples. Clients
-    then send that loss and the number of those samples, too.
+    With `best`, theta is not the last model but the model of the best round (the "best
+    baseline model" of Mansour et al., section 6): the one with the least mean loss on
+    the reporters' validation samples, of all models that clients received in rounds.
+    Clients then also send this loss and the number of these samples.
     """
 
     # What tables of methods say of this one; `About` explains the words.
@@ -63,15 +63,15 @@ class FineTune(FedAvg):
     """
 
     best: bool = False
-    """Fine-tune the model of the round of least validation loss, or else the last one.
-    """
+    """Whether to fine-tune the model of the round of least validation loss, or the last
+    model."""
 
     def init_server(self, init: Init, population: Population) -> Any:
         server = super().init_server(init, population)
         return BestRound(server, server, None) if self.best else server
 
     def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
-        return super().broadcast(present(server), cohort)
+        return super().broadcast(training_state(server), cohort)
 
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
@@ -79,21 +79,21 @@ class FineTune(FedAvg):
         state, update = super().client(state, inbox, local)
         if not self.best:
             return state, update
-        # The loss of the model as received, which is the same model for all: the
-        # reporters' mean compares rounds.
+        # All reporters evaluate the same received model, so the means of their losses
+        # can be compared between rounds.
         return state, {**update, **validation_loss(inbox.only("model"), local)}
 
     def server(
         self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort
     ) -> Any:
-        new = super().server(present(server), downlink, answers, cohort)
+        new = super().server(training_state(server), downlink, answers, cohort)
         return server.after(new, answers, cohort) if self.best else new
 
     def serve(self, server: Any, cohort: Cohort) -> Downlink:
-        return super().broadcast(chosen(server), cohort)
+        return super().broadcast(serving_state(server), cohort)
 
     def global_model(self, server: Any) -> Float[Array, " d"]:
-        return super().global_model(chosen(server))
+        return super().global_model(serving_state(server))
 
     def personal(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer

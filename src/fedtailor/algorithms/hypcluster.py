@@ -1,7 +1,7 @@
-"""HypCluster: several models, and every client trains the one that fits it best.
+"""HypCluster: several models; each client trains the one that fits its data best.
 
-Words of this file: the q models are the server's streams, numbered 0..q-1; the cohort
-are the c clients of a round, and its reporters those whose answers the server uses.
+The q models are the server's streams, numbered 0..q-1. The c clients of a round are its
+cohort. The reporters are the clients of the cohort whose answers the server uses.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,27 +38,24 @@ from fedtailor.protocol import (
     server_state,
 )
 
-Phase = Literal["find", "warm", "choose"]
+Phase = Literal["farthest", "warm", "choose"]
 """What happens in a round.
 
-========  ============================  ===========================  ======================
-phase     rounds                        a client receives            a client sends
-========  ============================  ===========================  ======================
-"find"    the first q of `farthest`     [q + 1, d]: the models made  the initial model after
-                                        so far, zeros in place of    its training, and the
-                                        the others, and the initial  lowest loss of the
-                                        model                        models made so far
-"warm"    the first q * `warm` of       [1, d]: the model that all   that model after its
-          `random`                      clients train                training
-"choose"  all later ones                [q, d]: all models           the model that fits it
-                                                                     best after its training
-                                                                     and, for q > 1, the
-                                                                     number of that model
-========  ============================  ===========================  ======================
+==========  =====================  =======================  ============================
+phase       rounds                 a client receives        a client sends
+==========  =====================  =======================  ============================
+"farthest"  the first q, if        [q + 1, d]: the q        the initial model after
+            `start` is "farthest"  models (zeros if not     training, and the lowest
+                                   initialised yet) and     loss of the initialised
+                                   the initial model        models
+"warm"      the first q * `warm`,  [1, d]: the model that   that model after training
+            if `start` is          all clients train
+            "random"
+"choose"    all later rounds       [q, d]: all models       the closest model after
+                                                            training and, for q > 1, its
+                                                            number
+==========  =====================  =======================  ============================
 """
-
-_NOT_SENT = -1
-"""In `Streams.recipients`: nothing is sent at this position."""
 
 
 @server_state
@@ -66,9 +63,9 @@ class HypClusterState(AveragedModels):
     """The q models, and which of them each client trained last."""
 
     cluster: NDArray[np.int64]
-    """Number of the model that each client chose last [m]; -1 = not chosen yet."""
+    """The number of the model that each client chose last [m]; -1 = none yet."""
     round: int
-    """Rounds of this method so far (earlier methods of a schedule do not count)."""
+    """Rounds of this method so far, without those of earlier methods of a schedule."""
     initial: Float[Array, " d"] | None
     """The common initial model, for `farthest`; else None."""
 
@@ -88,15 +85,16 @@ class HypCluster(Algorithm):
     Clients, also those that never took part, predict with the model of lowest loss on
     their training data.
 
-    If the q models were equal at first, every client would pick the first one. So they
-    start different (in the paper: from models trained on a few clients):
+    If the q models were equal at first, every client would pick the first one.
+    Therefore they start from different models (in the paper, from models trained on a
+    few clients):
 
-    * `random`: from independent initial models. Each is first trained by `warm` rounds
-      of its own over all clients.
-    * `farthest`: from the common initial model, as different clients train it. Each of
-      the first q rounds makes one model: every reporter trains the initial model, and
-      the server takes the result of the reporter with the largest loss under the models
-      made so far (of a random reporter in the first round).
+    * `random`: independent initial models. All clients train each of them for `warm`
+      rounds before clients choose.
+    * `farthest`: the common initial model after training on different clients. Each of
+      the first q rounds initialises one model: every reporter trains the initial model,
+      and the server takes the result of the reporter with the largest loss under the
+      models initialised so far (in the first round, of a random reporter).
     """
 
     # What tables of methods say of this one; `About` explains the words.
@@ -129,8 +127,8 @@ class HypCluster(Algorithm):
     start: Literal["random", "farthest"] = "random"
     """Where the q models come from (see the class)."""
     warm: TracedInt = 0
-    """Rounds in which all clients train the same `random` model, for each model in
-    turn; they count as rounds of the run.
+    """Rounds in which all clients train the same `random` model, for each of the q
+    models. They count as rounds of the run.
     """
 
     def __post_init__(self) -> None:
@@ -148,8 +146,8 @@ class HypCluster(Algorithm):
         )
 
     def check(self, population: Population) -> None:
-        # A default may exceed the number of clients of a small federation, which does
-        # no harm. Many times more clusters than clients are a typing error.
+        # The default may exceed the number of clients of a small federation, which does
+        # no harm. Many times more clusters than clients are a mistake.
         clients = len(population)
         message = (
             f"clusters is {self.clusters}, and there are {clients} clients; ask for at"
@@ -162,18 +160,18 @@ class HypCluster(Algorithm):
 
     def _phase(self, server: HypClusterState) -> Phase:
         if self.start == "farthest":
-            return "find" if server.round < self.clusters else "choose"
+            return "farthest" if server.round < self.clusters else "choose"
         return "warm" if server.round < self.clusters * self.warm else "choose"
 
     def init_server(self, init: Init, population: Population) -> HypClusterState:
-        independent = self.start == "random"
-        theta = jnp.stack([init(k if independent else 0) for k in range(self.clusters)])
+        is_random = self.start == "random"
+        theta = jnp.stack([init(k if is_random else 0) for k in range(self.clusters)])
         return HypClusterState(
             model=theta,
             optimizer=self.optimizer.init(theta),
             cluster=np.full(len(population), -1),
             round=0,
-            initial=None if independent else init(0),
+            initial=None if is_random else init(0),
         )
 
     def broadcast(self, server: HypClusterState, cohort: Cohort) -> Downlink:
@@ -181,19 +179,17 @@ class HypCluster(Algorithm):
         phase = self._phase(server)
         if phase == "warm":
             # Model 0 in the first `warm` rounds, model 1 in the next ones, ...
-            model_number = server.round // self.warm
-            recipients = np.full((clients, 1), model_number)
-            return Downlink({"model": Streams(server.model, recipients)})
-        if phase == "find":
-            # The q models and, as the last stream, the initial model, which clients
-            # train. Each round makes one model, so only 0..round-1 can be sent yet.
+            model_number = np.full(clients, server.round // self.warm)
+            return Downlink({"model": Streams.by_index(server.model, model_number)})
+        if phase == "farthest":
+            # The last stream is the initial model, which clients train. Each round
+            # initialises one model, so models 0..round-1 are sent with it.
             assert server.initial is not None
-            streams = jnp.concatenate([server.model, server.initial[None]])
-            initial = self.clusters
-            models = np.arange(self.clusters)
-            made_so_far = np.where(models < server.round, models, _NOT_SENT)
-            recipients = np.tile([*made_so_far, initial], (clients, 1))
-            return Downlink({"model": Streams(streams, recipients)})
+            models = jnp.concatenate([server.model, server.initial[None]])
+            is_sent = np.append(np.arange(self.clusters) < server.round, True)
+            return Downlink(
+                {"model": Streams.all_to_all(models, clients, is_sent=is_sent)}
+            )
         return Downlink({"model": Streams.all_to_all(server.model, clients)})
 
     def server(
@@ -206,8 +202,8 @@ class HypCluster(Algorithm):
         if not cohort.reporting.any():
             return server
         phase = self._phase(server)
-        if phase == "find":
-            # One reporter's trained model becomes model number `round`.
+        if phase == "farthest":
+            # The trained model of one reporter becomes model number `round`.
             losses = answers.host("loss")  # as a NumPy array [c]
             reporter = _next_model_from(losses, cohort, is_first=server.round == 0)
             trained = answers["model"].take(reporter)
@@ -219,8 +215,8 @@ class HypCluster(Algorithm):
             model_of_client = answers.host("cluster")
             cluster[cohort.reporters] = model_of_client[cohort.reporting]
         else:
-            # No client had a choice: each trained the only model that it was sent.
-            # `recipients` [c, 1] holds the number of that model for each client.
+            # Each client trained the only model that it was sent, whose number is in
+            # `recipients` [c, 1].
             model_of_client = downlink.streams["model"].recipients[:, 0]
         share = reporter_weights(cohort, self.weights)
         server = self.aggregate(server, answers, model_of_client, share, cohort)
@@ -248,14 +244,14 @@ class HypCluster(Algorithm):
             The server with a new `model` and `optimizer`.
         """
         # h_i <- h_i - opt_i( h_i - sum_{k: f(k) = i} q_k SGD(h_i; D_k) ). Row i of the
-        # weights holds the q_k of the clients that trained model i, scaled to sum 1. A
-        # model that nobody trained has a row of zeros, with which `average_step`
-        # changes neither the model nor the state of its optimiser.
+        # weights holds the q_k of the clients that trained model i, scaled to sum 1.
+        # The row of a model that nobody trained is zero, and `average_step` changes
+        # neither that model nor the state of its optimiser.
         weights = cluster_averages(model_of_client, self.clusters, share)
         return average_step(server, self.optimizer, answers["model"], weights)
 
     def serve(self, server: HypClusterState, cohort: Cohort) -> Downlink:
-        # To predict, every client receives all models and picks one (`personal`).
+        # Every client receives all models and picks one to predict with (`personal`).
         return Downlink({"model": Streams.all_to_all(server.model, len(cohort))})
 
     def diagnostics(self, server: HypClusterState) -> Sequence[Diagnostic]:
@@ -272,7 +268,7 @@ class HypCluster(Algorithm):
         )
 
     def train(self, theta: Float[Array, " d"], local: LocalTrainer) -> ClientUpdate:
-        """What a client sends of its training of theta."""
+        """Train theta. Returns what the client sends."""
         return {"model": local.sgd(theta, self.sgd)}
 
     def personal(
@@ -288,44 +284,51 @@ def train_closest(
     clusters: int,
     train: Callable[[Float[Array, " d"]], ClientUpdate],
 ) -> ClientUpdate:
-    """A client's part of a round of HypCluster: it trains the model that fits it best.
-
-    No message names the phase of the round: the number of models tells it (see
-    `Phase`).
+    """A client's part of a round of HypCluster: train the model that fits it best.
 
     Args:
         inbox: the models of the round.
         local: the client's data and training.
         clusters: q, the number of models.
-        train: takes a model, trains it and returns what the client sends.
+        train: trains a model and returns what the client sends.
 
     Returns:
-        What the client sends in this `Phase`.
+        What the client sends in the `Phase` of the round.
     """
-    # Which of the models were sent; the rows of the others are zeros.
+    # `received` says which models were sent; the rows of the others are zeros.
     models, received = inbox["model"], inbox.received["model"]
-    is_find = len(models) == clusters + 1
-    is_without_choice = len(models) == 1  # "warm", or a single cluster
-    if is_find:
-        made_so_far, initial = models[:-1], models[-1]
-        _, loss = closest(made_so_far, received[:-1], local)
+    phase = _phase_of_message(models, clusters)
+    if phase == "farthest":
+        initialised, initial = models[:-1], models[-1]
+        _, loss = closest(initialised, received[:-1], local)
         return {"model": train(initial)["model"], "loss": loss}
-    if is_without_choice:
+    if phase == "warm":
         return train(models[0])
-    # "choose": f(k) = argmin_i F_k(h_i)   (eq. 6)
+    # f(k) = argmin_i F_k(h_i)   (eq. 6)
     choice, _ = closest(models, received, local)
     return {**train(models[choice]), "cluster": choice}
 
 
+def _phase_of_message(models: Float[Array, "k d"], clusters: int) -> Phase:
+    """The phase of a round, inferred from the number of models that a client received.
+
+    A single model is trained without a choice. That is the phase "warm", and with one
+    cluster also the phase "choose".
+    """
+    if len(models) == clusters + 1:
+        return "farthest"
+    return "warm" if len(models) == 1 else "choose"
+
+
 def cluster_diagnostics(server: HypClusterState) -> Sequence[Diagnostic]:
-    """Which model each client chose last, for clients that have chosen."""
-    chosen = np.flatnonzero(server.cluster >= 0)
+    """The model that each client chose last, without clients that never chose."""
+    clients = np.flatnonzero(server.cluster >= 0)
     return [
         LineDiagnostic(
             name="cluster",
             title="Model that each client chose last",
-            x=chosen,
-            y=server.cluster[chosen],
+            x=clients,
+            y=server.cluster[clients],
             x_label="client",
             y_label="model",
         )
@@ -338,13 +341,13 @@ def _next_model_from(
     """The reporter whose trained model becomes the next of the q models.
 
     Args:
-        losses: each client's lowest loss under the models made so far [c].
+        losses: each client's lowest loss under the models initialised so far [c].
         cohort: the clients of the round.
-        is_first: whether no model has been made yet.
+        is_first: whether no model has been initialised yet.
 
     Returns:
-        The position in the cohort of the reporter with the largest loss; that of a
-        random reporter for the first model.
+        The position in the cohort of the reporter with the largest loss; for the first
+        model, the position of a random reporter.
     """
     reporters = np.flatnonzero(cohort.reporting)
     if is_first:

@@ -86,9 +86,9 @@ class IFCA(HypCluster):
     ) -> HypClusterState:
         if self.averaging == "models":
             return super().aggregate(server, answers, model_of_client, share, cohort)
-        # (1/|S|) sum_{i: s_i = j} grad F_i(theta_j) for every model j. The weights are
-        # not scaled to sum 1 in each cluster, as gradients are divided by the number of
-        # all reporters.
+        # (1/|S|) sum_{i: s_i = j} grad F_i(theta_j) for every model j. The weights of a
+        # cluster are not scaled to sum 1, because gradients are divided by the number
+        # of all reporters.
         is_picked = model_of_client == np.arange(self.clusters)[:, None]  # [q, c]
         weights = is_picked * share
         gradients = weighted_sums(answers["gradient"], weights)

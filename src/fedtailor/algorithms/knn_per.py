@@ -1,4 +1,4 @@
-"""kNN-Per: FedAvg, and beside its model the nearest of each client's own examples."""
+"""kNN-Per: FedAvg, mixed with the nearest neighbours among each client's examples."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -23,12 +23,12 @@ from fedtailor.protocol import (
 )
 
 BLOCK = 64
-"""Samples at a time, where features are stored and where lambda is chosen."""
+"""The batch size for storing features and for choosing lambda."""
 GRID = 11
-"""Lambdas 0, 0.1, ..., 1 to choose from."""
+"""The number of values of lambda to choose from: 0, 0.1, ..., 1."""
 
 Store = tuple[Float[Array, "s f"], Int[Array, " s"], Bool[Array, " s"]]
-"""Features and labels of a client's examples, and which rows hold an example."""
+"""Features and labels of a client's examples, and which rows are not padding."""
 
 
 @hyperparameters
@@ -38,15 +38,15 @@ class KNNPer(FedAvg):
     Marfoq et al. 2022, algorithm 1.
 
     The global model is trained by FedAvg. After training, client i stores the features
-    and labels of its own training samples. It predicts with a mixture of the model's
-    probabilities p and the labels of the k stored samples that are nearest to the
-    features z(x):
+    and labels of its training samples. It predicts with a mixture of the model's
+    probabilities p and the labels of its k stored samples whose features z_j are
+    nearest to z(x):
 
         lam_i p_kNN(y|x) + (1 - lam_i) p(y|x),    p_kNN(y|x) ~ sum over neighbours of class y of exp(-|z - z_j| / scale)
 
     where lam_i is the value of {0, 0.1, ..., 1} with the lowest loss on the client's
     validation samples, the smallest one on ties. Clients that never took part do the
-    same, as it needs no training.
+    same, because no training is needed.
     """
 
     # What tables of methods say of this one; `About` explains the words.
@@ -75,8 +75,8 @@ class KNNPer(FedAvg):
     capacity: int = 512
     """Largest number of samples that a client stores; they are drawn at random."""
     mix: Literal["probabilities", "logits"] = "probabilities"
-    """What of the model is mixed with the neighbours' probabilities: its own (the
-    paper), or its logits (the released code's default)."""
+    """What is mixed with the neighbours' probabilities: the model's probabilities (the
+    paper), or its logits (the default of the released code)."""
 
     def __post_init__(self) -> None:
         require(self.k >= 1, f"k is {self.k}; it must be 1 or more")
@@ -111,23 +111,23 @@ class KNNPer(FedAvg):
     ) -> Predictor:
         theta = inbox.only("model")
         params = local.params(theta)
-        features, labels, held = self._store(params, local)
+        features, labels, is_stored = self._stored_examples(params, local)
         share = jnp.asarray(0.0 if self.lam is None else self.lam, theta.dtype)
         scale = jnp.asarray(self.scale, theta.dtype)
         logits = self.mix == "logits"
         predictor = NearestNeighbors(
-            theta, features, labels, held, share, scale, k=self.k, logits=logits
+            theta, features, labels, is_stored, share, scale, k=self.k, logits=logits
         )
         if self.lam is not None:
             return predictor
         return replace(predictor, share=self._best_share(predictor, params, local))
 
-    def _store(self, params: Params, local: LocalTrainer) -> Store:
-        """The client's memory: features and labels of its training samples.
+    def _stored_examples(self, params: Params, local: LocalTrainer) -> Store:
+        """The features and labels of the client's training samples.
 
         Returns:
-            Rows padded to whole blocks, as many for every client: shapes must not
-            depend on how many samples it has.
+            The same number of rows for every client, a multiple of `BLOCK`, because
+            shapes must not depend on the number of a client's samples.
         """
 
         def features_of(x: Array) -> Array:
@@ -145,13 +145,13 @@ class KNNPer(FedAvg):
 
         def add(store: Store, batch: Batch, step: Int[Array, ""]) -> Store:
             local.count_work(forwards=1)
-            # A batch has fewer rows than a block where no client has so many samples.
-            # Padding is stored as zeros.
-            is_held = batch.weight > 0
+            # If no client has `BLOCK` samples, a batch has fewer rows. Padding is
+            # stored as zeros.
+            is_stored = batch.weight > 0
             new = (
-                jnp.where(is_held[:, None], features_of(batch.x), 0),
-                jnp.where(is_held, batch.y, 0),
-                is_held,
+                jnp.where(is_stored[:, None], features_of(batch.x), 0),
+                jnp.where(is_stored, batch.y, 0),
+                is_stored,
             )
             # Block number `step` of the store is this batch.
             first = step * BLOCK
@@ -162,11 +162,17 @@ class KNNPer(FedAvg):
                 for old, rows in zip(store, new, strict=True)
             )
 
-        # One epoch at most, in an order of its own: the first `capacity` samples are
-        # drawn without replacement.
+        # At most one epoch, in a random order of its own. So the first `capacity`
+        # samples are drawn without replacement.
         steps = jnp.minimum(-(-local.size // BLOCK), blocks)
-        features, labels, held = local.loop(start, add, steps, BLOCK, purpose="store")
-        return features, labels, held & (jnp.arange(len(held)) < self.capacity)
+        features, labels, is_stored = local.loop(
+            start, add, steps, BLOCK, purpose="store"
+        )
+        return (
+            features,
+            labels,
+            is_stored & (jnp.arange(len(is_stored)) < self.capacity),
+        )
 
     def _best_share(
         self, predictor: NearestNeighbors, params: Params, local: LocalTrainer
@@ -185,8 +191,8 @@ class KNNPer(FedAvg):
             local.count_work(forwards=1)
             z = local.features(params, batch.x, training=False)
             outputs = local.head_outputs(params, z)
-            # The search for neighbours is the expensive part, and the same for every
-            # lambda, so one pass evaluates the whole grid.
+            # The search for neighbours is expensive and does not depend on lambda, so
+            # one pass evaluates the whole grid.
             neighbors = predictor.probabilities(z, outputs.shape[-1])
             losses = []
             for lam in grid:

@@ -6,10 +6,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fedtailor.aggregation import mix, reporter_weights
+from fedtailor.algorithms.helpers.personal_model import PersonalModelAlgorithm
 from fedtailor.protocol import (
     SGD,
     About,
-    Algorithm,
     Answers,
     ClientState,
     ClientUpdate,
@@ -19,7 +19,6 @@ from fedtailor.protocol import (
     Init,
     LocalTrainer,
     Population,
-    Predictor,
     ServerState,
     Streams,
     hyperparameters,
@@ -42,7 +41,7 @@ class L2GDState(ServerState):
 
 
 @hyperparameters
-class L2GD(Algorithm):
+class L2GD(PersonalModelAlgorithm):
     """Loopless local gradient descent for a mixture of local and global models.
 
     Hanzely and Richtarik 2020.
@@ -58,14 +57,14 @@ class L2GD(Algorithm):
 
     In the paper's letters eta is a / (m (1-p)) and tau is a lam / (m p) for a step size
     a: in expectation a round is a gradient step. Averaging steps do not change xbar, so
-    models need to be sent only between a local and an averaging round: clients send
-    theirs in a local round that an averaging round follows, and receive the mean in
-    that averaging round. The draws can be computed ahead of time (`_averages`).
+    models are sent only where an averaging round follows a local one: clients send
+    their models in the local round, and receive the mean in the averaging round. The
+    draw of any round can be computed in advance (`_is_averaging`).
 
-    All clients take every step; when only some report, their mean takes the place of
-    xbar. A client that never took part starts from xbar and minimises its own f(x) +
-    lam/2 |x - xbar|^2 in as many local rounds as the others did, with a fresh optimiser
-    in each and with the learning rates of rounds that are spread evenly over the run.
+    All clients take every step. When only some report, xbar is the mean of their
+    models. A client that never took part starts from xbar and minimises f(x) + lam/2 |x
+    - xbar|^2 in as many local rounds as the others did, with a new optimiser in each
+    and with the learning rates of rounds that are spread evenly over the run.
     """
 
     # What tables of methods say of this one; `About` explains the words.
@@ -111,29 +110,24 @@ class L2GD(Algorithm):
         """tau at a learning rate eta, a number or traced."""
         return rate * self.lam * (1 - self.p) / self.p
 
-    def _averages(self, cohort: Cohort, ahead: int = 0) -> bool:
-        """Whether this round, or one some rounds ahead, is an averaging round."""
-        coin = server_rng(cohort.seed, "l2gd", cohort.round + ahead).random()
-        return bool(coin < self.p)
+    def _is_averaging(self, cohort: Cohort, offset: int = 0) -> bool:
+        """Whether the round `offset` rounds after this one is an averaging round."""
+        uniform = server_rng(cohort.seed, "l2gd", cohort.round + offset).random()
+        return bool(uniform < self.p)
 
     def init_server(self, init: Init, population: Population) -> L2GDState:
         # model [1, d]: the server holds one model
         return L2GDState(model=init(0)[None], rounds=0, local_rounds=0)
 
-    def init_client(self, theta: Float[Array, " d"]) -> ClientState:
-        return {"model": theta}
-
     def broadcast(self, server: L2GDState, cohort: Cohort) -> Downlink:
-        if not self._averages(cohort):
+        if not self._is_averaging(cohort):
             # The server needs the clients' models only if the next round averages.
-            return Downlink(reply=self._averages(cohort, 1))
-        # Averaging does not change the mean. So clients already have it if the last
-        # round averaged, too; in round 0 it is the common initial model.
-        held = server.rounds == 0 or self._averages(cohort, -1)
-        return Downlink(
-            {"model": Streams.everyone(server.model, len(cohort), already_held=held)},
-            reply=False,
-        )
+            return Downlink(reply=self._is_averaging(cohort, offset=1))
+        # An averaging step does not change the mean, so clients already hold it after
+        # an averaging round. In round 0 it is the common initial model.
+        already_held = server.rounds == 0 or self._is_averaging(cohort, offset=-1)
+        mean = Streams.everyone(server.model, len(cohort), already_held)
+        return Downlink({"model": mean}, reply=False)
 
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
@@ -151,16 +145,14 @@ class L2GD(Algorithm):
     def server(
         self, server: L2GDState, downlink: Downlink, answers: Answers, cohort: Cohort
     ) -> L2GDState:
-        # xbar is the mean of the clients' models, by one row of weights [1, c]. In a
-        # round that asks for no reply all weights are 0, and `mix` returns the old xbar.
+        # `mix` with one row of weights [1, c] returns xbar, the mean of the clients'
+        # models. In a round without replies all weights are 0, and xbar is unchanged.
         weights = reporter_weights(cohort, self.weights)[None]
         model = mix(server.model, answers["model"], weights)
-        is_local = not downlink.streams  # the mean travels in averaging rounds only
+        is_local = not downlink.streams  # the mean is sent in averaging rounds only
         return L2GDState(model, server.rounds + 1, server.local_rounds + is_local)
 
     def serve(self, server: L2GDState, cohort: Cohort) -> Downlink:
-        # Clients that took part have their personal model and need nothing; the others
-        # receive the mean to start from (`init_unseen`).
         if cohort.seen:
             return Downlink()
         mean = Streams.everyone(server.model, len(cohort))
@@ -168,11 +160,6 @@ class L2GD(Algorithm):
             {"model": mean},
             scalars={"rounds": server.rounds, "local_rounds": server.local_rounds},
         )
-
-    def personal(
-        self, state: ClientState, inbox: Inbox, local: LocalTrainer
-    ) -> Predictor:
-        return state["model"]
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         mean = inbox.only("model")
@@ -184,7 +171,7 @@ class L2GD(Algorithm):
             # rate of its round.
             spread = k * rounds // jnp.maximum(local_rounds, 1)
             in_round = local.in_round(first + spread)
-            # A stronger pull would overshoot the mean in one step.
+            # With a larger weight a step would overshoot the mean.
             strength = jnp.minimum(self.lam, 1 / self.sgd.rate(in_round.round))
             return in_round.sgd(x, self.sgd, proximal=(strength, mean))
 

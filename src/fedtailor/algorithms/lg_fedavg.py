@@ -12,8 +12,8 @@ class LGFedAvg(FedPer):
 
     Liang et al. 2020, algorithm 1 without the auxiliary losses.
 
-    The mirror image of FedPer: each client keeps the representation b_i that it trains,
-    and the head is averaged:
+    FedPer with the parts exchanged: each client keeps the representation b_i that it
+    trains, and the head is averaged:
 
         (b_i, h_i) <- SGD(b_i, h; D_i),    h <- sum_i q_i h_i
 
@@ -37,10 +37,10 @@ class LGFedAvg(FedPer):
     )
 
     part: str = "head"
-    """The part of the model that is averaged (the paper: the last layers); all else
+    """The part of the model that is averaged (the paper: the last layers). The rest
     stays on the client.
     """
 
     def own_part(self, parts: tuple[str, ...]) -> str:
-        # the mirror image of FedPer: what stays on the client there is sent here
+        # The client sends the part that stays on the client in FedPer.
         return f"not {self.part}"

@@ -4,10 +4,10 @@ from typing import ClassVar
 
 from jaxtyping import Array, Float
 
+from fedtailor.algorithms.helpers.personal_model import PersonalModelAlgorithm
 from fedtailor.protocol import (
     SGD,
     About,
-    Algorithm,
     Answers,
     ClientState,
     ClientUpdate,
@@ -17,7 +17,6 @@ from fedtailor.protocol import (
     Init,
     LocalTrainer,
     Population,
-    Predictor,
     ServerState,
     Streams,
     hyperparameters,
@@ -36,16 +35,16 @@ class LocalState(ServerState):
 
 
 @hyperparameters
-class Local(Algorithm):
+class Local(PersonalModelAlgorithm):
     """Training alone, the reference point of personalization: nothing travels.
 
-    All clients train in every round, whoever reports (otherwise sampled clients would
-    be under-trained):
+    All clients train in every round, also those that are not sampled; otherwise they
+    would be trained less than under other methods.
 
         w_i <- SGD(w_i; D_i),   w_i = theta^0 at the start
 
-    A client that never took part makes up for all rounds at once, one after another as
-    the others did: with each round's learning rate, and a fresh optimiser in each.
+    A client that never took part trains for all rounds at once, with the learning rate
+    of each round and a new optimiser in each.
     """
 
     # What tables of methods say of this one; `About` explains the words.
@@ -76,33 +75,23 @@ class Local(Algorithm):
         return server.replace(rounds=server.rounds + 1)
 
     def serve(self, server: LocalState, cohort: Cohort) -> Downlink:
-        # Clients that took part have their model and need nothing.
         if cohort.seen:
             return Downlink()
-        # A new client needs theta^0. It can compute that from the run's seed, so the
-        # ledger charges nothing (`already_held`).
+        # An unseen client starts from theta^0. It can compute theta^0 from the run's
+        # seed, so the ledger counts nothing (`already_held`).
         start = Streams.everyone(server.initial, len(cohort), already_held=True)
         return Downlink({"model": start}, scalars={"rounds": server.rounds})
-
-    def init_client(self, theta: Float[Array, " d"]) -> ClientState:
-        return {"model": theta}
 
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
         return {"model": local.sgd(state["model"], self.sgd)}, {}
 
-    def personal(
-        self, state: ClientState, inbox: Inbox, local: LocalTrainer
-    ) -> Predictor:
-        return state["model"]
-
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         rounds = inbox.scalars["rounds"]
         first = local.round - rounds
 
-        # Round by round, as the others trained: each with its own learning rate,
-        # batches and fresh optimiser.
+        # Each round has its own learning rate, batches and optimiser state.
         def train(k: Array, w: Float[Array, " d"]) -> Float[Array, " d"]:
             return local.in_round(first + k).sgd(w, self.sgd)
 

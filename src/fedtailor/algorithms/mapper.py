@@ -42,10 +42,11 @@ class MAPPER(FedAvg):
 
         h_c <- h_c - eta grad_{h_c} F'''( lambda* h_l(lambda*) + (1 - lambda*) h_c )  (eq. 11)
 
-    F', F'' and F''' are the losses on three parts of its training data, the same in all
-    rounds. The server averages the h_c with momentum, as FedAvgM. To predict, every
-    client, also one that never took part, repeats eq. 9 and 10 with the final h_c.
-    Clients that choose lambda* = 1 need no global model and do not change it.
+    F', F'' and F''' are the losses on three parts of the client's training data, which
+    are the same in all rounds. The server averages the h_c with momentum, as in
+    FedAvgM. To predict, every client, including those that never took part, repeats eq.
+    9 and 10 with the final h_c. Clients that choose lambda* = 1 do not use the global
+    model and do not change it.
     """
 
     # What tables of methods say of this one; `About` explains the words.
@@ -69,11 +70,11 @@ class MAPPER(FedAvg):
     optimizer: ServerOptimizer = ServerOptimizer("momentum", lr=1.0, momentum=0.9)
     """The server's step (Mansour et al., appendix F.2: rate 1, momentum 0.9)."""
     cover: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
-    """The lambdas to choose from, ascending (the paper: a cover of [0, 1])."""
+    """The values of lambda to choose from, ascending (the paper: a cover of [0, 1])."""
     split: tuple[float, float, float] | None = (0.5, 0.25, 0.25)
-    """Shares of the training data for eq. 9, 10 and 11 (the paper names three parts, no
-    sizes); None uses all data three times, as the pseudocode does. So do clients with
-    fewer than three samples."""
+    """Shares of the training data for eq. 9, 10 and 11 (the paper has three parts, and
+    does not give their sizes). None uses all data three times, as in the pseudocode,
+    and so do clients with fewer than three samples."""
     fit: SGD = SGD(lr=0.02, epochs=5, batch_size=10)
     """Training of local models (Mansour et al., appendix F.2: rate 0.02, 5 epochs,
     batch 10).
@@ -82,10 +83,9 @@ class MAPPER(FedAvg):
     def __post_init__(self) -> None:
         require_cover(self.cover)
         if self.split is not None:
-            shares = len(self.split) == 3 and min(self.split) > 0
-            valid = shares and abs(sum(self.split) - 1) < 1e-9
+            has_shares = len(self.split) == 3 and min(self.split) > 0
             require(
-                valid,
+                has_shares and abs(sum(self.split) - 1) < 1e-9,
                 f"split is {self.split}; it must be three positive shares that sum to"
                 " 1, or None",
             )
@@ -95,8 +95,8 @@ class MAPPER(FedAvg):
     ) -> tuple[ClientState, ClientUpdate]:
         theta = inbox.only("model")
         fit_on, choose_on, train_on = self._parts(local)
-        # Eq. 9 and 10 give h_l(lambda*) and lambda*; with these frozen, eq. 11 trains
-        # h_c.
+        # Eq. 9 and 10 give h_l(lambda*) and lambda*. Eq. 11 trains h_c while these are
+        # fixed.
         lam, own = self._interpolate(theta, fit_on, choose_on)
         gradient = through_mixture(train_on, own, 1 - lam)
         return state, {"model": train_on.sgd(theta, self.sgd, gradient=gradient)}
@@ -144,43 +144,43 @@ class MAPPER(FedAvg):
         """The client's data for eq. 9, 10 and 11.
 
         Returns:
-            The client three times, with disjoint parts of its samples, at least one in
-            each; with all samples three times where it has fewer than three, or `split`
-            is None.
+            The client with three disjoint parts of its samples, at least one sample in
+            each. If `split` is None or the client has fewer than three samples, each
+            part has all samples.
         """
         if self.split is None:
             return local, local, local
         n = local.size
         first, second, _ = self.split
-        # the parts are [0, a), [a, b) and [b, n)
+        # The parts are [0, a), [a, b) and [b, n).
         a = jnp.clip(jnp.round(first * n).astype(jnp.int32), 1, n - 2)
         end_of_second = jnp.round((first + second) * n).astype(jnp.int32)
         b = jnp.clip(end_of_second, a + 1, n - 1)
-        few = n < 3
+        too_few = n < 3
         return (
-            local.part(0, jnp.where(few, n, a), "mapper"),
-            local.part(jnp.where(few, 0, a), jnp.where(few, n, b), "mapper"),
-            local.part(jnp.where(few, 0, b), n, "mapper"),
+            local.part(0, jnp.where(too_few, n, a), "mapper"),
+            local.part(jnp.where(too_few, 0, a), jnp.where(too_few, n, b), "mapper"),
+            local.part(jnp.where(too_few, 0, b), n, "mapper"),
         )
 
 
 def through_mixture(
     local: LocalTrainer, frozen: Float[Array, " d"], share: Float[Array, ""]
 ) -> StepGradient:
-    """The gradient for SGD on one model of a mixture, the other one frozen.
+    """The gradient for training one model of a mixture while the other one is frozen.
 
     Args:
         local: the client.
         frozen: the other model.
-        share: of the trained model in the mixture.
+        share: the share of the trained model in the mixture.
 
     Returns:
-        The gradient of -log( share p(y) + (1 - share) p_frozen(y) ) with respect to the
-        model of p: sample by sample, the gradient of -log p(y) times the
-        responsibility share p(y) / (the mixture).
+        The gradient of the mean of -log( share p(y) + (1 - share) p_frozen(y) ) with
+        respect to the model of p. For each sample it is the gradient of -log p(y) times
+        share p(y) / (share p(y) + (1 - share) p_frozen(y)).
     """
     frozen_params = local.params(frozen)
-    # For a share of 0 or 1 one of the two is -inf, and the mixture is the other model.
+    # If the share is 0 or 1, one of these is -inf, and the mixture is the other model.
     log_share = jnp.log(share)
     log_rest = jnp.log(1 - share)
 

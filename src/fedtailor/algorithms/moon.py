@@ -25,10 +25,8 @@ from fedtailor.protocol import (
     require,
 )
 
-SMALLEST = 1e-16
-"""Squared norm below which features count as zero (as 1e-8 for the norm in the released
-code).
-"""
+MIN_SQUARED_NORM = 1e-16
+"""The smallest squared norm in a cosine (released code: 1e-8 for the norm)."""
 
 
 @hyperparameters
@@ -37,16 +35,16 @@ class MOON(FedAvg):
 
     Li et al. 2021, algorithm 1 and equation 3.
 
-    As FedAvg, but a client minimises F_i(w) + mu l(w), where l draws the features z of
-    its model towards those of the global model that it received, and away from those of
-    the model that it trained last:
+    As FedAvg, but a client minimises F_i(w) + mu l(w). The term l attracts the features
+    z of its model to those of the received global model, and repels them from those of
+    the model that the client trained last:
 
         l = mean_x -log( exp(cos(z, z_global) / tau) / ( exp(cos(z, z_global) / tau) +
         exp(cos(z, z_previous) / tau) ) )
 
-    The other two models are read in evaluation mode, also where the client's own
-    normalises by batches (released code). The last one of a client's first round is the
-    common initial one.
+    The other two models are evaluated without training mode, also if the client's model
+    has batch normalisation (as in the released code). In a client's first round the
+    previous model is the common initial model.
     """
 
     # What tables of methods say of this one; `About` explains the words.
@@ -84,8 +82,8 @@ class MOON(FedAvg):
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
         theta = inbox.only("model")
-        gradient = None  # None: `local.sgd` takes that of the usual loss
-        # mu = 0 is FedAvg, and the contrast is not even compiled.
+        gradient = None  # None: `local.sgd` uses the gradient of the usual loss
+        # A constant mu = 0 leaves the contrast out of the compiled program.
         if not is_off(self.mu):
             gradient = self._gradient(theta, state["previous"], local)
         trained = local.sgd(theta, self.sgd, gradient=gradient)
@@ -97,7 +95,7 @@ class MOON(FedAvg):
         previous: Float[Array, " d"],
         local: LocalTrainer,
     ) -> StepGradient:
-        """The gradient of a batch's mean of F_i(w) + mu l(w).
+        """The gradient of F_i(w) + mu l(w) on a batch.
 
         Args:
             received: the global model, whose features attract.
@@ -131,10 +129,9 @@ class MOON(FedAvg):
 
 
 def _cosine(a: Float[Array, "b ..."], b: Float[Array, "b ..."]) -> Float[Array, " b"]:
-    """Cosines between features, example by example; 0 where one of them is zero."""
+    """The cosine between the features of each example; 0 if one of them is zero."""
     a = a.reshape(len(a), -1)
     b = b.reshape(len(b), -1)
-    length_of_a = jnp.sqrt(jnp.maximum((a * a).sum(1), SMALLEST))
-    length_of_b = jnp.sqrt(jnp.maximum((b * b).sum(1), SMALLEST))
-    lengths = length_of_a * length_of_b
-    return (a * b).sum(1) / lengths
+    norm_a = jnp.sqrt(jnp.maximum((a * a).sum(1), MIN_SQUARED_NORM))
+    norm_b = jnp.sqrt(jnp.maximum((b * b).sum(1), MIN_SQUARED_NORM))
+    return (a * b).sum(1) / (norm_a * norm_b)

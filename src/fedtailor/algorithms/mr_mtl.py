@@ -1,28 +1,23 @@
-"""MR-MTL: every client keeps a model of its own near the mean of all."""
+"""MR-MTL: every client keeps a personal model near the mean of all."""
 
 from typing import Any, ClassVar, Literal
 
-from jaxtyping import Array, Float
-
 from fedtailor.algorithms.fedavg import FedAvg
-from fedtailor.algorithms.fedprox import require_stable
+from fedtailor.algorithms.helpers.personal_model import PersonalModelAlgorithm
+from fedtailor.algorithms.helpers.proximal import proximal_term, require_stable
 from fedtailor.protocol import (
     SGD,
     About,
     ClientUpdate,
-    Cohort,
-    Downlink,
     Inbox,
     LocalTrainer,
-    Predictor,
     ZeroIsStatic,
     hyperparameters,
-    is_off,
 )
 
 
 @hyperparameters
-class MRMTL(FedAvg):
+class MRMTL(PersonalModelAlgorithm, FedAvg):
     """Mean-regularized multi-task learning.
 
     Liu et al. 2022, section 5; the objective is Evgeniou and Pontil's, 2004.
@@ -72,27 +67,17 @@ class MRMTL(FedAvg):
     def __post_init__(self) -> None:
         require_stable("lam", self.lam, self.sgd)
 
-    def init_client(self, theta: Float[Array, " d"]) -> Any:
-        return {"model": theta}
-
     def client(
         self, state: Any, inbox: Inbox, local: LocalTrainer
     ) -> tuple[Any, ClientUpdate]:
-        # Training continues from the client's own v_i; the mean vbar is only in the
-        # proximal term, which is not compiled if lam = 0.
-        proximal = None if is_off(self.lam) else (self.lam, inbox.only("model"))
+        # Training continues from the client's own v_i. The mean vbar is only the anchor
+        # of the proximal term.
+        proximal = proximal_term(self.lam, inbox.only("model"))
         v = local.sgd(state["model"], self.sgd, proximal=proximal)
         return {"model": v}, {"model": v}
 
-    def serve(self, server: Any, cohort: Cohort) -> Downlink:
-        # Clients that took part predict with their own model and need nothing; the
-        # others receive the mean to start from (`init_unseen`).
-        return Downlink() if cohort.seen else self.broadcast(server, cohort)
-
-    def personal(self, state: Any, inbox: Inbox, local: LocalTrainer) -> Predictor:
-        return state["model"]
-
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> Any:
-        # One round as of any client, from v = vbar. `client` returns the new state and
-        # a message to the server, which is not sent.
-        return self.client(self.init_client(inbox.only("model")), inbox, local)[0]
+        # A round of training from v = vbar. The message to the server is not sent.
+        start = self.init_client(inbox.only("model"))
+        state, _ = self.client(start, inbox, local)
+        return state

@@ -1,24 +1,19 @@
 """Oracle: one FedAvg for each true group."""
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor.aggregation import ServerOptimizer, cluster_averages, reporter_weights
+from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.helpers.averaging import AveragedModels, average_step
 from fedtailor.protocol import (
-    SGD,
     About,
-    Algorithm,
     Answers,
-    ClientState,
-    ClientUpdate,
     Cohort,
     Downlink,
-    Inbox,
     Init,
-    LocalTrainer,
     Population,
     Streams,
     hyperparameters,
@@ -36,7 +31,7 @@ class OracleState(AveragedModels):
 
 
 @hyperparameters
-class Oracle(Algorithm):
+class Oracle(FedAvg):
     """One FedAvg for each true group, the reference for clustered methods.
 
         theta_g <- theta_g - opt( theta_g - sum_(i in g) q_i SGD(theta_g; D_i) ),    q_i = n_i / sum_(j in g, S) n_j
@@ -60,8 +55,6 @@ class Oracle(Algorithm):
         server_sees="sums",
     )
 
-    sgd: SGD = SGD()
-    """Local training."""
     weights: Literal["samples", "uniform"] = "samples"
     """Weights of a group's average over its reporters: by training samples n_i, or
     equal.
@@ -83,35 +76,29 @@ class Oracle(Algorithm):
         theta = init(0)[None].repeat(len(groups), axis=0)
         return OracleState(theta, self.optimizer.init(theta), groups)
 
-    def broadcast(self, server: OracleState, cohort: Cohort) -> Downlink:
-        # one number for each client: recipients are [c, 1]
+    def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
         stream = _stream_of_group(server, cohort)
-        return Downlink({"model": Streams(server.model, stream[:, None])})
-
-    def client(
-        self, state: ClientState, inbox: Inbox, local: LocalTrainer
-    ) -> tuple[ClientState, ClientUpdate]:
-        return state, {"model": local.sgd(inbox.only("model"), self.sgd)}
+        return Downlink({"model": Streams.by_index(server.model, stream)})
 
     def server(
-        self, server: OracleState, downlink: Downlink, answers: Answers, cohort: Cohort
+        self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort
     ) -> OracleState:
-        # Row g of the weights holds the shares of group g's reporters.
+        # Row g of the weights [s, c] holds the q_i of the reporters in group g.
         share = reporter_weights(cohort, self.weights)
         stream = _stream_of_group(server, cohort)
         weights = cluster_averages(stream, len(server.groups), share)
         return average_step(server, self.optimizer, answers["model"], weights)
 
 
-def _stream_of_group(server: OracleState, cohort: Cohort) -> NDArray[np.int32]:
-    """The stream [c] that belongs to each client's true group.
+def _stream_of_group(server: OracleState, cohort: Cohort) -> NDArray[np.int64]:
+    """The stream [c] of each client's true group.
 
     Raises:
         ValueError: an unseen client of a group that nobody trained.
     """
     assert cohort.groups is not None
-    # `groups` is ascending. The search gives a row for unknown groups, too, which then
-    # holds another group.
+    # `groups` is ascending. For an unknown group the search returns the row of another
+    # group.
     last = len(server.groups) - 1
     stream = np.minimum(np.searchsorted(server.groups, cohort.groups), last)
     is_known = server.groups[stream] == cohort.groups
@@ -120,4 +107,4 @@ def _stream_of_group(server: OracleState, cohort: Cohort) -> NDArray[np.int32]:
         f"no seen client belongs to group {cohort.groups[~is_known][:1]}; oracle cannot"
         " serve it",
     )
-    return stream.astype(np.int32)
+    return stream

@@ -7,18 +7,22 @@ from typing import Any, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
 from fedtailor.aggregation import ServerOptimizer, cluster_averages, reporter_weights
-from fedtailor.aggregation.clusters import agglomerative
+from fedtailor.aggregation.agglomerative import agglomerative
 from fedtailor.algorithms.helpers.averaging import AveragedModels, average_step
+from fedtailor.algorithms.helpers.subspaces import (
+    joint_subspaces,
+    leading_vectors,
+    principal_angles,
+)
 from fedtailor.protocol import (
     SGD,
     About,
     Algorithm,
     Answers,
-    Batch,
     ClientUpdate,
     Cohort,
     Diagnostic,
@@ -33,17 +37,6 @@ from fedtailor.protocol import (
     require,
     server_state,
 )
-
-_ITERATIONS = 40
-"""Iterations of subspace iteration, each of them a pass over a client's inputs.
-
-The error of a vector of singular value s falls as (s' / s)^80, where s' is the largest
-singular value beyond the vectors that are iterated.
-"""
-_SPARE = 4
-"""Vectors that are iterated in addition to those that are sent, for a smaller s'."""
-_BATCH = 64
-"""Samples at a time in these passes."""
 
 
 @server_state
@@ -66,17 +59,17 @@ class PACFL(Algorithm):
 
     Vahidian et al. 2023, algorithm 1.
 
-    Once, before training, every client sends the p leading left singular vectors of the
-    inputs of each of its classes,
+    Before training, every client sends the p leading left singular vectors of the
+    inputs of each of its classes:
 
         X_ic = U_ic S_ic V_ic',    U_ic = [u_1, ..., u_p]
 
-    The server compares clients by the principal angles between these subspaces (the arc
-    cosines of the singular values of U_ic' U_jc, averaged over the classes that both
-    clients have; 90 degrees if they have none in common), clusters them
-    agglomeratively, and runs FedAvg in every cluster. Angles depend on inputs only, so
-    clients that label the same inputs differently are in the same cluster. The server
-    sees the bases, which reveal much about the data.
+    The server compares clients by the principal angles between these subspaces. These
+    are the arc cosines of the singular values of U_ic' U_jc, averaged over the classes
+    that both clients have, or 90 degrees if they have no class in common. The server
+    then clusters the clients agglomeratively and runs FedAvg in every cluster. Angles
+    depend on inputs only, so clients that label the same inputs differently are in the
+    same cluster. The server sees the bases, which reveal much about the data.
 
     A client that never took part sends its bases and gets the model of the nearest
     client's cluster.
@@ -114,15 +107,17 @@ class PACFL(Algorithm):
     vectors: int = 3
     """p, singular vectors of each class (Vahidian et al.: 3 to 5)."""
     clusters: int | None = None
-    """Number of clusters; None = by `threshold`, or, without one, where the angle at
-    which clusters merge grows most (at least two then, unless all angles are equal)."""
+    """Number of clusters; None = determined by `threshold`. Without a threshold merging
+    stops where the merge angle grows most: at two clusters or more, unless all angles
+    are equal."""
     threshold: float | None = None
-    """Angle in degrees from which on clusters are not merged (Vahidian et al. tune it),
-    instead of their number.
+    """Angle in degrees from which clusters are not merged, instead of their number
+    (Vahidian et al. tune it).
     """
     angle: Literal["mean", "smallest"] = "mean"
-    """Mean principal angle of the classes' subspaces, or the smallest one between the
-    spans of all vectors (the paper's equation 2, for clients that share few classes).
+    """The mean principal angle between the subspaces of each class, or the smallest
+    angle between the spans of all vectors (the paper's equation 2, for clients that
+    share few classes).
     """
     linkage: Literal["average", "complete", "single"] = "average"
     """Distance between clusters: mean, largest or smallest angle between their members.
@@ -182,14 +177,14 @@ class PACFL(Algorithm):
         return self._with_clusters(init(0), np.zeros(len(population), np.int64))
 
     def probe_downlink(self, server: PACFLState, cohort: Cohort) -> Downlink:
-        # Clients can compute the initial model from the seed; only its shapes are used.
-        return Downlink(
-            {"model": Streams.everyone(server.initial, len(cohort), already_held=True)}
-        )
+        # Only the shapes of the model are used. Clients can compute it from the seed,
+        # so the ledger does not count it.
+        model = Streams.everyone(server.initial, len(cohort), already_held=True)
+        return Downlink({"model": model})
 
     def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
-        # One example, and the model's outputs for it, tell how many features an input
-        # has, and how many classes there are.
+        # One example and the shape of the model's outputs for it give the numbers of
+        # features and classes.
         params = local.params(inbox.only("model"))
         example = local.draw("pacfl", 0, 1)
         outputs = jax.eval_shape(lambda x: local.logits(params, x), example.x)
@@ -237,13 +232,13 @@ class PACFL(Algorithm):
             bases: what some clients sent.
             others: what other clients sent.
         """
-        smallest = self.angle == "smallest"
-        if smallest:
-            # one subspace for each client, of the vectors of all classes
-            bases, others = _spans(bases), _spans(others)
+        is_smallest = self.angle == "smallest"
+        if is_smallest:
+            # One subspace for each client, spanned by the vectors of all classes.
+            bases, others = joint_subspaces(bases), joint_subspaces(others)
         angles = np.stack([principal_angles(one, others) for one in bases])
-        # NaN = one of the two clients lacks this direction, or class.
-        reduce = np.nanmin if smallest else np.nanmean
+        # NaN: one of the two clients does not have this direction or class.
+        reduce = np.nanmin if is_smallest else np.nanmean
         return reduce(angles, axis=-1)
 
     # rounds
@@ -251,21 +246,20 @@ class PACFL(Algorithm):
 
     def broadcast(self, server: PACFLState, cohort: Cohort) -> Downlink:
         cluster = self._cluster(server, cohort)
-        return Downlink({"model": Streams(server.model, cluster[:, None])})
+        return Downlink({"model": Streams.by_index(server.model, cluster)})
 
-    def _cluster(self, server: PACFLState, cohort: Cohort) -> NDArray[np.int32]:
+    def _cluster(self, server: PACFLState, cohort: Cohort) -> NDArray[np.int64]:
         """The cluster of each client of a cohort [c].
 
-        For a client that never took part, that of the seen client at the smallest angle
-        to it.
+        An unseen client has the cluster of the seen client at the smallest angle to it.
         """
         if cohort.seen:
-            return server.cluster[cohort.position].astype(np.int32)
+            return server.cluster[cohort.position]
         assert cohort.probes is not None and server.bases is not None
-        # what the new clients answered to the probe
+        # the answers of the unseen clients to the probe
         bases = cohort.probes.host("bases").astype(np.float64)
         nearest = self._angles(bases, server.bases).argmin(axis=1)
-        return server.cluster[nearest].astype(np.int32)
+        return server.cluster[nearest]
 
     def client(
         self, state: Any, inbox: Inbox, local: LocalTrainer
@@ -289,105 +283,3 @@ class PACFL(Algorithm):
                 "angles", "Angles between clients' inputs (degrees)", server.angles
             )
         ]
-
-
-def leading_vectors(
-    local: LocalTrainer, classes: int, features: int, vectors: int
-) -> Float[Array, "classes p features"]:
-    """The leading right singular vectors of one client's inputs, class by class.
-
-    With X_c [n_c, features] the inputs of class c, these are the eigenvectors of
-    X_c' X_c of largest eigenvalue. They are found by subspace iteration, which needs no
-    more memory than a batch and a few vectors.
-
-    Args:
-        local: the client.
-        classes: the number of classes.
-        features: of an input.
-        vectors: p.
-
-    Returns:
-        The vectors as rows; zero where a class has fewer directions than p.
-    """
-    width = min(vectors + _SPARE, features)
-    dtype = local.draw("pacfl", 0, 1).x.dtype
-    batches = local.steps(SGD(batch_size=_BATCH))
-
-    def times_gram(
-        basis: Float[Array, "classes features w"],
-    ) -> Float[Array, "classes features w"]:
-        """X_c' X_c V_c for the basis V_c of each class, in one pass over the data."""
-
-        def add(total: Array, batch: Batch, index: Int[Array, ""]) -> Array:
-            # X_c' X_c V_c is a sum over samples x of x (x' V_c). Padding has weight 0.
-            weight = batch.weight[:, None].astype(dtype)
-            x = batch.x.reshape(len(batch.x), -1) * weight  # [b, features]
-            products = jnp.einsum("bf,bfw->bw", x, basis[batch.y])
-            return total.at[batch.y].add(x[:, :, None] * products[:, None])
-
-        return local.loop(jnp.zeros_like(basis), add, batches, _BATCH, purpose="pacfl")
-
-    def iterate(_: Any, basis: Array) -> Array:
-        # Without orthonormalisation all columns would become the first singular vector.
-        return jnp.linalg.qr(times_gram(basis))[0]
-
-    start = jax.random.normal(jax.random.key(0), (features, width), dtype)
-    start = jnp.linalg.qr(start)[0]
-    start = jnp.broadcast_to(start, (classes, features, width))
-    basis = local.fori_loop(_ITERATIONS, iterate, start)
-    # Rayleigh-Ritz: the singular vectors within the subspace follow from the
-    # eigenvectors of V' X' X V. `eigh` is ascending, and the largest are wanted first.
-    projected = jnp.einsum("cfv,cfw->cvw", basis, times_gram(basis))
-    eigenvalues, rotation = jnp.linalg.eigh(projected)
-    singular_vectors = jnp.einsum("cfv,cvw->cwf", basis, rotation)[:, ::-1]
-    eigenvalues = eigenvalues[:, ::-1]
-    # Eigenvalues that are no more than rounding of the largest belong to directions
-    # that the class does not have.
-    rounding = jnp.finfo(dtype).eps * features * eigenvalues[:, :1]
-    is_direction = eigenvalues[:, :vectors] > rounding
-    return jnp.where(is_direction[:, :, None], singular_vectors[:, :vectors], 0)
-
-
-def principal_angles(
-    one: Float[np.ndarray, "classes p features"],
-    others: Float[np.ndarray, "m classes p features"],
-) -> Float[np.ndarray, "m n"]:
-    """Principal angles between one client's subspaces and those of other clients.
-
-    Args:
-        one: the bases of one client.
-        others: the bases of m other clients.
-
-    Returns:
-        Angles in degrees [m, classes * p]; NaN where one of two clients has no such
-        direction. Where two clients share no class, all of their angles are 90.
-    """
-    # The cosines of the principal angles are the singular values of U_ic' U_jc [p, p].
-    products = np.einsum("cpf,mcqf->mcpq", one, others)
-    cosines = np.linalg.svd(products, compute_uv=False)
-    angles = np.degrees(np.arccos(np.clip(cosines, 0.0, 1.0)))
-    # Two subspaces have as many angles as the smaller one has dimensions; a row of
-    # zeros is no dimension.
-    dimensions = (one != 0).any(axis=-1).sum(axis=-1)  # [classes]
-    other_dimensions = (others != 0).any(axis=-1).sum(axis=-1)  # [m, classes]
-    rank = np.minimum(dimensions, other_dimensions)
-    beyond_rank = np.arange(cosines.shape[-1]) >= rank[..., None]
-    angles[beyond_rank] = np.nan
-    angles = angles.reshape(len(others), -1)
-    shares_nothing = np.isnan(angles).all(axis=1)
-    angles[shares_nothing] = 90.0
-    return angles
-
-
-def _spans(
-    bases: Float[np.ndarray, "c classes p features"],
-) -> Float[np.ndarray, "c 1 n features"]:
-    """One subspace for each client, the span of the vectors of all its classes.
-
-    Returns:
-        Orthonormal rows; zero beyond the dimension of the span.
-    """
-    stacked = bases.reshape(len(bases), 1, -1, bases.shape[-1])
-    _, singular_values, rows = np.linalg.svd(stacked, full_matrices=False)
-    is_direction = singular_values[..., None] > 1e-6
-    return np.where(is_direction, rows, 0.0)

@@ -1,4 +1,4 @@
-"""Per-FedAvg: a global model that is good after a step on one's own data."""
+"""Per-FedAvg: a global model that is good after a gradient step on a client's data."""
 
 from typing import ClassVar, Literal
 
@@ -29,16 +29,16 @@ class PerFedAvg(FedAvg):
 
     Fallah et al. 2020, algorithm 1.
 
-    The global model minimises mean_i F_i( w - alpha grad F_i(w) ): the loss after one
-    gradient step of rate alpha. A local step takes three batches D, D', D'' that are
-    disjoint where the client has three:
+    The global model minimises mean_i F_i( w - alpha grad F_i(w) ), the loss after one
+    gradient step of rate alpha. A local step uses three batches D, D', D'', which are
+    disjoint if the client has three batches:
 
         w~ = w - alpha g(w; D),    g' = g(w~; D'),    w <- w - beta ( g' - alpha H(w; D'') g' )
 
-    `hf` multiplies by the Hessian exactly, `hf-difference` by a difference of gradients
-    (the paper's HF), `fo` drops that term. The D' are the batches that FedAvg would
-    draw. Every client, also one that never took part, predicts with
-    w - alpha grad F_i(w), over all its training samples.
+    `hf` computes the product with the Hessian exactly, `hf-difference` by a difference
+    of gradients (the paper's HF), and `fo` drops that term. D' are the batches that
+    FedAvg would use. Every client, including those that never took part, predicts with
+    w - alpha grad F_i(w), where the gradient is over all its training samples.
     """
 
     # What tables of methods say of this one; `About` explains the words.
@@ -65,12 +65,11 @@ class PerFedAvg(FedAvg):
     variant: Literal["hf", "hf-difference", "fo"] = "hf"
     """Second-order term: exact, by differences, or dropped."""
     delta: float = 1e-3
-    """Distance from w at which `hf-difference` takes gradients. Gradients of ReLU
-    networks have jumps, and a jump between the two points is multiplied by 1/delta:
-    such networks need about 0.1, or the exact product."""
+    """The distance from w at which `hf-difference` computes gradients. Gradients of
+    ReLU networks are discontinuous, and a jump between the two points is multiplied by
+    1/delta. Such networks need about 0.1, or the exact product."""
     relative: bool = True
-    """Divide delta by the norm of g', so that it is a distance; False is the paper's
-    fixed multiple of g'.
+    """Whether delta is a distance, or (in the paper) a multiple of g'.
     """
     adapt_steps: TracedInt = 1
     """Gradient steps of rate alpha towards the personal model (the paper: 1)."""
@@ -94,31 +93,35 @@ class PerFedAvg(FedAvg):
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
         sgd = self.sgd
-        # The number of batches in a permutation of the data, and in an epoch.
-        drawn = jnp.maximum(-(-local.size // sgd.batch_size), 1)
-        used = jnp.maximum(local.size // sgd.batch_size, 1) if sgd.drop_last else drawn
+        # The number of batches in a permutation of the data, and in an epoch. They
+        # differ if the last partial batch is dropped.
+        per_permutation = jnp.maximum(-(-local.size // sgd.batch_size), 1)
+        whole_batches = jnp.maximum(local.size // sgd.batch_size, 1)
+        per_epoch = whole_batches if sgd.drop_last else per_permutation
 
-        def other(step: Int[Array, ""], ahead: int) -> Batch:
-            """The batch `ahead` places after that of this step, in the same epoch."""
-            epoch = step // used
-            position = (step - epoch * used + ahead) % used
-            return local.draw("batches", epoch * drawn + position, sgd.batch_size)
+        def later_batch(step: Int[Array, ""], offset: int) -> Batch:
+            """The batch `offset` places after the batch of this step, in its epoch."""
+            epoch = step // per_epoch
+            position = (step - epoch * per_epoch + offset) % per_epoch
+            number = epoch * per_permutation + position
+            return local.draw("batches", number, sgd.batch_size)
 
         def meta(params: Params, batch: Batch, step: Int[Array, ""]) -> Params:
-            # D' is the batch of the step, D and D'' are the next two of its epoch:
-            # disjoint where it has three.
-            inner = local.batch_gradient(params, other(step, 1))
-            adapted = _axpy(-self.alpha, inner, params)  # w~
+            # D' is the batch of the step. D and D'' are the next two in its epoch.
+            inner = local.batch_gradient(params, later_batch(step, 1))
+            adapted = _add_scaled(-self.alpha, inner, params)  # w~
             g = local.batch_gradient(adapted, batch)  # g'
             if self.variant == "fo":
                 return g
             # (I - alpha H) g': the chain rule through the inner step
-            hessian_times_g = self._hessian(local, params, other(step, 2), g)
-            return _axpy(-self.alpha, hessian_times_g, g)
+            hessian_product = self._hessian_product(
+                local, params, later_batch(step, 2), g
+            )
+            return _add_scaled(-self.alpha, hessian_product, g)
 
         return state, {"model": local.sgd(inbox.only("model"), sgd, gradient=meta)}
 
-    def _hessian(
+    def _hessian_product(
         self, local: LocalTrainer, params: Params, batch: Batch, g: Params
     ) -> Params:
         """The Hessian of a batch's mean loss times a vector.
@@ -136,9 +139,8 @@ class PerFedAvg(FedAvg):
             return local.batch_gradient(w, batch)
 
         if self.variant == "hf":
-            local.count_work(
-                gradients=1
-            )  # forward over reverse costs about two gradients
+            # Forward over reverse differentiation costs about two gradients.
+            local.count_work(gradients=1)
             _, product = jax.jvp(gradient, (params,), (g,))
             return product
         delta = self.delta
@@ -146,8 +148,8 @@ class PerFedAvg(FedAvg):
             norm = jnp.sqrt(sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(g)))
             delta = delta / jnp.where(norm > 0, norm, 1)
         # ( g(w + delta g') - g(w - delta g') ) / (2 delta), the paper's approximation
-        above = gradient(_axpy(delta, g, params))
-        below = gradient(_axpy(-delta, g, params))
+        above = gradient(_add_scaled(delta, g, params))
+        below = gradient(_add_scaled(-delta, g, params))
         return jax.tree.map(lambda up, down: (up - down) / (2 * delta), above, below)
 
     def personal(
@@ -159,6 +161,6 @@ class PerFedAvg(FedAvg):
         return local.fori_loop(self.adapt_steps, step, inbox.only("model"))
 
 
-def _axpy(a: ScalarLike, x: Params, y: Params) -> Params:
+def _add_scaled(a: ScalarLike, x: Params, y: Params) -> Params:
     """a x + y, leaf by leaf."""
     return jax.tree.map(lambda x, y: a * x + y, x, y)

@@ -1,7 +1,6 @@
 """pFedHN: a hypernetwork on the server generates every client's model."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -12,10 +11,17 @@ from jaxtyping import Array, Float, Int
 
 from fedtailor.aggregation import reporter_weights
 from fedtailor.aggregation.distances import cosine_similarity
+from fedtailor.algorithms.helpers.hypernetwork import (
+    Layers,
+    generate,
+    init_layers,
+    layers_from_inbox,
+    layers_to_messages,
+)
 from fedtailor.algorithms.helpers.shared_part import (
-    joined,
+    entry_of_part,
+    join_parts,
     model_of,
-    named,
     part_of_runs,
     runs_of,
 )
@@ -49,16 +55,13 @@ from fedtailor.protocol import (
     server_state,
 )
 
-Layers = list[dict[str, Array]]
-"""Dense layers: "weights" [in, out] and, but for a linear hypernetwork, "bias" [out]."""
-
 
 @server_state
 class PFedHNState(ServerState):
     """The hypernetwork and the clients' embeddings."""
 
     layers: Layers
-    """phi, the parameters of the hypernetwork."""
+    """phi, the parameters of the hypernetwork H."""
     embeddings: Float[Array, "m e"]
     """e_1, ..., e_m, one for each client."""
     optimizer: tuple[Array, ...]
@@ -66,8 +69,7 @@ class PFedHNState(ServerState):
     initial: Float[Array, " d"]
     """The common initial model theta^0, to which the output of H is added."""
     runs: Int[np.ndarray, "runs 2"]
-    """Where the generated entries lie in theta: [first, one past the last) of each run.
-    """
+    """The generated entries of theta, as runs [first, one past the last)."""
 
     @property
     def part(self) -> Part:
@@ -88,18 +90,18 @@ class PFedHN(Algorithm):
 
         - mean_S < delta_i, H(e_i; phi) >          (delta_i held fixed: the vector-Jacobian product of their equation 4)
 
-    by SGD with momentum, after clipping its norm. phi never travels in training, so a
-    large H costs no communication. Here H adds to the common initial model, theta^0 + a
-    perceptron with ReLU of e_i, whose last bias is zero at first. The personal model is
-    H(e_i; phi), without further training.
+    by SGD with momentum, after clipping the gradient's norm. phi is never sent during
+    training, so a large H costs no communication. Here H(e_i; phi) is theta^0, the
+    common initial model, plus the output of a perceptron with ReLU, whose last bias is
+    zero at first. The personal model is H(e_i; phi), without further training.
 
-    With `part="head"` this is pFedHN-pc (their section 3.4): H generates the body only;
-    the head, from the common initial one, is trained with it by the client and never
-    leaves it.
+    `part="head"` is pFedHN-pc (their section 3.4): H generates the body only. The
+    client trains the body together with a head, which starts from the common initial
+    one and never leaves the client.
 
     A client that never took part receives phi once and fits an embedding to its own
-    deltas, while phi is fixed. If it has a part of its own, it trains that part in the
-    same steps.
+    deltas, while phi is fixed. If a part of the model stays on the client, it trains
+    that part in the same steps.
     """
 
     # What tables of methods say of this one; `About` explains the words.
@@ -224,37 +226,11 @@ class PFedHN(Algorithm):
         generated_size = int(np.diff(runs).sum())
         hidden_sizes = [self.hidden_size] * self.hidden_layers
         sizes = [embeddings.shape[1], *hidden_sizes, generated_size]
-        layers = self._init_layers(rng, sizes, theta.dtype)
+        layers = init_layers(rng, sizes, theta.dtype)
         embeddings = jnp.asarray(embeddings, theta.dtype)
         optimizer = self._optimizer().init((layers, embeddings))
         leaves = tuple(jax.tree.leaves(optimizer))
         return PFedHNState(layers, embeddings, leaves, theta, runs)
-
-    def _init_layers(
-        self, rng: np.random.Generator, sizes: Sequence[int], dtype: Any
-    ) -> Layers:
-        """phi before the first round.
-
-        Args:
-            rng: draws it.
-            sizes: of the embedding, the hidden layers and the output.
-            dtype: of the layers.
-        """
-        if self.hidden_layers == 0:
-            return [{"weights": jnp.zeros(tuple(sizes), dtype)}]
-        layers: Layers = []
-        for inputs, outputs in pairwise(sizes):
-            # Dense layers as PyTorch draws them, but for the last bias, which is zero.
-            bound = 1 / np.sqrt(inputs)
-            weights = rng.uniform(-bound, bound, (inputs, outputs))
-            is_last = len(layers) == self.hidden_layers
-            bias = np.zeros(outputs) if is_last else rng.uniform(-bound, bound, outputs)
-            layer = {
-                "weights": jnp.asarray(weights, dtype),
-                "bias": jnp.asarray(bias, dtype),
-            }
-            layers.append(layer)
-        return layers
 
     def _optimizer(self) -> optax.GradientTransformation:
         """SGD with momentum and weight decay, after clipping the gradient's norm."""
@@ -267,7 +243,7 @@ class PFedHN(Algorithm):
     def broadcast(self, server: PFedHNState, cohort: Cohort) -> Downlink:
         # theta_i = theta^0 + H(e_i; phi), a stream for every client of the cohort
         start = server.part.take(server.initial)
-        models = _generate(server.layers, start, server.embeddings[cohort.position])
+        models = generate(server.layers, start, server.embeddings[cohort.position])
         return Downlink({"model": Streams.one_each(models)})
 
     def server(
@@ -288,24 +264,24 @@ class PFedHN(Algorithm):
         # the model of the mean embedding
         part = server.part
         start = part.take(server.initial)
-        model = _generate(server.layers, start, server.embeddings.mean(axis=0))
+        model = generate(server.layers, start, server.embeddings.mean(axis=0))
         return part.put(server.initial, model)
 
     def serve(self, server: PFedHNState, cohort: Cohort) -> Downlink:
-        # Clients that took part receive their generated model, as in a round.
+        # Seen clients receive their generated model, as in a round.
         if cohort.seen:
             return self.broadcast(server, cohort)
-        # New clients receive phi, and the mean embedding to start from. They can
-        # compute the initial model from the seed, so it is not charged.
-        sent = _named(server.layers)
-        sent["embedding"] = server.embeddings.mean(axis=0)
-        to_everyone = np.zeros((len(cohort), 1), np.int32)
-        streams = {
-            "initial": Streams.everyone(server.initial, len(cohort), already_held=True)
-        }
-        for name, value in sent.items():
-            # one stream [1, ...], which every client receives (row 0)
-            streams[name] = Streams(value[None], to_everyone)
+        # Unseen clients receive phi, and the mean embedding to start from. They can
+        # compute the initial model from the seed, so the ledger does not count it.
+        clients = len(cohort)
+        initial = Streams.everyone(server.initial, clients, already_held=True)
+        streams = {"initial": initial}
+        messages = layers_to_messages(server.layers)
+        messages["embedding"] = server.embeddings.mean(axis=0)
+        for kind, value in messages.items():
+            streams[kind] = Streams.everyone(
+                value[None], clients
+            )  # one stream [1, ...]
         return Downlink(streams)
 
     def diagnostics(self, server: PFedHNState) -> Sequence[Diagnostic]:
@@ -318,78 +294,46 @@ class PFedHN(Algorithm):
     # ----------------------------------------------------------------------------------
 
     def init_state(self, theta: Float[Array, " d"], model: ModelParts) -> ClientState:
-        return named("own", model.part(self.part).take(theta))
+        return entry_of_part("own", model.part(self.part).take(theta))
 
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
         own = local.part_of_model(self.part)
-        theta = local.sgd(joined(own, state, inbox.only("model")), self.sgd)
-        return named("own", own.take(theta)), {"model": own.complement.take(theta)}
+        theta = local.sgd(join_parts(own, state, inbox.only("model")), self.sgd)
+        return entry_of_part("own", own.take(theta)), {
+            "model": own.complement.take(theta)
+        }
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
-        layers: Layers = []
-        for number in range(self.hidden_layers + 1):
-            names = ("weights", "bias") if self.hidden_layers else ("weights",)
-            layers.append(
-                {name: inbox.only(f"layer {number} {name}") for name in names}
-            )
-
+        layers = layers_from_inbox(inbox, self.hidden_layers + 1)
         own = local.part_of_model(self.part)
         initial = inbox.only("initial")
 
-        def generate(e: Float[Array, " e"]) -> Float[Array, " d_shared"]:
-            return _generate(layers, own.complement.take(initial), e)
+        def shared_part(e: Float[Array, " e"]) -> Float[Array, " d_shared"]:
+            return generate(layers, own.complement.take(initial), e)
 
         def fit(k: Array, carry: tuple[Array, Any]) -> tuple[Array, Any]:
-            # A round with phi fixed: generate a model, train it, and step e along the
+            # A round with fixed phi: generate a model, train it, and move e along the
             # vector-Jacobian product of delta = theta' - theta.
             e, own_state = carry
-            shared, vjp = jax.vjp(generate, e)
-            start = joined(own, own_state, shared)
+            shared, vjp = jax.vjp(shared_part, e)
+            start = join_parts(own, own_state, shared)
             theta = local.in_round(local.round + k).sgd(start, self.sgd)
             delta = own.complement.take(theta) - shared
             (direction,) = vjp(delta)
             e = e + self.newcomer_lr * direction
-            return e, named("own", own.take(theta))
+            return e, entry_of_part("own", own.take(theta))
 
-        start = inbox.only("embedding"), named("own", own.take(initial))
+        start = inbox.only("embedding"), entry_of_part("own", own.take(initial))
         e, own_state = local.fori_loop(self.newcomer_steps, fit, start)
-        return {**own_state, "model": generate(e)}
+        return {**own_state, "model": shared_part(e)}
 
     def personal(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> Predictor:
         shared = state["model"] if "model" in state else inbox.only("model")
-        return joined(local.part_of_model(self.part), state, shared)
-
-
-def _named(layers: Layers) -> dict[str, Array]:
-    """phi as messages: "layer 0 weights", "layer 0 bias", ..."""
-    messages = {}
-    for number, layer in enumerate(layers):
-        for name, value in layer.items():
-            messages[f"layer {number} {name}"] = value
-    return messages
-
-
-@jax.jit
-def _generate(
-    layers: Layers, initial: Float[Array, " d"], embedding: Float[Array, "*c e"]
-) -> Float[Array, "*c d"]:
-    """theta^0 + H(e; phi), the model of each embedding.
-
-    Args:
-        layers: phi.
-        initial: theta^0, or its generated part.
-        embedding: e, one or several.
-    """
-    h = embedding
-    for number, layer in enumerate(layers):
-        h = h @ layer["weights"] + layer.get("bias", 0)
-        is_last = number + 1 == len(layers)
-        h = h if is_last else jax.nn.relu(h)
-    return initial + h
+        return join_parts(local.part_of_model(self.part), state, shared)
 
 
 @jax.jit
@@ -416,21 +360,21 @@ def _step(
     """
     params = (server.layers, server.embeddings)
 
-    def generate(params: tuple[Layers, Array]) -> Float[Array, "r d_shared"]:
+    def models_of_reporters(params: tuple[Layers, Array]) -> Float[Array, "r d_shared"]:
         layers, embeddings = params
-        return _generate(layers, initial, embeddings[clients])
+        return generate(layers, initial, embeddings[clients])
 
     # The gradient of - sum_i share_i < delta_i, H(e_i; phi) > with respect to phi and
-    # all e_i, where delta_i = theta_i' - theta_i is held fixed
-    models, vjp = jax.vjp(generate, params)
+    # all e_i, with delta_i = theta_i' - theta_i held fixed.
+    models, vjp = jax.vjp(models_of_reporters, params)
     (gradient,) = vjp(-share[:, None] * (trained - models))
     is_fixed = algorithm.embedding == "one-hot"
     if is_fixed:
         # Fixed embeddings do not count in the norm that is clipped.
-        of_layers, of_embeddings = gradient
-        gradient = of_layers, jnp.zeros_like(of_embeddings)
-    # optax's state is a tree of its own classes; the server's is the tuple of its
-    # leaves, which a checkpoint can hold.
+        grad_layers, grad_embeddings = gradient
+        gradient = grad_layers, jnp.zeros_like(grad_embeddings)
+    # The server stores the leaves of optax's state as a tuple, because a checkpoint
+    # cannot hold optax's classes. They are put back into optax's classes here.
     optimizer = algorithm._optimizer()
     structure = jax.tree.structure(jax.eval_shape(optimizer.init, params))
     old_state = jax.tree.unflatten(structure, server.optimizer)

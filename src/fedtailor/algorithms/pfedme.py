@@ -2,15 +2,16 @@
 
 from typing import ClassVar, Literal
 
-from jaxtyping import Array, Float, ScalarLike
+from jaxtyping import Array, ScalarLike
 
 from fedtailor.aggregation import mix, reporter_weights
-from fedtailor.algorithms.fedprox import require_stable
 from fedtailor.algorithms.helpers.envelope import envelope_steps
+from fedtailor.algorithms.helpers.own_steps import require_plain_sgd
+from fedtailor.algorithms.helpers.personal_model import PersonalModelAlgorithm
+from fedtailor.algorithms.helpers.proximal import require_stable
 from fedtailor.protocol import (
     SGD,
     About,
-    Algorithm,
     Answers,
     ClientState,
     ClientUpdate,
@@ -23,13 +24,12 @@ from fedtailor.protocol import (
     Streams,
     TracedInt,
     hyperparameters,
-    is_off,
     require,
 )
 
 
 @hyperparameters
-class PFedMe(Algorithm):
+class PFedMe(PersonalModelAlgorithm):
     """Personalized federated learning with Moreau envelopes.
 
     Dinh et al. 2020, algorithm 1.
@@ -95,11 +95,7 @@ class PFedMe(Algorithm):
             self.predict_with in choices,
             f"predict_with is {self.predict_with!r}; it must be one of {choices}",
         )
-        require(
-            is_off(self.sgd.momentum) and self.sgd.optimizer is None,
-            "pfedme's inner steps are plain SGD; train without momentum and without an"
-            " optimizer",
-        )
+        require_plain_sgd("pfedme's inner steps", self.sgd)
         require(
             self.inner_steps >= 1,
             f"inner_steps is {self.inner_steps}; it must be 1 or more",
@@ -119,14 +115,11 @@ class PFedMe(Algorithm):
     def broadcast(self, server: GlobalModel, cohort: Cohort) -> Downlink:
         return Downlink({"model": Streams.everyone(server.model, len(cohort))})
 
-    def init_client(self, theta: Float[Array, " d"]) -> ClientState:
-        return {"model": theta}
-
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
-        # The step w <- w - eta lam (w - theta) goes the fraction eta lam of the way to
-        # theta.
+        # The step w <- w - eta lam (w - theta) moves w by the fraction eta lam of its
+        # distance to theta.
         theta, w = self._solve(inbox.only("model"), local, self.outer_lr * self.lam)
         return {"model": theta}, {"model": w}
 
@@ -151,27 +144,26 @@ class PFedMe(Algorithm):
     def server(
         self, server: GlobalModel, downlink: Downlink, answers: Answers, cohort: Cohort
     ) -> GlobalModel:
-        # With weights [1, c] that sum to beta, `mix` returns (1 - beta) w + beta times
-        # the average of the reporters.
+        # With weights [1, c] that sum to beta, `mix` returns (1 - beta) w + beta mean_S
+        # w_R.
         weights = self.beta * reporter_weights(cohort, self.weights)[None]
         return server.replace(model=mix(server.model, answers["model"], weights))
 
     def serve(self, server: GlobalModel, cohort: Cohort) -> Downlink:
-        # Clients that took part have their personal model; the others start from the
-        # global one (`init_unseen`).
-        needs_nothing = self.predict_with == "personal" and cohort.seen
-        return Downlink() if needs_nothing else self.broadcast(server, cohort)
+        if self.predict_with == "global":
+            return self.broadcast(server, cohort)
+        return super().serve(server, cohort)
 
     def personal(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> Predictor:
-        return (
-            state["model"] if self.predict_with == "personal" else inbox.only("model")
-        )
+        if self.predict_with == "global":
+            return inbox.only("model")
+        return super().personal(state, inbox, local)
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         if self.predict_with == "global":
             return self.init_client(inbox.only("model"))
-        # Training is over, so w does not change: all steps are around it (share = 0).
+        # Training is over, so w does not change (share = 0).
         theta, _ = self._solve(inbox.only("model"), local, share=0.0)
         return {"model": theta}

@@ -1,4 +1,4 @@
-"""SCAFFOLD: FedAvg without client drift."""
+"""SCAFFOLD: FedAvg with control variates against client drift."""
 
 from typing import ClassVar, Literal
 
@@ -31,32 +31,32 @@ from fedtailor.protocol import (
 
 @server_state
 class SCAFFOLDState(ServerState):
-    """The global model and the mean of the clients' controls."""
+    """The global model and the mean of the clients' control variates."""
 
     model: Float[Array, "1 d"]
     """The global model x. The leading axis counts the server's models."""
     control: Float[Array, " d"]
-    """c, the mean of all clients' controls (one vector: a control is no model)."""
+    """c, the mean of all clients' control variates, a single vector."""
     share: Float[np.ndarray, " m"]
-    """Weight of every client in that mean; they sum to 1."""
+    """The weight of each client in that mean. The weights sum to 1."""
 
 
 @hyperparameters
 class SCAFFOLD(Algorithm):
     """Stochastic controlled averaging (Karimireddy et al. 2020, algorithm 1).
 
-    Every client corrects its gradients by the difference of the server's control c to
-    its own c_i, both zero at first:
+    A client corrects its gradients by c - c_i, where c is the server's control variate
+    and c_i is its own. All are zero at first:
 
         y <- y - eta ( g_i(y) - c_i + c ),    K_i steps from y = x
         c_i+ = grad F_i(x)  (option I),       c_i+ = c_i - c + (x - y) / (K_i eta)  (option II)
         x <- x + server_lr (1/|S|) sum_S (y_i - x),    c <- c + (1/m) sum_S (c_i+ - c_i),  c_i <- c_i+
 
-    so that c is the mean of all m clients' controls, and the fixed point is the minimum
-    of the mean loss whatever K_i. Option II divides by the number of steps that the
-    client took times their learning rate, which is constant within a round, even if it
-    decays from round to round. With momentum or another optimiser no such factor
-    exists.
+    Therefore c is the mean of the control variates of all m clients, and the fixed
+    point is the minimum of the mean loss for any K_i. Option II divides by the number
+    of steps of the client times their learning rate, which is constant within a round.
+    There is no such factor for momentum or other optimisers, so SCAFFOLD needs plain
+    SGD.
     """
 
     # What tables of methods say of this one; `About` explains the words.
@@ -78,8 +78,8 @@ class SCAFFOLD(Algorithm):
     5 epochs).
     """
     option: Literal["I", "II"] = "II"
-    """The new control: the gradient at x (one more pass over the data), or the mean
-    gradient of the local steps.
+    """The new control variate: the gradient at x, which takes another pass over the
+    data (I), or the mean gradient of the local steps (II).
     """
     server_lr: float = 1.0
     """Server learning rate (eta_g)."""
@@ -110,10 +110,8 @@ class SCAFFOLD(Algorithm):
 
     def init_server(self, init: Init, population: Population) -> SCAFFOLDState:
         theta = init(0)
-        # Weights of the mean of all controls
-        share = (
-            population.sizes if self.weights == "samples" else np.ones(len(population))
-        )
+        uniform = self.weights == "uniform"
+        share = np.ones(len(population)) if uniform else population.sizes
         # theta[None] is [1, d]: the server holds one model.
         return SCAFFOLDState(theta[None], jnp.zeros_like(theta), share / share.sum())
 
@@ -135,11 +133,11 @@ class SCAFFOLD(Algorithm):
         if self.option == "I":
             new = local.gradient(x)
         else:
-            # K_i eta: the steps that this client takes, times the rate of this round
+            # K_i eta: the number of steps of this client, times the rate of this round
             steps_times_rate = local.steps(self.sgd) * self.sgd.rate(local.round)
             new = own - c + (x - y) / steps_times_rate
-        # `reply` says whether the server will use this client's answer. If not, c does
-        # not change by it, so c_i must not change either: c is the mean of all c_i.
+        # c is the mean of all c_i. If the server does not use this client's answer
+        # (`reply` is False), c does not change, so c_i must not change either.
         state = {"control": jnp.where(inbox.reply, new, own)}
         return state, {"model": y, "control": new - own}
 
@@ -150,16 +148,16 @@ class SCAFFOLD(Algorithm):
         answers: Answers,
         cohort: Cohort,
     ) -> SCAFFOLDState:
-        # x <- x + server_lr (1/|S|) sum_S (y_i - x). `mix` computes x + sum_i w_i
-        # (y_i - x); one row of weights [1, c] for the one model.
+        # x <- x + server_lr (1/|S|) sum_S (y_i - x). This is x + sum_i w_i (y_i - x),
+        # which `mix` computes, with w_i = server_lr / |S| for reporters. The weights
+        # are one row [1, c] for the server's one model.
         weights = self.server_lr * reporter_weights(cohort, self.weights)[None]
         model = mix(server.model, answers["model"], weights)
-        # c <- c + (1/m) sum_S (c_i+ - c_i): a mean over all m clients, where those that
-        # do not report change nothing
+        # c <- c + (1/m) sum_S (c_i+ - c_i), with 0 for clients that do not report
         share = np.where(cohort.reporting, server.share[cohort.position], 0.0)
         (change,) = weighted_sums(answers["control"], share[None])
         return server.replace(model=model, control=server.control + change)
 
     def serve(self, server: SCAFFOLDState, cohort: Cohort) -> Downlink:
-        # To predict, a client needs the model only, not the control.
+        # Predictions need the model only, not the control variate.
         return Downlink({"model": Streams.everyone(server.model, len(cohort))})

@@ -1,4 +1,4 @@
-"""Self-FL: start, steps and weight of a client's training follow from variances."""
+"""Self-FL: variances determine the start, the steps and the weight of each client."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
@@ -12,6 +12,7 @@ from fedtailor.aggregation import mix, reporter_weights
 from fedtailor.aggregation.variances import update, variance, variance_between
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.helpers.curvature import largest_eigenvalue
+from fedtailor.algorithms.helpers.personal_model import PersonalModelAlgorithm
 from fedtailor.protocol import (
     SGD,
     About,
@@ -27,7 +28,6 @@ from fedtailor.protocol import (
     LineDiagnostic,
     LocalTrainer,
     Population,
-    Predictor,
     ServerState,
     Streams,
     TracedInt,
@@ -39,14 +39,14 @@ from fedtailor.protocol import (
 )
 
 _UNKNOWN = -1.0
-"""What a client sends for its variance before it has two models."""
-_LEAST = 1e-30
-"""The least sum of variances, so that sums of inverses stay finite in float32."""
+"""The variance that a client sends before it has trained two models."""
+_MIN_VARIANCE = 1e-30
+"""The smallest sum of variances, so that sums of inverses stay finite in float32."""
 
 
 @server_state
 class SelfFLState(ServerState):
-    """The common model, and what is known of the variances."""
+    """The common model, and the variances as far as they are known."""
 
     model: Float[Array, "1 d"]
     """theta, the common model."""
@@ -55,40 +55,41 @@ class SelfFLState(ServerState):
     intra: Float[np.ndarray, " m"]
     """s_m, the variance of each client's models; NaN = not known yet."""
     took_part: Bool[np.ndarray, " m"]
-    """Which clients have ever reported."""
+    """Which clients have reported in any round."""
     smoothing: float
-    """C, the fraction of the way to the average that the server's step goes."""
+    """C: the server moves its model by this fraction towards the average."""
 
 
 @hyperparameters
-class SelfFL(Algorithm):
+class SelfFL(PersonalModelAlgorithm):
     """Self-aware personalized federated learning (Chen et al. 2022, algorithm 1).
 
     The method assumes that the clients' true models are theta_m ~ N(theta_0, s0) around
-    a common one, and that what client m learns alone is z_m ~ N(theta_m, s_m). The
-    server estimates s0 by the variance of the models in a round (eq. 14), each client
-    its s_m by the variance of its own models over rounds (eq. 13). With a_m = 1/(s0 +
-    s_m) and A = sum_{k != m} a_k, client m starts a round from
+    a common model theta_0, and that client m alone would learn z_m ~ N(theta_m, s_m).
+    The server estimates s0 by the variance between the models of a round (eq. 14). Each
+    client estimates its s_m by the variance of its own models over rounds (eq. 13).
+    With a_m = 1/(s0 + s_m) and A = sum_{k != m} a_k, client m starts a round from
 
         theta - (a_m / A) (theta_m - theta)                                                       (eq. 10)
 
-    and takes l steps, so that the weight of this start in the trained model is the
-    weight rho of the other clients' models in the best estimate of theta_m,
+    and takes l steps. The weight of this start in the trained model is then rho, the
+    weight of the other clients' models in the best estimate of theta_m:
 
         (1 - eta h)^l = rho = A / (1/s_m + A),    rounded up, from 1 to l_max                      (eq. 8)
 
-    where h is the curvature of its loss. The server averages with weights a_m over
-    reporters (eq. 11) and moves the fraction C of the way towards the average.
-    Variances are means over coordinates; for h = 1 any multiple of them gives the same.
+    where h is the curvature of the client's loss. The server averages over reporters
+    with weights a_m (eq. 11) and moves its model by the fraction C towards the average.
+    Variances are means over coordinates. For h = 1 the method does not depend on their
+    scale.
 
-    The paper leaves some things open. Here
+    The paper leaves some details open. In this implementation
 
-    * the curvature h can be chosen: eq. 8 as printed, with h = 1/s_m, has no solution
-      for eta >= s_m;
-    * a client with fewer than two models is given the median variance of the others and
-      takes l_max steps (a client that never took part: the number of eq. 8);
-    * until some client has a variance, rounds are plain averages;
-    * under sampling, A is the sum over all clients that ever took part.
+    * the curvature h can be chosen, because eq. 8 as printed, with h = 1/s_m, has no
+      solution for eta >= s_m;
+    * a client with fewer than two models uses the median variance of the others and
+      takes l_max steps (a client that never took part: as many as eq. 8 says);
+    * until the variance of some client is known, the server takes plain averages;
+    * if clients are sampled, A is the sum over all clients that ever took part.
     """
 
     # What tables of methods say of this one; `About` explains the words.
@@ -102,8 +103,8 @@ class SelfFL(Algorithm):
     )
 
     sgd: SGD = SGD(lr=0.03, steps=20, batch_size=10)
-    """Local training (Chen et al. on MNIST: rate 0.03, batch 10); its steps count only
-    without `dynamic_steps`.
+    """Local training (Chen et al. on MNIST: rate 0.03, batch 10). With `dynamic_steps`
+    its number of steps is not used.
     """
     initialisation: bool = True
     """Start rounds from eq. 10; otherwise from the global model."""
@@ -118,17 +119,19 @@ class SelfFL(Algorithm):
     (`fisher`), 1/s_m as printed (`literal`), or the largest eigenvalue of the Hessian
     by power iteration (`power`)."""
     posterior: Literal["paper", "exact"] = "paper"
-    """What others' models tell client m: A as in eq. 3, where client m is the common
-    model itself, or 1/(s0 + 1/A) as the hierarchical model implies. Eq. 3 pulls clients
-    together because they are many, however far apart they are."""
+    """The precision with which the other models predict client m's: A as in eq. 3,
+    which takes client m's true model for the common one, or 1/(s0 + 1/A), as the
+    hierarchical model implies. With eq. 3 many clients pull each other together,
+    however different they are."""
     smoothing: float | None = None
     """The share C; None = the share of clients that report (section 4.1)."""
     warm: int = 0
-    """Rounds of FedAvg before the first one (section 3.2 suggests some for networks; 20
-    is a good number).
+    """Rounds of FedAvg before the first round (section 3.2 suggests some for networks;
+    20 is a good number).
     """
     forget: ZeroIsStatic = 0.0
-    """Share of a client's past models that its variance forgets with every new one."""
+    """The fraction by which a new model reduces the weight of the client's past models
+    in its variance."""
     inter_variance: float | None = None
     """A known s0, instead of the estimate."""
     intra_variances: Float[np.ndarray, " m"] | None = None
@@ -171,49 +174,44 @@ class SelfFL(Algorithm):
 
     def check(self, population: Population) -> None:
         if self.intra_variances is not None:
-            given = np.asarray(self.intra_variances)
-            fits = given.shape == (len(population),) and bool((given >= 0).all())
+            variances = np.asarray(self.intra_variances)
+            is_vector = variances.shape == (len(population),)
             require(
-                fits,
+                is_vector and bool((variances >= 0).all()),
                 f"intra_variances must be {len(population)} numbers of 0 or more, one"
                 " for each client",
             )
 
     def phases(self) -> Sequence[tuple[Algorithm, int | None]]:
-        if self.warm == 0:
-            return [(self, None)]
-        return [(FedAvg(sgd=self.sgd), self.warm), (self, None)]
+        warm_up = [(FedAvg(sgd=self.sgd), self.warm)] if self.warm else []
+        return [*warm_up, (self, None)]
 
     # on the server
     # ----------------------------------------------------------------------------------
 
     def init_server(self, init: Init, population: Population) -> SelfFLState:
         clients = len(population)
-        known = self.intra_variances is not None
+        intra, smoothing = self.intra_variances, self.smoothing
+        if intra is None:
+            intra = np.full(clients, np.nan)
+        if smoothing is None:
+            smoothing = population.reporters_per_round / clients
         return SelfFLState(
             model=init(0)[None],
             inter=0.0 if self.inter_variance is None else self.inter_variance,
-            intra=(
-                np.array(self.intra_variances, np.float64)
-                if known
-                else np.full(clients, np.nan)
-            ),
+            intra=np.array(intra, np.float64),
             took_part=np.zeros(clients, bool),
-            smoothing=(
-                population.reporters_per_round / clients
-                if self.smoothing is None
-                else self.smoothing
-            ),
+            smoothing=smoothing,
         )
 
     def broadcast(self, server: SelfFLState, cohort: Cohort) -> Downlink:
-        # "others" is A, the sum of the precisions of all other clients: of all clients
-        # for one that never took part.
+        # "others" is A, the sum of the precisions of all other clients. For an unseen
+        # client it is the sum over all seen clients.
         precisions = self._precisions(server)
         others: float | NDArray[np.float64] = precisions.sum()
         if cohort.seen:
             others = _sums_of_others(precisions)[cohort.position]
-        # "intra" is s_m, for clients that do not estimate it (yet).
+        # "intra" is s_m, for clients that have no estimate of it yet.
         intra: float | NDArray[np.float64] = _median_variance(server)
         if cohort.seen and self.intra_variances is not None:
             intra = server.intra[cohort.position]
@@ -226,15 +224,15 @@ class SelfFL(Algorithm):
     ) -> SelfFLState:
         server = self._with_variances(server, answers, cohort)
         if self.dynamic_steps and self.curvature == "literal":
-            least = min(_known_variances(server), default=np.inf)
+            smallest = min(_known_variances(server), default=np.inf)
             require(
-                self.sgd.lr < least,
+                self.sgd.lr < smallest,
                 f"eq. 8 has no solution: the learning rate {self.sgd.lr} is not below"
-                f" the smallest variance {least:.3g}; lower it or choose another"
+                f" the smallest variance {smallest:.3g}; lower it or choose another"
                 " curvature",
             )
-        # eq. 11, smoothed as in section 4.1: with weights that sum to C, `mix` moves the
-        # model by the fraction C towards the average.
+        # Eq. 11 with the smoothing of section 4.1. The weights sum to C, so `mix` moves
+        # the model by the fraction C towards the average.
         weights = server.smoothing * self._weights(server, cohort)
         model = mix(server.model, answers["model"], weights[None])  # weights [1, c]
         return server.replace(model=model)
@@ -246,13 +244,13 @@ class SelfFL(Algorithm):
         reporters = cohort.reporters
         took_part = server.took_part.copy()
         took_part[reporters] = True
-        # eq. 13: s_m is the client's own estimate, of which the last one counts
+        # eq. 13: s_m is the last estimate that the client has sent.
         intra = server.intra.copy()
         if self.intra_variances is None:
             sent = answers.reporters("intra").astype(np.float64)
             intra[reporters] = np.where(sent == _UNKNOWN, np.nan, sent)
-        # eq. 14: s0 from this round's models; algorithm 1 computes it before the
-        # average, whose weights depend on it
+        # eq. 14: s0 is computed from this round's models. Algorithm 1 does so before
+        # the average, because the weights of the average depend on s0.
         inter = server.inter
         if self.inter_variance is None and len(reporters) > 1:
             models = answers["model"]
@@ -267,35 +265,30 @@ class SelfFL(Algorithm):
         of_cohort = self._precisions(server)[cohort.position]
         precisions = np.where(cohort.reporting, of_cohort, 0.0)
         total = precisions.sum()
-        # While nobody has a variance, rounds are plain averages.
+        # A plain average, as long as no variance is known.
         return precisions / total if total > 0 else reporter_weights(cohort, "uniform")
 
     def _precisions(self, server: SelfFLState) -> NDArray[np.float64]:
         """a_m = 1 / (s0 + s_m) of all clients.
 
-        An unknown s_m is replaced by the median of those that are known.
+        The median of the known s_m replaces an unknown one.
 
         Returns:
             [m]; 0 for clients that never took part, and for all clients while no
             variance is known.
         """
         intra = np.where(np.isnan(server.intra), _median_variance(server), server.intra)
-        precisions = 1 / np.maximum(server.inter + intra, _LEAST)
-        is_given = self.intra_variances is not None
+        precisions = 1 / np.maximum(server.inter + intra, _MIN_VARIANCE)
+        has_variances = self.intra_variances is not None
         any_known = len(_known_variances(server)) > 0
-        is_used = (server.took_part | is_given) & any_known
+        is_used = (server.took_part | has_variances) & any_known
         return np.where(is_used, precisions, 0.0)
 
-    def serve(self, server: SelfFLState, cohort: Cohort) -> Downlink:
-        # Clients that took part predict with their own model and need nothing; the
-        # others start from what is sent in a round (`init_unseen`).
-        return Downlink() if cohort.seen else self.broadcast(server, cohort)
-
     def personalization_gain(self, server: SelfFLState) -> NDArray[np.float64]:
-        """GAIN_m = 1 + s_m A (section 2.1), what client m gains from learning together.
+        """GAIN_m = 1 + s_m A, the gain from federated training (section 2.1).
 
-        It is the variance of the client's model learned alone over that of its model
-        learned together.
+        It is the variance of the client's model after training alone, divided by its
+        variance after federated training.
 
         Returns:
             [m], in the order of client ids; NaN for clients without a variance.
@@ -334,18 +327,18 @@ class SelfFL(Algorithm):
         s = inbox.scalars["intra"]
         moments = state["moments"]
         past_models, *_ = moments
-        # s_m: the client's own estimate as soon as it has two models, until then the
-        # one that the server sent
+        # s_m is the client's own estimate as soon as it has two models, and until then
+        # the variance that the server has sent.
         is_estimated = self.intra_variances is None
         if is_estimated:
             s = jnp.where(past_models > 1, variance(moments) / theta.size, s)
         start = theta
         if self.initialisation:
-            # eq. 10, as soon as the client has a model and others have a precision:
-            # theta - (a_m / A) (theta_m - theta), with a_m = 1 / (s0 + s_m)
+            # eq. 10: theta - (a_m / A) (theta_m - theta), with a_m = 1 / (s0 + s_m). It
+            # needs a model of the client and the precision of the others.
             is_defined = (others > 0) & (past_models > 0)
             total = jnp.where(is_defined, others, 1)
-            share = 1 / (jnp.maximum(inter + s, _LEAST) * total)
+            share = 1 / (jnp.maximum(inter + s, _MIN_VARIANCE) * total)
             start = theta - jnp.where(is_defined, share, 0) * (state["model"] - theta)
         steps = local.steps(self.sgd)
         if self.dynamic_steps:
@@ -353,12 +346,12 @@ class SelfFL(Algorithm):
             if is_estimated:
                 steps = jnp.where(past_models > 1, steps, self.l_max)
         trained = local.sgd(start, self.sgd, steps=steps)
-        # Forgetting reduces the weight of past models: the count and the sum of squares
-        # shrink, and the mean does not change. With forget = 0 it is not compiled.
+        # A lower count and sum of squares, with the same mean, reduce the weight of
+        # past models. With the constant forget = 0 this is left out of the program.
         if not is_off(self.forget):
             count, mean, m2 = moments
             moments = (1 - self.forget) * count, mean, (1 - self.forget) * m2
-        # eq. 13 sums up to round t, so the variance includes the model just trained.
+        # The sum in eq. 13 includes round t, so the variance includes the new model.
         moments = update(moments, trained)
         models, *_ = moments
         intra = jnp.where(models > 1, variance(moments) / theta.size, _UNKNOWN)
@@ -379,23 +372,23 @@ class SelfFL(Algorithm):
             l, an integer; l_max if the variances of the others are not known.
         """
         others, inter = inbox.scalars["others"], inbox.scalars["inter"]
-        # With x = s_m A, rho = A / (1/s_m + A) = x / (1 + x), so -log(rho) is
-        # log(1 + 1/x), which is exact also for rho near 1.
+        # With x = s_m A, rho = A / (1/s_m + A) = x / (1 + x). So -log(rho) is
+        # log(1 + 1/x), which is accurate also for rho near 1.
         x = s * self._precision_of_others(others, inter)
         rate: Any = self.sgd.rate(local.round)
         h = self._curvature(s, inbox.only("model"), local)
         log_contraction = jnp.log1p(-rate * h)
         exact = jnp.log1p(1 / jnp.where(x > 0, x, 1)) / -log_contraction
-        # A quotient that is whole on paper must not be rounded up to the next number.
+        # Rounding errors must not raise an integer quotient to the next integer.
         rounding = 1e-3
         rounded = jnp.ceil(exact - rounding)
-        # With eta h = 1 a single step reaches the minimum.
+        # If eta h = 1, a single step reaches the minimum.
         steps = jnp.where(jnp.isfinite(log_contraction), rounded, 1)
         steps = jnp.where(x > 0, jnp.clip(steps, 1, self.l_max), self.l_max)
         return steps.astype(jnp.int32)
 
     def _precision_of_others(self, others: Any, inter: Any) -> Any:
-        """The precision with which the other clients' models predict a client's own.
+        """The precision with which the other clients' models predict a client's model.
 
         Args:
             others: A, the sum of their precisions a_k.
@@ -406,22 +399,17 @@ class SelfFL(Algorithm):
     def _curvature(
         self, s: Array, theta: Float[Array, " d"], local: LocalTrainer
     ) -> ScalarLike:
-        """h of eq. 8, for the client's variance s_m and the model received."""
+        """h of eq. 8, for the client's variance s_m and the received model."""
         if self.curvature == "unit":
             return 1.0
         if self.curvature == "power":
             return largest_eigenvalue(local, theta, local.key("curvature"))
         if self.curvature == "fisher":
-            return 1 / jnp.maximum(s * local.size, _LEAST)
+            return 1 / jnp.maximum(s * local.size, _MIN_VARIANCE)
         if self.curvature == "literal":
-            return 1 / jnp.maximum(s, _LEAST)
+            return 1 / jnp.maximum(s, _MIN_VARIANCE)
         assert not isinstance(self.curvature, str)
         return self.curvature
-
-    def personal(
-        self, state: ClientState, inbox: Inbox, local: LocalTrainer
-    ) -> Predictor:
-        return state["model"]
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         theta = inbox.only("model")
@@ -433,12 +421,12 @@ class SelfFL(Algorithm):
 
 
 def _known_variances(server: SelfFLState) -> NDArray[np.float64]:
-    """The variances s_m of the clients that have one."""
+    """The variances s_m that are known."""
     return server.intra[~np.isnan(server.intra)]
 
 
 def _median_variance(server: SelfFLState) -> float:
-    """The median of the known variances s_m; 0 while nobody has one."""
+    """The median of the known variances s_m; 0 as long as no variance is known."""
     known = _known_variances(server)
     return float(np.median(known)) if len(known) else 0.0
 

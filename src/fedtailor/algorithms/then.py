@@ -9,33 +9,33 @@ from fedtailor.protocol import Algorithm, hyperparameters, require
 class Then(Algorithm):
     """`first` for some rounds, then `next` from the model that it hands over.
 
-    For warm starts and fine-tuned schedules.
+    For example, to start from a model that FedAvg has trained:
 
         Then(FedAvg(), rounds=20, next=SelfFL())
 
-    The second method starts anew from that model: its client states, and its probe if
-    it has one, are made then. Either method may be a schedule itself; `rounds` then
-    limits all of the first one.
+    The second method starts from the model of the first. Its client states and, if it
+    has one, its probe are made at that time. Either method may be a schedule itself;
+    `rounds` then limits the total of the first one.
     """
 
     first: Algorithm
-    """What runs first."""
+    """The first method."""
     rounds: int
     """Rounds of `first`."""
     next: Algorithm
-    """What runs in the rounds that are left."""
+    """The method for the remaining rounds."""
 
     def __post_init__(self) -> None:
         require(self.rounds >= 0, f"rounds is {self.rounds}; it must be 0 or more")
 
     def phases(self) -> Sequence[tuple[Algorithm, int | None]]:
-        # The phases of `first`, one after another, until its rounds are spent; a phase
-        # without a limit takes all.
+        # The phases of `first` share its rounds. A phase without a limit takes all
+        # remaining rounds.
         phases = []
-        left = self.rounds
+        remaining = self.rounds
         for phase, rounds in self.first.phases():
-            taken = left if rounds is None else min(rounds, left)
-            if taken:
-                phases.append((phase, taken))
-                left -= taken
+            duration = remaining if rounds is None else min(rounds, remaining)
+            if duration:
+                phases.append((phase, duration))
+                remaining -= duration
         return [*phases, *self.next.phases()]

@@ -1,4 +1,4 @@
-"""UCFL: every client is sent a mix of all models, weighted by similar gradients."""
+"""UCFL: each client receives a mix of all models, weighted by similar gradients."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -51,12 +51,12 @@ from fedtailor.protocol import (
 CANDIDATES = (0.0, 0.1, 0.25, 0.5, 1.0, np.nan)
 """The candidates of `sigma_batch="auto"`: n_k as a share of a client's samples.
 
-0 is FedAvg, 1 trains alone, and NaN stands for the kernel `bound`, which has no n_k.
+0 is FedAvg, 1 is training alone, and NaN is the kernel `bound`, which has no n_k.
 """
-PROBED = 0.1
+PROBE_SHARE = 0.1
 """n_k of the batches in which the probe measures tr S, as a share of a client's samples.
 
-Smaller batches are more batches, whose mean has less noise.
+With smaller batches there are more of them, and their mean has less noise.
 """
 
 
@@ -70,38 +70,38 @@ class UCFL(Algorithm):
 
         w_ij ~ n_j exp( -|g_i - g_j|^2 / (2 sigma_i^2) )
 
-    Then, in each round, every client trains its own stream's model and the streams are
-    mixed (eq. 8)
+    Then, in each round, every client trains the model of its stream, and the streams
+    are mixed (eq. 8):
 
         theta_s = sum_j W_sj SGD(theta_s(j); D_j)
 
-    With one stream for each client (`streams=None`) W consists of those rows. With
-    fewer streams it consists of the centroids of their clusters by k-means (eq. 11).
+    With one stream for each client (`streams=None`) W consists of these rows. With
+    fewer streams, W consists of the centroids of clusters of rows by k-means (eq. 11).
     "auto" chooses the number of streams by the silhouette (algorithm 2): it compares 2
-    to m-1 streams, and takes a single one if no silhouette is positive. So two clients
-    always share one.
+    to m-1 streams, and uses a single stream if no silhouette is positive. With two
+    clients there is always a single stream.
 
     When only some clients report (the paper assumes that all do), rows are renormalised
-    over the reporters, and a stream whose row has almost no weight on them does not
-    change. A client that arrives later answers the probe, too. It receives the stream
-    whose centroid is nearest to its row or, with a stream for each client, its own mix
-    of the models that clients sent last. Only streams that have been mixed and clients
-    that have sent a model count for this, as the other models are still theta^0. A
-    client whose own stream has never been mixed receives its model in the same way.
+    over the reporters. A stream whose row has almost no weight on them does not change.
+    An unseen client also answers the probe. It receives the stream whose centroid is
+    nearest to its row or, with a stream for each client, its own mix of the models that
+    clients sent last. Only streams that have been mixed and clients that have sent a
+    model are used for this, because the other models are still theta^0. A seen client
+    whose own stream has never been mixed is served in the same way.
 
-    Not in the papers: the choice of n_k, the number of samples of a batch in the
-    variances. A small n_k gives FedAvg and a large one training alone. One probe is
-    enough for all n_k, since sigma_i^2 = tr S_i (1/n_k - 1/n_i) in expectation, where
-    S_i is the covariance of a single sample's gradient. `sigma_batch="auto"` computes
-    from it the weights of five n_k and, as a sixth candidate, those of
+    The choice of n_k, the number of samples of a batch in the variances, is not in the
+    papers. A small n_k gives FedAvg, a large one training alone. One probe is enough
+    for all n_k, since sigma_i^2 = tr S_i (1/n_k - 1/n_i) in expectation, where S_i is
+    the covariance of a single sample's gradient. From this probe `sigma_batch="auto"`
+    computes the weights for five values of n_k. A sixth candidate has the weights of
     `kernel="bound"`, which need no n_k: they minimise a bound on the error of the mixed
     gradient, with distances from which the noise of both gradients is subtracted.
 
-    All six candidates train side by side for `trial` + 1 rounds: a client receives,
-    trains and sends six models, and sends the validation error of each. If the best one
-    is then still wrong more than half as often as the initial model, this continues, at
-    most three times as long. The rest of the run uses the candidate of lowest error,
-    averaged over clients and over the later half of these rounds.
+    All six candidates train in parallel for `trial` + 1 rounds: a client receives,
+    trains and sends six models, and sends the validation error of each. The trial
+    continues, at most three times as long, while the best candidate is wrong more than
+    half as often as the initial model. The rest of the run uses the candidate of lowest
+    error, averaged over clients and over the later half of these rounds.
     """
 
     # What tables of methods say of this one; `About` explains the words.
@@ -133,20 +133,20 @@ class UCFL(Algorithm):
     client's samples (the papers use 100 and n_i/3), never more than half of them, so
     that there are two batches; "auto" chooses it on validation data."""
     trial: int = 10
-    """Rounds that the candidates of "auto" train before it chooses among them, and at
-    most three times as many if they learn slowly (see `Trial.is_over`). A run that ends
-    sooner uses the best one so far."""
+    """Rounds in which the candidates of "auto" train before one of them is chosen; up
+    to three times as many if they learn slowly (see `Trial.is_over`). A run that ends
+    earlier uses the best candidate so far."""
     trade_off: Callable[[int, float], float] | None = None
     """c(k, s_k): the value of k streams whose silhouette is s_k, for "auto" (algorithm
     2); default s_k itself.
     """
     rows: Float[np.ndarray, "m m"] | None = None
-    """Given weights instead of those of the probe: row i holds the weights of all
-    clients for client i, rows and columns sorted by client id.
+    """Weights to use instead of those from the probe: row i holds the weights of all
+    clients for client i. Rows and columns are sorted by client id.
     """
     warm: int = 0
-    """Rounds of FedAvg before the probe, whose gradients are then taken at the resulting
-    model (in the papers at theta^0).
+    """Rounds of FedAvg before the probe. The gradients of the probe are then taken at
+    the resulting model (in the papers at theta^0).
     """
 
     def __post_init__(self) -> None:
@@ -192,17 +192,16 @@ class UCFL(Algorithm):
             )
 
     def phases(self) -> Sequence[tuple[Algorithm, int | None]]:
-        if self.warm == 0:
-            return [(self, None)]
-        return [(FedAvg(sgd=self.sgd), self.warm), (self, None)]
+        warm_up = [(FedAvg(sgd=self.sgd), self.warm)] if self.warm else []
+        return [*warm_up, (self, None)]
 
     @property
     def probes(self) -> bool:
         return self.rows is None
 
     @property
-    def _competes(self) -> bool:
-        """Whether candidates compete for the weights."""
+    def _has_trial(self) -> bool:
+        """Whether several candidates for the weights are compared in a `Trial`."""
         return self.sigma_batch == "auto" and self.kernel != "bound"
 
     # before training
@@ -216,32 +215,33 @@ class UCFL(Algorithm):
 
     def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
         theta, n = inbox.only("model"), local.size
-        # "auto" and `bound` do not need sigma^2 of one given n_k, but tr S / n, from
-        # which that of every n_k follows.
-        wants_trace = self.sigma_batch == "auto" or self.kernel == "bound"
-        n_k = PROBED if wants_trace else self.sigma_batch
+        # "auto" and `bound` need tr S / n, from which sigma^2 follows for every n_k.
+        # Other settings need sigma^2 for one n_k.
+        needs_trace = self.sigma_batch == "auto" or self.kernel == "bound"
+        n_k = PROBE_SHARE if needs_trace else self.sigma_batch
         assert not isinstance(n_k, str)
         if not isinstance(n_k, int):
-            # A third of 9 samples is 3 of them, whatever 1/3 is in single precision.
-            rounding = 1e-3
-            n_k = jnp.int32(n_k * n + rounding)
-        # At most half of the samples, so that there are two batches to compare.
+            # The tolerance makes a third of 9 samples 3 samples, although 1/3 is
+            # rounded in single precision.
+            tolerance = 1e-3
+            n_k = jnp.int32(n_k * n + tolerance)
+        # At most half of the samples, so that there are two batches.
         batch_size = jnp.maximum(jnp.minimum(n_k, n // 2), 1)
         batches = jnp.maximum(n // batch_size, 1)
         gradient = local.gradient(theta)
 
         def add(k: Array, total: Array) -> Array:
-            # Batch k of a random partition: the data may be sorted, by label say.
+            # Batch k of a random partition, because the data may be sorted (by label).
             first = k * batch_size
             last = (k + 1) * batch_size
             g_k = local.gradient(theta, first, last, purpose="sigma")
             return total + jnp.sum(jnp.square(g_k - gradient))
 
         # eq. 10: sigma_i^2 = (1/K) sum_k |g_k - g_i|^2 over K disjoint batches of n_k
-        # samples
+        # samples.
         total = local.fori_loop(batches, add, jnp.zeros((), theta.dtype))
         sigma2 = total / batches
-        if wants_trace:
+        if needs_trace:
             # sigma_i^2 = tr S (1/n_k - 1/n) = (tr S / n) (n / n_k - 1), in expectation
             factor = jnp.where(n > batch_size, n / batch_size - 1, 1)
             sigma2 = sigma2 / factor.astype(theta.dtype)
@@ -250,7 +250,7 @@ class UCFL(Algorithm):
             "sigma2": sigma2,
             "samples": n.astype(theta.dtype),
         }
-        if self._competes:
+        if self._has_trial:
             answer["validation"] = local.count("val").astype(theta.dtype)
         return answer
 
@@ -258,13 +258,12 @@ class UCFL(Algorithm):
         self, server: BeforeProbe, answers: Answers, cohort: Cohort
     ) -> UCFLState | Trial:
         probe = probe_of(answers, cohort)
-        if not self._competes:
+        if not self._has_trial:
             rows = user_centric_weights(probe, self.kernel)
             return self._with_streams(server, rows, probe)
-        # which clients have validation samples [c]
-        validates = answers.host("validation") > 0
+        has_validation = answers.host("validation") > 0  # [c]
         require(
-            bool(validates.any()),
+            bool(has_validation.any()),
             "sigma_batch 'auto' is chosen on validation data, and no client has any; "
             "split some off, or name a number",
         )
@@ -274,7 +273,7 @@ class UCFL(Algorithm):
             sizes=server.sizes,
             candidates=[self._candidate(server, probe, share) for share in CANDIDATES],
             shares=np.array(CANDIDATES),
-            validates=validates,
+            validates=has_validation,
             errors=np.zeros((0, len(CANDIDATES))),
         )
 
@@ -291,7 +290,7 @@ class UCFL(Algorithm):
             rows = user_centric_weights(probe, "bound")
             return self._with_streams(server, rows, probe).replace(kernel="bound")
         bandwidth = np.inf if share == 0 else 1 / share - 1
-        rows = user_centric_weights(probe.widened(bandwidth), self.kernel)
+        rows = user_centric_weights(probe.with_bandwidth(bandwidth), self.kernel)
         return self._with_streams(server, rows, probe).replace(bandwidth=bandwidth)
 
     def _with_streams(
@@ -305,7 +304,8 @@ class UCFL(Algorithm):
         Args:
             server: the server before the probe.
             rows: w_ij.
-            probe: what the rows were made of; None for rows of the user's own.
+            probe: the probe that the rows were computed from; None if the user gave
+                the rows.
         """
         clients = len(rows)
         silhouettes: dict[int, float] = {}
@@ -319,7 +319,6 @@ class UCFL(Algorithm):
             labels, weights = np.arange(clients), rows
         else:
             labels, weights = k_means(rows, int(streams))
-        compared = [[k, s] for k, s in silhouettes.items()]
         return UCFLState(
             initial=server.initial,
             ids=server.ids,
@@ -331,7 +330,7 @@ class UCFL(Algorithm):
             stream=labels,
             model=jnp.repeat(server.initial[None], len(weights), axis=0),
             mixed=np.zeros(len(weights), bool),
-            silhouettes=np.array(compared, np.float64).reshape(-1, 2),
+            silhouettes=np.array(list(silhouettes.items()), np.float64).reshape(-1, 2),
             kernel=self.kernel,
             bandwidth=1.0,
             fresh=True,
@@ -343,11 +342,10 @@ class UCFL(Algorithm):
     def broadcast(self, server: UCFLState | Trial, cohort: Cohort) -> Downlink:
         if isinstance(server, Trial):
             return server.downlink(cohort)
-        stream = server.stream[cohort.position].astype(np.int32)
-        # In the first round clients still hold theta^0, from the probe.
-        held = self.probes and server.fresh
-        models = Streams(server.model, stream[:, None], already_held=held)
-        return Downlink({"model": models})
+        stream = server.stream[cohort.position]
+        # In the first round clients still hold theta^0 from the probe.
+        already_held = self.probes and server.fresh
+        return Downlink({"model": Streams.by_index(server.model, stream, already_held)})
 
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
@@ -355,8 +353,8 @@ class UCFL(Algorithm):
         models = inbox["model"]
         if len(models) == 1:
             return state, {"model": local.sgd(models[0], self.sgd)}
-        # Several models are those of the candidates. Their validation errors are
-        # measured before they are trained.
+        # In a trial the client receives one model of each candidate. It measures their
+        # validation errors before it trains them.
         errors = local.map(lambda theta: validation_error(local, theta), models)
         trained = local.map(lambda theta: local.sgd(theta, self.sgd), models)
         return state, {"model": trained, "error": errors}
@@ -371,7 +369,7 @@ class UCFL(Algorithm):
         models = answers["model"]
         if isinstance(server, UCFLState):
             return self._mix_streams(server, models, cohort)
-        # Of the models that each client sent, the k-th belongs to candidate k.
+        # The k-th of the models that each client sent belongs to candidate k.
         candidates = []
         for k, candidate in enumerate(server.candidates):
             candidates.append(self._mix_streams(candidate, models.item(k), cohort))
@@ -384,8 +382,8 @@ class UCFL(Algorithm):
         """The server after a round in which the cohort sent these models [c, d]."""
         # eq. 8: theta_s = sum_j W_sj theta_j, over the clients that report
         weights = restrict_to_reporters(server.weights, server.sizes, cohort)
-        # With a stream for each client, newcomers will be sent a mix of their own, of
-        # the models that clients sent last.
+        # With a stream for each client, an unseen client receives its own mix of the
+        # models that clients sent last.
         uploads = None
         if server.one_for_each:
             before = server.uploads or LastUploads.none_yet(server.model)
@@ -402,57 +400,53 @@ class UCFL(Algorithm):
 
     def serve(self, server: UCFLState | Trial, cohort: Cohort) -> Downlink:
         server = server.leader if isinstance(server, Trial) else server
-        # Clients that took part have a stream; others are assigned one, or a mix.
+        # Seen clients have a stream. Unseen ones are assigned a stream or a mix.
         if not cohort.seen:
             return Downlink({"model": self._streams_for_newcomers(server, cohort)})
-        # the stream of each client; as recipients, [c, 1]
-        stream = server.stream[cohort.position].astype(np.int32)
+        models, stream = server.model, server.stream[cohort.position]
         is_mixed = server.mixed[stream]
-        if is_mixed.all() or server.fresh:
-            return Downlink({"model": Streams(server.model, stream[:, None])})
-        # When clients are sampled, some streams may still be theta^0. Their clients are
-        # served as if they arrived now; those streams follow the server's own.
-        waiting = replace(
-            cohort, rows=cohort.rows[~is_mixed], reporting=cohort.reporting[~is_mixed]
-        )
-        added = self._streams_for_newcomers(server, waiting)
-        models = jnp.concatenate([server.model, added.values])
-        # `added` gives each of its clients one stream: recipients are [clients, 1].
-        stream[~is_mixed] = len(server.model) + added.recipients[:, 0]
-        return Downlink({"model": Streams(models, stream[:, None])})
+        if not is_mixed.all() and not server.fresh:
+            # When clients are sampled, some streams may still be theta^0. Their clients
+            # are served as newcomers, whose streams are appended to the server's.
+            unmixed = replace(
+                cohort,
+                rows=cohort.rows[~is_mixed],
+                reporting=cohort.reporting[~is_mixed],
+            )
+            added = self._streams_for_newcomers(server, unmixed)
+            # Each of these clients receives one stream: recipients are [clients, 1].
+            stream[~is_mixed] = len(models) + added.recipients[:, 0]
+            models = jnp.concatenate([models, added.values])
+        return Downlink({"model": Streams.by_index(models, stream)})
 
     def _streams_for_newcomers(self, server: UCFLState, cohort: Cohort) -> Streams:
         """Models for clients that have no stream, or one that was never mixed.
 
         Returns:
-            With a stream for each client, a mix of its own for each newcomer; else all
-            streams, of which each newcomer receives the one whose weights are nearest
-            to its row.
+            If each seen client has a stream of its own: one mix for each newcomer.
+            Otherwise the server's streams, of which each newcomer receives the one
+            whose weights are nearest to the newcomer's row of weights.
         """
         if server.one_for_each:
             models, is_trained = self._models_for_newcomers(server)
             rows = newcomer_rows(server, cohort, is_trained)
-            # `mix` starts each newcomer from theta^0, where it stays (a row of zeros)
-            # if nothing was trained yet.
+            # If nothing was trained yet, a newcomer has a row of zeros, with which
+            # `mix` returns theta^0.
             start = jnp.repeat(server.initial[None], len(rows), axis=0)
             return Streams.one_each(mix(start, models, rows))
-        everybody = np.ones(len(server.rows), bool)
-        rows = newcomer_rows(server, cohort, everybody)
-        stream = nearest_streams(server, rows).astype(np.int32)
-        return Streams(server.model, stream[:, None])
+        all_clients = np.ones(len(server.rows), bool)
+        rows = newcomer_rows(server, cohort, all_clients)
+        return Streams.by_index(server.model, nearest_streams(server, rows))
 
     def _models_for_newcomers(
         self, server: UCFLState
     ) -> tuple[ClientRows, Bool[np.ndarray, " m"]]:
-        """The models that a newcomer's own model is a mix of.
+        """The models of the seen clients that are mixed for a newcomer.
 
         Returns:
             One model for each client [m, d], and which of them were ever trained [m].
         """
-        if server.uploads is None:
-            nobody = np.zeros(len(server.rows), bool)
-            return ClientRows(server.model, np.arange(len(server.rows))), nobody
-        uploads = server.uploads
+        uploads = server.uploads or LastUploads.none_yet(server.model)
         return ClientRows(uploads.models, uploads.row), uploads.sent
 
     # reports

@@ -33,10 +33,10 @@ class UCFLParallel(UCFL):
 
         theta_s = sum_j W_sj theta_sj,    theta_sj = SGD(theta_s; D_j)
 
-    so that each stream is exactly FedAvg with the weights of its row, at the cost of as
-    many trainings and uploads a client as there are streams. (The text below eq. 12
-    starts client j from its own model, which would be eq. 8.) A newcomer without shared
-    streams is sent its own mix of the streams' models.
+    Each stream is exactly FedAvg with the weights of its row. Every client trains and
+    sends as many models as there are streams. (According to the text below eq. 12
+    client j starts from its own model, which would be eq. 8.) With a stream for each
+    client, an unseen client receives its own mix of the streams' models.
     """
 
     # What tables of methods say of this one; `About` explains the words.
@@ -58,9 +58,9 @@ class UCFLParallel(UCFL):
         )
 
     def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
-        held = self.probes and server.fresh
+        already_held = self.probes and server.fresh
         return Downlink(
-            {"model": Streams.all_to_all(server.model, len(cohort), already_held=held)}
+            {"model": Streams.all_to_all(server.model, len(cohort), already_held)}
         )
 
     def client(

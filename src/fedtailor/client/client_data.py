@@ -1,4 +1,4 @@
-"""One client's examples: where they are in the pool, and which of them a batch has."""
+"""One client's examples: where they are in the pool, and which examples a batch has."""
 
 import copy
 import zlib
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Int, Shaped, UInt32
 
-from fedtailor.client.pool import SPLITS, ClientAddress, Pool, gathered
+from fedtailor.client.pool import SPLITS, ClientAddress, Pool, gather_examples
 from fedtailor.client.shuffle import shuffled
 from fedtailor.client.tracing_context import TracingContext
 from fedtailor.models import Model
@@ -19,24 +19,25 @@ from fedtailor.protocol import Batch
 
 @dataclass(frozen=True)
 class Permutation:
-    """A random permutation of a client's samples, and the range of it that a `part` of
-    the client has.
+    """The samples of a `part` of a client: a range of a random permutation of the client's
+    samples.
 
-    Called with positions in the part, it returns positions among the client's samples.
+    Called with the indices of samples in the part, it returns their indices among all of
+    the client's samples.
 
     Attributes:
         bits: random bits, which determine the permutation.
-        n: samples in the permutation.
-        first: the position in the permutation at which the part begins.
+        n: the number of samples in the permutation.
+        first: the index in the permutation at which the part begins.
     """
 
     bits: UInt32[Array, " 2"]
     n: Int[Array, ""]
     first: Int[Array, ""]
 
-    def __call__(self, positions: Int[Array, " b"]) -> Int[Array, " b"]:
-        positions = jnp.minimum(self.first + positions, self.n - 1)
-        return shuffled(positions, self.n, self.bits, jnp.int32(0))
+    def __call__(self, indices: Int[Array, " b"]) -> Int[Array, " b"]:
+        indices = jnp.minimum(self.first + indices, self.n - 1)
+        return shuffled(indices, self.n, self.bits, jnp.int32(0))
 
 
 class ClientData:
@@ -48,8 +49,8 @@ class ClientData:
         pool: the examples of all clients.
         address: where this client's examples are in the pool, and its random keys.
         round: the round (0-based).
-        size: training samples.
-        context: the work done so far, and whether examples may be read now.
+        size: the number of training samples.
+        context: the work done so far, and which examples may be read now.
     """
 
     def __init__(
@@ -61,20 +62,20 @@ class ClientData:
         self.round = round
         self.size = address.size[0]
         self.context = TracingContext()
-        # One for each `part` that was taken to get to this view, the outermost first.
+        # One permutation for each `part` around this view, the outermost first.
         self._permutations: tuple[Permutation, ...] = ()
 
     def key(self, purpose: str) -> Array:
         return _key_of(self.address.key, purpose)
 
     def count(self, split: str) -> Int[Array, ""]:
-        self._require_open(split)
+        self._require_readable(split)
         return self.size if split == "train" else self.address.size[SPLITS.index(split)]
 
     def part(self, first: ArrayLike, end: ArrayLike, purpose: str) -> Self:
         first = jnp.asarray(first, jnp.int32)
         end = jnp.asarray(end, jnp.int32)
-        # The key of all rounds, so that a part has the same samples in every round.
+        # The key is the same in all rounds, so that a part keeps its samples.
         bits = jax.random.bits(_key_of(self.address.fixed, purpose), (2,), jnp.uint32)
         part = copy.copy(self)
         part._permutations = (*self._permutations, Permutation(bits, self.size, first))
@@ -93,19 +94,19 @@ class ClientData:
         return self.pool.normalization(x)
 
     def examples(
-        self, positions: Int[Array, " b"], weight: Shaped[Array, " b"], split: str
+        self, indices: Int[Array, " b"], weight: Shaped[Array, " b"], split: str
     ) -> Batch:
         """Gather examples from the pool.
 
         Args:
-            positions: 0-based, below the split's size.
+            indices: of samples in the split, 0-based.
             weight: 1 for a sample, 0 for padding.
             split: "train", "val" or, in evaluations, "test".
 
         Returns:
             The batch: inputs as the model takes them, targets and weights.
         """
-        self._require_open(split)
+        self._require_readable(split)
         if self.context.private_steps_only:
             raise ValueError(
                 "this method's clients look at their examples in other ways than by"
@@ -113,43 +114,33 @@ class ClientData:
                 " method whose clients only train (fedavg, fedprox, mr-mtl, ...)"
             )
         if split == "train":
-            # From positions in the innermost part to positions in the part around it,
-            # and so on to positions among all of the client's samples.
+            # From indices in the innermost part to indices in the part around it, and so
+            # on to indices among all of the client's samples.
             for permutation in reversed(self._permutations):
-                positions = permutation(positions)
-        x, y = self._gathered(self.address.start[SPLITS.index(split)] + positions)
+                indices = permutation(indices)
+        x, y = self._gather(self.address.start[SPLITS.index(split)] + indices)
         batch = Batch(x, y, weight.astype(self.model.dtype))
         # Batch normalisation looks up the weights of its inputs there.
         if self.context.step is not None:
             self.context.step.batches.append(batch)
         return batch
 
-    def _gathered(
-        self, positions: Int[Array, " b"]
+    def _gather(
+        self, pool_rows: Int[Array, " b"]
     ) -> tuple[Shaped[Array, "b ..."], Shaped[Array, "b ..."]]:
-        """Inputs and targets at some positions in `Pool.rows`."""
-        return gathered(self.pool, positions)
+        """Inputs and targets, by indices into `Pool.rows`."""
+        return gather_examples(self.pool, pool_rows)
 
-    def room(self, batch_size: int) -> int:
-        """The rows of a batch's arrays: as many as samples are asked for, but no more than
-        the largest split has.
+    def padded_size(self, batch_size: int) -> int:
+        """The number of rows in the arrays of a batch: `batch_size`, but at most the size
+        of the largest split of any client.
         """
         return min(batch_size, self.pool.largest)
 
-    def draw(
-        self,
-        purpose: str,
-        step: ArrayLike,
-        batch_size: int,
-        *,
-        split: str = "train",
-        drop_last: bool = False,
-    ) -> Batch:
-        n = self.count(split)
+    def draw(self, purpose: str, step: ArrayLike, batch_size: int) -> Batch:
         bits = jax.random.bits(self.key(purpose), (2,), jnp.uint32)
-        return self.batch(
-            bits, jnp.asarray(step, jnp.int32), batch_size, n, drop_last, split
-        )
+        step = jnp.asarray(step, jnp.int32)
+        return self.batch(bits, step, batch_size, self.size, False, "train")
 
     def batch(
         self,
@@ -165,26 +156,26 @@ class ClientData:
         Args:
             bits: random bits, which determine the permutations of all epochs.
             step: the number of the step, 0-based.
-            batch_size: samples in a batch.
-            n: samples in the split.
-            drop_last: whether epochs end before a batch that is not full.
+            batch_size: the number of samples in a batch.
+            n: the number of samples in the split.
+            drop_last: whether to drop the last partial batch of an epoch.
             split: "train", "val" or, in evaluations, "test".
 
         Returns:
-            `room(batch_size)` examples. Those past the end of the split are padding and
-            have weight 0.
+            `padded_size(batch_size)` examples. Those past the end of the split are
+            padding and have weight 0.
         """
         batches = batches_in_epoch(n, batch_size, drop_last)
         # `step // batches`; rounding towards zero saves three kernels in every step.
         epoch = jax.lax.div(step, batches)
         start = (step - epoch * batches) * batch_size
-        positions = start + jnp.arange(self.room(batch_size), dtype=jnp.int32)
-        order = shuffled(jnp.clip(positions, 0, n - 1), n, bits, epoch)
-        return self.examples(order, positions < n, split)
+        positions = start + jnp.arange(self.padded_size(batch_size), dtype=jnp.int32)
+        indices = shuffled(jnp.clip(positions, 0, n - 1), n, bits, epoch)
+        return self.examples(indices, positions < n, split)
 
-    def _require_open(self, split: str) -> None:
-        """Refuse methods the test split, which they are evaluated on."""
-        if split not in SPLITS or (split == "test" and not self.context.evaluating):
+    def _require_readable(self, split: str) -> None:
+        """Refuse access to the test split outside of evaluations."""
+        if split not in SPLITS or (split == "test" and not self.context.is_evaluating):
             raise ValueError(
                 f"a method asks for the split {split!r}; it may look at 'train' and"
                 " 'val' only"
@@ -195,22 +186,22 @@ def batches_in_epoch(
     n: Int[Array, ""], batch_size: int, drop_last: bool = False
 ) -> Int[Array, ""]:
     """Mini-batches in an epoch over n samples; 1 if the client has less than a batch."""
-    whole = n // batch_size if drop_last else (n + batch_size - 1) // batch_size
-    return jnp.maximum(whole, 1)
+    batches = n // batch_size if drop_last else (n + batch_size - 1) // batch_size
+    return jnp.maximum(batches, 1)
 
 
 def examples_in_steps(
     steps: Int[Array, ""], n: Int[Array, ""], batch_size: int, drop_last: bool
 ) -> Int[Array, ""]:
-    """Examples in the batches of the first `steps` steps together."""
+    """The number of examples in the batches of the first `steps` steps together."""
     batches = batches_in_epoch(n, batch_size, drop_last)
-    whole_epochs = steps // batches
-    in_whole_epoch = jnp.minimum(n, batches * batch_size)
-    in_last_epoch = jnp.minimum((steps - whole_epochs * batches) * batch_size, n)
-    return whole_epochs * in_whole_epoch + in_last_epoch
+    full_epochs = steps // batches
+    examples_per_epoch = jnp.minimum(n, batches * batch_size)
+    remainder = jnp.minimum((steps - full_epochs * batches) * batch_size, n)
+    return full_epochs * examples_per_epoch + remainder
 
 
 def _key_of(raw: UInt32[Array, " 2"], purpose: str) -> Array:
-    """The random key of one purpose, from a client's raw key."""
+    """Derive the random key for one purpose from a client's raw key."""
     key = jax.random.wrap_key_data(raw, impl="threefry2x32")
     return jax.random.fold_in(key, zlib.crc32(purpose.encode()))

@@ -41,7 +41,7 @@ def linear(slope: Params) -> GradientChange:
 
 
 def zero_outside(mask: PyTree[bool]) -> GradientChange:
-    """Set the gradient to zero where the mask is False, which has one bool a leaf."""
+    """Set the leaves of the gradient to zero where the mask, one bool a leaf, is False."""
 
     def zero(grads: Params, params: Params) -> Params:
         return jax.tree.map(lambda m, g: g if m else jnp.zeros_like(g), mask, grads)

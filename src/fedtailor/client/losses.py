@@ -33,9 +33,9 @@ def mean_loss(
         model: the network and its loss.
         params: its parameters.
         batch: the examples.
-        count: the examples in the batch, or in all batches whose results are added up
-            to one mean.
-        key: randomness of a training step (dropout); None = evaluation mode.
+        count: the number of examples in the batch, or in all batches whose results are
+            added up to one mean.
+        key: a random key for dropout in a training step; None = evaluation mode.
     """
     losses = model.losses(model.logits(params, batch.x, key), batch.y)
     return _mean(losses, batch.weight, count)
@@ -69,11 +69,11 @@ def accumulated_gradient(
     fit into the cache.
 
     Args:
-        model: one without running statistics, which every micro-batch would update.
+        model: a model without running statistics, which every micro-batch would update.
         params: its parameters.
         batch: the examples.
         micro_batch: examples in a micro-batch; divides the size of the batch.
-        key: randomness of the step.
+        key: a random key for the step.
 
     Returns:
         The gradient, a tree like `params`.
@@ -114,8 +114,8 @@ def outputs(model: Model, predictor: Predictor) -> Callable[[Array], Array]:
 
 
 def _mixed(model: Model, mixture: Mixture) -> Callable[[Array], Array]:
-    """x [b, ...] -> the mean logits of several models, or the logarithms of their mean
-    probabilities.
+    """A function of inputs x [b, ...]: the mean logits of several models, or the logarithms
+    of their mean probabilities.
     """
     require(
         mixture.logits or model.classification,
@@ -130,9 +130,9 @@ def _mixed(model: Model, mixture: Mixture) -> Callable[[Array], Array]:
         logits = jax.vmap(lambda params: model.logits(params, x))(stacked)
         if mixture.logits:
             return jnp.tensordot(weights, logits, 1)
-        # log sum_k w_k p_k in the log domain, so that small probabilities do not
-        # underflow. The first `where` keeps log(0) out of the derivative, which would be
-        # NaN even though the second one discards the value.
+        # We compute log sum_k w_k p_k in the log domain, so that small probabilities do
+        # not underflow. The first `where` avoids log(0), whose derivative would be NaN
+        # even though the second `where` discards the value.
         positive_weights = jnp.where(weights > 0, weights, 1)
         log_weights = jnp.where(weights > 0, jnp.log(positive_weights), -jnp.inf)
         log_weights = along_axis(log_weights, 0, logits.ndim)
@@ -144,13 +144,14 @@ def _mixed(model: Model, mixture: Mixture) -> Callable[[Array], Array]:
 def _with_neighbors(
     model: Model, predictor: NearestNeighbors
 ) -> Callable[[Array], Array]:
-    """x [b, ...] -> the outputs of a model, combined with those of the neighbours among
-    a client's examples.
+    """A function of inputs x [b, ...]: the outputs of a model, combined with those of the
+    nearest neighbours among a client's examples.
     """
     params = model.params(predictor.model)
 
     def combined(x: Array) -> Array:
-        # Neighbours are near in the features, which the model needs as well.
+        # The distance of neighbours is that of their features, which the model's head
+        # needs as well.
         features = model.features(params, x)
         neighbors = predictor.probabilities(features, model.outputs)
         outputs = model.head_outputs(params, features)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedtailor.client.trainer import DeviceTrainer
 
 BLOCK = 128
-"""Samples in a block."""
+"""The number of samples in a block."""
 
 
 def gradient_over_range(
@@ -28,20 +28,20 @@ def gradient_over_range(
     end: Int[Array, ""],
     purpose: str | None,
 ) -> Float[Array, " d"]:
-    """`LocalTrainer.gradient`: that of the mean loss over the training samples in
+    """`LocalTrainer.gradient`: the gradient of the mean loss over the training samples in
     [first, end).
     """
     count = end - first
-    # With a purpose, positions count in a random permutation of the samples.
+    # With a purpose, the range is one of a random permutation of the samples.
     view = local if purpose is None else local.part(0, local.size, purpose)
     params = local.params(theta)
 
     def add_block(index: Int[Array, ""], total: Params) -> Params:
         positions = index * BLOCK + jnp.arange(BLOCK, dtype=jnp.int32)
-        # Positions past the end of the range are padding: a real sample of weight 0.
-        samples = jnp.clip(first + positions, 0, local.size - 1)
-        batch = view.examples(samples, positions < count, "train")
-        # The sum of the block's losses over `count`: the blocks add up to the mean.
+        # Positions past the end of the range are padding: a real sample with weight 0.
+        indices = jnp.clip(first + positions, 0, local.size - 1)
+        batch = view.examples(indices, positions < count, "train")
+        # The block's losses are divided by `count`, so that the blocks add up to the mean.
         grads = jax.grad(lambda p: mean_loss(local.model, p, batch, count))(params)
         return jax.tree.map(jnp.add, total, grads)
 
@@ -66,8 +66,8 @@ def split_statistics(
 
     def block_statistics(index: Int[Array, ""]) -> dict[str, dict[str, Array]]:
         positions = index * BLOCK + jnp.arange(BLOCK, dtype=jnp.int32)
-        samples = jnp.clip(positions, 0, count - 1)
-        batch = local.examples(samples, positions < count, split)
+        indices = jnp.clip(positions, 0, count - 1)
+        batch = local.examples(indices, positions < count, split)
         out = predict(batch.x)
         return {
             metric.name: metric.statistic(local.model, out, batch.y, batch.weight)

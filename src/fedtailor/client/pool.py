@@ -14,19 +14,19 @@ from fedtailor.federation import SPLITS, Federation
 from fedtailor.protocol import next_power_of_two
 
 _ALIGNMENT = 64
-"""Bytes. JAX's CPU devices share a host array that begins at a multiple of this, and
-copy any other.
+"""Bytes. JAX's CPU devices share the memory of a host array that begins at a multiple of
+this, and copy any other array.
 """
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Normalization:
-    """What a model is given for stored inputs x: (x - shift) * scale.
+    """Turns stored inputs x into the inputs of a model: (x - shift) * scale.
 
     Attributes:
         shift, scale: shape () or [channels], in the model's precision.
-        is_identity: shift is 0 and scale is 1; compiled programs then have neither.
+        is_identity: whether shift is 0 and scale is 1; compiled programs then omit both.
     """
 
     shift: Float[Array | np.ndarray, "..."]
@@ -59,7 +59,7 @@ class Pool:
         y: [n, ...] targets.
         rows: [r] rows of x, client after client, split after split.
         normalization: of x, applied to the examples of a batch.
-        largest: an upper bound of the samples in a client's split (`largest_split`).
+        largest: an upper bound on the number of samples in a split (`largest_split`).
     """
 
     x: Shaped[Array | np.ndarray, "n ..."]
@@ -78,9 +78,9 @@ class ClientAddress:
 
     Attributes:
         start: [3] first position in `Pool.rows` of train, val and test.
-        size: [3] samples in train, val and test.
-        key: [2] raw key of this client in this round.
-        fixed: [2] raw key of this client in all rounds.
+        size: [3] the number of samples in train, val and test.
+        key: [2] the client's raw key for this round.
+        fixed: [2] the client's raw key for what stays the same in all rounds.
     """
 
     start: Int[Array, "*c 3"]
@@ -90,15 +90,15 @@ class ClientAddress:
 
 
 def split_sizes(federation: Federation) -> NDArray[np.int32]:
-    """[m, 3] samples of every client in train, val and test."""
+    """[m, 3] the number of samples of every client in train, val and test."""
     return np.stack(
         [getattr(federation, name).sizes for name in SPLITS], axis=1
     ).astype(np.int32)
 
 
 def largest_split(federation: Federation) -> int:
-    """The samples in the largest split of any client, rounded up to a power of two, so
-    that federations of similar sizes share compiled programs.
+    """The size of the largest split of any client, rounded up to a power of two, so that
+    federations of similar sizes share compiled programs.
 
     No batch has more rows than this.
     """
@@ -133,9 +133,13 @@ def build_pool(
         rows_before += np.int32(len(federation_rows))
     first = federations[0]
     pool = Pool(
-        x=_padded([_input_type(federation.x, dtype) for federation in federations]),
-        y=_padded([_target_type(federation.y, dtype) for federation in federations]),
-        rows=_padded(rows),
+        x=_concatenate_padded(
+            [_input_type(federation.x, dtype) for federation in federations]
+        ),
+        y=_concatenate_padded(
+            [_target_type(federation.y, dtype) for federation in federations]
+        ),
+        rows=_concatenate_padded(rows),
         normalization=Normalization.of(first.shift, first.scale, dtype),
         largest=max(map(largest_split, federations)),
     )
@@ -152,23 +156,23 @@ def _addresses(federation: Federation) -> tuple[NDArray[np.int32], NDArray[np.in
     rows = np.zeros(int(ends[-1]), np.int32)
     for column, name in enumerate(SPLITS):
         split = getattr(federation, name)
-        # A client's samples stay next to each other: all of them move as far as the
-        # first one.
+        # A client's samples stay next to each other, so all of them are shifted by the
+        # same distance.
         shift = start[:, column] - split.offsets[:-1]
         positions = np.arange(len(split.rows)) + np.repeat(shift, size[:, column])
         rows[positions] = split.rows
     return rows, start
 
 
-def gathered(
-    pool: Pool, positions: Int[Array, " b"]
+def gather_examples(
+    pool: Pool, pool_rows: Int[Array, " b"]
 ) -> tuple[Shaped[Array, "b ..."], Shaped[Array, "b ..."]]:
-    """The examples at some positions in `Pool.rows`.
+    """Gather examples, by indices into `Pool.rows`.
 
     Returns:
         Normalised inputs, and targets.
     """
-    rows = pool.rows[positions]
+    rows = pool.rows[pool_rows]
     return pool.normalization(pool.x[rows]), pool.y[rows]
 
 
@@ -188,15 +192,15 @@ def _rounded(n: int) -> int:
     return math.ceil(n / step) * step
 
 
-def _padded(parts: Sequence[NDArray]) -> NDArray:
+def _concatenate_padded(parts: Sequence[NDArray]) -> NDArray:
     """Concatenate arrays and pad them with zeros to a `_rounded` length, at an aligned
     address: JAX's CPU devices then need no copy.
     """
     length = sum(map(len, parts))
     shape = (_rounded(length), *parts[0].shape[1:])
     dtype = parts[0].dtype
-    # NumPy aligns to 16 bytes only: ask for more memory, and begin at the first aligned
-    # byte.
+    # NumPy aligns arrays to 16 bytes only. So the array is a view into larger memory that
+    # begins at the first aligned byte.
     size = math.prod(shape) * dtype.itemsize
     memory = np.zeros(size + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from fedtailor.accounting.privacy import batch_room
+from fedtailor.accounting.privacy import max_private_batch
 from fedtailor.client.losses import mean_loss
 from fedtailor.client.shuffle import shuffled
 from fedtailor.protocol import SGD, Batch, Params, is_hyperparameters, require
@@ -43,15 +43,15 @@ class PrivateSteps:
         self._count = local.count(split)
         self._key = local.key(f"private steps {local.context.next_private_loop()}")
         self._expected = jnp.minimum(sgd.batch_size, self._count)
-        self._room = local.room(batch_room(sgd.batch_size))
-        self._cumulative = drawn_at_most(self._count, sgd.batch_size, self._room)
+        self._max_size = local.padded_size(max_private_batch(sgd.batch_size))
+        self._cumulative = batch_size_cdf(self._count, sgd.batch_size, self._max_size)
 
     def gradient(self, params: Params, step: Int[Array, ""]) -> Params:
         """The noisy gradient of step number `step`, without weight decay and other
         terms.
         """
         model = self._local.model
-        batch, dropout, noise = self._draw(step)
+        batch, dropout, noise = self._draw_batch(step)
 
         def clipped_gradient(x: Array, y: Array, number: Int[Array, ""]) -> Params:
             """The gradient of one example, clipped to the norm `dp_norm`."""
@@ -69,8 +69,8 @@ class PrivateSteps:
         gradients = jax.vmap(clipped_gradient)(batch.x, batch.y, numbers)
         sums = jax.tree.map(lambda g: jnp.tensordot(batch.weight, g, 1), gradients)
 
-        # Add noise, and divide by the expected number of examples: the number that was
-        # drawn is private itself.
+        # Add noise, and divide by the expected number of examples, because the number
+        # that was drawn is private itself.
         leaves, structure = jax.tree.flatten(sums)
         keys = jax.random.split(noise, len(leaves))
         expected = jnp.maximum(self._expected, 1)
@@ -81,42 +81,44 @@ class PrivateSteps:
             noisy_means.append(noisy_sum / expected.astype(leaf.dtype))
         return jax.tree.unflatten(structure, noisy_means)
 
-    def _draw(self, step: Int[Array, ""]) -> tuple[Batch, Array, Array]:
-        """The examples of a step, and keys for dropout and noise."""
+    def _draw_batch(self, step: Int[Array, ""]) -> tuple[Batch, Array, Array]:
+        """Draw the examples of a step, and keys for dropout and noise."""
         key = jax.random.fold_in(self._key, step)
         size_key, order_key, dropout, noise = jax.random.split(key, 4)
         n = self._count
-        # Poisson sampling in two steps. The number of examples is binomial: the inverse
-        # of its distribution function at a uniform number. Given that number all sets of
-        # examples are equally likely: the first ones of a random permutation.
+        # Poisson sampling in two steps. The number of examples is binomial: we apply the
+        # inverse of its distribution function to a uniform number. Given this number, all
+        # sets of examples are equally likely: we take the first ones of a random
+        # permutation.
         size = (jax.random.uniform(size_key) > self._cumulative).sum()
         size = jnp.where(n <= self._batch_size, n, jnp.minimum(size, n))
-        positions = jnp.arange(self._room, dtype=jnp.int32)
-        inside = jnp.clip(positions, 0, jnp.maximum(n - 1, 0))
+        positions = jnp.arange(self._max_size, dtype=jnp.int32)
+        clipped = jnp.clip(positions, 0, jnp.maximum(n - 1, 0))
         order_bits = jax.random.bits(order_key, (2,), jnp.uint32)
-        examples = shuffled(inside, n, order_bits, jnp.int32(0))
+        indices = shuffled(clipped, n, order_bits, jnp.int32(0))
         with self._local.context.override(private_steps_only=False):
-            batch = self._local.examples(examples, positions < size, self._split)
+            batch = self._local.examples(indices, positions < size, self._split)
         return batch, dropout, noise
 
 
-def drawn_at_most(
-    n: Int[Array, ""], batch_size: int, room: int
-) -> Float[Array, " room"]:
-    """The distribution function P(K <= k) of the number K of examples in a step.
+def batch_size_cdf(
+    n: Int[Array, ""], batch_size: int, length: int
+) -> Float[Array, " length"]:
+    """The cumulative distribution function P(K <= k) of the number K of examples in a step.
 
     Args:
-        n: examples, each of which is drawn with probability q = batch_size / n.
+        n: the number of examples, each of which is drawn with probability
+            q = batch_size / n.
         batch_size: the expected number of examples in a step.
-        room: the number of values, k = 0 .. room - 1.
+        length: the number of values to compute, k = 0 .. length - 1.
     """
-    # Below 1, so that log(1 - q) is finite; where all examples are drawn, `_draw` does
-    # not use this.
+    # q is below 1, so that log(1 - q) is finite. If all examples are drawn, `_draw_batch`
+    # does not use these values.
     q = jnp.minimum(batch_size / jnp.maximum(n, 1), 1 - 1e-6)
     log_q, log_not_q = jnp.log(q), jnp.log1p(-q)
     # P(K = 0) = (1 - q)^n, and P(K = k + 1) / P(K = k) = (n - k) / (k + 1) * q / (1 - q),
     # in the log domain.
-    k = jnp.arange(room - 1)
+    k = jnp.arange(length - 1)
     log_choices = jnp.log(jnp.maximum(n - k, 1) / (k + 1))
     log_ratios = jnp.where(k < n, log_choices + log_q - log_not_q, -jnp.inf)
     relative_to_zero = jnp.concatenate([jnp.zeros(1), jnp.cumsum(log_ratios)])
@@ -124,8 +126,8 @@ def drawn_at_most(
 
 
 def private_settings(algorithm: Any) -> list[SGD]:
-    """The `SGD` settings with `dp_noise` among a method's hyper-parameters, and among
-    those of methods inside it.
+    """The `SGD` settings with `dp_noise` among the hyper-parameters of a method and of the
+    methods that it contains.
     """
     private = []
     for value in vars(algorithm).values():

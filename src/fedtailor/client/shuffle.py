@@ -23,7 +23,7 @@ def shuffled(
     bits: UInt32[Array, " 2"],
     epoch: Int[Array, ""],
 ) -> Int[Array, " b"]:
-    """Apply a random permutation of {0..n-1} to some positions.
+    """Apply a random permutation of {0..n-1} to some of its elements.
 
     The swap-or-not shuffle (Hoang, Morris and Rogaway, CRYPTO 2012): in each round a
     random k pairs x with (k - x) mod n, and one random bit a pair says whether the two
@@ -34,7 +34,7 @@ def shuffled(
         positions: each below n.
         n: the number of elements.
         bits: random bits, which determine the permutations of all epochs.
-        epoch: which of these permutations.
+        epoch: selects one of these permutations.
 
     Returns:
         The positions after the permutation.
@@ -45,29 +45,29 @@ def shuffled(
     # A swap is its own inverse, so every round is a permutation, and so are all of them
     # together.
     for salt, k in zip(salts, pairings, strict=True):
-        # (k - x) mod n, of unsigned numbers
+        # (k - x) mod n in unsigned arithmetic
         partner = jnp.where(k >= x, k - x, k + size - x)
-        # hashed from the larger of the two, so that both of a pair get the same bit
-        swap = _mix(jnp.maximum(x, partner) ^ salt) & 1
+        # Both elements of a pair get the same bit, which is a hash of the larger one.
+        swap = _hash(jnp.maximum(x, partner) ^ salt) & 1
         x = jnp.where(swap == 1, partner, x)
     return x.astype(jnp.int32)
 
 
-@no_fuse  # else XLA would compute it anew for every position
+@no_fuse  # otherwise XLA would recompute it for every position
 def _schedule(
     bits: UInt32[Array, " 2"], epoch: Int[Array, ""], size: UInt32[Array, ""]
 ) -> tuple[UInt32[Array, " rounds"], UInt32[Array, " rounds"]]:
     """Each round's salt of the random bits, and its k below `size`."""
-    # One word of the bits goes into the salts; the other one and the salts go into the
-    # pairings.
-    epoch_hash = _mix(epoch.astype(jnp.uint32) + jnp.uint32(0x9E3779B9))
+    # The salts depend on the first word of the bits, the pairings on the salts and on the
+    # second word.
+    epoch_hash = _hash(epoch.astype(jnp.uint32) + jnp.uint32(0x9E3779B9))
     left = bits[0] ^ epoch_hash
     right = bits[1]
-    salts = _mix(left + jnp.arange(ROUNDS, dtype=jnp.uint32) * jnp.uint32(0x85EBCA6B))
-    return salts, _scaled(_mix(salts ^ right), size)
+    salts = _hash(left + jnp.arange(ROUNDS, dtype=jnp.uint32) * jnp.uint32(0x85EBCA6B))
+    return salts, _scaled(_hash(salts ^ right), size)
 
 
-def _mix(x: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
+def _hash(x: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
     """Wellons' lowbias32: a bijection on 32-bit words with near-ideal avalanche."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)

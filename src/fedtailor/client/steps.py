@@ -53,10 +53,10 @@ def train(
         sgd: the optimizer's settings; with `dp_noise` the steps are those of DP-SGD.
         proximal: (mu, anchor [d]); None = no proximal term.
         linear_term: [d]; None = no linear term.
-        gradient: computes the gradient in place of that of F; None = that of F.
+        gradient: computes a gradient that replaces the one of F; None = that of F.
         steps: the number of steps.
         split: the split that batches are drawn from.
-        train_only: the part of the model to train, all other entries are frozen;
+        train_only: the part of the model to train, while all other entries are frozen;
             None = the whole model.
 
     Returns:
@@ -64,40 +64,40 @@ def train(
     """
     model = local.model
     params = local.params(theta)
-    is_trained = None if train_only is None else train_only.tree_mask(params)
+    trained_mask = None if train_only is None else train_only.tree_mask(params)
     optimizer = _optimizer(sgd, sgd.rate(local.round))
     loss_gradient = _loss_gradient(local, sgd, gradient, split)
 
     # The loop carries narrow matrices transposed, which makes plain SGD faster. A user's
-    # optimizer may depend on the shapes of parameters, and gets those of the model.
+    # optimizer may depend on the shapes of parameters, so it gets the model's layout.
     layout = LoopLayout(params, transpose_narrow=sgd.optimizer is None)
 
-    # What becomes of a batch's gradient, in this order: terms are added, then masks set
-    # entries to zero. What is switched off adds no operations to the compiled program.
+    # The changes to a batch's gradient, in this order: terms are added, then masks set
+    # entries to zero. Changes that are switched off add no operations to the program.
     changes = []
     if not is_off(sgd.weight_decay):
         changes.append(gradient_terms.weight_decay(sgd.weight_decay))
     if proximal is not None:
         mu, anchor = proximal
-        anchor_in_loop = layout.to_loop(local.params(anchor))
-        changes.append(gradient_terms.proximal(mu, anchor_in_loop))
+        anchor = layout.to_loop(local.params(anchor))
+        changes.append(gradient_terms.proximal(mu, anchor))
     if linear_term is not None:
         changes.append(gradient_terms.linear(layout.to_loop(local.params(linear_term))))
     # Masks have one bool for each leaf, the same in both layouts. Frozen parameters are
-    # masked twice: in the gradient, so that an optimizer that looks at all of it
-    # (clipping by global norm) does not see them, and after the update, as an optimizer
-    # may change a parameter whose gradient is zero (decay).
-    if is_trained is not None:
-        changes.append(gradient_terms.zero_outside(is_trained))
-    # Running statistics are leaves of params, too. They are updated by the forward pass
-    # and not by the optimizer.
+    # masked twice: in the gradient, so that they do not affect an optimizer that uses the
+    # whole gradient (clipping by global norm), and after the update, because an optimizer
+    # may change a parameter whose gradient is zero (weight decay).
+    if trained_mask is not None:
+        changes.append(gradient_terms.zero_outside(trained_mask))
+    # Running statistics are leaves of params, too. The forward pass updates them, and the
+    # optimizer must not.
     if model.has_statistics:
-        is_learned = model.statistics.complement.tree_mask(params)
-        changes.append(gradient_terms.zero_outside(is_learned))
+        learned_mask = model.statistics.complement.tree_mask(params)
+        changes.append(gradient_terms.zero_outside(learned_mask))
 
     def step(carry: Carry, batch: Batch | None, number: Int[Array, ""]) -> Carry:
-        # The carry, gradients and updates are in the loop's layout. Only the loss is
-        # given the model's.
+        # The carry, gradients and updates have the loop's layout. Only the loss takes
+        # parameters in the model's layout.
         params, opt_state = carry
         grads, with_statistics = loss_gradient(layout.to_model(params), batch, number)
         grads = layout.to_loop(grads)
@@ -108,8 +108,8 @@ def train(
         if model.has_statistics:
             statistics = layout.to_loop(with_statistics)
             new_params = model.with_statistics(new_params, statistics)
-        if is_trained is not None:
-            new_params = gradient_terms.select(is_trained, new_params, params)
+        if trained_mask is not None:
+            new_params = gradient_terms.select(trained_mask, new_params, params)
         return new_params, opt_state
 
     def private_step(carry: Carry, number: Int[Array, ""]) -> Carry:
@@ -131,19 +131,19 @@ def _optimizer(sgd: SGD, rate: Any) -> optax.GradientTransformation:
     """The user's optimizer, or SGD at the learning rate of this round."""
     if sgd.optimizer is not None:
         return sgd.optimizer
-    # Whether there is momentum is known while tracing: without it the loop carries no
-    # velocity.
+    # Whether there is momentum is known while tracing. Without momentum the loop carries
+    # no velocity.
     return optax.sgd(rate, None if is_off(sgd.momentum) else sgd.momentum)
 
 
 def _loss_gradient(
     local: "DeviceTrainer", sgd: SGD, gradient: StepGradient | None, split: str
 ) -> LossGradient:
-    """The gradient that `train` descends along, before its terms: the noisy gradient of
-    private steps, the method's own `gradient`, or that of a batch's mean loss.
+    """Choose the gradient that `train` uses, before terms are added: the noisy gradient of
+    private steps, the method's own `gradient`, or the gradient of a batch's mean loss.
 
     Raises:
-        ValueError: private steps with a gradient of the method's own.
+        ValueError: private steps are combined with a gradient of the method's own.
     """
     if sgd.dp_noise is not None:
         private_steps = PrivateSteps(local, sgd, split)
@@ -163,13 +163,13 @@ def _loss_gradient(
 
     if gradient is not None:
 
-        def own_gradient(
+        def method_gradient(
             params: Params, batch: Batch, step: Int[Array, ""]
         ) -> tuple[Params, Params]:
             grads = gradient(params, batch, step)
             return grads, local.renew_statistics(params, batch)
 
-        return own_gradient
+        return method_gradient
 
     def batch_gradient(
         params: Params, batch: Batch, step: Int[Array, ""]

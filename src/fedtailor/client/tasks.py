@@ -18,7 +18,7 @@ from fedtailor.protocol import (
     encode,
 )
 
-EVALUATED_SPLITS = ("val", "test")
+EVALUATION_SPLITS = ("val", "test")
 
 Outputs = dict[str, PyTree]
 """The results of a task: "update" (kind -> array), "state", "predictor" or "scores"."""
@@ -48,7 +48,7 @@ def client_task(
     Returns:
         The results of the task.
     """
-    # All that leaves a client that trains privately must come from private steps.
+    # If a client trains privately, everything that it sends must come from private steps.
     leaves_client = task in ("probe", "client")
     local.context.private_steps_only = leaves_client and bool(
         private_settings(algorithm)
@@ -74,21 +74,22 @@ def client_task(
 def _evaluate(
     predictor: Predictor, local: DeviceTrainer, metrics: tuple[BatchMetric, ...]
 ) -> dict[str, PyTree]:
-    """Measure a predictor on the evaluated splits.
+    """Measure a predictor on the splits val and test.
 
-    From here on test rows may be read. No work is counted: an evaluation is not work of
-    the method.
+    This allows the client to read test rows. The work is not counted, because an
+    evaluation is not part of the method.
 
     Returns:
-        Split -> its number of samples, and metric's name -> statistic.
+        For each split a dict: "count", the number of its samples, and "statistics", the
+        name of a metric -> its statistic.
     """
     work_before = local.context.work
-    local.context.evaluating = True
+    local.context.is_evaluating = True
     scores = {}
-    for split in EVALUATED_SPLITS:
-        sums = local.statistics(predictor, split, metrics)
+    for split in EVALUATION_SPLITS:
+        statistics = local.statistics(predictor, split, metrics)
         condensed = {
-            metric.name: metric.condense(sums[metric.name]) for metric in metrics
+            metric.name: metric.condense(statistics[metric.name]) for metric in metrics
         }
         scores[split] = {"count": local.count(split), "statistics": condensed}
     local.context.work = work_before

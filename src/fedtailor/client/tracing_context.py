@@ -1,9 +1,11 @@
-"""What a client's trainer knows and counts while JAX traces the client's part of an
-exchange.
+"""The state of a client's trainer while JAX traces the client's part of an exchange.
 
-None of it is part of the compiled program: these are Python objects that change while
-the program is traced, such as "a step is being traced now". The exceptions are the
-numbers in `TracingContext.work` and `private_steps_taken`, which are traced values.
+JAX calls the Python function of a loop once, to trace it, and the compiled program then
+repeats it. So the trainer records in Python objects what one step does ("it computes one
+gradient"), and multiplies by the number of repetitions when the loop has been traced. These
+objects exist and change during tracing only; they are not part of the compiled program. The
+exceptions are the numbers in `TracingContext.work` and `private_steps_taken`, which are
+traced values.
 """
 
 import math
@@ -19,12 +21,13 @@ from fedtailor.protocol import Batch, IntScalar
 
 
 class StepWork(NamedTuple):
-    """Passes over the batch of a step that one place in its code makes.
+    """The passes over the batch of a step that one call of `count_work` records.
 
     Attributes:
-        gradients, forwards: passes over each example of the batch.
-        repeats: how often each `fori_loop` around that place, inside of the step,
-            repeats it.
+        gradients: how many gradients are computed on each example of the batch.
+        forwards: how many forward passes without a gradient.
+        repeats: the number of repetitions of each `fori_loop` around the call, inside
+            of the step.
     """
 
     gradients: int
@@ -33,16 +36,16 @@ class StepWork(NamedTuple):
 
 
 class Step:
-    """A step of `LocalTrainer.loop` while it is traced.
+    """The record of one step of `LocalTrainer.loop` while it is traced.
 
     Attributes:
-        key: randomness of the step; None for models that need none.
-        repeats: how often each `fori_loop` repeats what is being traced, from the
-            outermost one inside of the step to the innermost.
-        work: the passes over its batch so far.
-        batches: the batches that it has drawn so far.
-        took_gradient: whether it has trained a model.
-        updated_statistics: whether it has updated running statistics.
+        key: the random key of the step; None for models that are not stochastic.
+        repeats: the number of repetitions of each `fori_loop` around the code that is
+            being traced, from the outermost loop inside of the step to the innermost.
+        work: the passes over the batch so far.
+        batches: the batches that the step has drawn so far.
+        has_gradient: whether the step has computed a gradient of a model.
+        updates_statistics: whether the step has updated running statistics.
     """
 
     def __init__(self, key: Array | None) -> None:
@@ -50,29 +53,30 @@ class Step:
         self.repeats: tuple[IntScalar, ...] = ()
         self.work: list[StepWork] = []
         self.batches: list[Batch] = []
-        self.took_gradient = False
-        self.updated_statistics = False
+        self.has_gradient = False
+        self.updates_statistics = False
         self._keys_used = 0
 
     def next_key(self) -> Array | None:
-        """A key for one more use of randomness in this step."""
+        """A new random key for this step."""
         self._keys_used += 1
-        # The first key is used as it is: nearly all steps need only one, and save the
-        # work of folding in.
+        # Nearly all steps need one key only. It is the key of the step itself, which
+        # saves the work of folding in a number.
         if self.key is None or self._keys_used == 1:
             return self.key
         return jax.random.fold_in(self.key, self._keys_used - 1)
 
     def weight_of(self, x: Shaped[Array, "b ..."]) -> Float[Array, " b"] | None:
-        """The weights of inputs that the step has drawn; None for other inputs."""
+        """The weights of inputs that the step has drawn as a batch; None for others."""
         for batch in self.batches:
             if batch.x is x:
                 return batch.weight
         return None
 
     def begin_pass(self, key: Array | None, times: IntScalar) -> "Step":
-        """A record of one pass of a `fori_loop` inside of this step, which sees the
-        same batches; `end_passes` adds it to this step.
+        """Start the record of one pass of a `fori_loop` inside of this step.
+
+        The pass uses the batches of this step; `end_passes` adds its record to this step.
         """
         one_pass = Step(key)
         one_pass.repeats = (*self.repeats, times)
@@ -80,33 +84,41 @@ class Step:
         return one_pass
 
     def end_passes(self, one_pass: "Step") -> None:
-        """Add what `begin_pass` has recorded, once for all passes."""
+        """Add the record of one pass, which stands for all passes of the loop."""
         self.work += one_pass.work
-        self.took_gradient |= one_pass.took_gradient
-        self.updated_statistics |= one_pass.updated_statistics
+        self.has_gradient |= one_pass.has_gradient
+        self.updates_statistics |= one_pass.updates_statistics
 
 
 class TracingContext:
-    """The context of one client in an exchange, which a trainer shares with all of its
+    """The tracing state of one client in an exchange. A trainer shares it with all of its
     views (`part`, `in_round`).
 
     Attributes:
-        work: [2] gradients and forward passes of single examples so far.
+        work: [2] the number of gradients and of forward passes of single examples so far.
         step: the step of `loop` that is being traced; None outside of steps.
-        is_repeated: whether `map` or `fori_loop` repeats what is being traced.
-        evaluating: whether test rows may be read.
-        private_steps_only: whether examples may be read in private steps only.
-        private_steps_taken: the number of private steps so far; None = no such steps.
+        is_repeated: whether `map` or `fori_loop` repeats the code that is being traced.
+        is_evaluating: whether the test split may be read.
+        private_steps_only: whether only private steps may read examples.
+        private_steps_taken: the number of private steps so far; None if there were none.
     """
 
     def __init__(self) -> None:
         self.work: Int[Array, " 2"] = jnp.zeros(2, jnp.int32)
         self.step: Step | None = None
         self.is_repeated = False
-        self.evaluating = False
+        self.is_evaluating = False
         self.private_steps_only = False
         self.private_steps_taken: Int[Array, ""] | None = None
         self._private_loops = 0
+
+    def mark_step(
+        self, *, has_gradient: bool = False, updates_statistics: bool = False
+    ) -> None:
+        """Set marks of the step that is being traced, if there is one."""
+        if self.step is not None:
+            self.step.has_gradient |= has_gradient
+            self.step.updates_statistics |= updates_statistics
 
     def add_work(self, gradients: IntScalar = 0, forwards: IntScalar = 0) -> None:
         """Count passes over single examples, outside of steps."""
@@ -131,19 +143,19 @@ class TracingContext:
         """Count the work of all steps of a loop.
 
         Args:
-            work: of one step, on its batch.
-            examples: in the batches of all steps together.
+            work: the passes of one step over its batch.
+            examples: the number of examples in the batches of all steps together.
         """
         gradients = forwards = 0
         for passes in work:
-            times = math.prod(passes.repeats)
-            gradients += passes.gradients * times
-            forwards += passes.forwards * times
+            repeats = math.prod(passes.repeats)
+            gradients += passes.gradients * repeats
+            forwards += passes.forwards * repeats
         self.add_work(examples * gradients, examples * forwards)
 
     @contextmanager
     def override(self, **values: Any) -> Iterator[None]:
-        """Give attributes other values while a `with` statement is open."""
+        """Set attributes to other values for the body of a `with` statement."""
         before = {name: getattr(self, name) for name in values}
         vars(self).update(values)
         try:
@@ -152,8 +164,8 @@ class TracingContext:
             vars(self).update(before)
 
     def next_private_loop(self) -> int:
-        """A number for each loop of private steps of a round: no two may draw the same
-        noise.
+        """A new number for a loop of private steps: no two loops of a round may draw the
+        same noise.
         """
         self._private_loops += 1
         return self._private_loops

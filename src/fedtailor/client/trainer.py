@@ -1,7 +1,7 @@
 """`DeviceTrainer`: one client's training over a pool of examples on the device.
 
-All of it is traced by JAX. What its methods tell each other meanwhile (which step is
-being traced, how much work was done) is in `self.context`, a `TracingContext`.
+All of it is traced by JAX. During tracing, `self.context` (a `TracingContext`) records which
+step is being traced and how much work it does.
 """
 
 from collections.abc import Callable, Sequence
@@ -85,8 +85,8 @@ class DeviceTrainer(ClientData):
         return gradient_over_range(self, theta, first, end, purpose)
 
     def loss(self, predictor: Predictor, split: str = "train") -> Float[Array, ""]:
-        # The sums that evaluation computes, so that a method sees the numbers that are
-        # reported.
+        # This is the metric that evaluation computes, so that a method sees the same
+        # numbers as a report.
         total = self.statistics(predictor, split, (Loss(),))[Loss.name]["loss"]
         return total / jnp.maximum(self.count(split), 1)
 
@@ -116,7 +116,7 @@ class DeviceTrainer(ClientData):
         if not self._in_training_mode(training):
             return self.model.features(params, x)
         # Methods take features in training mode in order to train on them.
-        self._mark_gradient()
+        self.context.mark_step(has_gradient=True)
         return self.model.train_features(
             params, x, self._weight_of(x), self._training_key()
         )
@@ -151,15 +151,12 @@ class DeviceTrainer(ClientData):
         """
         step = self.context.step
         weight = None if step is None else step.weight_of(x)
-        if weight is None:
-            # The step has not drawn these inputs: they are the method's own, which have
-            # no padding.
-            return jnp.ones(len(x), self.model.dtype)
-        return weight
+        # Inputs that the step has not drawn are the method's own, without padding.
+        return jnp.ones(len(x), self.model.dtype) if weight is None else weight
 
     def _in_training_mode(self, training: bool | None) -> bool:
-        """The mode that the method asks for; by default training mode inside steps and
-        evaluation mode outside.
+        """Whether to use training mode: as the method asks; by default (None) inside of
+        steps only.
         """
         return self.context.step is not None if training is None else training
 
@@ -178,11 +175,11 @@ class DeviceTrainer(ClientData):
         """The mean loss of a batch, and the parameters with updated running
         statistics.
         """
-        self._mark_gradient()
+        self.context.mark_step(has_gradient=True)
         return training_loss(self.model, params, batch, key)
 
     def _training_key(self) -> Array | None:
-        """A key for dropout in the current step; None outside of steps, and for models
+        """A key for dropout in the current step; None outside of steps and for models
         that are not stochastic.
         """
         step = self.context.step
@@ -195,10 +192,10 @@ class DeviceTrainer(ClientData):
     def gradient_and_statistics(
         self, params: Params, batch: Batch
     ) -> tuple[Params, Params]:
-        """`batch_gradient` and `renew_statistics` of the same parameters and batch, in
+        """`batch_gradient` and `renew_statistics` for the same parameters and batch, in
         one pass.
         """
-        self._mark_statistics()
+        self.context.mark_step(updates_statistics=True)
         return self._gradient_and_statistics(params, batch)
 
     def _gradient_and_statistics(
@@ -209,9 +206,9 @@ class DeviceTrainer(ClientData):
         """
         self.count_work(gradients=1)
         key = self._training_key()
-        # Statistics are of the whole batch. Else the gradient is accumulated over
-        # micro-batches if the activations of the whole batch would not fit into the
-        # cache and the batch divides evenly.
+        # The gradient is accumulated over micro-batches if the activations of the whole
+        # batch would not fit into the cache, and the batch divides evenly. Running
+        # statistics need the whole batch.
         size, micro_batch = len(batch.weight), self.model.micro_batch
         if (
             micro_batch is not None
@@ -226,7 +223,7 @@ class DeviceTrainer(ClientData):
     def renew_statistics(self, params: Params, batch: Batch) -> Params:
         if not self.model.has_statistics:
             return params
-        self._mark_statistics()
+        self.context.mark_step(updates_statistics=True)
         key = self._training_key()
         _, updated = self.model.train_outputs(params, batch.x, batch.weight, key)
         return updated
@@ -238,24 +235,14 @@ class DeviceTrainer(ClientData):
     def with_statistics(self, params: Params, source: Params) -> Params:
         return self.model.with_statistics(params, source)
 
-    # `_require_statistics` looks at these two marks after a step has been traced.
-
-    def _mark_gradient(self) -> None:
-        if self.context.step is not None:
-            self.context.step.took_gradient = True
-
-    def _mark_statistics(self) -> None:
-        if self.context.step is not None:
-            self.context.step.updated_statistics = True
-
     def _require_statistics(self, step: Step) -> None:
-        """Refuse steps that train by batch statistics and do not update the running
+        """Refuse steps that train with batch statistics and do not update the running
         statistics, which evaluation uses.
         """
         if (
             self.model.has_statistics
-            and step.took_gradient
-            and not step.updated_statistics
+            and step.has_gradient
+            and not step.updates_statistics
         ):
             raise ValueError(
                 "this method takes steps of its own and does not renew running"
@@ -308,12 +295,13 @@ class DeviceTrainer(ClientData):
         body: Callable[[Int[Array, ""], Carry], Carry],
         carry: Carry,
     ) -> tuple[Carry, Step]:
-        """`carry = body(k, carry)` for k = 0..times-1, each in the step `begin(k)`.
+        """Compute `carry = body(k, carry)` for k = 0..times-1, where `begin(k)` is the
+        record of step k.
 
         Returns:
-            The last carry, and the record of one step. All steps make the same passes
-            over their batches: a compiled loop traces one of them, the debug executor
-            runs and records each, and the last one is returned.
+            The last carry, and the record of one step, which stands for all steps: they
+            make the same passes over their batches. (A compiled loop traces one step; the
+            debug executor records every step, and the last record is returned.)
         """
         one_step = Step(None)
 
@@ -334,20 +322,21 @@ class DeviceTrainer(ClientData):
         batch_size: int,
         split: str,
     ) -> Carry:
-        """`carry = step(carry, s)` for s = 0..steps-1, where each step is private (see
-        `PrivateSteps`) and draws its own examples.
+        """Compute `carry = step(carry, s)` for s = 0..steps-1, where each step is private
+        (see `PrivateSteps`) and draws its own examples.
 
         Raises:
             ValueError: inside of a step, `map` or `fori_loop`.
         """
         context = self.context
         n = self.count(split)
-        # Only what leaves the client costs privacy, not training a personal model.
-        is_counted = context.private_steps_only
-        # What is repeated trains one model in each repetition, and the steps below would
-        # be counted for one of these models only.
+        # Steps cost privacy if their result leaves the client. Training a personal model
+        # costs none.
+        costs_privacy = context.private_steps_only
+        # In a repeated loop each repetition trains one model, and the steps would be
+        # counted for one of these models only.
         is_repeated = context.step is not None or context.is_repeated
-        if is_counted and is_repeated:
+        if costs_privacy and is_repeated:
             raise ValueError(
                 "this method trains several models at once, which private steps do not"
                 " account for"
@@ -355,25 +344,25 @@ class DeviceTrainer(ClientData):
         # An empty split has no example to take a step on.
         steps = jnp.where(n > 0, jnp.asarray(steps, jnp.int32), 0)
         carry = self.repeat(steps, lambda index, carry: step(carry, index), carry)
-        if is_counted:
+        if costs_privacy:
             before = context.private_steps_taken
             context.private_steps_taken = steps if before is None else before + steps
         context.add_work(gradients=steps * jnp.minimum(n, batch_size))
         return carry
 
     # In `map` and `fori_loop` the work of a repetition is a traced value inside of the
-    # repeated function, which therefore has to return it.
+    # repeated function. So that function has to return it.
 
     def map(self, function: Callable[..., Any], *rows: Any) -> Any:
         context = self.context
 
-        def counted(arguments: tuple[Any, ...]) -> tuple[Any, Int[Array, " 2"]]:
+        def with_work(arguments: tuple[Any, ...]) -> tuple[Any, Int[Array, " 2"]]:
             no_work = jnp.zeros(2, jnp.int32)
             with context.override(work=no_work, is_repeated=True):
                 out = function(*arguments)
                 return out, context.work
 
-        out, work_of_each = jax.lax.map(counted, rows)
+        out, work_of_each = jax.lax.map(with_work, rows)
         context.add_counts(work_of_each.sum(0))
         return out
 
@@ -384,7 +373,7 @@ class DeviceTrainer(ClientData):
         if context.step is not None:
             return self._fori_loop_in_step(context.step, times, function, carry)
 
-        def counted(
+        def with_work(
             index: Int[Array, ""], carry_and_work: tuple[Carry, Int[Array, " 2"]]
         ) -> tuple[Carry, Int[Array, " 2"]]:
             carry, work = carry_and_work
@@ -393,7 +382,7 @@ class DeviceTrainer(ClientData):
                 return carry, context.work
 
         times = jnp.asarray(times, jnp.int32)
-        carry, work = self.repeat(times, counted, (carry, context.work))
+        carry, work = self.repeat(times, with_work, (carry, context.work))
         context.work = work
         return carry
 
@@ -427,7 +416,7 @@ class DeviceTrainer(ClientData):
     def repeat(
         self, times: Int[Array, ""], body: Callable[[Any, Carry], Carry], carry: Carry
     ) -> Carry:
-        """`carry = body(k, carry)` for k = 0..times-1; the debug executor runs it step
-        by step in Python.
+        """Compute `carry = body(k, carry)` for k = 0..times-1. The debug executor does it
+        step by step in Python.
         """
         return jax.lax.fori_loop(0, times, body, carry)

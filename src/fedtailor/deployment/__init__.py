@@ -1,7 +1,7 @@
-"""Models in use.
+"""Deployment of models.
 
-Runs are opened again, raw rows predicted, newcomers enrolled, models exported and
-described, clients forgotten.
+Opens finished runs, predicts raw rows, enrolls newcomers, exports and describes models,
+and retrains without a client.
 """
 
 from fedtailor.deployment.card import model_card

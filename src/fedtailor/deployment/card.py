@@ -1,4 +1,4 @@
-"""`model_card`: what to know of one client's model before it is used, as Markdown."""
+"""`model_card`, which describes one client's model in Markdown."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,36 +19,35 @@ from fedtailor.tables import Preprocessing
 from fedtailor.tables.encoding import ColumnEncoding
 
 CARDS = "cards"
-"""The folder of the model cards in an export."""
+"""Name of the folder of model cards in an export."""
 _PLAIN_TEXT = re.compile(r"([\\`*_{}\[\]<>|#])")
 
 
 def model_card(run: OpenedRun, client: str) -> str:
-    """What is known of a client's personal model, as Markdown.
+    """Describe a client's personal model in Markdown.
 
-    The card says by which data it was trained, how they were split and encoded, what it
-    reaches on the client's own test rows, by which method it was made, and what the
-    client sent for it.
+    The card covers the data, their split and preprocessing, the metrics on the client's
+    own test rows, the method, and what the client sent.
 
     Raises:
         ValueError: the run has no such client.
     """
     check_choice(client, run.names, f"client of {run.path} called")
-    # The client's line in the run's table of clients, by column.
-    about = run.stored.clients.row(run.names.index(client), named=True)
+    # The client's row of the run's table of clients, by column.
+    row = run.stored.clients.row(run.names.index(client), named=True)
     sections = [
-        [f"# Model card: {_text(client)}", "", *_head(run, about)],
-        ["## Data", "", *_data(run, about)],
+        [f"# Model card: {_text(client)}", "", *_head(run, row)],
+        ["## Data", "", *_data(run, row)],
         ["## Preprocessing", "", *_preprocessing(run.preprocessing)],
-        ["## Measurements", "", *_measurements(run, client, about)],
+        ["## Measurements", "", *_measurements(run, client, row)],
         ["## Method", "", *_method(run)],
-        ["## What was shared", "", *_shared(run, client, about)],
+        ["## What was shared", "", *_shared_data(run, client, row)],
     ]
     return "\n".join("\n".join([*lines, ""]) for lines in sections)
 
 
 def write_cards(run: OpenedRun, clients: Sequence[str], directory: Path) -> list[Path]:
-    """Write the cards of some clients below a directory.
+    """Write the model cards of some clients to a folder in a directory.
 
     Returns:
         The files, in the order of the clients.
@@ -73,20 +72,20 @@ def write_cards(run: OpenedRun, clients: Sequence[str], directory: Path) -> list
 
 
 def file_name(client: str, number: int) -> str:
-    """A name for a file about a client.
+    """Make a file name from a client's number and name.
 
-    It is the client's own name, as far as it is plain, behind its number.
+    Characters of the name that a file name should not have are replaced.
     """
     plain = re.sub(r"[^\w.-]+", "-", client).strip("-.")[:60]
     return f"{number:03d}-{plain or 'client'}"
 
 
-def _head(run: OpenedRun, about: dict[str, Any]) -> Iterator[str]:
+def _head(run: OpenedRun, row: dict[str, Any]) -> Iterator[str]:
     role = "took part in training"
-    if about["unseen"]:
+    if row["unseen"]:
         role = "never took part in training and was served at its end"
     yield (
-        f"A personal model for the client {_text(about['client'])}, who {role}. It is"
+        f"A personal model for the client {_text(row['client'])}, who {role}. It is"
         " meant for this client's own examples: nothing below says how good it is on"
         " others."
     )
@@ -99,20 +98,20 @@ def _head(run: OpenedRun, about: dict[str, Any]) -> Iterator[str]:
         f" {model['dtype']}"
     )
     yield f"- model: {_text(kind)}, {shape}"
-    made_by = ", ".join(f"{name} {version}" for name, version in versions.items())
-    yield f"- made by: {made_by}"
+    versions_text = ", ".join(f"{name} {version}" for name, version in versions.items())
+    yield f"- made by: {versions_text}"
 
 
-def _data(run: OpenedRun, about: dict[str, Any]) -> Iterator[str]:
+def _data(run: OpenedRun, row: dict[str, Any]) -> Iterator[str]:
     data, origin = run.manifest["data"], run.manifest.get("origin", {})
-    # Of a federation of machines nobody has all data, and so their digest.
+    # A federation of machines has no digest, as no machine has all data.
     digest = f" (digest {data['digest']})" if "digest" in data else ""
     yield f"{_text(data['name'])}, {data['clients']} clients{digest}."
     yield ""
     yield "| split | examples of this client |"
     yield "| --- | ---: |"
     for split in ("train", "val", "test"):
-        yield f"| {split} | {about[split]:,} |"
+        yield f"| {split} | {row[split]:,} |"
     if run.preprocessing is not None:
         target = run.preprocessing.target
         kind = target.task
@@ -126,7 +125,7 @@ def _data(run: OpenedRun, about: dict[str, Any]) -> Iterator[str]:
 
 
 def _split(origin: dict[str, Any]) -> str:
-    """How rows were divided, in a sentence."""
+    """Describe the split of the rows in one sentence."""
     if not origin:
         return "Split: as the federation was given in Python."
     options, seed = origin.get("parameters", {}), origin.get("seed")
@@ -165,7 +164,7 @@ def _preprocessing(preprocessing: Preprocessing | None) -> Iterator[str]:
     yield "| column | what the model sees | a missing cell |"
     yield "| --- | --- | --- |"
     for column in preprocessing.columns:
-        cells = map(_text, (column.name, _seen(column), _gap(column)))
+        cells = map(_text, (column.name, _input_text(column), _missing_text(column)))
         yield f"| {' | '.join(cells)} |"
     if preprocessing.decorrelation is not None:
         yield ""
@@ -182,8 +181,8 @@ def _preprocessing(preprocessing: Preprocessing | None) -> Iterator[str]:
         yield f"Not looked at: {'; '.join(ignored)}."
 
 
-def _seen(column: ColumnEncoding) -> str:
-    """What the model sees of a column."""
+def _input_text(column: ColumnEncoding) -> str:
+    """Describe the inputs that a column gives."""
     if column.kind == "category":
         other = ", and one for all others" if column.other else ""
         return f"one input for each of {', '.join(column.categories)}{other}"
@@ -192,16 +191,16 @@ def _seen(column: ColumnEncoding) -> str:
     return f"({column.kind} - {column.mean:.6g}) / {column.deviation:.6g}"
 
 
-def _gap(column: ColumnEncoding) -> str:
-    """What becomes of a missing cell."""
+def _missing_text(column: ColumnEncoding) -> str:
+    """Describe the treatment of a missing cell."""
     if not column.indicator:
         return "is refused: training had none"
     fill = f"{column.fill:.6g}" if isinstance(column.fill, float) else column.fill
     return f"becomes {fill}, and an input says so"
 
 
-def _measurements(run: OpenedRun, client: str, about: dict[str, Any]) -> Iterator[str]:
-    """After the last round, on the client's own rows."""
+def _measurements(run: OpenedRun, client: str, row: dict[str, Any]) -> Iterator[str]:
+    """The metrics after the last round on the client's own rows."""
     measured = run.frame().filter(pl.col("client") == client)
     if measured.is_empty():
         yield "None: this client has neither validation nor test rows."
@@ -209,7 +208,7 @@ def _measurements(run: OpenedRun, client: str, about: dict[str, Any]) -> Iterato
     last = measured.filter(pl.col("round") == pl.col("round").max())
     cells = last.select("split", "metric", "value").iter_rows()
     values = {(split, metric): value for split, metric, value in cells}
-    rows, naive = _of_test_rows(run, client)
+    rows, naive = _test_rows(run, client)
     yield (
         f"After round {last['round'][0]}, on this client's own rows. The run is judged"
         f" by {run.stored.metric}."
@@ -218,15 +217,15 @@ def _measurements(run: OpenedRun, client: str, about: dict[str, Any]) -> Iterato
     yield "| metric | test | 95 % interval | learning nothing | val |"
     yield "| --- | ---: | ---: | ---: | ---: |"
     for name in dict.fromkeys(metric for _, metric in values):
-        shown = _Shown(name)
+        number_format = _NumberFormat(name)
         interval = _interval(rows, name)
         cells = (
-            shown.text(values.get(("test", name))),
-            "" if interval is None else shown.between(interval),
-            shown.text(naive.get(name)),
-            shown.text(values.get(("val", name))),
+            number_format.text(values.get(("test", name))),
+            "" if interval is None else number_format.between(interval),
+            number_format.text(naive.get(name)),
+            number_format.text(values.get(("val", name))),
         )
-        yield f"| {_text(shown.label)} | {' | '.join(cells)} |"
+        yield f"| {_text(number_format.label)} | {' | '.join(cells)} |"
     yield ""
     if rows is None:
         yield (
@@ -236,7 +235,7 @@ def _measurements(run: OpenedRun, client: str, about: dict[str, Any]) -> Iterato
     else:
         yield (
             "The intervals say what other test rows of this client might give"
-            f" ({about['test']} were there), not what another training might."
+            f" ({row['test']} were there), not what another training might."
             ' "Learning nothing" is the majority class, or the mean, of its training'
             " rows."
         )
@@ -245,11 +244,11 @@ def _measurements(run: OpenedRun, client: str, about: dict[str, Any]) -> Iterato
             yield f"\n{_text(warning)}"
 
 
-class _Shown:
-    """How numbers of a metric are written."""
+class _NumberFormat:
+    """Formats the values of a metric."""
 
     def __init__(self, name: str) -> None:
-        # A metric of the user's own may not be known here.
+        # A metric of the user may not be registered in this process.
         self.label, self._scale, self._digits = name, 1.0, 4
         if name in Metric.registry:
             unit = unit_of(name)
@@ -268,13 +267,14 @@ class _Shown:
         return f"{self.text(interval.low)} to {self.text(interval.high)}"
 
 
-def _of_test_rows(
+def _test_rows(
     run: OpenedRun, client: str
 ) -> tuple[pl.DataFrame | None, dict[str, float]]:
-    """What became of the client's test rows (None where that is not known).
+    """The outcomes of the client's test rows.
 
     Returns:
-        The rows, and metric -> what learning nothing reaches on them.
+        The rows, or None if they are not available, and the metrics of a constant
+        predictor on them, by name.
     """
     if run.test_rows is None:
         return None, {}
@@ -284,7 +284,7 @@ def _of_test_rows(
 
 
 def _interval(rows: pl.DataFrame | None, metric: str) -> Interval | None:
-    """The interval of a metric; None where it does not follow from test rows."""
+    """The confidence interval of a metric; None if test rows do not determine it."""
     score = SCORES.get(metric)
     if rows is None or rows.is_empty():
         return None
@@ -303,7 +303,7 @@ def _method(run: OpenedRun) -> Iterator[str]:
 
 
 def _flat(settings: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """Nested settings one by one, without the names of their classes."""
+    """Flatten nested settings, without the names of their classes."""
     for name, value in settings.items():
         if name in ("name", "type"):
             continue
@@ -313,30 +313,30 @@ def _flat(settings: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any
             yield f"{prefix}{name}", value
 
 
-def _shared(run: OpenedRun, client: str, about: dict[str, Any]) -> Iterator[str]:
-    """What left this client, from the run's ledger and the draw of who reports."""
+def _shared_data(run: OpenedRun, client: str, row: dict[str, Any]) -> Iterator[str]:
+    """What this client sent, from the run's ledger and participation."""
     method = run.algorithm.about
     sent = [entry for entry in run.ledger.entries if entry.direction == "up"]
-    if about["unseen"]:
+    if row["unseen"]:
         yield "This client sent nothing in training."
-        asked = [entry for entry in sent if entry.phase == "unseen"]
-        if asked:
-            kinds = ", ".join(dict.fromkeys(entry.kind for entry in asked))
+        probe_entries = [entry for entry in sent if entry.phase == "unseen"]
+        if probe_entries:
+            kinds = ", ".join(dict.fromkeys(entry.kind for entry in probe_entries))
             yield f"To be served it answered the probe with: {kinds}."
         return
-    # Who reports is drawn for the sorted ids of the seen clients.
+    # Participation is drawn for the seen clients in the order of their ids.
     seen = run.stored.clients.filter(~pl.col("unseen"))
     ids = np.sort(client_ids(tuple(seen["client"])))
-    place = int(np.searchsorted(ids, client_ids((client,))[0]))
+    index = int(np.searchsorted(ids, client_ids((client,))[0]))
     rounds = int(run.stored.summary["rounds"])
-    participation, seed = run.travel["participation"], run.stored.seed
-    reported = [
+    participation, seed = run.round_settings["participation"], run.stored.seed
+    report_rounds = [
         number
         for number in range(rounds)
-        if participation.sample(ids, seed, number)[place]
+        if participation.sample(ids, seed, number)[index]
     ]
     yield (
-        f"It reported in {len(reported)} of {rounds} rounds. In training a client of"
+        f"It reported in {len(report_rounds)} of {rounds} rounds. In training a client of"
         " this method"
     )
     yield ""
@@ -344,10 +344,10 @@ def _shared(run: OpenedRun, client: str, about: dict[str, Any]) -> Iterator[str]
     yield f"- sends: {_text(method.up)}"
     yield f"- keeps: {_text(method.client_keeps)}"
     yield ""
-    # What was sent, and when -> the bytes of each message.
+    # The bytes of each message, by kind and time.
     messages: dict[str, list[int]] = {}
     for entry in sent:
-        in_round = entry.phase == "round" and entry.round in reported
+        in_round = entry.phase == "round" and entry.round in report_rounds
         if not in_round and entry.phase != "probe":
             continue
         when = "in rounds" if in_round else "before training"
@@ -371,5 +371,5 @@ def _shared(run: OpenedRun, client: str, about: dict[str, Any]) -> Iterator[str]
 
 
 def _text(value: str) -> str:
-    """Text that Markdown shows as it is."""
+    """Escape text for Markdown."""
     return _PLAIN_TEXT.sub(r"\\\1", " ".join(str(value).split()))

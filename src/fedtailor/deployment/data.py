@@ -1,4 +1,4 @@
-"""The data that a run was made from, found again by what its manifest says."""
+"""Finds the data of a run by its manifest."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,22 +16,22 @@ from fedtailor.storage.manifest import digest
 from fedtailor.tables import Preprocessing, from_table
 
 CLIENTS = "clients"
-"""In an origin: the clients that were taken, where a scenario has more."""
+"""Key of an origin: names of the clients, if they are not all of the scenario's."""
 
 
 def federation_of(
     directory: Path, manifest: Mapping[str, Any], table: Path | None = None
 ) -> Federation:
-    """The data of a run, which must be those that it was trained on.
+    """Find the data of a run, and check that they have not changed.
 
     Args:
-        directory: of the run.
-        manifest: its settings.
-        table: where the table is now, if it is not where it was.
+        directory: the run directory.
+        manifest: the settings of the run.
+        table: path of the table, if the file was moved.
 
     Raises:
-        ValueError: the run does not say where they came from, or they are not there, or
-            no longer the same.
+        ValueError: the manifest does not name the origin of the data, they are not
+            found, or they have changed.
     """
     origin = manifest.get("origin")
     if not isinstance(origin, dict):
@@ -51,7 +51,7 @@ def federation_of(
             " table",
         )
         scenario = scenarios.find(origin["scenario"])
-        # A parameter that the manifest does not name was None, whatever its default.
+        # A manifest omits parameters that were None, even if that is not the default.
         unset = {
             name: None
             for name, default in scenario.parameters.items()
@@ -67,14 +67,13 @@ def federation_of(
 def require_same(
     federation: Federation, manifest: Mapping[str, Any], directory: Path
 ) -> None:
-    """Refuse other data than those that a run was trained on.
+    """Check that data are those that a run was trained on.
 
     Raises:
         ValueError: their digest differs.
     """
-    same = digest(federation) == manifest["data"]["digest"]
     require(
-        same,
+        digest(federation) == manifest["data"]["digest"],
         f"the data are not those that {directory} was trained on (their digest"
         " differs); give it the same",
     )
@@ -84,9 +83,13 @@ def _table(
     directory: Path,
     origin: Mapping[str, Any],
     parameters: Mapping[str, Any],
-    moved: Path | None,
+    new_path: Path | None,
 ) -> Federation:
-    path = table_path(directory, origin) if moved is None else moved.expanduser()
+    if new_path is None:
+        # The manifest holds the path relative to the run directory.
+        path = Path(directory.resolve(), origin["parameters"]["path"]).resolve()
+    else:
+        path = new_path.expanduser()
     require(
         path.is_file(),
         f"the table of {directory} is not at {path}; say where it is with --table",
@@ -103,31 +106,26 @@ def _table(
 
 
 def _stayed_correlated(directory: Path) -> bool:
-    """Whether a run is a regression on inputs that were not decorrelated.
+    """Whether a run is a regression whose inputs were not decorrelated.
 
-    Such are those from before there was an option for it.
+    Runs of older versions do not record that in their manifest.
     """
     file = directory / PREPROCESSING
     if not file.is_file():
         return False
-    learned = Preprocessing.load(file)
-    return learned.target.task == "regression" and learned.decorrelation is None
-
-
-def table_path(directory: Path, origin: Mapping[str, Any]) -> Path:
-    """Where a run's table is: its manifest says it from the run's own directory."""
-    return Path(directory.resolve(), origin["parameters"]["path"]).resolve()
+    stored = Preprocessing.load(file)
+    return stored.target.task == "regression" and stored.decorrelation is None
 
 
 def only_clients(federation: Federation, names: Sequence[str]) -> Federation:
-    """Some clients of a federation, with nothing of the others left in it.
+    """Make a federation of some clients, without the data of the others.
 
     Raises:
         ValueError: there is no such client, or none of them trains.
     """
-    places = np.array([federation.client(str(name)).index for name in names])
+    indices = np.array([federation.client(str(name)).index for name in names])
     splits = {
-        split: getattr(federation, split).take(places)
+        split: getattr(federation, split).take(indices)
         for split in ("train", "val", "test")
     }
     rows = np.unique(np.concatenate([split.rows for split in splits.values()]))
@@ -140,7 +138,7 @@ def only_clients(federation: Federation, names: Sequence[str]) -> Federation:
         x=federation.x[rows],
         y=federation.y[rows],
         **renumbered,
-        names=tuple(federation.names[place] for place in places),
-        groups=None if federation.groups is None else federation.groups[places],
-        unseen=federation.unseen[places],
+        names=tuple(federation.names[index] for index in indices),
+        groups=None if federation.groups is None else federation.groups[indices],
+        unseen=federation.unseen[indices],
     )

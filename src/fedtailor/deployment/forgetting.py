@@ -1,9 +1,8 @@
-"""`forget`: a run trained again without one of its clients, and a proof of it.
+"""`forget`, which retrains a run without one of its clients, and proves it.
 
-The proof says that nothing of that client is in the new run. Retraining is the one way
-of forgetting that needs no argument about what weights remember (exact unlearning: Cao
-and Yang 2015). Everything that was learned from data is learned again, a table's
-preprocessing included.
+The proof states that the new run contains no traces of the client. Retraining (exact
+unlearning: Cao and Yang 2015) needs no argument about what weights remember. Everything
+that was learned from data is learned again, including the preprocessing of a table.
 """
 
 import json
@@ -20,7 +19,7 @@ from fedtailor._files import reason, replacing
 from fedtailor._version import __version__
 from fedtailor.deployment.data import CLIENTS, only_clients
 from fedtailor.deployment.opening import OpenedRun
-from fedtailor.deployment.traces import Traces, files_of, pieces_of
+from fedtailor.deployment.traces import Traces, chunks_of, files_of
 from fedtailor.executors import Settings
 from fedtailor.federation import Federation
 from fedtailor.protocol import Mixture, check_choice, require
@@ -33,7 +32,7 @@ from fedtailor.tables import Table, from_table
 from fedtailor.training import Training
 
 PROOF = "forgotten.json"
-"""The proof, in the new run's directory."""
+"""File of the proof, in the new run directory."""
 
 
 def forget(
@@ -44,25 +43,25 @@ def forget(
     settings: Settings = Settings(),  # noqa: B008 (frozen)
     progress: Callable[[Training, bool], bool | None] | None = None,
 ) -> Run:
-    """Train a run again without one of its clients, into a new directory.
+    """Retrain a run, with the same settings, without one of its clients.
 
-    The settings stay the same. The new directory holds `forgotten.json`: what was
-    searched for in the bytes and cells of its files (the client's name, its examples,
-    its states and model, the numbers of its rows), and that nothing was found. It does
-    not say who was forgotten. The old directory and the data themselves stay: it is for
-    their owner to remove them.
+    The new directory holds the proof, `forgotten.json`. It lists what was searched for
+    in the bytes and cells of all files (the client's name, examples, states and model,
+    and its row numbers), and states that nothing was found. It does not name the
+    client. The old directory and the data are not changed; their owner has to remove
+    them.
 
     Args:
         run: the run with the client (`fedtailor.open`).
-        client: by name.
-        directory: new or empty.
-        settings: devices and the like.
-        progress: as of `fedtailor.run`.
+        client: name of the client.
+        directory: the new run directory, which must be empty or not exist.
+        settings: devices and other settings of the executor.
+        progress: see `fedtailor.run`.
 
     Raises:
-        ValueError: there is no such client, or its data are not found; the method
-            cannot train without it; or something of it stands in the new directory
-            (which then must not be used).
+        ValueError: there is no such client, its data are not found, the method cannot
+            train without it, or the new directory contains traces of it (and must then
+            not be used).
     """
     path = Path(directory)
     check_choice(client, run.names, f"client of {run.path} called")
@@ -71,13 +70,12 @@ def forget(
         empty,
         f"{path} is not empty; name a new directory for the run without the client",
     )
-    # What is searched for later is collected before anything is trained: a run whose
-    # data are not found ends here.
+    # Collect the traces before training, as this fails if the data are not found.
     traces = _traces(run, client)
-    federation, origin = _without(run, client)
+    federation, origin = _federation_without(run, client)
     manifest, model = run.manifest["run"], run.model
     outputs = federation.classes or int(np.prod(federation.y.shape[1:], dtype=int))
-    done = train(
+    retrained = train(
         run.algorithm,
         federation,
         model.architecture.bind(
@@ -87,7 +85,7 @@ def forget(
         seed=manifest["seed"],
         evaluate_every=manifest["evaluate_every"],
         metrics=manifest.get("metrics", ()),
-        **run.travel,
+        **run.round_settings,
         settings=settings,
         progress=progress,
         directory=path,
@@ -95,27 +93,26 @@ def forget(
         keep_models=run.keeps_models,
         origin=origin,
     )
-    _prove(traces, path)
-    return done
+    _write_proof(traces, path)
+    return retrained
 
 
 def prove(run: OpenedRun, client: str, directory: Path) -> Path:
-    """Search a directory for a client of a run, and write down what was searched for.
+    """Search a directory for traces of a run's client, and write the proof.
 
     Returns:
-        The proof's file.
+        The file of the proof.
 
     Raises:
-        ValueError: something of the client stands there, or the proof cannot be
-            written.
+        ValueError: the directory contains traces, or the proof cannot be written.
     """
-    return _prove(_traces(run, client), directory)
+    return _write_proof(_traces(run, client), directory)
 
 
-def _prove(traces: Traces, directory: Path) -> Path:
-    left = traces.found_in(directory)
-    if left:
-        places = "; ".join(f"{trace['file']}: {trace['what']}" for trace in left[:5])
+def _write_proof(traces: Traces, directory: Path) -> Path:
+    found = traces.found_in(directory)
+    if found:
+        places = "; ".join(f"{trace['file']}: {trace['what']}" for trace in found[:5])
         raise ValueError(
             f"{directory} still holds something of the client ({places}); do not use"
             " it, and remove it"
@@ -124,8 +121,8 @@ def _prove(traces: Traces, directory: Path) -> Path:
         "names": len(traces.names),
         "numbers of rows": len(traces.rows),
     }
-    for what, pieces in traces.pieces.items():
-        searched_for[f"pieces of {what}"] = len(pieces)
+    for what, chunks in traces.chunks.items():
+        searched_for[f"pieces of {what}"] = len(chunks)
     files = {}
     for path in files_of(directory):
         if not path.name.startswith("."):
@@ -149,11 +146,13 @@ def _prove(traces: Traces, directory: Path) -> Path:
     return directory / PROOF
 
 
-def _without(run: OpenedRun, client: str) -> tuple[Federation, dict[str, Any] | None]:
-    """The run's data without a client, and their origin.
+def _federation_without(
+    run: OpenedRun, client: str
+) -> tuple[Federation, dict[str, Any] | None]:
+    """Make the run's data without a client, and their origin.
 
-    The origin names the clients that stay: the other one's name must not stand in the
-    new run's directory. None where the data themselves know it.
+    The origin names the remaining clients, so that the new run directory does not hold
+    the name of the other. It is None for a table, which records its own origin.
     """
     federation, origin = run.federation, run.manifest.get("origin")
     names = [name for name in run.names if name != client]
@@ -172,9 +171,9 @@ def _without(run: OpenedRun, client: str) -> tuple[Federation, dict[str, Any] | 
 
 
 def _traces(run: OpenedRun, client: str) -> Traces:
-    """What a directory must not hold: all that is this client's and nobody else's."""
+    """Collect all traces that belong to this client only."""
     federation = run.federation
-    place = federation.names.index(client)
+    client_index = federation.names.index(client)
     traces = Traces((client,))
 
     def rows_of(index: int) -> NDArray[Any]:
@@ -183,36 +182,36 @@ def _traces(run: OpenedRun, client: str) -> Traces:
 
     of_others: set[bytes] = set()
     for other in range(len(federation)):
-        if other != place:
-            of_others |= _pieces(federation.x[row] for row in rows_of(other))
-    examples = [federation.x[row] for row in rows_of(place)]
+        if other != client_index:
+            of_others |= _chunks(federation.x[row] for row in rows_of(other))
+    examples = [federation.x[row] for row in rows_of(client_index)]
     traces.add("its examples", examples, of_others)
 
-    # What everybody has: the initial model, the server's state, the others' models.
+    # Data that are not the client's: initial model, server state, the others' models.
     server = jax.tree.leaves(run.training.server)
-    common = _pieces([np.asarray(run.training.initial(0))])
-    common |= _pieces(np.asarray(leaf) for leaf in server if np.ndim(leaf))
+    common = _chunks([np.asarray(run.training.initial(0))])
+    common |= _chunks(np.asarray(leaf) for leaf in server if np.ndim(leaf))
     models = run.personal_models()
     for name, model in models.items():
         if name != client:
-            common |= _pieces(_arrays(model.predictor))
+            common |= _chunks(_arrays(model.predictor))
     traces.add("its model", _arrays(models[client].predictor), common)
 
     seen = run.executor.seen
     if client in seen.names:
-        mine = seen.names.index(client)
+        row = seen.names.index(client)
         states = [  # [m, ...] each
             np.asarray(leaf) for leaf in jax.tree.leaves(run.executor.states.rows)
         ]
         for state in states:
-            common |= _pieces(row for i, row in enumerate(state) if i != mine)
-        traces.add("its state", [state[mine] for state in states], common)
+            common |= _chunks(np.delete(state, row, axis=0))
+        traces.add("its state", [state[row] for state in states], common)
     if isinstance(federation, Table) and federation.rows is not None:
-        lines = frozenset(federation.rows[rows_of(place)].tolist())
+        lines = frozenset(federation.rows[rows_of(client_index)].tolist())
         traces = replace(traces, rows=lines)
         if federation.origin is not None:
-            pieces = _lines(federation.origin.path, lines)
-            traces.pieces["its lines in the table"] = pieces
+            chunks = _lines(federation.origin.path, lines)
+            traces.chunks["its lines in the table"] = chunks
     return traces
 
 
@@ -223,19 +222,21 @@ def _arrays(predictor: Any) -> list[Any]:
     return [np.asarray(leaf) for leaf in jax.tree.leaves(predictor)]
 
 
-def _pieces(given: Iterable[NDArray[Any] | bytes]) -> set[bytes]:
-    """The pieces of several arrays or lines."""
-    return {piece for one in given for piece in pieces_of(one)}
+def _chunks(arrays: Iterable[NDArray[Any] | bytes]) -> set[bytes]:
+    """The chunks of several arrays or lines."""
+    return {chunk for one in arrays for chunk in chunks_of(one)}
 
 
 def _lines(path: Path, rows: Set[int]) -> set[bytes]:
-    """Pieces of the client's lines in a text file that no other line has.
+    """Chunks of the client's lines in a text file that no other line contains.
 
-    None of other files, whose rows are no lines.
+    Files of other formats have no lines, and give none.
     """
     if path.suffix.lower() not in (".csv", ".tsv", ".txt"):
         return set()
-    lines = path.read_bytes().splitlines()[1:]  # without the names of columns
-    own = _pieces(line for number, line in enumerate(lines) if number in rows)
-    others = _pieces(line for number, line in enumerate(lines) if number not in rows)
-    return own - others
+    lines = path.read_bytes().splitlines()[1:]  # without the header
+    own_chunks = _chunks(line for number, line in enumerate(lines) if number in rows)
+    other_chunks = _chunks(
+        line for number, line in enumerate(lines) if number not in rows
+    )
+    return own_chunks - other_chunks

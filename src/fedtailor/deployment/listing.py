@@ -1,4 +1,4 @@
-"""The models that runs hold, client by client, with what they reach."""
+"""Lists the models of runs, client by client, with their metrics."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,20 +18,20 @@ NOT_KEPT = "not kept"
 
 
 def list_models(path: Path, client: str | None = None) -> list[dict[str, Any]]:
-    """One entry for each client of each run.
+    """List the models of all clients of all runs in a directory.
 
     Args:
-        path: a run directory; the results of `fedtailor compare`, or one experiment in
-            them.
-        client: only this one.
+        path: a run directory, the results of `fedtailor compare`, or one experiment in
+            the results.
+        client: name of the only client to list; None for all.
 
     Returns:
-        run (its directory), scenario and algorithm (labels of a comparison; else the
-        data and the method), seed, client, unseen, train, val, test (rows), model
-        ("vector", "mixture", "model and K neighbors", or "not kept": it is made from
-        the data when it is asked for), metric, its value on_val and on_test after the
-        last round (None: not measured), and higher_is_better. Runs that diverged have
-        no models and are left out.
+        One entry for each client of each run: run (directory), scenario and algorithm
+        (labels in a comparison, else names of data and method), seed, client, unseen,
+        train, val, test (numbers of rows), model ("vector", "mixture", "model and K
+        neighbors", or "not kept" if it is computed from the data when needed), metric,
+        its values on_val and on_test after the last round (None if not measured), and
+        higher_is_better. Runs that diverged have no models and are omitted.
 
     Raises:
         ValueError: there is no run, or no such client.
@@ -53,7 +53,7 @@ def list_models(path: Path, client: str | None = None) -> list[dict[str, Any]]:
 
 
 def _runs(path: Path) -> Iterator[tuple[StoredRun, str | None, str | None]]:
-    """Finished runs with their labels in a comparison."""
+    """Finished runs, each with its scenario and label in a comparison, or None."""
     require(path.is_dir(), f"there is no directory {path}; check the path")
     if (path / MANIFEST).exists():
         yield StoredRun(path), None, None
@@ -97,7 +97,7 @@ def _of_run(
 
 
 def _kinds(run: StoredRun) -> dict[str, str]:
-    """Client -> what it predicts with, of the models that a run keeps."""
+    """The kind of each client's model, if the run stored the models."""
     if not (run.path / KEPT).exists():
         return {}
     kinds = {}
@@ -110,7 +110,7 @@ def _kinds(run: StoredRun) -> dict[str, str]:
 
 
 def _last(run: StoredRun, split: str) -> dict[str, float]:
-    """Client -> what the run is judged by, after the last round."""
+    """The run's main metric for each client, after the last round."""
     measured = run.metrics.filter(
         (pl.col("split") == split) & (pl.col("metric") == run.metric)
     )

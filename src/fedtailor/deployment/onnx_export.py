@@ -1,7 +1,4 @@
-"""Personal models as ONNX files, one a client.
-
-They run without fedtailor and without JAX.
-"""
+"""Exports personal models as ONNX files, which need neither fedtailor nor JAX."""
 
 import json
 from collections.abc import Sequence
@@ -25,18 +22,21 @@ INPUT, OUTPUT, PROBABILITIES, TARGET = "x", "outputs", "probabilities", "target"
 """The names of a graph's input and outputs."""
 
 _OPSET, _IR = 17, 8
-"""Versions that runtimes have read since 2022."""
+"""Versions of operators and format that runtimes have supported since 2022."""
 
 
 def export_onnx(personal: Sequence[PersonalModel], directory: Path | str) -> list[Path]:
-    """Write personal models into a new directory, one ONNX file for each client.
+    """Write personal models to a new directory, one ONNX file for each client.
 
-    A graph takes `x` [n, ...], inputs as in the federation (of a table: what
-    `preprocessing.json` makes of rows), and gives `outputs` (logits; of a mixture
-    log-probabilities; or the predicted targets), of classes also `probabilities` [n,
-    classes], of a table's regression also `target` in its own unit. The names of the
-    client, the inputs and the classes stand in its metadata. `SHA256SUMS` holds the
-    digests of all files.
+    The input of a graph is `x` [n, ...]: the inputs of the federation (for a table,
+    those that `preprocessing.json` gives). The outputs are:
+
+    * `outputs`: logits (log-probabilities for a mixture), or predicted targets;
+    * `probabilities` [n, classes], for classes;
+    * `target`: predictions in the target's own unit, for a regression on a table.
+
+    The graph's metadata holds the names of the client, the inputs and the classes. The
+    file `SHA256SUMS` holds the digests of all files.
 
     Returns:
         The ONNX files, in the order of the models.
@@ -48,8 +48,7 @@ def export_onnx(personal: Sequence[PersonalModel], directory: Path | str) -> lis
     onnx = onnx_package()
     require(len(personal) > 0, "there are no personal models to export")
     path = Path(directory)
-    # All are made before the first is written: one that cannot be exported leaves
-    # nothing behind.
+    # Make all graphs before writing one, as a model may not be exportable.
     graphs = {
         f"{file_name(model.name, number)}.onnx": onnx_model(model)
         for number, model in enumerate(personal)
@@ -63,9 +62,9 @@ def export_onnx(personal: Sequence[PersonalModel], directory: Path | str) -> lis
             for name, graph in graphs.items():
                 onnx.save(graph, folder / name)
             sums = sums_of(folder)
-            for written in sorted(folder.iterdir()):
-                publish(written, path / written.name)
-            # Last: a folder without digests is one whose export did not end.
+            for file in sorted(folder.iterdir()):
+                publish(file, path / file.name)
+            # Write the digests last: they mark the export as complete.
             (folder / SUMS).write_text(sums, "utf-8")
             publish(folder / SUMS, path / SUMS)
     except OSError as error:
@@ -76,10 +75,10 @@ def export_onnx(personal: Sequence[PersonalModel], directory: Path | str) -> lis
 
 
 def onnx_model(personal: PersonalModel) -> Any:
-    """One personal model as an `onnx.ModelProto`, checked.
+    """Convert a personal model to an `onnx.ModelProto`, and check that.
 
     Raises:
-        ValueError: it cannot be exported.
+        ValueError: the model cannot be exported.
     """
     onnx = onnx_package()
     helper, floats = onnx.helper, onnx.TensorProto.FLOAT
@@ -92,16 +91,16 @@ def onnx_model(personal: PersonalModel) -> Any:
         name = graph.node("Softmax", out, name=PROBABILITIES, axis=-1)
         outputs.append(helper.make_tensor_value_info(name, floats, shape))
     elif personal.preprocessing is not None:
-        unit = personal.preprocessing
-        scaled = graph.node("Mul", out, graph.constant(unit.target_scale))
-        name = graph.node("Add", scaled, graph.constant(unit.target_shift), name=TARGET)
+        scale = graph.constant(personal.preprocessing.target_scale)
+        shift = graph.constant(personal.preprocessing.target_shift)
+        scaled = graph.node("Mul", out, scale)
+        name = graph.node("Add", scaled, shift, name=TARGET)
         outputs.append(helper.make_tensor_value_info(name, floats, shape))
     inputs = [helper.make_tensor_value_info(INPUT, floats, [None, *model.input_shape])]
-    made = helper.make_graph(
-        graph.nodes, "personal model", inputs, outputs, graph.constants
-    )
     proto = helper.make_model(
-        made,
+        helper.make_graph(
+            graph.nodes, "personal model", inputs, outputs, graph.constants
+        ),
         producer_name="fedtailor",
         producer_version=__version__,
         ir_version=_IR,
@@ -113,7 +112,7 @@ def onnx_model(personal: PersonalModel) -> Any:
 
 
 def _normalized(graph: Graph, personal: PersonalModel) -> str:
-    """The federation's normalisation of its inputs, where it does anything."""
+    """Append the federation's normalization of inputs, unless it is the identity."""
     shift, scale = np.asarray(personal.shift), np.asarray(personal.scale)
     if not shift.any() and (scale == 1).all():
         return INPUT
@@ -122,7 +121,7 @@ def _normalized(graph: Graph, personal: PersonalModel) -> str:
 
 
 def _predicted(graph: Graph, personal: PersonalModel, x: str) -> str:
-    """What the client predicts with, applied to x."""
+    """Append the client's predictor, applied to the value x."""
     predictor = personal.predictor
     require(
         not isinstance(predictor, NearestNeighbors),

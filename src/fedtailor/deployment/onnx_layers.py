@@ -1,10 +1,9 @@
-"""The layers of `fedtailor.models` as nodes of an ONNX graph.
+"""Converts the layers of `fedtailor.models` to nodes of an ONNX graph.
 
-Images and planes, [c, h, w, b] in JAX, are [b, c, h, w] in the graph, as its
-convolutions take them; vectors are [b, n] in both. Converters from JAX to ONNX (such as
-jax2onnx) translate what the layers compute on, which here are columns of images and
-matrix products made for a CPU; a layer written as the one operator that it is, is
-smaller and faster.
+Images and planes are [c, h, w, b] in JAX, and [b, c, h, w] in the graph, as its
+convolutions require. Vectors are [b, n] in both. Converters from JAX to ONNX (such as
+jax2onnx) would translate each layer's operations, which are chosen for CPUs. One ONNX
+operator for each layer makes smaller and faster graphs.
 """
 
 from collections.abc import Callable
@@ -33,10 +32,7 @@ def onnx_package() -> Any:
 
 
 class Graph:
-    """Nodes and constants of an ONNX graph while it is written.
-
-    A value is known by its name.
-    """
+    """Nodes and constants of an ONNX graph; values are identified by their names."""
 
     def __init__(self) -> None:
         self._helper, self._numpy = onnx_package().helper, onnx_package().numpy_helper
@@ -44,7 +40,11 @@ class Graph:
         self.constants: list[Any] = []
 
     def constant(self, value: ArrayLike, kind: Any = np.float32) -> str:
-        """A constant array."""
+        """Append a constant array.
+
+        Returns:
+            Its name.
+        """
         name = f"constant_{len(self.constants)}"
         self.constants.append(self._numpy.from_array(np.asarray(value, kind), name))
         return name
@@ -52,7 +52,11 @@ class Graph:
     def node(
         self, operator: str, *inputs: str, name: str | None = None, **attributes: Any
     ) -> str:
-        """One operator with one output, whose name is returned."""
+        """Append an operator with one output.
+
+        Returns:
+            The name of the output.
+        """
         output = name or f"{operator}_{len(self.nodes)}"
         node = self._helper.make_node(
             operator, list(inputs), [output], name=output, **attributes
@@ -62,13 +66,13 @@ class Graph:
 
 
 def write_layer(graph: Graph, layer: Any, x: str) -> str:
-    """Append a layer that is applied to the value x.
+    """Append a layer, applied to the value x.
 
     Returns:
         The name of its output.
 
     Raises:
-        ValueError: ONNX export does not know the layer.
+        ValueError: the layer cannot be exported.
     """
     for kind, write in _WRITERS.items():
         if isinstance(layer, kind):
@@ -98,7 +102,7 @@ def _relu(graph: Graph, layer: layers.Relu, x: str) -> str:
     return graph.node("Relu", x)
 
 
-def _nothing(graph: Graph, layer: layers.Dropout, x: str) -> str:
+def _identity(graph: Graph, layer: layers.Dropout, x: str) -> str:
     return x
 
 
@@ -111,7 +115,7 @@ def _flatten(graph: Graph, layer: layers.FlattenFeatureMaps, x: str) -> str:
 
 
 def _convolve(graph: Graph, layer: Any, x: str, **attributes: Any) -> str:
-    """A kernel [k, k, c, o], with its bias if it has one."""
+    """Append a convolution with a kernel [k, k, c, o], and its bias if it has one."""
     constants = [graph.constant(np.asarray(layer.weight).transpose(3, 2, 0, 1))]
     if hasattr(layer, "bias"):
         constants.append(graph.constant(layer.bias))
@@ -158,9 +162,9 @@ def _batch_norm(graph: Graph, layer: normalization.BatchNorm, x: str) -> str:
 
 
 def _group_norm(graph: Graph, layer: normalization.GroupNorm, x: str) -> str:
-    """Each group as one channel of an instance normalisation.
+    """Append a group normalization, as an instance normalization of groups.
 
-    The operator for groups is younger than many runtimes.
+    Older runtimes lack the operator for group normalization.
     """
     groups = layer.groups
     grouped = graph.node("Reshape", x, graph.constant([0, groups, -1], np.int64))
@@ -182,7 +186,7 @@ def _residual(graph: Graph, layer: Residual, x: str) -> str:
     first: Any = layer.branch.layers[0]
     before, after = first.weight.shape[2:]
     if first.stride == 2:
-        # The shortcut takes every second pixel, with channels of zeros around.
+        # The shortcut takes every second pixel, and is padded with channels of zeros.
         starts, ends, axes, steps = [0, 0], [2**31 - 1] * 2, [2, 3], [2, 2]
         arguments = (starts, ends, axes, steps)
         constants = [graph.constant(values, np.int64) for values in arguments]
@@ -202,7 +206,7 @@ _WRITERS: dict[type[Any], Callable[..., str]] = {
     layers.Reshape: _reshape,
     layers.Dense: _dense,
     layers.Relu: _relu,
-    layers.Dropout: _nothing,
+    layers.Dropout: _identity,
     layers.ToFeatureMaps: _planes,
     layers.FlattenFeatureMaps: _flatten,
     layers.Conv: _conv,

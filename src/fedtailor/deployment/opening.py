@@ -1,4 +1,4 @@
-"""`open_run`: a run directory as the `Run` that wrote it."""
+"""`open_run`, which restores a run from its directory."""
 
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 from fedtailor.accounting import Ledger
 from fedtailor.deployment.data import federation_of, require_same
 from fedtailor.deployment.settings import (
-    rebuilt_algorithm,
-    rebuilt_model,
-    rebuilt_participation,
-    rebuilt_pipeline,
+    algorithm_from_config,
+    model_from_config,
+    pipeline_from_config,
 )
 from fedtailor.executors import DeviceExecutor, Settings
 from fedtailor.federation import Federation
@@ -24,14 +23,14 @@ from fedtailor.runs import Run, Summary
 from fedtailor.runs.baseline import baseline
 from fedtailor.runs.binding import bind
 from fedtailor.runs.run import executor_of
-from fedtailor.runs.target_units import default_metrics, target_units
+from fedtailor.runs.target_units import table_metrics, target_units
 from fedtailor.storage import Damaged, PersonalModel, RunDirectory
 from fedtailor.storage.export import MANIFEST as EXPORTED
 from fedtailor.storage.export import PREPROCESSING, load_models
 from fedtailor.storage.manifest import difference, manifest
 from fedtailor.storage.run_files import KEPT, MANIFEST, SUMMARY, require_unchanged
 from fedtailor.tables import Preprocessing
-from fedtailor.training import Metrics, Training
+from fedtailor.training import Metrics, Participation, Training
 
 if TYPE_CHECKING:
     import polars as pl
@@ -46,24 +45,25 @@ def open_run(
     table: Path | str | None = None,
     settings: Settings = Settings(),  # noqa: B008 (frozen)
 ) -> "OpenedRun":
-    """The finished run that a directory holds.
+    """Open the directory of a finished run.
 
-    Its measurements, ledger and (where the run kept them) personal models need nothing
-    but the directory. What needs data (`enroll`, `row_outcomes`, models that were too
-    large to be kept) finds them again: a scenario is built, a table is read from where
-    it was; both must be the same as in training.
+    Measurements, the ledger and stored personal models are read from the directory.
+    Other methods (`enroll`, `row_outcomes`, models that were too large to be stored)
+    need the data: the scenario is built again, or the table is read again. The data
+    must be the same as in training.
 
     Args:
-        directory: of the run.
-        federation: the data, of a run that was made in Python from data of its own.
-        algorithm: the method, where it was given what only Python code knows (a
-            function, an array).
-        model: likewise.
-        table: where the table is now, if it is not where it was.
-        settings: devices and the like, for what is computed.
+        directory: the run directory.
+        federation: the data of a run that was started in Python on a federation of the
+            user's own.
+        algorithm: the method, if its settings hold functions or arrays, which the
+            directory does not store.
+        model: the model, likewise.
+        table: path of the table, if the file was moved.
+        settings: devices and other settings of the executor.
 
     Raises:
-        ValueError: the directory holds no run that has ended, or one that diverged.
+        ValueError: the directory holds no finished run, or the run diverged.
     """
     path = Path(directory)
     require(path.is_dir(), f"there is no directory {path}; check the path")
@@ -89,10 +89,10 @@ def open_run(
 
 
 def require_run(path: Path) -> None:
-    """Refuse an export where a run is needed.
+    """Check that a directory is not an export of models.
 
     Raises:
-        ValueError: it is one.
+        ValueError: it is an export.
     """
     require(
         not is_export(path),
@@ -102,21 +102,22 @@ def require_run(path: Path) -> None:
 
 
 def is_export(path: Path) -> bool:
-    """Whether a directory holds exported models, and not the run that they are from."""
+    """Whether a directory holds exported models rather than a run."""
     return (path / EXPORTED).exists() and not (path / MANIFEST).exists()
 
 
 def models_at(
     directory: Path | str, clients: Sequence[str] | None = None
 ) -> dict[str, PersonalModel]:
-    """The personal models of a run directory or of an export, by client.
+    """Load the personal models of a run or an export, by client.
 
     Args:
-        directory: of either.
-        clients: whose models; None: all.
+        directory: directory of the run or of the export.
+        clients: names of the clients; None for all.
 
     Raises:
-        ValueError: the directory holds neither, or there is no such client.
+        ValueError: the directory is neither a run nor an export, or there is no such
+            client.
     """
     path = Path(directory)
     if is_export(path):
@@ -133,11 +134,11 @@ def models_at(
 
 
 class OpenedRun(Run):
-    """A run that was read from its directory; see `open_run`.
+    """A run that was opened from its directory; see `open_run`.
 
     Attributes:
-        path: the directory.
-        stored: its files.
+        path: the run directory.
+        stored: the files of the run.
     """
 
     def __init__(
@@ -151,22 +152,22 @@ class OpenedRun(Run):
     ) -> None:
         self.path = stored.path
         self.stored = stored
-        self._given_federation = federation
-        self._given_algorithm = algorithm
-        self._given_model = model
+        self._user_federation = federation
+        self._user_algorithm = algorithm
+        self._user_model = model
         self._table = table
         self._settings = settings
 
-    # What the directory says.
+    # Read from the directory.
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The clients, in the federation's order."""
+        """The names of the clients, in the federation's order."""
         return tuple(self.stored.clients["client"])
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """Every setting."""
+        """All settings of the run."""
         return self.stored.manifest
 
     @property
@@ -181,12 +182,12 @@ class OpenedRun(Run):
         return self.stored.metrics
 
     def summary(self) -> Summary:
-        written = self.stored.summary
+        stored = self.stored.summary
         values = {}
         for field in fields(Summary):
-            if field.name in written:
-                values[field.name] = written[field.name]
-            # What has a default, such as a guarantee of privacy, may be missing.
+            if field.name in stored:
+                values[field.name] = stored[field.name]
+            # Older runs lack fields that have a default.
             elif field.default is MISSING:
                 raise Damaged(
                     f"{self.path / SUMMARY} has no {field.name!r}; repeat the run"
@@ -201,14 +202,14 @@ class OpenedRun(Run):
 
     @cached_property
     def algorithm(self) -> Algorithm:
-        return self._given_algorithm or rebuilt_algorithm(self.manifest["algorithm"])
+        return self._user_algorithm or algorithm_from_config(self.manifest["algorithm"])
 
     @cached_property
     def model(self) -> Model:
-        given = self._given_model
-        if given is None:
-            return rebuilt_model(self.manifest["model"])
-        return given if isinstance(given, Model) else bind(given, self.federation)
+        model = self._user_model
+        if model is None:
+            return model_from_config(self.manifest["model"])
+        return model if isinstance(model, Model) else bind(model, self.federation)
 
     # Personal models.
 
@@ -219,7 +220,7 @@ class OpenedRun(Run):
 
     @cached_property
     def _kept(self) -> dict[str, PersonalModel]:
-        model = None if self._given_model is None else self.model
+        model = None if self._user_model is None else self.model
         return load_models(self.path, model, manifest_name=KEPT)
 
     def personal(self, client: int | str) -> PersonalModel:
@@ -238,19 +239,19 @@ class OpenedRun(Run):
     def personal_models(self) -> dict[str, PersonalModel]:
         return dict(self._kept) if self.keeps_models else super().personal_models()
 
-    # What needs the data.
+    # Computed from the data.
 
     @cached_property
     def federation(self) -> Federation:
-        given = self._given_federation
-        if given is None:
+        federation = self._user_federation
+        if federation is None:
             return federation_of(self.path, self.manifest, self._table)
-        require_same(given, self.manifest, self.path)
-        return given
+        require_same(federation, self.manifest, self.path)
+        return federation
 
     @cached_property
     def training(self) -> Training[DeviceExecutor]:
-        """The training as it ended, from the checkpoint."""
+        """The training at its end, from the checkpoint."""
         run, federation = self.manifest["run"], self.federation
         executor = executor_of(federation, self.model, self._settings, self.path)
         training = Training(
@@ -258,14 +259,14 @@ class OpenedRun(Run):
             executor,
             self.model,
             seed=run["seed"],
-            **self.travel,
-            metrics=run.get("metrics") or default_metrics(federation),
+            **self.round_settings,
+            metrics=run.get("metrics") or table_metrics(federation),
             target_scale=target_units(federation)[1],
         )
-        # What was rebuilt must be what was run: a default may have changed since.
+        # The settings may differ from those of the run, as defaults may have changed.
         names = run.get("metrics", ())
         metrics = [metric for metric in training.measured if metric.name in names]
-        rebuilt = manifest(
+        current = manifest(
             self.algorithm,
             federation,
             self.model,
@@ -276,7 +277,7 @@ class OpenedRun(Run):
             training.downlink,
             metrics,
         )
-        changed = difference(self.manifest, rebuilt)
+        changed = difference(self.manifest, current)
         require(
             changed is None,
             f"{self.path} was run with other settings than it is opened with"
@@ -287,17 +288,17 @@ class OpenedRun(Run):
 
     @cached_property
     def test_rows(self) -> "tuple[pl.DataFrame, pl.DataFrame] | None":
-        """What became of every test row in the end, and what learning nothing reaches.
+        """The final outcome of each test row, and the metrics of a constant predictor.
 
-        They were kept by the run, or are computed from its data.
+        Both are read from the run if it stored them, else computed from its data.
 
         Returns:
-            See `row_outcomes` and `baseline`; None where the data are not found.
+            See `row_outcomes` and `baseline`; None if the data are not found.
 
         Raises:
-            Damaged: a file of the run is.
+            Damaged: a file of the run is damaged.
         """
-        # Runs keep both, or neither.
+        # A run stores both or neither.
         if self.stored.rows is not None and self.stored.baseline is not None:
             return self.stored.rows, self.stored.baseline.metrics
         try:
@@ -310,18 +311,15 @@ class OpenedRun(Run):
             return None
 
     @property
-    def travel(self) -> dict[str, Any]:
-        """Who reported, and the transforms of what travelled.
-
-        As `fedtailor.run` takes them.
-        """
-        reported = self.manifest["run"]["participation"]
+    def round_settings(self) -> dict[str, Any]:
+        """Participation, uplink and downlink: keyword arguments of `fedtailor.run`."""
+        participation = self.manifest["run"]["participation"]
         uplink = self.manifest.get("uplink", [])
         downlink = self.manifest.get("downlink", [])
         return {
-            "participation": rebuilt_participation(reported),
-            "uplink": rebuilt_pipeline(uplink, "uplink"),
-            "downlink": rebuilt_pipeline(downlink, "downlink"),
+            "participation": Participation(**participation),
+            "uplink": pipeline_from_config(uplink, "uplink"),
+            "downlink": pipeline_from_config(downlink, "downlink"),
         }
 
     @property

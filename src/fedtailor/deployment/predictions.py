@@ -1,4 +1,4 @@
-"""Predictions for a file of raw rows."""
+"""Predicts the raw rows of a file."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -29,26 +29,26 @@ def predictions(
     unknown: Literal["error", "other"] = "error",
     probabilities: bool = False,
 ) -> pl.DataFrame:
-    """What personal models make of the rows of a file.
+    """Predict the rows of a file with personal models.
 
     Args:
-        models: by client.
-        path: a table (of models that were trained on one: with their columns, by name;
-            else columns of numbers in the order of the inputs), or an array [n, ...] in
-            a .npy file.
-        client: whose model; None: the rows' column of clients says it, or there is one
-            model only.
+        models: the personal models, by client.
+        path: a table, or an array [n, ...] in a .npy file. For models of a table it has
+            the table's columns, by name; for models of arrays it has columns of numbers
+            in the order of the inputs.
+        client: the client whose model predicts. None is allowed if the table has a
+            column of clients, or if there is only one model.
         missing: see `fedtailor.tables.Preprocessing.transform`.
-        unknown: likewise.
-        probabilities: give the probability of every class, too.
+        unknown: see `fedtailor.tables.Preprocessing.transform`.
+        probabilities: whether to return the probability of every class.
 
     Returns:
-        row (counted from 1), client where the rows name it, prediction (or prediction
-        1, 2, ... of several targets), and for classes the probability of the predicted
-        one, and of each as "p(LABEL)" if asked for.
+        The columns row (from 1), client (if the table names clients), prediction (or
+        prediction 1, 2, ... for several targets), and for classes the probability of
+        the predicted class, and "p(LABEL)" of every class if requested.
 
     Raises:
-        ValueError: there is no such client, or all that is wrong with the rows.
+        ValueError: there is no such client, or rows are not valid.
     """
     first = next(iter(models.values()))
     preprocessing = first.preprocessing
@@ -58,22 +58,22 @@ def predictions(
         require(
             client is not None, "name the client whose model predicts with --client"
         )
-        inputs, owners = _array(path, first.model.input_shape), []
+        inputs, row_clients = _array(path, first.model.input_shape), []
     else:
         frame = read_rows(path, preprocessing)
         inputs = preprocessing.transform(frame, missing=missing, unknown=unknown)
-        owners = [] if client is not None else _owners(frame, preprocessing)
+        row_clients = [] if client is not None else _row_clients(frame, preprocessing)
     if client is not None:
         check_choice(client, models, "client with a model")
         rows = np.arange(len(inputs))
-        return _of_client(models[client], inputs, rows, probabilities).drop("client")
-    names = list(dict.fromkeys(owners))
+        return _predict(models[client], inputs, rows, probabilities).drop("client")
+    names = list(dict.fromkeys(row_clients))
     for name in names:
         check_choice(name, models, "client with a model")
     frames = []
     for name in names:
-        rows = np.flatnonzero(np.array(owners) == name)
-        frames.append(_of_client(models[name], inputs[rows], rows, probabilities))
+        rows = np.flatnonzero(np.array(row_clients) == name)
+        frames.append(_predict(models[name], inputs[rows], rows, probabilities))
     return pl.concat(frames).sort("row")
 
 
@@ -84,16 +84,16 @@ def labelled_rows(
     missing: Literal["error", "impute"] = "error",
     unknown: Literal["error", "other"] = "error",
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """A newcomer's inputs and targets, from a file with the columns of a run's table.
+    """Read a newcomer's inputs and targets from a file.
 
     Args:
-        run: was made from a table.
-        path: the file.
+        run: a run that was trained on a table.
+        path: a file with the columns of that table.
         missing: see `fedtailor.tables.Preprocessing.transform`.
-        unknown: likewise.
+        unknown: see `fedtailor.tables.Preprocessing.transform`.
 
     Raises:
-        ValueError: the run was made from arrays, or all that is wrong with the rows.
+        ValueError: the run was trained on arrays, or rows are not valid.
     """
     if run.preprocessing is None:
         raise ValueError(
@@ -106,10 +106,10 @@ def labelled_rows(
 
 
 def read_rows(path: Path, preprocessing: Preprocessing) -> pl.DataFrame:
-    """A file of raw rows, read as the table that models were trained on was.
+    """Read a file of raw rows with the options of the table used in training.
 
     Raises:
-        ValueError: it cannot be read as a table.
+        ValueError: the file cannot be read as a table.
     """
     options = replace(TableOptions(), missing=preprocessing.missing)
     if preprocessing.decimal == ",":
@@ -117,8 +117,8 @@ def read_rows(path: Path, preprocessing: Preprocessing) -> pl.DataFrame:
     return read(path, options).frame
 
 
-def _owners(frame: pl.DataFrame, preprocessing: Preprocessing) -> list[str]:
-    """The client of each row."""
+def _row_clients(frame: pl.DataFrame, preprocessing: Preprocessing) -> list[str]:
+    """The client of each row, from the column of clients."""
     name = preprocessing.client
     require(
         name in frame.columns,
@@ -134,7 +134,7 @@ def _owners(frame: pl.DataFrame, preprocessing: Preprocessing) -> list[str]:
 
 
 def _array(path: Path, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Inputs [n, *shape] of models that were trained on arrays."""
+    """Read inputs [n, *shape] for models that were trained on arrays."""
     if path.name.lower().endswith(ARRAYS):
         require(path.is_file(), f"there is no file {path}; check the path")
         try:
@@ -147,15 +147,15 @@ def _array(path: Path, shape: tuple[int, ...]) -> NDArray[Any]:
         f"{path} is neither a table ({', '.join(ENDINGS)}) nor an array (.npy)",
     )
     frame = read(path, TableOptions()).frame
-    wanted = int(np.prod(shape, dtype=int))
+    width = int(np.prod(shape, dtype=int))
     require(
-        frame.width == wanted,
+        frame.width == width,
         f"{path} has {frame.width} columns; these models were trained on arrays, not on"
-        f" a table, and take {wanted} numbers a row, in the order of their inputs",
+        f" a table, and take {width} numbers a row, in the order of their inputs",
     )
     columns = []
     for series in frame:
-        # A column without any cell has no type of its own.
+        # The type of a column whose cells are all empty is arbitrary.
         is_empty = series.null_count() == len(series)
         require(
             is_empty or series.dtype.is_numeric(),
@@ -166,17 +166,17 @@ def _array(path: Path, shape: tuple[int, ...]) -> NDArray[Any]:
     return np.stack(columns, axis=1).astype(np.float32).reshape(-1, *shape)
 
 
-def _of_client(
+def _predict(
     model: PersonalModel,
     inputs: NDArray[Any],
     rows: NDArray[np.int64],
     probabilities: bool,
 ) -> pl.DataFrame:
-    """The predictions of one model for some rows (counted from 0)."""
+    """Predict inputs with one model; `rows` are their row indices, from 0."""
     columns: dict[str, Any] = {"row": rows + 1, "client": [model.name] * len(rows)}
     out = model.outputs(inputs)
 
-    def decoded(values: NDArray[Any]) -> NDArray[Any]:
+    def decode(values: NDArray[Any]) -> NDArray[Any]:
         if model.preprocessing is None:
             return values
         return model.preprocessing.decode(values)
@@ -186,25 +186,21 @@ def _of_client(
             not probabilities,
             "these models predict no classes: there are no probabilities",
         )
-        targets = decoded(out.reshape(len(out), -1)).T  # [targets, rows]
+        targets = decode(out.reshape(len(out), -1)).T  # [targets, rows]
         names = ["prediction"]
         if len(targets) > 1:
             names = [f"prediction {number + 1}" for number in range(len(targets))]
         return pl.DataFrame(columns | dict(zip(names, targets, strict=True)))
     classes = out.argmax(axis=-1)
-    shares = model.probabilities_of(out)  # [rows, classes]
-    columns["prediction"] = [_plain(label) for label in decoded(classes).tolist()]
-    columns["probability"] = shares[np.arange(len(classes)), classes]
+    probs = model.probabilities_of(out)  # [rows, classes]
+    # Booleans are written as in CSV files.
+    columns["prediction"] = [
+        str(label).lower() if isinstance(label, bool) else label
+        for label in decode(classes).tolist()
+    ]
+    columns["probability"] = probs[np.arange(len(classes)), classes]
     if probabilities:
-        labels = decoded(np.arange(model.model.outputs))
-        for number, label in enumerate(labels):
-            columns[f"p({label})"] = shares[:, number]
+        labels = decode(np.arange(model.model.outputs))
+        for index, label in enumerate(labels):
+            columns[f"p({label})"] = probs[:, index]
     return pl.DataFrame(columns)
-
-
-def _plain(label: Any) -> Any:
-    """A label as a column of one type holds it.
-
-    true and false are as a file writes them.
-    """
-    return str(label).lower() if isinstance(label, bool) else label

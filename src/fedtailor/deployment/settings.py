@@ -1,14 +1,12 @@
-"""What a manifest says that was run, as objects again.
-
-Method, model, pipelines and participation.
-"""
+"""Restores the method, the model and the pipelines of a run from its manifest."""
 
 import dataclasses
 import typing
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
-from fedtailor import algorithms, pipelines
+import fedtailor.algorithms  # registers the methods
+import fedtailor.pipelines  # noqa: F401  (registers the transforms)
 from fedtailor.experiments.parsing import coerce
 from fedtailor.models import (
     Architecture,
@@ -20,135 +18,131 @@ from fedtailor.models import (
 )
 from fedtailor.protocol import Algorithm, Pipeline, Transform, require
 from fedtailor.storage.manifest import settings
-from fedtailor.training import Participation
 
 _LOSSES = (cross_entropy, squared_error, token_cross_entropy)
-_KINDS = ("name", "type")
-"""Keys by which a manifest tells apart dataclasses with the same fields."""
-
-assert algorithms.__all__
-assert pipelines.__all__  # importing them registers all methods and transforms
 
 T = TypeVar("T")
 
 
-def rebuilt_algorithm(described: Mapping[str, Any]) -> Algorithm:
-    """The method of a manifest.
+def algorithm_from_config(config: Mapping[str, Any]) -> Algorithm:
+    """Make the method of a run from its entry in the manifest.
 
     Raises:
-        ValueError: it is not installed, or was given what only Python code knows.
+        ValueError: the method is not installed, or has settings (functions, arrays)
+            that a manifest cannot hold.
     """
-    name = described.get("name")
+    name = config.get("name")
     try:
-        kind = _kind(Algorithm, described)
+        kind = _class(Algorithm, config)
     except ValueError:
         raise ValueError(
             f"the run's method {name!r} is not one that is installed; pass"
             " algorithm=..."
         ) from None
-    return _rebuilt(kind, described, f"the run's method {name!r}", "algorithm")
+    return _from_config(kind, config, f"the run's method {name!r}", "algorithm")
 
 
-def rebuilt_pipeline(described: list[dict[str, Any]], name: str) -> Pipeline:
-    """The transforms of a manifest's `uplink` or `downlink`."""
+def pipeline_from_config(config: list[dict[str, Any]], name: str) -> Pipeline:
+    """Make the transforms of a run from the manifest's `uplink` or `downlink`."""
+    what = f"a transform of the run's {name}"
     return tuple(
-        _rebuilt(_kind(Transform, one), one, f"a transform of the run's {name}", name)
-        for one in described
+        _from_config(_class(Transform, entry), entry, what, name) for entry in config
     )
 
 
-def rebuilt_participation(described: Mapping[str, Any]) -> Participation:
-    """Who reported in a round."""
-    return Participation(**described)
-
-
-def rebuilt_model(described: Mapping[str, Any]) -> Model:
-    """The model of a manifest.
+def model_from_config(config: Mapping[str, Any]) -> Model:
+    """Make the model of a run from its entry in the manifest.
 
     Raises:
-        ValueError: its network or its loss is the user's own.
+        ValueError: its network or its loss is not one of fedtailor's.
     """
-    architecture = described["architecture"]
+    architecture = config["architecture"]
     kind = None
     if isinstance(architecture, dict):
         kind = getattr(zoo, architecture["type"], None)
-    losses = (loss for loss in _LOSSES if settings(loss) == described["loss"])
+    losses = (loss for loss in _LOSSES if settings(loss) == config["loss"])
     loss = next(losses, None)
     if not isinstance(kind, type) or not issubclass(kind, Architecture) or loss is None:
         raise ValueError(
             "the run's model is one that only your code knows; pass model=..."
         )
-    network = _rebuilt(kind, architecture, "the run's model", "model")
+    network = _from_config(kind, architecture, "the run's model", "model")
     return network.bind(
-        tuple(described["input_shape"]),
-        described["outputs"],
+        tuple(config["input_shape"]),
+        config["outputs"],
         loss=loss,
-        dtype=described["dtype"],
+        dtype=config["dtype"],
     )
 
 
-def _rebuilt(
-    kind: type[T], described: Mapping[str, Any], what: str, argument: str
+def _from_config(
+    kind: type[T], config: Mapping[str, Any], what: str, argument: str
 ) -> T:
-    """A dataclass of which `settings` gives what is described.
+    """Make a dataclass from its settings; the inverse of `storage.manifest.settings`.
+
+    Args:
+        kind: the dataclass.
+        config: its settings.
+        what: what it is, for messages of errors.
+        argument: the argument of `open_run` with which a user can pass it.
 
     Raises:
-        ValueError: there is none: arrays and functions stand in a manifest as digests
-            and names.
+        ValueError: the settings do not determine it, as they hold only digests of
+            arrays and names of functions.
     """
-    hints = typing.get_type_hints(kind, include_extras=True)
+    annotations = typing.get_type_hints(kind, include_extras=True)
     names = [field.name for field in dataclasses.fields(typing.cast(Any, kind))]
     try:
         values = {
-            name: _value(described.get(name), hints[name], name) for name in names
+            name: _value(config.get(name), annotations[name], name) for name in names
         }
-        rebuilt = kind(**values)
+        value = kind(**values)
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"{what} cannot be read from the run's directory ({error}); pass"
             f" {argument}=..."
         ) from None
-    # Arrays and functions are described by digests and names, from which nothing can be
-    # rebuilt: then the descriptions differ.
-    same = settings(rebuilt) == dict(described)
-    require(same, f"{what} was given what only your code knows; pass {argument}=...")
-    return rebuilt
+    # The settings differ if they hold a digest of an array or the name of a function.
+    require(
+        settings(value) == dict(config),
+        f"{what} was given what only your code knows; pass {argument}=...",
+    )
+    return value
 
 
-def _value(described: Any, hint: Any, name: str) -> Any:
-    """The value of a field, whose annotation is `hint`."""
-    if described is None:
+def _value(config: Any, annotation: Any, name: str) -> Any:
+    """Make the value of the field `name` from its setting."""
+    if config is None:
         return None
-    if not isinstance(described, dict):
-        return coerce(described, hint, (name,))
-    nested = (kind for kind in _classes(hint) if dataclasses.is_dataclass(kind))
-    base = next(nested, Algorithm)
-    kind = _kind(base, described)
-    return _rebuilt(kind, described, f"its setting {name}", "algorithm")
+    if not isinstance(config, dict):
+        return coerce(config, annotation, (name,))
+    nested = (kind for kind in _classes(annotation) if dataclasses.is_dataclass(kind))
+    kind = _class(next(nested, Algorithm), config)
+    return _from_config(kind, config, f"its setting {name}", "algorithm")
 
 
-def _kind(base: type[Any], described: Mapping[str, Any]) -> type[Any]:
-    """The class that a description names: `base` or one that inherits from it."""
-    method, name = described.get("name"), described.get("type")
+def _class(base: type[Any], config: Mapping[str, Any]) -> type[Any]:
+    """The class that settings name: `base` or one of its subclasses."""
+    method, name = config.get("name"), config.get("type")
     if method in Algorithm.registry and issubclass(Algorithm.registry[method], base):
         return Algorithm.registry[method]
-    # A schedule of methods is none of those that are registered: a manifest has its
-    # class, in small letters.
-    for kind in _with_subclasses(base):
+    # A schedule is not registered; its name in a manifest is its class in lower case.
+    for kind in _subclasses(base):
         if name == kind.__name__ or method == kind.__name__.lower():
             return kind
     raise ValueError(f"there is no {name or method!r} here")
 
 
-def _with_subclasses(kind: type[Any]) -> Iterator[type[Any]]:
+def _subclasses(kind: type[Any]) -> Iterator[type[Any]]:
+    """A class and all its subclasses, direct and indirect."""
     yield kind
     for inner in kind.__subclasses__():
-        yield from _with_subclasses(inner)
+        yield from _subclasses(inner)
 
 
-def _classes(hint: Any) -> Iterator[type[Any]]:
-    """The classes that an annotation names."""
-    if isinstance(hint, type):
-        yield hint
-    for inner in typing.get_args(hint):
+def _classes(annotation: Any) -> Iterator[type[Any]]:
+    """The classes in an annotation, such as those of a union."""
+    if isinstance(annotation, type):
+        yield annotation
+    for inner in typing.get_args(annotation):
         yield from _classes(inner)

@@ -1,7 +1,7 @@
-"""Whether a directory holds anything of a client.
+"""Searches the files of a directory for traces of a client.
 
-Its name, its examples and its states are searched for in the bytes and the cells of all
-files.
+The traces are its name, its examples and its states. They are searched for in the bytes
+and in the cells of all files.
 """
 
 import json
@@ -18,50 +18,51 @@ from safetensors import safe_open
 
 from fedtailor._parquet import read_parquet
 
-PIECE = 16
-"""Bytes of the pieces that are searched for.
+CHUNK_BYTES = 16
+"""Length of the chunks of data that are searched for.
 
-Any copy of twice as many bytes holds a whole piece.
+Any copy of at least twice as many bytes contains a complete chunk.
 """
-_LONG = 4
-"""Names of so many characters are found inside other text, too.
+MIN_SUBSTRING = 4
+"""Minimum length of a name that is searched for as a substring.
 
-Shorter ones are found only as a whole text.
+Shorter names are compared with whole texts only.
 """
 _WORD = np.dtype("<u8")
 
 
 @dataclass
 class Traces:
-    """What to search for.
+    """The traces of a client to search for.
 
     Attributes:
-        names: texts that must not stand anywhere.
-        pieces: pieces of arrays, `PIECE` bytes each, by what they are of.
-        rows: numbers of rows that must not stand in a column `row`.
+        names: texts.
+        chunks: chunks of arrays, `CHUNK_BYTES` long, by a description of the arrays.
+        rows: row numbers, to search for in columns with the name `row`.
     """
 
     names: tuple[str, ...]
-    pieces: dict[str, set[bytes]] = field(default_factory=dict)
+    chunks: dict[str, set[bytes]] = field(default_factory=dict)
     rows: frozenset[int] = frozenset()
 
     def add(
         self, what: str, arrays: Iterable[NDArray[Any]], shared: set[bytes]
     ) -> None:
-        """Search for arrays, but not for what others hold as well.
+        """Add the chunks of arrays that belong to this client only.
 
         Args:
-            what: the arrays are.
-            arrays: of the client.
-            shared: pieces that are not this client's alone.
+            what: description of the arrays.
+            arrays: arrays of the client.
+            shared: chunks that other clients have as well.
         """
-        own = {piece for array in arrays for piece in pieces_of(array)} - shared
-        # One number over and over (zeros, ones) is nobody's.
-        own = {piece for piece in own if piece != piece[:4] * (PIECE // 4)}
-        self.pieces[what] = own
+        chunks = {chunk for array in arrays for chunk in chunks_of(array)} - shared
+        # A chunk that repeats one number, such as zeros, identifies no client.
+        self.chunks[what] = {
+            chunk for chunk in chunks if chunk != chunk[:4] * (CHUNK_BYTES // 4)
+        }
 
     def found_in(self, directory: Path) -> list[dict[str, str]]:
-        """All places in a directory's files: file, and what of the client it holds."""
+        """Search all files of a directory: the "file" and "what" was found in it."""
         return [
             {"file": path.relative_to(directory).as_posix(), "what": what}
             for path in files_of(directory)
@@ -69,18 +70,18 @@ class Traces:
         ]
 
     def _in_file(self, path: Path) -> Iterator[str]:
-        """What of the client a file holds, perhaps several times."""
+        """Search one file; the same trace may be yielded several times."""
         data = path.read_bytes()
-        for what, pieces in self.pieces.items():
-            if _holds(data, pieces):
+        for what, chunks in self.chunks.items():
+            if _contains(data, chunks):
                 yield what
-        texts = set(_texts(path, data))
+        texts = set(_texts_of(path, data))
         for name in self.names:
             encoded = (name.encode(), name.encode("utf-16-le"))
-            if len(name) > _LONG and any(text in data for text in encoded):
+            if len(name) > MIN_SUBSTRING and any(text in data for text in encoded):
                 yield "its name"
-            in_texts = len(name) >= _LONG and any(name in text for text in texts)
-            if name in texts or in_texts:
+            is_substring = any(name in text for text in texts)
+            if name in texts or (len(name) >= MIN_SUBSTRING and is_substring):
                 yield "its name"
         if path.suffix == ".parquet":
             frame = read_parquet(path)
@@ -90,43 +91,47 @@ class Traces:
 
 
 def files_of(directory: Path) -> list[Path]:
-    """All files below a directory."""
+    """All files in a directory and its subdirectories, sorted."""
     return sorted(path for path in directory.rglob("*") if path.is_file())
 
 
-def pieces_of(given: NDArray[Any] | bytes) -> Iterator[bytes]:
-    """Bytes, or those of an array, in pieces; what is left over at the end is none."""
-    data = given if isinstance(given, bytes) else np.ascontiguousarray(given).tobytes()
-    for start in range(0, len(data) - PIECE + 1, PIECE):
-        yield data[start : start + PIECE]
+def chunks_of(content: NDArray[Any] | bytes) -> Iterator[bytes]:
+    """Split bytes, or the bytes of an array, into chunks; a shorter rest is dropped."""
+    data = (
+        content
+        if isinstance(content, bytes)
+        else np.ascontiguousarray(content).tobytes()
+    )
+    for start in range(0, len(data) - CHUNK_BYTES + 1, CHUNK_BYTES):
+        yield data[start : start + CHUNK_BYTES]
 
 
-def _holds(data: bytes, pieces: set[bytes]) -> bool:
-    """Whether a piece stands anywhere in some bytes.
+def _contains(data: bytes, chunks: set[bytes]) -> bool:
+    """Whether data contain one of the chunks at any offset.
 
-    The first words of all pieces are looked for at once, at every offset.
+    The first words of all chunks are searched for together.
     """
-    if not pieces:
+    if not chunks:
         return False
     size = _WORD.itemsize
-    first_words = b"".join(piece[:size] for piece in pieces)
+    first_words = b"".join(chunk[:size] for chunk in chunks)
     first = np.unique(np.frombuffer(first_words, _WORD))
     for offset in range(size):
         length = (len(data) - offset) // size
-        if length < PIECE // size:
+        if length < CHUNK_BYTES // size:
             continue
         words = np.frombuffer(data, _WORD, length, offset)
-        for place in np.flatnonzero(np.isin(words, first)):
-            start = offset + int(place) * size
-            if data[start : start + PIECE] in pieces:
+        for index in np.flatnonzero(np.isin(words, first)):
+            start = offset + int(index) * size
+            if data[start : start + CHUNK_BYTES] in chunks:
                 return True
     return False
 
 
-def _texts(path: Path, data: bytes) -> Iterator[str]:
+def _texts_of(path: Path, data: bytes) -> Iterator[str]:
     """The texts in a file: keys and values, cells, names of columns and arrays.
 
-    Of a file of another kind, its words.
+    Files of other formats give their words.
     """
     if path.suffix == ".json":
         yield from _strings(json.loads(data))
@@ -146,6 +151,7 @@ def _texts(path: Path, data: bytes) -> Iterator[str]:
 
 
 def _strings(value: Any) -> Iterator[str]:
+    """All strings in a JSON value, including keys."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield str(key)

@@ -1,5 +1,5 @@
-"""An exchange in parts, where not all of its clients' states fit into memory at
-once.
+"""Splits an exchange into parts, if the states of all its clients do not fit into
+memory at the same time.
 """
 
 from dataclasses import replace
@@ -12,32 +12,32 @@ from numpy.typing import NDArray
 from fedtailor.protocol import Answers, ClientRows, Exchange
 
 
-def select_clients(exchange: Exchange, chosen: NDArray[np.int64]) -> Exchange:
-    """The same exchange with some of its clients.
+def select_clients(exchange: Exchange, positions: NDArray[np.int64]) -> Exchange:
+    """Reduce an exchange to some of its clients.
 
     Args:
-        exchange: with all of them.
-        chosen: positions in the cohort [n].
+        exchange: an exchange with all clients of the cohort.
+        positions: [n] the positions of the selected clients in the cohort.
 
     Returns:
-        An exchange of these clients, who are sent what they would have been sent.
+        An exchange that sends each of these clients the same as before.
     """
     cohort = exchange.cohort
     downlink = exchange.downlink
 
     def select(values: Any) -> Any:
         is_common = np.ndim(values) == 0
-        return values if is_common else np.asarray(values)[chosen]
+        return values if is_common else np.asarray(values)[positions]
 
     return replace(
         exchange,
         cohort=replace(
-            cohort, rows=cohort.rows[chosen], reporting=cohort.reporting[chosen]
+            cohort, rows=cohort.rows[positions], reporting=cohort.reporting[positions]
         ),
         downlink=replace(
             downlink,
             streams={
-                kind: replace(sent, recipients=sent.recipients[chosen])
+                kind: replace(sent, recipients=sent.recipients[positions])
                 for kind, sent in downlink.streams.items()
             },
             scalars={name: select(value) for name, value in downlink.scalars.items()},
@@ -47,10 +47,9 @@ def select_clients(exchange: Exchange, chosen: NDArray[np.int64]) -> Exchange:
 
 
 def concatenate(parts: list[Answers]) -> Answers:
-    """The answers of all parts of a cohort, one below the other, on the host."""
+    """Concatenate the answers of all parts of a cohort, on the host."""
 
-    # On the host, in the order of the cohort: parts were computed one after another and
-    # share no rows.
+    # In the order of the cohort: the programs of different parts share no rows.
     def stack(*leaves: ClientRows) -> ClientRows:
         values = np.concatenate([leaf.host() for leaf in leaves])
         return ClientRows(values, np.arange(len(values)))

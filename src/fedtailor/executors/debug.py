@@ -16,12 +16,12 @@ from fedtailor.client.trainer import DeviceTrainer
 from fedtailor.executors.device_executor import DeviceExecutor
 from fedtailor.executors.devices import ExchangeRequest
 from fedtailor.executors.map_clients import Pipelines, run_one
-from fedtailor.protocol import Diverged
+from fedtailor.protocol import Cohort, Diverged
 
 
 class DebugTrainer(DeviceTrainer):
-    """`DeviceTrainer` whose loops run step by step; the first NaN or infinity raises,
-    naming client, round and step.
+    """`DeviceTrainer` whose loops run step by step. The first NaN or infinity raises an
+    error that names client, round and step.
     """
 
     def __init__(self, *arguments: Any, name: str) -> None:
@@ -35,8 +35,8 @@ class DebugTrainer(DeviceTrainer):
         return carry
 
     def _check(self, carry: Any, step: int) -> None:
-        """Refuse NaN and infinity after every step: what is reported is the first one,
-        not its consequences.
+        """Refuse NaN and infinity after every step, so that the error names the step
+        that caused them.
         """
         if not all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(carry)):
             raise Diverged(self.name, int(self.round), step=step)
@@ -47,25 +47,24 @@ class DebugExecutor(DeviceExecutor):
     that name client and step.
     """
 
-    def _order(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
-        # There are no devices to balance: the first error is of the first client by id.
-        return np.arange(len(clients))
+    def _order(self, cohort: Cohort) -> NDArray[np.int64]:
+        # There are no devices to balance: the first error is that of the first client.
+        return np.arange(len(cohort))
 
     def _trainer(self, name: str) -> Callable[..., DeviceTrainer]:
-        """What makes a client's trainer."""
+        """The function that makes the trainer of a client."""
         return partial(DebugTrainer, name=name)
 
     def _run(self, request: ExchangeRequest) -> Outputs:
         exchange = request.exchange
-        # The same inputs as compiled programs get, row by row through the same
-        # function.
-        values, (cohort,) = self.devices.inputs([request])
+        # These are the inputs of compiled programs. The same function is run on them, row
+        # by row.
+        streams, (clients,) = self.devices.inputs([request])
         outputs = []
         for row, client in enumerate(request.clients):
             client_inputs = jax.tree.map(
-                lambda leaf, row=row: jnp.asarray(leaf[row]), cohort
+                lambda leaf, row=row: jnp.asarray(leaf[row]), clients
             )
-            trainer = self._trainer(self.federation.names[client])
             with jax.disable_jit():
                 outputs.append(
                     run_one(
@@ -74,9 +73,9 @@ class DebugExecutor(DeviceExecutor):
                         Pipelines(exchange.uplink, exchange.received_through),
                         self.model,
                         self.devices.pool,
-                        values,
+                        streams,
                         client_inputs,
-                        trainer,
+                        self._trainer(self.federation.names[client]),
                         exchange.metrics,
                     )
                 )

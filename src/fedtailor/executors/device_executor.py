@@ -20,7 +20,7 @@ from fedtailor.executors.devices import Devices, ExchangeRequest
 from fedtailor.executors.examples import examples_of
 from fedtailor.executors.map_clients import balanced_order
 from fedtailor.executors.settings import Settings
-from fedtailor.executors.state_file import FileStates, remove_others, states_path
+from fedtailor.executors.state_file import FileStates, remove_unused_states, states_path
 from fedtailor.executors.states import DeviceStates, HostStates, States
 from fedtailor.federation import Federation
 from fedtailor.models import Model
@@ -30,6 +30,7 @@ from fedtailor.protocol import (
     ClientRows,
     Clients,
     ClientState,
+    Cohort,
     Diverged,
     Exchange,
     Pipeline,
@@ -46,21 +47,21 @@ which it draws what stays the same in all rounds."""
 STATELESS_TASKS = ("probe", "init_unseen")
 """Tasks that read no client state."""
 
-DOING = {"client": "training", "probe": "the probe"}
-"""What a client was doing when it diverged, by task; of the others, "the personal
-model"."""
+ACTIVITIES = {"client": "training", "probe": "the probe"}
+"""Task -> how the message about a diverged client names it; all other tasks are named
+"the personal model"."""
 
 
 class DeviceExecutor:
     """Runs the clients of one federation (implements `fedtailor.protocol.Executor`).
 
     Attributes:
-        federation: who holds which examples.
+        federation: the clients and their examples.
         model: what is trained.
-        settings: devices and the like.
+        settings: the devices, and how to use them.
         states: the seen clients' states, in the order of their ids.
-        shards: how many devices there are. The rows of a cohort are divided into as
-            many equal parts.
+        shards: the number of devices. The rows of a cohort are divided into as many
+            equal parts.
         concurrency: how many runs are trained on the devices at the same time. A
             `LockstepGroup` sets it.
     """
@@ -81,14 +82,14 @@ class DeviceExecutor:
         """Place the examples on the devices.
 
         Args:
-            federation: who holds which examples.
+            federation: the clients and their examples.
             model: what is trained.
             settings: which devices to use, and how.
-            directory: where states that do not fit into memory are kept in a file,
-                which checkpoints refer to; None = in a file without a name.
-            devices: on which the examples are already, together with those of other
-                federations; None = place them.
-            federation_index: the position of this federation among those of `devices`.
+            directory: the directory of the file for states that do not fit into memory,
+                to which checkpoints refer; None = a file without a name.
+            devices: devices that hold the examples already, together with those of other
+                federations; None = place the examples now.
+            federation_index: the index of this federation among those of `devices`.
         """
         self.federation = federation
         self.model = model
@@ -108,23 +109,22 @@ class DeviceExecutor:
 
     @property
     def client_states(self) -> ClientState:
-        """The algorithm's states of all seen clients, stacked in the order of their
-        ids: every leaf is [m, ...].
+        """The algorithm's states of all seen clients, without those of the uplink,
+        stacked in the order of client ids: every leaf is [m, ...].
         """
-        of_algorithm, _ = self.states.rows
-        return of_algorithm
+        return self.states.rows[0]
 
     # exchanges
     # ----------------------------------------------------------------------------------
 
     def exchange(self, exchange: Exchange) -> Answers:
-        """Run a task for a cohort; the devices may still be at work when this
+        """Run a task for a cohort; the devices may still be computing when this
         returns.
         """
         requests = self.requests(exchange)
         if len(requests) == 1:
             return self.answers(requests[0], self._run(requests[0]))
-        # `checked` waits for a part, so that the memory of its states is free again
+        # `require_finite` waits for a part, so that the memory of its states is free
         # before the next part begins.
         parts = [
             self.answers(request, self._run(request)).require_finite()
@@ -137,80 +137,79 @@ class DeviceExecutor:
         return self.devices.run([request])[0]
 
     def requests(self, exchange: Exchange) -> list[ExchangeRequest]:
-        """The exchange as the programs take it.
+        """Convert an exchange to the form that programs take.
 
         Returns:
-            One request, or several for parts of the cohort where not all states fit
-            into memory.
+            One request; or several, for parts of the cohort, if the states of all its
+            clients do not fit into memory.
         """
         cohort = exchange.cohort
         # Only evaluations and personal models come in parts: in a round the server
         # aggregates what one program left on the devices.
         is_whole = exchange.task == "client" or not _reads_states(exchange)
-        if is_whole or len(cohort) <= self.states.at_once:
+        if is_whole or len(cohort) <= self.states.max_clients:
             return [self._request(exchange)]
-        count = math.ceil(len(cohort) / self.states.at_once)
+        count = math.ceil(len(cohort) / self.states.max_clients)
         parts = np.array_split(np.arange(len(cohort)), count)
-        return [self._request(select_clients(exchange, chosen)) for chosen in parts]
+        return [self._request(select_clients(exchange, part)) for part in parts]
 
     def _request(self, exchange: Exchange) -> ExchangeRequest:
         """A request for all clients of an exchange."""
-        # Clients are listed in three orders: the cohort's (by id), the federation's (as
-        # the user listed them), and that of the program's rows. The suffix of a name
-        # says which one; `order` holds the position in the cohort of each row's client.
+        # Everything in a request is in the order of the program's rows: `order` is the
+        # position in the cohort of each row's client.
         cohort = exchange.cohort
-        positions_by_id = cohort.clients.original_index[cohort.rows]
-        order = self._order(positions_by_id)
-        positions_by_row = positions_by_id[order]
-        reporting_by_id = cohort.reporting & np.asarray(exchange.downlink.reply, bool)
-        round_keys_by_row = client_keys(cohort.seed, cohort.round, cohort.ids[order])
-        fixed_keys_by_row = self._keys(cohort.seed)[positions_by_row]
+        order = self._order(cohort)
+        table_rows = cohort.rows[order]
+        clients = cohort.clients.original_index[table_rows]
+        round_keys = client_keys(cohort.seed, cohort.round, cohort.ids[order])
+        reporting = cohort.reporting & np.asarray(exchange.downlink.reply, bool)
         row_count = self._row_count(exchange)
         return ExchangeRequest(
             federation=self.federation_index,
             exchange=exchange,
             model=self.model,
-            clients=positions_by_row,
+            clients=clients,
             order=order,
-            sizes=self.split_sizes[positions_by_row],
+            sizes=self.split_sizes[clients],
             row_count=row_count,
-            keys=(round_keys_by_row, fixed_keys_by_row),
-            reporting=reporting_by_id[order],
-            states=self._input_states(exchange, cohort.rows[order], row_count),
+            keys=(round_keys, self._keys(cohort.seed)[clients]),
+            reporting=reporting[order],
+            states=self._input_states(exchange, table_rows, row_count),
         )
 
     def _input_states(
-        self, exchange: Exchange, clients_by_row: NDArray[np.int64], row_count: int
+        self, exchange: Exchange, table_rows: NDArray[np.int64], row_count: int
     ) -> ClientState:
         """The states that the clients of an exchange start from.
 
         Args:
-            exchange: what is asked of them.
-            clients_by_row: [c] their rows in the exchange's table of clients.
-            row_count: rows of the program, c or more.
+            exchange: what the clients are asked to do.
+            table_rows: [c] the row in the exchange's table of clients of each of the
+                program's rows.
+            row_count: the number of rows of the program, c or more.
 
         Returns:
             A tree whose leaves are [row_count, ...]; without leaves for tasks that read
             no state.
         """
         if _reads_states(exchange):
-            return self.states.read(clients_by_row, row_count)
-        # Of unseen clients nothing is stored here: an earlier answer had their states,
-        # which are in the order of the rows already.
+            return self.states.read(table_rows, row_count)
+        # The states of unseen clients are not stored here. They come from an earlier
+        # answer, and are in the order of the rows already.
         return () if exchange.states is None else exchange.states
 
     def _row_count(self, exchange: Exchange) -> int:
-        """Rows of the program: the cohort and padding, the same number for every
-        device.
+        """The number of rows of the program: those of the cohort, and padding so that
+        every device has the same number.
         """
         cohort = exchange.cohort
         rows_of_all = _ceil_to_multiple(len(cohort.clients), self.shards)
         rows = _ceil_to_multiple(max(len(cohort), cohort.capacity), self.shards)
         if exchange.task == "client" or rows == rows_of_all:
             return rows
-        # The number of clients that were never sampled changes from round to round. A
-        # program is compiled for every number of rows, so these are powers of two for
-        # each device.
+        # The number of clients that were never sampled changes from round to round, and
+        # a program is compiled for every number of rows. So each device has a power of
+        # two of them.
         rows = self.shards * next_power_of_two(rows // self.shards)
         return min(rows, rows_of_all)
 
@@ -218,11 +217,11 @@ class DeviceExecutor:
         """The answers to a request.
 
         Args:
-            request: what was asked.
-            outputs: what `Devices.run` gave for it, stacked by rows.
+            request: what the clients were asked to do.
+            outputs: what `Devices.run` returned for it, stacked by rows.
 
         Returns:
-            What the server is given. Reading its `work` waits for the devices.
+            The answers for the server. Reading their `work` waits for the devices.
         """
         # The arrays stay in the order of the program's rows, where they were computed;
         # `row_of_client` says in which row each client of the cohort is.
@@ -238,30 +237,28 @@ class DeviceExecutor:
             output=jax.tree.map(lambda leaf: ClientRows(leaf, row_of_client), output),
             states=outputs.get("state"),
             wait=partial(
-                _wait, request.exchange, outputs["work_and_finite"], row_of_client
+                _wait, request.exchange, outputs["work_status"], row_of_client
             ),
         )
 
-    def _order(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Which client of a cohort each row of the program is for.
-
-        Args:
-            clients: [c] the cohort's clients, as positions in the federation.
+    def _order(self, cohort: Cohort) -> NDArray[np.int64]:
+        """Choose the row of the program for each client of a cohort.
 
         Returns:
-            [c] positions in the cohort.
+            [c] the position in the cohort of each row's client.
         """
         if self.settings.canonical:
-            return np.arange(len(clients))
-        # What a client does in a round grows with its training samples.
-        work = self.split_sizes[clients, 0].astype(np.int64)
-        return balanced_order(work, self.shards, self.settings.several_at_once)
+            return np.arange(len(cohort))
+        # What a client computes in a round grows with its training samples.
+        return balanced_order(
+            cohort.sizes, self.shards, longest_first=self.settings.trains_in_chunks
+        )
 
     def _keys(self, seed: int) -> NDArray[np.uint32]:
         """[m, 2] the keys of all clients of the federation for what they draw once for
         all rounds.
         """
-        # Computed once for a seed, as the federation may be large.
+        # These are computed once for a seed, because the federation may be large.
         if self._fixed_keys is None or self._fixed_keys[0] != seed:
             self._fixed_keys = seed, client_keys(seed, ALL_ROUNDS, self.federation.ids)
         _, keys = self._fixed_keys
@@ -287,7 +284,7 @@ class DeviceExecutor:
         """All clients' states at the start of a phase.
 
         Args:
-            in_file: keep them in a file, even if they are below the limit of
+            in_file: whether to keep them in a file even if they are below the limit of
                 `Settings.state_limit`.
         """
         clients = len(self.seen)
@@ -318,24 +315,23 @@ class DeviceExecutor:
         """Make the answers' states the clients' states."""
         if not jax.tree.leaves(answers.states):
             return
-        # The answers' states are in the rows of the program, as the request read them.
+        # The answers' states are in the order of the program's rows.
         cohort = exchange.cohort
-        order = self._order(cohort.clients.original_index[cohort.rows])
-        self.states.write(cohort.rows[order], answers.states)
+        self.states.write(cohort.rows[self._order(cohort)], answers.states)
 
     def snapshot(self) -> Any:
-        """All states. If they are in a file of `directory`, a reference to its content:
-        the slots of the file that hold them.
+        """All states; or, if a file of `directory` holds them, a reference to the slots
+        of that file.
         """
         return self.states.snapshot()
 
     def snapshot_saved(self) -> None:
-        """To be called when the last snapshot is in a checkpoint on the disk. Removes
-        the files that neither this checkpoint nor the one before refers to.
+        """Remove the files that neither the last checkpoint nor the one before it refers
+        to. Called when the last snapshot is in a checkpoint on the disk.
         """
         self.states.snapshot_saved()
         if self.directory is not None:
-            remove_others(self.directory, {self._phase, self._saved_phase})
+            remove_unused_states(self.directory, {self._phase, self._saved_phase})
         self._saved_phase = self._phase
 
     def restore(self, snapshot: Any) -> None:
@@ -348,16 +344,16 @@ class DeviceExecutor:
         self.states.restore(snapshot)
 
 
-def _table(federation: Federation, chosen: NDArray[np.bool_]) -> Clients:
-    """Some clients of a federation, sorted by id; `chosen` [m] is a mask."""
-    chosen_by_id = np.flatnonzero(chosen)
-    chosen_by_id = chosen_by_id[np.argsort(federation.ids[chosen_by_id])]
+def _table(federation: Federation, mask: NDArray[np.bool_]) -> Clients:
+    """The clients of a federation where `mask` [m] is True, sorted by id."""
+    index = np.flatnonzero(mask)
+    index = index[np.argsort(federation.ids[index])]
     return Clients(
-        ids=federation.ids[chosen_by_id],
-        names=tuple(federation.names[position] for position in chosen_by_id),
-        sizes=federation.train.sizes[chosen_by_id],
-        groups=None if federation.groups is None else federation.groups[chosen_by_id],
-        original_index=chosen_by_id,
+        ids=federation.ids[index],
+        names=tuple(federation.names[client] for client in index),
+        sizes=federation.train.sizes[index],
+        groups=None if federation.groups is None else federation.groups[index],
+        original_index=index,
     )
 
 
@@ -372,28 +368,27 @@ def _ceil_to_multiple(number: int, factor: int) -> int:
 
 
 def _wait(
-    exchange: Exchange, work_and_finite: Any, row_of_client: NDArray[np.int64]
+    exchange: Exchange, work_status: Any, row_of_client: NDArray[np.int64]
 ) -> tuple[int, int]:
     """Wait for the devices.
 
     Args:
-        exchange: what was asked.
-        work_and_finite: [r, 3] gradients, forward passes and whether all outputs are
-            finite, by rows; see `run_one`.
+        exchange: what the clients were asked to do.
+        work_status: [r, 3] by rows; see `run_one`.
         row_of_client: [c] the row of each client of the cohort.
 
     Returns:
-        Gradients and forward passes of the whole cohort.
+        The number of gradients and of forward passes of the whole cohort.
 
     Raises:
-        Diverged: a client's answer is NaN or infinite; names the first one.
+        Diverged: a client's answer is NaN or infinite; it names the first such client.
     """
-    by_client = np.asarray(work_and_finite)[row_of_client]
+    by_client = np.asarray(work_status)[row_of_client]
     is_finite = by_client[:, 2]
     if not is_finite.all():
         cohort = exchange.cohort
         name = cohort.clients.names[cohort.rows[np.argmin(is_finite)]]
-        doing = DOING.get(exchange.task, "the personal model")
-        raise Diverged(name, cohort.round, doing=doing)
+        activity = ACTIVITIES.get(exchange.task, "the personal model")
+        raise Diverged(name, cohort.round, doing=activity)
     gradients, forwards = by_client[:, :2].sum(axis=0, dtype=np.int64)
     return int(gradients), int(forwards)

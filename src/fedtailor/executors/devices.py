@@ -1,5 +1,5 @@
 """The devices: the examples that are stored on them, and the programs that run there for
-the clients of exchanges. (`map_clients` explains streams, addresses and rows.)
+the clients of exchanges. (`map_clients.py` explains streams, addresses and rows.)
 """
 
 import math
@@ -19,42 +19,46 @@ from numpy.typing import NDArray
 
 from fedtailor.client.pool import build_pool
 from fedtailor.client.tasks import Outputs
-from fedtailor.executors.map_clients import AXIS, Pipelines, map_clients
+from fedtailor.executors.map_clients import (
+    AXIS,
+    ClientInputs,
+    Pipelines,
+    Program,
+    map_clients,
+)
 from fedtailor.executors.packing import PackedInputs
 from fedtailor.executors.settings import Settings
 from fedtailor.federation import Federation
 from fedtailor.models import Model
-from fedtailor.protocol import Algorithm, BatchMetric, ClientState, Exchange
+from fedtailor.protocol import Algorithm, ClientState, Exchange
 
 MEMORY_SHARE = 0.9
 """The fraction of the free memory that a program may use."""
 MAX_CHUNK = 1024
-"""The most clients that a device trains at once."""
+"""The largest number of clients that a device trains at the same time."""
 UNPLANNED_CHUNK = 32
-"""Clients trained at once on accelerators that do not report their memory."""
-
-Rows = tuple[PackedInputs, ClientState, dict[str, NDArray[Any]]]
-"""A cohort as programs take it: inputs, states and scalars of its clients, stacked."""
+"""The chunk on accelerators that do not report their memory."""
 
 
 @dataclass(frozen=True)
 class ExchangeRequest:
-    """An exchange as programs take it: arrays with one row for each client, in an order
-    that balances the devices.
+    """An exchange in the form that programs take: arrays with one row for each of c
+    clients, in an order that balances the devices.
 
     Attributes:
-        federation: whose clients they are, as a position among the federations of the
-            `Devices`.
-        exchange: what is asked of them.
+        federation: the federation of the clients, as an index into the federations of
+            the `Devices`.
+        exchange: what the clients are asked to do.
         model: what is trained.
-        clients: [c] the position in that federation of each row's client.
+        clients: [c] the index in the federation of each row's client.
         order: [c] the position in the cohort of each row's client.
-        sizes: [c, 3] samples in train, val and test, by rows.
-        row_count: rows of the program: c and those of padding, which follow.
-        keys: raw keys by rows: those for this round [c, 2], and those for what is drawn
-            once for all rounds [c, 2].
-        reporting: [c] who is to answer, by rows.
-        states: states by rows; every leaf is [row_count, ...].
+        sizes: [c, 3] the number of samples in train, val and test.
+        row_count: the number of rows of the program: c, and the rows of padding that
+            follow.
+        keys: raw keys for this round [c, 2], and raw keys for what is drawn once for all
+            rounds [c, 2].
+        reporting: [c] whether each client is to answer.
+        states: the states of the clients; every leaf is [row_count, ...].
     """
 
     federation: int
@@ -69,13 +73,13 @@ class ExchangeRequest:
     states: ClientState
 
     @cached_property
-    def program(self) -> Hashable:
+    def program_key(self) -> Hashable:
         """A key that is equal for requests that one call of a compiled program can
         answer together.
 
-        Such requests have the same task, hyper-parameters (to the bit, as they are passed
-        once), model and number of rows, and states and messages of equal shapes and
-        types.
+        Such requests have the same task, model and number of rows, equal
+        hyper-parameters (to the bit, because the program is given only one copy of
+        them), and states and messages of equal shapes and types.
         """
         exchange = self.exchange
         numbers, structure = jax.tree.flatten(
@@ -110,10 +114,10 @@ class Devices:
 
     Attributes:
         pool: all examples, on every device.
-        start: for each federation, where in `pool.rows` the splits of its clients begin
-            [m, 3].
-        chunks: program -> clients trained at once on one device, where the free memory
-            decides.
+        start: for each federation, the positions in `pool.rows` [m, 3] at which the
+            splits of its clients begin.
+        chunks: program -> the number of clients trained at the same time on one device,
+            for programs where the free memory limits it.
     """
 
     def __init__(
@@ -122,40 +126,41 @@ class Devices:
         self.dtype = dtype
         self.settings = settings
         self.mesh = settings.mesh()
-        self.everywhere = NamedSharding(self.mesh, PartitionSpec())
+        self.replicated = NamedSharding(self.mesh, PartitionSpec())
         self.sharded = NamedSharding(self.mesh, PartitionSpec(AXIS))
         # Brings shards of several processes to all devices.
-        self._gather = jax.jit(lambda outputs: outputs, out_shardings=self.everywhere)
+        self._gather = jax.jit(lambda outputs: outputs, out_shardings=self.replicated)
         self._separate = jax.jit(
             _separate, static_argnames="requests", out_shardings=self.sharded
         )
         pool, self.start = build_pool(federations, dtype)
-        self.pool = jax.tree.map(lambda leaf: place(leaf, self.everywhere), pool)
-        # The last exchange's hyper-parameters on the devices, and the host's objects
-        # that they are copies of. Nearly all exchanges have the same ones.
-        self._last_parts: tuple[Any, ...] = (None, None, None)
-        self._last_numbers: Any = None
+        self.pool = jax.tree.map(lambda leaf: place(leaf, self.replicated), pool)
+        # The hyper-parameters of the last exchange on the devices, and the objects of
+        # the host that were copied. Nearly all exchanges have the same ones.
+        self._last_sources: tuple[Any, ...] = (None, None, None)
+        self._last_hyperparameters: Any = None
         self.chunks: dict[Hashable, int] = {}
         self._counts_memory = free_memory(self.mesh.local_devices) < math.inf
 
     def run(self, requests: Sequence[ExchangeRequest]) -> list[Outputs]:
-        """Run one program for the clients of all requests, which have equal `program`s.
+        """Run one program for the clients of all requests, which have equal
+        `program_key`s.
 
         They become one cohort, in which the clients of all requests alternate.
 
         Returns:
-            For each request what its clients yield, stacked by rows; see `run_one`.
+            For each request the outputs of its clients, stacked by rows; see `run_one`.
         """
-        # What equal programs share is taken from the first request: task,
-        # hyper-parameters, model.
+        # What the program takes once (task, hyper-parameters, model) is equal in all
+        # requests, and comes from the first one.
         first = requests[0].exchange
-        values, rows = self.inputs(requests)
-        cohort = rows[0] if len(requests) == 1 else _interleave(rows)
-        sharded_rows = jax.tree.map(self._shard_rows, cohort)
-        arguments = (first.task, *self._numbers(first), requests[0].model, self.mesh)
-        inputs = (self.pool, values, *sharded_rows)
-        chunk = self._chunk(arguments, inputs, first.metrics)
-        outputs = map_clients(*arguments, chunk, *inputs, first.metrics)
+        streams, rows = self.inputs(requests)
+        clients = rows[0] if len(requests) == 1 else _interleave(rows)
+        clients = jax.tree.map(self._shard_rows, clients)
+        inputs = (*self._hyperparameters(first), self.pool, streams, clients)
+        program = Program(first.task, requests[0].model, first.metrics, self.mesh, 1)
+        program = program._replace(chunk=self._chunk(program, inputs))
+        outputs = map_clients(program, *inputs)
         parts = [outputs]
         if len(requests) > 1:
             parts = self._separate(outputs, requests=len(requests))
@@ -163,35 +168,35 @@ class Devices:
 
     def inputs(
         self, requests: Sequence[ExchangeRequest]
-    ) -> tuple[dict[str, Array], list[Rows]]:
-        """What `map_clients` takes besides the pool.
+    ) -> tuple[dict[str, Array], list[ClientInputs]]:
+        """The streams and the clients' inputs that `map_clients` takes.
 
         Returns:
-            kind -> the streams of all requests one after another, on every device; and
-            for each request the rows of its clients.
+            Kind of message -> the streams of all requests, concatenated, on every
+            device; and for each request the inputs of its clients.
         """
         # The streams of all requests are concatenated. So the numbers of a request's
         # streams are shifted by the count of streams before its own.
-        values = {}
+        streams = {}
         offsets: list[dict[str, int]] = [{} for _ in requests]
         for kind in requests[0].exchange.downlink.streams:
             parts = []
             count = 0
             for request, offset in zip(requests, offsets, strict=True):
-                streams = request.exchange.downlink.streams[kind].values
-                parts.append(place(streams, self.everywhere))
+                values = request.exchange.downlink.streams[kind].values
+                parts.append(place(values, self.replicated))
                 offset[kind] = count
-                count += len(streams)
-            values[kind] = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
-        return values, list(map(self._pack, requests, offsets))
+                count += len(values)
+            streams[kind] = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
+        return streams, list(map(self._pack, requests, offsets))
 
-    def _pack(self, request: ExchangeRequest, offset: dict[str, int]) -> Rows:
-        """A request's rows for the program.
+    def _pack(self, request: ExchangeRequest, offset: dict[str, int]) -> ClientInputs:
+        """The inputs of a request's clients.
 
         Args:
             request: the clients, and what they are sent.
-            offset: kind -> the number of the request's first stream among those of all
-                requests.
+            offset: kind of message -> the number of the request's first stream among the
+                streams of all requests.
         """
         downlink = request.exchange.downlink
         addresses = (
@@ -204,14 +209,14 @@ class Devices:
             streams = np.where(sent.recipients >= 0, sent.recipients + offset[kind], -1)
             recipients[kind] = streams[request.order]
         round = request.exchange.cohort.round
-        inputs = PackedInputs.pack(
+        packed = PackedInputs.pack(
             request.row_count, addresses, round, request.reporting, recipients
         )
         scalars = {
             name: self._scalar(value, request)
             for name, value in downlink.scalars.items()
         }
-        return inputs, request.states, scalars
+        return ClientInputs(packed, request.states, scalars)
 
     def _scalar(self, value: ArrayLike, request: ExchangeRequest) -> NDArray:
         """A number for each client, in the rows of a request; padding is zero."""
@@ -223,75 +228,73 @@ class Devices:
         return row
 
     def _shard_rows(self, values: ArrayLike) -> ArrayLike:
-        """Rows of the cohort as an argument of the program. It shards arrays of the host
-        itself, unless some devices are of other processes.
+        """Put the rows of the clients on their devices.
+
+        The program shards arrays of the host itself, unless other processes have some of
+        the devices.
         """
         if isinstance(values, np.ndarray) and self.sharded.is_fully_addressable:
             return values
         return place(values, self.sharded)
 
-    def _numbers(self, exchange: Exchange) -> tuple[Algorithm, Pipelines]:
-        """The algorithm and the pipelines with their numbers (hyper-parameters) on every
-        device, where they stay from round to round.
+    def _hyperparameters(self, exchange: Exchange) -> tuple[Algorithm, Pipelines]:
+        """The algorithm and the pipelines, with their hyper-parameters on every device,
+        where they stay from round to round.
         """
-        parts = exchange.algorithm, exchange.uplink, exchange.received_through
+        sources = exchange.algorithm, exchange.uplink, exchange.received_through
         # By identity: to compare hyper-parameters, arrays would have to be compared.
-        pairs = zip(parts, self._last_parts, strict=True)
-        if any(part is not last for part, last in pairs):
-            self._last_parts = parts
+        pairs = zip(sources, self._last_sources, strict=True)
+        if any(source is not last for source, last in pairs):
+            self._last_sources = sources
             pipelines = Pipelines(exchange.uplink, exchange.received_through)
-            numbers = (exchange.algorithm, pipelines)
-            if self.everywhere.is_fully_addressable:
-                numbers = jax.device_put(numbers, self.everywhere)
-            self._last_numbers = numbers
-        return self._last_numbers
+            hyperparameters = (exchange.algorithm, pipelines)
+            if self.replicated.is_fully_addressable:
+                hyperparameters = jax.device_put(hyperparameters, self.replicated)
+            self._last_hyperparameters = hyperparameters
+        return self._last_hyperparameters
 
-    def _chunk(
-        self, arguments: tuple, inputs: tuple, metrics: tuple[BatchMetric, ...]
-    ) -> int:
-        """Clients trained at once on one device: as many as its free memory holds by
-        the compiler's own account.
+    def _chunk(self, program: Program, inputs: tuple[Any, ...]) -> int:
+        """The number of clients that a device trains at the same time: as many as fit
+        into its free memory, by the compiler's own account.
 
-        On CPUs one at a time: what one client touches stays in the cache, and its
-        products fill the core.
+        On CPUs it is one: what one client touches stays in the cache, and its products
+        fill the core.
+
+        Args:
+            program: the program; its own chunk is not looked at.
+            inputs: the other arguments of `map_clients`.
         """
         if self.settings.chunk is not None:
             return self.settings.chunk
         if not self._counts_memory:
-            return UNPLANNED_CHUNK if self.settings.several_at_once else 1
-        # A compiled program is determined by all arguments, arrays by their shapes and
-        # types.
-        leaves, structure = jax.tree.flatten((arguments[1:3], inputs))
+            return UNPLANNED_CHUNK if self.settings.trains_in_chunks else 1
+        # Arrays determine a compiled program by their shapes and types.
+        leaves, structure = jax.tree.flatten(inputs)
         shapes = ((np.shape(leaf), leaf.dtype) for leaf in leaves)
-        program = (*arguments[:1], *arguments[3:], metrics, structure, *shapes)
-        if program not in self.chunks:
-            self.chunks[program] = self._largest_chunk(arguments, inputs, metrics)
-        return self.chunks[program]
+        key = (program, structure, *shapes)
+        if key not in self.chunks:
+            self.chunks[key] = self._largest_chunk(program, inputs)
+        return self.chunks[key]
 
-    def _largest_chunk(
-        self, arguments: tuple, inputs: tuple, metrics: tuple[BatchMetric, ...]
-    ) -> int:
-        """Clients trained at once that the free memory holds, by compiling the program
-        for fewer and fewer.
+    def _largest_chunk(self, program: Program, inputs: tuple[Any, ...]) -> int:
+        """The largest chunk that fits into the free memory, found by compiling the
+        program for smaller and smaller chunks.
         """
         usable = MEMORY_SHARE * free_memory(self.mesh.local_devices)
-        _, _, packed, *_ = inputs
-        rows = len(packed.numbers) // self.mesh.size
+        clients = inputs[-1]
+        rows = len(clients.packed.numbers) // self.mesh.size
         chunk = min(max(rows, 1), MAX_CHUNK)
         while chunk > 1:
-            planned = (
-                map_clients.lower(*arguments, chunk, *inputs, metrics)
-                .compile()
-                .memory_analysis()
-            )
-            # A backend that keeps an account of its memory plans with it.
-            assert planned is not None
-            # The outputs twice: the server works on what it makes of them.
-            needed = planned.temp_size_in_bytes + 2 * planned.output_size_in_bytes
+            lowered = map_clients.lower(program._replace(chunk=chunk), *inputs)
+            memory = lowered.compile().memory_analysis()
+            # Backends that report their free memory analyse that of programs, too.
+            assert memory is not None
+            # The outputs twice: the server computes arrays of the same size from them.
+            needed = memory.temp_size_in_bytes + 2 * memory.output_size_in_bytes
             if needed <= usable:
                 break
-            # Memory grows about in proportion to the chunk. Chunks of one size: another
-            # one for the rest would be a program of its own.
+            # Memory grows about in proportion to the chunk. All chunks get the same
+            # size: a smaller last one would be a program of its own.
             fits = int(chunk * usable / needed)
             largest = min(max(fits, 1), chunk - 1)
             chunks = math.ceil(rows / largest)
@@ -299,22 +302,22 @@ class Devices:
         return chunk
 
     def _to_server(self, outputs: Outputs) -> Outputs:
-        """The outputs where the server works on them."""
-        # Of several processes each runs the server's side, on all clients' answers.
-        if not self.everywhere.is_fully_addressable:
+        """Move the outputs to where the server computes with them."""
+        # If there are several processes, each runs the server's side on all answers.
+        if not self.replicated.is_fully_addressable:
             outputs = jax.tree.map(
                 lambda leaf: leaf.addressable_data(0), self._gather(outputs)
             )
-        # On one device sums are taken in the order of the clients, on several ones in an
-        # order that depends on how many there are.
+        # On one device sums are taken in the order of the clients. On several devices
+        # the order depends on the number of devices.
         if self.settings.canonical:
             outputs = jax.device_put(outputs, jax.local_devices()[0])
         return outputs
 
 
 def place(values: ArrayLike, sharding: Sharding) -> Array:
-    """Put an array on devices; of several processes, each holds all of it."""
-    # JAX would move nothing either, but it takes its time to find that out.
+    """Put an array on devices; if there are several processes, each holds all of it."""
+    # `device_put` would not move the array either, but takes time to find that out.
     if isinstance(values, Array) and values.sharding == sharding:
         return values
     if sharding.is_fully_addressable:
@@ -327,8 +330,8 @@ def free_memory(devices: Sequence[Any]) -> float:
     """How much memory a program may use on each device.
 
     Returns:
-        Bytes that are free on the fullest of `devices`, of all processes; infinite
-        where the backend does not count them (CPUs).
+        The number of free bytes on the device that has the fewest, over all processes;
+        infinite if the backend does not count them (CPUs).
     """
     counts = [device.memory_stats() or {} for device in devices]
     free = min(
@@ -341,7 +344,7 @@ def free_memory(devices: Sequence[Any]) -> float:
     return float(process_allgather(np.asarray(free)).min())
 
 
-def _interleave(rows: Sequence[Rows]) -> Rows:
+def _interleave(rows: Sequence[ClientInputs]) -> ClientInputs:
     """The rows of several requests as one cohort: row 0 of every request, then row 1 of
     every request, ..., so that every device gets equally many rows of each request.
     """

@@ -26,15 +26,15 @@ def examples_of(federation: Federation, seen: NDArray[np.integer[Any]]) -> Examp
         count: int,
         clients: NDArray[np.integer[Any]] | None = None,
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        chosen = seen if clients is None else seen[clients]
-        # The examples of the union are numbered one client after another: those of the
-        # i-th chosen client end before number ends[i].
-        ends = np.cumsum(train.sizes[chosen])
+        sources = seen if clients is None else seen[clients]
+        # The examples of the union are numbered one client after another: the numbers of
+        # the i-th client's examples are below ends[i].
+        ends = np.cumsum(train.sizes[sources])
         number = rng.integers(ends[-1], size=count)
         owner = np.searchsorted(ends, number, side="right")
-        # Counted from a client's last example backwards, in both numberings.
+        # An example has the same distance from its client's end in `train.rows`.
         before_end = ends[owner] - number
-        rows = train.rows[train.offsets[chosen[owner] + 1] - before_end]
+        rows = train.rows[train.offsets[sources[owner] + 1] - before_end]
         return federation.x[rows], federation.y[rows]
 
     return draw

@@ -26,14 +26,14 @@ def guest_executor(
     """An executor whose only client never takes part in training.
 
     Args:
-        federation: the one that was trained: what inputs and targets look like, and how
-            inputs are normalised.
-        model: what was trained.
+        federation: the federation that was trained. It determines the shapes of inputs
+            and targets, and the normalisation of inputs.
+        model: the model that was trained.
         x: the client's inputs [n, ...].
         y: its targets [n, ...].
-        name: its name, new to the federation.
-        group: its true group, where the data have groups.
-        settings: devices and the like; one device is used.
+        name: its name, which no client of the federation has.
+        group: its true group; None if the data have no groups.
+        settings: how to use the devices; one device is used.
 
     Returns:
         An executor whose `unseen` table is this client, and whose `seen` table is
@@ -56,7 +56,7 @@ def guest_executor(
         x.shape[1:] == federation.input_shape,
         f"inputs have shape {x.shape[1:]}, expected {federation.input_shape}",
     )
-    # A federation of this client alone: so executors need no code for newcomers.
+    # The client gets a federation of its own, so that executors need no code for newcomers.
     guest = Federation(
         x=x.astype(federation.x.dtype),
         y=y.astype(federation.y.dtype),
@@ -72,6 +72,6 @@ def guest_executor(
     )
     executor_class = executor_kind(model, settings)
     executor = executor_class(guest, model, replace(settings, devices=1))
-    # A federation must have a client that trains, but to the server this one is unseen.
+    # A federation must have a seen client, but the server treats this one as unseen.
     executor.seen, executor.unseen = executor.unseen, executor.seen
     return executor

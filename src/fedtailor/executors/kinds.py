@@ -1,4 +1,4 @@
-"""Which executor a simulation needs."""
+"""The kinds of executors of simulations."""
 
 from fedtailor.executors.debug import DebugExecutor
 from fedtailor.executors.device_executor import DeviceExecutor

@@ -40,8 +40,8 @@ class LockstepGroup:
         settings: Settings,
         directories: Sequence[Any],
     ) -> None:
-        """Place the examples of all federations on the devices, together where they
-        have one form.
+        """Place the examples of all federations on the devices, together if they have
+        the same format.
 
         Raises:
             ValueError: there are several processes: their runs would not keep step.
@@ -50,46 +50,47 @@ class LockstepGroup:
             jax.process_count() == 1,
             "trainings at once need one process; with several, train one after another",
         )
-        # Examples of one form lie in one pool, so that one program can train clients of
-        # several runs.
-        same_form: dict[Hashable, list[int]] = {}
+        # Executors that run compiled programs share a pool of examples if the examples
+        # have the same format, so that one program can train clients of several runs.
+        runs_by_format: dict[Hashable, list[int]] = {}
         for run, (federation, model) in enumerate(
             zip(federations, models, strict=True)
         ):
-            same_form.setdefault((model.dtype, *_form(federation)), []).append(run)
-        executors: dict[int, DeviceExecutor] = {}
-        for runs in same_form.values():
+            if not issubclass(executor_kind(model, settings), DebugExecutor):
+                key = (model.dtype, *_format(federation))
+                runs_by_format.setdefault(key, []).append(run)
+        shared: dict[int, dict[str, Any]] = {}
+        for runs in runs_by_format.values():
             devices = Devices(
                 [federations[run] for run in runs], models[runs[0]].dtype, settings
             )
-            for position, run in enumerate(runs):
-                executor_class = executor_kind(models[run], settings)
-                # What runs without compilation shares no program, and no pool.
-                shared: dict[str, Any] = {
-                    "devices": devices,
-                    "federation_index": position,
-                }
-                executors[run] = executor_class(
-                    federations[run],
-                    models[run],
-                    settings,
-                    directory=directories[run],
-                    **({} if issubclass(executor_class, DebugExecutor) else shared),
-                )
-        self.executors = [executors[run] for run in range(len(federations))]
+            for index, run in enumerate(runs):
+                shared[run] = {"devices": devices, "federation_index": index}
+        self.executors = [
+            executor_kind(model, settings)(
+                federation,
+                model,
+                settings,
+                directory=directory,
+                **shared.get(run, {}),
+            )
+            for run, (federation, model, directory) in enumerate(
+                zip(federations, models, directories, strict=True)
+            )
+        ]
 
     def drive(self, runs: Sequence[Exchanges[T]], stopped: threading.Event) -> list[T]:
         """Let the executors answer the exchanges of their runs, step by step.
 
-        An error ends the run that it happened in, and sets `stopped`: runs that look at
-        it save what they have and end early. A `KeyboardInterrupt` that no run raised
-        itself ends all at once.
+        An error ends the run in which it happened, and sets `stopped`: runs that look at
+        this event save their state and end early. A `KeyboardInterrupt` that no run
+        raised itself ends all runs at once.
 
         Returns:
             What the runs return.
 
         Raises:
-            Exception: the first that ended a run, when all have ended.
+            Exception: the first error that ended a run, after all runs have ended.
         """
         members = [
             _Member(run, executor)
@@ -97,8 +98,8 @@ class LockstepGroup:
         ]
         running = members
         try:
-            # A step: every run goes on to its next exchange (the first, to begin with),
-            # then all of these are answered together.
+            # In each step every run continues to its next exchange, then the exchanges
+            # of all runs are answered together.
             while running:
                 for member in running:
                     member.executor.concurrency = len(running)
@@ -107,13 +108,13 @@ class LockstepGroup:
                 if any(member.error is not None for member in members):
                     stopped.set()
                 running = [member for member in running if member.exchange is not None]
-                _answer(running)
+                _answer_all(running)
         finally:
             for member in members:
                 member.executor.concurrency = 1
                 member.exchanges.close()
 
-        # An interruption is raised only if nothing else went wrong: it may be the
+        # An interruption is raised only if there is no other error: it may be the
         # consequence of an error (`stopped`).
         errors = [member.error for member in members if member.error is not None]
         causes = [error for error in errors if not isinstance(error, KeyboardInterrupt)]
@@ -126,10 +127,10 @@ class _Member(Generic[T]):
     """One run of a group.
 
     Attributes:
-        exchange: the exchange that it waits for; None when it has ended.
-        answer: what is sent into it next: answers, or an error to raise in it.
-        error: the error that ended it, if one did.
-        result: what it returned, if it has ended without an error.
+        exchange: the exchange that the run waits for; None when the run has ended.
+        reply: what the run receives next: answers, or an error to raise in it.
+        error: the error that ended the run, if there was one.
+        result: what the run returned, if it has ended without an error.
     """
 
     result: T
@@ -138,35 +139,35 @@ class _Member(Generic[T]):
         self.exchanges = exchanges
         self.executor = executor
         self.exchange: Exchange | None = None
-        self.answer: Answers | Exception | None = None
+        self.reply: Answers | Exception | None = None
         self.error: BaseException | None = None
 
     def resume(self) -> None:
-        """Hand the run its answer and let it go on to its next exchange, or to its
+        """Send the run its reply, and let it continue to its next exchange or to its
         end.
         """
-        answer, self.answer, self.exchange = self.answer, None, None
+        reply, self.reply, self.exchange = self.reply, None, None
         try:
-            if isinstance(answer, Exception):
-                self.exchange = self.exchanges.throw(answer)
+            if isinstance(reply, Exception):
+                self.exchange = self.exchanges.throw(reply)
             else:
-                self.exchange = self.exchanges.send(answer)  # pyright: ignore[reportArgumentType] (None at the start)
+                self.exchange = self.exchanges.send(reply)  # pyright: ignore[reportArgumentType] (None at the start)
         except StopIteration as stopped:
             self.result = stopped.value
         except Exception as error:
             self.error = error
         except KeyboardInterrupt as stop:
-            # A run that was asked to stop saves and raises a subclass of this: the
-            # others have their turn to do the same. A plain one ends all at once.
+            # A run that was asked to stop saves its state and raises a subclass of this
+            # error, and the other runs may do the same. A plain one ends all runs.
             if type(stop) is KeyboardInterrupt:
                 raise
             self.error = stop
 
 
-def _answer(members: Sequence[_Member]) -> None:
-    """Answer the exchanges of all members: requests of equal programs as one.
+def _answer_all(members: Sequence[_Member]) -> None:
+    """Answer the exchanges of all members: requests of equal programs together.
 
-    An error becomes the answer of the members that it concerns, and is raised in their
+    An error becomes the reply to the members that it concerns, and is raised in their
     runs.
     """
     groups: dict[Hashable, list[tuple[_Member, ExchangeRequest]]] = {}
@@ -175,32 +176,33 @@ def _answer(members: Sequence[_Member]) -> None:
         assert exchange is not None
         try:
             requests = member.executor.requests(exchange)
-            # What comes in parts, or runs without compilation, cannot share a program.
+            # Exchanges in parts, and executors without compilation, cannot share a
+            # program.
             if len(requests) > 1 or isinstance(member.executor, DebugExecutor):
-                member.answer = member.executor.exchange(exchange)
+                member.reply = member.executor.exchange(exchange)
             else:
-                key = id(member.executor.devices), requests[0].program
+                key = id(member.executor.devices), requests[0].program_key
                 groups.setdefault(key, []).append((member, requests[0]))
         except Exception as error:
-            member.answer = error
+            member.reply = error
     for group in groups.values():
         devices = group[0][0].executor.devices
         try:
             outputs = devices.run([request for _, request in group])
         except Exception as error:
             for member, _ in group:
-                member.answer = error
+                member.reply = error
             continue
         for (member, request), output in zip(group, outputs, strict=True):
-            member.answer = member.executor.answers(request, output)
+            member.reply = member.executor.answers(request, output)
 
 
-def _form(federation: Federation) -> tuple[Hashable, ...]:
-    """Equal for federations whose examples can lie in one pool, and whose batches have
-    as much room there as alone.
+def _format(federation: Federation) -> tuple[Hashable, ...]:
+    """A key that is equal for federations whose examples can share a pool without a
+    change in the size of their batches.
     """
     x, y = federation.x, federation.y
-    normalisation = (
+    normalization = (
         np.asarray(value, float).tobytes()
         for value in (federation.shift, federation.scale)
     )
@@ -210,5 +212,5 @@ def _form(federation: Federation) -> tuple[Hashable, ...]:
         y.shape[1:],
         y.dtype,
         largest_split(federation),
-        *normalisation,
+        *normalization,
     )

@@ -3,22 +3,26 @@ sharded over the devices.
 
 The server sends messages of several *kinds* ("model", "control", ...). The s different
 arrays of one kind are its *streams* [s, ...]; each device stores all of them once. A client
-receives k of them, as numbers in 0..s - 1 or -1 for none. Its *address* says where its
-examples are in the pool of all examples, and holds its random keys. A *row* is the place of
-a client on the leading axis c of a program's arrays: first come the clients of the cohort,
-in an order that balances the devices, then padding. Clients that are asked to *reply*
-report to the server; the others run the same program, and what they compute is ignored.
+receives k of them, given by k numbers in 0..s - 1, or -1 for none. The *address* of a client
+says where its examples are in the pool of all examples, and holds its random keys.
+
+The arrays of a program have r *rows* on their leading axis, one for each client. The rows of
+the cohort come first, in an order that balances the devices, then rows of padding. Clients
+that are asked to *reply* report to the server; the others run the same program, and their
+results are ignored.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Int
+from jaxtyping import Array, Int, Shaped
 from numpy.typing import NDArray
 
 from fedtailor.client.pool import Pool
@@ -40,8 +44,37 @@ from fedtailor.protocol import (
 AXIS = "clients"
 """The axis of the mesh of devices."""
 
-ClientInputs = tuple[PackedInputs, ClientState, dict[str, Array]]
-"""Of one client, or stacked over a cohort: integers, state, and scalars by name."""
+
+class Program(NamedTuple):
+    """What a program is compiled for: the static arguments of `map_clients`.
+
+    Attributes:
+        task: what the clients do.
+        model: what is trained.
+        metrics: what the task "evaluate" measures.
+        mesh: the devices; its one axis is `AXIS`.
+        chunk: the number of clients that a device trains at the same time.
+    """
+
+    task: Task
+    model: Model
+    metrics: tuple[BatchMetric, ...]
+    mesh: Mesh
+    chunk: int
+
+
+class ClientInputs(NamedTuple):
+    """The inputs of one client; or of all clients of a program, with a leading axis r.
+
+    Attributes:
+        packed: its address, the round, and the numbers of the streams that it receives.
+        state: its states of the algorithm and of the uplink.
+        scalars: name -> a number that it receives.
+    """
+
+    packed: PackedInputs
+    state: ClientState
+    scalars: dict[str, Any]
 
 
 class Pipelines(NamedTuple):
@@ -56,85 +89,72 @@ class Pipelines(NamedTuple):
     downlink: Pipeline
 
 
-@partial(jax.jit, static_argnames=("task", "model", "mesh", "chunk", "metrics"))
+@partial(jax.jit, static_argnames="program")
 def map_clients(
-    task: Task,
+    program: Program,
     algorithm: Algorithm,
     pipelines: Pipelines,
-    model: Model,
-    mesh: Mesh,
-    chunk: int,
     pool: Pool,
-    values: dict[str, Array],
-    inputs: PackedInputs,
-    states: ClientState,
-    scalars: dict[str, Array],
-    metrics: tuple[BatchMetric, ...] = (),
+    streams: dict[str, Array],
+    clients: ClientInputs,
 ) -> Outputs:
-    """`client_task` for all clients of a cohort [c], where c is a multiple of the
-    mesh's devices.
+    """Run `client_task` for all clients of a cohort.
 
     Each client gathers the streams that it receives. One program serves every round,
-    seed, learning rate, number of epochs and distribution of client sizes of the same
-    shapes.
+    seed, learning rate, number of epochs and distribution of client sizes, if the shapes
+    are the same.
 
     Args:
-        task: what the clients do.
-        algorithm: whose functions they run.
+        program: what is compiled into the program.
+        algorithm: the method whose functions the clients run.
         pipelines: the transforms of messages.
-        model: what is trained.
-        mesh: the devices; its one axis is `AXIS`.
-        chunk: clients trained at once on one device.
         pool: the examples of all clients.
-        values: kind -> streams [s, ...].
-        inputs: the clients' addresses, the round, and the numbers of the streams that
-            they receive, packed into one array with a leading axis c.
-        states: the clients' states; every leaf is [c, ...].
-        scalars: name -> a number for each client [c].
-        metrics: what "evaluate" measures.
+        streams: kind of message -> its streams [s, ...].
+        clients: the inputs of the clients; every leaf is [r, ...], where r is a multiple
+            of the number of devices.
 
     Returns:
-        The outputs of `run_one`, stacked: every leaf is [c, ...] and sharded over the
-            mesh.
+        The outputs of `run_one`, stacked: every leaf is [r, ...] and sharded over the
+        mesh.
     """
     # Hyper-parameters, examples and streams are on every device; only the clients are
-    # divided.
-    everywhere, divided = PartitionSpec(), PartitionSpec(AXIS)
+    # divided among the devices.
+    replicated, sharded = PartitionSpec(), PartitionSpec(AXIS)
 
     # Without `check_vma`, which refuses a loop whose carry starts as a constant (a sum at
     # zero) and then differs between devices (the sum over a client's batches).
     @partial(
         jax.shard_map,
-        mesh=mesh,
-        in_specs=(everywhere, everywhere, everywhere, everywhere, divided),
-        out_specs=divided,
+        mesh=program.mesh,
+        in_specs=(replicated, replicated, replicated, replicated, sharded),
+        out_specs=sharded,
         check_vma=False,
     )
     def run_shard(
         algorithm: Algorithm,
         pipelines: Pipelines,
         pool: Pool,
-        values: dict[str, Array],
+        streams: dict[str, Array],
         clients: ClientInputs,
     ) -> Outputs:
         def run_client(client: ClientInputs) -> Outputs:
             return run_one(
-                task,
+                program.task,
                 algorithm,
                 pipelines,
-                model,
+                program.model,
                 pool,
-                values,
+                streams,
                 client,
-                metrics=metrics,
+                metrics=program.metrics,
             )
 
         # One client at a time is a plain loop: under vmap, matrix products become
         # batched ones, which are slower even for a batch of one.
-        batch_size = None if chunk == 1 else chunk
+        batch_size = None if program.chunk == 1 else program.chunk
         return jax.lax.map(run_client, clients, batch_size=batch_size)
 
-    return run_shard(algorithm, pipelines, pool, values, (inputs, states, scalars))
+    return run_shard(algorithm, pipelines, pool, streams, clients)
 
 
 def run_one(
@@ -143,32 +163,37 @@ def run_one(
     pipelines: Pipelines,
     model: Model,
     pool: Pool,
-    values: dict[str, Array],
+    streams: dict[str, Array],
     client: ClientInputs,
     trainer: Callable[..., DeviceTrainer] = DeviceTrainer,
     metrics: tuple[BatchMetric, ...] = (),
 ) -> Outputs:
-    """What one client of `map_clients` does.
+    """Run `client_task` for one client.
 
     Args:
-        client: its inputs, state and scalars; all else is as for `map_clients`.
-        trainer: makes its `DeviceTrainer`.
+        task: what the client does.
+        algorithm, pipelines, pool, streams: as for `map_clients`.
+        model: what is trained.
+        client: the inputs of the client.
+        trainer: makes the client's `DeviceTrainer`.
+        metrics: what the task "evaluate" measures.
 
     Returns:
-        The outputs of `client_task`, and "work_and_finite" [3], integers: how many
-        gradients and how many forward passes of single examples were computed, and 1 if
+        The outputs of `client_task`, and "work_status" [3], integers: the number of
+        gradients and of forward passes of single examples that were computed, and 1 if
         all other outputs are finite, else 0.
     """
-    # Down: the packed numbers become an inbox, on which the server's pipeline is undone.
-    # Then the client's part of the algorithm, and the pipeline up (`client_task`).
+    # The packed numbers become an inbox, from which the transforms of the downlink are
+    # undone. `client_task` then runs the client's part of the algorithm and applies the
+    # transforms of the uplink.
     inputs, state, scalars = client
     local = trainer(model, pool, inputs.address, inputs.round)
     inbox = Inbox(
         values={
-            kind: _gather(values[kind], streams)
-            for kind, streams in inputs.recipients.items()
+            kind: _gather(streams[kind], numbers)
+            for kind, numbers in inputs.recipients.items()
         },
-        received={kind: streams >= 0 for kind, streams in inputs.recipients.items()},
+        received={kind: numbers >= 0 for kind, numbers in inputs.recipients.items()},
         scalars=scalars,
         reply=inputs.reply,
     )
@@ -176,61 +201,57 @@ def run_one(
     outputs = client_task(
         task, algorithm, pipelines.uplink, state, inbox, local, metrics
     )
-    # One array of three numbers, as every output is moved to the host separately.
+    # One array of three numbers, because every output is moved to the host separately.
     is_finite = all_finite(outputs).astype(jnp.int32)
-    return {**outputs, "work_and_finite": jnp.append(local.context.work, is_finite)}
+    return {**outputs, "work_status": jnp.append(local.context.work, is_finite)}
 
 
-def _gather(values: Array, streams: Int[Array, " k"]) -> Array:
-    """The streams [k, ...] that a client receives; zeros where the number is -1."""
-    received = values[jnp.maximum(streams, 0)]
-    is_sent = along_axis(streams >= 0, 0, received.ndim)
+def _gather(streams: Shaped[Array, "s ..."], numbers: Int[Array, " k"]) -> Array:
+    """Gather the streams [k, ...] that a client receives; zeros if the number is -1."""
+    received = streams[jnp.maximum(numbers, 0)]
+    is_sent = along_axis(numbers >= 0, 0, received.ndim)
     return jnp.where(is_sent, received, jnp.zeros((), received.dtype))
 
 
 def balanced_order(
-    work: NDArray[np.int64], devices: int, by_work: bool
+    work: NDArray[np.int64], devices: int, longest_first: bool
 ) -> NDArray[np.int64]:
-    """An order of clients in which contiguous shards of equal length, one for each
-    device, hold about equal work.
+    """Order clients so that contiguous shards of equal length, one for each device, hold
+    about equal work.
 
-    It is a snake draft, as teams are picked: the clients, longest first, go to devices
-    0, 1, 2, then 2, 1, 0, then 0, 1, 2, and so on. Where c is no multiple of `devices`
-    the last shards hold fewer clients, and padding, which follows the c clients.
+    The clients are dealt out in a snake draft: sorted by work, longest first, they go to
+    devices 0, 1, 2, then 2, 1, 0, then 0, 1, 2, and so on. If c is no multiple of
+    `devices`, the last shards hold fewer clients; the program pads them.
 
     Example: work [5, 9, 1, 7, 3] on 2 devices, which take 3 and 2 clients. Longest first
     these are clients 1, 3, 0, 4, 2. They go to devices 0, 1 | 1, 0 | 0. So device 0 has
     clients 1, 4, 2 (work 13) and device 1 has clients 3, 0 (work 12). The result is
-    [1, 4, 2, 3, 0] with `by_work`, else [1, 2, 4, 0, 3].
+    [1, 4, 2, 3, 0] with `longest_first`, else [1, 2, 4, 0, 3].
 
     Args:
-        work: [c] what each client will do, in any unit.
+        work: [c] what each client will compute, in any unit.
         devices: the number of shards.
-        by_work: whether the clients of a shard are sorted longest first, so that chunks
-            waste little; else they keep their order.
+        longest_first: whether the clients of a shard are sorted by work, so that chunks
+            of clients waste little time; else they keep their order.
 
     Returns:
         [c] the client of each row.
     """
     clients = len(work)
     is_balanced = devices == 1 or clients == 0 or work.min() == work.max()
-    if is_balanced and not by_work:
+    if is_balanced and not longest_first:
         return np.arange(clients)
-    longest_first = np.argsort(-work, kind="stable")
+    by_work = np.argsort(-work, kind="stable")
     if is_balanced:
-        return longest_first
-    rows_per_shard = -(-clients // devices)  # rounded up
-    capacity = np.clip(clients - rows_per_shard * np.arange(devices), 0, rows_per_shard)
-    # In every pass each device that is not full gets one client.
-    pass_index = np.arange(rows_per_shard)[:, None]
-    forwards = np.arange(devices)
-    is_forwards = pass_index % 2 == 0
-    device_at = np.where(is_forwards, forwards, forwards[::-1])  # [pass, pick]
-    has_room = pass_index < capacity[device_at]
-    # Pass after pass, without the full devices: [c] the device of each of
-    # `longest_first`.
-    device_of = device_at[has_room]
-    shards = [longest_first[device_of == device] for device in range(devices)]
-    if not by_work:
-        shards = [np.sort(shard) for shard in shards]
-    return np.concatenate(shards)
+        return by_work
+    rows_per_shard = math.ceil(clients / devices)
+    unassigned = iter(by_work.tolist())
+    shards: list[list[int]] = [[] for _ in range(devices)]
+    for deal in range(rows_per_shard):
+        forward = range(devices)
+        for device in forward if deal % 2 == 0 else reversed(forward):
+            # The last shards may be full earlier: there are only c rows.
+            if device * rows_per_shard + deal < clients:
+                shards[device].append(next(unassigned))
+    ordered = shards if longest_first else map(sorted, shards)
+    return np.fromiter(chain.from_iterable(ordered), np.int64, clients)

@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 
 from fedtailor.client.pool import ClientAddress
 
-FIXED = 12
-"""Columns before those of the streams: start (3), size (3), key (2) and fixed key (2)
-of the address, round, reply.
+FIRST_STREAM = 12
+"""The first column of the streams. The columns before it are start (3), size (3), key (2)
+and fixed key (2) of the address, round, and reply.
 """
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PackedInputs:
-    """All integers that clients are given, in one array: moving an array to a device
-    costs 0.1 ms, whatever its size.
+    """All integers that clients receive, in one array, because moving an array to a
+    device costs 0.1 ms, whatever its size.
 
     Attributes:
         numbers: [w] address (10), round, reply, then the streams of every kind of
@@ -37,7 +37,7 @@ class PackedInputs:
 
     @staticmethod
     def pack(
-        padded: int,
+        row_count: int,
         addresses: Sequence[NDArray],
         round: int,
         reply: NDArray[np.bool_],
@@ -46,7 +46,7 @@ class PackedInputs:
         """Pack the inputs of a cohort [c].
 
         Args:
-            padded: rows of the result.
+            row_count: the number of rows of the result.
             addresses: the fields of the cohort's `ClientAddress`.
             round: the round (0-based).
             reply: [c] which clients are to answer.
@@ -54,15 +54,15 @@ class PackedInputs:
                 nothing.
 
         Returns:
-            Host arrays [padded, w]; rows past the cohort have no examples and receive
-            nothing.
+            Host arrays [row_count, w]. Rows past the cohort are padding: these clients
+            have no examples and receive nothing.
         """
         count = len(reply)
         kinds = tuple((kind, streams.shape[1]) for kind, streams in recipients.items())
-        width = FIXED + sum(columns for _, columns in kinds)
-        # Rows of padding: an address without examples, and -1, which receives nothing.
-        numbers = np.zeros((padded, width), np.int32)
-        numbers[count:, FIXED:] = -1
+        width = FIRST_STREAM + sum(columns for _, columns in kinds)
+        # Padding has an address without examples, and the stream -1, which is none.
+        numbers = np.zeros((row_count, width), np.int32)
+        numbers[count:, FIRST_STREAM:] = -1
         columns = [
             *(part.view(np.int32) for part in addresses),
             np.full((count, 1), round),
@@ -93,7 +93,7 @@ class PackedInputs:
     def recipients(self) -> dict[str, Int[Array, " k"]]:
         """kind -> the streams that the client receives, -1 = nothing."""
         recipients = {}
-        start = FIXED
+        start = FIRST_STREAM
         for kind, count in self.kinds:
             recipients[kind] = self.numbers[start : start + count]
             start += count

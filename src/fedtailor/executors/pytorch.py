@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedtailor.client.client_data import batches_in_epoch, examples_in_steps
 from fedtailor.client.losses import outputs
 from fedtailor.client.passes import BLOCK
-from fedtailor.client.pool import gathered
+from fedtailor.client.pool import gather_examples
 from fedtailor.client.shuffle import shuffled
 from fedtailor.client.tasks import Outputs
 from fedtailor.executors.debug import DebugExecutor, DebugTrainer
@@ -37,17 +37,18 @@ from fedtailor.protocol import (
 )
 
 compiled = partial(jax.disable_jit, disable=False)
-"""Compiles again what does not call the model, inside an executor that runs everything
-without compilation.
+"""Turns compilation on again for code that does not call the model, because the executor
+turns it off for everything else.
 """
 
 
 class TorchTrainer(DebugTrainer):
-    """`DebugTrainer` whose plain SGD is a loop of PyTorch's, over the batches of all
-    other executors.
+    """`DebugTrainer` whose plain SGD is a PyTorch loop over the same batches as in all other
+    executors.
 
-    Whatever else a method does with the model, JAX takes its losses and gradients
-    through `TorchEngine`."""
+    For everything else that a method does with the model, JAX computes losses and
+    gradients through `TorchEngine`.
+    """
 
     def __init__(self, *arguments: Any, name: str, every_step: bool) -> None:
         super().__init__(*arguments, name=name)
@@ -58,15 +59,15 @@ class TorchTrainer(DebugTrainer):
             return super().key(purpose)
 
     def examples(
-        self, positions: Int[Array, " b"], weight: Shaped[Array, " b"], split: str
+        self, indices: Int[Array, " b"], weight: Shaped[Array, " b"], split: str
     ) -> Batch:
         with compiled():
-            return super().examples(positions, weight, split)
+            return super().examples(indices, weight, split)
 
-    def _gathered(
-        self, positions: Int[Array, " b"]
+    def _gather(
+        self, pool_rows: Int[Array, " b"]
     ) -> tuple[Shaped[Array, "b ..."], Shaped[Array, "b ..."]]:
-        return _gathered(self.pool, positions)
+        return _gather(self.pool, pool_rows)
 
     def batch(self, *arguments: Any, **named: Any) -> Batch:
         with compiled():
@@ -99,8 +100,8 @@ class TorchTrainer(DebugTrainer):
                 split=split,
                 train_only=train_only,
             )
-        # The model moves into PyTorch's vector once, is stepped there, and moves back
-        # at the end.
+        # The parameters are copied into PyTorch's vector, updated there by all steps, and
+        # copied back at the end.
         n = int(self.count(split))
         times = int(self.steps(sgd) if steps is None else steps) if n else 0
         live = self._engine.live(self.model.dtype)
@@ -110,35 +111,41 @@ class TorchTrainer(DebugTrainer):
         )
         has_modes = self.model.stochastic or self.model.has_statistics
         mode = "training" if has_modes else "evaluation"
-        room = self.room(sgd.batch_size)
+        padded_size = self.padded_size(sgd.batch_size)
         for step, (x, y, words) in enumerate(self._host_batches(n, times, sgd, split)):
-            # PyTorch's backward pass starts from the derivatives of the loss by the
-            # outputs. These come from JAX: the loss is a JAX function of the model's.
+            # PyTorch's backward pass starts from the derivatives of the loss with respect
+            # to the outputs. JAX computes these: the loss is a JAX function.
             predicted = live.forward(live.inputs(x), mode, words)
             self.model.require_outputs(predicted.shape, len(x))
-            slopes = output_gradients(self.model, predicted.detach().numpy(), y, room)
-            descent.step(live.backward(predicted, slopes))
+            output_grads = output_gradients(
+                self.model, predicted.detach().numpy(), y, padded_size
+            )
+            descent.step(live.backward(predicted, output_grads))
             if self._every_step and not bool(live.theta.isfinite().all()):
                 raise Diverged(self.name, int(self.round), step=step)
         with compiled():
-            done = examples_in_steps(
+            examples = examples_in_steps(
                 jnp.int32(times), jnp.int32(n), sgd.batch_size, sgd.drop_last
             )
-            self.context.add_work(gradients=done)
+            self.context.add_work(gradients=examples)
         return jnp.asarray(live.theta.numpy().copy())
 
     def _host_batches(
         self, n: int, times: int, sgd: SGD, split: str
     ) -> Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[np.uint32] | None]]:
-        """Inputs, targets and random words of each step: the batches that `loop` draws,
-        without their padding.
+        """The batches that `loop` draws, without their padding.
+
+        Yields:
+            Inputs, targets and random words of each step.
         """
         if not times:
             return
-        # powers of two, lest each number of examples and steps compiles programs anew
-        positions = np.arange(next_power_of_two(n), dtype=np.int32).clip(max=n - 1)
-        own = self.examples(jnp.asarray(positions), jnp.ones(len(positions)), split)
-        x, y = np.asarray(own.x)[:n], np.asarray(own.y)[:n]
+        # Powers of two, so that few numbers of examples and steps compile programs.
+        indices = np.arange(next_power_of_two(n), dtype=np.int32).clip(max=n - 1)
+        all_examples = self.examples(
+            jnp.asarray(indices), jnp.ones(len(indices)), split
+        )
+        x, y = np.asarray(all_examples.x)[:n], np.asarray(all_examples.y)[:n]
         with compiled():
             order_words = jax.random.bits(self.key("batches"), (2,), jnp.uint32)
             words = None
@@ -147,16 +154,16 @@ class TorchTrainer(DebugTrainer):
                     _step_words(self.key("dropout"), next_power_of_two(times))
                 )
         batches = int(batches_in_epoch(jnp.int32(n), sgd.batch_size, sgd.drop_last))
-        order = positions
+        order = indices
         for step in range(times):
             epoch, number = divmod(step, batches)
             if number == 0:
                 with compiled():
                     order = np.asarray(
-                        shuffled(positions, jnp.int32(n), order_words, jnp.int32(epoch))
+                        shuffled(indices, jnp.int32(n), order_words, jnp.int32(epoch))
                     )[:n]
-            chosen = order[number * sgd.batch_size : (number + 1) * sgd.batch_size]
-            yield x[chosen], y[chosen], None if words is None else words[step]
+            batch = order[number * sgd.batch_size : (number + 1) * sgd.batch_size]
+            yield x[batch], y[batch], None if words is None else words[step]
 
     # measures
     # ----------------------------------------------------------------------------------
@@ -170,11 +177,10 @@ class TorchTrainer(DebugTrainer):
         # An empty split is one block of padding, which gives sums of the right shapes.
         block = min(next_power_of_two(count), BLOCK)
         for first in range(0, max(count, 1), block):
-            positions = first + np.arange(block, dtype=np.int32)
-            inside = jnp.asarray(positions < count)
-            batch = self.examples(
-                jnp.asarray(positions.clip(0, max(count - 1, 0))), inside, split
-            )
+            indices = first + np.arange(block, dtype=np.int32)
+            weight = jnp.asarray(indices < count)
+            clipped = indices.clip(0, max(count - 1, 0))
+            batch = self.examples(jnp.asarray(clipped), weight, split)
             predicted = predict(batch.x)
             with compiled():
                 total = _add_statistics(
@@ -208,7 +214,7 @@ class Descent:
         linear_term: Any,
         train_only: ModelPart | None,
     ) -> None:
-        """Start at the present parameters; for the arguments see `LocalTrainer.sgd`."""
+        """Start from the parameters of `live`; for the arguments see `LocalTrainer.sgd`."""
         self._live = live
         self._rate = float(rate)
         self._decay = 0.0 if is_off(sgd.weight_decay) else float(sgd.weight_decay)
@@ -229,8 +235,8 @@ class Descent:
         self._frozen_values = live.theta[self._frozen]
 
     def step(self, gradient: Any) -> None:
-        """w = w - rate v, where v collects the gradient [d] and all other terms; frozen
-        entries keep their bits.
+        """Update w = w - rate v, where v is the gradient [d] with all other terms added,
+        or its momentum. Frozen entries do not change.
         """
         live = self._live
         if self._decay:
@@ -240,19 +246,19 @@ class Descent:
             gradient = gradient + mu * (live.theta - anchor)
         if self._linear_term is not None:
             gradient = gradient + self._linear_term
-        # The terms must not change running statistics, which the pass has renewed.
+        # The terms must not change running statistics, which the pass has updated.
         gradient[live.statistics] = 0
         gradient[self._frozen] = 0
         if self._momentum is not None:
             gradient = self._velocity.mul_(self._momentum).add_(gradient)
         live.theta.sub_(self._rate * gradient)
-        # Renewed statistics of frozen layers, too, go back to what they were.
+        # This also restores the running statistics of frozen layers.
         live.theta[self._frozen] = self._frozen_values
 
 
 class TorchExecutor(DebugExecutor):
-    """`DeviceExecutor` for models that PyTorch itself trains; `Settings.debug` looks
-    for NaN after every step.
+    """`DeviceExecutor` for models that PyTorch itself trains. With `Settings.debug` it
+    checks for NaN after every step.
     """
 
     def __init__(
@@ -262,9 +268,7 @@ class TorchExecutor(DebugExecutor):
         settings: Settings = Settings(),  # noqa: B008 (frozen)
         **options: Any,
     ) -> None:
-        """As `DeviceExecutor`; there is one device, PyTorch's, and one client on it at
-        a time.
-        """
+        """As for `DeviceExecutor`, with one device, which trains one client at a time."""
         super().__init__(
             federation, model, replace(settings, devices=1, chunk=None), **options
         )
@@ -276,8 +280,8 @@ class TorchExecutor(DebugExecutor):
         try:
             return super()._run(request)
         except TypeError as error:
-            # Of a Hessian times a vector JAX says itself that its `custom_vjp` has no
-            # forward mode.
+            # For Hessian-vector products JAX raises an error of its own, which says that
+            # `custom_vjp` has no forward mode.
             if not isinstance(error, NotDifferentiable) and "custom_vjp" not in str(
                 error
             ):
@@ -293,7 +297,7 @@ class TorchExecutor(DebugExecutor):
 def output_gradients(
     model: Model, outputs: NDArray[Any], y: NDArray[Any], batch_size: int
 ) -> NDArray[Any]:
-    """The derivatives of a batch's mean loss by its outputs [b, ...]; one program
+    """The gradient of a batch's mean loss with respect to its outputs [b, ...]. One program
     serves all b up to `batch_size`.
     """
     count = len(outputs)
@@ -324,7 +328,7 @@ def _add_statistics(
     batch: Batch,
     total: Any,
 ) -> Any:
-    """`total` (None = nothing yet) with the statistics of one more batch."""
+    """Add the statistics of one more batch to `total`; None = there is no total yet."""
     new = {
         metric.name: metric.statistic(model, outputs, batch.y, batch.weight)
         for metric in metrics
@@ -334,10 +338,10 @@ def _add_statistics(
 
 @partial(jax.jit, static_argnums=1)
 def _step_words(key: Array, steps: int) -> UInt32[Array, "steps 2"]:
-    """What `loop` gives a model's dropout in each step."""
+    """The random words that `loop` uses for a model's dropout in each step."""
     return jax.vmap(lambda step: jax.random.key_data(jax.random.fold_in(key, step)))(
         jnp.arange(steps)
     )
 
 
-_gathered = jax.jit(gathered)
+_gather = jax.jit(gather_examples)

@@ -1,4 +1,4 @@
-"""How clients are run; none of this changes results beyond rounding."""
+"""Settings of executors. None of them changes results beyond rounding."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,20 +16,20 @@ class Settings:
     """Where and how clients are trained.
 
     Attributes:
-        devices: how many of this process's devices to use; None = all, of all
+        devices: how many of this process's devices to use; None = all devices of all
             processes.
-        chunk: clients trained at once on one device; None = 1 on CPUs, elsewhere as
-            many as the free memory holds.
-        canonical: aggregate on one device in the order of client ids: bitwise equal
-            results for any number of devices.
-        debug: one client at a time without compilation; errors name the client and the
-            step.
-        state_limit: bytes; the clients' states of a population that need more are kept
-            in a file, from which only the cohort's are read: results stay the same to
-            the bit. A run directory keeps its own file.
-        state_dir: where that file is (it has no name and goes with the process) when
-            there is no run directory; None = where temporary files go, which may be a
-            disk in memory.
+        chunk: the number of clients that a device trains at the same time; None = 1 on
+            CPUs, and on accelerators as many as fit into the free memory.
+        canonical: aggregate on one device in the order of client ids, so that results are
+            bitwise equal for any number of devices.
+        debug: train one client at a time without compilation; errors name the client and
+            the step.
+        state_limit: in bytes. If the clients' states need more, they are kept in a file,
+            and only those of the cohort are read. Results are equal to the bit. The file
+            of a run with a run directory is in that directory.
+        state_dir: the directory of that file for runs without a run directory. The file
+            has no name and is deleted when the process ends. None = the directory of
+            temporary files, which may be a disk in memory.
     """
 
     devices: int | None = None
@@ -59,8 +59,8 @@ class Settings:
         Raises:
             ValueError: more devices asked for than JAX has.
         """
-        # A number of devices counts those of this process alone; without one, the
-        # devices of all processes work together.
+        # A number of devices refers to those of this process. Without a number, all
+        # processes use their devices together.
         own_only = self.debug or self.devices is not None
         available = jax.local_devices() if own_only else jax.devices()
         count = 1 if self.debug else self.devices or len(available)
@@ -71,6 +71,6 @@ class Settings:
         return Mesh(np.array(available[:count]), (AXIS,))
 
     @property
-    def several_at_once(self) -> bool:
-        """Whether a device trains several clients at once."""
+    def trains_in_chunks(self) -> bool:
+        """Whether a device trains several clients at the same time."""
         return jax.default_backend() != "cpu" if self.chunk is None else self.chunk > 1

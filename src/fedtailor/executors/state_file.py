@@ -17,17 +17,16 @@ from numpy.typing import NDArray
 
 from fedtailor.protocol import ClientState, require
 
-AT_ONCE = 2**28
-"""The most bytes of states that are in memory at a time when all clients are evaluated.
+MAX_BYTES = 2**28
+"""The most bytes of states that are in memory at the same time when all clients are
+evaluated.
 """
 
 SLOTS = 3
-"""Slots of a client in the file: two that checkpoints may hold, and one to write to."""
+"""Slots of a client in the file: two that checkpoints may refer to, and one to write to."""
 
-FIRST = -1
-"""Stands for a slot while a client still has the initial state, which is not in the
-file.
-"""
+INITIAL = -1
+"""The slot of a client that still has the initial state, which is not in the file."""
 
 
 def states_path(directory: Path, phase: int) -> Path:
@@ -35,8 +34,8 @@ def states_path(directory: Path, phase: int) -> Path:
     return directory / f"states-{phase}.bin"
 
 
-def remove_others(directory: Path, phases: set[int]) -> None:
-    """Remove the states of all phases but these."""
+def remove_unused_states(directory: Path, phases: set[int]) -> None:
+    """Remove the states of all phases that are not in `phases`."""
     needed = {states_path(directory, phase) for phase in phases}
     for path in directory.glob("states-*.bin"):
         if path not in needed:
@@ -67,10 +66,11 @@ class FileStates:
 
         Args:
             state: one client's pytree of arrays.
-            clients: how many, m.
+            clients: the number of clients, m.
             path: the file, which the first write creates; None = a file without a name,
                 which ends with the process.
-            directory: where a file without a name is; None = where temporary files go.
+            directory: the directory of a file without a name; None = the directory of
+                temporary files.
         """
         leaves, self._tree = jax.tree.flatten(state)
         self._path = path
@@ -78,51 +78,51 @@ class FileStates:
         self._file: int | None = None
         self._begin([np.asarray(leaf) for leaf in leaves], clients)
 
-    def _begin(self, first: list[NDArray], clients: int) -> None:
-        """No client has a slot yet: all have the state whose leaves are `first`."""
-        # one record holds all leaves of a client's state
+    def _begin(self, initial_leaves: list[NDArray], clients: int) -> None:
+        """Give all clients the initial state, and no client a slot."""
+        # One record holds all leaves of a client's state.
         self._type = np.dtype(
-            [(str(number), leaf.dtype, leaf.shape) for number, leaf in enumerate(first)]
+            [
+                (str(number), leaf.dtype, leaf.shape)
+                for number, leaf in enumerate(initial_leaves)
+            ]
         )
-        self._first = np.zeros((), self._type)
-        for name, leaf in zip(self._type.names or (), first, strict=True):
-            self._first[name] = leaf
-        self._slot = np.full(clients, FIRST, np.int8)
+        self._initial = np.zeros((), self._type)
+        for name, leaf in zip(self._type.names or (), initial_leaves, strict=True):
+            self._initial[name] = leaf
+        self._slot = np.full(clients, INITIAL, np.int8)
         self._saved = self._saved_before = self._slot.copy()
         self._checksum = np.zeros(clients, np.uint32)
 
     @property
-    def at_once(self) -> int:
-        """Clients whose states fill `AT_ONCE` bytes."""
-        return max(AT_ONCE // self._type.itemsize, 1)
+    def max_clients(self) -> int:
+        """The number of clients whose states fill `MAX_BYTES` bytes."""
+        return max(MAX_BYTES // self._type.itemsize, 1)
 
     @property
     def rows(self) -> ClientState:
         return self.read(np.arange(len(self._slot)), len(self._slot))
 
-    @rows.setter
-    def rows(self, rows: ClientState) -> None:
-        self.write(np.arange(len(self._slot)), rows)
-
-    def read(self, index: NDArray[np.int64], padded: int) -> ClientState:
-        """Rows `index` [c], and copies of the first state up to `padded` rows.
+    def read(self, index: NDArray[np.int64], row_count: int) -> ClientState:
+        """The states of the clients `index` [c], and copies of the initial state up to
+        `row_count` rows.
 
         Raises:
             ValueError: the file cannot be read, or it does not hold what was written.
         """
-        # Clients without a slot have the first state, which is not in the file.
-        records = np.full(padded, self._first)
+        # Clients without a slot have the initial state, which is not in the file.
+        records = np.full(row_count, self._initial)
         rows = _bytes(records)
         with self._as_value_error():
-            for row in np.flatnonzero(self._slot[index] != FIRST):
+            for row in np.flatnonzero(self._slot[index] != INITIAL):
                 client = int(index[row])
                 offset = self._offset(client, int(self._slot[client]))
                 count = os.preadv(self._descriptor(), [rows[row]], offset)
-                # Fewer bytes, or others: a disk or another process damaged the file.
+                # Missing or different bytes: a disk or another process damaged the file.
                 require(
                     count == self._type.itemsize
                     and zlib.crc32(rows[row]) == self._checksum[client],
-                    f"the states of clients in {self._where()} are damaged; start the"
+                    f"the states of clients in {self._location()} are damaged; start the"
                     " run again",
                 )
         leaves = [records[name] for name in self._type.names or ()]
@@ -150,77 +150,79 @@ class FileStates:
                 self._checksum[client] = zlib.crc32(record)
 
     def snapshot(self) -> Any:
-        """The current slots, after all states have been flushed to the disk; for a file
-        without a name, all states.
+        """Flush all states to the disk.
+
+        Returns:
+            The current slots; or all states, if the file has no name.
         """
         if self._path is None:
             return jax.tree.leaves(self.rows)
         with self._as_value_error():
             os.fsync(self._descriptor())
-        first = [np.asarray(self._first[name]) for name in self._type.names or ()]
-        # "place" is the name in checkpoints of fedtailor 0.1
+        initial = [np.asarray(self._initial[name]) for name in self._type.names or ()]
+        # These are the keys in checkpoints of fedtailor 0.1.
         return {
-            "first": first,
+            "first": initial,
             "place": self._slot.copy(),
             "checksum": self._checksum.copy(),
         }
 
     def snapshot_saved(self) -> None:
-        """Called when the last snapshot is in a checkpoint on the disk. Its slots are
-        not overwritten until there are two newer checkpoints.
+        """Keep the slots of the last snapshot until there are two newer checkpoints.
+        Called when the snapshot is in a checkpoint on the disk.
         """
         self._saved_before = self._saved
         self._saved = self._slot.copy()
 
     def restore(self, saved: Any) -> None:
         if isinstance(saved, list):
-            self.rows = jax.tree.unflatten(self._tree, saved)
+            self.write(np.arange(len(self._slot)), saved)
             return
         self._begin(saved["first"], len(saved["place"]))
         self._slot = saved["place"].copy()
         self._checksum = saved["checksum"].copy()
         self._saved = self._saved_before = self._slot.copy()
-        # Without O_CREAT: where the file is missing, there is nothing to continue from.
+        # Without O_CREAT: if the file is missing, there is nothing to continue from.
         with self._as_value_error():
-            self._keep(os.open(self._path or "", os.O_RDWR))
+            self._use(os.open(self._path or "", os.O_RDWR))
 
     def _offset(self, client: int, slot: int) -> int:
-        """Bytes before a record: the file holds the first slots of all clients, then
-        the second ones, and the third.
+        """The position of a record in bytes: the file holds the first slots of all
+        clients, then the second slots, then the third ones.
         """
         return (slot * len(self._slot) + client) * self._type.itemsize
 
     def _descriptor(self) -> int:
-        """The file's descriptor; the first call makes the file, or empties an old one
-        of its name.
+        """The file's descriptor. The first call creates the file, or empties an old one
+        of the same name.
         """
         if self._file is not None:
             return self._file
         if self._path is None:
             with tempfile.TemporaryFile(dir=self._directory) as file:
-                return self._keep(os.dup(file.fileno()))
+                return self._use(os.dup(file.fileno()))
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
-        return self._keep(os.open(self._path, flags, 0o666))
+        return self._use(os.open(self._path, flags, 0o666))
 
-    def _keep(self, descriptor: int) -> int:
-        """Close a descriptor when this object goes."""
+    def _use(self, descriptor: int) -> int:
+        """Use a descriptor for the file, and close it when this object is deleted."""
         self._file = descriptor
         weakref.finalize(self, os.close, descriptor)
         return descriptor
 
-    def _where(self) -> str:
-        """The file or its directory, for messages."""
+    def _location(self) -> str:
+        """The file or its directory, for error messages."""
         return str(self._path or self._directory or tempfile.gettempdir())
 
     @contextmanager
     def _as_value_error(self) -> Iterator[None]:
-        """Failures of the disk, as a `ValueError`."""
+        """Turn failures of the disk into a `ValueError`."""
         try:
             yield
         except OSError as error:
             raise ValueError(
                 f"cannot keep the states of {len(self._slot)} clients in"
-                f" {self._where()}: {error.strerror}; make room, or name another"
+                f" {self._location()}: {error.strerror}; make room, or name another"
                 " directory (Settings.state_dir)"
             ) from None
 
@@ -230,7 +232,7 @@ def _bytes(records: NDArray) -> NDArray[np.uint8]:
 
 
 def _write(file: int, data: memoryview, offset: int) -> None:
-    """All of `data`: one call may write less (a disk that fills up)."""
+    """Write all of `data`: one call of `pwrite` may write less if the disk fills up."""
     done = 0
     while done < len(data):
         done += os.pwrite(file, data[done:], offset + done)

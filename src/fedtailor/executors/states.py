@@ -13,31 +13,31 @@ from fedtailor.protocol import ClientState
 
 
 class States(Protocol):
-    """The states of m clients. Rows of clients that take no part in an exchange are
-    never touched.
+    """The states of m clients. An exchange never touches the rows of clients that take
+    no part in it.
 
     Attributes:
-        rows: all states, stacked: every leaf is [m, ...]. A copy (`HostStates`), or
-            deleted by the next `write` (`DeviceStates`).
+        rows: all states, stacked: every leaf is [m, ...]. Use them before the next
+            `write`, which deletes the arrays of `DeviceStates`.
     """
 
     rows: ClientState
 
     @property
-    def at_once(self) -> int:
-        """How many clients' states may be in memory at a time."""
+    def max_clients(self) -> int:
+        """The most clients whose states may be in memory at the same time."""
         ...
 
-    def read(self, index: NDArray[np.int64], padded: int) -> ClientState:
+    def read(self, index: NDArray[np.int64], row_count: int) -> ClientState:
         """The states of some clients.
 
         Args:
             index: [c] the clients.
-            padded: how many rows to return, c or more; what is in those past c does not
-                matter.
+            row_count: the number of rows to return, c or more; the content of rows past
+                c does not matter.
 
         Returns:
-            A tree whose leaves are [padded, ...].
+            A tree whose leaves are [row_count, ...].
         """
         ...
 
@@ -59,9 +59,9 @@ class States(Protocol):
 
 
 class _InMemory:
-    """Base of states in memory: all can be read at once, and snapshots are copies."""
+    """Base of states in memory: any number can be read, and snapshots are copies."""
 
-    at_once = sys.maxsize
+    max_clients = sys.maxsize
 
     def snapshot_saved(self) -> None:
         """Do nothing: the snapshot was a copy."""
@@ -73,7 +73,7 @@ class HostStates(_InMemory):
     """
 
     def __init__(self, state: ClientState, clients: int) -> None:
-        """All m clients start from `state` (one client's pytree of arrays)."""
+        """Initialize all clients with `state`, one client's pytree of arrays."""
         leaves, self._tree = jax.tree.flatten(state)
         self._leaves = [
             np.repeat(np.asarray(leaf)[None], clients, axis=0) for leaf in leaves
@@ -83,12 +83,8 @@ class HostStates(_InMemory):
     def rows(self) -> ClientState:
         return jax.tree.unflatten(self._tree, self.snapshot())
 
-    @rows.setter
-    def rows(self, rows: ClientState) -> None:
-        self.restore(jax.tree.leaves(rows))
-
-    def read(self, index: NDArray[np.int64], padded: int) -> ClientState:
-        index = _padded(index, padded)
+    def read(self, index: NDArray[np.int64], row_count: int) -> ClientState:
+        index = _pad(index, row_count)
         return jax.tree.unflatten(self._tree, [leaf[index] for leaf in self._leaves])
 
     def write(self, index: NDArray[np.int64], rows: ClientState) -> None:
@@ -107,16 +103,16 @@ class DeviceStates(_InMemory):
     """`States` on accelerators, so that they are not moved between host and device."""
 
     def __init__(self, state: ClientState, clients: int) -> None:
-        """All m clients start from `state` (one client's pytree of arrays)."""
+        """Initialize all clients with `state`, one client's pytree of arrays."""
         self.rows = jax.tree.map(
             lambda leaf: jnp.repeat(leaf[None], clients, axis=0), state
         )
 
-    def read(self, index: NDArray[np.int64], padded: int) -> ClientState:
-        # Most methods keep no state: nothing to compile then.
+    def read(self, index: NDArray[np.int64], row_count: int) -> ClientState:
+        # Most methods keep no state. For these nothing is compiled.
         if not jax.tree.leaves(self.rows):
             return self.rows
-        return _take(self.rows, _padded(index, padded))
+        return _take(self.rows, _pad(index, row_count))
 
     def write(self, index: NDArray[np.int64], rows: ClientState) -> None:
         # `_put` donates the old rows: they are updated in place, not copied.
@@ -132,9 +128,9 @@ class DeviceStates(_InMemory):
         )
 
 
-def _padded(index: NDArray[np.int64], padded: int) -> NDArray[np.int64]:
-    """Indices [padded], with those of the first client behind the given ones."""
-    return np.concatenate([index, np.zeros(padded - len(index), np.int64)])
+def _pad(index: NDArray[np.int64], row_count: int) -> NDArray[np.int64]:
+    """Append the index of client 0 until there are `row_count` indices."""
+    return np.concatenate([index, np.zeros(row_count - len(index), np.int64)])
 
 
 @jax.jit

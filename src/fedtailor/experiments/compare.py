@@ -41,7 +41,7 @@ from fedtailor.experiments.run_scores import (
 from fedtailor.metrics import Metric, find_metric, find_metrics
 from fedtailor.protocol import require
 from fedtailor.runs.binding import bind
-from fedtailor.runs.target_units import default_metrics
+from fedtailor.runs.target_units import table_metrics
 from fedtailor.storage import DirectoryLock, Unusable
 from fedtailor.storage.run_files import INDEX, SUMMARY, read_summary
 from fedtailor.trackers import find_trackers
@@ -348,7 +348,7 @@ class Comparison:
             " none; give it some, such as val = 0.1, or leave out the budget",
         )
         model = bind(column.scenario.model, federation)
-        asked = self.experiment.file.measured or default_metrics(federation)
+        asked = self.experiment.file.measured or table_metrics(federation)
         return find_metrics(asked, model)[0] if asked else find_metric(model.metric)
 
     def _list_halved(

@@ -58,7 +58,13 @@ from fedtailor.protocol.local_trainer import (
     Params,
     StepGradient,
 )
-from fedtailor.protocol.messages import ClientUpdate, Downlink, Inbox, Streams
+from fedtailor.protocol.messages import (
+    NOT_SENT,
+    ClientUpdate,
+    Downlink,
+    Inbox,
+    Streams,
+)
 from fedtailor.protocol.padding import next_power_of_two
 from fedtailor.protocol.parts import ModelPart, ModelParts
 from fedtailor.protocol.pipeline import (
@@ -81,6 +87,7 @@ from fedtailor.protocol.state import ClientState, ServerState, server_state, sta
 
 __all__ = [
     "MODEL_KINDS",
+    "NOT_SENT",
     "PRIVATE_STEPS",
     "SGD",
     "About",

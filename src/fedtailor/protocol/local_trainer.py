@@ -260,16 +260,13 @@ class LocalTrainer(Protocol):
         """
         ...
 
-    def draw(
-        self, purpose: str, step: ArrayLike, batch_size: int, *, split: str = "train"
-    ) -> Batch:
-        """Draw one batch, for methods that use several batches in a step.
+    def draw(self, purpose: str, step: ArrayLike, batch_size: int) -> Batch:
+        """Draw one batch of training data, for methods that use several batches in a step.
 
         Args:
             purpose: the name of a sequence of batches.
             step: the index of the batch in this sequence.
             batch_size: as for `loop`.
-            split: the split to draw from.
         """
         ...
 

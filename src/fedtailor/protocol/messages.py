@@ -20,6 +20,9 @@ and all others in bytes.
 """
 
 
+NOT_SENT = -1
+"""In `Streams.recipients`: the client receives nothing at this position."""
+
 Scalars = float | NDArray[np.floating] | NDArray[np.integer] | Array
 """One number for all clients of a cohort, or one number for each client [c]."""
 
@@ -31,8 +34,9 @@ class Streams:
     Attributes:
         values: the s streams [s, ...]: models [s, d], controls [s, d], examples [s, n,
             ...].
-        recipients: [c, k] for each client of the cohort, the indices of the streams that
-            it receives. A client that receives fewer than k has -1 in the other entries.
+        recipients: [c, k] for each client of the cohort, the rows of `values` that it
+            receives. A client that receives fewer than k has `NOT_SENT` (-1) in the
+            other entries.
         already_held: whether the clients have these values already, so that the ledger
             does not count them (UCFL's first round starts from the model of the probe).
     """
@@ -48,12 +52,12 @@ class Streams:
         """One stream for all clients of the cohort.
 
         Args:
-            theta: a vector [d], or a matrix [1, d].
+            theta: a vector [d], or an array [1, ...].
             clients: the size of the cohort.
             already_held: as in `Streams`.
 
         Returns:
-            One stream [1, d], which every client receives.
+            One stream [1, ...], which every client receives.
         """
         values = theta.reshape(1, -1) if theta.ndim == 1 else theta
         return Streams(values, np.zeros((clients, 1), np.int32), already_held)
@@ -65,17 +69,38 @@ class Streams:
         return Streams(values, index[:, None])
 
     @staticmethod
-    def all_to_all(
-        values: Shaped[Array, "s ..."], clients: int, already_held: bool = False
+    def by_index(
+        values: Shaped[Array, "s ..."],
+        index: Int[np.ndarray, " c"],
+        already_held: bool = False,
     ) -> "Streams":
-        """All streams for every client of the cohort.
+        """One stream to each client of the cohort, such as the model of its cluster.
 
         Args:
-            values: the streams [s, ...].
-            clients: the size of the cohort.
+            values: the streams.
+            index: for each client the row of `values` that it receives, or `NOT_SENT`.
             already_held: as in `Streams`.
         """
+        return Streams(values, index[:, None].astype(np.int32), already_held)
+
+    @staticmethod
+    def all_to_all(
+        values: Shaped[Array, "s ..."],
+        clients: int,
+        already_held: bool = False,
+        is_sent: Bool[np.ndarray, " s"] | None = None,
+    ) -> "Streams":
+        """Every stream to every client of the cohort.
+
+        Args:
+            values: the streams.
+            clients: the size of the cohort.
+            already_held: as in `Streams`.
+            is_sent: which of the streams are sent; None = all.
+        """
         streams = np.arange(len(values), dtype=np.int32)
+        if is_sent is not None:
+            streams = np.where(is_sent, streams, np.int32(NOT_SENT))
         return Streams(values, np.tile(streams, (clients, 1)), already_held)
 
 
@@ -103,11 +128,11 @@ class Inbox:
     """The part of a `Downlink` that one client receives (traced).
 
     `inbox["model"]` is [k, d]: the k streams that this client receives, and zeros for
-    entries of -1 in `Streams.recipients`.
+    entries of `NOT_SENT` in `Streams.recipients`.
 
     Attributes:
         values: kind -> [k, ...].
-        received: kind -> [k] bool, False for entries of -1 in `Streams.recipients`.
+        received: kind -> [k] bool, False for entries of `NOT_SENT` in `Streams.recipients`.
         scalars: name -> this client's number.
         reply: whether the server will use this client's answer.
     """

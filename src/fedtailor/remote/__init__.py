@@ -1,29 +1,29 @@
-"""Federations of machines that keep their own data, with Flower as the carrier.
+"""Federations of machines that keep their own data, with Flower as the transport.
 
-The coordinator trains as a simulation does, except that its executor asks clients over
-a transport; each client answers from its own file and its own states. Nothing here
-imports Flower (`flwr`) or `cryptography` before it is needed; both come with the extra
-`flower`.
+The coordinator trains as in a simulation, except that its executor sends requests to
+clients on other machines. Each client has its own file of examples and its own states.
+Flower (`flwr`) and `cryptography` are imported only when they are needed; the extra
+`flower` installs both.
 
 What a federation is:
 
 * `job`, `job_template`, `table`, `statistics`, `examples`, `plan`: what is trained, and
   how a client's file becomes examples.
-* `kit`, `keys`, `secret`, `client_store`: what each machine has on its disk.
+* `kit`, `keys`, `secret`, `client_store`: the files of each machine.
 
-What travels:
+What is sent:
 
-* `messages`, `wire`, `held`: one exchange with one client, as bytes and back, with the
-  checks of what arrives.
-* `transport`, `waits`: an exchange with several clients, and how long it may last.
-* `secure_sums`, `masks`, `sum_client`, `sum_server`, `hidden_updates`: sums of vectors
-  of which the coordinator sees none.
+* `messages`, `wire`, `vector_cache`: the encoding of requests and answers, and their
+  checks.
+* `transport`, `waits`: an exchange with several clients, and how long it may take.
+* `secure_sums`, `masks`, `sum_client`, `sum_server`, `hidden_updates`: secure
+  aggregation.
 
-Who runs it:
+What runs:
 
-* `coordinate`, `executor`: the coordinator's side of a training.
-* `job_work`, `work`: a client's side.
+* `coordinate`, `executor`: training, at the coordinator.
+* `job_work`, `work`: tasks, at a client.
 * `service`, `flower`, `flower_server`, `grid_answers`, `flower_client`, `superlink`,
-  `processes`, `flower_app`: both sides as processes that talk over Flower's SuperLink.
-* `demo`: all of it on one machine, beside the simulation.
+  `processes`, `flower_app`: the processes of both, which communicate by Flower.
+* `demo`: a federation on one machine, compared with its simulation.
 """

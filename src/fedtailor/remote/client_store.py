@@ -1,9 +1,9 @@
-"""What a client keeps from round to round, on its own disk and nowhere else.
+"""A client's states on its own disk.
 
-A state is written under the round after which it holds, whole or not at all. The
-coordinator decides which round counts, and every request names the state to start from.
-So an answer that was lost, late or refused leaves no trace: the next request names an
-older state, and the newer one is dropped.
+The file of a state names the round that produced it, and is written atomically. The
+coordinator decides which state is valid, and every request names the state to start
+from. So an answer that was lost, late or refused has no effect: the next request names
+an older state, and the newer one is deleted.
 """
 
 import fcntl
@@ -21,15 +21,16 @@ _NAME = re.compile(r"round-(\d{8})\.safetensors")
 class ClientStore:
     """The states of one client in one experiment.
 
-    As a context manager it holds the directory's lock, so that two processes never work
-    in it.
+    As a context manager it locks its directory, so that no two processes use it at the
+    same time.
 
     Args:
-        directory: of the client; made if it does not exist, readable by its owner only.
+        directory: the client's directory; created, readable by its owner only, if it
+            does not exist.
         experiment: identity of the job (`Job.identity`).
 
     Raises:
-        ValueError: the directory cannot be made.
+        ValueError: the directory cannot be created.
     """
 
     def __init__(self, directory: Path, experiment: str) -> None:
@@ -46,7 +47,7 @@ class ClientStore:
         """Take the lock.
 
         Raises:
-            ValueError: another process has it.
+            ValueError: another process holds it.
         """
         self._lock = (self.directory / ".lock").open("wb")
         try:
@@ -71,7 +72,7 @@ class ClientStore:
             self._lock = None
 
     def rounds(self) -> list[int]:
-        """The rounds after which a state is stored, in order."""
+        """The rounds whose states are stored, in ascending order."""
         matches = (_NAME.fullmatch(path.name) for path in self.directory.iterdir())
         return sorted(int(match[1]) for match in matches if match)
 
@@ -79,11 +80,11 @@ class ClientStore:
         """Read the state after a round.
 
         Returns:
-            What `save` was given; None for round -1, as a client that has not taken
-            part has no state.
+            The state as passed to `save`; None for round -1, as a client that has not
+            taken part has no state.
 
         Raises:
-            ValueError: it is not here, or damaged.
+            ValueError: there is no such state, or its file is damaged.
         """
         if state_round < 0:
             return None
@@ -96,30 +97,29 @@ class ClientStore:
         return load_tree(path)
 
     def save(self, round: int, state: Any) -> None:
-        """Write the state after a round, whole or not at all.
+        """Write the state after a round, atomically.
 
         Args:
-            round: after which it holds.
+            round: the round that produced the state.
             state: a tree of plain containers and arrays.
         """
         save_tree(self._path(round), state)
 
     def prune(self, state_round: int, durable_state_round: int) -> None:
-        """Delete the states that no coordinator can ask for any more.
+        """Delete the states that the coordinator cannot ask for any more.
 
-        Those are older than the state on the coordinator's disk, where it would start
-        again after a crash, or newer than the last one it accepted.
+        Those are states older than the one in the coordinator's last checkpoint, from
+        which it resumes after a crash, and states newer than the last accepted one.
 
         Args:
-            state_round: of the request: the state that the coordinator accepted last.
-            durable_state_round: of the request: the same, as it is on the coordinator's
-                disk.
+            state_round: see `Request`.
+            durable_state_round: see `Request`.
         """
         for round in self.rounds():
-            needed = durable_state_round <= round <= state_round
+            is_needed = durable_state_round <= round <= state_round
             # A new phase of a schedule starts without a state (state_round = -1). Until
-            # the coordinator has saved that, it may still go back to the durable one.
-            if not needed and round != durable_state_round:
+            # the coordinator has saved that, it may resume from the durable state.
+            if not is_needed and round != durable_state_round:
                 self._path(round).unlink(missing_ok=True)
 
     def _path(self, round: int) -> Path:

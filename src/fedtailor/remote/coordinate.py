@@ -1,6 +1,6 @@
-"""A training over machines, from its first round to the delivery of personal models.
+"""Coordinates training over machines, up to the delivery of personal models.
 
-The run directory has the form of a simulated run's, so all that reads runs reads it.
+The run directory has the same format as that of a simulated run.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,38 +37,39 @@ def coordinate(
     *,
     resume: bool = False,
     agreed: Statistics | None = None,
-    remember: bool = True,
+    use_caches: bool = True,
     evaluate_every: int = 1,
     callbacks: Sequence[Callback] = (),
     tell: Callable[[str], None] = lambda line: None,
 ) -> Training[RemoteExecutor]:
-    """Train as the job says, and have each client store its personal model.
+    """Train by the job, and have each client store its personal model.
 
     Args:
-        job: of the federation.
+        job: the job.
         transport: carries messages to the clients.
-        rows: how many rows of each client that is online train, validate and test [3].
-        directory: keeps the run: settings, measurements, ledger, a checkpoint after
-            every round.
-        resume: go on with the run in `directory`, with the clients that began it; the
-            others that are online now are served as newcomers.
-        agreed: the statistics of all clients' tables, where the job asks for federated
+        rows: numbers of training, validation and test rows [3] of each client that is
+            online, by name.
+        directory: the run directory, for settings, measurements, the ledger, and a
+            checkpoint after every round.
+        resume: continue the run in `directory` with the clients that it started with;
+            other clients that are online are served as newcomers.
+        agreed: pooled statistics of all clients' tables; None without federated
             preprocessing.
-        remember: name vectors that clients hold instead of sending them; needs clients
-            that are processes which last from message to message.
+        use_caches: whether vectors that a client has cached are not sent again; this
+            needs clients whose processes live longer than one message.
         evaluate_every: evaluate after every n-th round, and after the last.
-        callbacks: are called as in a simulation.
-        tell: is given a line for every answer that is refused, and for clients that are
-            missing.
+        callbacks: called as in a simulation.
+        tell: called with a line for every answer that is refused, and with one line
+            that names all clients that did not answer.
 
     Returns:
         The training after its last round.
 
     Raises:
-        ValueError: something does not fit together, in one line.
-        TooFewClients: fewer clients than the minimum answered; everything up to the
-            round before is saved.
-        Interrupted: Ctrl-C; the last finished round is saved.
+        ValueError: arguments, files and clients do not fit together; in one line.
+        TooFewClients: fewer clients than the minimum answered; all earlier rounds are
+            saved.
+        Interrupted: Ctrl-C; all completed rounds are saved.
     """
     plan = plan_of(job, agreed)
     store = RunDirectory(directory)
@@ -79,7 +80,9 @@ def coordinate(
     seen = _table(seen_rows)
     unseen = _table(unseen_rows, first=len(seen))
     if plan.sums is not None:
-        plan.sums.check_crowd(plan.algorithm, job.participation.reporters(len(seen)))
+        plan.sums.check_client_count(
+            plan.algorithm, job.participation.reporters(len(seen))
+        )
     continued = store.open(_manifest(job, plan, seen_rows, evaluate_every), resume)
     try:
         executor = RemoteExecutor(
@@ -89,8 +92,8 @@ def coordinate(
             template_of(job, agreed),
             unseen=unseen,
             rules=Rules(job.minimum, job.deadline),
-            tell=tell,
-            remember=remember,
+            log=tell,
+            use_caches=use_caches,
         )
         target_scale = 1.0
         if agreed is not None:
@@ -111,15 +114,15 @@ def coordinate(
         else:
             store.write_table(CLIENTS, _clients_frame(seen_rows))
         with interrupts() as stop:
-            # A checkpoint after every round: clients drop older states once it is on
-            # the disk, and a coordinator that dies loses one round at most.
+            # With a checkpoint after every round, clients need to keep few states, and
+            # a coordinator that is killed loses at most one round.
             checkpoints = Checkpoints(store, 1, stop)
             rounds = train_until(
                 training, job.rounds, evaluate_every, (checkpoints, *callbacks), stop
             )
             drive(rounds, executor)
-            # The delivery is charged to a copy: the checkpoint's ledger ends with the
-            # training, so that a run may go on after it was delivered.
+            # Record the delivery in a copy of the ledger. The checkpoint's ledger ends
+            # with training, so that the run can be resumed.
             ledger = Ledger.from_frame(training.ledger.frame())
             drive(_deliver(training, ledger), executor)
         store.write_table(LEDGER, ledger.frame())
@@ -150,7 +153,7 @@ def _table(rows: Mapping[str, NDArray[np.int64]], first: int = 0) -> Clients:
 
 
 def _stored_clients(directory: Path) -> dict[str, NDArray[np.int64]] | None:
-    """The clients that began the run, with their numbers of rows; None before that."""
+    """The numbers of rows of the run's clients, by name; None if it has not started."""
     path = directory / CLIENTS
     if not path.is_file():
         return None
@@ -162,7 +165,7 @@ def _stored_clients(directory: Path) -> dict[str, NDArray[np.int64]] | None:
 
 
 def _clients_frame(rows: Mapping[str, NDArray[np.int64]]) -> pl.DataFrame:
-    """The table of clients that a simulated run stores, too."""
+    """The table of clients, in the format of a simulated run."""
     columns: dict[str, Any] = {
         "client": list(rows),
         "group": [None] * len(rows),
@@ -176,7 +179,7 @@ def _clients_frame(rows: Mapping[str, NDArray[np.int64]]) -> pl.DataFrame:
 def _manifest(
     job: Job, plan: Plan, rows: Mapping[str, NDArray[np.int64]], evaluate_every: int
 ) -> dict[str, Any]:
-    """The settings of the run, under the keys of a simulated run's."""
+    """The settings of the run, with the keys of a simulated run."""
     return {
         "run": {
             "seed": job.seed,

@@ -1,8 +1,9 @@
-"""A federation of real processes on this machine, beside its simulation.
+"""Compares a federation of processes on this machine with its simulation.
 
-Run `python -m fedtailor.remote.demo [DIR]`. A coordinator and four clients, each with a
-file and a key of its own, talk over TLS on the loopback interface. One client is killed
-in the middle and comes back. The personal models must be those of the simulation.
+Run `python -m fedtailor.remote.demo [DIR]`. A coordinator and four clients, each with
+its own file and key, communicate over TLS on the loopback interface. One client is
+killed after some rounds, and restarted. The personal models must be equal to those of
+the simulation.
 """
 
 import os
@@ -43,11 +44,11 @@ sgd = { lr = 0.05, momentum = 0.9, epochs = 1, batch_size = 32 }
 """
 ROUNDS = 6
 KILLED = "east"
-"""The client that is killed."""
+"""Name of the client that is killed."""
 KILLED_AFTER = 2
 """The round after which it is killed."""
 WAIT_S = 180.0
-"""How long to wait for a round."""
+"""Seconds to wait for a round."""
 
 JOB_FILE = """\
 title = "rotated digits"
@@ -100,15 +101,15 @@ def main(arguments: list[str]) -> int:
 def prepare(
     directory: Path, method: str = METHOD, rounds: int = ROUNDS, privacy: str = ""
 ) -> dict[str, Path]:
-    """Make a federation's directory with its keys, and a file for each client.
+    """Make the directory of a federation with its keys, and a file for each client.
 
-    The digits of each client are rotated by an angle of its own.
+    The digits of each client are rotated by another angle.
 
     Args:
-        directory: to be made.
-        method: that table of the job.
-        rounds: of training.
-        privacy: that table of the job, if any.
+        directory: directory of the federation.
+        method: the table [method] of the job.
+        rounds: number of rounds.
+        privacy: the table [privacy] of the job, if any.
 
     Returns:
         The file of each client, by name.
@@ -147,11 +148,11 @@ def prepare(
 def simulate(directory: Path, files: Mapping[str, Path]) -> Run:
     """Run the job as a simulation."""
     job = read_job(directory / JOB)
-    clients, agreed = read_all(job, dict(sorted(files.items())))
-    plan = plan_of(job, agreed)
+    clients, statistics = read_all(job, dict(sorted(files.items())))
+    plan = plan_of(job, statistics)
     sizes = zip(clients.names, split_sizes(clients).tolist(), strict=True)
     print(dict(sizes), "train, val, test")
-    # The settings of a client's own executor, so that the results are equal to the bit.
+    # With the settings of a client's executor, results are equal to the bit.
     settings = Settings(devices=1, canonical=True)
     return run(
         plan.algorithm,
@@ -170,9 +171,10 @@ def deploy(
     """Run the job as processes.
 
     Args:
-        directory: of the federation.
-        files: of the clients, by name.
-        killed: client that is killed after some rounds, and started again.
+        directory: directory of the federation.
+        files: the file of each client, by name.
+        killed: name of the client that is killed after some rounds and restarted; None
+            for no client.
 
     Raises:
         RuntimeError: the coordinator failed.
@@ -181,10 +183,10 @@ def deploy(
         clients_of(directory, files) as clients,
         (directory / "serve.log").open("wb") as log,
     ):
-        serving = start(["serve", str(directory), "--listen", "127.0.0.1"], log)
+        coordinator = start(["serve", str(directory), "--listen", "127.0.0.1"], log)
         try:
             if killed is not None:
-                wait_for_round(directory, KILLED_AFTER, serving)
+                wait_for_round(directory, KILLED_AFTER, coordinator)
                 clients[killed].kill()
                 clients[killed].wait()
                 print(
@@ -193,9 +195,9 @@ def deploy(
                     flush=True,
                 )
                 clients[killed] = start_client(directory, killed, files)
-            code = serving.wait(WAIT_S * 2)
+            code = coordinator.wait(WAIT_S * 2)
         finally:
-            stop(serving)
+            stop(coordinator)
     if code:
         raise RuntimeError(
             f"the coordinator ended with {code}; see {directory / 'serve.log'}"
@@ -206,7 +208,7 @@ def deploy(
 def clients_of(
     directory: Path, files: Mapping[str, Path]
 ) -> Iterator[dict[str, "subprocess.Popen[bytes]"]]:
-    """All clients as processes, by name; they are stopped at the end."""
+    """Start a process for each client, and stop them at the end of the block."""
     processes: dict[str, subprocess.Popen[bytes]] = {}
     try:
         for name in files:
@@ -223,13 +225,13 @@ def clients_of(
 def start_client(
     directory: Path, name: str, files: Mapping[str, Path]
 ) -> "subprocess.Popen[bytes]":
-    """Start a client; what it prints is appended to NAME.log."""
+    """Start a client, whose output is appended to NAME.log."""
     with (directory / f"{name}.log").open("ab") as log:
         return start(join_command(directory, name, files), log)
 
 
 def start(arguments: list[str], log: IO[bytes]) -> "subprocess.Popen[bytes]":
-    """Start a command of `fedtailor federation` as a process."""
+    """Start a process that runs a command of `fedtailor federation`."""
     command = [sys.executable, "-c", COMMAND, "federation", *arguments]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
@@ -245,7 +247,7 @@ def start(arguments: list[str], log: IO[bytes]) -> "subprocess.Popen[bytes]":
 
 
 def rounds_done(directory: Path) -> int:
-    """Rounds that the coordinator has measured and saved."""
+    """The number of rounds that the coordinator has evaluated and saved."""
     try:
         return int(str(read_frame(directory / "run" / METRICS)["round"].max()))
     except Unusable:
@@ -253,16 +255,16 @@ def rounds_done(directory: Path) -> int:
 
 
 def wait_for_round(
-    directory: Path, round: int, serving: "subprocess.Popen[bytes]"
+    directory: Path, round: int, coordinator: "subprocess.Popen[bytes]"
 ) -> None:
-    """Wait until a round is done.
+    """Wait until the coordinator has saved a round.
 
     Raises:
         RuntimeError: the coordinator ended, or takes too long.
     """
     end = time.monotonic() + WAIT_S
     while rounds_done(directory) < round:
-        if serving.poll() is not None or time.monotonic() > end:
+        if coordinator.poll() is not None or time.monotonic() > end:
             raise RuntimeError(
                 f"round {round} was not reached; see {directory / 'serve.log'}"
             )
@@ -304,7 +306,7 @@ def compare(directory: Path, simulated: Run) -> int:
 
 
 def personal_models(directory: Path, names: list[str]) -> dict[str, np.ndarray]:
-    """The vectors of the personal models that the clients have stored, by name."""
+    """Load the parameters of the personal models that clients have stored, by name."""
     thetas = {}
     for name in names:
         kit = read_kit(directory / "kits" / name)
@@ -314,7 +316,7 @@ def personal_models(directory: Path, names: list[str]) -> dict[str, np.ndarray]:
 
 
 def join_command(directory: Path, name: str, files: Mapping[str, Path]) -> list[str]:
-    """The arguments with which a client of the demonstration joins."""
+    """The arguments of the command with which a client joins."""
     return ["join", str(directory / "kits" / name), "--data", str(files[name])]
 
 

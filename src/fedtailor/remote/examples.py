@@ -1,6 +1,6 @@
-"""Clients' rows as federations: of one at a client, of all in a simulation of the job.
+"""Makes federations of clients' rows: one client on its machine, all in a simulation.
 
-A client's rows are split by the same rule in both, without a look at other clients'.
+A client's rows are split by the same rule in both, independently of other clients.
 """
 
 from collections.abc import Mapping
@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from fedtailor.federation import SPLITS, Federation, Ragged
 from fedtailor.protocol import client_ids
 from fedtailor.remote.job import Job, Schema
-from fedtailor.remote.statistics import Statistics, read_table, together
+from fedtailor.remote.statistics import Statistics, add_statistics, read_table
 from fedtailor.remote.table import Rows, read_rows
 
 
 def federation_of(job: Job, rows: Mapping[str, Rows]) -> Federation:
-    """The federation of some clients, from their rows by name."""
+    """Make the federation of some clients, from their rows by name."""
     splits: dict[str, list[NDArray[np.int64]]] = {split: [] for split in SPLITS}
-    first = 0  # of this client's rows among all
+    first = 0  # index of the client's first row among all rows
     for name, client_rows in rows.items():
         size = len(client_rows.y)
         parts = split_rows(size, job.schema, job.seed, name)
@@ -45,12 +45,12 @@ def read_all(
     """Read all clients' files, to simulate the job on one machine.
 
     Args:
-        job: of the federation.
-        files: of the clients, by name.
+        job: the job.
+        files: the file of each client, by name.
 
     Returns:
-        The federation of all clients, and the statistics that machines would agree on;
-        None where the job takes tables as they stand.
+        The federation of all clients, and the pooled statistics of their tables (None
+        without federated preprocessing).
 
     Raises:
         ValueError: a file does not fit the job.
@@ -60,29 +60,30 @@ def read_all(
         rows = {name: read_rows(path, schema) for name, path in files.items()}
         return federation_of(job, rows), None
     tables = {name: read_table(path, schema) for name, path in files.items()}
-    # In the order in which the coordinator adds what clients send: floating-point sums
-    # depend on it.
+    # Add statistics in the coordinator's order, as floating-point sums depend on it.
     train = {
         name: split_rows(len(tables[name].y), schema, job.seed, name)["train"]
         for name in sorted(tables)
     }
-    agreed = together(tables[name].statistics(rows) for name, rows in train.items())
-    if agreed.lacks_inputs(schema):
-        agreed = agreed.with_inputs(
-            [tables[name].with_inputs(rows, agreed) for name, rows in train.items()]
+    statistics = add_statistics(
+        tables[name].statistics(rows) for name, rows in train.items()
+    )
+    if statistics.needs_input_sums(schema):
+        statistics = statistics.with_inputs(
+            [tables[name].with_inputs(rows, statistics) for name, rows in train.items()]
         )
-    rows = {name: table.rows(agreed) for name, table in tables.items()}
-    return federation_of(job, rows), agreed
+    rows = {name: table.rows(statistics) for name, table in tables.items()}
+    return federation_of(job, rows), statistics
 
 
-def template_of(job: Job, agreed: Statistics | None = None) -> Federation:
-    """A federation of one client with one row of zeros.
+def template_of(job: Job, statistics: Statistics | None = None) -> Federation:
+    """Make a federation of one client with one row of zeros.
 
-    It has the form of the clients' examples, for a coordinator that has none.
+    It stands for the clients' examples where only their shapes matter.
     """
     width = job.schema.width
-    if agreed is not None:
-        width = len(agreed.preprocessing(job.schema).inputs)
+    if statistics is not None:
+        width = len(statistics.preprocessing(job.schema).inputs)
     x = np.zeros((1, width), np.float32)
     y = np.zeros(1, np.float32 if job.schema.classes is None else np.int32)
     return federation_of(job, {"template": Rows(x, y)})
@@ -91,14 +92,17 @@ def template_of(job: Job, agreed: Statistics | None = None) -> Federation:
 def split_rows(
     count: int, schema: Schema, seed: int, name: str
 ) -> dict[str, NDArray[np.int64]]:
-    """Draw which of a client's rows train, validate and test.
+    """Split a client's rows at random into training, validation and test rows.
 
-    The draw depends on the seed and the client's name alone, so every machine can make
-    it by itself.
+    The split depends on the seed and the client's name only, so every machine can
+    compute it.
+
+    Returns:
+        Row indices in ascending order, by name of the split.
     """
     client_id = int(client_ids([name])[0])
     order = np.random.default_rng([seed, client_id]).permutation(count)
-    # 1e-9: a share of 0.1 of 30 rows is 3 rows, also in floating point
+    # 1e-9 makes a fraction of 0.1 of 30 rows equal to 3 in floating point.
     validation = int(schema.validation * count + 1e-9)
     test = int(schema.test * count + 1e-9)
     train = count - validation - test

@@ -1,7 +1,7 @@
-"""The executor of a federation of machines: it asks the clients over a transport.
+"""The executor of a federation of machines, which sends requests over a transport.
 
-The clients keep their examples and states. The coordinator knows after which round each
-client's state counts, and says so in every request.
+The clients keep their examples and states. The coordinator records which of a client's
+states is valid, by the round that produced it, and names that round in every request.
 """
 
 import time
@@ -28,14 +28,18 @@ from fedtailor.protocol import (
     client_ids,
     init_pipeline,
 )
-from fedtailor.remote.held import INITIAL, Holdings, digest
 from fedtailor.remote.hidden_updates import HiddenUpdates
 from fedtailor.remote.messages import ArraySpec, Request
 from fedtailor.remote.plan import Plan
 from fedtailor.remote.secure_sums import SUM, hidden_kinds
 from fedtailor.remote.sum_server import Stage
-from fedtailor.remote.transport import PAUSE_S, Collected, Transport
-from fedtailor.remote.transport import exchange as ask
+from fedtailor.remote.transport import (
+    POLL_INTERVAL_S,
+    ExchangeResult,
+    Transport,
+    send_and_receive,
+)
+from fedtailor.remote.vector_cache import INITIAL, ClientCaches, digest
 from fedtailor.remote.wire import (
     WORK,
     WORK_SPEC,
@@ -48,36 +52,35 @@ from fedtailor.remote.wire import (
 from fedtailor.remote.work import NEWCOMER
 
 SENT_UP = {"client": "update", "probe": "update", "evaluate": "scores"}
-"""The output of a task that leaves the client; personal models and states stay."""
+"""The output of each task that the client sends; personal models and states stay."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """How long clients are waited for, and how many must answer.
+    """How long the coordinator waits for answers, and how many it needs.
 
     Attributes:
-        minimum: answers without which a round does not count. A probe needs the answers
-            of all its clients, as they serve the whole training; an evaluation needs
-            none.
+        minimum: minimum number of answers in a round. A probe needs the answers of all
+            its clients, as the whole training uses them; an evaluation needs none.
         deadline: seconds that an exchange waits.
-        pause: seconds between two looks at what arrived.
+        poll_interval: seconds between two polls for answers.
     """
 
     minimum: int = 1
     deadline: float = 300.0
-    pause: float = PAUSE_S
+    poll_interval: float = POLL_INTERVAL_S
 
 
 def client_table(
     names: tuple[str, ...], sizes: Any, *, first: int = 0, groups: Any = None
 ) -> Clients:
-    """A table of clients, ordered by id.
+    """Make a table of clients, ordered by id.
 
     Args:
-        names: of the clients, in the order in which they are listed.
-        sizes: [c] training rows of each.
-        first: position of the first of them in the list of all, seen and unseen.
-        groups: [c] true groups, where they are known.
+        names: names of the clients.
+        sizes: [c] number of training rows of each client.
+        first: index of `names[0]` in the list of all clients, seen and unseen.
+        groups: [c] true group of each client, if known.
     """
     ids = client_ids(names)
     order = np.argsort(ids)
@@ -91,14 +94,16 @@ def client_table(
 
 
 class RemoteExecutor:
-    """Asks clients that keep their own data (implements `fedtailor.protocol.Executor`).
+    """Runs the tasks of an algorithm at clients on other machines.
+
+    Implements `fedtailor.protocol.Executor`.
 
     Attributes:
         seen: the clients that take part in training.
-        unseen: those that came after it began.
-        federation: the form of the clients' examples, and the federation's name;
-            nobody's examples.
-        examples: None: a server has none.
+        unseen: the clients that joined after training began.
+        federation: a federation with the name, and the shapes of examples, of the
+            clients' federation, but without their examples.
+        examples: None, as the coordinator has no examples.
         concurrency: 1.
     """
 
@@ -114,8 +119,8 @@ class RemoteExecutor:
         *,
         unseen: Clients | None = None,
         rules: Rules = Rules(),
-        remember: bool = True,
-        tell: Callable[[str], None] = lambda line: None,
+        use_caches: bool = True,
+        log: Callable[[str], None] = lambda line: None,
     ) -> None:
         """Make an executor; no client is asked yet.
 
@@ -123,74 +128,75 @@ class RemoteExecutor:
             plan: what all machines have agreed to.
             seen: the clients that take part in training.
             transport: carries the messages.
-            template: any federation whose examples have the form of the clients'; the
-                shapes of answers follow from it.
-            unseen: clients that came after the training began.
+            template: any federation whose examples have the shapes of the clients'
+                examples, from which the shapes of answers follow.
+            unseen: the clients that joined after training began.
             rules: when an exchange ends.
-            remember: name vectors that clients hold instead of sending them.
-            tell: is given a line for every answer that is refused, and for clients that
-                are missing.
+            use_caches: whether vectors that a client has cached are not sent again.
+            log: called with a line for every answer that is refused, and with one line
+                that names all clients that did not answer.
 
         Raises:
-            ValueError: the plan shows the server sums only, and the method needs more.
+            ValueError: the job uses secure aggregation, and the method's server needs
+                more than sums.
         """
         if unseen is None:
             unseen = client_table((), np.zeros(0), first=len(seen))
         self.plan, self.seen, self.unseen, self.rules = plan, seen, unseen, rules
-        self.federation, self._transport, self._tell = template, transport, tell
+        self.federation, self._transport, self._log = template, transport, log
         pool, _ = build_pool([template], plan.model.dtype)
         self._pool = jax.tree.map(jnp.asarray, pool)
         self._shapes: dict[Any, Any] = {}
-        self._newcomer_shapes: Any = ()  # of the state that `init_unseen` makes
-        self._holdings = Holdings(plan.common_vectors()) if remember else None
+        self._newcomer_shapes: Any = ()  # of the state that `init_unseen` returns
+        self._caches = ClientCaches(plan.common_vectors()) if use_caches else None
         self._last_exchange = (-1, -1)  # round, number within the round
         if plan.sums is not None:
             plan.sums.check(plan.algorithm, plan.uplink)
-            plan.sums.check_crowd(plan.algorithm, len(seen))
-        # The round after which each seen client's state counts (-1: none): as of now,
-        # in the snapshot that is being written, and in the last one on the disk.
-        nothing = np.full(len(seen), -1, np.int64)
-        self._accepted = self._pending = self._durable = nothing
+            plan.sums.check_client_count(plan.algorithm, len(seen))
+        # The round whose state is valid, for each seen client (-1: none): now, in the
+        # snapshot that is being written, and in the last snapshot on disk.
+        no_round = np.full(len(seen), -1, np.int64)
+        self._accepted = self._pending = self._durable = no_round
 
     def begin(
         self, algorithm: Algorithm, uplink: Pipeline, theta: Any, phase: int
     ) -> None:
-        """Forget the clients' states: all start again from `theta`."""
+        """Begin a phase: invalidate the clients' states; all start from `theta`."""
         self._algorithm, self._phase, self._theta = algorithm, phase, np.asarray(theta)
-        self._first = (
+        self._initial_state = (
             algorithm.init_state(theta, self.plan.model),
             init_pipeline(uplink, theta),
         )
         self._accepted = np.full(len(self.seen), -1, np.int64)
 
     def exchange(self, exchange: Exchange) -> Answers:
-        """Ask the clients of a cohort, and wait for their answers or the deadline.
+        """Send a cohort its requests, and wait for the answers or the deadline.
 
         Returns:
-            What came, in the order of the cohort; zeros where nothing came. Updates
-            that are added behind masks are `HiddenRows`, for whose sums the clients
-            are asked when the server needs them.
+            The answers in the order of the cohort, with zeros for clients that did not
+            answer. With secure aggregation, updates are `HiddenRows`, which run the
+            protocol when the server computes a sum.
 
         Raises:
-            TooFewClients: fewer answers came than the minimum.
+            TooFewClients: fewer clients than the minimum answered.
         """
         cohort, task, sums = exchange.cohort, exchange.task, self.plan.sums
         prefix = SENT_UP.get(task, "")
         shapes = self._answer_shapes(exchange).get(prefix, {}) if prefix else {}
         if task == "init_unseen":
             self._newcomer_shapes = self._answer_shapes(exchange)["state"]
-        hidden: dict[str, Any] = {}  # shapes of what is added behind masks
+        hidden: dict[str, Any] = {}  # shapes of updates that are summed behind masks
         if sums is not None and task == "client":
             hidden = {kind: shapes[kind] for kind in hidden_kinds(shapes)}
             shapes = {kind: shapes[kind] for kind in shapes if kind not in hidden}
         specs = specs_of(shapes, prefix)
         if task == "evaluate" and not self.plan.evaluate:
-            # The job lets no client say how good its model is: nobody is asked.
+            # The job does not allow clients to send scores, so none is asked.
             output = stack([None] * len(cohort), specs, prefix, shapes)
             return Answers(np.zeros(len(cohort), bool), output=output)
 
-        asked_to_report = cohort.reporting & np.asarray(exchange.downlink.reply, bool)
-        replies = self._ask(exchange, asked_to_report, specs).replies
+        requested = cohort.reporting & np.asarray(exchange.downlink.reply, bool)
+        replies = self._send_requests(exchange, requested, specs).replies
         answers: list[Mapping[str, np.ndarray] | None] = []
         work = np.zeros(2, np.int64)
         for row in cohort.rows:
@@ -199,7 +205,7 @@ class RemoteExecutor:
             if reply is not None:
                 work += reply.arrays[WORK]
         answered = np.array([answer is not None for answer in answers], bool)
-        reporting = asked_to_report & answered
+        reporting = requested & answered
         output = stack(answers, specs, prefix, shapes)
         update: dict[str, ClientRows] = dict(output) if prefix == "update" else {}
         extra_bytes = np.zeros(2, np.int64)
@@ -208,9 +214,9 @@ class RemoteExecutor:
                 sums,
                 cohort,
                 reporting,
-                partial(self._ask_stage, cohort=cohort),
-                minimum=min(self.rules.minimum, int(asked_to_report.sum())),
-                tell=self._tell,
+                partial(self._run_stage, cohort=cohort),
+                minimum=min(self.rules.minimum, int(requested.sum())),
+                log=self._log,
             )
             for kind, shape in hidden.items():
                 update[kind] = updates.rows(kind, shape)
@@ -224,19 +230,19 @@ class RemoteExecutor:
             extra_bytes=partial(_pair, extra_bytes),
         )
 
-    def _ask_stage(
-        self, stage: Stage, asked: Mapping[str, Any], cohort: Cohort
+    def _run_stage(
+        self, stage: Stage, vector_id: Mapping[str, Any], cohort: Cohort
     ) -> dict[str, Mapping[str, np.ndarray]]:
-        """Ask clients to do a stage of a secure sum.
+        """Send the requests of one stage of secure aggregation.
 
         Args:
-            stage: of the sum.
-            asked: which vectors are added.
-            cohort: of the round.
+            stage: the stage.
+            vector_id: identifies the vectors to be added, as plain values.
+            cohort: the cohort of the round.
 
         Returns:
-            The answers of those that did it in time, by name; fewer than the minimum
-            are for the sum to judge.
+            The answers that arrived in time, by client. There may be fewer than the
+            minimum; `SecureSumServer` checks their number.
         """
         number = self._next_number(cohort.round)
         deadline = time.time() + self.rules.deadline
@@ -249,20 +255,21 @@ class RemoteExecutor:
                 stage.task,
                 name,
                 deadline=deadline,
-                algorithm=description | {SUM: {**asked, **stage.told(name)}},
+                algorithm=description
+                | {SUM: {**vector_id, **stage.settings_for(name)}},
                 arrays=arrays,
             )
             for name, arrays in stage.arrays.items()
         }
-        collected = ask(
+        result = send_and_receive(
             self._transport,
             requests,
             lambda request: stage.expected[request.client],
             minimum=0,
-            tell=self._tell,
-            pause=self.rules.pause,
+            log=self._log,
+            poll_interval=self.rules.poll_interval,
         )
-        return {name: reply.arrays for name, reply in collected.replies.items()}
+        return {name: reply.arrays for name, reply in result.replies.items()}
 
     def _next_number(self, round: int) -> int:
         """The number of the next exchange within a round."""
@@ -271,54 +278,54 @@ class RemoteExecutor:
         self._last_exchange = (round, number)
         return number
 
-    def _ask(
+    def _send_requests(
         self,
         exchange: Exchange,
-        asked_to_report: NDArray[np.bool_],
+        requested: NDArray[np.bool_],
         specs: Mapping[str, ArraySpec],
-    ) -> Collected:
+    ) -> ExchangeResult:
         """Send each client of the cohort its request, and collect the answers.
 
         Args:
-            exchange: of the round.
-            asked_to_report: [c] whose answers must hold the arrays of `specs`.
-            specs: of those arrays.
+            exchange: the exchange.
+            requested: [c] whether each client has to send the arrays of `specs`.
+            specs: the shapes and types of those arrays.
         """
-        cohort, holdings = exchange.cohort, self._holdings
+        cohort, caches = exchange.cohort, self._caches
         minimum = 0
         if exchange.task == "client":
             minimum = min(self.rules.minimum, len(cohort))
         elif exchange.task == "probe":
             minimum = len(cohort)
-        requests = self._requests(exchange, asked_to_report)
+        requests = self._requests(exchange, requested)
         digests = self._digests(exchange, requests)
-        shortened = {}
-        if holdings is not None:
+        cached = {}
+        if caches is not None:
             for name, request in requests.items():
-                shortened[name] = holdings.shorten(request, digests[name])
+                cached[name] = caches.drop_cached(request, digests[name])
 
         def expected(request: Request) -> dict[str, ArraySpec]:
             return {WORK: WORK_SPEC, **(specs if request.reply else {})}
 
-        collected = ask(
+        result = send_and_receive(
             self._transport,
             requests,
             expected,
-            shortened=shortened,
+            cached=cached,
             minimum=minimum,
-            tell=self._tell,
-            pause=self.rules.pause,
+            log=self._log,
+            poll_interval=self.rules.poll_interval,
         )
-        if holdings is not None:
-            # Only who answered has surely received its vectors.
-            for name in collected.replies:
-                holdings.received(name, digests[name])
-        return collected
+        if caches is not None:
+            # A client that did not answer may not have received its vectors.
+            for name in result.replies:
+                caches.record(name, digests[name])
+        return result
 
     def _digests(
         self, exchange: Exchange, requests: Mapping[str, Request]
     ) -> dict[str, dict[str, list[bytes]]]:
-        """The digests of the vectors in each client's request: name -> array -> rows."""
+        """The digests of all vectors in the requests: client -> array -> row."""
         of_streams = downlink_digests(exchange.downlink, len(requests))
         digests = dict(zip(requests, of_streams, strict=True))
         for name, request in requests.items():
@@ -327,23 +334,23 @@ class RemoteExecutor:
         return digests
 
     def _requests(
-        self, exchange: Exchange, asked_to_report: NDArray[np.bool_]
+        self, exchange: Exchange, requested: NDArray[np.bool_]
     ) -> dict[str, Request]:
-        """One request for each client of the cohort, by name."""
+        """The request to each client of the cohort, by name."""
         cohort = exchange.cohort
         number = self._next_number(cohort.round)
         description = self.plan.describe(self._phase)
         if exchange.states is not None:
             description |= {NEWCOMER: True}
-        stateful = bool(jax.tree.leaves(self._first))
+        stateful = bool(jax.tree.leaves(self._initial_state))
         deadline = time.time() + self.rules.deadline
         arrays = downlink_arrays(exchange.downlink, self.plan.model.dtype, len(cohort))
         requests = {}
         for client, row in enumerate(cohort.rows):
             accepted = int(self._accepted[row]) if cohort.seen else -1
             durable = int(self._durable[row]) if cohort.seen else -1
-            # What the first state follows from. In the first phase a client knows it by
-            # itself (`Plan.initial`).
+            # A client without a valid state starts from this model. In the first phase
+            # it can compute the model itself (`Plan.initial`).
             if stateful and accepted < 0 and self._phase:
                 arrays[client][INITIAL] = self._theta
             name = cohort.clients.names[row]
@@ -356,14 +363,14 @@ class RemoteExecutor:
                 state_round=accepted,
                 durable_state_round=durable,
                 deadline=deadline,
-                reply=bool(asked_to_report[client]),
+                reply=bool(requested[client]),
                 algorithm=description,
                 arrays=arrays[client],
             )
         return requests
 
     def _answer_shapes(self, exchange: Exchange) -> dict[str, Any]:
-        """The shapes of a client's outputs, traced once for every form of a task."""
+        """The shapes of a client's outputs, which are traced once for equal inputs."""
         task, downlink = exchange.task, exchange.downlink
         newcomers = exchange.states is not None
         streams = tuple(
@@ -374,34 +381,36 @@ class RemoteExecutor:
             (name, np.asarray(value).dtype.kind)
             for name, value in downlink.scalars.items()
         )
-        form = (task, self._phase, newcomers, streams, scalars)
-        if form not in self._shapes:
-            state = self._newcomer_shapes if newcomers else self._first
+        key = (task, self._phase, newcomers, streams, scalars)
+        if key not in self._shapes:
+            state = self._newcomer_shapes if newcomers else self._initial_state
             if task in ("probe", "init_unseen"):
                 state = ()
             state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), state)
-            self._shapes[form] = answer_shapes(
+            self._shapes[key] = answer_shapes(
                 exchange, self._algorithm, state, self.plan.model, self._pool
             )
-        return self._shapes[form]
+        return self._shapes[key]
 
-    # The clients keep their states; which of them count is decided here. The order is:
-    # a client saves its state and answers; `commit` counts it once the server has
-    # accepted the round; `snapshot` goes into the checkpoint; `snapshot_saved`, once that is on
-    # the disk, lets clients drop what is older. So wherever either side dies, the state
-    # that the coordinator will ask for is still on the client's disk.
+    # The clients keep their states, and the coordinator decides which are valid:
+    # 1. A client saves its new state, then answers.
+    # 2. When the server has accepted the round, `commit` makes the new states valid.
+    # 3. `snapshot` stores the rounds of the valid states in the checkpoint.
+    # 4. Once that is on disk, `snapshot_saved` lets clients delete older states.
+    # Whenever either side is killed, clients still have the state that the coordinator
+    # asks for after its restart.
 
     def commit(self, exchange: Exchange, answers: Answers) -> None:
-        """Count the states after this round, of the clients whose answers came."""
+        """Make the states after this round valid, for the clients that answered."""
         self._accepted = self._accepted.copy()
         self._accepted[exchange.cohort.position[answers.states]] = exchange.cohort.round
 
     def snapshot(self) -> Any:
-        """What a checkpoint stores of the clients' states.
+        """What a checkpoint stores about the clients' states.
 
         Returns:
-            The rounds [m] after which they count, and the model that they start from in
-            a later phase.
+            "accepted": the round [m] of each client's valid state; "initial": the model
+            from which states start in a later phase, or None in the first phase.
         """
         self._pending = self._accepted
         return {
@@ -410,11 +419,11 @@ class RemoteExecutor:
         }
 
     def snapshot_saved(self) -> None:
-        """Let clients drop states older than those of the last snapshot."""
+        """Let clients delete states older than those of the last snapshot."""
         self._durable = self._pending
 
     def restore(self, snapshot: Any) -> None:
-        """Ask for the states of a snapshot from now on."""
+        """Make the states of a snapshot the valid ones."""
         accepted = np.asarray(snapshot["accepted"])
         self._accepted = self._pending = self._durable = accepted
         if snapshot["initial"] is not None:

@@ -1,4 +1,4 @@
-"""What both sides of a federation need of Flower: settings, messages and errors."""
+"""Settings, messages and errors of Flower, for both sides of a federation."""
 
 import logging
 import os
@@ -16,13 +16,13 @@ SETTINGS = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "FLWR_LOG_LEVEL": "WARNING",
 }
-"""Environment variables with which Flower runs here.
+"""Environment variables for Flower.
 
-It contacts nobody but the addresses that it is given, and installs nothing.
+With them Flower connects only to the addresses that it is given, and installs nothing.
 """
 
 MESSAGE_TYPE = "query"
-"""Flower's type of our messages; the task is part of the body."""
+"""Flower's message type; the task of a request is part of the body."""
 
 _RECORD, _BODY = "fedtailor", "body"
 
@@ -43,7 +43,7 @@ def require_flower() -> None:
 
 
 def wrap(body: bytes) -> "RecordDict":
-    """The content of a Flower message that carries `body`."""
+    """Make the content of a Flower message that carries `body`."""
     from flwr.app import ConfigRecord, RecordDict
 
     return RecordDict({_RECORD: ConfigRecord({_BODY: body})})
@@ -53,7 +53,7 @@ def unwrap(message: "Message") -> bytes:
     """The body of a Flower message.
 
     Raises:
-        ValueError: it carries none, or an error.
+        ValueError: the message has no body, or carries an error.
     """
     from flwr.app import ConfigRecord
 

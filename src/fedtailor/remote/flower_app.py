@@ -1,9 +1,8 @@
-"""A federation as a plain Flower app that `flwr run` starts.
+"""A federation as a plain Flower app, which `flwr run` starts.
 
-It is for those who run Flower already.
-The app's own module holds two names, `from fedtailor.remote.flower_app import client,
-server`. Flower then starts a process for each message, so a client keeps nothing in
-memory: every request carries all of its vectors.
+It is for users who run Flower already. The module of the app imports two names: `from
+fedtailor.remote.flower_app import client, server`. Flower starts a process for each
+message, so a client has no cache, and every request holds all vectors.
 """
 
 from functools import cache
@@ -16,7 +15,7 @@ from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.coordinate import coordinate
 from fedtailor.remote.flower import require_flower, unwrap, wrap
 from fedtailor.remote.job import read_job
-from fedtailor.remote.job_work import JobWork
+from fedtailor.remote.job_work import JobHandler
 from fedtailor.remote.keys import registered_form
 from fedtailor.remote.kit import COORDINATOR, JOB, read_kit, read_public_keys
 from fedtailor.remote.statistics import Statistics
@@ -64,8 +63,9 @@ def answer(message: Message, context: Context) -> Message:
 def _responder(kit_directory: str, data: str) -> Responder:
     kit = read_kit(Path(kit_directory))
     experiment = kit.job.identity
-    work = JobWork(kit.job, kit.name, Path(data), ClientStore(kit.state, experiment))
-    return Responder(experiment, kit.name, work, work.common_vectors)
+    store = ClientStore(kit.state, experiment)
+    handler = JobHandler(kit.job, kit.name, Path(data), store)
+    return Responder(experiment, kit.name, handler, handler.common_vectors)
 
 
 @server.main()
@@ -99,19 +99,19 @@ def serve(grid: Grid, context: Context) -> None:
     greeted = greet(Connection(job, tuple(keys), transport), wait=wait)
     rows = {name: reply.arrays["rows"] for name, reply in greeted.replies.items()}
     run = directory / "run"
-    # A run that was begun goes on with the statistics that its models were trained on.
+    # A run that is resumed continues with the same preprocessing.
     resume = (run / MANIFEST).exists()
     known = Statistics.load(directory / COORDINATOR, job.schema) if resume else None
-    agreed = agree(job, transport, rows, wait, known)
-    if agreed is not None:
-        agreed.save(directory / COORDINATOR)
+    statistics = agree(job, transport, rows, wait, known)
+    if statistics is not None:
+        statistics.save(directory / COORDINATOR)
     coordinate(
         job,
         transport,
         rows,
         run,
         resume=resume,
-        agreed=agreed,
-        remember=False,
+        agreed=statistics,
+        use_caches=False,
         tell=print,
     )

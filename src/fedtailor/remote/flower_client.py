@@ -1,8 +1,9 @@
-"""A client's end on Flower, in the place of Flower's SuperNode.
+"""Connects a client to Flower's SuperLink, in place of Flower's SuperNode.
 
-It speaks the SuperLink's fleet interface with the client's key. A SuperNode runs code
-that the server sends. This one runs none: a message is bytes for `Responder`, and the
-client runs the method named in its own job file, with the fedtailor installed here.
+The connection uses the SuperLink's fleet interface, and authenticates with the client's
+key. A SuperNode runs code that the server sends; this client does not. A message is
+bytes for `Responder`, and the client runs the method of its own job file with its own
+installation of fedtailor.
 """
 
 import re
@@ -16,39 +17,38 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fedtailor._files import replacing
 from fedtailor.protocol import require
 from fedtailor.remote.flower import is_untrusted, unwrap, wrap
-from fedtailor.remote.keys import check_secret
 
 if TYPE_CHECKING:
     from flwr.app import Message
 
 HEARTBEAT_S = 10.0
-"""Seconds between heartbeats that this client promises: the fewest that Flower allows.
+"""Interval of heartbeats in seconds: the shortest that Flower allows.
 
-Flower takes a client that died for online for twice as long.
+Flower lists a client that was killed as online for twice as long.
 """
 
 RETRY_S = 1.0
 """Seconds between attempts to connect."""
 
-REFUSED_S = 3 * HEARTBEAT_S
-"""Seconds for which the SuperLink may refuse a key that it knows.
+MAX_REFUSAL_S = 3 * HEARTBEAT_S
+"""Seconds for which the SuperLink may refuse a registered key.
 
-It refuses the key while it takes a former connection of this client for online, which
-is two heartbeats after that client died.
+It does so while it lists an earlier connection of this client as online, which takes up
+to two heartbeats after the client was killed.
 """
 
-POLL_S = (0.1, 2.0)
-"""Seconds between polls for a message: just after one, and after a long silence."""
+POLL_INTERVALS_S = (0.1, 2.0)
+"""Seconds between polls for messages: the shortest and the longest interval."""
 
 T = TypeVar("T")
 
 
 class Disconnected(RuntimeError):
-    """The coordinator cannot be reached, or this connection to it is not valid."""
+    """The coordinator cannot be reached, or the connection is not valid any more."""
 
 
 class Refused(Disconnected):
-    """The coordinator was reached, and refuses this client's key or connection."""
+    """The coordinator can be reached, but refuses this client's key or connection."""
 
 
 class FleetConnection:
@@ -56,9 +56,9 @@ class FleetConnection:
 
     Args:
         address: "host:port" of the coordinator.
-        authority: PEM certificate of the federation's authority, the only one that is
+        authority: PEM certificate of the federation's authority; no other authority is
             trusted.
-        private_key: the client's key, in OpenSSH's form.
+        private_key: the client's key, in OpenSSH format.
     """
 
     def __init__(self, address: str, authority: bytes, private_key: bytes) -> None:
@@ -87,12 +87,12 @@ class FleetConnection:
             ],
         )
 
-    def activate(self, former: int | None = None) -> int:
+    def activate(self, previous: int | None = None) -> int:
         """Come online.
 
         Args:
-            former: node id of a connection of this client that was cut off. It is ended
-                first, as the SuperLink accepts a key once at a time.
+            previous: node id of an earlier connection of this client. It is ended
+                first, as the SuperLink accepts one connection for each key.
 
         Returns:
             The node id of this connection.
@@ -103,11 +103,11 @@ class FleetConnection:
         """
         from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
 
-        if former is not None:
-            # The coordinator knows nothing of it if it was restarted, or noticed.
+        if previous is not None:
+            # This fails if the SuperLink was restarted, or has ended the connection.
             with suppress(Disconnected):
                 self._call(
-                    self._client.DeactivateNode, DeactivateNodeRequest(node_id=former)
+                    self._client.DeactivateNode, DeactivateNodeRequest(node_id=previous)
                 )
         request = ActivateNodeRequest(
             public_key=self._public, heartbeat_interval=HEARTBEAT_S
@@ -158,12 +158,12 @@ class FleetConnection:
         confirm = make_confirm_message_received_fn_protobuf(
             self._client.ConfirmMessageReceived, self._node(), run_id
         )
-        message = self._guard(
+        message = self._translate_errors(
             lambda: pull_and_inflate_object_from_tree(
                 tree, pull_object, confirm, return_type=Message
             )
         )
-        # Flower leaves the id out of the content, and an answer must name it.
+        # The answer must name the id of the message, which Flower does not restore.
         message.metadata.__dict__["_message_id"] = tree.object_id
         return message
 
@@ -189,14 +189,14 @@ class FleetConnection:
         from flwr.supercore.task_identity import TaskIdentity
 
         run_id = message.metadata.run_id
-        # Flower's messages read where they come from in this process-wide place.
+        # Flower's messages take their source from these process-wide attributes.
         TaskIdentity.task_id = 0
         TaskIdentity.run_id = run_id
         TaskIdentity.node_id = self._node().node_id
         reply = Message(wrap(body), reply_to=message)
         reply.metadata.__dict__["_message_id"] = reply.object_id
-        # The answer is announced first, and its content follows, object by object, as
-        # far as the SuperLink does not have it. Whoever dies in between is asked again.
+        # First announce the answer, then push those of its objects that the SuperLink
+        # does not have. A client that is killed in between is asked again.
         with no_object_id_recompute():
             request = PushMessagesRequest(
                 node=self._node(),
@@ -207,7 +207,7 @@ class FleetConnection:
             push_object = make_push_object_fn_protobuf(
                 self._client.PushObject, self._node(), run_id, pushed.session_id
             )
-            self._guard(
+            self._translate_errors(
                 lambda: push_objects(
                     get_all_nested_objects(reply),
                     push_object,
@@ -216,7 +216,7 @@ class FleetConnection:
             )
 
     def close(self) -> None:
-        """Go offline, if the coordinator can be told."""
+        """Go offline; the coordinator is notified if it can be reached."""
         from flwr.proto.fleet_pb2 import DeactivateNodeRequest
 
         if self.node_id is not None:
@@ -235,17 +235,17 @@ class FleetConnection:
         return Node(node_id=self.node_id)
 
     def _call(self, method: Callable[[Any], T], request: Any) -> T:
-        return self._guard(lambda: method(request))
+        return self._translate_errors(lambda: method(request))
 
-    def _guard(self, action: Callable[[], T]) -> T:
-        """Do something over the connection.
+    def _translate_errors(self, action: Callable[[], T]) -> T:
+        """Call a function that uses the connection, and translate its errors.
 
         Returns:
-            What `action` returns.
+            The result of `action`.
 
         Raises:
-            ValueError: the certificate is not trusted, which no retry mends.
-            Disconnected: in place of everything else that Flower and the network raise.
+            ValueError: the certificate is not trusted, so that retries are useless.
+            Disconnected: in place of all other errors of Flower and the network.
         """
         import httpx
         from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
@@ -280,133 +280,115 @@ def answer_messages(
     connection: FleetConnection,
     respond: Callable[[bytes], bytes],
     *,
-    memory: Path,
+    node_id_file: Path,
     stop: threading.Event,
-    tell: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
 ) -> None:
     """Answer the coordinator's messages until `stop` is set.
 
-    Where the connection is lost, it is made again, however long that takes.
+    A connection that is lost is made again, without a limit of time.
 
     Args:
-        connection: to the coordinator.
-        respond: from a message to its answer; a message for which it raises
-            `ValueError` stays without one.
-        memory: file that stores the node id, so that a client that was killed need not
-            wait until the SuperLink gives up its former connection.
+        connection: connection to the coordinator.
+        respond: function from a message to its answer; a message for which it raises a
+            `ValueError` is not answered.
+        node_id_file: file that stores the node id. With it a client that was killed can
+            end its earlier connection, and need not wait until the SuperLink does.
         stop: set by another thread or a signal handler.
-        tell: is given lines for the user.
+        log: called with lines for the user.
 
     Raises:
         ValueError: the coordinator's certificate is not trusted, or it refuses this
-            client's key for good.
+            client's key permanently.
     """
-    refused_since: float | None = None
-    told = ""
+    first_refusal: float | None = None
+    last_problem = ""
     try:
         while not stop.is_set():
             try:
-                node_id = connection.activate(_former_node(memory))
-                with replacing(memory) as temporary:
+                node_id = connection.activate(_read_node_id(node_id_file))
+                with replacing(node_id_file) as temporary:
                     temporary.write_text(str(node_id))
-                refused_since, told = None, ""
-                tell(f"connected to {connection.address}")
-                _serve(connection, respond, stop, tell)
+                first_refusal, last_problem = None, ""
+                log(f"connected to {connection.address}")
+                _serve(connection, respond, stop, log)
             except Disconnected as error:
-                # A coordinator that is away for hours makes one line, not thousands.
-                if str(error) != told:
-                    told = str(error)
-                    tell(f"{told}; trying again")
+                # Log a repeated problem once.
+                if str(error) != last_problem:
+                    last_problem = str(error)
+                    log(f"{last_problem}; trying again")
                 if not isinstance(error, Refused):
-                    refused_since = None
-                elif refused_since is None:
-                    refused_since = time.monotonic()
-                else:
-                    _check_refusal(connection, refused_since)
+                    first_refusal = None
+                elif first_refusal is None:
+                    first_refusal = time.monotonic()
+                # A refusal may be due to an earlier connection, but not for so long.
+                elif time.monotonic() - first_refusal >= MAX_REFUSAL_S:
+                    raise ValueError(
+                        f"the coordinator at {connection.address} refuses this client's"
+                        " key; it must be registered there, no other process may use"
+                        " it, and the clocks of both machines must agree to 5 seconds"
+                    ) from None
                 stop.wait(RETRY_S)
     finally:
         connection.close()
 
 
-def _former_node(memory: Path) -> int | None:
-    """The node id that a file stores; None if there is none, or it is damaged."""
-    text = memory.read_bytes() if memory.is_file() else b""
+def _read_node_id(path: Path) -> int | None:
+    """Read a stored node id; None if there is none, or the file is damaged."""
+    text = path.read_bytes() if path.is_file() else b""
     if not re.fullmatch(rb"[0-9]{1,20}", text) or int(text) >= 2**64:
         return None
     return int(text)
-
-
-def _check_refusal(connection: FleetConnection, since: float) -> None:
-    """Stop trying where the coordinator has refused this client for too long.
-
-    Raises:
-        ValueError: for longer than a former connection of this client could explain.
-    """
-    require(
-        time.monotonic() - since < REFUSED_S,
-        f"the coordinator at {connection.address} refuses this client's key; it must be"
-        " registered there, no other process may use it, and the clocks of both"
-        " machines must agree to 5 seconds",
-    )
 
 
 def _serve(
     connection: FleetConnection,
     respond: Callable[[bytes], bytes],
     stop: threading.Event,
-    tell: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> None:
-    """Answer messages while the connection lasts.
+    """Answer messages until `stop` is set.
 
     Raises:
-        Disconnected: it was lost.
+        Disconnected: the connection was lost.
     """
-    over = threading.Event()
-    # In a thread of its own, as a client may train for longer than a heartbeat.
+    disconnected = threading.Event()
+    # Heartbeats need a thread, as training may take longer than their interval.
     threading.Thread(
-        target=_send_heartbeats, args=(connection, stop, over), daemon=True
+        target=_send_heartbeats, args=(connection, stop, disconnected), daemon=True
     ).start()
     try:
         last = time.monotonic()
         while not stop.is_set():
             message = connection.pull()
             if message is None:
-                shortest, longest = POLL_S
-                silence = time.monotonic() - last
-                stop.wait(min(longest, max(shortest, silence / 20)))
+                # Poll less often the longer there has been no message.
+                shortest, longest = POLL_INTERVALS_S
+                idle = time.monotonic() - last
+                stop.wait(min(longest, max(shortest, idle / 20)))
                 continue
             try:
                 body = respond(unwrap(message))
             except ValueError as error:
-                tell(f"a message was not answered: {error}")
+                log(f"a message was not answered: {error}")
                 continue
             connection.push(message, body)
             last = time.monotonic()
     finally:
-        over.set()
+        disconnected.set()
 
 
 def _send_heartbeats(
-    connection: FleetConnection, stop: threading.Event, over: threading.Event
+    connection: FleetConnection, stop: threading.Event, disconnected: threading.Event
 ) -> None:
-    """Send heartbeats, three in the time in which one must arrive.
+    """Send three heartbeats in each interval in which Flower expects one.
 
     Args:
-        connection: to the coordinator.
-        stop: set when the client ends.
-        over: set when the connection is lost.
+        connection: connection to the coordinator.
+        stop: set when the client stops.
+        disconnected: set when the connection is lost.
     """
-    while not (stop.is_set() or over.wait(HEARTBEAT_S / 3)):
-        # The thread that pulls messages meets the same error, and connects again.
+    while not (stop.is_set() or disconnected.wait(HEARTBEAT_S / 3)):
+        # The thread that pulls messages gets the same error, and connects again.
         with suppress(Disconnected, ValueError):
             connection.heartbeat()
-
-
-def read_key(path: Path) -> bytes:
-    """Read a client's private key.
-
-    Raises:
-        ValueError: it is missing, or others can read it.
-    """
-    check_secret(path)
-    return path.read_bytes()

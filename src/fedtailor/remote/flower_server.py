@@ -1,9 +1,9 @@
-"""The coordinator's end on Flower, in the place of a `ServerApp`.
+"""Connects the coordinator to Flower's SuperLink, in place of a `ServerApp`.
 
 It registers the clients' keys, and carries messages over the SuperLink's grid. The
-process that trains does this itself: Flower would start another process for it, and
-call a strategy that can hand out one model only. Here the round loop pushes to the grid
-and pulls from it, and no code travels with a run.
+process that trains does this itself. Flower would start another process, and call a
+strategy that can send only one model. Here the training loop pushes to the grid and
+pulls from it, and a run holds no code.
 """
 
 import hashlib
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedtailor.remote.flower import MESSAGE_TYPE, unwrap, wrap
-from fedtailor.remote.grid_answers import Arriving, Lost, announced
+from fedtailor.remote.grid_answers import PartialReply, ReplyLost, pull_new_replies
 from fedtailor.remote.keys import registered_form
-from fedtailor.remote.waits import LONGEST_S
+from fedtailor.remote.waits import MAX_WAIT_S
 
 if TYPE_CHECKING:
     from flwr.app import Message
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PATIENCE_S = 30.0
+MAX_BUSY_S = 30.0
 """Seconds for which a busy SuperLink may fail to answer."""
 
-START_S = 30.0
+MAX_START_S = 30.0
 """Seconds that a run may take to start."""
 
 APP = {
@@ -51,15 +51,15 @@ clientapp = "fedtailor_federation:client"
         b'raise RuntimeError("join this federation with `fedtailor federation join`")\n'
     ),
 }
-"""The app that Flower wants with every run: its files, by name.
+"""The files, by name, of the app that Flower requires for every run.
 
-Nobody runs it; a SuperNode that tries prints what to do instead.
+It is never run; a SuperNode that runs it prints what to do instead.
 """
 
 
 @dataclass(frozen=True)
-class _Sent:
-    """To whom a message went, whose answer has not been announced yet."""
+class _SentMessage:
+    """The recipient of a message whose answer has not been announced yet."""
 
     client: str
     node_id: int
@@ -69,12 +69,12 @@ class GridTransport:
     """Carries messages over a Flower grid (implements `Transport`).
 
     Args:
-        grid: of a run that has started.
-        keys: public key (PEM, as the SuperLink lists it) by client; nodes with other
-            keys are ignored.
+        grid: grid of a run that has started.
+        keys: public key of each client (PEM, as the SuperLink lists it); nodes with
+            other keys are ignored.
         check: raises `RuntimeError` if the SuperLink has ended.
-        tell: is given a line for every answer that comes from another node than its
-            client's.
+        log: called with a line for every answer that another node than its client's has
+            sent.
     """
 
     def __init__(
@@ -82,32 +82,34 @@ class GridTransport:
         grid: "HttpGrid",
         keys: Mapping[str, bytes],
         check: Callable[[], None],
-        tell: Callable[[str], None] = print,
+        log: Callable[[str], None] = print,
     ) -> None:
-        self._grid, self._check, self._tell = grid, check, tell
+        self._grid, self._check, self._log = grid, check, log
         self._names = {key: name for name, key in keys.items()}
-        self._nodes: dict[str, int] = {}  # by client, as of the last look
-        self._sent: dict[str, _Sent] = {}  # by id of the message
-        self._arriving: list[Arriving] = []
-        self._lost = dict.fromkeys(keys, 0)  # messages and answers, by client
+        self._nodes: dict[str, int] = {}  # node id by client, when last online
+        self._sent: dict[str, _SentMessage] = {}  # by id of the message
+        self._partial: list[PartialReply] = []
+        self._num_lost = dict.fromkeys(keys, 0)  # messages and answers, by client
 
     def online(self) -> Mapping[str, str]:
-        """The clients that are online, each with a mark (see `Transport`).
+        """The clients that are online, each with a connection id (see `Transport`).
 
-        The mark is made of the time at which the client connected, and of how many of
-        its messages and answers were lost: a client that is still connected is asked
-        again, too, if what it was sent or has sent is gone.
+        The id consists of the time of the connection, and of the number of messages and
+        answers that were lost. So a client is asked again after a loss, even if it has
+        stayed connected.
         """
-        marks: dict[str, str] = {}
+        connection_ids: dict[str, str] = {}
         for node in self._retry(self._grid.get_nodes):
             name = self._names.get(node.public_key)
             if name is not None and node.status == "online":
-                marks[name] = f"{node.last_activated_at} {self._lost[name]}"
+                connection_ids[name] = (
+                    f"{node.last_activated_at} {self._num_lost[name]}"
+                )
                 self._nodes[name] = node.node_id
-        return marks
+        return connection_ids
 
     def send(self, client: str, body: bytes) -> None:
-        """Leave a message for a client at the SuperLink.
+        """Push a message for a client to the SuperLink.
 
         Raises:
             RuntimeError: the SuperLink takes no message of that size.
@@ -115,92 +117,91 @@ class GridTransport:
         from flwr.app import Message
 
         node_id = self._nodes[client]
-        message = Message(wrap(body), node_id, MESSAGE_TYPE, ttl=LONGEST_S)
+        message = Message(wrap(body), node_id, MESSAGE_TYPE, ttl=MAX_WAIT_S)
         message_ids = list(self._retry(lambda: self._grid.push_messages([message])))
         if not message_ids:
             raise RuntimeError(
                 f"the SuperLink takes no message of {len(body) / 1e6:.0f} MB"
             )
-        if message_ids[0] is None:  # the client has left since it was seen
-            self._lost[client] += 1
+        if message_ids[0] is None:  # the client has gone offline
+            self._num_lost[client] += 1
         else:
-            self._sent[message_ids[0]] = _Sent(client, node_id)
-        # What the client was still sending is not awaited: it answers again.
-        self._arriving = [
-            answer for answer in self._arriving if answer.client != client
-        ]
+            self._sent[message_ids[0]] = _SentMessage(client, node_id)
+        # Drop an answer that is arriving: the client will answer this message.
+        self._partial = [reply for reply in self._partial if reply.client != client]
 
     def receive(self) -> Iterable[tuple[str, bytes]]:
-        """Answers that have arrived whole. Who sent one that is lost is asked again."""
+        """The answers that have arrived completely; lost ones are asked for again."""
         import httpx
 
         try:
-            self._take_announced()
-            complete = self._take_complete()
+            self._pull_announcements()
+            complete = self._pull_replies()
         except httpx.HTTPError:
-            # The SuperLink hands each announcement out once, and nobody knows which of
-            # them were in the response that is lost: everybody is asked again.
-            for awaited in (*self._sent.values(), *self._arriving):
-                self._lost[awaited.client] += 1
+            # The SuperLink announces an answer once. The lost response may have held
+            # the announcement of any answer, so all clients are asked again.
+            for waiting in (*self._sent.values(), *self._partial):
+                self._num_lost[waiting.client] += 1
             self._sent.clear()
-            self._arriving.clear()
+            self._partial.clear()
             return
-        for answer, reply in complete:
-            if reply.has_error():  # made by Flower: the client is gone
-                self._lost[answer.client] += 1
-            elif reply.metadata.src_node_id != answer.node_id:
-                self._tell(
-                    f"a message in the name of client {answer.client} came from another"
-                    " node; it is ignored"
+        for partial, reply in complete:
+            if reply.has_error():  # Flower replies for a client that is gone
+                self._num_lost[partial.client] += 1
+            elif reply.metadata.src_node_id != partial.node_id:
+                self._log(
+                    f"a message in the name of client {partial.client} came from"
+                    " another node; it is ignored"
                 )
             else:
-                yield answer.client, _body(reply)
+                yield partial.client, _body(reply)
 
-    def _take_announced(self) -> None:
-        """Move the messages whose answers are announced from `_sent` to `_arriving`."""
+    def _pull_announcements(self) -> None:
+        """Move messages whose answers were announced from `_sent` to `_partial`."""
         if not self._sent:
             return
-        for asked_id, answer_id, tree in announced(self._grid, list(self._sent)):
-            sent = self._sent.pop(asked_id, None)
+        announcements = pull_new_replies(self._grid, list(self._sent))
+        for message_id, reply_id, tree in announcements:
+            sent = self._sent.pop(message_id, None)
             if sent is not None:
-                answer = Arriving(sent.client, sent.node_id, answer_id, tree)
-                self._arriving.append(answer)
+                reply = PartialReply(sent.client, sent.node_id, reply_id, tree)
+                self._partial.append(reply)
 
-    def _take_complete(self) -> list[tuple[Arriving, "Message"]]:
-        """Remove the answers that have arrived whole from `_arriving`.
+    def _pull_replies(self) -> list[tuple[PartialReply, "Message"]]:
+        """Remove the answers that have arrived completely from `_partial`.
 
         Returns:
-            Each with its message.
+            Each such answer, and its message.
         """
         complete, incomplete = [], []
-        for answer in self._arriving:
+        for reply in self._partial:
             try:
-                message = answer.look(self._grid)
-            except Lost:
-                self._lost[answer.client] += 1
+                message = reply.poll(self._grid)
+            except ReplyLost:
+                self._num_lost[reply.client] += 1
                 continue
             if message is None:
-                incomplete.append(answer)
+                incomplete.append(reply)
             else:
-                complete.append((answer, message))
-        self._arriving = incomplete
+                complete.append((reply, message))
+        self._partial = incomplete
         return complete
 
     def _retry(self, action: Callable[[], T]) -> T:
-        """Ask the SuperLink, and again while it is busy; it is on this machine.
+        """Call a function of the SuperLink, and call it again while that is busy.
 
         Raises:
-            RuntimeError: it has ended, or does not answer.
+            RuntimeError: the SuperLink has ended, or does not answer.
         """
         import httpx
 
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + MAX_BUSY_S
         while True:
             try:
                 return action()
             except httpx.HTTPError as error:
                 self._check()
-                # A status is an answer: the same question gets the same again.
+                # A status code is an answer, which another call would not change.
                 if time.monotonic() >= end or isinstance(error, httpx.HTTPStatusError):
                     raise RuntimeError(
                         f"the SuperLink does not answer as it should: {error}"
@@ -209,11 +210,11 @@ class GridTransport:
 
 
 def _body(reply: "Message") -> bytes:
-    """The body of an answer; empty if it is no message of ours."""
+    """The body of an answer; empty if it is not a message of fedtailor."""
     try:
         return unwrap(reply)
     except ValueError:
-        return b""  # which is refused where it is decoded, with the client's name
+        return b""  # which fails to decode, with an error that names the client
 
 
 def register(
@@ -224,13 +225,13 @@ def register(
     Args:
         address: "host:port" of the SuperLink.
         authority: PEM certificate of the federation's authority.
-        public_keys: in OpenSSH's form, by client.
+        public_keys: the key of each client, in OpenSSH format.
 
     Returns:
-        The keys in the form in which the SuperLink lists them (PEM), by client.
+        The key of each client, in the format in which the SuperLink lists it (PEM).
 
     Raises:
-        ValueError: a key is none, or the SuperLink does not take it.
+        ValueError: a key is not valid, or the SuperLink does not accept it.
     """
     import httpx
     from flwr.proto.control_pb2 import RegisterNodeRequest
@@ -259,16 +260,16 @@ def register(
 
 @contextmanager
 def open_grid(address: str, authority: bytes, secret: bytes) -> Iterator["HttpGrid"]:
-    """Start a run at the SuperLink, and be its server until the end of the block.
+    """Start a run at the SuperLink, and act as its server until the end of the block.
 
     Args:
         address: "host:port" of the SuperLink, on this machine.
         authority: PEM certificate of the federation's authority.
-        secret: proves to the SuperLink that this process may carry out runs; nobody
-            else has it, so runs that others start never begin.
+        secret: authorizes this process to execute runs. No other process has it, so
+            runs that others start are never executed.
 
     Yields:
-        The grid over which this process talks to the clients.
+        The grid, which carries messages to the clients.
 
     Raises:
         TimeoutError: the SuperLink did not start the run.
@@ -282,14 +283,14 @@ def open_grid(address: str, authority: bytes, secret: bytes) -> Iterator["HttpGr
 
     token = _acquire(address, authority, secret, _start_run(address, authority))
     grid = HttpGrid(address, False, authority, token=token)
-    # Flower's own would retry for ever, and end this process on a 401.
+    # Flower's invoker would retry without end, and exit this process on a 401.
     grid._retry_invoker = None  # type: ignore[assignment]
     runtime = grid._runtime_client
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(runtime))
     heartbeat.start()
     try:
         task = runtime.PullTaskInput(PullTaskInputRequest())
-        # Flower's messages read where they come from in this process-wide place.
+        # Flower's messages take their source from these process-wide attributes.
         TaskIdentity.task_id = task.task_id
         TaskIdentity.run_id = task.run.run_id
         TaskIdentity.node_id = task.context.node_id
@@ -305,7 +306,11 @@ def open_grid(address: str, authority: bytes, secret: bytes) -> Iterator["HttpGr
 
 
 def _start_run(address: str, authority: bytes) -> int:
-    """Start a run; returns its id."""
+    """Start a run.
+
+    Returns:
+        The id of the run.
+    """
     from flwr.cli.build import build_fab_from_files
     from flwr.common.serde import fab_to_proto
     from flwr.proto.control_pb2 import StartRunRequest
@@ -320,7 +325,7 @@ def _start_run(address: str, authority: bytes) -> int:
 def _acquire(address: str, authority: bytes, secret: bytes, run_id: int) -> str:
     """Acquire the server task of a run.
 
-    Tasks of runs that somebody else started are acquired on the way, and left alone.
+    Tasks of other runs may be acquired first; they are not executed.
 
     Returns:
         The task's token.
@@ -342,7 +347,7 @@ def _acquire(address: str, authority: bytes, secret: bytes, run_id: int) -> str:
     client = RuntimeHttpClient.from_server_address(
         address, False, authority, [RuntimeVersionHttpInterceptor("SuperExec"), signed]
     )
-    end = time.monotonic() + START_S
+    end = time.monotonic() + MAX_START_S
     try:
         while time.monotonic() < end:
             acquired = client.AcquireTask(
@@ -354,7 +359,9 @@ def _acquire(address: str, authority: bytes, secret: bytes, run_id: int) -> str:
                 time.sleep(0.1)
     finally:
         client.close()
-    raise TimeoutError(f"the SuperLink did not start the run within {START_S:.0f} s")
+    raise TimeoutError(
+        f"the SuperLink did not start the run within {MAX_START_S:.0f} s"
+    )
 
 
 @contextmanager

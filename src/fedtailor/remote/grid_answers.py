@@ -1,9 +1,9 @@
-"""Answers that clients are still sending to the SuperLink.
+"""Pulls answers from the SuperLink while clients are still sending them.
 
-The SuperLink announces an answer before its content has arrived, and Flower's grid
-waits for the content of one answer before it looks at the next: a client that was
-killed while it sent would hold up all others for minutes, whatever the deadline. Here
-each look takes the parts that have arrived, and goes on with the next answer.
+The SuperLink announces an answer before its content has arrived. Flower's grid waits
+for the content of one answer before it pulls the next, so a client that is killed while
+it sends would block all others for minutes, whatever the deadline. Here each poll pulls
+the parts that have arrived, and continues with the next answer.
 """
 
 from dataclasses import dataclass, field
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
     from flwr.superlink.grid.http_grid import HttpGrid
 
 
-class Lost(Exception):
-    """The content of an answer will never be there."""
+class ReplyLost(Exception):
+    """The content of an answer will never arrive."""
 
 
 @dataclass
-class Arriving:
-    """An answer that was announced.
+class PartialReply:
+    """An answer that was announced, and the parts of it that have arrived.
 
     Attributes:
-        client: who was asked.
-        node_id: of the connection on which it was asked.
-        message_id: of the answer.
-        tree: Flower's tree of the objects that the answer is made of.
-        content: bytes of the objects that have arrived, by their ids.
+        client: name of the client.
+        node_id: node id of the connection on which the request was sent.
+        message_id: id of the answer.
+        tree: Flower's tree of the objects in the answer.
+        content: bytes of the objects that have arrived, by id.
     """
 
     client: str
@@ -36,14 +36,14 @@ class Arriving:
     tree: Any
     content: dict[str, bytes] = field(default_factory=dict)
 
-    def look(self, grid: "HttpGrid") -> "Message | None":
-        """Take the parts that have arrived since the last look.
+    def poll(self, grid: "HttpGrid") -> "Message | None":
+        """Pull the parts that have arrived since the last poll.
 
         Returns:
-            The answer, or None while a part of it is under way.
+            The answer, or None while a part of it is missing.
 
         Raises:
-            Lost: the SuperLink has given up waiting for its content.
+            ReplyLost: the SuperLink does not wait for the content any more.
             httpx.HTTPError: the SuperLink does not answer.
         """
         from flwr.app import Message
@@ -66,11 +66,11 @@ class Arriving:
                 )
             )
             if not pulled.object_found:
-                raise Lost
+                raise ReplyLost
             if not pulled.object_available:
                 return None
             self.content[part.object_id] = pulled.object_content
-        # The SuperLink deletes the answer once this is confirmed, so not before.
+        # The SuperLink deletes the answer when this is confirmed.
         received = ConfirmMessageReceivedRequest(
             node=grid.node, run_id=run_id, message_object_id=self.message_id
         )
@@ -80,22 +80,25 @@ class Arriving:
         return message
 
 
-def announced(grid: "HttpGrid", asked: list[str]) -> list[tuple[str, str, Any]]:
-    """Pull the answers that the SuperLink has not announced before.
+def pull_new_replies(
+    grid: "HttpGrid", message_ids: list[str]
+) -> list[tuple[str, str, Any]]:
+    """Pull the announcements of answers that have not been pulled before.
 
     Args:
-        grid: of the run.
-        asked: ids of messages whose answers are awaited.
+        grid: grid of the run.
+        message_ids: ids of the messages that have not been answered.
 
     Returns:
-        For each: the message that it answers, its own id, and the tree of its objects.
+        For each answer: the id of the message that it answers, its own id, and the tree
+        of its objects.
 
     Raises:
         httpx.HTTPError: the SuperLink does not answer.
     """
     from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 
-    request = PullAppMessagesRequest(message_ids=asked)
+    request = PullAppMessagesRequest(message_ids=message_ids)
     pulled = grid._runtime_client.PullMessages(request)
     pairs = zip(pulled.messages_list, pulled.message_object_trees, strict=True)
     return [

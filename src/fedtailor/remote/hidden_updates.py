@@ -1,4 +1,4 @@
-"""Updates that stay with their clients, where the coordinator sees sums only."""
+"""Updates of which the coordinator can compute secure sums only."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 
 from fedtailor.protocol import Cohort, HiddenRows, Sums, require
 from fedtailor.remote.secure_sums import SecureSums
-from fedtailor.remote.sum_server import MASKED, Arrays, SecureSum, Stage
+from fedtailor.remote.sum_server import MASKED, Arrays, SecureSumServer, Stage
 
 
 class HiddenUpdates:
-    """What the clients of one exchange hold until the server asks for sums of it.
+    """The updates of one exchange, which clients hold until the server needs sums.
 
     Attributes:
-        extra_bytes: [2] bytes down and up so far in addition to the masked vectors: keys, shares,
-            weights.
+        extra_bytes: [2] bytes sent down and up so far for keys, shares and weights; the
+            bytes of masked vectors are not included.
     """
 
     def __init__(
@@ -26,68 +26,73 @@ class HiddenUpdates:
         settings: SecureSums,
         cohort: Cohort,
         reporting: NDArray[np.bool_],
-        ask: Callable[[Stage, Mapping[str, Any]], Mapping[str, Arrays]],
+        run_stage: Callable[[Stage, Mapping[str, Any]], Mapping[str, Arrays]],
         *,
         minimum: int,
-        tell: Callable[[str], None],
+        log: Callable[[str], None],
     ) -> None:
-        """Make the updates of a cohort; nothing is asked yet.
+        """Describe the updates of a cohort; no client is asked yet.
 
         Args:
-            settings: of the job.
-            cohort: the clients.
-            reporting: [c] who holds an update.
-            ask: carries a stage of a sum; its second argument names the vectors that
-                are added.
-            minimum, tell: as for `SecureSum`.
+            settings: secure aggregation, as the job sets it.
+            cohort: the clients of the exchange.
+            reporting: [c] whether each client holds an update.
+            run_stage: sends the requests of a stage, and returns the answers; its
+                second argument identifies the vectors to be added.
+            minimum, log: see `SecureSumServer`.
         """
-        self._settings, self._ask = settings, ask
-        self._minimum, self._tell = minimum, tell
+        self._settings, self._run_stage = settings, run_stage
+        self._minimum, self._log = minimum, log
         self._clients, self._reporting = len(cohort), np.flatnonzero(reporting)
         self._names = [cohort.clients.names[row] for row in cohort.rows[reporting]]
         self.extra_bytes = np.zeros(2, np.int64)
 
     def rows(self, kind: str, shape: Any) -> HiddenRows:
-        """The clients' vectors of one kind, of which sums can be had.
+        """The clients' updates of one kind, as rows of which only sums can be computed.
 
         Args:
-            kind: of message.
-            shape: shape and type of one client's (`jax.ShapeDtypeStruct`).
+            kind: kind of message.
+            shape: shape and type of one client's update (`jax.ShapeDtypeStruct`).
         """
-        vectors_sent, entries = 0, 0  # by each client so far; of each vector
+        vectors_sent, vector_size = 0, 0  # by each client so far; entries of each
 
-        def ask(stage: Stage, asked: Mapping[str, Any]) -> Mapping[str, Arrays]:
-            nonlocal vectors_sent, entries
-            answers = self._ask(stage, asked)
-            self._count(stage, answers)
+        def run_stage(
+            stage: Stage, vector_id: Mapping[str, Any]
+        ) -> Mapping[str, Arrays]:
+            nonlocal vectors_sent, vector_size
+            answers = self._run_stage(stage, vector_id)
+            self._count_bytes(stage, answers)
             masked = [answer[MASKED] for answer in answers.values() if MASKED in answer]
             if masked:  # all have the same shape
                 vectors_sent += masked[0].shape[0]
-                entries = masked[0].shape[1]
+                vector_size = masked[0].shape[1]
             return answers
 
-        def add_up(weights: NDArray[np.float64], number: int | None) -> Sums:
+        def add_up(weights: NDArray[np.float64], index: int | None) -> Sums:
             others = np.delete(weights, self._reporting, axis=1)
             require(not others.any(), "the method weighs clients that do not report")
-            secure_sum = SecureSum(
-                partial(ask, asked={"kind": kind, "number": number}),
+            server = SecureSumServer(
+                partial(run_stage, vector_id={"kind": kind, "number": index}),
                 self._names,
-                math.prod(shape.shape if number is None else shape.shape[1:]),
+                math.prod(shape.shape if index is None else shape.shape[1:]),
                 self._settings,
                 minimum=self._minimum,
-                tell=self._tell,
+                log=self._log,
             )
-            return secure_sum.run(weights[:, self._reporting])
+            return server.run(weights[:, self._reporting])
 
         return HiddenRows(
             (self._clients, *shape.shape),
             np.dtype(shape.dtype),
             add_up,
-            lambda: (vectors_sent, entries),
+            lambda: (vectors_sent, vector_size),
         )
 
-    def _count(self, stage: Stage, answers: Mapping[str, Arrays]) -> None:
-        """Add the bytes of a stage; masked vectors are charged as the method's own."""
+    def _count_bytes(self, stage: Stage, answers: Mapping[str, Arrays]) -> None:
+        """Add the bytes of a stage to `extra_bytes`.
+
+        Masked vectors are not counted here, as the ledger charges them to the method.
+        """
         for arrays in stage.arrays.values():
             self.extra_bytes[0] += sum(array.nbytes for array in arrays.values())
         for answer in answers.values():

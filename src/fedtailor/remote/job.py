@@ -27,23 +27,17 @@ from fedtailor.tables.kinds import Kind
 from fedtailor.training import Participation, Sampling, as_participation
 
 NUMBER = "number"
-"""How the file says that a column holds numbers.
-
-A list of texts says that it holds these categories.
-"""
+"""The kind of a column of numbers; the other kind is a list of categories."""
 
 KINDS = (NUMBER, "category", "boolean", "date")
-"""What a column can hold where the clients agree on the preprocessing.
-
-Else it holds numbers, or the categories in a list.
-"""
+"""The kinds of columns with federated preprocessing, in addition to lists."""
 
 T = TypeVar("T", bound=BaseModel)
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class _Table(BaseModel):
-    """A table of the file; its names and values are checked, nothing is converted."""
+    """A table of the job file; names and types are checked, values not converted."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -82,20 +76,20 @@ class _Privacy(_Table):
 
 @dataclass(frozen=True)
 class Schema:
-    """The table that every client brings.
+    """The columns of the clients' tables, and their use.
 
     Attributes:
         target: column to predict.
-        classes: what it can be; None for a regression.
-        columns: the inputs in order, with the categories of each; None where the job
-            does not list them.
-        validation, test: shares of each client's rows that validate and test.
-        kinds: what each input holds.
-        federated: whether clients agree on the preprocessing before the first round;
-            else tables are taken as they stand: numbers and listed categories, without
-            gaps.
-        decorrelate: whether they send sums of products of their inputs, by which these
-            are decorrelated.
+        classes: classes of the target; None for a regression.
+        columns: the input columns in order, each with its categories, or None if the
+            job does not list them.
+        validation, test: fractions of each client's rows in these splits.
+        kinds: kind of each input column.
+        federated: whether clients agree on the preprocessing before the first round.
+            Without it tables must hold numbers and listed categories only, and no
+            empty cells.
+        decorrelate: whether inputs are decorrelated, for which clients send sums of
+            products of their inputs.
     """
 
     target: str
@@ -109,9 +103,9 @@ class Schema:
 
     @property
     def width(self) -> int:
-        """Number of inputs of the model, where tables are taken as they stand.
+        """Number of inputs of the model, without federated preprocessing.
 
-        A column of numbers is one input, a column of categories one for each of them.
+        A column of numbers is one input, and each listed category is one input.
         """
         return sum(
             1 if categories is None else len(categories)
@@ -121,23 +115,22 @@ class Schema:
 
 @dataclass(frozen=True)
 class Job:
-    """A federation's job.
+    """The content of a job file.
 
     Attributes:
-        title: for people.
-        host, port: where clients reach the coordinator.
-        schema: the table that every client brings.
-        model: what is trained.
+        title: name of the federation, for people.
+        host, port: address at which clients reach the coordinator.
+        schema: the columns of the clients' tables.
+        model: the model to be trained.
         algorithm: the method, or a schedule of several.
-        rounds: of training.
-        seed: of all random numbers but those that hide something.
-        minimum: answers without which a round does not count.
-        deadline: seconds that a round waits for them.
-        participation: who reports in a round.
+        rounds: number of training rounds.
+        seed: seed of all random numbers except those that must stay secret.
+        minimum: minimum number of answers in a round.
+        deadline: seconds that a round waits for answers.
+        participation: how the reporting clients of a round are chosen.
         evaluate: whether clients send sums of losses and of correct predictions.
-        uplink: what happens to an update before it leaves a client, in this order.
-        sums: how updates are added where the coordinator sees sums only; None where it
-            sees each update.
+        uplink: the transforms that clients apply to their updates, in this order.
+        sums: settings of secure aggregation; None without it.
         content: the file as plain values.
     """
 
@@ -165,17 +158,17 @@ class Job:
 
     @property
     def identity(self) -> str:
-        """Fingerprint of all that a client agrees to.
+        """Fingerprint of the settings that a client agrees to.
 
-        That is data, model, method, seed and what may leave the client. The number of
-        rounds, deadlines, the minimum and the address may change while clients go on
-        with their copies.
+        These are data, model, method, seed and what may leave the client. The number of
+        rounds, the deadline, the minimum and the address are not among them: the
+        coordinator may change these without new copies at the clients.
         """
         tables = ("data", "model", "method", "privacy")
-        agreed: dict[str, Any] = {name: self.content.get(name) for name in tables}
-        agreed["seed"] = self.seed
-        agreed["order"] = list(self.schema.columns)  # which `sort_keys` would lose
-        text = json.dumps(agreed, sort_keys=True)
+        content: dict[str, Any] = {name: self.content.get(name) for name in tables}
+        content["seed"] = self.seed
+        content["order"] = list(self.schema.columns)  # as `sort_keys` sorts the columns
+        text = json.dumps(content, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -183,8 +176,8 @@ def read_job(path: Path) -> Job:
     """Read a job file.
 
     Raises:
-        ValueError: it cannot be read, or a setting is missing, unknown or has a wrong
-            value; with file and line.
+        ValueError: the file cannot be read, or a setting is missing, unknown or not
+            valid; with file and line.
     """
     document = read(path)
     try:
@@ -194,10 +187,10 @@ def read_job(path: Path) -> Job:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of "host:port" or "[IPv6 address]:port".
+    """Split "host:port" or "[IPv6 address]:port" into host and port.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the address has neither form.
     """
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
@@ -253,7 +246,7 @@ def _job(document: Document) -> Job:
 
 @contextmanager
 def _errors_at(*key: str) -> Iterator[None]:
-    """Say of a `ValueError` which setting it is about."""
+    """Turn a `ValueError` into a `ConfigError` about the setting `key`."""
     try:
         yield
     except ValueError as error:
@@ -266,7 +259,7 @@ def _sums(
     uplink: Pipeline,
     participation: Participation,
 ) -> SecureSums | None:
-    """How updates are added behind masks, if the job asks for it.
+    """The settings of secure aggregation; None if the job does not use it.
 
     Raises:
         ConfigError: the method needs more than sums, or a setting is out of range.
@@ -344,12 +337,12 @@ def _schema(data: _Data) -> Schema:
 
 
 def _are_distinct(names: Sequence[str]) -> bool:
-    """Whether there are two names or more, each once."""
+    """Whether there are at least two names, and no duplicates."""
     return len(names) >= 2 and len(set(names)) == len(names)
 
 
-def _algorithm(given: Mapping[str, Any]) -> Algorithm:
-    settings = dict(given)
+def _algorithm(table: Mapping[str, Any]) -> Algorithm:
+    settings = dict(table)
     name = settings.pop("use", None)
     if not isinstance(name, str):
         raise ConfigError(
@@ -366,21 +359,21 @@ def _algorithm(given: Mapping[str, Any]) -> Algorithm:
 
 
 def _table(kind: type[T], content: Mapping[str, Any], name: str) -> T:
-    """Check a table of the file.
+    """Parse and check a table of the job file.
 
     Raises:
-        ConfigError: about the setting that a person should mend first.
+        ConfigError: the first problem that a person should correct.
     """
-    # Through JSON, where a whole number may stand for any number.
+    # JSON is the validated form: dates, which only TOML has, become strings.
     text = json.dumps(content.get(name, {}), default=str)
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
         errors = error.errors(include_url=False)
-    # A misspelt key is also missing under its right name: say the former.
-    unknown = [one for one in errors if one["type"] == "extra_forbidden"]
+    # A misspelt key gives two errors: unknown, and missing. Report the unknown key.
+    unknown = [error for error in errors if error["type"] == "extra_forbidden"]
     first = (unknown or errors)[0]
-    # pydantic adds which alternative of a union it tried.
+    # Drop the parts that name an alternative of a union.
     path = [str(part) for part in first["loc"]]
     path = [part for part in path if not part.startswith(("literal[", "list["))]
     key = path[-1] if path else name

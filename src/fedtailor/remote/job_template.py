@@ -42,12 +42,12 @@ secure_aggregation = false        # true: the coordinator sees sums over clients
 
 
 def template(title: str, address: str, clients: int) -> str:
-    """The job file that `init` writes.
+    """Fill in the template of a job file.
 
     Args:
-        title: for people; what would end a TOML string is replaced.
+        title: name of the federation; characters that TOML would escape are replaced.
         address: "host:port" of the coordinator.
-        clients: that have a kit; a round needs half of them.
+        clients: number of clients with a kit; a round needs half of them.
     """
     return TEMPLATE.format(
         title=title.replace("\\", "/").replace('"', "'"),

@@ -1,7 +1,8 @@
-"""All that a client of a job is asked: whether it is ready, what its table holds, rounds.
+"""Answers all requests of a job at a client.
 
-A job whose clients agree on the preprocessing asks "statistics", perhaps "inputs", then
-"agreed" before the first round.
+First the coordinator sends "hello". With federated preprocessing it then sends
+"statistics", "inputs" (only if inputs are decorrelated) and "agreed". The tasks of
+rounds follow (see `work`).
 """
 
 from collections.abc import Callable, Mapping
@@ -17,54 +18,52 @@ from fedtailor.remote.job import Job
 from fedtailor.remote.messages import Request
 from fedtailor.remote.plan import plan_of
 from fedtailor.remote.statistics import (
-    OwnTable,
+    ClientTable,
     Statistics,
     as_array,
     from_arrays,
     read_table,
 )
 from fedtailor.remote.table import Rows, read_rows
-from fedtailor.remote.transport import Work
-from fedtailor.remote.work import ClientWork
+from fedtailor.remote.transport import RequestHandler
+from fedtailor.remote.work import RoundHandler
 
 HELLO = "hello"
-"""The task that asks a client whether it is ready.
-
-It answers how many rows it trains, validates and tests on.
-"""
+"""Task: report the numbers of training, validation and test rows."""
 
 STATISTICS = "statistics"
-"""The task that asks for counts and sums of the client's training rows."""
+"""Task: send counts and sums over the client's training rows."""
 
 INPUTS = "inputs"
-"""The task that asks for sums of products of the inputs.
+"""Task: send sums of products of the inputs.
 
-The request holds the statistics of all clients' columns, from which inputs follow.
+The request holds the pooled statistics of all clients' columns, which determine how
+columns become inputs.
 """
 
 AGREED = "agreed"
-"""The task that gives a client the statistics of all clients.
+"""Task: convert the table to examples, by the pooled statistics in the request.
 
-From these its table becomes examples; it answers nothing.
+The answer holds no arrays.
 """
 
 
-class JobWork:
-    """Answers the requests of a job (a `Work` for `Responder`).
+class JobHandler:
+    """Answers the requests of a job (a `RequestHandler` for `Responder`).
 
     Args:
-        job: of the federation.
-        name: of this client.
-        data: its file.
-        store: what it keeps between rounds.
-        make_work: makes what answers the requests of rounds, from the client's examples
-            and its store; `ClientWork` by default.
+        job: the job.
+        name: name of this client.
+        data: the client's file.
+        store: the client's states.
+        make_handler: function from the client's federation and store to the handler of
+            rounds; `RoundHandler` by default.
 
     Raises:
         ValueError: the file does not fit the job.
 
     Attributes:
-        sizes: [3] rows that train, validate and test.
+        sizes: [3] numbers of training, validation and test rows.
     """
 
     def __init__(
@@ -73,13 +72,13 @@ class JobWork:
         name: str,
         data: Path,
         store: ClientStore,
-        make_work: Callable[[Federation, ClientStore], Work] | None = None,
+        make_handler: Callable[[Federation, ClientStore], RequestHandler] | None = None,
     ) -> None:
         self._job, self._name = job, name
-        self._store, self._make_work = store, make_work
-        self._table: OwnTable | None = None
-        self._agreed: Statistics | None = None
-        self._rounds: Work | None = None
+        self._store, self._make_work = store, make_handler
+        self._table: ClientTable | None = None
+        self._statistics: Statistics | None = None
+        self._rounds: RequestHandler | None = None
         if not job.schema.federated:
             rows = read_rows(data, job.schema)
             self._split = split_rows(len(rows.y), job.schema, job.seed, name)
@@ -87,17 +86,17 @@ class JobWork:
         else:
             self._table = read_table(data, job.schema)
             self._split = split_rows(len(self._table.y), job.schema, job.seed, name)
-            # A client that was started again goes on with what it agreed to.
+            # A client that is restarted continues with the same preprocessing.
             stored = Statistics.load(store.directory, job.schema)
             if stored is not None:
-                self._agree(stored)
+                self._convert_table(stored)
         self.sizes = np.array([len(self._split[split]) for split in SPLITS], np.int64)
 
     def __call__(self, request: Request) -> Mapping[str, np.ndarray]:
-        """Do what a request asks.
+        """Answer a request.
 
         Raises:
-            ValueError: it cannot be done; in one line.
+            ValueError: the client cannot do the task; in one line.
         """
         if request.task == HELLO:
             return {"rows": self.sizes}
@@ -105,14 +104,14 @@ class JobWork:
             return self._preprocess(request)
         require(
             self._rounds is not None,
-            "it has not been told what the clients' tables hold together",
+            "it has not received the statistics of all clients' tables",
         )
         assert self._rounds is not None
         return self._rounds(request)
 
     def common_vectors(self) -> list[np.ndarray]:
-        """Vectors that all machines can make by themselves (`Plan.common_vectors`)."""
-        return plan_of(self._job, self._agreed).common_vectors()
+        """Vectors that all machines can compute (`Plan.common_vectors`)."""
+        return plan_of(self._job, self._statistics).common_vectors()
 
     def _preprocess(self, request: Request) -> Mapping[str, np.ndarray]:
         """Answer a request about the client's table."""
@@ -121,33 +120,33 @@ class JobWork:
         assert table is not None
         if request.task == STATISTICS:
             return {STATISTICS: as_array(table.statistics(train))}
-        agreed = from_arrays(request.arrays, schema)
+        statistics = from_arrays(request.arrays, schema)
         if request.task == INPUTS:
             require(schema.decorrelate, "this job does not ask for products of inputs")
-            return {STATISTICS: as_array(table.with_inputs(train, agreed))}
+            return {STATISTICS: as_array(table.with_inputs(train, statistics))}
         require(
-            not agreed.lacks_inputs(schema),
+            not statistics.needs_input_sums(schema),
             "the job asks for sums of products, and there are none",
         )
-        if agreed != self._agreed:
-            # Stored once the table is known to fit: what is stored is used at once when
-            # the client is started again.
-            self._agree(agreed)
-            agreed.save(self._store.directory)
+        if statistics != self._statistics:
+            # Save the statistics only after the table has been converted: a restart
+            # uses them without another check.
+            self._convert_table(statistics)
+            statistics.save(self._store.directory)
         return {}
 
-    def _agree(self, agreed: Statistics) -> None:
-        """Make the table's examples from the statistics of all clients."""
+    def _convert_table(self, statistics: Statistics) -> None:
+        """Convert the table to examples by pooled statistics, and begin."""
         assert self._table is not None
-        rows = self._table.rows(agreed)
-        self._agreed = agreed
+        rows = self._table.rows(statistics)
+        self._statistics = statistics
         self._begin(rows)
 
     def _begin(self, rows: Rows) -> None:
-        """Get ready for rounds on these examples."""
+        """Make the handler of rounds on these examples."""
         federation = federation_of(self._job, {self._name: rows})
         if self._make_work is not None:
             self._rounds = self._make_work(federation, self._store)
         else:
-            plan = plan_of(self._job, self._agreed)
-            self._rounds = ClientWork(plan, federation, self._store)
+            plan = plan_of(self._job, self._statistics)
+            self._rounds = RoundHandler(plan, federation, self._store)

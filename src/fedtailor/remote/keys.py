@@ -1,7 +1,7 @@
-"""Keys and certificates of a federation, in the forms that Flower reads.
+"""Keys and certificates of a federation, in the formats that Flower reads.
 
-The coordinator proves who it is by a TLS certificate, signed by an authority that only
-this federation trusts. A client proves who it is by an EC key whose public half the
+The coordinator authenticates by a TLS certificate, signed by an authority that only
+this federation trusts. A client authenticates by an EC key, whose public key the
 coordinator registers under the client's name. Needs the extra `flower` (package
 `cryptography`).
 """
@@ -30,21 +30,15 @@ if TYPE_CHECKING:
     )
 
 VALID_DAYS = 3 * 365
-"""How long certificates are valid.
-
-Longer than a study, shorter than people remember who keeps the authority's key.
-"""
+"""Days for which certificates are valid: longer than a study takes."""
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-"""Names that every server certificate covers.
-
-The coordinator's own process reaches the SuperLink by them.
-"""
+"""Names in every server certificate, by which the coordinator reaches the SuperLink."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """The contents of two files: a private key, and its public half or certificate."""
+    """The contents of two files: a private key, and its public key or certificate."""
 
     private: bytes
     public: bytes
@@ -54,7 +48,7 @@ def make_authority(name: str) -> Pair:
     """Make a certificate authority for one federation.
 
     Args:
-        name: of the federation.
+        name: name of the federation.
 
     Returns:
         Its private key and its certificate (both PEM).
@@ -79,15 +73,15 @@ def make_server_certificate(authority: Pair, addresses: Sequence[str]) -> Pair:
     """Make the coordinator's TLS key, and have the authority sign its certificate.
 
     Args:
-        authority: from `make_authority`.
-        addresses: host names and IP addresses under which clients reach the
-            coordinator; loopback is added.
+        authority: result of `make_authority`.
+        addresses: host names and IP addresses at which clients reach the coordinator;
+            loopback addresses are added.
 
     Returns:
         The private key and the certificate (both PEM).
 
     Raises:
-        ValueError: an address is no host name or IP address.
+        ValueError: an address is neither a host name nor an IP address.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives import serialization
@@ -119,7 +113,7 @@ def make_client_key() -> Pair:
     """Make a client's key pair, on the curve P-384.
 
     Returns:
-        Both halves in OpenSSH's form, as SuperNodes and `flwr` read them.
+        Both keys in OpenSSH format, as SuperNodes and `flwr` read them.
     """
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -137,16 +131,16 @@ def make_client_key() -> Pair:
 
 
 def registered_form(public: bytes) -> bytes:
-    """Convert a client's public key to the form in which the SuperLink lists it.
+    """Convert a client's public key to the format in which the SuperLink lists it.
 
     Args:
-        public: in OpenSSH's form.
+        public: the key in OpenSSH format.
 
     Returns:
         The same key as PEM.
 
     Raises:
-        ValueError: it is no EC public key on a curve that Flower accepts.
+        ValueError: it is not an EC public key on a curve that Flower accepts.
     """
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
@@ -170,12 +164,12 @@ def write_new(path: Path, content: bytes, *, secret: bool = False) -> None:
     """Write a file that must not exist.
 
     Args:
-        path: of the file.
-        content: of the file.
-        secret: let only its owner read it, from the first moment on.
+        path: path of the file.
+        content: content of the file.
+        secret: whether only the owner can read the file, from its creation on.
 
     Raises:
-        ValueError: there is such a file already, or it cannot be written.
+        ValueError: the file exists, or cannot be written.
     """
     mode = 0o600 if secret else 0o644
     try:
@@ -193,10 +187,10 @@ def write_new(path: Path, content: bytes, *, secret: bool = False) -> None:
 
 
 def check_secret(path: Path) -> None:
-    """Refuse a private key that others can read, as ssh does.
+    """Check that only its owner can read a private key, as ssh does.
 
     Raises:
-        ValueError: the file is missing, or its mode lets the group or others read it.
+        ValueError: the file is missing, or the group or others can read it.
     """
     require(path.is_file(), f"there is no private key {path}; copy the whole kit")
     mode = path.stat().st_mode & 0o777
@@ -214,10 +208,10 @@ def _x509_name(name: str) -> "Name":
 
 
 def _key_usage(*usages: str) -> "KeyUsage":
-    """What a certificate's key may be used for: these usages and no others."""
+    """Restrict the key of a certificate to some usages."""
     from cryptography import x509
 
-    known = (
+    all_usages = (
         "digital_signature",
         "content_commitment",
         "key_encipherment",
@@ -228,11 +222,11 @@ def _key_usage(*usages: str) -> "KeyUsage":
         "encipher_only",
         "decipher_only",
     )
-    return x509.KeyUsage(**{usage: usage in usages for usage in known})
+    return x509.KeyUsage(**{usage: usage in usages for usage in all_usages})
 
 
 def _alternative_name(address: str) -> "GeneralName":
-    """An IP address or a host name as an entry of a certificate's list of names."""
+    """Make a certificate's alternative name of an IP address or a host name."""
     from cryptography import x509
 
     try:
@@ -240,12 +234,12 @@ def _alternative_name(address: str) -> "GeneralName":
     except ValueError:
         pass
     labels = address.rstrip(".").split(".")
-    plain = all(
+    is_host_name = all(
         label and label.replace("-", "").isalnum() and label.isascii()
         for label in labels
     )
     require(
-        plain,
+        is_host_name,
         f"{address!r} is no host name or IP address; write it without https:// and"
         " without the port",
     )
@@ -258,19 +252,19 @@ def _certificate(
     from cryptography import x509
 
     now = datetime.datetime.now(datetime.UTC)
-    begin = now - datetime.timedelta(hours=1)  # clocks of machines differ
+    start = now - datetime.timedelta(hours=1)  # clocks of machines differ
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(public)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(begin)
+        .not_valid_before(start)
         .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
     )
 
 
-# No type of the result: x509 is not imported here.
+# The return type is left out, as `cryptography` is imported only when needed.
 def _issuer_identifier(certificate: "Certificate"):  # noqa: ANN202
     from cryptography import x509
 

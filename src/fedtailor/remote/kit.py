@@ -4,10 +4,10 @@ DIR/job.toml                  what is trained; a copy goes into every kit
 DIR/coordinator/              ca.crt, ca.key, server.crt, server.key, clients/NAME.pub
 DIR/kits/NAME/                ca.crt, client.key, client.toml
 
-A kit is copied to its client's machine. Private keys are written once, readable by
-their owner only, and nothing is overwritten. Whatever is cut off, the command can be
-given again: `server.crt` is written last of the coordinator's files, and a client's
-public key last of its kit.
+A kit is copied to its client's machine. Only their owner can read private keys, and no
+file is overwritten. A command that was interrupted can be repeated, as `server.crt` is
+the last of the coordinator's files to be written, and a client's public key is written
+after its kit.
 """
 
 import re
@@ -39,9 +39,9 @@ class Kit:
     """A client's kit.
 
     Attributes:
-        directory: that holds it.
-        name: of the client.
-        job: of the federation.
+        directory: directory of the kit.
+        name: name of the client.
+        job: job of the federation.
         authority: PEM certificate of the federation's authority.
         key: file with the client's private key.
     """
@@ -54,7 +54,7 @@ class Kit:
 
     @property
     def state(self) -> Path:
-        """Where the client keeps its states and its personal model."""
+        """Directory of the client's states and its personal model."""
         return self.directory / "state"
 
 
@@ -65,14 +65,14 @@ def make_federation(
     address: str | None = None,
     job: Path | None = None,
 ) -> tuple[str, ...]:
-    """Make a federation's directory, or add clients to one. Nothing is overwritten.
+    """Make the directory of a federation, or add clients to one.
 
     Args:
-        directory: of the federation.
+        directory: directory of the federation; no file in it is overwritten.
         clients: names of the (new) clients.
-        address: "host:port" where clients reach the coordinator; for a new federation
-            only.
-        job: file to copy as job.toml; for a new federation only. Without it, a template
+        address: "host:port" at which clients reach the coordinator; for a new
+            federation only.
+        job: file to copy as job.toml, for a new federation only. Without it a template
             is written.
 
     Returns:
@@ -106,7 +106,7 @@ def read_kit(directory: Path) -> Kit:
     """Read a client's kit.
 
     Raises:
-        ValueError: a file is missing or wrong, or others can read the private key.
+        ValueError: a file is missing or not valid, or others can read the private key.
     """
     require(directory.is_dir(), f"there is no kit {directory}")
     for name in ("client.toml", "ca.crt"):
@@ -140,10 +140,10 @@ def read_public_keys(coordinator: Path) -> dict[str, bytes]:
     """Read the clients' public keys.
 
     Returns:
-        The key (OpenSSH) by client, in the order of the names.
+        The key of each client (in OpenSSH format), in the order of the names.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there are no keys.
     """
     paths = sorted((coordinator / "clients").glob("*.pub"))
     require(
@@ -156,15 +156,15 @@ def read_public_keys(coordinator: Path) -> dict[str, bytes]:
 def _check_names(clients: Sequence[str]) -> None:
     require(len(clients) > 0, "there are no clients; name some: --clients a,b,c")
     for name in clients:
-        # Names become file names, so none may lead out of the directory.
-        fits = isinstance(name, str) and _NAME.fullmatch(name) and ".." not in name
+        # Names are used as file names, so they must not contain a path.
+        is_valid = isinstance(name, str) and _NAME.fullmatch(name) and ".." not in name
         require(
-            bool(fits),
+            bool(is_valid),
             f"{name!r} is no name for a client; use letters, digits, dots, dashes and"
             " underscores",
         )
-    twice = sorted({name for name in clients if clients.count(name) > 1})
-    require(not twice, f"the client {', '.join(twice)} is named twice")
+    duplicates = sorted({name for name in clients if clients.count(name) > 1})
+    require(not duplicates, f"the client {', '.join(duplicates)} is named twice")
 
 
 def _make_coordinator(
@@ -173,10 +173,10 @@ def _make_coordinator(
     """Write the job, the authority and the coordinator's certificate.
 
     Args:
-        directory: of the federation.
-        clients: how many it begins with.
+        directory: directory of the federation.
+        clients: number of its first clients.
         address: "host:port" for the template of a job file.
-        job: file to copy instead; exactly one of both must be given.
+        job: job file to copy; exactly one of `address` and `job` must be given.
     """
     coordinator, job_file = directory / COORDINATOR, directory / JOB
     if job is not None:
@@ -202,19 +202,19 @@ def _make_coordinator(
     if not job_file.exists():
         write_new(job_file, content)
     server = make_server_certificate(authority, [host])
-    # A key of an earlier attempt that was cut off goes: no certificate fits it. The
-    # certificate comes last, as it marks all of this as complete.
+    # Remove a key without a certificate, which an interrupted call has left. Write the
+    # certificate last, as it marks the directory as complete.
     (coordinator / "server.key").unlink(missing_ok=True)
     write_new(coordinator / "server.key", server.private, secret=True)
     write_new(coordinator / "server.crt", server.public)
 
 
 def _authority(coordinator: Path, name: str) -> Pair:
-    """The authority: a new one, or that of an earlier attempt that was cut off."""
+    """Make the authority, or read the one that an interrupted call has made."""
     key, certificate = coordinator / "ca.key", coordinator / "ca.crt"
     if certificate.exists():
         return Pair(key.read_bytes(), certificate.read_bytes())
-    key.unlink(missing_ok=True)  # no certificate fits it
+    key.unlink(missing_ok=True)  # a key without a certificate is useless
     authority = make_authority(name)
     write_new(key, authority.private, secret=True)
     write_new(certificate, authority.public)
@@ -222,7 +222,7 @@ def _authority(coordinator: Path, name: str) -> Pair:
 
 
 def _make_kit(directory: Path, name: str) -> None:
-    """Make a client's kit as a whole, then make its key known to the coordinator."""
+    """Make a client's kit, then register the client's public key."""
     pair, coordinator = make_client_key(), directory / COORDINATOR
     unfinished = directory / "kits" / f".{name}.part"
     shutil.rmtree(unfinished, ignore_errors=True)

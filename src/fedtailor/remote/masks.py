@@ -1,12 +1,16 @@
-"""The cryptography of secure sums: keys, masks, sealed shares of secrets, fixed point.
+"""The cryptography of secure aggregation.
 
-X25519, HKDF, ChaCha20 and ChaCha20-Poly1305 are those of `cryptography`, Shamir's
-secret sharing is that of PyCryptodome, which Flower's own secure aggregation uses, too
-(both come with the extra `flower`). Flower's generator of masks is not used: it folds a
-key to 32 bits, which a coordinator could try out, and seeds a Mersenne Twister.
+Key agreement, masks, encrypted secret shares, and fixed-point numbers.
+
+X25519, HKDF, ChaCha20 and ChaCha20-Poly1305 come from `cryptography`. Shamir's secret
+sharing comes from PyCryptodome, which Flower's secure aggregation uses as well. The
+extra `flower` installs both. Flower's generator of masks is not used: it folds a key to
+32 bits, which a coordinator could find by trying all values, and seeds a Mersenne
+Twister with them.
 """
 
 import hashlib
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,14 +22,14 @@ from numpy.typing import NDArray
 from fedtailor.protocol import require
 
 SECRET_BYTES = 16
-"""Length of a secret from which a key or a mask follows, and of each of its shares."""
+"""Length of the seed of a key pair or of a mask, and of each share of it."""
 
 KEY_BYTES, NONCE_BYTES, TAG_BYTES = 32, 12, 16
-SEALED_BYTES = NONCE_BYTES + 2 * SECRET_BYTES + TAG_BYTES
-"""Length of two sealed shares."""
+CIPHERTEXT_BYTES = NONCE_BYTES + 2 * SECRET_BYTES + TAG_BYTES
+"""Length of two encrypted shares: nonce, shares, authentication tag."""
 
 _HEADROOM = 2.0**20
-"""Steps by which rounding may make a sum larger: half a step for each client."""
+"""Steps reserved for rounding errors, which are at most half a step for each client."""
 
 
 @dataclass(frozen=True)
@@ -39,35 +43,35 @@ class KeyPair:
         """The public half."""
         return self._private().public_key().public_bytes_raw()
 
-    def agree(self, public: bytes, purpose: str) -> bytes:
+    def agree_on_key(self, public: bytes, purpose: str) -> bytes:
         """Agree on a key with the owner of another key pair.
 
         Args:
             public: the public half of the other pair.
-            purpose: different purposes give independent keys.
+            purpose: what the key is for; different purposes give independent keys.
 
         Returns:
             A key that only the two owners can compute.
 
         Raises:
-            ValueError: `public` is no public key.
+            ValueError: `public` is not a public key.
         """
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
         try:
             shared = self._private().exchange(X25519PublicKey.from_public_bytes(public))
         except ValueError:
-            raise ValueError("a public key for secure sums is none") from None
-        return _derived(shared, purpose)
+            raise ValueError("a public key for secure sums is not valid") from None
+        return _derive_key(shared, purpose)
 
-    # No type of the result: `cryptography` is not imported before it is needed.
+    # The return type is left out, as `cryptography` is imported only when needed.
     def _private(self):  # noqa: ANN202
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-        return X25519PrivateKey.from_private_bytes(_derived(self.secret, "key pair"))
+        return X25519PrivateKey.from_private_bytes(_derive_key(self.secret, "key pair"))
 
 
-def _derived(secret: bytes, purpose: str) -> bytes:
+def _derive_key(secret: bytes, purpose: str) -> bytes:
     """Derive a key for one purpose from a secret."""
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -77,53 +81,64 @@ def _derived(secret: bytes, purpose: str) -> bytes:
     return hkdf.derive(secret)
 
 
-def mask_of(secret: bytes, size: int) -> UInt32[np.ndarray, " size"]:
-    """Expand a secret to a mask, by the key stream of ChaCha20.
+def expand_mask(seed: bytes, shape: tuple[int, ...]) -> UInt32[np.ndarray, "..."]:
+    """Expand a seed to a pseudorandom mask, with ChaCha20 as the generator.
 
-    To whoever does not know the secret its numbers look uniformly random. A secret may
-    be used for one mask only, as the nonce is always the same.
+    Without the seed the mask cannot be told from uniformly random numbers. A seed must
+    be used for one mask only, as the nonce is constant.
     """
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
-    cipher = algorithms.ChaCha20(_derived(secret, "mask"), bytes(16))
-    stream = Cipher(cipher, mode=None).encryptor().update(bytes(4 * size))
-    return np.frombuffer(stream, "<u4").astype(np.uint32)
+    cipher = algorithms.ChaCha20(_derive_key(seed, "mask"), bytes(16))
+    stream = Cipher(cipher, mode=None).encryptor().update(bytes(4 * math.prod(shape)))
+    return np.frombuffer(stream, "<u4").astype(np.uint32).reshape(shape)
 
 
-def seal(key: bytes, content: bytes, label: str) -> bytes:
-    """Encrypt `content`, such that a change of it or of the label is detected."""
+def encrypt(key: bytes, content: bytes, associated: str) -> bytes:
+    """Encrypt and authenticate content.
+
+    Args:
+        key: of `KEY_BYTES` bytes.
+        content: to be encrypted.
+        associated: text that is authenticated, but not part of the result; `decrypt`
+            needs the same.
+
+    Returns:
+        The nonce, followed by the ciphertext.
+    """
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
     nonce = os.urandom(NONCE_BYTES)
-    return nonce + ChaCha20Poly1305(key).encrypt(nonce, content, label.encode())
+    return nonce + ChaCha20Poly1305(key).encrypt(nonce, content, associated.encode())
 
 
-def unseal(key: bytes, sealed: bytes, label: str) -> bytes:
-    """Decrypt what `seal` made.
+def decrypt(key: bytes, message: bytes, associated: str) -> bytes:
+    """Decrypt the result of `encrypt`.
 
     Raises:
-        ValueError: it was changed, or sealed with another key or label.
+        ValueError: it was changed, or encrypted with another key or associated text.
     """
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-    nonce, encrypted = sealed[:NONCE_BYTES], sealed[NONCE_BYTES:]
+    nonce, ciphertext = message[:NONCE_BYTES], message[NONCE_BYTES:]
     try:
-        return ChaCha20Poly1305(key).decrypt(nonce, encrypted, label.encode())
+        return ChaCha20Poly1305(key).decrypt(nonce, ciphertext, associated.encode())
     except InvalidTag:
         raise ValueError("it was changed on the way") from None
 
 
 def commitment(secret: bytes) -> bytes:
-    """A hash by which a secret can be recognized later, and that does not tell it."""
+    """Commit to a secret by its hash, which identifies but does not reveal it."""
     return hashlib.sha256(b"fedtailor secure sums" + secret).digest()
 
 
-def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
+def create_shares(secret: bytes, threshold: int, count: int) -> list[bytes]:
     """Split a secret into shares (Shamir 1979, over GF(2^128)).
 
     Returns:
-        `count` shares, of which any `threshold` give the secret and fewer say nothing.
+        `count` shares. Any `threshold` of them determine the secret, and fewer reveal
+        nothing about it.
     """
     from Crypto.Protocol.SecretSharing import Shamir
 
@@ -131,14 +146,14 @@ def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
     return [share for _, share in sorted(shares)]
 
 
-def join(shares: Mapping[int, bytes]) -> bytes:
-    """Recover a secret from exactly `threshold` of its shares.
+def combine_shares(shares: Mapping[int, bytes]) -> bytes:
+    """Reconstruct a secret from exactly `threshold` of its shares.
 
     Args:
-        shares: by their positions in the list that `split` returned.
+        shares: by their positions in the list that `create_shares` returned.
 
     Returns:
-        The secret; something else if a share is wrong.
+        The secret, or other bytes if a share is wrong.
     """
     from Crypto.Protocol.SecretSharing import Shamir
 
@@ -148,21 +163,21 @@ def join(shares: Mapping[int, bytes]) -> bytes:
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """Numbers of at most `range` as integers modulo 2^32, which add up exactly.
+    """Fixed-point numbers in [-range, range], as integers modulo 2^32.
 
-    A rounded number is off by at most half a step, so a sum over n clients by at most
-    n/2 steps.
+    Sums of the integers are exact. Rounding changes a number by at most half a step,
+    and therefore a sum over n clients by at most n/2 steps.
     """
 
     range: float
 
     @property
     def step(self) -> float:
-        """The difference of neighbouring numbers: 3e-8 for a range of 64."""
+        """The distance between two neighbouring numbers: 3e-8 for a range of 64."""
         return self.range / (2.0**31 - _HEADROOM)
 
     def check(self, vector: Float[np.ndarray, "..."]) -> None:
-        """Refuse a vector that cannot be encoded.
+        """Check that a vector can be encoded.
 
         Raises:
             ValueError: a number is out of range, or not finite.
@@ -175,10 +190,10 @@ class FixedPoint:
         )
 
     def encode(self, values: Float[np.ndarray, "..."]) -> UInt32[np.ndarray, "..."]:
-        """Numbers within the range as numbers of steps, modulo 2^32."""
+        """Encode numbers within the range as multiples of the step, modulo 2^32."""
         steps = np.rint(values.astype(np.float64) / self.step).astype(np.int64)
         return steps.astype(np.uint32)
 
     def decode(self, steps: UInt32[np.ndarray, "..."]) -> NDArray[np.float64]:
-        """The numbers that were encoded, or their sum from a sum of steps."""
+        """Decode encoded numbers, or the sum of encoded numbers."""
         return steps.view(np.int32).astype(np.float64) * self.step

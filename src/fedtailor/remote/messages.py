@@ -1,9 +1,9 @@
-"""Requests and replies as bytes, and back with nothing taken on trust.
+"""Encodes requests and replies as bytes, and decodes and checks them.
 
-A message is a safetensors file: arrays as raw little-endian bytes behind a header of
-names, types and shapes. The rest (who, which round, which method) is JSON in the file's
-metadata. Nothing in a message can run code, and whatever is wrong with one ends in a
-`ValueError` of one line.
+A message is a safetensors file: a header of names, types and shapes, followed by the
+arrays as little-endian bytes. The other fields (client, round, method, ...) are JSON in
+the file's metadata. Decoding runs no code of the sender, and raises a `ValueError` of
+one line for every invalid message.
 """
 
 import json
@@ -38,7 +38,7 @@ DTYPES = {
 """Types of the arrays in messages, by their names in safetensors."""
 
 MAX_TEXT = 2**22
-"""The most entries of an array whose length the sender chooses."""
+"""Maximum number of entries of an array whose length the sender chooses."""
 
 _ENVELOPE = "fedtailor"
 
@@ -48,12 +48,12 @@ E = TypeVar("E", bound="_Envelope")
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """What an array in a message must look like.
+    """The shape and type that an array in a message must have.
 
     Attributes:
-        shape: its exact shape; (None,) for an array of one dimension, of at most
-            `MAX_TEXT` entries.
-        dtype: its exact type, such as "float32"; NaN and infinity are refused.
+        shape: the exact shape; (None,) stands for an array of one dimension with at
+            most `MAX_TEXT` entries.
+        dtype: the exact type, such as "float32"; NaN and infinity are refused.
     """
 
     shape: tuple[int | None, ...]
@@ -62,25 +62,25 @@ class ArraySpec:
 
 @dataclass(frozen=True)
 class Request:
-    """What the coordinator asks of one client.
+    """A message of the coordinator to one client.
 
     Attributes:
         experiment: identity of the job (`Job.identity`); both sides must have the same.
         round: number of the round, from 0.
         exchange: number of this exchange within the round, from 0 (a round may probe,
             train and evaluate).
-        task: what to do: "client", "probe", ...
-        client: whom this is for.
-        state_round: round after which the coordinator last accepted an answer of the
-            client, -1 for none; what the client does now starts from its state then.
-        durable_state_round: the same, as the coordinator has it on its disk; the client
-            may delete older states.
-        deadline: seconds since the epoch after which an answer is of no use.
-        reply: whether the client is asked to report what it trained.
-        nonce: a secret between the coordinator and this client, which the answer
-            repeats: nobody else can answer.
+        task: what the client has to do: "client", "probe", ...
+        client: name of the client.
+        state_round: round in which the coordinator last accepted an answer of the
+            client, or -1. The client starts from its state after that round.
+        durable_state_round: the value of `state_round` in the coordinator's last
+            checkpoint. The client may delete older states.
+        deadline: time, in seconds since the epoch, after which answers are ignored.
+        reply: whether the client has to report its update.
+        nonce: a secret that only the coordinator and this client know. The answer
+            repeats it, so that nobody else can forge one.
         algorithm: the method's name and hyper-parameters, as plain values.
-        arrays: what the method sends, by name.
+        arrays: the arrays of the method's downlink, by name (see `wire`).
     """
 
     experiment: str
@@ -99,15 +99,15 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a client answers.
+    """A client's answer to a request.
 
     Attributes:
-        experiment, round, exchange, task, client, nonce: of the request.
-        arrays: what the method reports, by name.
-        problem: in one line, why the client could not do what it was asked; empty if it
+        experiment, round, exchange, task, client, nonce: copied from the request.
+        arrays: the arrays of the method's answer, by name (see `wire`).
+        problem: one line that says why the client could not do its task; empty if it
             could.
-        lacks: whether the client must be asked again with all vectors, as it does not
-            hold one that the request only named.
+        cache_miss: whether the client's cache lacks a vector whose digest the request
+            holds, so that it must be sent the full request.
     """
 
     experiment: str
@@ -118,7 +118,7 @@ class Reply:
     nonce: str = ""
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
     problem: str = ""
-    lacks: bool = False
+    cache_miss: bool = False
 
     @classmethod
     def to(
@@ -127,26 +127,26 @@ class Reply:
         arrays: Mapping[str, np.ndarray] | None = None,
         problem: str = "",
         *,
-        lacks: bool = False,
+        cache_miss: bool = False,
     ) -> "Reply":
-        """The answer to a request.
+        """Make the answer to a request.
 
         Args:
-            request: that is answered.
-            arrays: what the method reports, by name.
+            request: the request.
+            arrays: the arrays of the method's answer, by name.
             problem: what went wrong; cut to one line of at most 300 characters.
-            lacks: see above.
+            cache_miss: see `Reply`.
         """
         return cls(
             **_identity(request),
             arrays=arrays or {},
             problem=" ".join(problem.split())[:300],
-            lacks=lacks,
+            cache_miss=cache_miss,
         )
 
 
 class _Envelope(BaseModel):
-    """All of a message but its arrays; checked when a message is decoded."""
+    """All fields of a message except its arrays; checked when a message is decoded."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -175,7 +175,7 @@ class _ReplyEnvelope(_Envelope):
 
 
 def encode_request(request: Request) -> bytes:
-    """A request as bytes. An infinite deadline, which JSON cannot say, is null."""
+    """Encode a request; an infinite deadline becomes null, as JSON has no infinity."""
     envelope = _common(request) | {
         "kind": "request",
         "state_round": request.state_round,
@@ -188,10 +188,10 @@ def encode_request(request: Request) -> bytes:
 
 
 def decode_request(data: bytes) -> Request:
-    """A request from bytes.
+    """Decode a request.
 
     Raises:
-        ValueError: it is no request.
+        ValueError: the bytes are not a request.
     """
     envelope, arrays = _unpack(data, _RequestEnvelope)
     return Request(
@@ -206,48 +206,45 @@ def decode_request(data: bytes) -> Request:
 
 
 def encode_reply(reply: Reply) -> bytes:
-    """A reply as bytes."""
+    """Encode a reply."""
     envelope = _common(reply) | {
         "kind": "reply",
         "problem": reply.problem,
-        "lacks": reply.lacks,
+        "lacks": reply.cache_miss,
     }
     return _pack(envelope, reply.arrays)
 
 
 def decode_reply(data: bytes) -> Reply:
-    """A reply from bytes.
-
-    Whether it answers what was asked, `check_identity` and `check_content` say.
+    """Decode a reply; `check_identity` and `check_content` compare it with the request.
 
     Raises:
-        ValueError: it is no reply.
+        ValueError: the bytes are not a reply.
     """
     envelope, arrays = _unpack(data, _ReplyEnvelope)
     return Reply(
         **_identity(envelope),
         arrays=arrays,
         problem=envelope.problem,
-        lacks=envelope.lacks,
+        cache_miss=envelope.lacks,
     )
 
 
 def check_identity(reply: Reply, request: Request) -> None:
-    """Refuse a reply to another request.
+    """Check that a reply answers a request.
 
     Raises:
-        ValueError: it is of another experiment, client, round, exchange, request or
-            task.
+        ValueError: it is a reply to another request, or of another client.
     """
     require(
         reply.experiment == request.experiment,
         "it answers another experiment; its kit's job.toml differs",
     )
     require(reply.client == request.client, f"it claims to be {reply.client!r}")
-    asked, answered = (request.round, request.exchange), (reply.round, reply.exchange)
+    expected, actual = (request.round, request.exchange), (reply.round, reply.exchange)
     require(
-        answered == asked,
-        f"it answers exchange {answered} (round, number) while {asked} is under way",
+        actual == expected,
+        f"it answers exchange {actual} (round, number) while {expected} is under way",
     )
     require(reply.nonce == request.nonce, "it answers a request that is no longer open")
     require(
@@ -257,10 +254,10 @@ def check_identity(reply: Reply, request: Request) -> None:
 
 
 def check_content(reply: Reply, expected: Mapping[str, ArraySpec]) -> None:
-    """Refuse a reply that reports a problem, or whose arrays are not the expected ones.
+    """Check that a reply reports no problem, and holds the expected arrays.
 
     Raises:
-        ValueError: what is wrong with it.
+        ValueError: the problem, or what is wrong with the arrays.
     """
     require(not reply.problem, f"it could not take part: {reply.problem}")
     check_arrays(reply.arrays, expected)
@@ -269,10 +266,10 @@ def check_content(reply: Reply, expected: Mapping[str, ArraySpec]) -> None:
 def check_arrays(
     arrays: Mapping[str, np.ndarray], expected: Mapping[str, ArraySpec]
 ) -> None:
-    """Refuse arrays of other names, shapes or types than expected, NaN and infinity.
+    """Check names, shapes and types of arrays, and that all numbers are finite.
 
     Raises:
-        ValueError: what is wrong with the first such array.
+        ValueError: what is wrong with the first invalid array.
     """
     extra = sorted(set(arrays) - set(expected))
     if extra:
@@ -300,43 +297,43 @@ def _common(message: Request | Reply) -> dict[str, Any]:
 
 
 def _identity(message: Request | Reply | _Envelope) -> dict[str, Any]:
-    """The fields by which a reply belongs to its request."""
+    """The fields that a reply copies from its request."""
     names = ("experiment", "round", "exchange", "task", "client", "nonce")
     return {name: getattr(message, name) for name in names}
 
 
 def _pack(envelope: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
-    """A message from its envelope and its arrays.
+    """Encode a message.
 
     Raises:
-        ValueError: an array is of a type that no message may hold.
+        ValueError: an array has a type that messages do not support.
     """
     tensors = {}
     for name, array in arrays.items():
         contiguous = np.ascontiguousarray(array)
         dtype = contiguous.dtype
-        # safetensors writes little-endian bytes, whatever the order here
-        sent_as = dtype.newbyteorder("<") if dtype.byteorder == ">" else dtype
+        # safetensors writes little-endian bytes, whatever the array's byte order.
+        encoded = dtype.newbyteorder("<") if dtype.byteorder == ">" else dtype
         require(
-            sent_as in DTYPES.values(),
+            encoded in DTYPES.values(),
             f"array {name!r} is {dtype}, a type that cannot cross the wire",
         )
-        # `ascontiguousarray` makes vectors of scalars
+        # `ascontiguousarray` turns scalars into vectors.
         tensors[name] = contiguous.reshape(np.shape(array))
     text = json.dumps(envelope, separators=(",", ":"), allow_nan=False)
     return save(tensors, {_ENVELOPE: text})
 
 
 def _unpack(data: bytes, kind: type[E]) -> tuple[E, dict[str, np.ndarray]]:
-    """The envelope and the arrays of a message.
+    """Decode a message into its envelope and its arrays.
 
     Raises:
-        ValueError: it is no message, or not of this kind.
+        ValueError: the bytes are not a message of this kind.
     """
     try:
         entries = deserialize(data)
-        # safetensors has checked the header, but returns the metadata of files only,
-        # so those are read by hand: 8 bytes of length, then JSON.
+        # safetensors has checked the header, but returns metadata only for files on
+        # disk. The header is 8 bytes of length, followed by JSON.
         length = int.from_bytes(data[:8], "little")
         metadata = json.loads(data[8 : 8 + length]).get("__metadata__") or {}
         text = metadata[_ENVELOPE]
@@ -365,7 +362,7 @@ def _unpack(data: bytes, kind: type[E]) -> tuple[E, dict[str, np.ndarray]]:
 
 
 def _array(name: str, entry: Mapping[str, Any]) -> np.ndarray:
-    """An array from its entry in a safetensors file: type, shape and bytes."""
+    """Decode an array from its entry in a safetensors file: type, shape and bytes."""
     require(
         entry["dtype"] in DTYPES,
         f"array {name!r} is of the type {entry['dtype']}, which no message may hold",

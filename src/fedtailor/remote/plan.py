@@ -1,7 +1,7 @@
-"""What the machines of a federation have agreed to do.
+"""The plan of a federation, which all its machines agree on.
 
-Each machine makes the plan from its own copy of the job, and refuses a request that
-does not fit it.
+Each machine makes the plan from its own copy of the job. A client refuses requests that
+do not follow its plan.
 """
 
 import json
@@ -32,15 +32,13 @@ class Plan:
     Attributes:
         experiment: identity of the job (`Job.identity`).
         algorithm: the method, or a schedule of several.
-        model: what is trained.
-        seed: of all random numbers but those that hide something.
-        uplink: what clients apply to their updates before they send them.
-        downlink: what the server applies to what it sends.
+        model: the model to be trained.
+        seed: seed of all random numbers except those that must stay secret.
+        uplink: the transforms that clients apply to their updates.
+        downlink: the transforms that the server applies to its messages.
         evaluate: whether clients send sums of losses and of correct predictions.
-        inputs: fingerprint of the preprocessing that the clients agreed on; empty where
-            tables are taken as they stand.
-        sums: how clients' vectors are added where the server sees sums only; None where
-            it sees each.
+        inputs: fingerprint of the federated preprocessing; empty without it.
+        sums: settings of secure aggregation; None without it.
     """
 
     experiment: str
@@ -54,13 +52,13 @@ class Plan:
     sums: SecureSums | None = None
 
     @property
-    def measured(self) -> tuple[Metric, ...]:
-        """What clients measure, and send the sums of."""
+    def metrics(self) -> tuple[Metric, ...]:
+        """The metrics whose sums clients send in an evaluation."""
         return default_metrics(self.model)
 
     @property
     def clients_need_secrets(self) -> bool:
-        """Whether clients add noise that the coordinator must not be able to compute."""
+        """Whether clients add noise that the coordinator must not know."""
         return _adds_noise(self.uplink, by="client") or any(
             private_settings(phase) for phase, _ in self.algorithm.phases()
         )
@@ -71,10 +69,10 @@ class Plan:
         return _adds_noise(self.uplink, by="server")
 
     def phase(self, number: int) -> Algorithm:
-        """The method of a phase of the schedule.
+        """The method of one phase of the schedule.
 
         Raises:
-            ValueError: the schedule is shorter.
+            ValueError: the schedule has no such phase.
         """
         phases = self.algorithm.phases()
         require(
@@ -85,16 +83,16 @@ class Plan:
         return phases[number][0]
 
     def initial(self) -> np.ndarray:
-        """The model [d] that everybody starts from, which follows from the seed."""
+        """The initial model [d] of all machines, which follows from the seed."""
         return np.asarray(
             self.model.init(jax.random.fold_in(jax.random.key(self.seed), 0))
         )
 
     def common_vectors(self) -> list[np.ndarray]:
-        """Vectors that need not be sent, as all machines can make them.
+        """Vectors that need not be sent, as all machines can compute them.
 
         Returns:
-            The initial model [d], as it is and as the downlink would change it.
+            The initial model [d], and the same after the transforms of the downlink.
         """
         theta = self.initial()
         downlink = Downlink({"model": Streams.everyone(jnp.asarray(theta), 1)})
@@ -102,7 +100,7 @@ class Plan:
         return [theta, np.asarray(sent.streams["model"].values)[0]]
 
     def describe(self, phase: int) -> dict[str, Any]:
-        """A phase as the plain values of a message: both sides must give the same."""
+        """Describe a phase by plain values, which must be equal on both sides."""
         description = {
             "phase": phase,
             "seed": self.seed,
@@ -117,18 +115,18 @@ class Plan:
         return json.loads(json.dumps(_json_values(description)))
 
 
-def plan_of(job: Job, agreed: Statistics | None = None) -> Plan:
-    """The plan that a job file describes.
+def plan_of(job: Job, statistics: Statistics | None = None) -> Plan:
+    """Make the plan of a job.
 
     Args:
-        job: of the federation.
-        agreed: the statistics of all clients' tables, where the job asks for federated
+        job: the job.
+        statistics: pooled statistics of all clients' tables; None without federated
             preprocessing.
 
     Raises:
-        ValueError: the job asks for what this version cannot do.
+        ValueError: the job's settings contradict each other.
     """
-    model = bind(job.model, template_of(job, agreed))
+    model = bind(job.model, template_of(job, statistics))
     require(
         not (_adds_noise(job.uplink, by="client") and job.evaluate),
         "the clients' noise does not cover the sums that they send with "
@@ -141,7 +139,7 @@ def plan_of(job: Job, agreed: Statistics | None = None) -> Plan:
         job.seed,
         job.uplink,
         evaluate=job.evaluate,
-        inputs="" if agreed is None else agreed.fingerprint,
+        inputs="" if statistics is None else statistics.fingerprint,
         sums=job.sums,
     )
 
@@ -155,7 +153,7 @@ def _adds_noise(pipeline: Pipeline, by: str) -> bool:
 
 
 def _json_values(value: Any) -> Any:
-    """Plain values with texts for NaN and infinity, which JSON does not have."""
+    """Replace NaN and infinity, which JSON does not have, by strings."""
     if isinstance(value, dict):
         return {name: _json_values(part) for name, part in value.items()}
     if isinstance(value, list):

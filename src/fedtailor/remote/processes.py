@@ -1,7 +1,7 @@
-"""Flower's SuperLink as a child process, with TLS and authentication of clients.
+"""Runs Flower's SuperLink as a child process, with TLS and authenticated clients.
 
-It never outlives the process that started it: it is stopped at the end, and ends by
-itself where that process was killed.
+The SuperLink never outlives the process that started it: it is stopped at the end, and
+exits by itself if that process is killed.
 """
 
 import os
@@ -21,10 +21,10 @@ from fedtailor.remote.flower import SETTINGS, require_flower
 from fedtailor.remote.keys import check_secret, write_new
 
 READY_S = 60.0
-"""Seconds that a SuperLink may take until it answers (about 2 on an idle machine)."""
+"""Seconds that a SuperLink may take to start (about 2 on an idle machine)."""
 
 STOP_S = 10.0
-"""Seconds that a process may take to end when asked."""
+"""Seconds that a process may take to terminate."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,9 @@ class SuperLink:
     """A running SuperLink.
 
     Attributes:
-        address: "host:port" on which this machine reaches it.
+        address: "host:port" at which this machine reaches it.
         authority: PEM certificate of the federation's authority.
-        secret: proves that a request to carry out runs comes from the process that
-            started it.
+        secret: authorizes the process that started it to execute runs.
         process: its process.
         log: file with its output.
     """
@@ -47,7 +46,7 @@ class SuperLink:
     log: Path
 
     def check(self) -> None:
-        """Check that it runs.
+        """Check that the SuperLink is running.
 
         Raises:
             RuntimeError: it has ended; with the last line of its output.
@@ -66,11 +65,11 @@ def running_superlink(
 
     Args:
         coordinator: directory with ca.crt, server.crt and server.key.
-        port: that all machines use.
-        host: address to listen on; all of this machine's by default.
+        port: port of the SuperLink.
+        host: address to listen on; by default all addresses of this machine.
 
     Raises:
-        ValueError: Flower or a file is missing, or the port is taken.
+        ValueError: Flower or a file is missing, or the port is in use.
         RuntimeError: the SuperLink did not start.
     """
     require_flower()
@@ -129,7 +128,7 @@ def running_superlink(
 
 
 def stop(process: "subprocess.Popen[bytes]") -> None:
-    """End a process: ask it to, wait, then kill it."""
+    """Terminate a process, and kill it if it does not end in time."""
     if process.poll() is None:
         process.terminate()
     try:
@@ -140,7 +139,7 @@ def stop(process: "subprocess.Popen[bytes]") -> None:
 
 
 def free_port() -> int:
-    """A port on which nobody listens at the moment."""
+    """Find a port that is not in use at the moment."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
@@ -149,11 +148,10 @@ def free_port() -> int:
 def _wait_for_port(host: str, port: int) -> None:
     """Wait until a port is free.
 
-    It may still be in use by the SuperLink of a coordinator that was killed a moment
-    ago.
+    The SuperLink of a coordinator that was killed needs some time to release it.
 
     Raises:
-        ValueError: it stays in use.
+        ValueError: the port stays in use.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     end = time.monotonic() + STOP_S
@@ -177,7 +175,7 @@ def _wait_until_ready(link: SuperLink, host: str, port: int) -> None:
     """Wait until the SuperLink answers TLS connections.
 
     Raises:
-        ValueError: its certificate is not of this federation.
+        ValueError: its certificate is not one of this federation.
         RuntimeError: it has ended, or takes too long.
     """
     context = ssl.create_default_context(cadata=link.authority.decode())

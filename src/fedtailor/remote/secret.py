@@ -1,4 +1,4 @@
-"""The secret seed of one machine, so that nobody else can compute the noise it adds."""
+"""The secret seed of one machine, from which it draws noise for privacy."""
 
 import os
 import secrets
@@ -7,18 +7,17 @@ from pathlib import Path
 from fedtailor.protocol import require
 
 SECRET = ".secret"
-"""File with a seed of 64 bits in hexadecimal; only its owner can read it."""
+"""File with a seed of 64 bits in hexadecimal; only the owner can read it."""
 
 
 def secret_in(directory: Path) -> int:
-    """The seed that a directory keeps.
+    """Read the seed in a directory, or draw one at the first call.
 
-    The operating system draws it at the first call. It is on the disk before it is
-    used, so what is computed again after a crash adds the same noise: two draws of
-    noise on one update could be averaged.
+    The seed is on disk before it is used. So an update that is computed again after a
+    crash has the same noise: two draws of noise on one update could be averaged.
 
     Raises:
-        ValueError: it cannot be read or written.
+        ValueError: the seed cannot be read or written.
     """
     path = directory / SECRET
     try:
@@ -28,16 +27,16 @@ def secret_in(directory: Path) -> int:
             file.flush()
             os.fsync(file.fileno())
     except FileExistsError:
-        pass  # it was drawn before, or by another process just now
+        pass  # an earlier call, or another process, has drawn it
     except OSError as error:
         raise ValueError(f"cannot write {path}: {error.strerror}") from None
     try:
         text = path.read_text("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"cannot read {path}: {error}") from None
-    fits = len(text) == 16 and all(digit in "0123456789abcdef" for digit in text)
+    is_seed = len(text) == 16 and all(digit in "0123456789abcdef" for digit in text)
     require(
-        fits,
+        is_seed,
         f"{path} is damaged; remove it, and the run starts to draw other random"
         " numbers",
     )

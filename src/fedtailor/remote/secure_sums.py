@@ -1,24 +1,26 @@
-"""Secure sums: the coordinator learns weighted sums of clients' vectors, and no vector.
+"""Secure aggregation: the server learns weighted sums of clients' vectors only.
 
 The protocol is SecAgg+ (Bell et al. 2020, Secure Single-Server Aggregation with
-(Poly)Logarithmic Overhead), after Bonawitz et al. 2017. Every two neighbours agree on a
-pairwise mask that one adds and the other subtracts, and every client adds a self mask
-of its own. So what the coordinator receives looks random; in the sum over all clients
-the pairwise masks cancel, and the self masks are removed. The secrets of both kinds of
-masks are shared among neighbours, so that the sum can be unmasked although some clients
-are gone. Each stage is an exchange of the coordinator with all clients that are left:
+(Poly)Logarithmic Overhead), which extends SecAgg (Bonawitz et al. 2017). The
+coordinator is its server. Any two neighbours agree on a pairwise mask, which one adds
+to its vector and the other subtracts. In addition every client adds a self mask. A
+masked vector looks random. In the sum over all clients the pairwise masks cancel, and
+the server removes the self masks. Clients share the seeds of both kinds of masks among
+their neighbours (Shamir secret sharing), so the server can unmask the sum although some
+clients drop out. Each stage is one exchange with all clients that have not dropped out:
 
-sum-keys     each client makes two key pairs, for masks and for sealing
-sum-shares   each shares its secrets with its neighbours, sealed for them, by way of the
-             coordinator
-sum-vectors  each weighs its vector, once for each sum, and sends it masked
-sum-unmask   each opens one share of every neighbour: of the self mask if the
-             neighbour's vector arrived, of the mask key if it did not
+sum-keys     (AdvertiseKeys) each client makes two key pairs, one for pairwise masks and
+             one for encryption, and sends the public keys
+sum-shares   (ShareKeys) each client sends shares of its two seeds, encrypted for its
+             neighbours, by way of the server
+sum-vectors  (MaskedInputCollection) each client sends its weighted and masked vector,
+             once for each sum
+sum-unmask   (Unmasking) each client reveals one share for every neighbour: of the self
+             mask if the neighbour's vector arrived, else of the pairwise masks' key
 
-Trusted for what: vectors are hidden from a coordinator that follows the protocol and
-looks at everything it receives, even together with clients, as long as these are fewer
-than the threshold. They are not hidden from a coordinator that invents clients and
-answers for them, as it is the coordinator who says which keys belong to whom.
+The threat model is an honest-but-curious server, which may collude with fewer clients
+than the threshold. An active server that invents clients, and answers for them, can
+unmask vectors: clients learn each other's public keys from the server alone.
 """
 
 import math
@@ -39,27 +41,30 @@ KEYS, SHARES, VECTORS, UNMASK = "sum-keys", "sum-shares", "sum-vectors", "sum-un
 STAGES = (KEYS, SHARES, VECTORS, UNMASK)
 
 SUM = "sum"
-"""Key in a request's description of the method: which sum a stage belongs to."""
+"""Key in a request's description of the method: the sum that a stage belongs to."""
 
-FEWEST = 3
-"""The fewest clients of a sum: of two, each knows the other's vector."""
+MIN_CLIENTS = 3
+"""Minimum number of clients in a sum; with two, each learns the other's vector."""
 
-NEIGHBOURS = 50
-"""The most others with whom a client shares masks and secrets."""
+MAX_NEIGHBOURS = 50
+"""Maximum number of other clients with which a client shares masks and secrets."""
 
-LARGEST_SHARE = 0.9
-"""The largest weight of a client in a sum of weights 1: one vector hides nothing."""
+MAX_WEIGHT = 0.9
+"""Maximum weight of a client in a sum whose weights sum to 1.
+
+A sum in which one client weighs more is nearly that client's vector.
+"""
 
 
 @dataclass(frozen=True)
 class SecureSums:
-    """How clients' vectors are added.
+    """Settings of secure aggregation.
 
     Attributes:
-        threshold: share of a client's neighbours, itself among them, without which a
-            sum cannot be unmasked; more than half of them, at most all.
-        range: size of the largest number that a client can send.
-        open_probe: whether clients answer a method's probe openly.
+        threshold: reconstruction threshold, as a fraction of a client's neighbours
+            (including the client); above 0.5, and at most 1.
+        range: the largest absolute value of a number that a client can send.
+        open_probe: whether clients answer a method's probe without masks.
     """
 
     threshold: float = 2 / 3
@@ -71,32 +76,42 @@ class SecureSums:
             0.5 < self.threshold <= 1,
             f"sum_threshold is {self.threshold:g}; it must be above 0.5, and at most 1",
         )
-        # A sum is rounded to a 2^31-th of the range: beyond, little of a model is left.
+        # A sum is rounded to multiples of range / 2^31. With a larger range too few
+        # digits of a model would remain.
         require(
             1e-3 <= self.range <= 1e6,
             f"sum_range is {self.range:g}; it must be at least 0.001, and at most"
             " 1000000",
         )
 
-    def needed(self, neighbours: int) -> int:
-        """How many of some neighbours must answer until the last stage."""
-        # 1e-9: 2/3 of 3 is 2, also in floating point
-        return max(FEWEST, math.ceil(self.threshold * neighbours - 1e-9))
+    def reconstruction_threshold(self, neighbours: int) -> int:
+        """The number of shares that reconstruct a secret.
+
+        Args:
+            neighbours: number of shares that were made.
+        """
+        # 1e-9 makes 2/3 of 3 equal to 2 in floating point.
+        return max(MIN_CLIENTS, math.ceil(self.threshold * neighbours - 1e-9))
 
     def check(self, algorithm: Algorithm, uplink: Pipeline) -> None:
-        """Refuse methods for which sums do not suffice.
+        """Check that a method needs no more than sums.
+
+        Args:
+            algorithm: the method, or a schedule of several.
+            uplink: the transforms that clients apply to their updates.
 
         Raises:
-            ValueError: a method's server needs single clients' vectors, or its probe
-                does; or an uplink changes what is sent to something that cannot be
-                added.
+            ValueError: a method's server or probe needs the vectors of single clients,
+                or a transform of the uplink gives something that cannot be added.
         """
         for method, _ in algorithm.phases():
             name = method.about.name
             if _is_ucfl(method):
-                chosen = method.kernel != "bound" and method.sigma_batch == "auto"
+                needs_updates = (
+                    method.kernel != "bound" and method.sigma_batch == "auto"
+                )
                 require(
-                    isinstance(method.streams, int) and not chosen,
+                    isinstance(method.streams, int) and not needs_updates,
                     f"secure_aggregation shows the server sums only; {name}'s needs no"
                     " more if streams is a number, and sigma_batch not 'auto'",
                 )
@@ -124,20 +139,20 @@ class SecureSums:
                 " only clip and gaussian-noise by = 'client' go with it",
             )
 
-    def check_crowd(self, algorithm: Algorithm, clients: int) -> None:
-        """Refuse sums from which single vectors follow.
+    def check_client_count(self, algorithm: Algorithm, clients: int) -> None:
+        """Check that a round has enough clients to hide the vector of each.
 
         Args:
-            algorithm: the method, or a schedule.
-            clients: that report in a round.
+            algorithm: the method, or a schedule of several.
+            clients: number of clients that report in a round.
 
         Raises:
-            ValueError: there are fewer than three, or fewer than two for each stream of
-                UCFL.
+            ValueError: there are fewer than three clients, or fewer than two for each
+                stream of UCFL.
         """
         require(
-            clients >= FEWEST,
-            f"secure_aggregation needs {FEWEST} clients or more in a round, not"
+            clients >= MIN_CLIENTS,
+            f"secure_aggregation needs {MIN_CLIENTS} clients or more in a round, not"
             f" {clients}: of two, each knows the other's update",
         )
         for method, _ in algorithm.phases():
@@ -152,21 +167,21 @@ class SecureSums:
 
 
 def _is_ucfl(method: Algorithm) -> TypeGuard[UCFL]:
-    """Whether a method's server is UCFL's, which needs no more than sums."""
-    # A subclass with a server of its own promises nothing.
+    """Whether a method has UCFL's server, which needs sums only."""
+    # A subclass may have another server, which may need more.
     return type(method).server is UCFL.server
 
 
 def hidden_kinds(update: Mapping[str, Any]) -> list[str]:
-    """The kinds of message of an update that are added behind masks.
+    """The kinds of an update's messages that are summed behind masks.
 
-    These are all but the number of private steps.
+    These are all kinds but the number of private steps.
 
     Args:
-        update: kind -> array (or its shape and type) of a single client.
+        update: the arrays of one client, or their shapes and types, by kind.
 
     Raises:
-        ValueError: it holds scalars, with which a server does more than add.
+        ValueError: the update has scalars, which a server uses for more than sums.
     """
     hidden = [kind for kind in update if kind != PRIVATE_STEPS]
     scalars = [kind for kind in hidden if not len(update[kind].shape)]
@@ -179,73 +194,73 @@ def hidden_kinds(update: Mapping[str, Any]) -> list[str]:
     return hidden
 
 
-def neighbourhoods(
-    names: Sequence[str], neighbours: int = NEIGHBOURS
+def neighbour_graph(
+    names: Sequence[str], neighbours: int = MAX_NEIGHBOURS
 ) -> dict[str, tuple[str, ...]]:
-    """The graph of clients that share masks and secrets.
+    """Draw the graph of clients that share masks and secrets.
+
+    It is complete if there are few clients. Else clients are placed on a ring in random
+    order, and each is connected to the nearest on both sides.
 
     Args:
-        names: of the clients.
-        neighbours: with how many others each shares, if there are more than that.
+        names: names of the clients.
+        neighbours: maximum number of other clients that a client is connected to.
 
     Returns:
-        For each client its neighbours, itself among them, in alphabetical order: all
-        clients, or those beside it on a ring of random order.
+        The neighbours of each client, including itself, in alphabetical order.
     """
     if len(names) <= neighbours + 1:
-        everybody = tuple(sorted(names))
-        return dict.fromkeys(names, everybody)
-    # The order is drawn by the operating system, so that no client can foresee it.
+        return dict.fromkeys(names, tuple(sorted(names)))
+    # The operating system draws the order, so that no client can predict it.
     ring = list(names)
     random.SystemRandom().shuffle(ring)
-    half = neighbours // 2
-    neighbourhood = {}
-    for index, name in enumerate(ring):
-        nearby = (ring[(index + step) % len(ring)] for step in range(-half, half + 1))
-        neighbourhood[name] = tuple(sorted(nearby))
-    return neighbourhood
+    offsets = range(-(neighbours // 2), neighbours // 2 + 1)
+    return {
+        name: tuple(sorted(ring[(index + offset) % len(ring)] for offset in offsets))
+        for index, name in enumerate(ring)
+    }
 
 
-def revealing_sums(
+def unsafe_sums(
     weights: Float[np.ndarray, "s c"],
-    present: Bool[np.ndarray, " c"],
+    surviving: Bool[np.ndarray, " c"],
     names: Sequence[str],
 ) -> dict[int, str]:
-    """The sums that would not hide a client's vector, as it weighs almost all of them.
+    """Find the sums in which one client's weight is too large to hide its vector.
 
     Args:
-        weights: of each client in each sum.
-        present: whose vectors will be in the sums.
-        names: of the clients.
+        weights: weight of each client in each sum.
+        surviving: whether each client has not dropped out.
+        names: names of the clients.
 
     Returns:
-        For the number of each such sum, a line that names the client.
+        For the index of each such sum, a line that names the client.
     """
-    revealing = {}
-    for number, sizes in enumerate(np.abs(np.where(present, weights, 0.0))):
+    unsafe = {}
+    for index, sizes in enumerate(np.abs(np.where(surviving, weights, 0.0))):
         client, total = int(sizes.argmax()), float(sizes.sum())
-        if sizes[client] > LARGEST_SHARE * total:
-            revealing[number] = (
+        if sizes[client] > MAX_WEIGHT * total:
+            unsafe[index] = (
                 f"client {names[client]} would be {sizes[client] / total:.0%} of sum"
-                f" {number + 1}, which would not hide its vector (at most"
-                f" {LARGEST_SHARE:.0%})"
+                f" {index + 1}, which would not hide its vector (at most"
+                f" {MAX_WEIGHT:.0%})"
             )
-    return revealing
+    return unsafe
 
 
 def normalized(
-    weights: NDArray[np.float64], present: Bool[np.ndarray, " c"]
+    weights: NDArray[np.float64], surviving: Bool[np.ndarray, " c"]
 ) -> NDArray[np.float64]:
-    """The weights of the clients that are present, of size 1 in every sum.
+    """Normalize the weights of the surviving clients.
 
     Args:
-        weights: [s, c] of each client in each sum.
-        present: whose vectors will be in the sums.
+        weights: [s, c] weight of each client in each sum.
+        surviving: whether each client has not dropped out.
 
     Returns:
-        [s, c] weights whose absolute values sum to 1 in each row; zero for clients that
-        are absent, and in rows where nobody is left.
+        [s, c] weights whose absolute values sum to 1 in each row. Weights of clients
+        that dropped out are zero, and so are all weights of a row without survivors.
     """
-    left = np.where(present, weights, 0.0)
-    total = np.abs(left).sum(axis=1, keepdims=True)
-    return np.divide(left, total, out=np.zeros_like(left), where=total > 0)
+    remaining = np.where(surviving, weights, 0.0)
+    total = np.abs(remaining).sum(axis=1, keepdims=True)
+    return np.divide(remaining, total, out=np.zeros_like(remaining), where=total > 0)

@@ -1,7 +1,7 @@
-"""The two sides of a federation as processes.
+"""The processes of the coordinator and of a client.
 
-The coordinator starts a SuperLink, greets its clients and has them agree on the
-preprocessing; a client joins and answers until it is told to stop.
+The coordinator starts a SuperLink, waits for its clients, and has them agree on the
+preprocessing. A client joins, and answers messages until it is stopped.
 """
 
 import signal
@@ -20,23 +20,34 @@ from fedtailor.protocol import require
 from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.flower import require_flower
 from fedtailor.remote.job import Job, read_job
-from fedtailor.remote.job_work import AGREED, HELLO, INPUTS, STATISTICS, JobWork
+from fedtailor.remote.job_work import AGREED, HELLO, INPUTS, STATISTICS, JobHandler
 from fedtailor.remote.kit import COORDINATOR, JOB, Kit, read_public_keys
 from fedtailor.remote.messages import ArraySpec, Request
 from fedtailor.remote.processes import running_superlink
-from fedtailor.remote.statistics import Statistics, as_array, from_arrays, together
-from fedtailor.remote.transport import Collected, Responder, Transport, Work, exchange
+from fedtailor.remote.statistics import (
+    Statistics,
+    add_statistics,
+    as_array,
+    from_arrays,
+)
+from fedtailor.remote.transport import (
+    ExchangeResult,
+    RequestHandler,
+    Responder,
+    Transport,
+    send_and_receive,
+)
 
 HELLO_ANSWER = {"rows": ArraySpec((3,), "int64")}
 
 
 @dataclass(frozen=True)
 class Connection:
-    """What a coordinator needs to ask its clients.
+    """The coordinator's connection to its clients.
 
     Attributes:
-        job: of the federation.
-        clients: names of all that have keys.
+        job: the job of the federation.
+        clients: names of all clients that have keys.
         transport: carries messages to them.
     """
 
@@ -47,20 +58,21 @@ class Connection:
 
 @contextmanager
 def connected(
-    directory: Path, *, host: str = "0.0.0.0", tell: Callable[[str], None] = print
+    directory: Path, *, host: str = "0.0.0.0", log: Callable[[str], None] = print
 ) -> Iterator[Connection]:
-    """Start a SuperLink that knows the clients' keys; it ends with the block.
+    """Start a SuperLink with the clients' keys, and stop it at the end of the block.
 
     Args:
-        directory: of the federation (`make_federation`).
+        directory: directory of the federation (see `make_federation`).
         host: address to listen on.
-        tell: is given lines for the user.
+        log: called with lines for the user.
 
     Yields:
-        The connection over it.
+        The connection to the clients.
 
     Raises:
-        ValueError: Flower or a file is missing or wrong, or the port is taken.
+        ValueError: Flower or a file is missing, a file is not valid, or the port is in
+            use.
         RuntimeError: the SuperLink did not start.
     """
     require_flower()
@@ -68,26 +80,26 @@ def connected(
 
     job, coordinator = read_job(directory / JOB), directory / COORDINATOR
     public = read_public_keys(coordinator)
-    check_crowd(job, len(public))
+    check_client_count(job, len(public))
     with running_superlink(coordinator, job.port, host=host) as link:
         keys = register(link.address, link.authority, public)
         with open_grid(link.address, link.authority, link.secret) as grid:
-            transport = GridTransport(grid, keys, link.check, tell)
+            transport = GridTransport(grid, keys, link.check, log)
             yield Connection(job, tuple(keys), transport)
 
 
-def check_crowd(job: Job, clients: int) -> None:
-    """Refuse a job that wants more clients than there are, before anybody waits for it.
+def check_client_count(job: Job, clients: int) -> None:
+    """Check that a job does not need more clients than there are.
 
     Args:
-        job: of the federation.
-        clients: how many have a kit.
+        job: the job.
+        clients: number of clients that have a kit.
 
     Raises:
-        ValueError: with the setting that wants more.
+        ValueError: a setting needs more clients.
     """
-    wanted = {"minimum": job.minimum, "participation": job.participation.count or 0}
-    for name, count in wanted.items():
+    required = {"minimum": job.minimum, "participation": job.participation.count or 0}
+    for name, count in required.items():
         require(
             count <= clients,
             f"{JOB}: {name} is {count}, and {clients} clients have a kit; lower it, or"
@@ -96,32 +108,32 @@ def check_crowd(job: Job, clients: int) -> None:
 
 
 def greet(
-    connection: Connection, *, wait: float, tell: Callable[[str], None] = print
-) -> Collected:
-    """Ask all clients whether they are ready.
+    connection: Connection, *, wait: float, log: Callable[[str], None] = print
+) -> ExchangeResult:
+    """Wait until the clients are ready.
 
     Args:
-        connection: to the clients.
-        wait: seconds after which those that have not answered are left out.
-        tell: is given lines for the user.
+        connection: connection to the clients.
+        wait: seconds to wait; clients that have not answered by then are left out.
+        log: called with lines for the user.
 
     Returns:
         The replies, each with the client's numbers of rows ("rows" [3]).
 
     Raises:
-        TooFewClients: fewer answered than the job's minimum.
+        TooFewClients: fewer clients answered than the job's minimum.
     """
     deadline, identity = time.time() + wait, connection.job.identity
     requests = {
         name: Request(identity, 0, 0, HELLO, name, deadline=deadline)
         for name in connection.clients
     }
-    return exchange(
+    return send_and_receive(
         connection.transport,
         requests,
         HELLO_ANSWER,
         minimum=connection.job.minimum,
-        tell=tell,
+        log=log,
     )
 
 
@@ -131,37 +143,35 @@ def agree(
     names: Iterable[str],
     wait: float,
     known: Statistics | None = None,
-    tell: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
 ) -> Statistics | None:
     """Have clients agree on the preprocessing of their tables.
 
     Args:
-        job: of the federation.
+        job: the job.
         transport: carries messages to the clients.
-        names: of the clients that answered the greeting.
-        wait: seconds that each of the messages may take.
-        known: what was agreed before, to be sent again; by default all clients'
-            statistics are asked for.
-        tell: is given lines for the user.
+        names: names of the clients that are ready.
+        wait: seconds to wait for the answers to each message.
+        known: pooled statistics of an earlier call, to be sent again. Without them all
+            clients are asked for their statistics.
+        log: called with lines for the user.
 
     Returns:
-        The statistics of all clients' tables; None where the job takes tables as they
-        stand.
+        The pooled statistics of all clients' tables; None without federated
+        preprocessing.
 
     Raises:
-        TooFewClients: a client did not answer: its rows would be missing.
-        ValueError: a column holds nothing to learn from, or what a client sent is not
-            valid.
+        TooFewClients: a client did not answer, so that its rows would be missing.
+        ValueError: a column has no values, or a client's statistics are not valid.
     """
     if not job.schema.federated:
         return None
-    # Sums are taken in this order, whoever answers first: floating-point sums depend on
-    # it, and everything that follows depends on them.
+    # Floating-point sums depend on the order of the terms, so it is always the same.
     order = sorted(names)
 
-    def ask(
+    def request(
         task: str, expected: Mapping[str, ArraySpec], **arrays: np.ndarray
-    ) -> Collected:
+    ) -> ExchangeResult:
         deadline = time.time() + wait
         requests = {
             name: Request(
@@ -169,11 +179,13 @@ def agree(
             )
             for name in order
         }
-        return exchange(transport, requests, expected, minimum=len(order), tell=tell)
+        return send_and_receive(
+            transport, requests, expected, minimum=len(order), log=log
+        )
 
-    def ask_statistics(task: str, **arrays: np.ndarray) -> list[Statistics]:
+    def request_statistics(task: str, **arrays: np.ndarray) -> list[Statistics]:
         expected = {STATISTICS: ArraySpec((None,), "uint8")}
-        replies = ask(task, expected, **arrays).replies
+        replies = request(task, expected, **arrays).replies
         parts = []
         for name in order:
             try:
@@ -187,64 +199,69 @@ def agree(
             parts.append(part)
         return parts
 
-    agreed = known
-    if agreed is None:
-        agreed = together(ask_statistics(STATISTICS))
-        # Statistics that cannot be used are refused here, before any client stores them.
-        agreed.preprocessing(job.schema)
-        if agreed.lacks_inputs(job.schema):
-            parts = ask_statistics(INPUTS, statistics=as_array(agreed))
-            agreed = agreed.with_inputs(parts)
-    ask(AGREED, {}, statistics=as_array(agreed))
-    return agreed
+    statistics = known
+    if statistics is None:
+        statistics = add_statistics(request_statistics(STATISTICS))
+        # Raise an error about unusable statistics before any client stores them.
+        statistics.preprocessing(job.schema)
+        if statistics.needs_input_sums(job.schema):
+            parts = request_statistics(INPUTS, statistics=as_array(statistics))
+            statistics = statistics.with_inputs(parts)
+    request(AGREED, {}, statistics=as_array(statistics))
+    return statistics
 
 
 def join(
     kit: Kit,
     data: Path,
     *,
-    make_work: Callable[[Kit, Federation, ClientStore], Work] | None = None,
-    tell: Callable[[str], None] = print,
+    make_handler: Callable[[Kit, Federation, ClientStore], RequestHandler]
+    | None = None,
+    log: Callable[[str], None] = print,
 ) -> None:
-    """Take part in a federation until the process is told to stop (SIGTERM, or Ctrl-C).
+    """Take part in a federation until SIGTERM or Ctrl-C.
 
     Args:
-        kit: of this client.
-        data: its file.
-        make_work: makes what answers the requests of rounds, from the kit, the client's
-            examples and its store; `ClientWork` by default.
-        tell: is given lines for the user.
+        kit: kit of this client.
+        data: the client's file.
+        make_handler: function from the kit, the client's federation and its store to
+            the handler of rounds; `RoundHandler` by default.
+        log: called with lines for the user.
 
     Raises:
         ValueError: Flower is missing, the file does not fit the job, another process
-            takes part with this kit, or the coordinator is not that of the kit or
-            refuses the key.
+            uses this kit, the server is not the coordinator of the kit, or it refuses
+            the client's key.
     """
     require_flower()
-    from fedtailor.remote.flower_client import (
-        FleetConnection,
-        answer_messages,
-        read_key,
-    )
+    from fedtailor.remote.flower_client import FleetConnection, answer_messages
 
     stop = threading.Event()
-    make = None if make_work is None else partial(make_work, kit)
+    make = None if make_handler is None else partial(make_handler, kit)
     with ClientStore(kit.state, kit.job.identity) as store, _stop_on_signals(stop):
-        work = JobWork(kit.job, kit.name, data, store, make)
-        tell(
-            f"{kit.name}: {work.sizes.sum()} rows of {data.name} fit the job"
+        handler = JobHandler(kit.job, kit.name, data, store, make)
+        log(
+            f"{kit.name}: {handler.sizes.sum()} rows of {data.name} fit the job"
             f" {kit.job.title!r}"
         )
-        respond = Responder(kit.job.identity, kit.name, work, work.common_vectors)
-        connection = FleetConnection(kit.job.address, kit.authority, read_key(kit.key))
+        responder = Responder(
+            kit.job.identity, kit.name, handler, handler.common_vectors
+        )
+        connection = FleetConnection(
+            kit.job.address, kit.authority, kit.key.read_bytes()
+        )
         answer_messages(
-            connection, respond, memory=store.directory / "node", stop=stop, tell=tell
+            connection,
+            responder,
+            node_id_file=store.directory / "node",
+            stop=stop,
+            log=log,
         )
 
 
 @contextmanager
 def _stop_on_signals(stop: threading.Event) -> Iterator[None]:
-    """Set `stop` on SIGTERM and Ctrl-C; a second signal interrupts at once."""
+    """Set `stop` on SIGTERM and Ctrl-C; a second signal raises `KeyboardInterrupt`."""
 
     def handle(number: int, frame: object) -> None:
         if stop.is_set():

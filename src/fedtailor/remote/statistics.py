@@ -1,11 +1,11 @@
-"""Federated preprocessing: one preprocessing for the tables of all clients.
+"""Federated preprocessing: the same preprocessing for the tables of all clients.
 
-Before the first round each client sends counts, means and sums of squares of its
-training rows, and everybody derives the same preprocessing from their sum. Rows, and
-categories of fewer than five rows, never leave a client.
+Before the first round each client sends counts, means and sums of squares over its
+training rows. All machines derive the same preprocessing from the pooled statistics.
+Rows, and categories with fewer than five rows, never leave a client.
 
-Where the job has the inputs of a regression decorrelated, each client then sends sums
-of products of its inputs, too.
+If the job decorrelates the inputs of a regression, each client also sends sums of
+products of its inputs.
 """
 
 import hashlib
@@ -37,17 +37,17 @@ from fedtailor.tables.sums import ColumnSums, InputSums
 from fedtailor.tables.target import TargetEncoding
 
 FILE = "statistics.json"
-"""Where each machine stores what was agreed."""
+"""File in which each machine stores the pooled statistics."""
 
 
 class Statistics(BaseModel):
-    """Sums over the training rows of one client, or of all clients together.
+    """Sums over the training rows of one client, or of all clients (pooled).
 
     Attributes:
-        columns: of each input column of the job.
-        target: of the numbers to predict; None where the job predicts classes.
-        inputs: of the model's inputs, where the job has them decorrelated; they follow
-            from the columns' statistics of all clients, so they are asked for later.
+        columns: sums over each input column of the job.
+        target: sums over the targets of a regression; None for classes.
+        inputs: sums over the model's inputs, if they are decorrelated. The inputs
+            depend on the pooled statistics of the columns, so these sums come later.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -68,19 +68,19 @@ class Statistics(BaseModel):
 
     @property
     def fingerprint(self) -> str:
-        """A hash: equal on all machines that agreed on the same."""
+        """A hash, by which machines compare their preprocessing."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:32]
 
     def to_json(self) -> str:
-        """These as text, from which `from_json` reads the same numbers to the bit."""
+        """Encode the statistics; `from_json` restores exactly the same numbers."""
         return self.model_dump_json(exclude={"inputs"} if self.inputs is None else None)
 
     @staticmethod
     def from_json(text: str | bytes, schema: Schema) -> "Statistics":
-        """Read what `to_json` wrote.
+        """Decode the text of `to_json`.
 
         Raises:
-            ValueError: it is something else, or of other columns.
+            ValueError: the text is not valid, or its columns are not those of the job.
         """
         try:
             statistics = Statistics.model_validate_json(text)
@@ -106,21 +106,21 @@ class Statistics(BaseModel):
 
     @property
     def columns_only(self) -> "Statistics":
-        """These without the sums of the inputs: the inputs stay correlated."""
+        """The statistics without sums over inputs, so that inputs stay correlated."""
         return self.model_copy(update={"inputs": None})
 
     def save(self, directory: Path) -> None:
-        """Write them to a directory, whole or not at all."""
+        """Write the statistics to a directory, atomically."""
         text = json.dumps(sealed(json.loads(self.to_json()))) + "\n"
         with replacing(directory / FILE) as temporary:
             temporary.write_text(text, encoding="utf-8")
 
     @staticmethod
     def load(directory: Path, schema: Schema) -> "Statistics | None":
-        """Read what `save` wrote; None if it wrote nothing.
+        """Read the statistics from a directory; None if there are none.
 
         Raises:
-            ValueError: it is damaged.
+            ValueError: the file is damaged.
         """
         path = directory / FILE
         try:
@@ -137,10 +137,10 @@ class Statistics(BaseModel):
             raise ValueError(f"cannot read {path}: {error}") from None
 
     def preprocessing(self, schema: Schema) -> Preprocessing:
-        """How rows become inputs of the model.
+        """The preprocessing, which converts rows to inputs of the model.
 
         Raises:
-            ValueError: a column holds nothing to learn from.
+            ValueError: a column or the target has no values.
         """
         columns = tuple(
             sums.encoding(name, schema.kinds[name], schema.columns[name])
@@ -161,8 +161,8 @@ class Statistics(BaseModel):
         decorrelation = None if self.inputs is None else self.inputs.decorrelation()
         return Preprocessing(columns, target, "client", {}, decorrelation=decorrelation)
 
-    def lacks_inputs(self, schema: Schema) -> bool:
-        """Whether the job asks for sums of the inputs, and they are not here yet."""
+    def needs_input_sums(self, schema: Schema) -> bool:
+        """Whether the job decorrelates inputs, and their sums are missing."""
         return (
             schema.decorrelate
             and self.inputs is None
@@ -170,24 +170,24 @@ class Statistics(BaseModel):
         )
 
     def with_inputs(self, parts: Iterable["Statistics"]) -> "Statistics":
-        """These, with the sums of the inputs of all clients.
+        """Add the sums over the inputs of all clients to these pooled statistics.
 
         Args:
-            parts: from each client (`OwnTable.with_inputs`).
+            parts: the statistics of each client (`ClientTable.with_inputs`).
         """
         sums = [part.inputs for part in parts if part.inputs is not None]
         return self.model_copy(update={"inputs": reduce(add, sums)})
 
 
 @dataclass(frozen=True)
-class OwnTable:
-    """A client's table as it came, with every cell of a kind that the job expects.
+class ClientTable:
+    """A client's table before preprocessing; every cell has the kind of the schema.
 
     Attributes:
-        schema: of the job.
-        path: of the file.
-        frame: the columns of the inputs, as they were read.
-        y: numbers of the classes, or targets in their own unit; zeros if they were not
+        schema: columns of the job.
+        path: path of the file.
+        frame: the input columns, as read from the file.
+        y: class indices, or targets in their own unit; zeros if the target was not
             read.
     """
 
@@ -197,7 +197,11 @@ class OwnTable:
     y: NDArray[np.generic]
 
     def statistics(self, train: Int[NDArray, " n"]) -> Statistics:
-        """Sums over the columns of the rows that train."""
+        """Compute the sums over the columns of the training rows.
+
+        Args:
+            train: indices of the training rows.
+        """
         columns = {}
         for name, categories in self.schema.columns.items():
             values, kind = self._parsed(name)[train], self.schema.kinds[name]
@@ -207,22 +211,24 @@ class OwnTable:
             target = ColumnSums.of(pl.Series(self.y)[train], "number")
         return Statistics(columns=columns, target=target)
 
-    def with_inputs(self, train: Int[NDArray, " n"], agreed: Statistics) -> Statistics:
-        """Sums over the inputs of the rows that train, beside the agreed ones.
+    def with_inputs(
+        self, train: Int[NDArray, " n"], statistics: Statistics
+    ) -> Statistics:
+        """Add the sums over the inputs of the training rows to pooled statistics.
 
         Args:
-            train: which rows train.
-            agreed: the columns' statistics of all clients, which make the inputs.
+            train: indices of the training rows.
+            pooled: statistics of all clients' columns, which determine the inputs.
 
         Raises:
-            ValueError: the rows are too few.
+            ValueError: there are too few rows.
         """
-        x = self.rows(agreed.columns_only).x
-        return agreed.model_copy(update={"inputs": InputSums.of(x[train])})
+        x = self.rows(statistics.columns_only).x
+        return statistics.model_copy(update={"inputs": InputSums.of(x[train])})
 
-    def rows(self, agreed: Statistics) -> Rows:
-        """The examples as the federation's models take them."""
-        preprocessing = agreed.preprocessing(self.schema)
+    def rows(self, statistics: Statistics) -> Rows:
+        """Convert the table to the examples that models take."""
+        preprocessing = statistics.preprocessing(self.schema)
         x = preprocessing.transform(self.frame, missing="impute", unknown="other")
         if self.schema.classes is not None:
             return Rows(x, self.y)
@@ -230,10 +236,10 @@ class OwnTable:
         return Rows(x, (centered / preprocessing.target_scale).astype(np.float32))
 
     def _parsed(self, name: str) -> pl.Series:
-        """A column as values of the kind that the job expects.
+        """Parse a column as values of the kind that the job expects.
 
         Raises:
-            ValueError: a cell is of another kind.
+            ValueError: a cell has another kind.
         """
         column, kind = self.frame[name], self.schema.kinds[name]
         values, bad = parse_as(column, kind, None)
@@ -246,17 +252,17 @@ class OwnTable:
         return values
 
 
-def read_table(path: Path, schema: Schema, *, target: bool = True) -> OwnTable:
+def read_table(path: Path, schema: Schema, *, target: bool = True) -> ClientTable:
     """Read a client's table for federated preprocessing.
 
     Args:
-        path: of the file.
-        schema: of the job.
-        target: whether to read that column, too.
+        path: path of the file.
+        schema: columns of the job.
+        target: whether to read the target column.
 
     Raises:
-        ValueError: it cannot be read, lacks a column, or holds a cell that does not
-            fit; with the row.
+        ValueError: the file cannot be read or lacks a column, or a cell does not fit
+            the schema; with the row.
     """
     frame = read(path, TableOptions()).frame
     for name in (*schema.columns, *([schema.target] if target else [])):
@@ -273,7 +279,7 @@ def read_table(path: Path, schema: Schema, *, target: bool = True) -> OwnTable:
         y = numbers(frame[schema.target], path).astype(np.float64)
     else:
         y = codes(frame[schema.target], schema.classes, path)
-    table = OwnTable(schema, path, frame.select(list(schema.columns)), y)
+    table = ClientTable(schema, path, frame.select(list(schema.columns)), y)
     for name, categories in schema.columns.items():
         values = table._parsed(name)
         if categories is None:
@@ -289,22 +295,25 @@ def read_table(path: Path, schema: Schema, *, target: bool = True) -> OwnTable:
     return table
 
 
-def together(parts: Iterable[Statistics]) -> Statistics:
-    """The statistics of all clients' rows together, added in the given order."""
+def add_statistics(parts: Iterable[Statistics]) -> Statistics:
+    """Pool the statistics of all clients, in the given order."""
     return reduce(add, parts)
 
 
-def about_inputs(schema: Schema, agreed: Statistics | None) -> str | None:
-    """A line on whether the inputs of a regression are decorrelated; None for classes.
+def about_inputs(schema: Schema, statistics: Statistics | None) -> str | None:
+    """Say in one line whether the inputs of a regression are decorrelated.
 
-    `fedtailor compare` decorrelates them, so a person who comes from there should know.
+    `fedtailor compare` decorrelates them, so a user may expect it here as well.
+
+    Returns:
+        The line; None for classes.
     """
     if schema.classes is not None:
         return None
-    if agreed is not None and agreed.inputs is not None:
-        sums = 1 + len(agreed.inputs.mean) + len(agreed.inputs.products)
+    if statistics is not None and statistics.inputs is not None:
+        sums = 1 + len(statistics.inputs.mean) + len(statistics.inputs.products)
         return (
-            f"The inputs are decorrelated; for this each client told {sums:,} sums and"
+            f"The inputs are decorrelated; for this each client sent {sums:,} sums and"
             " products of its inputs."
         )
     if schema.decorrelate:
@@ -312,19 +321,19 @@ def about_inputs(schema: Schema, agreed: Statistics | None) -> str | None:
     return (
         "The inputs stay correlated: linear models need more rounds, at smaller rates,"
         " than with `compare`, which decorrelates them; decorrelate = true in [data]"
-        " does so here, by sums of products that each client tells."
+        " does so here, by sums of products that each client sends."
     )
 
 
 def as_array(statistics: Statistics) -> NDArray[np.uint8]:
-    """Statistics as an array of a message."""
+    """Encode statistics as an array of a message."""
     return np.frombuffer(statistics.to_json().encode(), np.uint8)
 
 
 def from_arrays(
     arrays: Mapping[str, NDArray[np.generic]], schema: Schema
 ) -> Statistics:
-    """The statistics in the arrays of a message.
+    """Decode the statistics in the arrays of a message.
 
     Raises:
         ValueError: there are none, or they are not of this job.

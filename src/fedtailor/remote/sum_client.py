@@ -1,9 +1,9 @@
-"""A client's part in secure sums.
+"""The client of secure aggregation.
 
-It keeps what it trained, and sends each vector masked, once, in a sum with enough
-others. The coordinator is not trusted: what it asks is checked at every stage, and
-refused where the answer would show more than a sum. Nothing of a sum is on the disk, so
-a client that was started again has no part in the sums of that round.
+It holds the vectors that it trained until the server asks for sums of them, and sends
+each of them once, masked. The server is not trusted: at every stage the client checks
+the request, and refuses one whose answer would reveal more than a sum. Nothing is
+written to disk, so a client that is restarted has dropped out of the round's sums.
 """
 
 import json
@@ -13,25 +13,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from jaxtyping import UInt32
 
 from fedtailor.protocol import require
 from fedtailor.remote.masks import (
+    CIPHERTEXT_BYTES,
     KEY_BYTES,
-    SEALED_BYTES,
     SECRET_BYTES,
     FixedPoint,
     KeyPair,
     commitment,
-    mask_of,
-    seal,
-    split,
-    unseal,
+    create_shares,
+    decrypt,
+    encrypt,
+    expand_mask,
 )
 from fedtailor.remote.messages import Request
 from fedtailor.remote.secure_sums import (
-    FEWEST,
     KEYS,
-    LARGEST_SHARE,
+    MAX_WEIGHT,
+    MIN_CLIENTS,
     SHARES,
     STAGES,
     SUM,
@@ -42,57 +43,66 @@ from fedtailor.remote.secure_sums import (
 Arrays = dict[str, np.ndarray]
 
 
+def _random_seed() -> bytes:
+    return os.urandom(SECRET_BYTES)
+
+
 @dataclass
 class _Session:
     """One sum that is under way.
 
     Attributes:
-        name: that the coordinator gave it.
-        vector: what is added.
-        stages_done: stages that are over.
-        masking, sealing: key pairs of this sum alone.
-        self_mask: the secret of this client's self mask.
-        neighbours: names of the neighbours, this client's among them, in order.
-        threshold: how many of them must answer until the last stage.
-        masking_keys: public key of each neighbour, to agree on a pairwise mask.
-        sealing_keys: key that this client and each neighbour agreed on.
-        shares: of each neighbour whose vector may be in the sum, one share of the
-            secret of its self mask, and one of the secret of its masking key.
+        name: the server's name of the sum.
+        vector: the vector to be added.
+        next_stage: index in `STAGES` of the stage that comes next.
+        mask_keys: key pair for pairwise masks, made for this sum.
+        encryption_keys: key pair for the encryption of shares, made for this sum.
+        self_mask_seed: seed of this client's self mask.
+        neighbours: names of the neighbours in alphabetical order, including this
+            client.
+        threshold: number of shares that reconstruct a secret.
+        public_mask_keys: each neighbour's public key for pairwise masks.
+        shared_keys: the key that encrypts shares, agreed on with each neighbour.
+        shares: for each neighbour that has not dropped out, its shares (of the seed of
+            its self mask, of the secret of its mask keys).
     """
 
     name: str
     vector: np.ndarray
-    stages_done: int = 0
-    masking: KeyPair = field(default_factory=lambda: KeyPair(os.urandom(SECRET_BYTES)))
-    sealing: KeyPair = field(default_factory=lambda: KeyPair(os.urandom(SECRET_BYTES)))
-    self_mask: bytes = field(default_factory=lambda: os.urandom(SECRET_BYTES))
+    next_stage: int = 0
+    mask_keys: KeyPair = field(default_factory=lambda: KeyPair(_random_seed()))
+    encryption_keys: KeyPair = field(default_factory=lambda: KeyPair(_random_seed()))
+    self_mask_seed: bytes = field(default_factory=_random_seed)
     neighbours: tuple[str, ...] = ()
     threshold: int = 0
-    masking_keys: dict[str, bytes] = field(default_factory=dict)
-    sealing_keys: dict[str, bytes] = field(default_factory=dict)
+    public_mask_keys: dict[str, bytes] = field(default_factory=dict)
+    shared_keys: dict[str, bytes] = field(default_factory=dict)
     shares: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)
 
 
-class Summand:
-    """What one client adds to the sums of a round; answers the stages of `secure_sums`.
+class SecureSumClient:
+    """Answers the stages of `secure_sums` for one client.
 
     Args:
-        client: its name.
-        settings: that the job gives.
+        client: name of the client.
+        settings: secure aggregation, as the job sets it.
     """
 
     def __init__(self, client: str, settings: SecureSums) -> None:
         self._client, self._settings = client, settings
-        # By kind, and by number once a kind has been asked for in parts.
+        # The vectors not yet sent, by kind and index. The index is None until the
+        # server asks for single rows of a kind.
         self._vectors: dict[tuple[str, int | None], np.ndarray] = {}
         self._round = -1
         self._session: _Session | None = None
 
-    def keep(self, round: int, update: Mapping[str, np.ndarray]) -> None:
-        """Keep what was trained in a round until it is asked for.
+    def hold(self, round: int, update: Mapping[str, np.ndarray]) -> None:
+        """Hold an update until the server asks for sums of it.
+
+        The update of another round is dropped.
 
         Args:
-            round: what was kept of others is forgotten.
+            round: in which the update was trained.
             update: vectors by kind of message.
         """
         self._round, self._session = round, None
@@ -101,207 +111,216 @@ class Summand:
         }
 
     def __call__(self, request: Request) -> Arrays:
-        """Answer a stage.
+        """Answer the request of a stage.
 
         Raises:
-            ValueError: the stage cannot be done, or would show more than a sum.
+            ValueError: the stage cannot be done, or would reveal more than a sum.
         """
-        asked = request.algorithm.get(SUM)
-        asked = asked if isinstance(asked, dict) else {}
-        name, stage = str(asked.get("name")), STAGES.index(request.task)
+        settings = request.algorithm.get(SUM)
+        settings = settings if isinstance(settings, dict) else {}
+        name, stage = str(settings.get("name")), STAGES.index(request.task)
         if request.task == KEYS:
-            self._session = _Session(name, self._vector(request.round, asked))
+            self._session = _Session(name, self._vector(request.round, settings))
         session = self._session
-        # Each stage is done once, and in order, whatever the coordinator asks.
+        # The stages are done in order and each of them once, whatever the server asks.
         expected = (
-            session is not None
-            and session.name == name
-            and session.stages_done == stage
+            session is not None and session.name == name and session.next_stage == stage
         )
         require(expected, "it was started again, and has no part in this sum")
         assert session is not None
-        session.stages_done = stage + 1
+        session.next_stage = stage + 1
         if request.task == KEYS:
             return {
-                "masking": _bytes(session.masking.public),
-                "sealing": _bytes(session.sealing.public),
+                "masking": _bytes(session.mask_keys.public),
+                "sealing": _bytes(session.encryption_keys.public),
             }
         if request.task == SHARES:
-            return self._share(session, asked, request.arrays)
+            return self._share_keys(session, settings, request.arrays)
         if request.task == VECTORS:
-            return self._mask(session, request.arrays)
-        # The session ends before a share is opened: a coordinator that asked twice
-        # could get the shares of both secrets of a neighbour, which show its vector.
+            return self._masked_vectors(session, request.arrays)
+        # End the session before revealing shares: a server that could ask twice would
+        # get both shares of a neighbour, which together unmask its vector.
         self._session = None
-        return self._open(session, request.arrays)
+        return self._reveal_shares(session, request.arrays)
 
-    def _vector(self, round: int, asked: Mapping[str, Any]) -> np.ndarray:
-        """The vector that a sum asks for; it is kept until it has been sent."""
-        kind, number = str(asked.get("kind")), asked.get("number")
+    def _vector(self, round: int, settings: Mapping[str, Any]) -> np.ndarray:
+        """The vector that the server asks for; it is held until it has been sent."""
+        kind, index = str(settings.get("kind")), settings.get("number")
         require(
             round == self._round,
             "it was started again, and does not hold what it trained in this round",
         )
-        whole = self._vectors.get((kind, None))
-        if number is not None and whole is not None:
-            fits = (
-                isinstance(number, int) and whole.ndim > 1 and 0 <= number < len(whole)
-            )
+        rows = self._vectors.get((kind, None))
+        if index is not None and rows is not None:
             require(
-                fits,
-                f"it is asked for {kind!r} number {number!r}, which it does not have",
+                isinstance(index, int) and rows.ndim > 1 and 0 <= index < len(rows),
+                f"it is asked for {kind!r} number {index!r}, which it does not have",
             )
-            # From now on each part is sent alone, and none of them with the whole.
+            # From now on each row is sent by itself, and the whole array never.
             del self._vectors[kind, None]
-            self._vectors |= {(kind, index): part for index, part in enumerate(whole)}
-        key = (kind, number if isinstance(number, int) else None)
+            self._vectors |= {(kind, row): vector for row, vector in enumerate(rows)}
+        key = (kind, index if isinstance(index, int) else None)
         require(
             key in self._vectors,
             f"it has sent its {kind!r} of this round in another sum, or has none",
         )
         return self._vectors[key]
 
-    def _share(
+    def _share_keys(
         self,
         session: _Session,
-        asked: Mapping[str, Any],
+        settings: Mapping[str, Any],
         arrays: Mapping[str, np.ndarray],
     ) -> Arrays:
-        """Share the secrets of both masks among the neighbours.
+        """Share the seeds of this client's masks among its neighbours.
 
         Args:
-            session: of the sum.
-            asked: holds the neighbours' names ("among").
-            arrays: their public keys ("masking", "sealing"), in that order.
+            session: the sum.
+            settings: holds the neighbours' names ("among").
+            arrays: the neighbours' public keys for masks ("masking") and for encryption
+                ("sealing"), in the order of their names.
 
         Returns:
-            The sealed shares, a row for each neighbour, and a commitment to the secret
-            of the self mask.
+            The encrypted shares ("shares"), one row for each neighbour, and a
+            commitment to the seed of the self mask ("commitment").
         """
-        names = asked.get("among")
+        names = settings.get("among")
         neighbours: tuple[str, ...] = ()
         if isinstance(names, list) and all(isinstance(name, str) for name in names):
             neighbours = tuple(names)
         count = len(neighbours)
-        masking = _rows(arrays, "masking", count, KEY_BYTES)
-        sealing = _rows(arrays, "sealing", count, KEY_BYTES)
+        mask_keys = _rows(arrays, "masking", count, KEY_BYTES)
+        encryption_keys = _rows(arrays, "sealing", count, KEY_BYTES)
         require(
-            count >= FEWEST,
-            f"it adds with {FEWEST} clients or more, not with {count}",
+            count >= MIN_CLIENTS,
+            f"it adds with {MIN_CLIENTS} clients or more, not with {count}",
         )
-        # One client under several names, or with another's keys, would make the crowd
-        # in which this client hides smaller than it looks.
+        # A client that appears under several names, or with another client's keys,
+        # would make the sum hide fewer vectors than it seems to.
         in_order = neighbours == tuple(sorted(set(neighbours)))
         require(
-            in_order and len({*masking, *sealing}) == 2 * count,
-            "the clients of a sum are not told apart",
+            in_order and len({*mask_keys, *encryption_keys}) == 2 * count,
+            "the clients of a sum are not distinct",
         )
-        shown = None
+        listed_keys = None
         if self._client in neighbours:
             me = neighbours.index(self._client)
-            shown = (masking[me], sealing[me])
+            listed_keys = (mask_keys[me], encryption_keys[me])
         require(
-            shown == (session.masking.public, session.sealing.public),
+            listed_keys == (session.mask_keys.public, session.encryption_keys.public),
             "its own keys in this sum are not those that it made",
         )
         session.neighbours = neighbours
-        session.threshold = self._settings.needed(count)
-        mask_shares = split(session.self_mask, session.threshold, count)
-        key_shares = split(session.masking.secret, session.threshold, count)
-        sealed = np.zeros((count, SEALED_BYTES), np.uint8)
+        session.threshold = self._settings.reconstruction_threshold(count)
+        seed_shares = create_shares(session.self_mask_seed, session.threshold, count)
+        key_shares = create_shares(session.mask_keys.secret, session.threshold, count)
+        encrypted = np.zeros((count, CIPHERTEXT_BYTES), np.uint8)
         for index, other in enumerate(neighbours):
             if other == self._client:
-                session.shares[other] = mask_shares[index], key_shares[index]
+                session.shares[other] = seed_shares[index], key_shares[index]
                 continue
-            key = session.sealing.agree(sealing[index], f"shares {session.name}")
-            session.masking_keys[other] = masking[index]
-            session.sealing_keys[other] = key
-            label = _label(session.name, self._client, other)
-            shares = mask_shares[index] + key_shares[index]
-            sealed[index] = _bytes(seal(key, shares, label))
-        return {"shares": sealed, "commitment": _bytes(commitment(session.self_mask))}
+            key = session.encryption_keys.agree_on_key(
+                encryption_keys[index], f"shares {session.name}"
+            )
+            session.public_mask_keys[other] = mask_keys[index]
+            session.shared_keys[other] = key
+            associated = _associated_text(session.name, self._client, other)
+            shares = seed_shares[index] + key_shares[index]
+            encrypted[index] = _bytes(encrypt(key, shares, associated))
+        return {
+            "shares": encrypted,
+            "commitment": _bytes(commitment(session.self_mask_seed)),
+        }
 
-    def _mask(self, session: _Session, arrays: Mapping[str, np.ndarray]) -> Arrays:
-        """The weighted vector behind all masks, once for each sum.
+    def _masked_vectors(
+        self, session: _Session, arrays: Mapping[str, np.ndarray]
+    ) -> Arrays:
+        """Weight and mask this client's vector, once for each sum.
 
         Args:
-            session: of the sum.
-            arrays: the shares that neighbours sealed for this client ("shares"), which
-                of them are left ("there"), and this client's weights ("weights" [s]).
+            session: the sum.
+            arrays: the shares that the neighbours encrypted for this client ("shares"),
+                whether each neighbour has not dropped out ("there"), and the weights of
+                this client ("weights" [s]).
         """
         count = len(session.neighbours)
-        sealed = _rows(arrays, "shares", count, SEALED_BYTES)
-        present, weights = arrays.get("there"), arrays.get("weights")
+        encrypted = _rows(arrays, "shares", count, CIPHERTEXT_BYTES)
+        surviving, weights = arrays.get("there"), arrays.get("weights")
         require(
-            present is not None
+            surviving is not None
             and weights is not None
-            and _is_mask(present, count)
+            and _is_boolean(surviving, count)
             and weights.ndim == 1
             and weights.dtype == np.float64
             and len(weights) > 0,
             "the request for its vector is not well formed",
         )
-        assert present is not None and weights is not None
-        left = int(present.sum())
+        assert surviving is not None and weights is not None
+        survivors = int(surviving.sum())
         require(
-            left >= session.threshold,
-            f"only {left} of {count} clients are left in this sum, and"
+            survivors >= session.threshold,
+            f"only {survivors} of {count} clients are left in this sum, and"
             f" {session.threshold} are needed",
         )
-        bounded = bool((np.abs(weights) <= LARGEST_SHARE).all())  # False for NaN
+        bounded = bool((np.abs(weights) <= MAX_WEIGHT).all())  # False for NaN
         require(
             bounded,
             "it is to weigh so much in a sum that this would not hide its vector",
         )
         fixed_point = FixedPoint(self._settings.range)
         fixed_point.check(session.vector)
+        vector = session.vector.reshape(-1).astype(np.float64)
+        masked = np.stack([fixed_point.encode(weight * vector) for weight in weights])
+        masked += expand_mask(session.self_mask_seed, masked.shape)
         for index, other in enumerate(session.neighbours):
-            if not present[index] or other == self._client:
+            if not surviving[index] or other == self._client:
                 continue
-            key = session.sealing_keys[other]
-            label = _label(session.name, other, self._client)
+            associated = _associated_text(session.name, other, self._client)
             try:
-                shares = unseal(key, sealed[index], label)
+                shares = decrypt(
+                    session.shared_keys[other], encrypted[index], associated
+                )
             except ValueError as error:
                 raise ValueError(
                     f"the share of client {other} cannot be read: {error}"
                 ) from None
             session.shares[other] = shares[:SECRET_BYTES], shares[SECRET_BYTES:]
-        vector = session.vector.reshape(-1).astype(np.float64)
-        masked = np.stack([fixed_point.encode(weight * vector) for weight in weights])
-        masked += mask_of(session.self_mask, masked.size).reshape(masked.shape)
-        for other in session.shares:
-            if other != self._client:
-                add_pair_mask(
-                    masked,
-                    session.masking,
-                    session.masking_keys[other],
-                    session.name,
-                    self._client,
-                    other,
-                )
-        # A vector is sent once: two sums that differ in one client only would show it.
+            masked += pairwise_mask(
+                session.mask_keys,
+                session.public_mask_keys[other],
+                session.name,
+                self._client,
+                other,
+                masked.shape,
+            )
+        # A vector is sent once: the difference of two sums over almost the same clients
+        # could reveal it.
         self._vectors = {
-            key: kept
-            for key, kept in self._vectors.items()
-            if kept is not session.vector
+            key: vector
+            for key, vector in self._vectors.items()
+            if vector is not session.vector
         }
         return {"masked": masked}
 
-    def _open(self, session: _Session, arrays: Mapping[str, np.ndarray]) -> Arrays:
-        """One share of each neighbour, never both.
+    def _reveal_shares(
+        self, session: _Session, arrays: Mapping[str, np.ndarray]
+    ) -> Arrays:
+        """Reveal one share for each neighbour, and never both.
 
-        It is a share of the neighbour's self mask if its vector arrived ("arrived"), of
-        its masking key if not.
+        If the vector of the neighbour arrived ("arrived"), it is the share of the seed
+        of its self mask, else the share of its secret for pairwise masks.
         """
         arrived, count = arrays.get("arrived"), len(session.neighbours)
         require(
-            arrived is not None and _is_mask(arrived, count),
+            arrived is not None and _is_boolean(arrived, count),
             "the request to unmask is not well formed",
         )
         assert arrived is not None
-        pairs = zip(session.neighbours, arrived, strict=True)
-        senders = {name for name, has_arrived in pairs if has_arrived}
+        senders = {
+            name
+            for name, has_arrived in zip(session.neighbours, arrived, strict=True)
+            if has_arrived
+        }
         require(
             senders <= set(session.shares) and self._client in senders,
             "the vectors of other clients arrived than those of this sum",
@@ -311,52 +330,45 @@ class Summand:
             f"only {len(senders)} of {count} vectors arrived, and {session.threshold}"
             " are needed",
         )
-        opened = np.zeros((count, SECRET_BYTES), np.uint8)
+        revealed = np.zeros((count, SECRET_BYTES), np.uint8)
         for index, other in enumerate(session.neighbours):
             if other in session.shares:
-                mask_share, key_share = session.shares[other]
-                opened[index] = _bytes(mask_share if arrived[index] else key_share)
-        return {"shares": opened}
+                seed_share, key_share = session.shares[other]
+                revealed[index] = _bytes(seed_share if arrived[index] else key_share)
+        return {"shares": revealed}
 
 
-def add_pair_mask(
-    masked: np.ndarray,
+def pairwise_mask(
     keys: KeyPair,
     other_key: bytes,
     session: str,
     client: str,
     other: str,
-    *,
-    off: bool = False,
-) -> None:
-    """Add the pairwise mask of two clients to the vectors of one, in place.
+    shape: tuple[int, ...],
+) -> UInt32[np.ndarray, "..."]:
+    """The mask that a client adds to its vectors for one of its neighbours.
 
-    Of two clients, the one whose name comes first adds the mask, and the other
-    subtracts it.
+    The masks of the two clients cancel: of the two, the one whose name comes second
+    adds the negative mask.
 
     Args:
-        masked: [s, n] vectors.
-        keys: the key pair of one of the two.
-        other_key: the public key of the other of the two.
+        keys: key pair for masks of one of the two clients.
+        other_key: public key for masks of the other one of the two.
         session: name of the sum.
-        client: whose vectors these are.
-        other: with whom it shares the mask.
-        off: take the mask off again.
+        client: name of the client that adds the mask.
+        other: name of its neighbour.
+        shape: shape of the client's vectors, [s, n].
     """
-    secret = keys.agree(other_key, f"mask {session}")
-    mask = mask_of(secret, masked.size).reshape(masked.shape)
-    if (client < other) != off:
-        masked += mask
-    else:
-        masked -= mask
+    mask = expand_mask(keys.agree_on_key(other_key, f"mask {session}"), shape)
+    return mask if client < other else np.negative(mask)
 
 
-def _label(session: str, sender: str, recipient: str) -> str:
-    """What sealed shares are bound to, so that they cannot be used anywhere else."""
+def _associated_text(session: str, sender: str, recipient: str) -> str:
+    """The text that binds encrypted shares to one sum, sender and recipient."""
     return json.dumps([session, sender, recipient])
 
 
-def _is_mask(array: np.ndarray, count: int) -> bool:
+def _is_boolean(array: np.ndarray, count: int) -> bool:
     return array.shape == (count,) and array.dtype == np.bool_
 
 
@@ -367,10 +379,10 @@ def _bytes(content: bytes) -> np.ndarray:
 def _rows(
     arrays: Mapping[str, np.ndarray], name: str, count: int, size: int
 ) -> list[bytes]:
-    """The rows of an array of bytes.
+    """The rows of an array [count, size] of bytes.
 
     Raises:
-        ValueError: it has another shape or type.
+        ValueError: the array is missing, or has another shape or type.
     """
     array = arrays.get(name)
     fits = (

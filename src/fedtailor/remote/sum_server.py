@@ -1,9 +1,9 @@
-"""The coordinator's part in secure sums.
+"""The server of secure aggregation, which the coordinator runs.
 
-It relays keys and sealed shares between clients, adds masked vectors, and unmasks the
-sum. Clients may be lost at every stage. Until the last one nothing has been unmasked,
-and whoever is missing from a stage is left out of the next; if too few remain, the
-round fails, and all that was sent stays random numbers.
+It relays public keys and encrypted shares between clients, adds masked vectors, and
+unmasks the sum. Clients may drop out at every stage; a client that misses one stage is
+left out of the later ones. If too few clients survive, the round fails, and the masked
+vectors stay masked: nothing is unmasked before the last stage.
 """
 
 import random
@@ -18,29 +18,29 @@ from numpy.typing import NDArray
 
 from fedtailor.protocol import Sums, require
 from fedtailor.remote.masks import (
+    CIPHERTEXT_BYTES,
     KEY_BYTES,
-    SEALED_BYTES,
     SECRET_BYTES,
     FixedPoint,
     KeyPair,
+    combine_shares,
     commitment,
-    join,
-    mask_of,
+    expand_mask,
 )
 from fedtailor.remote.messages import ArraySpec
 from fedtailor.remote.secure_sums import (
-    FEWEST,
     KEYS,
-    NEIGHBOURS,
+    MAX_NEIGHBOURS,
+    MIN_CLIENTS,
     SHARES,
     UNMASK,
     VECTORS,
     SecureSums,
-    neighbourhoods,
+    neighbour_graph,
     normalized,
-    revealing_sums,
+    unsafe_sums,
 )
-from fedtailor.remote.sum_client import add_pair_mask
+from fedtailor.remote.sum_client import pairwise_mask
 from fedtailor.remote.transport import TooFewClients
 
 Arrays = Mapping[str, np.ndarray]
@@ -50,20 +50,21 @@ COMMITMENT_BYTES = len(commitment(b""))
 MASKED = "masked"
 """Name of the array in an answer that holds the masked vectors [s, n]."""
 
-TRIES = 100
-"""Subsets of shares that are drawn at random where several shares are wrong."""
+MAX_RANDOM_SUBSETS = 100
+"""How many random subsets of shares are tried if several shares are wrong."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """What the clients of a sum are asked in one stage.
+    """The requests of one stage of a sum.
 
     Attributes:
-        task: the stage.
+        task: name of the stage.
         session: name of the sum.
-        arrays: what each client is sent, by the client's name.
-        expected: what each client's answer must hold.
-        neighbours: of each client, in the stage in which it must know them.
+        arrays: the arrays that each client is sent, by client.
+        expected: the arrays that each client's answer must hold, by client.
+        neighbours: the neighbours of each client; empty except in the stage that tells
+            clients their neighbours.
     """
 
     task: str
@@ -72,117 +73,120 @@ class Stage:
     expected: Mapping[str, Mapping[str, ArraySpec]]
     neighbours: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def told(self, client: str) -> dict[str, Any]:
-        """The plain values beside the arrays in the message to a client."""
-        told: dict[str, Any] = {"name": self.session}
+    def settings_for(self, client: str) -> dict[str, Any]:
+        """The settings of the stage in the request to a client."""
+        settings: dict[str, Any] = {"name": self.session}
         if self.neighbours:
-            told["among"] = list(self.neighbours[client])
-        return told
+            settings["among"] = list(self.neighbours[client])
+        return settings
 
 
-Ask = Callable[[Stage], Mapping[str, Arrays]]
-"""Asks clients to do a stage; returns the answers of those that did, by name."""
+RunStage = Callable[[Stage], Mapping[str, Arrays]]
+"""Sends the requests of a stage; returns the answers that arrived, by client."""
 
 
-class SecureSum:
-    """One run of the protocol: the weighted sums of one vector of each client.
+class SecureSumServer:
+    """One run of the protocol, which adds one vector of each client.
 
     Args:
-        ask: carries the stages.
-        names: of the clients that hold a vector.
-        size: entries of each vector.
-        settings: of the job.
-        minimum: the fewest clients whose vectors must be in the sums.
-        tell: is given a line for every sum that is left out, and for every client whose
-            shares are wrong.
-        neighbours: with how many others a client shares, if there are more than that.
+        run_stage: sends the requests of a stage, and returns the answers.
+        names: names of the clients that hold a vector.
+        size: number of entries of each vector.
+        settings: secure aggregation, as the job sets it.
+        minimum: minimum number of clients whose vectors must be in the sums.
+        log: called with a line for every sum that is left out, and for every client
+            whose shares are wrong.
+        neighbours: maximum number of other clients with which a client shares masks and
+            secrets.
     """
 
     def __init__(
         self,
-        ask: Ask,
+        run_stage: RunStage,
         names: Sequence[str],
         size: int,
         settings: SecureSums,
         *,
         minimum: int = 1,
-        tell: Callable[[str], None] = lambda line: None,
-        neighbours: int = NEIGHBOURS,
+        log: Callable[[str], None] = lambda line: None,
+        neighbours: int = MAX_NEIGHBOURS,
     ) -> None:
-        self._ask, self._names = ask, tuple(names)
+        self._run_stage, self._names = run_stage, tuple(names)
         self._size, self._settings = size, settings
-        self._minimum, self._tell = max(minimum, FEWEST), tell
-        self._most_neighbours = neighbours
+        self._minimum, self._log = max(minimum, MIN_CLIENTS), log
+        self._max_neighbours = neighbours
         self._session = secrets.token_hex(8)
-        # Who shares with whom, and what clients sent in the first two stages.
+        # By client, from the first two stages.
         self._neighbours: dict[str, tuple[str, ...]] = {}
-        self._masking_keys: dict[str, bytes] = {}
-        self._commitments: dict[str, bytes] = {}
+        self._mask_keys: dict[str, bytes] = {}  # public keys for pairwise masks
+        self._commitments: dict[str, bytes] = {}  # to seeds of self masks
 
     def run(self, weights: Float[np.ndarray, "s c"]) -> Sums:
-        """Add the clients' vectors.
+        """Compute weighted sums of the clients' vectors.
 
-        The sizes of each row of weights keep their sum: where a client is lost, the
-        others weigh more. A sum that would not hide one client's vector is left out.
+        If clients drop out, the weights of the others grow, so that the absolute
+        weights of each sum keep their total. A sum that would not hide the vector of
+        one client is left out.
 
         Args:
-            weights: of each client in each sum.
+            weights: weight of each client in each sum.
 
         Returns:
-            The sums [s, n], and which of them there are [s]. Each is off by at most
-            half a step (`FixedPoint`) for each client, times the sum of its weights'
-            sizes over the part of that which is left.
+            The sums [s, n], and whether each sum is available [s]. The error of a sum
+            is at most half a step of `FixedPoint` for each client, times the total of
+            its absolute weights, divided by the surviving fraction of that total.
 
         Raises:
-            TooFewClients: too many are lost for a sum to be had, or to hide anything;
-                nothing has been unmasked.
-            ValueError: no sum would hide a single client's vector.
+            TooFewClients: so many clients dropped out that the sum cannot be unmasked,
+                or would not hide the others' vectors; nothing has been unmasked.
+            ValueError: every sum would reveal the vector of one client.
         """
-        shared = self._share(self._exchange_keys())
-        present = self._present(shared)
-        revealing = revealing_sums(weights, present, self._names)
+        shares = self._share_keys(self._advertise_keys())
+        surviving = self._survivors(shares)
+        unsafe = unsafe_sums(weights, surviving, self._names)
         require(
-            len(revealing) < len(weights),
-            "; ".join(revealing.values())
+            len(unsafe) < len(weights),
+            "; ".join(unsafe.values())
             + "; use fewer streams, or weights that differ less",
         )
-        for line in revealing.values():
-            self._tell(f"{line}; it is left out of this round")
-        hiding = np.array([row not in revealing for row in range(len(weights))])
-        scaled = normalized(weights[hiding], present)
-        masked = self._collect(shared, scaled)
-        # The last check before anything is unmasked: which vectors arrived is known.
-        arrived = self._present(masked)
+        for line in unsafe.values():
+            self._log(f"{line}; it is left out of this round")
+        is_safe = np.array([index not in unsafe for index in range(len(weights))])
+        scaled = normalized(weights[is_safe], surviving)
+        masked = self._collect_masked_vectors(shares, scaled)
+        # The vectors in the sums are known now. Check them before unmasking anything.
+        surviving = self._survivors(masked)
         self._check_enough(masked)
-        for line in revealing_sums(scaled, arrived, self._names).values():
+        for line in unsafe_sums(scaled, surviving, self._names).values():
             raise TooFewClients(f"{line}, as others are lost; the round does not count")
-        total = FixedPoint(self._settings.range).decode(self._unmask(masked, shared))
-        # Each sum is scaled from the weights that are left to what it was asked for.
-        left = np.abs(np.where(arrived, scaled, 0.0)).sum(axis=1)
-        whole = np.abs(weights[hiding]).sum(axis=1)
-        scale = np.divide(whole, left, out=np.zeros_like(left), where=left > 0)
+        total = FixedPoint(self._settings.range).decode(self._unmask(masked, shares))
+        # Rescale each sum from its surviving weights to the weights asked for.
+        remaining = np.abs(np.where(surviving, scaled, 0.0)).sum(axis=1)
+        requested = np.abs(weights[is_safe]).sum(axis=1)
+        scale = np.zeros_like(remaining)
+        np.divide(requested, remaining, out=scale, where=remaining > 0)
         sums = np.zeros((len(weights), self._size))
-        sums[hiding] = total * scale[:, None]
+        sums[is_safe] = total * scale[:, None]
         available = np.zeros(len(weights), bool)
-        available[hiding] = left > 0
+        available[is_safe] = remaining > 0
         return sums, available
 
     # stages
     # ----------------------------------------------------------------------------------
 
-    def _exchange_keys(self) -> Mapping[str, Arrays]:
-        """Ask each client for the public keys of two pairs."""
+    def _advertise_keys(self) -> Mapping[str, Arrays]:
+        """Ask each client for its two public keys."""
         key = ArraySpec((KEY_BYTES,), "uint8")
         arrays: dict[str, Arrays] = {name: {} for name in self._names}
         specs = {name: {"masking": key, "sealing": key} for name in self._names}
-        answers = self._ask(Stage(KEYS, self._session, arrays, specs))
+        answers = self._run_stage(Stage(KEYS, self._session, arrays, specs))
         self._check_enough(answers)
         return answers
 
-    def _share(self, keys: Mapping[str, Arrays]) -> Mapping[str, Arrays]:
-        """Send each client its neighbours' keys, and ask for sealed shares for them."""
-        self._neighbours = neighbourhoods(tuple(keys), self._most_neighbours)
-        self._masking_keys = {
+    def _share_keys(self, keys: Mapping[str, Arrays]) -> Mapping[str, Arrays]:
+        """Send each client its neighbours' keys, and ask for encrypted shares."""
+        self._neighbours = neighbour_graph(tuple(keys), self._max_neighbours)
+        self._mask_keys = {
             name: pair["masking"].tobytes() for name, pair in keys.items()
         }
         arrays, specs = {}, {}
@@ -192,10 +196,10 @@ class SecureSum:
                 for kind in ("masking", "sealing")
             }
             specs[name] = {
-                "shares": ArraySpec((len(neighbours), SEALED_BYTES), "uint8"),
+                "shares": ArraySpec((len(neighbours), CIPHERTEXT_BYTES), "uint8"),
                 "commitment": ArraySpec((COMMITMENT_BYTES,), "uint8"),
             }
-        answers = self._ask(
+        answers = self._run_stage(
             Stage(SHARES, self._session, arrays, specs, self._neighbours)
         )
         self._check_enough(answers)
@@ -204,107 +208,116 @@ class SecureSum:
         }
         return answers
 
-    def _collect(
-        self, shared: Mapping[str, Arrays], weights: Float[np.ndarray, "s c"]
+    def _collect_masked_vectors(
+        self, shares: Mapping[str, Arrays], weights: Float[np.ndarray, "s c"]
     ) -> Mapping[str, Arrays]:
-        """Send each client the shares sealed for it, and ask for its masked vector."""
-        nothing = np.zeros(SEALED_BYTES, np.uint8)
+        """Send each client the shares encrypted for it, and ask for masked vectors.
+
+        Args:
+            shares: answers of the previous stage; who sent none has dropped out.
+            weights: weight of each client in each sum.
+        """
         arrays, specs = {}, {}
-        for name in shared:
+        for name in shares:
             neighbours = self._neighbours[name]
-            sealed = []
-            for other in neighbours:
-                if other in shared:
-                    row = self._neighbours[other].index(name)
-                    sealed.append(shared[other]["shares"][row])
-                else:
-                    sealed.append(nothing)
+            encrypted = np.zeros((len(neighbours), CIPHERTEXT_BYTES), np.uint8)
+            for row, other in enumerate(neighbours):
+                if other in shares:
+                    index = self._neighbours[other].index(name)
+                    encrypted[row] = shares[other]["shares"][index]
             arrays[name] = {
-                "shares": np.stack(sealed),
-                "there": np.array([other in shared for other in neighbours]),
+                "shares": encrypted,
+                "there": np.array([other in shares for other in neighbours]),
                 "weights": np.ascontiguousarray(weights[:, self._names.index(name)]),
             }
             specs[name] = {MASKED: ArraySpec((len(weights), self._size), "uint32")}
-        return self._ask(Stage(VECTORS, self._session, arrays, specs))
+        return self._run_stage(Stage(VECTORS, self._session, arrays, specs))
 
     def _unmask(
-        self, masked: Mapping[str, Arrays], shared: Mapping[str, Arrays]
+        self, masked: Mapping[str, Arrays], shares: Mapping[str, Arrays]
     ) -> UInt32[np.ndarray, "s n"]:
-        """Ask for shares of the masks' secrets, and remove the masks from the sum."""
+        """Ask clients to reveal shares, and remove the masks from the sum.
+
+        Args:
+            masked: the masked vectors, by client.
+            shares: answers of the clients that shared their keys. Neighbours have added
+                pairwise masks for these clients, and for no others.
+        """
         arrays, specs = {}, {}
         for name in masked:
             neighbours = self._neighbours[name]
             arrived = np.array([other in masked for other in neighbours])
             arrays[name] = {"arrived": arrived}
-            shares = ArraySpec((len(neighbours), SECRET_BYTES), "uint8")
-            specs[name] = {"shares": shares}
-        opened = self._ask(Stage(UNMASK, self._session, arrays, specs))
+            spec = ArraySpec((len(neighbours), SECRET_BYTES), "uint8")
+            specs[name] = {"shares": spec}
+        revealed = self._run_stage(Stage(UNMASK, self._session, arrays, specs))
         vectors = [answer[MASKED] for answer in masked.values()]
         total = sum(vectors, start=np.zeros((), np.uint32))
-        for name in shared:
+        for name in shares:
             if name in masked:
-                # Its pairwise masks cancel with its neighbours'; its self mask is left.
-                secret = self._recover(name, opened, arrived=True)
-                total -= mask_of(secret, total.size).reshape(total.shape)
+                # Its pairwise masks cancel with those of its neighbours and of clients
+                # that dropped out (below). Its self mask remains.
+                seed = self._reconstruct(name, revealed, arrived=True)
+                total -= expand_mask(seed, total.shape)
                 continue
-            # Lost between two stages: its neighbours' masks for it are left.
+            # It dropped out after its neighbours had learned its key: their pairwise
+            # masks for it remain. Add the masks with which it would cancel them.
             others = [other for other in self._neighbours[name] if other in masked]
             if not others:
                 continue
-            keys = KeyPair(self._recover(name, opened, arrived=False))
+            keys = KeyPair(self._reconstruct(name, revealed, arrived=False))
             for other in others:
-                add_pair_mask(
-                    total,
+                total += pairwise_mask(
                     keys,
-                    self._masking_keys[other],
+                    self._mask_keys[other],
                     self._session,
-                    other,
                     name,
-                    off=True,
+                    other,
+                    total.shape,
                 )
         return total
 
     # secrets
     # ----------------------------------------------------------------------------------
 
-    def _recover(
-        self, owner: str, opened: Mapping[str, Arrays], *, arrived: bool
+    def _reconstruct(
+        self, owner: str, revealed: Mapping[str, Arrays], *, arrived: bool
     ) -> bytes:
-        """Recover a client's secret from the shares that its neighbours opened.
+        """Reconstruct a client's secret from the shares that its neighbours revealed.
 
         Args:
-            owner: of the secret.
-            opened: the neighbours' answers.
-            arrived: whether the owner's vector arrived, so that the secret is that of
-                its self mask; else it is that of its masking key.
+            owner: name of the client.
+            revealed: the neighbours' answers.
+            arrived: whether the owner's vector arrived. If it did, the secret is the
+                seed of its self mask, else the secret of its keys for pairwise masks.
 
         Raises:
-            TooFewClients: the shares are too few, or wrong.
+            TooFewClients: there are too few shares, or too many wrong ones.
         """
         neighbours = self._neighbours[owner]
-        threshold = self._settings.needed(len(neighbours))
-        shares = {}  # by position of their holder among the neighbours
+        threshold = self._settings.reconstruction_threshold(len(neighbours))
+        shares = {}  # by the position of their holder among the neighbours
         for position, other in enumerate(neighbours):
-            if other in opened:
+            if other in revealed:
                 row = self._neighbours[other].index(owner)
-                shares[position] = opened[other]["shares"][row].tobytes()
+                shares[position] = revealed[other]["shares"][row].tobytes()
         if len(shares) < threshold:
-            self._refuse(len(shares), len(neighbours), threshold)
+            self._fail(len(shares), len(neighbours), threshold)
 
-        def join_checked(positions: Sequence[int]) -> bytes | None:
-            """The secret from some shares, or None if that is not what was shared."""
+        def combine(positions: Sequence[int]) -> bytes | None:
+            """The secret that some of the shares give; None if it is a wrong one."""
             try:
-                secret = join({position: shares[position] for position in positions})
+                secret = combine_shares({index: shares[index] for index in positions})
             except ValueError:
                 return None
             if arrived:
-                right = commitment(secret) == self._commitments[owner]
+                is_right = commitment(secret) == self._commitments[owner]
             else:
-                right = KeyPair(secret).public == self._masking_keys[owner]
-            return secret if right else None
+                is_right = KeyPair(secret).public == self._mask_keys[owner]
+            return secret if is_right else None
 
-        for good in _subsets(tuple(shares), threshold):
-            secret = join_checked(good)
+        for right_shares in _subsets(tuple(shares), threshold):
+            secret = combine(right_shares)
             if secret is not None:
                 break
         else:
@@ -312,52 +325,58 @@ class SecureSum:
                 "the shares that clients opened do not unmask the sum with client"
                 f" {owner}: some are wrong; the round does not count"
             )
-        # Say whose shares are wrong. Fewer than `threshold` shares are left: where the
-        # secret follows from all of them, none need be tried alone.
-        others = tuple(position for position in shares if position not in good)
-        if others and join_checked((*others, *good)[:threshold]) is None:
-            for position in others:
-                if join_checked((*good[1:], position)) is None:
-                    self._tell(
+        # Report who sent a wrong share. The unused shares are fewer than the threshold.
+        # If together (filled up with right ones) they give the secret, all are right.
+        unused = tuple(index for index in shares if index not in right_shares)
+        if unused and combine((*unused, *right_shares)[:threshold]) is None:
+            for position in unused:
+                if combine((*right_shares[1:], position)) is None:
+                    self._log(
                         f"client {neighbours[position]}: its share of a secret of"
                         f" client {owner} is wrong; it is not used"
                     )
         return secret
 
-    # who is left
+    # dropouts
     # ----------------------------------------------------------------------------------
 
-    def _present(self, answers: Mapping[str, Arrays]) -> NDArray[np.bool_]:
+    def _survivors(self, answers: Mapping[str, Arrays]) -> NDArray[np.bool_]:
+        """Whether each client [c] is among those that answered."""
         return np.array([name in answers for name in self._names], bool)
 
     def _check_enough(self, answers: Mapping[str, Arrays]) -> None:
-        """Refuse to go on with too few clients, of all or of a client's neighbours."""
+        """Check that enough clients, and enough neighbours of each, answered.
+
+        Raises:
+            TooFewClients: too many dropped out.
+        """
         if len(answers) < self._minimum:
-            self._refuse(len(answers), len(self._names), self._minimum)
+            self._fail(len(answers), len(self._names), self._minimum)
         for name in answers:
             neighbours = self._neighbours.get(name, ())
-            left = sum(other in answers for other in neighbours)
-            needed = self._settings.needed(len(neighbours))
-            if neighbours and left < needed:
-                self._refuse(left, len(neighbours), needed)
+            survivors = sum(other in answers for other in neighbours)
+            threshold = self._settings.reconstruction_threshold(len(neighbours))
+            if neighbours and survivors < threshold:
+                self._fail(survivors, len(neighbours), threshold)
 
-    def _refuse(self, left: int, of: int, needed: int) -> None:
+    def _fail(self, survivors: int, count: int, threshold: int) -> None:
         raise TooFewClients(
-            f"{left} of {of} clients are left for a secure sum, and it needs {needed};"
-            " the round does not count"
+            f"{survivors} of {count} clients are left for a secure sum, and it needs"
+            f" {threshold}; the round does not count"
         )
 
 
 def _subsets(positions: Sequence[int], size: int) -> Iterator[tuple[int, ...]]:
     """Subsets of shares to try, until one of them gives the secret.
 
-    The first subset is enough where all shares are right. Then each position is left
-    out once, which is enough where one share is wrong. The rest is drawn at random.
+    If all shares are right, the first subset gives it. If one is wrong, one of the
+    following subsets does, each of which leaves out another share. The other subsets
+    are random.
     """
     yield tuple(positions[:size])
     if len(positions) > size:
-        for wrong in positions:
-            others = [position for position in positions if position != wrong]
+        for omitted in positions:
+            others = [position for position in positions if position != omitted]
             yield tuple(random.sample(others, size))
-    for _ in range(TRIES):
+    for _ in range(MAX_RANDOM_SUBSETS):
         yield tuple(random.sample(positions, size))

@@ -1,11 +1,11 @@
-"""Flower's SuperLink, of which other machines reach the clients' interface only.
+"""Flower's SuperLink, which serves only the clients' interface to other machines.
 
-Flower serves three interfaces on one port: fleet (clients, each known by its key),
-control (start runs, register keys) and runtime (carry out runs). The last two obey
-whoever reaches them, so here only this machine does.
+Flower serves three interfaces on one port: fleet (for clients, which authenticate with
+their keys), control (to start runs and register keys) and runtime (to execute runs).
+The last two do not authenticate, so here they answer requests of this machine only.
 
-`python -m fedtailor.remote.superlink` takes the options of `flower-superlink`, and ends
-when the process that started it ends.
+`python -m fedtailor.remote.superlink` takes the options of `flower-superlink`, and
+exits when the process that started it exits.
 """
 
 import ipaddress
@@ -15,17 +15,17 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 PUBLIC = "/v1/fleet/"
-"""Paths under this prefix are for clients; Flower checks each request's signature."""
+"""Prefix of the clients' paths; Flower checks the signature of each request to them."""
 
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 App = Callable[[Mapping[str, Any], Any, Send], Awaitable[None]]
 
 
 class LoopbackOnly:
-    """ASGI middleware that lets other machines reach the clients' interface only.
+    """ASGI middleware that serves only the clients' interface to other machines.
 
     Args:
-        app: what answers the requests that are let through.
+        app: the application that answers allowed requests.
     """
 
     def __init__(self, app: App) -> None:
@@ -34,7 +34,7 @@ class LoopbackOnly:
     async def __call__(
         self, scope: Mapping[str, Any], receive: Any, send: Send
     ) -> None:
-        """Hand a request on, or refuse it."""
+        """Pass a request on, or refuse it."""
         allowed = (
             scope["type"] == "lifespan"
             or scope["path"].startswith(PUBLIC)
@@ -53,7 +53,7 @@ class LoopbackOnly:
 
 
 def main() -> None:
-    """Run the SuperLink until it is told to stop, or its parent is gone."""
+    """Run the SuperLink until it is stopped, or its parent process has ended."""
     import flwr.superlink.main as superlink
     from flwr.supercore.app_utils import start_parent_process_monitor
     from flwr.superlink.cli.flower_superlink import flower_superlink
@@ -65,23 +65,22 @@ def main() -> None:
         app.add_middleware(LoopbackOnly)
         return app
 
-    # Flower has no option for middleware; its command looks this name up when it
-    # starts.
+    # Flower has no option for middleware, but its command looks this name up.
     superlink.create_app = create_app
     start_parent_process_monitor(os.getppid())
-    sys.argv[0] = "flower-superlink"  # for its messages
+    sys.argv[0] = "flower-superlink"  # the program name in its messages
     flower_superlink()
 
 
 def _is_local(client: tuple[str, int] | None) -> bool:
-    """Whether a peer (address, port) is this machine; one without an address is not."""
+    """Whether a peer (address, port) is on this machine; False without an address."""
     if not client:
         return False
     try:
         address = ipaddress.ip_address(client[0])
     except ValueError:
         return False
-    # On a socket for both versions, IPv4 addresses are written as IPv6.
+    # A dual-stack socket reports IPv4 addresses as IPv6 addresses.
     mapped = getattr(address, "ipv4_mapped", None)
     return (mapped or address).is_loopback
 

@@ -1,6 +1,6 @@
-"""A client's file as arrays, by the schema of the job.
+"""Reads a client's file as arrays, by the schema of the job.
 
-Nothing is guessed from the data: what the schema does not know is refused.
+Nothing is guessed from the data: values that the schema does not allow are refused.
 """
 
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ READERS = {
     ".tsv": lambda path: pl.read_csv(path, separator="\t"),
     ".parquet": read_foreign_parquet,
 }
-"""How files are read, by the end of their names."""
+"""The function that reads a file, by the file's suffix."""
 
-_SECOND = "_duplicated_0"
-"""What polars appends to the name of the second of several columns of one name."""
+_DUPLICATE_SUFFIX = "_duplicated_0"
+"""The suffix that polars appends to the second of two columns of the same name."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Rows:
     """The examples of one client.
 
     Attributes:
-        x: inputs in the schema's order: numbers as they are in the file, categories as
-            indicators.
-        y: numbers of the classes, or targets of a regression.
+        x: inputs in the schema's order: numbers as they are in the file, categories
+            one-hot.
+        y: class indices, or targets of a regression.
     """
 
     x: Float[np.ndarray, "rows width"]
@@ -44,13 +44,14 @@ def read_rows(path: Path, schema: Schema, *, target: bool = True) -> Rows:
     """Read a client's file.
 
     Args:
-        path: of the file.
-        schema: of the job.
-        target: whether to read that column, too; else all targets are 0.
+        path: path of the file.
+        schema: columns of the job.
+        target: whether to read the target column; without it all targets are 0.
 
     Raises:
-        ValueError: it cannot be read, lacks a column, has a gap, or a value that the
-            schema does not know; with the row (from 1, without the header).
+        ValueError: the file cannot be read, lacks a column, or has an empty cell or a
+            value that the schema does not allow; with the row (from 1, without the
+            header).
     """
     require(path.is_file(), f"there is no file {path}")
     suffix = path.suffix.lower()
@@ -65,9 +66,8 @@ def read_rows(path: Path, schema: Schema, *, target: bool = True) -> Rows:
             f"cannot read {path}: {' '.join(str(error).split())[:200]}"
         ) from None
     for name in (*schema.columns, *([schema.target] if target else [])):
-        twice = f"{name}{_SECOND}" in frame.columns
         require(
-            not twice,
+            f"{name}{_DUPLICATE_SUFFIX}" not in frame.columns,
             f"{path.name} has the column {name!r} more than once; rename all but one",
         )
         require(
@@ -81,8 +81,8 @@ def read_rows(path: Path, schema: Schema, *, target: bool = True) -> Rows:
         if categories is None:
             parts.append(numbers(frame[name], path)[:, None])
         else:
-            indicators = np.eye(len(categories), dtype=np.float32)
-            parts.append(indicators[codes(frame[name], categories, path)])
+            one_hot = np.eye(len(categories), dtype=np.float32)
+            parts.append(one_hot[codes(frame[name], categories, path)])
     x = np.concatenate(parts, axis=1, dtype=np.float32)
     if not target:
         dtype = np.float32 if schema.classes is None else np.int32
@@ -94,10 +94,10 @@ def read_rows(path: Path, schema: Schema, *, target: bool = True) -> Rows:
 
 
 def numbers(column: pl.Series, path: Path) -> Float[np.ndarray, " rows"]:
-    """A column of numbers.
+    """Convert a column of numbers to an array.
 
     Raises:
-        ValueError: it holds something else, a gap, NaN or infinity.
+        ValueError: it holds other values, an empty cell, NaN or infinity.
     """
     require(
         column.dtype.is_numeric(),
@@ -115,10 +115,10 @@ def numbers(column: pl.Series, path: Path) -> Float[np.ndarray, " rows"]:
 def codes(
     column: pl.Series, categories: tuple[str, ...], path: Path
 ) -> Shaped[np.ndarray, " rows"]:
-    """A column of categories, as positions in the schema's list.
+    """Convert a column of categories to indices into `categories`.
 
     Raises:
-        ValueError: it holds a gap, or a category that the list does not.
+        ValueError: it holds an empty cell or another category.
     """
     texts = category_text(column).to_list()
     code_of = {name: code for code, name in enumerate(categories)}

@@ -1,9 +1,9 @@
-"""How the coordinator and its clients exchange messages, whoever carries them.
+"""Exchanges of messages between the coordinator and its clients, over any transport.
 
-A transport knows who is online and moves bytes. `exchange` asks some clients and
-collects their answers until all are there, or until the deadline. The clients' machines
-belong to others, so nothing that arrives can stop it: a wrong answer becomes one line
-that names the client, and the exchange goes on with the others.
+A transport knows which clients are online, and carries bytes. `send_and_receive` sends
+requests to clients and collects their answers, until all have arrived or the deadline
+has passed. The clients' machines are not trusted: a wrong answer does not end the
+exchange, but is logged in one line that names the client.
 """
 
 import secrets
@@ -15,7 +15,6 @@ from typing import Protocol
 import numpy as np
 
 from fedtailor.protocol import require
-from fedtailor.remote.held import HeldVectors, Lacks
 from fedtailor.remote.messages import (
     ArraySpec,
     Reply,
@@ -27,30 +26,31 @@ from fedtailor.remote.messages import (
     encode_reply,
     encode_request,
 )
+from fedtailor.remote.vector_cache import CacheMiss, VectorCache
 
-PAUSE_S = 0.1
+POLL_INTERVAL_S = 0.1
 """Seconds between two polls for answers."""
 
 
 class Transport(Protocol):
     """Carries messages between the coordinator and clients.
 
-    It has verified the clients' names; it is not trusted to deliver a message, nor to
-    deliver it once.
+    A transport verifies the clients' names. It may lose messages, and may deliver a
+    message several times.
     """
 
     def online(self) -> Mapping[str, str]:
-        """The clients that are online, by name.
+        """The clients that are online, each with an id of its connection.
 
-        Each has a mark that changes when it was away, or when a message to it or from
-        it was lost: then it must be asked again.
+        The id changes if the client was offline in between, or if a message to or from
+        it was lost. The client must then be asked again.
         """
         ...
 
     def send(self, client: str, body: bytes) -> None:
         """Send a message to a client that is online.
 
-        The client may receive it late or never.
+        The message may arrive late, or never.
         """
         ...
 
@@ -60,12 +60,12 @@ class Transport(Protocol):
 
 
 @dataclass(frozen=True)
-class Collected:
-    """The outcome of an exchange.
+class ExchangeResult:
+    """The result of an exchange.
 
     Attributes:
         replies: accepted answers by client, in the order of the requests.
-        refused: by client, in one line, why its answer was not accepted.
+        refused: for each client whose answer was refused, the reason in one line.
         missing: clients that did not answer in time.
     """
 
@@ -79,40 +79,41 @@ class TooFewClients(RuntimeError):
 
 
 @dataclass
-class AnswerBook:
-    """The requests of an exchange that are open, and the answers that were accepted.
+class PendingExchange:
+    """The state of an exchange: open requests, and answers that have been accepted.
 
     Attributes:
         requests: all requests, by client.
-        expected: from a request to the arrays that its answer must hold.
-        shortened: what is sent instead to clients that hold some of the vectors.
-        open: clients whose answer is awaited, each with the mark of the connection on
-            which it was asked; None before that.
-        replies: accepted answers by client.
+        expected: function from a request to the arrays that its answer must hold.
+        cached: requests without the vectors in the client's cache, by client. They are
+            sent instead of the full requests.
+        open: clients whose answer has not arrived. The value is the id of the
+            connection on which the request was sent, or None if it was not sent yet.
+        replies: accepted answers, by client.
         refused: why an answer was refused, by client.
     """
 
     requests: Mapping[str, Request]
     expected: Callable[[Request], Mapping[str, ArraySpec]]
-    shortened: dict[str, Request]
+    cached: dict[str, Request]
     open: dict[str, str | None]
     replies: dict[str, Reply] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.ever_shortened = frozenset(self.shortened)
+        self._may_miss = frozenset(self.cached)
 
     def accept(self, sender: str, body: bytes) -> None:
-        """Take an answer, or note that the client needs all vectors.
+        """Accept an answer, or note that the client's cache lacks a vector.
 
         Args:
-            sender: its verified name.
+            sender: verified name of the client.
             body: the message.
 
         Raises:
-            ValueError: the answer is not accepted; in one line that names the client.
-                A stale answer leaves the request open, as the right one may be under
-                way; every other wrong answer closes it.
+            ValueError: the answer is refused; in one line that names the client. A
+                stale answer leaves the request open, as the right one may still come;
+                every other wrong answer closes it.
         """
         try:
             require(sender in self.requests, "it was not asked")
@@ -125,13 +126,13 @@ class AnswerBook:
             require(
                 sender in self.open, "it answered again after its answer was refused"
             )
-            if reply.lacks and sender in self.ever_shortened:
-                # Ask again, with all vectors; unless that has been done already, as the
-                # client was started again after it had lacked one.
-                if self.shortened.pop(sender, None) is not None:
+            if reply.cache_miss and sender in self._may_miss:
+                # Send the full request, unless that has been done already because the
+                # client came back on another connection.
+                if self.cached.pop(sender, None) is not None:
                     self.open[sender] = None
                 return
-            require(not reply.lacks, "it says that it lacks what it was sent")
+            require(not reply.cache_miss, "it says that it lacks what it was sent")
             check_content(reply, self.expected(request))
         except ValueError as error:
             line = f"client {sender}: {error}"
@@ -143,95 +144,93 @@ class AnswerBook:
         self.replies[sender] = reply
 
 
-def exchange(
+def send_and_receive(
     transport: Transport,
     requests: Mapping[str, Request],
     expected: Mapping[str, ArraySpec] | Callable[[Request], Mapping[str, ArraySpec]],
     *,
-    shortened: Mapping[str, Request] | None = None,
+    cached: Mapping[str, Request] | None = None,
     minimum: int = 1,
-    tell: Callable[[str], None] = lambda line: None,
-    pause: float = PAUSE_S,
-) -> Collected:
-    """Send requests, and collect the answers until all are there or the deadline.
+    log: Callable[[str], None] = lambda line: None,
+    poll_interval: float = POLL_INTERVAL_S,
+) -> ExchangeResult:
+    """Send requests, and collect the answers until all have arrived or the deadline.
 
-    A client that leaves and comes back is asked again: what it was computing is gone
-    with it.
+    A client that disconnects and connects again is sent its request again, as it may
+    have been restarted.
 
     Args:
         transport: carries the messages.
-        requests: by client; each is given a nonce of its own. The earliest of their
-            deadlines ends the exchange.
+        requests: by client. Each gets its own nonce. The earliest of their deadlines
+            ends the exchange.
         expected: the arrays that each answer must hold, or a function from a request to
-            those of its answer.
-        shortened: some of the requests without the vectors that their client holds; a
-            client that lacks one of these is sent all.
-        minimum: answers without which the exchange fails.
-        tell: is given a line for every answer that is not accepted, and for every
-            client that is missing.
-        pause: seconds between two polls.
+            the arrays of its answer.
+        cached: some of the requests without the vectors in their client's cache. A
+            client that lacks such a vector is sent the full request.
+        minimum: minimum number of accepted answers.
+        log: called with a line for every answer that is refused, and with one line that
+            names all clients that did not answer.
+        poll_interval: seconds between two polls.
 
     Returns:
-        The accepted answers, and why there are no others.
+        The accepted answers, why others were refused, and which are missing.
 
     Raises:
         TooFewClients: fewer than `minimum` answers were accepted by the deadline.
     """
-    # The nonce tells answers to this request from answers to the same request of a
-    # coordinator that was killed, and from those that somebody else could make up.
+    # The nonce distinguishes answers to this request from answers to the same request
+    # of a coordinator that was killed, and from forged answers.
     requests = {
         client: replace(request, nonce=secrets.token_hex(12))
         for client, request in requests.items()
     }
-    shortened = {
+    cached = {
         client: replace(requests[client], arrays=request.arrays)
-        for client, request in (shortened or {}).items()
+        for client, request in (cached or {}).items()
     }
     specs = expected if callable(expected) else lambda request: expected
-    book = AnswerBook(requests, specs, shortened, dict.fromkeys(requests))
+    pending = PendingExchange(requests, specs, cached, dict.fromkeys(requests))
     deadline = min((request.deadline for request in requests.values()), default=0.0)
-    while book.open:
-        _send_open(transport, book)
+    while pending.open:
+        _send_open(transport, pending)
         for sender, body in transport.receive():
             try:
-                book.accept(sender, body)
+                pending.accept(sender, body)
             except ValueError as error:
-                tell(str(error))
+                log(str(error))
         if time.time() >= deadline:
             break
-        if book.open:
-            time.sleep(pause)
-    missing = tuple(book.open)
+        if pending.open:
+            time.sleep(poll_interval)
+    missing, accepted = tuple(pending.open), pending.replies
     if missing:
-        tell(f"no answer in time from {', '.join(missing)}")
-    if len(book.replies) < minimum:
+        log(f"no answer in time from {', '.join(missing)}")
+    if len(accepted) < minimum:
         raise TooFewClients(
-            f"{len(book.replies)} of {len(requests)} clients answered in time; the"
+            f"{len(accepted)} of {len(requests)} clients answered in time; the"
             f" job's minimum is {minimum}"
         )
-    replies = {
-        client: book.replies[client] for client in requests if client in book.replies
-    }
-    return Collected(replies, book.refused, missing)
+    replies = {client: accepted[client] for client in requests if client in accepted}
+    return ExchangeResult(replies, pending.refused, missing)
 
 
-def _send_open(transport: Transport, book: AnswerBook) -> None:
-    """Send each open request once on every connection that its client makes."""
-    marks = transport.online()
-    for client, asked_on in book.open.items():
-        mark = marks.get(client)
-        if mark is None or mark == asked_on:
+def _send_open(transport: Transport, pending: PendingExchange) -> None:
+    """Send each open request, once on every connection that its client makes."""
+    connection_ids = transport.online()
+    for client, sent_on in pending.open.items():
+        connection_id = connection_ids.get(client)
+        if connection_id is None or connection_id == sent_on:
             continue
-        if asked_on is not None:
-            # It may have been started again, and then holds nothing.
-            book.shortened.pop(client, None)
-        request = book.shortened.get(client, book.requests[client])
+        if sent_on is not None:
+            # The client may have been restarted, which empties its cache.
+            pending.cached.pop(client, None)
+        request = pending.cached.get(client, pending.requests[client])
         transport.send(client, encode_request(request))
-        book.open[client] = mark
+        pending.open[client] = connection_id
 
 
 def _is_stale(body: bytes, request: Request) -> bool:
-    """Whether an answer is the client's to an earlier request of the experiment."""
+    """Whether a message is an answer of the client to an earlier request."""
     try:
         reply = decode_reply(body)
     except ValueError:
@@ -239,57 +238,57 @@ def _is_stale(body: bytes, request: Request) -> bool:
     if (reply.experiment, reply.client) != (request.experiment, request.client):
         return False
     answered = (reply.round, reply.exchange)
-    asked = (request.round, request.exchange)
-    # The same exchange may have been asked before, by a coordinator that was killed.
-    return answered < asked or (answered == asked and reply.nonce != request.nonce)
+    current = (request.round, request.exchange)
+    # A coordinator that was killed may have sent the request of the same exchange.
+    return answered < current or (answered == current and reply.nonce != request.nonce)
 
 
-Work = Callable[[Request], Mapping[str, np.ndarray]]
-"""What a client does with a request, to the arrays of its answer.
+RequestHandler = Callable[[Request], Mapping[str, np.ndarray]]
+"""Computes the arrays of a client's answer to a request.
 
-A `ValueError` is reported to the coordinator.
+If it raises a `ValueError`, the message of the error is sent to the coordinator.
 """
 
 
 class Responder:
-    """The client's end: checks requests, and has them answered.
+    """A client's end of a transport: checks requests, and answers them.
 
-    A request that comes again (the coordinator was started again, or did not get the
-    answer) is answered from memory, so that no work is done twice and no state is
-    changed twice.
+    The last answer is remembered. A request that arrives again (as the coordinator was
+    restarted, or did not receive the answer) is not computed again, so that it does not
+    change the client's state twice.
     """
 
     def __init__(
         self,
         experiment: str,
         client: str,
-        work: Work,
-        own: Callable[[], Iterable[np.ndarray]] = tuple,
+        handler: RequestHandler,
+        common_vectors: Callable[[], Iterable[np.ndarray]] = tuple,
     ) -> None:
         """Make the end of one client.
 
         Args:
             experiment: identity of the job (`Job.identity`).
-            client: its name.
-            work: answers requests that passed the checks.
-            own: makes the vectors that need not be sent, as this client can make them
-                by itself.
+            client: name of the client.
+            handler: computes the answers to requests that passed the checks.
+            common_vectors: computes the vectors that all machines can compute, and that
+                are therefore not sent.
         """
-        self.experiment, self.client, self._work = experiment, client, work
-        self._held = HeldVectors(own)
+        self.experiment, self.client, self._handler = experiment, client, handler
+        self._cache = VectorCache(common_vectors)
         self._last: tuple[Request, Mapping[str, np.ndarray]] | None = None
 
     def __call__(self, body: bytes) -> bytes:
-        """The answer to a message.
+        """Answer a message.
 
         Raises:
-            ValueError: it is no request at all, so that there is nobody to answer.
+            ValueError: the message is not a request, so that it cannot be answered.
         """
         request = decode_request(body)
         try:
             return encode_reply(Reply.to(request, self._answer(request)))
-        except Lacks:
-            return encode_reply(Reply.to(request, lacks=True))
+        except CacheMiss:
+            return encode_reply(Reply.to(request, cache_miss=True))
         except ValueError as error:
             return encode_reply(Reply.to(request, problem=str(error)))
 
@@ -305,32 +304,34 @@ class Responder:
         require(
             time.time() <= request.deadline, "the request arrived after its deadline"
         )
-        request = self._held.complete(request)
+        request = self._cache.fill_in(request)
         if self._last is not None:
             last_request, last_arrays = self._last
-            if _same(last_request, request):
+            if _is_repeated(request, last_request):
                 return last_arrays
-        arrays = self._work(request)
+        arrays = self._handler(request)
         self._last = (request, arrays)
         return arrays
 
 
-def _same(one: Request, other: Request) -> bool:
-    """Whether two requests ask for the same, nonce and deadline aside."""
-    if one.arrays.keys() != other.arrays.keys():
+def _is_repeated(request: Request, last: Request) -> bool:
+    """Whether two requests are equal except for their nonces and deadlines."""
+    if request.arrays.keys() != last.arrays.keys():
         return False
-    one_rest = replace(one, nonce="", deadline=0.0, arrays={})
-    other_rest = replace(other, nonce="", deadline=0.0, arrays={})
-    return encode_request(one_rest) == encode_request(other_rest) and all(
-        np.array_equal(one.arrays[name], other.arrays[name], equal_nan=True)
-        for name in one.arrays
+    settings, last_settings = (
+        encode_request(replace(each, nonce="", deadline=0.0, arrays={}))
+        for each in (request, last)
+    )
+    return settings == last_settings and all(
+        np.array_equal(array, last.arrays[name], equal_nan=True)
+        for name, array in request.arrays.items()
     )
 
 
 class LoopbackTransport:
-    """Clients in this process, with real messages: all that travels becomes bytes.
+    """Connects clients in this process; messages are encoded as on a network.
 
-    Tests use it, and lose, repeat or change messages.
+    For tests and benchmarks.
 
     Args:
         clients: `Responder`s or other functions from bytes to bytes, by name.
@@ -338,17 +339,17 @@ class LoopbackTransport:
 
     def __init__(self, clients: Mapping[str, Callable[[bytes], bytes]]) -> None:
         self._clients = dict(clients)
-        self._arrived: list[tuple[str, bytes]] = []
+        self._inbox: list[tuple[str, bytes]] = []
 
     def online(self) -> Mapping[str, str]:
-        """All clients, always."""
-        return dict.fromkeys(self._clients, "here")
+        """All clients, always on the same connection."""
+        return dict.fromkeys(self._clients, "loopback")
 
     def send(self, client: str, body: bytes) -> None:
-        """Let the client answer at once."""
-        self._arrived.append((client, self._clients[client](body)))
+        """Have the client answer a message at once."""
+        self._inbox.append((client, self._clients[client](body)))
 
     def receive(self) -> Iterable[tuple[str, bytes]]:
-        """What the clients answered."""
-        arrived, self._arrived = self._arrived, []
-        return arrived
+        """The answers since the last call."""
+        inbox, self._inbox = self._inbox, []
+        return inbox

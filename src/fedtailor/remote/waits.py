@@ -1,30 +1,30 @@
-"""How long a coordinator may wait for clients, wherever a person sets it."""
+"""Limits of the times that a coordinator waits for clients."""
 
 from fedtailor.protocol import require
 
-SHORTEST_S = 5.0
-"""The shortest wait: by as much may the clocks of two machines differ.
+MIN_WAIT_S = 5.0
+"""The shortest wait in seconds: the clocks of two machines may differ by as much.
 
-A shorter one might be over on the client's clock before a request arrives.
+A shorter wait might be over, by the client's clock, when a request arrives.
 """
 
-LONGEST_S = 7 * 24 * 3600.0
-"""The longest wait: the SuperLink deletes a message after as much."""
+MAX_WAIT_S = 7 * 24 * 3600.0
+"""The longest wait in seconds: the SuperLink deletes older messages."""
 
 
 def check_wait(name: str, seconds: float) -> None:
-    """Refuse a wait in which no client can answer.
+    """Check a time that a user sets.
 
     Args:
-        name: of the setting or the option.
+        name: name of the setting or option.
         seconds: its value.
 
     Raises:
-        ValueError: it is too short or too long.
+        ValueError: the time is too short or too long.
     """
     require(
-        SHORTEST_S <= seconds <= LONGEST_S,
-        f"{name} is {seconds:g} seconds; it must be at least {SHORTEST_S:g} (clocks may"
-        f" differ by as much) and at most {LONGEST_S:.0f} (messages are kept for a"
+        MIN_WAIT_S <= seconds <= MAX_WAIT_S,
+        f"{name} is {seconds:g} seconds; it must be at least {MIN_WAIT_S:g} (clocks may"
+        f" differ by as much) and at most {MAX_WAIT_S:.0f} (messages are kept for a"
         " week)",
     )

@@ -1,11 +1,12 @@
-"""The named arrays of an exchange: what a client receives, and what it answers.
+"""The arrays of requests and answers, by name.
 
 In a request:
 
-stream/KIND    [n, ...] the streams of a kind that this client receives, each once
-index/KIND     [k] which of them each of its k places holds, -1 = none
+stream/KIND    [n, ...] the distinct streams of a kind that the client receives
+index/KIND     [k] for each row of its inbox, the index of the stream in stream/KIND; -1
+               stands for no stream
 scalar/NAME    () a number for this client
-known/...      digests of streams that the client holds, in their place (see `held`)
+known/...      digests of streams in the client's cache (see `vector_cache`)
 initial        [d] the model that its state starts from, in a later phase of a schedule
 
 In an answer:
@@ -13,7 +14,7 @@ In an answer:
 update/KIND    its update
 scores/...     sums of losses and of correct predictions over its validation and test
                rows, and their counts
-work           [2] gradients and forward passes of single examples
+work           [2] how many gradients and forward passes of single examples it computed
 """
 
 from collections.abc import Mapping
@@ -37,8 +38,8 @@ from fedtailor.protocol import (
     Streams,
     require,
 )
-from fedtailor.remote.held import INITIAL, STREAM, digest
 from fedtailor.remote.messages import ArraySpec
+from fedtailor.remote.vector_cache import INITIAL, STREAM, digest
 
 WORK = "work"
 WORK_SPEC = ArraySpec((2,), "int64")
@@ -47,12 +48,12 @@ WORK_SPEC = ArraySpec((2,), "int64")
 def downlink_arrays(
     downlink: Downlink, dtype: str, clients: int
 ) -> list[dict[str, np.ndarray]]:
-    """What each client of a cohort receives.
+    """The arrays of the requests to a cohort.
 
     Args:
-        downlink: to the cohort.
-        dtype: of the model, and so of scalars that are no integers.
-        clients: of the cohort.
+        downlink: what the server sends to the cohort.
+        dtype: type of the model, and of scalars that are not integers.
+        clients: number of clients in the cohort.
 
     Returns:
         The arrays of each client's request, by name.
@@ -81,13 +82,12 @@ def downlink_digests(downlink: Downlink, clients: int) -> list[dict[str, list[by
     """The digests of the streams in `downlink_arrays`.
 
     Returns:
-        For each client, those of the rows of each array, by the array's name.
+        For each client, the digests of the rows of each array, by the array's name.
     """
     requests: list[dict[str, list[bytes]]] = [{} for _ in range(clients)]
     for kind, sent in downlink.streams.items():
-        digests = [
-            digest(row) for row in np.asarray(sent.values)
-        ]  # of each stream once
+        # Each stream is hashed once, not once for every client that receives it.
+        digests = [digest(row) for row in np.asarray(sent.values)]
         for client, of_client in enumerate(requests):
             rows = _received(sent.recipients[client])
             of_client[STREAM + kind] = [digests[row] for row in rows]
@@ -95,15 +95,15 @@ def downlink_digests(downlink: Downlink, clients: int) -> list[dict[str, list[by
 
 
 def _received(recipients: Int[NDArray, " k"]) -> Int[NDArray, " n"]:
-    """The streams that a client receives, each once, in order (-1 = none)."""
+    """The distinct streams of an inbox, in ascending order; -1 stands for no stream."""
     return np.unique(recipients[recipients >= 0])
 
 
 def read_downlink(arrays: Mapping[str, np.ndarray]) -> Downlink:
-    """The downlink of a cohort of one, from the arrays of a request.
+    """Read the downlink of one client from the arrays of its request.
 
-    Its streams are padded to as many as the client has places, so that all rounds use
-    one compiled program.
+    The streams are padded to the number of rows of the client's inbox, so that all
+    rounds use the same compiled program.
 
     Raises:
         ValueError: the arrays do not describe a downlink.
@@ -124,7 +124,7 @@ def read_downlink(arrays: Mapping[str, np.ndarray]) -> Downlink:
             )
             require(usable, f"the streams {kind!r} come without places")
             assert index is not None
-            # An index out of range would read another row, or none, without an error.
+            # In compiled code an index out of range raises no error.
             fits = (
                 len(index) > 0
                 and index.min() >= -1
@@ -143,7 +143,7 @@ def read_downlink(arrays: Mapping[str, np.ndarray]) -> Downlink:
 
 
 def named(tree: Any, prefix: str) -> dict[str, Any]:
-    """The leaves of a tree by their paths: "update/model", "scores/val/count"."""
+    """The leaves of a tree by path, such as "update/model" or "scores/val/count"."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     by_path = {}
     for path, leaf in leaves:
@@ -155,17 +155,18 @@ def named(tree: Any, prefix: str) -> dict[str, Any]:
 def answer_shapes(
     exchange: Exchange, algorithm: Algorithm, state: Any, model: Model, pool: Pool
 ) -> dict[str, Any]:
-    """The shapes of a client's outputs ("update", "scores"), without computing them.
+    """Trace the shapes of a client's outputs, without computing the outputs.
 
     Args:
-        exchange: of which the task and the shapes of the downlink matter.
-        algorithm: the method of the present phase.
-        state: a client's state (method and uplink).
-        model: what is trained.
-        pool: any examples of the right form.
+        exchange: only its task and the shapes of its downlink matter.
+        algorithm: the method of the current phase.
+        state: a client's state (of the method, of the uplink).
+        model: the model to be trained.
+        pool: any examples of the right shapes.
 
     Returns:
-        For each output, a tree of shapes and types (`jax.ShapeDtypeStruct`).
+        For each output ("update", "scores", ...), a tree of shapes and types
+        (`jax.ShapeDtypeStruct`).
     """
     streams, scalars = exchange.downlink.streams, exchange.downlink.scalars
     kinds = tuple((kind, sent.recipients.shape[1]) for kind, sent in streams.items())
@@ -199,7 +200,7 @@ def answer_shapes(
 
 
 def specs_of(shapes: Any, prefix: str) -> dict[str, ArraySpec]:
-    """What the arrays of an answer must look like, from a tree of shapes."""
+    """The shapes and types of the arrays in an answer, from a tree of shapes."""
     return {
         name: ArraySpec(tuple(leaf.shape), str(np.dtype(leaf.dtype)))
         for name, leaf in named(shapes, prefix).items()
@@ -212,20 +213,22 @@ def stack(
     prefix: str,
     shapes: Any,
 ) -> Any:
-    """Stack the arrays of a cohort's answers.
+    """Stack the answers of a cohort.
 
     Args:
-        answers: of each client, by name; None where nothing came.
-        specs: of the arrays.
-        prefix: of their names.
-        shapes: tree of the shapes of one client's (`answer_shapes`).
+        answers: the arrays of each client's answer, by name; None for a client that did
+            not answer.
+        specs: shapes and types of the arrays.
+        prefix: prefix of their names.
+        shapes: tree of the shapes in one answer (see `answer_shapes`).
 
     Returns:
-        A tree of `ClientRows` like `shapes`, with zeros where nothing came.
+        A tree of `ClientRows` with the structure of `shapes`, with zeros for clients
+        that did not answer.
     """
     leaves = []
     for name, leaf in named(shapes, prefix).items():
-        # An answer that was not asked to report has no such array.
+        # The answer of a client that does not report lacks these arrays.
         values = np.zeros((len(answers), *leaf.shape), specs[name].dtype)
         for client, answer in enumerate(answers):
             if answer is not None and name in answer:
@@ -235,7 +238,7 @@ def stack(
 
 
 def _scalars(value: Any, dtype: str, clients: int) -> NDArray[Any]:
-    """A number for each client [c], in the type that programs take."""
+    """Broadcast a scalar to the clients [c], in the type of compiled programs."""
     array = np.asarray(value)
     of_clients = np.broadcast_to(array, (clients,))
     return of_clients.astype(np.int32 if array.dtype.kind in "iub" else dtype)

@@ -1,8 +1,7 @@
-"""The client's side of a round: it runs the job's method on its own examples.
+"""Runs the tasks of a round at a client, on the client's examples.
 
-The coordinator says what to do and from which state to start; which method, with which
-hyper-parameters, and what may leave this machine, is what the client's own copy of the
-job says.
+A request names the task, and the state to start from. The method, its hyper-parameters
+and what may leave this machine are those of the client's own copy of the job.
 """
 
 import shutil
@@ -26,24 +25,24 @@ from fedtailor.protocol import (
     require,
 )
 from fedtailor.remote.client_store import ClientStore
-from fedtailor.remote.held import INITIAL
 from fedtailor.remote.messages import Request
 from fedtailor.remote.plan import Plan
 from fedtailor.remote.secret import secret_in
 from fedtailor.remote.secure_sums import STAGES, SUM, hidden_kinds
-from fedtailor.remote.sum_client import Summand
+from fedtailor.remote.sum_client import SecureSumClient
+from fedtailor.remote.vector_cache import INITIAL
 from fedtailor.remote.wire import WORK, named, read_downlink
 from fedtailor.storage.export import export_models
 from fedtailor.storage.personal_model import PersonalModel
 
 NEWCOMER = "newcomer"
-"""Key in a request's description of the method: the client never took part.
+"""Key in a request's description of the method: the client is an unseen one.
 
-It predicts with the state that `init_unseen` made.
+Its state is the one that `init_unseen` returned.
 """
 
 PERSONAL = "personal"
-"""Directory of the personal model, beside the client's states.
+"""Name of the directory of the personal model, within the client's state directory.
 
 `fedtailor.load_models` reads it.
 """
@@ -51,13 +50,13 @@ PERSONAL = "personal"
 TASKS = ("probe", "client", "init_unseen", "personal", "evaluate", *STAGES)
 
 
-class ClientWork:
-    """Answers the requests of a training (a `Work` for `Responder`).
+class RoundHandler:
+    """Answers the requests of training (a `RequestHandler` for `Responder`).
 
     Args:
         plan: what this client agreed to.
-        federation: of this client alone.
-        store: what it keeps between rounds.
+        federation: a federation of this client only.
+        store: the client's states.
     """
 
     def __init__(self, plan: Plan, federation: Federation, store: ClientStore) -> None:
@@ -66,40 +65,41 @@ class ClientWork:
             f"a client's own data are one client's, not {len(federation)} clients'",
         )
         self._plan, self._store = plan, store
-        # Noise that the coordinator could compute would hide nothing from it.
+        # Noise hides nothing from a coordinator that knows its seed.
         secret = plan.clients_need_secrets
         self._seed = secret_in(store.directory) if secret else plan.seed
-        self._summand: Summand | None = None
+        self._sum_client: SecureSumClient | None = None
         if plan.sums is not None:
-            self._summand = Summand(federation.names[0], plan.sums)
-        # The state that `init_unseen` made in a (round, phase), for the requests that
-        # follow at once; it is never on the disk.
+            self._sum_client = SecureSumClient(federation.names[0], plan.sums)
+        # The state that `init_unseen` returned, and its (round, phase). It is needed
+        # for the next requests only, and not written to disk.
         self._newcomer: tuple[tuple[int, int], Any] = ((-1, -1), None)
-        # Canonical: results do not depend on how many devices this machine has.
+        # Results of a canonical executor do not depend on this machine's devices.
         self._executor = DeviceExecutor(
             federation, plan.model, Settings(devices=1, canonical=True)
         )
 
     def __call__(self, request: Request) -> Mapping[str, np.ndarray]:
-        """Do what a request asks.
+        """Answer a request.
 
         Raises:
-            ValueError: it asks for something that the job does not hold, its state is
-                not here, or the model became NaN or infinite.
+            ValueError: the job does not allow the request, the state is not on this
+                machine, or the model became NaN or infinite.
         """
         task = request.task
         phase = self._check(request)
         if task in STAGES:
             require(
-                self._summand is not None, "the job does not add updates behind masks"
+                self._sum_client is not None,
+                "the job does not add updates behind masks",
             )
-            assert self._summand is not None
-            return self._summand(request)
+            assert self._sum_client is not None
+            return self._sum_client(request)
         answers = self._run(request, self._plan.phase(phase))
         arrays = {WORK: np.asarray(answers.work, np.int64)}
         if task == "client":
-            # The state is on the disk before the answer is sent: once the coordinator
-            # counts the answer it may ask for that state.
+            # Save the state before answering: the coordinator may ask for it as soon as
+            # it has accepted the answer.
             self._store.prune(request.state_round, request.durable_state_round)
             self._save(request.round, answers.states)
         elif task == "init_unseen":
@@ -109,20 +109,22 @@ class ClientWork:
         elif task == "evaluate":
             scores = named(on_host(answers.output), "scores")
             return arrays | {name: array[0] for name, array in scores.items()}
-        # A client that is not asked to report keeps its update to itself.
         if request.reply:
             update = {kind: rows.host()[0] for kind, rows in answers.update.items()}
-            if self._summand is not None and task == "client":
+            if self._sum_client is not None and task == "client":
                 hidden = {kind: update.pop(kind) for kind in hidden_kinds(update)}
-                self._summand.keep(request.round, hidden)
+                self._sum_client.hold(request.round, hidden)
             arrays |= {f"update/{kind}": array for kind, array in update.items()}
         return arrays
 
     def _check(self, request: Request) -> int:
-        """Refuse what the job does not hold.
+        """Check that the job allows a request.
 
         Returns:
-            The phase of the schedule that is asked for.
+            The requested phase of the schedule.
+
+        Raises:
+            ValueError: the job does not allow it.
         """
         plan, task = self._plan, request.task
         phase = request.algorithm.get("phase")
@@ -151,7 +153,7 @@ class ClientWork:
         return phase
 
     def _run(self, request: Request, algorithm: Algorithm) -> Any:
-        """Run the method's function for the task, and wait for it."""
+        """Run the method's function for the task, and wait for its result."""
         executor, plan, task = self._executor, self._plan, request.task
         cohort = Cohort(
             clients=executor.seen,
@@ -172,7 +174,7 @@ class ClientWork:
             states=states,
             uplink=plan.uplink if task == "client" else (),
             received_through=plan.downlink,
-            metrics=plan.measured if task == "evaluate" else (),
+            metrics=plan.metrics if task == "evaluate" else (),
         )
         try:
             return executor.exchange(exchange).require_finite()
@@ -182,11 +184,13 @@ class ClientWork:
             ) from None
 
     def _state(self, request: Request, algorithm: Algorithm) -> Any:
-        """The state that a request starts from, as that of a cohort of one."""
+        """The state that a request starts from, with a leading client axis [1, ...]."""
         if request.algorithm.get(NEWCOMER):
-            made_in, state = self._newcomer
-            fits = made_in == (request.round, request.algorithm["phase"])
-            require(fits, "it was started again, and has no state as a newcomer yet")
+            created_in, state = self._newcomer
+            require(
+                created_in == (request.round, request.algorithm["phase"]),
+                "it was started again, and has no state as a newcomer yet",
+            )
             return state
         initial = self._initial_state(request, algorithm)
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(initial)]
@@ -204,9 +208,9 @@ class ClientWork:
         return jax.tree.unflatten(jax.tree.structure(initial), batched)
 
     def _initial_state(self, request: Request, algorithm: Algorithm) -> Any:
-        """The state of a client that has not taken part."""
-        plan, given = self._plan, request.arrays.get(INITIAL)
-        theta = jnp.asarray(plan.initial() if given is None else given)
+        """The state of a client that has not taken part in this phase."""
+        plan, initial = self._plan, request.arrays.get(INITIAL)
+        theta = jnp.asarray(plan.initial() if initial is None else initial)
         size = plan.model.size
         require(
             theta.shape == (size,),
@@ -216,15 +220,15 @@ class ClientWork:
         return state, init_pipeline(plan.uplink, theta)
 
     def _save(self, round: int, states: Any) -> None:
-        """Store the state of the cohort's only client, if the method has states."""
+        """Save the client's state (leaves [1, ...]), if the method has states."""
         leaves = [np.asarray(leaf)[0] for leaf in jax.tree.leaves(states)]
         if leaves:
             self._store.save(round, leaves)
 
     def _store_personal(self, predictors: Any) -> None:
-        """Put the personal model of the cohort's only client in the place of the last.
+        """Store the client's personal model (leaves [1, ...]), in place of the last.
 
-        Where the client dies in between, it is asked for the model again.
+        If the client is killed meanwhile, the coordinator asks for the model again.
         """
         federation = self._executor.federation
         model = PersonalModel(
@@ -241,15 +245,15 @@ class ClientWork:
 
 
 def replace_directory(directory: Path, write: Callable[[Path], object]) -> None:
-    """Replace a directory, which may exist, by another.
+    """Replace a directory by a new one; the old one need not exist.
 
     Args:
-        directory: to be replaced.
-        write: makes the new one under the path that it is given.
+        directory: path of the directory.
+        write: writes the new directory to the path that is its argument.
     """
     new = directory.with_name(f".{directory.name}.part")
     old = directory.with_name(f".{directory.name}.old")
-    # Left behind where an earlier call was cut off.
+    # An earlier call that was interrupted may have left them.
     shutil.rmtree(new, ignore_errors=True)
     shutil.rmtree(old, ignore_errors=True)
     write(new)

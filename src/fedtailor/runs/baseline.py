@@ -1,5 +1,5 @@
-"""Two checks on results: what a model that learns nothing would reach, and warnings
-about test rows that prove little.
+"""Two checks on results: the scores of a model that learns nothing, and warnings about
+test rows that are not good evidence.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import polars as pl
 
 _MAX_COMPARED = 200_000
-"""A federation with more examples is not searched for repeated ones: the copies that
-the comparison makes would not fit into memory beside a run.
+"""Federations with more examples are not searched for repeated ones: the search copies the
+examples, and the copies might not fit into memory.
 """
 
 
@@ -31,39 +31,36 @@ def baseline(
     model: Model,
     metrics: Iterable[Metric],
 ) -> "pl.DataFrame":
-    """What predicting each client's majority class, or mean target, reaches.
+    """The scores of predicting each client's majority class, or its mean target.
 
     Args:
-        federation: whose clients.
-        model: says what is predicted; of sequences there is no such baseline.
-        metrics: which ones to give; those that do not follow from labels alone are
-            left out.
+        federation: the clients and their data.
+        model: tells what is predicted; there is no such baseline for sequences.
+        metrics: the metrics to compute; those that need more than labels are left out.
 
     Returns:
         The columns of `Metrics.frame`, with round 0.
     """
     metrics = list(metrics)
     _, scale = target_units(federation)
-    # An evaluation holds one metric of many clients, so values are gathered by what
-    # they measure: (unseen, split, metric) -> (client, value) of all clients.
+    # An evaluation holds one metric of many clients, so values are collected by metric:
+    # (unseen, split, metric) -> (client, value) of all clients.
     values: dict[tuple[bool, str, str], list[tuple[int, float]]] = {}
-    for client, split, of_client in _baselines(federation, model):
+    for client, split, scores in _client_baselines(federation, model):
         for metric in metrics:
-            value = of_client.get(metric.name, np.nan)
+            value = scores.get(metric.name, np.nan)
             if np.isnan(value):
                 continue
             if metric.unit == "target":
                 value *= scale
             key = bool(federation.unseen[client]), split, metric.name
             values.setdefault(key, []).append((client, value))
-    baselines = Metrics()
+    result = Metrics()
     for (unseen, split, name), pairs in values.items():
         clients = np.array([client for client, _ in pairs])
         numbers = np.array([value for _, value in pairs])
-        baselines.evaluations.append(
-            Evaluation(0, clients, unseen, split, name, numbers)
-        )
-    return baselines.frame(federation.names)
+        result.evaluations.append(Evaluation(0, clients, unseen, split, name, numbers))
+    return result.frame(federation.names)
 
 
 def data_warnings(federation: Federation, model: Model) -> list[str]:
@@ -81,10 +78,10 @@ def data_warnings(federation: Federation, model: Model) -> list[str]:
     return warnings
 
 
-def _baselines(
+def _client_baselines(
     federation: Federation, model: Model
 ) -> Iterator[tuple[int, str, dict[str, float]]]:
-    """(client, split, metric -> value) of val and test, where a client has rows."""
+    """Yields (client, split, metric -> value) for val and test, if the client has rows."""
     for client in federation:
         train = client.train.y
         for split in ("val", "test"):
@@ -93,8 +90,8 @@ def _baselines(
                 continue
             if model.classification:
                 values = classification_baseline(train, y, model.outputs)
-                # "loss" is what the model is trained with: comparable only if that is
-                # the log loss.
+                # The metric "loss" is the loss that the model is trained with. The
+                # baseline has a value for it only if that is the log loss.
                 if model.loss == cross_entropy:
                     values["loss"] = values["log_loss"]
                 yield client.index, split, values

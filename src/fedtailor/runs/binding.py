@@ -1,5 +1,5 @@
-"""`bind`: an architecture becomes the model of a federation; a wrong kind of argument
-ends in one line that says what to give instead.
+"""`bind` turns an architecture into the model of a federation. An argument of a wrong type
+raises an error that says in one line what to pass instead.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ from fedtailor.federation import Federation
 from fedtailor.models import Architecture, Model, cross_entropy, squared_error
 from fedtailor.protocol import Algorithm, require
 
-OF_OTHERS = {
+OTHER_LIBRARIES = {
     "torch.nn": "a PyTorch module; wrap it with fedtailor.models.from_torch",
     "equinox": (
         "an Equinox module; give what makes it to fedtailor.models.from_equinox, with"
@@ -30,7 +30,8 @@ OF_OTHERS = {
         " fedtailor.models wraps"
     ),
 }
-"""Where classes of other libraries are defined, and what to do with such an object."""
+"""Package of another library -> how the error message names a model of that package, and
+what to do with it."""
 
 
 def bind(model: Model | Architecture, federation: Federation) -> Model:
@@ -38,10 +39,10 @@ def bind(model: Model | Architecture, federation: Federation) -> Model:
 
     Returns:
         A classification of its classes, or a regression of its targets; a `Model` is
-        returned as it is.
+        returned unchanged.
 
     Raises:
-        ValueError: one of both is something else, or the model does not take such
+        ValueError: an argument has a wrong type, or the model does not take such
             inputs.
     """
     require_federation(federation)
@@ -57,22 +58,22 @@ def bind(model: Model | Architecture, federation: Federation) -> Model:
 
 
 def require_model(model: object) -> None:
-    """Refuse what is no model, with what to do instead.
+    """Refuse an argument that is not a model.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the argument is not a model; the message says what to do instead.
     """
     if isinstance(model, Model | Architecture):
         return
     kind = model if isinstance(model, type) else type(model)
-    # A user's own module is defined in the user's file: the library stands further down
-    # among its base classes.
+    # The class of a user's own module is defined in the user's file. The library is among
+    # its base classes.
     modules = [base.__module__ for base in kind.__mro__]
-    for package, advice in OF_OTHERS.items():
+    for package, advice in OTHER_LIBRARIES.items():
         if any(_within(module, package) for module in modules):
             raise ValueError(f"the model is {advice}")
-    own_module = getattr(model, "__module__", None) or ""
-    if callable(model) and _within(own_module, "fedtailor.models"):
+    defining_module = getattr(model, "__module__", None) or ""
+    if callable(model) and _within(defining_module, "fedtailor.models"):
         raise ValueError(
             "the model is a function; call it:"
             f" fedtailor.models.{getattr(model, '__name__', 'mlp')}()"
@@ -84,10 +85,10 @@ def require_model(model: object) -> None:
 
 
 def require_algorithm(algorithm: object) -> None:
-    """Refuse what is no method.
+    """Refuse an argument that is not a method.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the argument is not an `Algorithm`.
     """
     if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):
         raise ValueError(
@@ -101,10 +102,10 @@ def require_algorithm(algorithm: object) -> None:
 
 
 def require_federation(federation: object) -> None:
-    """Refuse what is no federation.
+    """Refuse an argument that is not a federation.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the argument is not a `Federation`.
     """
     require(
         isinstance(federation, Federation),
@@ -115,8 +116,8 @@ def require_federation(federation: object) -> None:
 
 
 def _describe(value: Any) -> str:
-    """A wrong argument in a message: strings and numbers as they are, of everything
-    else the type.
+    """Describe a wrong argument: strings and numbers by their value, everything else by
+    its type.
     """
     if isinstance(value, str | int | float | bool | None):
         return repr(value)
@@ -126,5 +127,5 @@ def _describe(value: Any) -> str:
 
 
 def _within(module: str, package: str) -> bool:
-    """Whether a module is a package or lies in it, by their dotted names."""
+    """Whether a module is a package or belongs to it, by their dotted names."""
     return module == package or module.startswith(f"{package}.")

@@ -1,4 +1,4 @@
-"""A finished run, and what it gives back."""
+"""A finished run."""
 
 from collections.abc import Iterable
 from functools import cached_property
@@ -45,12 +45,12 @@ class Run:
 
     @property
     def executor(self) -> DeviceExecutor:
-        """Who answered for the clients."""
+        """The executor that answered for the clients."""
         return self._executor
 
     @property
     def ledger(self) -> Ledger:
-        """What travelled, the final delivery included."""
+        """The costs of training and of the delivery of the final models."""
         return self._ledger
 
     @cached_property
@@ -77,14 +77,14 @@ class Run:
 
     @cached_property
     def _personal(self) -> dict[str, PersonalModel]:
-        """The personal models that were computed so far, by client; a subclass that
-        does not call `__init__` has them too.
+        """The personal models that have been computed so far, by client. A cached property
+        needs no `__init__`, which the subclass `OpenedRun` does not call.
         """
         return {}
 
     @cached_property
     def preprocessing(self) -> Preprocessing | None:
-        """How rows of the table become inputs; None where the data were no table."""
+        """How rows of the table become inputs; None if the data are not a table."""
         federation = self.federation
         return federation.preprocessing if isinstance(federation, Table) else None
 
@@ -95,16 +95,16 @@ class Run:
             ValueError: there is no such client.
         """
         index = self.federation.client(client).index
-        drive(self.ask_personal([index]), self.executor)
+        drive(self.compute_personal([index]), self.executor)
         return self._personal[self.federation.names[index]]
 
     def personal_models(self) -> dict[str, PersonalModel]:
         """The personal models of all clients, seen and unseen, by name."""
-        drive(self.ask_personal(range(len(self.federation))), self.executor)
+        drive(self.compute_personal(range(len(self.federation))), self.executor)
         return {name: self._personal[name] for name in self.federation.names}
 
-    def ask_personal(self, clients: Iterable[int]) -> Exchanges[None]:
-        """Compute the personal models of some clients, unless they are there already.
+    def compute_personal(self, clients: Iterable[int]) -> Exchanges[None]:
+        """Compute the personal models of some clients, unless they are known already.
 
         Args:
             clients: positions in the federation.
@@ -133,36 +133,37 @@ class Run:
         )
 
     def predict(self, client: int | str, rows: Any, **options: Any) -> NDArray[Any]:
-        """What a client's personal model predicts.
+        """The predictions of a client's personal model.
 
         Args:
             client: by name or position in the federation.
-            rows: inputs x [n, ...], as `PersonalModel.predict` takes them; or, of a run
+            rows: inputs x [n, ...], as `PersonalModel.predict` takes them; or, for a run
                 on a table, raw rows by the names of their columns (a frame, a dict, a
                 list of dicts), as `PersonalModel.predict_rows` takes them.
-            options: of `predict_rows`: missing, unknown.
+            options: options of `predict_rows`: missing, unknown.
 
         Returns:
-            What `PersonalModel.predict` or `predict_rows` gives: a prediction for each
+            What `PersonalModel.predict` or `predict_rows` returns: a prediction for each
             row [n].
 
         Raises:
-            ValueError: there is no such client, or all that is wrong with the rows.
+            ValueError: there is no such client, or the rows are wrong; the message lists
+                everything that is wrong with them.
         """
-        # Raw rows go through the table's preprocessing; an array is taken for inputs as
-        # the model was trained on.
+        # Raw rows go through the table's preprocessing. An array holds inputs like those
+        # that the model was trained on.
         model = self.personal(client)
         if model.preprocessing is None or isinstance(rows, np.ndarray):
             return model.predict(rows, **options)
         return model.predict_rows(rows, **options)
 
     def row_outcomes(self) -> "pl.DataFrame":
-        """What became of every test row, by the final personal models.
+        """The predictions of the final personal models for every test row.
 
         Returns:
-            The columns client, row (its number in the data) and loss; of
-            classifications correct, prediction and confidence (the prediction's
-            probability), of regressions squared_error and prediction.
+            The columns client, row (its number in the data) and loss; for
+            classifications also correct, prediction and confidence (the prediction's
+            probability), for regressions squared_error and prediction.
         """
         return drive(row_outcomes(self.training, self.executor), self.executor)
 
@@ -174,19 +175,19 @@ class Run:
         name: str = "newcomer",
         group: int | None = None,
     ) -> PersonalModel:
-        """Serve a client that arrives after training: its personal model, from its
+        """Compute the personal model of a client that arrives after training, from its
         examples x [n, ...], y [n].
 
-        It goes the way of unseen clients: it answers the probe where the method has
-        one, is sent what the method sends to newcomers, and fits what the method lets
-        it fit.
+        The client is served like an unseen client: it answers the probe if the method has
+        one, receives what the method sends to newcomers, and trains what the method lets
+        it train.
 
         Raises:
             ValueError: the examples do not fit the federation, or the method cannot
                 serve the client.
         """
-        # The newcomer has an executor of its own, whose only client it is: what was
-        # trained stays as it is.
+        # The newcomer is the only client of a new executor, so that the trained state does
+        # not change.
         federation, settings = self.federation, self.executor.settings
         guest = guest_executor(
             federation, self.model, np.asarray(x), np.asarray(y), name, group, settings
@@ -197,18 +198,21 @@ class Run:
     def export(
         self, directory: Path | str, clients: Iterable[int | str] | None = None
     ) -> Path:
-        """Write the personal models of all clients, or of some, into a new directory
-        (`load_models` reads them).
+        """Write personal models into a new directory, which `load_models` reads.
+
+        Args:
+            directory: the directory to create.
+            clients: names or positions in the federation; None = all clients.
 
         Raises:
             ValueError: the directory holds other files or cannot be written, or there
                 is no such client.
         """
         if clients is None:
-            chosen = list(self.personal_models().values())
+            models = list(self.personal_models().values())
         else:
-            chosen = [self.personal(client) for client in clients]
-        return export_models(chosen, directory)
+            models = [self.personal(client) for client in clients]
+        return export_models(models, directory)
 
     def summary(self) -> Summary:
         """The run in numbers."""

@@ -1,4 +1,4 @@
-"""What became of every test row when a run is over: losses and predictions of the final
+"""The outcome of every test row at the end of a run: losses and predictions of the final
 personal models.
 """
 
@@ -27,30 +27,29 @@ if TYPE_CHECKING:
     import polars as pl
 
 _BLOCK = 128
-"""Rows that a program scores at a time: clients of all sizes share it."""
+"""The number of rows that a program scores: clients of all sizes share this program."""
 _MEMORY = 1 << 28
-"""Bytes of personal models that are on the host at a time."""
+"""The most bytes of personal models that are on the host at the same time."""
 
 
 def row_outcomes(
     training: Training, executor: DeviceExecutor
 ) -> "Exchanges[pl.DataFrame]":
-    """One line for each test row of each client, by its personal model in the present
-    state of a training.
+    """Score each test row of each client by its personal model in the present state of a
+    training.
 
     Returns:
-        The columns of `fedtailor.metrics.rows.rows_frame`, clients in the federation's
-        order. `row` is the number of the example in the federation's data, or of the
-        row in its table; a regression's columns are in the target's own unit.
+        The columns of `fedtailor.metrics.rows.rows_frame`, with the clients in the
+        federation's order. `row` is the number of the example in the federation's data,
+        or of the row in its table. A regression's columns are in the target's own unit.
     """
-    # As many clients at a time as their models fit into the memory that is set apart
-    # for them.
+    # This many clients are served together, so that their models take `_MEMORY` bytes.
     federation, model = executor.federation, training.model
-    at_once = max(_MEMORY // (8 * max(model.size, 1)), 1)
+    clients_per_part = max(_MEMORY // (8 * max(model.size, 1)), 1)
     scores: dict[str, dict[str, NDArray[Any]]] = {}
     for table in (executor.seen, executor.unseen):
-        for start in range(0, len(table), at_once):
-            rows = np.arange(start, min(start + at_once, len(table)))
+        for start in range(0, len(table), clients_per_part):
+            rows = np.arange(start, min(start + clients_per_part, len(table)))
             predictors = yield from personal_models(training, table, rows)
             for row in rows:
                 name = table.names[row]
@@ -72,12 +71,11 @@ def _client_scores(
     """`row_scores` of one client's rows [n], in blocks of equal shape."""
     normalization = Normalization.of(federation.shift, federation.scale, model.dtype)
     blocks = []
-    # Without any row one block of padding is scored all the same, for the types of the
-    # columns.
+    # If there are no rows, one block of padding is scored for the types of the columns.
     for start in range(0, max(len(rows), 1), _BLOCK):
         block = np.zeros(_BLOCK, np.int64)
-        chosen = rows[start : start + _BLOCK]
-        block[: len(chosen)] = chosen
+        block_rows = rows[start : start + _BLOCK]
+        block[: len(block_rows)] = block_rows
         y = federation.y[block]
         y = y.astype(np.int32 if y.dtype.kind in "iub" else model.dtype)
         with jax.disable_jit(model.in_python):
@@ -85,13 +83,15 @@ def _client_scores(
                 model, predictor, normalization, federation.x[block], y
             )
         blocks.append(
-            {name: np.asarray(values)[: len(chosen)] for name, values in scored.items()}
+            {
+                name: np.asarray(values)[: len(block_rows)]
+                for name, values in scored.items()
+            }
         )
     scores = {
         name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]
     }
-    # A model's targets are standardised; tables are in the user's own unit, squared
-    # where errors are.
+    # The targets of a model are standardised; the results are in the user's own unit.
     if "squared_error" in scores:
         target_shift, target_scale = target_units(federation)
         scores["squared_error"] = scores["squared_error"] * target_scale**2

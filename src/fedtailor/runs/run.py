@@ -22,7 +22,7 @@ from fedtailor.runs.baseline import baseline, data_warnings
 from fedtailor.runs.binding import bind, require_algorithm
 from fedtailor.runs.result import Run
 from fedtailor.runs.row_outcomes import row_outcomes
-from fedtailor.runs.target_units import default_metrics, target_units
+from fedtailor.runs.target_units import table_metrics, target_units
 from fedtailor.storage import (
     Checkpoints,
     Interrupted,
@@ -76,35 +76,36 @@ def run(
             and classes.
         rounds: communication rounds (at least 1).
         seed: of everything random; equal seeds give equal results.
-        participation: who reports in a round: a `Participation`, a share of the seen
-            clients (up to 1) or a number of them (from 2; `Participation(count=1)` is a
-            single one).
+        participation: which clients report in a round: a `Participation`, a share of the
+            seen clients (up to 1) or a number of them (from 2; `Participation(count=1)` is
+            a single one).
         evaluate_every: evaluate all personal models after every n-th round (and after
             the last).
         uplink: transforms of what clients send, in this order (`fedtailor.pipelines`).
         downlink: transforms of what the server sends, likewise.
-        metrics: what to measure beside the loss and the accuracy ("roc_auc",
-            "balanced_accuracy", ...; see `fedtailor.metrics`); the first is what the
-            run is judged by. By default a regression on a table is judged by its RMSE,
-            in the target's own unit, and any other run by accuracy, or loss where there
-            are no classes.
+        metrics: what to measure in addition to the loss and the accuracy ("roc_auc",
+            "balanced_accuracy", ...; see `fedtailor.metrics`). The run is judged by the
+            first one. By default a regression on a table is judged by its RMSE, in the
+            target's own unit, and any other run by accuracy, or by the loss if there are
+            no classes.
         settings: devices, chunk size, debugging.
-        callbacks: look on, and may stop the run (`fedtailor.training.Callback`).
+        callbacks: follow the run, and may stop it (`fedtailor.training.Callback`).
         progress: a plain function `(training, evaluated)` as one more callback.
-        directory: keep a run directory: it is made if it does not exist, and must be
-            empty unless `resume`.
+        directory: the run directory to write; it is created if it does not exist, and
+            must be empty unless `resume`. None = nothing is written.
         resume: continue the run that the directory holds, to `rounds` rounds; start one
             if it is empty.
         checkpoint_every: save after every n-th round (and after the last, and on Ctrl-C
             or SIGTERM).
-        keep_rows: write what became of every test row to `rows.parquet` in the
-            directory (see `Run.row_outcomes`).
-        keep_models: write the personal models of all clients into the directory, where
-            they take less than 32 MiB (of more, the run makes them again from its data
-            when they are asked for).
-        origin: which scenario the data came from, put down in the directory so that
-            they can be found again: `fedtailor.experiments.scenario.Scenario.origin`
-            gives it. A table says so itself.
+        keep_rows: write the outcome of every test row to `rows.parquet` in the directory
+            (see `Run.row_outcomes`).
+        keep_models: write the personal models of all clients into the directory if they
+            take less than 32 MiB. Larger ones are computed again from the run's data when
+            they are needed.
+        origin: the scenario that the data came from, as
+            `fedtailor.experiments.scenario.Scenario.origin` returns it. It is written
+            into the directory, so that the data can be found again. A table knows its
+            own origin.
 
     Returns:
         The finished run: metrics, ledger, personal models.
@@ -176,24 +177,46 @@ def simulate(
     settings: Settings = Settings(),  # noqa: B008 (frozen)
     directory: Path | str | None = None,
 ) -> Training[DeviceExecutor]:
-    """A training to be advanced by hand, round by round; arguments as of `run`.
+    """A training that the caller advances round by round; arguments are as for `run`.
 
     Returns:
-        A `Training` whose `executor` simulates the federation; `directory` is where
-        large states stay.
+        A `Training` whose `executor` simulates the federation. `directory` holds the file
+        of states that do not fit into memory.
     """
     require_algorithm(algorithm)
     executor = executor_of(federation, bind(model, federation), settings, directory)
-    return Training(
+    return _create_training(
         algorithm,
         executor,
-        executor.model,
+        metrics,
         seed=seed,
         participation=as_participation(participation),
         uplink=uplink,
         downlink=downlink,
-        metrics=metrics or default_metrics(federation),
-        target_scale=target_units(federation)[1],
+    )
+
+
+def _create_training(
+    algorithm: Algorithm,
+    executor: DeviceExecutor,
+    metrics: Sequence[str | Metric],
+    **options: Any,
+) -> Training[DeviceExecutor]:
+    """A `Training` with the default metrics of its data, recorded in their unit.
+
+    Args:
+        algorithm: the method.
+        executor: answers for the clients.
+        metrics: as for `run`.
+        options: of `Training`.
+    """
+    return Training(
+        algorithm,
+        executor,
+        executor.model,
+        metrics=metrics or table_metrics(executor.federation),
+        target_scale=target_units(executor.federation)[1],
+        **options,
     )
 
 
@@ -217,12 +240,11 @@ def run_exchanges(
     origin: Mapping[str, Any] | None = None,
     stopped: threading.Event | None = None,
 ) -> Exchanges[Run]:
-    """`run` as the exchanges that it needs, for whoever drives several runs at once;
-    see there.
+    """`run` as a generator of exchanges, for callers that drive several runs together.
 
     Args:
-        stopped: where several runs are driven, the event that asks all of them to save
-            and end.
+        stopped: an event that asks all runs to save their state and end, if several runs
+            are driven together; all other arguments are as for `run`.
 
     Returns:
         The exchanges of the whole run, whose return value is the finished `Run`.
@@ -240,25 +262,24 @@ def run_exchanges(
     )
     participation = as_participation(participation)
     federation, model = executor.federation, executor.model
-    requested_metrics = find_metrics(metrics or default_metrics(federation), model)
-    # Before anything is written: the method may refuse its settings for these clients.
-    training = Training(
+    requested_metrics = find_metrics(metrics or table_metrics(federation), model)
+    # The training is created before anything is written, because the method may refuse
+    # its settings for these clients.
+    training = _create_training(
         algorithm,
         executor,
-        model,
+        requested_metrics,
         seed=seed,
         participation=participation,
         uplink=uplink,
         downlink=downlink,
-        metrics=requested_metrics,
-        target_scale=target_units(federation)[1],
     )
     if directory is None:
         yield from train_until(training, rounds, evaluate_every, callbacks)
         return (yield from finished_run(training, executor))
 
-    # The manifest says what the run is; a directory that holds another one is refused
-    # before anything is written.
+    # The manifest describes the run. A directory that holds another run is refused before
+    # anything is written.
     store = RunDirectory(Path(directory))
     run_settings = manifest(
         algorithm,
@@ -295,7 +316,7 @@ def run_exchanges(
                 raise
             except Diverged as error:
                 # The round before is saved. The summary says how the run ended, so that
-                # a comparison does not train it once more.
+                # a comparison does not train it again.
                 store.save(training)
                 store.write_summary({"rounds": rounds, "diverged": str(error)})
                 raise
@@ -309,11 +330,11 @@ def run_exchanges(
 def _write_results(
     store: RunDirectory, run: Run, rounds: int, keep_models: bool, keep_rows: bool
 ) -> Exchanges[None]:
-    """Write what a run directory holds beside the last checkpoint.
+    """Write the results of a finished run.
 
-    All of it follows from the final state: a process that is killed here leaves an
-    unfinished run, which `resume` finishes without training a round. The summary comes
-    last, so that a directory with a summary is complete.
+    All of them follow from the final checkpoint: a process that is killed here leaves an
+    unfinished run, which `resume` finishes without training a round. The summary is
+    written last, so that a directory with a summary is complete.
     """
     training, federation, model = run.training, run.federation, run.model
     store.write_table(LEDGER, run.ledger.frame())  # now with the final delivery
@@ -325,8 +346,8 @@ def _write_results(
     }
     size_of_models = len(federation) * model.size * np.dtype(model.dtype).itemsize
     if keep_models and size_of_models <= _MAX_KEPT_BYTES:
-        # Asked for here, where lock-step can answer several runs at once.
-        yield from run.ask_personal(range(len(federation)))
+        # These are computed here because lock-step can answer several runs together.
+        yield from run.compute_personal(range(len(federation)))
         store.write_models(run.personal_models().values())
     if keep_rows:
         store.write_table(ROWS, (yield from row_outcomes(training, run.executor)))
@@ -342,8 +363,8 @@ def train_until(
     callbacks: Sequence[Callback] = (),
     stopped: threading.Event | None = None,
 ) -> Exchanges[None]:
-    """Take a training (fresh or restored) to `rounds` rounds, or until a callback stops
-    it.
+    """Continue a new or restored training until `rounds` rounds are done, or until a
+    callback stops it.
 
     Raises:
         ValueError: the training is already past `rounds`.
@@ -365,7 +386,7 @@ def train_until(
             evaluated = training.round % evaluate_every == 0 or training.round == rounds
             if evaluated:
                 yield from training.evaluation()
-            training.count_time(trained - started, perf_counter() - started)
+            training.record_time(trained - started, perf_counter() - started)
             # A list, not a generator: `any` would end at the first callback that stops
             # the run, and those after it must see the round too.
             stop = any(
@@ -386,16 +407,17 @@ def train_until(
 
 
 def finished_run(training: Training, executor: DeviceExecutor) -> Exchanges[Run]:
-    """The run, with the delivery of its final models charged to its ledger."""
-    # A copy: the training may go on, and its own ledger must stay that of its rounds.
+    """The run, whose ledger includes the delivery of the final models."""
+    # The ledger is a copy: the training may continue, and its own ledger must hold the
+    # costs of its rounds only.
     ledger = Ledger.from_frame(training.ledger.frame())
     yield from training.deliver(ledger)
     return Run(training, executor, ledger)
 
 
 def _origin(federation: Federation, directory: Path) -> dict[str, Any] | None:
-    """Where to find a table again, as a path relative to the run's directory, so that
-    the manifest holds no path of this machine.
+    """Where to find a table again, by a path relative to the run's directory, so that the
+    manifest holds no absolute path. None for data that are not a table from a file.
     """
     if not isinstance(federation, Table) or federation.origin is None:
         return None
@@ -410,10 +432,11 @@ def _origin(federation: Federation, directory: Path) -> dict[str, Any] | None:
 
 
 def _require_count(name: str, value: Any) -> None:
-    """Refuse what is no number of rounds; tables hold rounds as 32-bit integers.
+    """Refuse a value that is not a number of rounds.
 
     Raises:
-        ValueError: with the name.
+        ValueError: the value is not an integer from 1 to the largest 32-bit integer, the
+            type of rounds in tables; the message has the name.
     """
     is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
     require(

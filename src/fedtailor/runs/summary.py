@@ -1,5 +1,6 @@
 """One run in numbers."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -12,27 +13,29 @@ class Summary:
     """One run in numbers.
 
     Attributes:
-        metric: what the run is judged by: by default the accuracy, or the loss where
-            there are no classes.
-        mean: of `metric` over clients, of their personal models on their own test
-            splits after the last round.
-        worst: the worst client's.
-        worst10: the mean of the worst tenth of the clients.
+        metric: the metric that the run is judged by: by default the accuracy, or the
+            loss if the data have no classes.
+        mean: the mean of `metric` over clients, for their personal models on their own
+            test splits after the last round.
+        worst: the value of the worst client.
+        worst10: the mean over the worst tenth of the clients.
         std: the standard deviation over clients.
-        unseen_mean: mean over clients that never took part; None where there are none.
-        streams: distinct models sent down in the last round.
-        models_down: distinct models sent (multicast), probe and delivery included.
-        models_down_unicast: models sent if every client had to be sent its own copy.
-        models_up: models (and gradients, controls) sent by clients.
-        bytes_down, bytes_up: bytes of everything that was sent, multicast, without
+        unseen_mean: the mean over clients that never took part; None if there are none.
+        streams: the number of distinct models sent down in the last round.
+        models_down: the number of distinct models sent (multicast), probe and delivery
+            included.
+        models_down_unicast: the number of models sent if each client were sent its own
+            copy.
+        models_up: the number of models (and gradients, controls) sent by clients.
+        bytes_down, bytes_up: the bytes of everything that was sent, multicast, without
             single numbers (a loss, a weight): `Run.ledger.totals()` counts those as
             scalars.
-        seconds: wall time, evaluation and compilation included; of trainings that share
-            the devices' time, a share.
+        seconds: wall time, evaluation and compilation included. Trainings that share the
+            devices divide their common time equally.
         seconds_per_round: median wall time of a round without evaluation, likewise.
-        client_epsilon, example_epsilon: what was given away by the guarantees of
-            differential privacy that there are, the largest of a client: of whole
-            clients, of single examples; None where nothing is promised.
+        client_epsilon, example_epsilon: the privacy spent, the largest epsilon of a
+            client: for whole clients, and for single examples; None if the run does not
+            promise this kind of privacy.
     """
 
     algorithm: str
@@ -67,12 +70,7 @@ class Summary:
         }
 
     def __str__(self) -> str:
-        width = max(len(field.name) for field in fields(self))
-        lines = [
-            f"{name:<{width}}  {_short(value)}"
-            for name, value in self.as_dict().items()
-        ]
-        return "\n".join(lines)
+        return as_lines(self.as_dict())
 
 
 def spread(
@@ -100,5 +98,10 @@ def spread(
     }
 
 
-def _short(value: Any) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
+def as_lines(values: Mapping[str, Any]) -> str:
+    """Format the fields of a summary, one on each line."""
+    width = max(map(len, values))
+    return "\n".join(
+        f"{name:<{width}}  {f'{value:.4f}' if isinstance(value, float) else value}"
+        for name, value in values.items()
+    )

@@ -1,11 +1,11 @@
-"""The unit of a run's targets, and the metrics of a run that asks for none."""
+"""The unit of a run's targets, and the default metrics of runs on tables."""
 
 from fedtailor.federation import Federation
 from fedtailor.tables import Table
 
 
 def target_units(federation: Federation) -> tuple[float, float]:
-    """How the targets of models become the user's own.
+    """The transformation from a model's targets y to the user's own targets.
 
     Returns:
         (shift, scale): the user's target is y * scale + shift.
@@ -19,13 +19,13 @@ def target_units(federation: Federation) -> tuple[float, float]:
     return preprocessing.target_shift, preprocessing.target_scale
 
 
-def default_metrics(federation: Federation) -> tuple[str, ...]:
-    """The metrics of a run whose user asks for none.
+def table_metrics(federation: Federation) -> tuple[str, ...]:
+    """The metrics of a run whose user requests none.
 
     Returns:
-        For a regression on a table, errors in the unit of its target, which the loss on
-        standardised targets is not; else nothing, and the model says by what it is
-        judged.
+        For a regression on a table, errors in the unit of its target, because the loss is
+        in the unit of standardised targets. Otherwise nothing: the run is judged by the
+        metric of its model.
     """
     is_table_regression = isinstance(federation, Table) and federation.classes is None
     return ("rmse", "mae") if is_table_regression else ()

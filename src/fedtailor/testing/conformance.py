@@ -246,7 +246,7 @@ def check_never_sampled(algorithm: Algorithm) -> None:
             personal_models(training, executor.seen, never_sampled), executor
         )
         personal = jax.tree.leaves(models[training.population.names[0]])
-        if training.participated[0] or not training.keeps_states:
+        if training.phase.participated[0] or not training.phase.keeps_states:
             assert_finite(personal)
             return
         service = drive(

@@ -1,9 +1,8 @@
-"""Trackers: callbacks that show a run in an experiment tracker. One file each;
-`Tracker.registry` holds them by name.
+"""Trackers: callbacks that log a run to an experiment tracker.
 
-Every module of this folder that defines a tracker is found; the imports below only tell
-type checkers and editors of those that come with fedtailor. None of them imports its
-library before it is used.
+Each tracker is one file, and `Tracker.registry` holds them by name. All modules of this
+folder are imported; the explicit imports below are for type checkers and editors. A
+tracker imports its library when it is used.
 """
 
 from fedtailor.protocol import import_modules

@@ -1,5 +1,6 @@
-"""`Tracker`: what every experiment tracker is sent of a run, and how a resumed run
-continues in the same one.
+"""`Tracker`, the base class of experiment trackers.
+
+It decides what is logged of a run, and how a resumed run continues its log.
 """
 
 import json
@@ -22,34 +23,33 @@ from fedtailor.storage.manifest import settings
 from fedtailor.training import Callback, Training
 
 ENTRY_POINTS = "fedtailor.trackers"
-"""Group of entry points in which other packages offer subclasses of `Tracker`, under
-their names.
-"""
+"""Group of entry points by which other packages provide subclasses of `Tracker`."""
 
-Ended = Literal["finished", "interrupted", "failed"]
+RunStatus = Literal["finished", "interrupted", "failed"]
 
 Setting = str | int | float | bool
 
 
 class Tracker(Callback):
-    """Base of all trackers: subclass it, set `name` and `package`, write `begin`, `log`
-    and `end`.
+    """Base class of trackers.
 
-    What is sent after each evaluation: the mean over clients of every metric on every
-    split (`test/accuracy`, `unseen_test/accuracy` for clients that never train), the
-    worst tenth of what the run is judged by (`test/accuracy_worst10`), the traffic so
-    far (`traffic/bytes_down`, multicast, and `traffic/bytes_up`) and the time
-    (`time/seconds`).
+    A subclass sets `name` and `package`, and implements `begin`, `log` and `end`.
 
-    With a directory, `tracker-NAME.json` in it holds the tracker's own id of the run
-    and the last round that it was sent: a run that is resumed continues there, and
-    rounds that are repeated after a kill are sent once.
+    These values are logged after each evaluation: the mean over clients of every metric
+    on every split (`test/accuracy`, or `unseen_test/accuracy` for clients that never
+    train), the worst tenth of the run's main metric (`test/accuracy_worst10`), the
+    traffic so far (`traffic/bytes_down`, multicast, and `traffic/bytes_up`) and the
+    time (`time/seconds`).
+
+    With a run directory, the file `tracker-NAME.json` holds the tracker's id of the run
+    and the last round that was logged. A resumed run continues there, and a round that
+    is repeated after a kill is logged once.
     """
 
     name: ClassVar[str]
-    """Its name in files and on the command line, and of the extra that installs it."""
+    """Name in files and on the command line, and of the extra that installs it."""
     package: ClassVar[str]
-    """What must be importable."""
+    """Name of the library, which must be importable."""
     registry: ClassVar[dict[str, type["Tracker"]]] = {}
 
     def __init__(
@@ -59,12 +59,12 @@ class Tracker(Callback):
         experiment: str = "fedtailor",
         run: str | None = None,
     ) -> None:
-        """Nothing is written before the run starts.
+        """Make a tracker; nothing is written before the run starts.
 
         Args:
-            directory: the run's own; without one, nothing can be resumed.
-            experiment: under which the tracker shows the run.
-            run: its name there; None = the method and the seed.
+            directory: the run directory; without it the log cannot be resumed.
+            experiment: name of the tracker's experiment or project.
+            run: name of the run in the tracker; None stands for method and seed.
 
         Raises:
             ValueError: the library is not installed.
@@ -80,9 +80,7 @@ class Tracker(Callback):
         self._last_round = 0  # the last one that the tracker was sent
 
     def library(self, module: str = "") -> Any:
-        """The library, or one of its modules. It is imported here, for it may be
-        missing, so type checkers do not know it.
-        """
+        """Import the library, or one of its modules."""
         return import_module(f"{self.package}.{module}" if module else self.package)
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -90,46 +88,51 @@ class Tracker(Callback):
         if "name" in cls.__dict__:
             Tracker.registry[cls.name] = cls
 
-    # what a tracker does
+    # methods of a subclass
     # ----------------------------------------------------------------------------------
 
     @abstractmethod
     def begin(
-        self, title: str, known: str | None, told: int, described: Mapping[str, Setting]
+        self,
+        title: str,
+        run_id: str | None,
+        last_round: int,
+        config: Mapping[str, Setting],
     ) -> tuple[str, int]:
-        """Open a run of the tracker's.
+        """Open a run in the tracker.
 
         Args:
-            title: its name.
-            known: its id, where it was opened before.
-            told: the last round that it was sent then; 0 for none.
-            described: every setting by dotted name.
+            title: name of the run.
+            run_id: the tracker's id of a run to continue; None opens a new one.
+            last_round: the last round that was logged; 0 for none.
+            config: all settings, by dotted name.
 
         Returns:
-            Its id, and the last round in its store (`told`, if it cannot say).
+            The tracker's id of the run, and the last round in its store (or
+            `last_round`, if the tracker cannot read its store).
         """
 
     @abstractmethod
     def log(self, round: int, values: Mapping[str, float]) -> None:
-        """Write what was measured after a round to the disk."""
+        """Write the measurements of a round to disk."""
 
     @abstractmethod
-    def end(self, ended: Ended) -> None:
+    def end(self, status: RunStatus) -> None:
         """Close what `begin` opened."""
 
-    # how a run reports to it
+    # methods of a callback
     # ----------------------------------------------------------------------------------
 
     def on_start(self, training: Training, rounds: int) -> None:
-        # Of several processes only the first one reports.
+        # Of several processes only the first one logs.
         if jax.process_index():
             return
-        known, told = self._read()
+        run_id, last_round = self._read()
         method = training.schedule[-1][0].about.name
         title = self.run or f"{method}, seed {training.seed}"
-        with self._as_unusable():
+        with self._short_errors():
             self._id, self._last_round = self.begin(
-                title, known, told, _described(training, rounds)
+                title, run_id, last_round, _config_of(training, rounds)
             )
         self._write()
 
@@ -138,40 +141,40 @@ class Tracker(Callback):
             self._report(training)
 
     def on_end(self, training: Training) -> None:
-        # A run that a callback stopped is evaluated once more.
+        # A run that a callback has stopped is evaluated once more.
         self._report(training)
 
     def close(self, error: BaseException | None = None) -> None:
         if self._id is None:
             return
         self._id = None
-        ended: Ended = "finished" if error is None else "failed"
-        # A generator is closed when another run of its group is interrupted.
+        status: RunStatus = "finished" if error is None else "failed"
+        # The generator of a run is closed when another run of its group is interrupted.
         if isinstance(error, KeyboardInterrupt | GeneratorExit):
-            ended = "interrupted"
-        with self._as_unusable():
-            self.end(ended)
+            status = "interrupted"
+        with self._short_errors():
+            self.end(status)
 
     def _report(self, training: Training) -> None:
-        """Send the last round's measurements, unless the tracker has them."""
+        """Log the measurements of the last round, unless they have been logged."""
         if self._id is None or training.round <= self._last_round:
             return
-        values = _measured(training)
+        values = _last_measurements(training)
         if values:
-            with self._as_unusable():
+            with self._short_errors():
                 self.log(training.round, values)
             self._last_round = training.round
             self._write()
 
     @property
     def _file(self) -> Path | None:
-        """Where the run's id and the last round are kept."""
+        """The file that stores the run's id and the last round."""
         if self.directory is None:
             return None
         return self.directory / f"tracker-{self.name}.json"
 
     def _read(self) -> tuple[str | None, int]:
-        """The tracker's id of the run, and the last round that it was sent."""
+        """Read the tracker's id of the run (or None), and the last round logged."""
         if self._file is None or not self._file.exists():
             return None, 0
         try:
@@ -188,15 +191,16 @@ class Tracker(Callback):
         if self._file is None:
             return
         saved = sealed({"run": self._id, "round": self._last_round})
-        with self._as_unusable():
+        with self._short_errors():
             self._file.parent.mkdir(parents=True, exist_ok=True)
             with replacing(self._file) as temporary:
                 temporary.write_text(json.dumps(saved), "utf-8")
 
     @contextmanager
-    def _as_unusable(self) -> Iterator[None]:
-        """Errors of the library, in one line. `Unusable` also ends a comparison, for the
-        fault is not the method's.
+    def _short_errors(self) -> Iterator[None]:
+        """Turn errors of the library into `Unusable`, with a message of one line.
+
+        `Unusable` also ends a comparison, as the error is not one of the method.
         """
         try:
             yield
@@ -210,11 +214,11 @@ class Tracker(Callback):
 
 
 def find_tracker(name: str) -> type[Tracker]:
-    """The tracker of that name.
+    """Find a tracker by name.
 
     Raises:
         ValueError: neither fedtailor nor an installed package has a tracker of that
-            name, or the package's is broken.
+            name, or the package cannot be imported.
     """
     return find_registered(
         Tracker.registry, name, "tracker", ENTRY_POINTS, base=Tracker
@@ -228,7 +232,11 @@ def find_trackers(
     experiment: str = "fedtailor",
     run: str | None = None,
 ) -> list[Tracker]:
-    """Trackers by name, each once, for one run; arguments as of `Tracker`.
+    """Make the trackers of a run.
+
+    Args:
+        names: names of the trackers; repeated ones are ignored.
+        directory, experiment, run: see `Tracker`.
 
     Raises:
         ValueError: a tracker is unknown, or its library is not installed.
@@ -237,8 +245,8 @@ def find_trackers(
     return [kind(directory, experiment=experiment, run=run) for kind in kinds]
 
 
-def _measured(training: Training) -> dict[str, float]:
-    """The last round's measurements by the tracker's names; empty if there are none."""
+def _last_measurements(training: Training) -> dict[str, float]:
+    """The measurements of the last round, by name; empty if it was not evaluated."""
     values: dict[str, float] = {}
     for evaluation in training.metrics.evaluations:
         if evaluation.round != training.round:
@@ -257,7 +265,7 @@ def _measured(training: Training) -> dict[str, float]:
     return values
 
 
-def _described(training: Training, rounds: int) -> dict[str, Setting]:
+def _config_of(training: Training, rounds: int) -> dict[str, Setting]:
     """The settings of a run by dotted name."""
     return _flat(
         {
@@ -272,9 +280,9 @@ def _described(training: Training, rounds: int) -> dict[str, Setting]:
     )
 
 
-def _flat(described: Mapping[str, Any], prefix: str = "") -> dict[str, Setting]:
+def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Setting]:
     settings: dict[str, Setting] = {}
-    for name, value in described.items():
+    for name, value in config.items():
         if isinstance(value, Mapping):
             settings |= _flat(value, f"{prefix}{name}.")
         else:

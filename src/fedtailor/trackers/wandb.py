@@ -1,55 +1,56 @@
-"""Weights & Biases, offline unless WANDB_MODE says otherwise: `wandb sync` uploads what
-is to be shared.
-"""
+"""Weights & Biases: logs offline unless WANDB_MODE is set; `wandb sync` uploads."""
 
 import os
 import uuid
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from fedtailor.trackers.tracker import Ended, Setting, Tracker
+from fedtailor.trackers.tracker import RunStatus, Setting, Tracker
 
 
 class WandB(Tracker):
-    """A run of a W&B project, in `wandb` in the run's directory (without one: here, or
-    in WANDB_DIR).
+    """Logs to a run of a W&B project, in the subdirectory `wandb` of the run directory.
 
-    A resumed run writes another folder with the same id there; `wandb sync` makes one
-    run of both.
+    Without a run directory the files are in WANDB_DIR, or in the current directory. A
+    resumed run writes another folder with the same id; `wandb sync` merges the two.
     """
 
     name: ClassVar[str] = "wandb"
     package: ClassVar[str] = "wandb"
 
     def begin(
-        self, title: str, known: str | None, told: int, described: Mapping[str, Setting]
+        self,
+        title: str,
+        run_id: str | None,
+        last_round: int,
+        config: Mapping[str, Setting],
     ) -> tuple[str, int]:
-        # Nor does it report its own faults to its makers.
+        # W&B sends reports of its errors by default.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         wandb = self.library()
-        quiet = wandb.Settings(
+        settings = wandb.Settings(
             silent=True,
             console="off",
             disable_git=True,
             disable_code=True,
             x_disable_stats=True,
         )
-        run_id = known or uuid.uuid4().hex[:12]
+        run_id = run_id or uuid.uuid4().hex[:12]
         self._run: Any = wandb.init(
             project=self.experiment,
             name=title,
             id=run_id,
             resume="allow",
-            config=dict(described),
+            config=dict(config),
             dir=None if self.directory is None else str(self.directory),
             reinit="create_new",
             mode="offline" if os.environ.get("WANDB_MODE") is None else None,
-            settings=quiet,
+            settings=settings,
         )
-        return run_id, told
+        return run_id, last_round
 
     def log(self, round: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=round, commit=True)
 
-    def end(self, ended: Ended) -> None:
-        self._run.finish(exit_code=0 if ended == "finished" else 1)
+    def end(self, status: RunStatus) -> None:
+        self._run.finish(exit_code=0 if status == "finished" else 1)

@@ -1,5 +1,5 @@
-"""`Callback`: follows a run while it trains, and may stop it: progress bars,
-checkpoints, early stopping, trackers.
+"""`Callback`: follows a run while it trains, and may stop it. Progress bars, checkpoints,
+early stopping and trackers are callbacks.
 """
 
 from collections.abc import Callable
@@ -13,27 +13,28 @@ class Callback:
     """Subclass it and override what you need; every method has an empty default."""
 
     def on_start(self, training: Training, rounds: int) -> None:
-        """Before the first round of this call; a resumed training has done some rounds
-        already.
+        """Called before the first round. A resumed training has already done some
+        rounds.
         """
 
     def after_round(self, training: Training, evaluated: bool) -> bool | None:
-        """After every round, and its evaluation if it had one (`evaluated`).
+        """Called after every round, and after its evaluation if there was one
+        (`evaluated`).
 
         Returns:
             True to stop: the run ends as if this round had been its last.
         """
 
     def on_end(self, training: Training) -> None:
-        """After the last round."""
+        """Called after the last round."""
 
     def close(self, error: BaseException | None = None) -> None:
-        """Last of all, however the training ended, and even if it never started:
-        release what `on_start` acquired.
+        """Release what `on_start` acquired. Called last, even if the training failed or
+        never started.
 
         Args:
-            error: what ended it (`Diverged`, an interruption, ...); None if it ended
-                normally.
+            error: the error that ended the training (`Diverged`, an interruption, ...);
+                None if it ended normally.
         """
 
 
@@ -56,8 +57,12 @@ class EarlyStopping(Callback):
     def __init__(
         self, patience: int, metric: str | None = None, min_gain: float = 0.0
     ) -> None:
-        """`patience` evaluations without a gain of more than `min_gain`; None = what
-        the run is judged by.
+        """Stop after `patience` evaluations without a gain of more than `min_gain`.
+
+        Args:
+            patience: the number of evaluations.
+            metric: the name of the metric; None = the metric that the run is judged by.
+            min_gain: the smallest gain that counts.
         """
         require(
             patience >= 1, f"patience is {patience}; it must be 1 or more evaluations"
@@ -71,7 +76,7 @@ class EarlyStopping(Callback):
         if not evaluated:
             return None
         metric = training.metric if self.metric is None else find_metric(self.metric)
-        measured = [known.name for known in training.measured]
+        measured = [each.name for each in training.measured]
         require(
             metric.name in measured,
             f"early stopping looks at {metric.name}, and the run measures {measured}",
@@ -81,10 +86,10 @@ class EarlyStopping(Callback):
             len(means) > 0,
             "early stopping looks at validation data, and this federation has none",
         )
-        # Computed from all measurements, without a state of its own, so that a resumed
-        # run stops where an uninterrupted one does.
+        # The number is computed from all evaluations, not kept as a state, so that a
+        # resumed run stops in the same round as an uninterrupted one.
         scores = means if metric.higher_is_better else -means
-        # Evaluations since the last gain; the first one is the score to beat.
+        # Count the evaluations since the last gain.
         best = scores[0]
         without_gain = 0
         for score in scores[1:]:

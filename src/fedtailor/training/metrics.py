@@ -7,14 +7,39 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.metrics import Metric
+from fedtailor.metrics import Metric, default_metrics, find_metric, find_metrics
+from fedtailor.models import Model
 
 if TYPE_CHECKING:
     import polars as pl
 
 
 PRIVACY = "all"
-"""Stands for the split in evaluations of epsilon, which is of no split in particular."""
+"""The name that evaluations of epsilon have in place of a split's."""
+
+
+def select_metrics(
+    requested: Sequence[str | Metric], model: Model
+) -> tuple[tuple[Metric, ...], Metric]:
+    """The metrics of a run.
+
+    Args:
+        requested: metrics, or their names, that are measured in addition to the default
+            ones.
+        model: what is trained.
+
+    Returns:
+        All metrics that are measured, each of them once, and the one that the run is
+        judged by.
+
+    Raises:
+        ValueError: a metric is unknown or not defined for this model.
+    """
+    metrics = find_metrics(requested, model)
+    names = {metric.name for metric in metrics}
+    defaults = [metric for metric in default_metrics(model) if metric.name not in names]
+    main = metrics[0] if metrics else find_metric(model.metric)
+    return (*defaults, *metrics), main
 
 
 @dataclass(frozen=True)
@@ -23,11 +48,11 @@ class Evaluation:
 
     Attributes:
         round: rounds done.
-        clients: [c] positions in the federation.
-        unseen: whether these clients never trained.
+        clients: [c] indices of the clients in the federation.
+        unseen: whether these clients never took part in training.
         split: "val" or "test"; `PRIVACY` for an epsilon.
-        metric: the name of a `Metric`, or of a further number that one reports.
-        values: [c], as `Metric.result` gives them, in the unit of the user's data.
+        metric: the name of a `Metric`, or of a further number that a metric reports.
+        values: [c], as `Metric.result` returns them, in the unit of the user's data.
     """
 
     round: int
@@ -53,7 +78,7 @@ class Metrics:
         metrics: Sequence[Metric],
         target_scale: float = 1.0,
     ) -> None:
-        """Add what clients answered to the task "evaluate".
+        """Add the answers of clients to the task "evaluate".
 
         Clients are recorded in the federation's order, without those that have no
         samples in a split, or for which a metric is not defined (such as the area under
@@ -61,15 +86,16 @@ class Metrics:
 
         Args:
             round: rounds done.
-            clients: [c] who answered, as positions in the federation.
-            unseen: whether they never trained.
-            scores: split -> "count", the samples of each client [c], and "statistics",
-                metric's name -> statistics stacked over clients [c, ...].
-            metrics: what was measured.
+            clients: [c] indices in the federation of the clients that answered.
+            unseen: whether these clients never took part in training.
+            scores: split -> a dict with "count", the number of samples of each client
+                [c], and "statistics", metric's name -> statistics stacked over clients
+                [c, ...].
+            metrics: the metrics that were measured.
             target_scale: the factor from the unit of the model's target to the unit of
                 the user's data.
         """
-        # Clients are given in the order of their ids; tables list them as the user did.
+        # `clients` is in the order of client ids; tables list clients as the user did.
         order = np.argsort(clients)
         for split, split_scores in scores.items():
             present = order[split_scores["count"][order] > 0]
@@ -111,11 +137,11 @@ class Metrics:
             metric: its name.
             split: "val" or "test".
             round: rounds done; None = the last evaluation.
-            unseen: of the clients that never trained, instead of those that did.
+            unseen: whether to return the values of unseen clients in place of those of
+                seen clients.
 
         Returns:
-            [c], in the federation's order; empty where nothing of this kind was
-            measured.
+            [c], in the federation's order; empty if there is no such evaluation.
         """
         matching = [
             evaluation

@@ -1,4 +1,4 @@
-"""Who reports in a round."""
+"""Sampling of the clients that report in a round."""
 
 import math
 from dataclasses import dataclass, replace
@@ -15,16 +15,16 @@ class Participation:
     """Sampling of clients, keyed by client id (independent of the order of listing).
 
     Attributes:
-        fraction: share of the seen clients that report in a round, in (0, 1];
+        fraction: the share of the seen clients that report in a round, in (0, 1]:
             max(floor(fraction * m), 1) clients.
-        count: number of reporters instead of a share.
-        sampling: None = without replacement, always as many clients, each as likely.
-            "samples": the same, but one after another is drawn of those that are left
-            in proportion to its training samples n_i (Li et al. 2020, FedProx; they
-            average such reporters with equal weights, which the method's
-            `weights="uniform"` does). "poisson": every client reports with probability
-            `fraction`, independently of all others, so that the number of reporters
-            varies and may be 0 (what the accounting of noise on sums assumes).
+        count: the number of reporters, in place of a share.
+        sampling: None = a fixed number of clients is drawn without replacement, each with
+            equal probability. "samples": the same, but the clients are drawn one after
+            another with probabilities in proportion to their training samples n_i (Li et
+            al. 2020, FedProx; they average such reporters with equal weights, which the
+            method's `weights="uniform"` does). "poisson": each client reports with
+            probability `fraction`, independently of all others, so that the number of
+            reporters varies and may be 0 (the accounting of noise on sums assumes this).
     """
 
     fraction: float = 1.0
@@ -52,14 +52,14 @@ class Participation:
         )
 
     def reporters(self, clients: int) -> int:
-        """How many of `clients` report in a round; under Poisson sampling, how many are
-        expected.
+        """How many of `clients` report in a round; under Poisson sampling, the expected
+        number.
 
         Raises:
             ValueError: a count above the number of clients.
         """
         if self.count is None:
-            # 1e-9 against products just below a whole number, such as 0.29 times 100
+            # 1e-9 corrects products just below an integer, such as 0.29 times 100.
             return max(int(self.fraction * clients + 1e-9), 1)
         require(
             self.count <= clients,
@@ -68,13 +68,16 @@ class Participation:
         return self.count
 
     def capacity(self, clients: int) -> int:
-        """How many clients programs are compiled for (`Cohort.capacity`) when `clients`
-        report: 8, 12, 16, 24, 32, ... under Poisson sampling, where the number of
-        reporters varies; else 0.
+        """The number of clients that programs are compiled for when `clients` report
+        (`Cohort.capacity`).
+
+        Returns:
+            8, 12, 16, 24, 32, ... under Poisson sampling, where the number of reporters
+            varies; otherwise 0.
         """
         if self.sampling != "poisson":
             return 0
-        # Few sizes, as a program is compiled for each of them.
+        # There are few sizes, because a program is compiled for each of them.
         power = next_power_of_two(max(clients, 8))
         return power * 3 // 4 if clients <= power * 3 // 4 else power
 
@@ -85,30 +88,30 @@ class Participation:
         round: int,
         sizes: NDArray[np.int64] | None = None,
     ) -> NDArray[np.bool_]:
-        """Who reports in a round.
+        """Choose the clients that report in a round.
 
         Args:
-            ids: of the clients [m].
-            seed: of the run.
-            round: 0-based.
-            sizes: training samples [m], which `sampling="samples"` needs.
+            ids: [m] the ids of the clients.
+            seed: the run's seed.
+            round: the round (0-based).
+            sizes: [m] the number of training samples, which `sampling="samples"` needs.
 
         Returns:
-            A mask [m]: a function of seed, round and ids, whatever the order of the
-                clients.
+            [m] whether each client reports. It depends on seed, round and id only, not on
+            the order of the clients.
         """
         if self.sampling == "poisson":
             return draw_uniform(seed, "participation", round, ids) < self.fraction
         reporting = np.ones(len(ids), bool)
         count = self.reporters(len(ids))
         if count < len(ids):
-            # Every client draws a number, and the smallest ones report: without
-            # replacement, each as likely.
+            # Every client draws a number, and the clients with the smallest ones report.
+            # So clients are drawn without replacement and with equal probability.
             draws: NDArray[Any] = draw_bits(seed, "participation", round, ids)
             if self.sampling == "samples":
                 assert sizes is not None
-                # Exponential clocks with rates n_i: client i is the first to ring with
-                # probability n_i / sum n_j.
+                # Exponential variables with rates n_i: that of client i is the smallest
+                # one with probability n_i / sum n_j.
                 uniform = (draws.astype(np.float64) + 0.5) / 2.0**64
                 draws = -np.log(uniform) / np.maximum(sizes, _NO_SAMPLES)
             reporting[np.argsort(draws, kind="stable")[count:]] = False
@@ -116,22 +119,21 @@ class Participation:
 
 
 _NO_SAMPLES = 1e-9
-"""Counts as the samples of a client that has none: it is drawn when no other is left.
-"""
+"""The rate of a client without samples: it is drawn only if there is no other client."""
 
 Sampling = Literal["uniform", "samples", "poisson"]
-"""How files and the command line say `Participation.sampling`; "uniform" is None."""
+"""The names of `Participation.sampling` in files and on the command line; "uniform" stands
+for None."""
 
 
 def as_participation(
     value: Participation | float | int, sampling: Sampling = "uniform"
 ) -> Participation:
-    """A `Participation` from one number, the same in Python, in files and on the
-    command line: up to 1 it is a share of the seen clients (1 = all of them, written as
-    1 or 1.0), from 2 on it is a number of them.
+    """Convert a number to a `Participation`, in Python, in files and on the command line.
 
     Args:
-        value: the number; a `Participation` stays as it is.
+        value: up to 1, a share of the seen clients (1 or 1.0 = all of them); from 2, a
+            number of clients. A `Participation` is returned unchanged.
         sampling: "samples": clients are drawn in proportion to their training samples.
             "poisson": the number is the probability with which each client reports,
             independently of all others.
@@ -140,7 +142,7 @@ def as_participation(
         The participation that the number stands for.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the number is neither a share nor a number of clients.
     """
     if isinstance(value, Participation):
         return value

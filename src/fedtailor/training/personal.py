@@ -11,10 +11,10 @@ from fedtailor.training.training import Training
 def personal_models(
     training: Training, table: Clients, clients: NDArray[np.int64]
 ) -> Exchanges[dict[str, Predictor]]:
-    """What clients predict with in the present state of a training.
+    """Compute what clients predict with in the present state of a training.
 
     Args:
-        training: the training; it stays as it is.
+        training: the training; it does not change.
         table: the seen or the unseen clients of its executor, or newcomers that another
             executor answers for.
         clients: rows in that table, ascending.
@@ -28,8 +28,8 @@ def personal_models(
         answers = yield from training.run_personal("personal", service)
         stacked = on_host(answers.output)
         cohort = service.cohort
-        for number, row in enumerate(cohort.rows):
+        for position, row in enumerate(cohort.rows):
             predictors[cohort.clients.names[row]] = jax.tree.map(
-                lambda leaf, number=number: leaf[number], stacked
+                lambda leaf, position=position: leaf[position], stacked
             )
     return predictors

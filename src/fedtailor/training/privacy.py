@@ -1,4 +1,4 @@
-"""The privacy that a training promises and spends: differential privacy of clients and
+"""The privacy that a training promises and spends: differential privacy of clients, and
 of single examples.
 """
 
@@ -28,6 +28,7 @@ from fedtailor.protocol import (
     Population,
     require,
 )
+from fedtailor.training.metrics import PRIVACY, Evaluation
 from fedtailor.training.participation import Participation
 
 CLIENT_EPSILON = "client_epsilon"
@@ -36,15 +37,15 @@ EXAMPLE_EPSILON = "example_epsilon"
 """The metric of differential privacy of one example of a client."""
 
 DEFAULT_DELTA = 1e-5
-"""The delta of private steps whose settings name none."""
+"""The delta of private steps, if `SGD.dp_delta` is None."""
 
 
 def needs_only_mean(algorithm: Algorithm) -> bool:
-    """Whether the server only takes a mean of what clients send, one model each."""
-    # The function itself is compared: a subclass with a server of its own may use more.
+    """Whether the server only averages the models of clients, one from each."""
+    # The functions are compared, because a subclass that overrides `server` may use more.
     server = type(algorithm).server
     averages = server in (FedAvg.server, FedPer.server)
-    # To find the best round, FineTune's server looks at clients' scores, too.
+    # To find the best round, the server of FineTune also uses the clients' scores.
     if isinstance(algorithm, FineTune) and server is FineTune.server:
         averages = not algorithm.best
     return averages and not algorithm.probes
@@ -57,44 +58,51 @@ class PrivacyAccount:
     Attributes:
         noise: the noise on updates, if any.
         sgd: private local training, if any.
-        probability: with which a client takes part in a round.
-        sizes: [m] training samples.
-        reports: [m] rounds in which each client was asked for its update.
-        steps: [m] private steps that it has taken.
+        probability: the probability with which a client takes part in a round.
+        population: the clients.
+        reports: [m] the number of rounds in which each client was asked for its update.
+        steps: [m] the number of private steps that each client has taken.
     """
 
     noise: GaussianNoise | None
     sgd: SGD | None
     probability: float
-    sizes: NDArray[np.int64]
+    population: Population
     reports: NDArray[np.int64] = field(init=False)
     steps: NDArray[np.int64] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.reports = np.zeros(len(self.sizes), np.int64)
-        self.steps = np.zeros(len(self.sizes), np.int64)
+        self.reports = np.zeros(len(self.population), np.int64)
+        self.steps = np.zeros(len(self.population), np.int64)
 
     def add(self, cohort: Cohort, answers: Answers) -> None:
-        """Add a round: what was asked of a cohort (`cohort.reporting`), and what it
-        answered.
+        """Add a round.
+
+        Args:
+            cohort: the clients; those in `cohort.reporting` were asked for an update.
+            answers: what they sent.
         """
         self.reports[cohort.reporters] += 1
         if PRIVATE_STEPS in answers.update:
             self.steps[cohort.position] += answers.host(PRIVATE_STEPS).astype(np.int64)
 
     def epsilons(self, rounds: int) -> dict[str, NDArray[np.float64]]:
-        """Name -> epsilon of every client [m] after `rounds` rounds."""
-        # Noise on the sum protects a client in every round alike, whether it was drawn
-        # or not. A client's own noise counts in the rounds in which it was asked, and
-        # private steps count where it took them.
+        """The epsilons that the run promises.
+
+        Returns:
+            The name of an epsilon -> its value for every client [m] after `rounds`
+            rounds.
+        """
+        # Noise on the sum protects every client in every round alike, whether or not it
+        # takes part. A client's own noise counts in the rounds in which the client was
+        # asked, and private steps count if the client took them.
         epsilons = {}
-        noise = self.noise
-        sgd = self.sgd
+        noise, sgd = self.noise, self.sgd
         if noise is not None and noise.by == "server":
             epsilon = sampled_gaussian_epsilon(
                 noise.multiplier, self.probability, rounds, noise.delta
             )
-            epsilons[CLIENT_EPSILON] = np.full(len(self.sizes), epsilon)
+            epsilons[CLIENT_EPSILON] = np.full(len(self.population), epsilon)
         elif noise is not None:
             each = [
                 sampled_gaussian_epsilon(noise.multiplier, 1.0, int(n), noise.delta)
@@ -106,10 +114,27 @@ class PrivacyAccount:
             delta = _delta(sgd)
             each = [
                 sgd_epsilon(sgd.dp_noise, sgd.batch_size, int(size), int(steps), delta)
-                for size, steps in zip(self.sizes, self.steps, strict=True)
+                for size, steps in zip(self.population.sizes, self.steps, strict=True)
             ]
             epsilons[EXAMPLE_EPSILON] = np.array(each)
         return epsilons
+
+    def evaluations(self, rounds: int) -> list[Evaluation]:
+        """The epsilons after `rounds` rounds, in the form of evaluations."""
+        # The population is sorted by id; tables list clients as the user did.
+        original_index = self.population.original_index
+        order = np.argsort(original_index)
+        return [
+            Evaluation(
+                round=rounds,
+                clients=original_index[order],
+                unseen=False,
+                split=PRIVACY,
+                metric=name,
+                values=values[order],
+            )
+            for name, values in self.epsilons(rounds).items()
+        ]
 
     def largest(self, rounds: int) -> dict[str, float]:
         """Name -> the largest epsilon of a client after `rounds` rounds."""
@@ -118,11 +143,11 @@ class PrivacyAccount:
         }
 
     def snapshot(self) -> Any:
-        """What `restore` takes back."""
+        """The account's state, for `restore`."""
         return {"reports": self.reports, "steps": self.steps}
 
     def restore(self, snapshot: Any) -> None:
-        """Go back to an account's snapshot."""
+        """Return to the state of a snapshot."""
         self.reports = np.array(snapshot["reports"], np.int64)
         self.steps = np.array(snapshot["steps"], np.int64)
 
@@ -142,24 +167,25 @@ def privacy_account(
     participation: Participation,
     population: Population,
 ) -> PrivacyAccount | None:
-    """The account of a training that promises something; None if it does not.
+    """Create the privacy account of a training.
 
     Args:
-        methods: of the schedule.
-        uplink, downlink: what is applied to messages.
-        participation: who reports.
+        methods: the methods of the schedule.
+        uplink, downlink: the transforms of messages.
+        participation: chooses the clients that report.
         population: the clients.
 
     Returns:
-        An empty account, to which rounds are added.
+        An empty account, to which rounds are added; None if the training promises no
+        privacy.
 
     Raises:
-        ValueError: what it would promise is not true of these methods or of this
+        ValueError: the promise does not hold for these methods or for this
             participation, or the accountant is not installed.
     """
     if not promises_privacy(methods, uplink):
         return None
-    # Everything is checked before a promise is made: a wrong epsilon is worse than none.
+    # All conditions are checked first: a wrong epsilon is worse than none.
     require_accountant()
     clients = len(population)
     reporters = participation.reporters(clients)
@@ -199,19 +225,19 @@ def privacy_account(
     is_poisson = participation.sampling == "poisson"
     probability = participation.fraction if is_poisson else reporters / clients
     return PrivacyAccount(
-        noise, private[0] if private else None, probability, population.sizes
+        noise, private[0] if private else None, probability, population
     )
 
 
 def _delta(sgd: SGD) -> float:
-    """The delta that private steps are accounted with."""
+    """The delta for the accounting of private steps."""
     return DEFAULT_DELTA if sgd.dp_delta is None else sgd.dp_delta
 
 
 def _check_noise(
     noise: GaussianNoise, method: Algorithm, participation: Participation, clients: int
 ) -> None:
-    """Refuse what noise on updates does not cover."""
+    """Refuse methods and participations that noise on updates does not cover."""
     if noise.by == "client":
         return
     name = method.about.name

@@ -3,19 +3,26 @@ aggregates the answers, what that costs and how much privacy it spends.
 
 This side knows a population, a method and a model. It knows no example, device, file or
 thread: clients are reached through an `Executor` only.
+
+Functions that return `Exchanges` are generators. Such a function hands an exchange to its
+caller and continues when the caller has sent it the answers:
+
+    answers = yield exchange
+
+Read the line as a call that asks the clients of `exchange` and waits for their answers.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.accounting import Ledger, Phase
+from fedtailor.accounting import Ledger, LedgerPhase
 from fedtailor.federation.checks import check_seed
-from fedtailor.metrics import Metric, default_metrics, find_metric, find_metrics
+from fedtailor.metrics import Metric
 from fedtailor.models import Model
 from fedtailor.pipelines import check_order
 from fedtailor.pipelines.gaussian_noise import unchanged
@@ -37,11 +44,39 @@ from fedtailor.protocol import (
     drive,
     send,
 )
-from fedtailor.training.metrics import PRIVACY, Evaluation, Metrics
+from fedtailor.training.metrics import Metrics, select_metrics
 from fedtailor.training.participation import Participation
 from fedtailor.training.privacy import privacy_account, promises_privacy
 
 ExecutorT = TypeVar("ExecutorT", bound=Executor)
+
+
+@dataclass
+class SchedulePhase:
+    """The phase of the schedule that a training is in.
+
+    Most methods have one phase. A schedule such as `Then(FedAvg(), rounds=20, next=Ditto())`
+    has several (`Algorithm.phases`). Each one starts with new states of server and
+    clients.
+
+    Attributes:
+        index: its position in the schedule.
+        algorithm: the method that is trained in it.
+        rounds: how many rounds it takes; None = all remaining rounds.
+        first_round: the number of rounds done before it.
+        keeps_states: whether the method's clients keep a state between rounds.
+        probe_is_due: whether the clients still have to answer the method's probe.
+        participated: [m] which clients have taken part in a round of this phase, in the
+            order of the population.
+    """
+
+    index: int
+    algorithm: Algorithm
+    rounds: int | None
+    first_round: int
+    keeps_states: bool
+    probe_is_due: bool
+    participated: NDArray[np.bool_]
 
 
 class Rounds(Generic[ExecutorT]):
@@ -49,30 +84,29 @@ class Rounds(Generic[ExecutorT]):
 
     Whatever needs the clients comes in two forms. A generator (`next_round`,
     `probe_if_due`) yields an `Exchange`, which says what the clients are to do, and is
-    sent their `Answers`. Whoever drives it chooses how they are made: `LockstepGroup`
+    sent their `Answers`. Its caller chooses how they are computed: `LockstepGroup`
     drives the generators of several runs together. A plain method (`advance`, `probe`)
     drives its generator to the end with this object's executor (`protocol.drive`).
 
     Attributes:
-        server: the server's state. Of a method that probes its clients before training
-            it is what `init_server` returned until `probe` or a round has been called.
-        schedule: (method, rounds) of every phase, as `Algorithm.phases` gives them.
-        phase: position of the present phase in `schedule`.
-        phase_start: rounds done before the present phase.
-        algorithm: the method of the present phase.
-        round: rounds done.
-        keeps_states: whether the method's clients keep a state between rounds.
+        server: the server's state. If the method probes its clients before training,
+            this is what `init_server` returned until `probe` or a round is called.
+        uplink_state: the server's state of each transform of the uplink.
+        schedule: (method, rounds) of every phase, as `Algorithm.phases` returns them.
+        phase: the present phase of the schedule.
+        round: the number of rounds done.
+        population: the seen clients.
         measured: the metrics that an evaluation computes.
         metric: the one of them that the run is judged by.
         metrics: the values recorded by the evaluations so far.
-        participated: [m] who has ever taken part in a round of this phase, in the order of
-            the population.
         ledger: what was sent and computed in training so far.
-        privacy: the privacy spent so far, where some is promised; else None.
+        privacy: the privacy spent so far; None if the run promises no privacy.
         round_seconds: wall time of every round without its evaluation. Runs that train
             in lock-step divide their common time equally.
         seconds: wall time of all rounds and evaluations, divided likewise.
     """
+
+    phase: SchedulePhase
 
     def __init__(
         self,
@@ -88,10 +122,14 @@ class Rounds(Generic[ExecutorT]):
         target_scale: float = 1.0,
         secret: int | None = None,
     ) -> None:
-        """Begin; nothing is asked of the clients yet.
+        """Start the first phase; the clients are not asked for anything yet.
 
         Args:
-            executor: who answers for the clients.
+            algorithm: the method, or a schedule of methods.
+            executor: answers for the clients.
+            model: what is trained.
+            seed: determines all random numbers.
+            participation: chooses the clients that report in a round.
             uplink: transforms of what clients send in rounds.
             downlink: transforms of what the server sends.
             metrics: what to measure, by name, in addition to the loss and, for
@@ -107,45 +145,21 @@ class Rounds(Generic[ExecutorT]):
             ValueError: the method or a pipeline is not defined for this population, or
                 a metric for this model; or the seed is not in 0..2^32 - 1.
         """
-        seed = check_seed(seed)
+        self.seed = check_seed(seed)
         self.executor = executor
         self.model = model
-        self.seed = seed
         self.participation = participation
         self.uplink = uplink
         self.downlink = downlink
         self.target_scale = target_scale
-        self._secret = seed if secret is None else secret
-
-        # Loss and accuracy are always measured, once, beside what was asked for.
-        requested = find_metrics(metrics, model)
-        names = {metric.name for metric in requested}
-        always = [
-            metric for metric in default_metrics(model) if metric.name not in names
-        ]
-        self.measured = (*always, *requested)
-        self.metric = requested[0] if requested else find_metric(model.metric)
-
+        self._secret = self.seed if secret is None else secret
+        self.measured, self.metric = select_metrics(metrics, model)
         self.schedule = list(algorithm.phases())
         methods = [method for method, _ in self.schedule]
-        seen = executor.seen
-        # A server that hands out clients' examples, as a simulated one may, would break
-        # every promise of privacy.
-        examples = None if promises_privacy(methods, uplink) else executor.examples
-        self.population = Population(
-            seen.ids,
-            seen.names,
-            seen.sizes,
-            seen.groups,
-            seen.original_index,
-            reporters_per_round=participation.reporters(len(seen)),
-            seed=seed,
-            examples=examples,
-            model=model,
-        )
-        check_order(uplink)
+        self.population = self._population(methods)
         # All methods are checked now: the second one must not be refused after hours of
         # training with the first one.
+        check_order(uplink)
         for method in methods:
             method.check(self.population)
             for transform in (*uplink, *downlink):
@@ -162,6 +176,29 @@ class Rounds(Generic[ExecutorT]):
         self.round_seconds: list[float] = []
         self.seconds = 0.0
         self._start_phase(0, self.initial)
+
+    def _population(self, methods: Sequence[Algorithm]) -> Population:
+        """The seen clients, and what the methods of the schedule may know about the run."""
+        seen = self.executor.seen
+        # A server that hands out clients' examples, as a simulated one may, would break
+        # every promise of privacy.
+        is_private = promises_privacy(methods, self.uplink)
+        return Population(
+            ids=seen.ids,
+            names=seen.names,
+            sizes=seen.sizes,
+            groups=seen.groups,
+            original_index=seen.original_index,
+            reporters_per_round=self.participation.reporters(len(seen)),
+            seed=self.seed,
+            examples=None if is_private else self.executor.examples,
+            model=self.model,
+        )
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The method of the present phase."""
+        return self.phase.algorithm
 
     def initial(self, k: int) -> jax.Array:
         """The k-th random initial model [d]; k = 0 is common to all methods."""
@@ -185,15 +222,15 @@ class Rounds(Generic[ExecutorT]):
         drive(self.next_round(reporting), self.executor)
 
     def next_round(self, reporting: NDArray[np.bool_] | None = None) -> Exchanges[None]:
-        """One round, preceded by the change of phase and the probe where they are due.
+        """Do one round, after the change of phase and the probe if they are due.
 
         A round yields one exchange: `broadcast` makes the downlink, the clients of the
         cohort train, `server` aggregates their answers. Nothing changes before all
         answers are known to be finite.
 
         Args:
-            reporting: [m] who reports, in the order of the population; None = as
-                participation draws them.
+            reporting: [m] which clients report, in the order of the population; None =
+                `participation` chooses them.
 
         Raises:
             Diverged: a client's model or message became NaN or infinite; the state is
@@ -207,7 +244,8 @@ class Rounds(Generic[ExecutorT]):
             )
         cohort = self.round_cohort(reporting)
         if not len(cohort):
-            self._round_without_clients(cohort)
+            self._aggregate_without_reporters()
+            self._end_round(cohort, Downlink(), Answers(reporting=cohort.reporting))
             return
 
         # Down: the algorithm's message, to which the transforms of the uplink add what
@@ -219,43 +257,38 @@ class Rounds(Generic[ExecutorT]):
 
         # Up: the server's work is queued behind the clients', whose answers may still be
         # computed on the devices.
-        reporting_cohort = replace(cohort, reporting=answers.reporting)
         try:
-            server, uplink_state = self._aggregate(
-                downlink, exchange, answers, reporting_cohort
-            )
+            server, uplink_state = self._aggregate(downlink, exchange, answers)
         except Exception:
-            # A client's NaN may be the cause: `require_finite` raises Diverged if an answer is
-            # not finite, in preference to this error.
+            # The cause may be a NaN that a client sent. In that case `require_finite`
+            # raises Diverged in place of this error.
             answers.require_finite()
             raise
         answers.require_finite()
 
-        # All answers are there and finite, and only now does anything change.
+        # All answers have arrived and are finite: now the state changes.
         self.executor.commit(exchange, answers)
         self.server = server
         self.uplink_state = uplink_state
-        self.participated[cohort.position] = True
-        self._charge(self.ledger, "round", exchange.downlink, reporting_cohort, answers)
-        self.round += 1
-        # Who was asked spends privacy, also without an answer.
-        self._spend_privacy(cohort, answers)
+        self.phase.participated[cohort.position] = True
+        self._end_round(cohort, exchange.downlink, answers)
 
     def _aggregate(
-        self, downlink: Downlink, exchange: Exchange, answers: Answers, cohort: Cohort
+        self, downlink: Downlink, exchange: Exchange, answers: Answers
     ) -> tuple[Any, list[Any]]:
-        """What the server makes of a round's answers; this object stays as it is.
+        """Aggregate the answers of a round, without changing this object.
 
         Args:
-            downlink: what `broadcast` returned. The algorithm is given it again.
-            exchange: whose downlink has gone through both pipelines. The transforms of
-                the uplink are given it, as they decode relative to what clients received.
+            downlink: what `broadcast` returned, before any transform. The algorithm is
+                given it again.
+            exchange: what the clients received: its downlink has gone through both
+                pipelines, and the transforms of the uplink decode relative to it.
             answers: what the clients sent.
-            cohort: the clients; those report that answered.
 
         Returns:
             The server's next state, and the next state of each transform of the uplink.
         """
+        cohort = replace(exchange.cohort, reporting=answers.reporting)
         # The number of private steps is for the accounting of privacy only.
         messages = {
             kind: rows for kind, rows in answers.update.items() if kind != PRIVATE_STEPS
@@ -267,63 +300,55 @@ class Rounds(Generic[ExecutorT]):
         server = self.algorithm.server(self.server, downlink, decoded, cohort)
         return server, uplink_state
 
-    def _round_without_clients(self, cohort: Cohort) -> None:
-        """A round in which nobody reports; `cohort` is empty.
+    def _aggregate_without_reporters(self) -> None:
+        """Aggregate the noise of a round in which no client reports.
 
         The accounting of noise assumes that it is added in every round. So if a
-        transform of the uplink asks for it (`runs_without_reporters`), one client is simulated that
-        sends back the model that it was sent, a change of zero. The server aggregates
-        what such transforms make of it: the noise alone.
+        transform of the uplink asks for it (`runs_without_reporters`), one client is
+        simulated that sends back the model that it was sent, a change of zero. The
+        server aggregates what such transforms return for it: the noise alone. Without
+        such a transform the server's state does not change.
         """
-        if any(transform.runs_without_reporters for transform in self.uplink):
-            # Any client will do: nothing of it is used.
-            first_client = np.zeros(1, np.int64)
-            one = self._cohort(self.executor.seen, first_client, seen=True)
-            downlink = self.algorithm.broadcast(self.server, one)
-            update = unchanged(downlink)
-            uplink_state = []
-            for transform, state in zip(self.uplink, self.uplink_state, strict=True):
-                if transform.runs_without_reporters:
-                    update, state = transform.decode(update, downlink, one, state)
-                uplink_state.append(state)
-            answers = Answers(reporting=np.ones(1, bool), update=update)
-            self.server = self.algorithm.server(self.server, downlink, answers, one)
-            self.uplink_state = uplink_state
-        self._charge(self.ledger, "round", Downlink(), cohort)
-        self.round += 1
-        self._spend_privacy(cohort, None)
-
-    def _spend_privacy(self, cohort: Cohort, answers: Answers | None) -> None:
-        """Account for a round's privacy, and record every client's epsilon."""
-        if self.privacy is None:
+        if not any(transform.runs_without_reporters for transform in self.uplink):
             return
-        if answers is not None:
-            self.privacy.add(cohort, answers)
-        # The population is sorted by id; tables list clients as the user did.
-        positions = self.executor.seen.original_index
-        order = np.argsort(positions)
-        for name, values in self.privacy.epsilons(self.round).items():
-            self.metrics.evaluations.append(
-                Evaluation(
-                    round=self.round,
-                    clients=positions[order],
-                    unseen=False,
-                    split=PRIVACY,
-                    metric=name,
-                    values=values[order],
-                )
-            )
+        # Any client will do: none of its data is used.
+        cohort = self._cohort(self.executor.seen, np.zeros(1, np.int64), seen=True)
+        downlink = self.algorithm.broadcast(self.server, cohort)
+        update = unchanged(downlink)
+        uplink_state = []
+        for transform, state in zip(self.uplink, self.uplink_state, strict=True):
+            if transform.runs_without_reporters:
+                update, state = transform.decode(update, downlink, cohort, state)
+            uplink_state.append(state)
+        answers = Answers(reporting=cohort.reporting, update=update)
+        self.server = self.algorithm.server(self.server, downlink, answers, cohort)
+        self.uplink_state = uplink_state
 
-    def round_cohort(self, reporting: NDArray[np.bool_]) -> Cohort:
-        """The clients of the next round: those that report, or all where the method
-        trains everybody.
+    def _end_round(self, cohort: Cohort, downlink: Downlink, answers: Answers) -> None:
+        """Count a round, and record its costs and the privacy that it spent.
 
         Args:
-            reporting: [m] who reports, in the order of the population.
+            cohort: the clients; those report that were asked to.
+            downlink: what the clients received.
+            answers: what they sent; those report that answered.
+        """
+        self._record_costs(self.ledger, "round", downlink, answers.reporting, answers)
+        self.round += 1
+        if self.privacy is not None:
+            # A client that was asked spends privacy even if it did not answer.
+            self.privacy.add(cohort, answers)
+            self.metrics.evaluations += self.privacy.evaluations(self.round)
+
+    def round_cohort(self, reporting: NDArray[np.bool_]) -> Cohort:
+        """The clients of the next round: those that report, or all clients if the
+        method trains all of them.
+
+        Args:
+            reporting: [m] which clients report, in the order of the population.
 
         Returns:
-            A cohort that knows who of it reports; empty where nobody does and the
-            method trains reporters only.
+            A cohort whose `reporting` is that of its clients. It is empty if no client
+            reports and the method trains reporters only.
         """
         clients = np.flatnonzero(reporting)
         if self.algorithm.participants == "all":
@@ -332,79 +357,85 @@ class Rounds(Generic[ExecutorT]):
             self.executor.seen, clients, seen=True, reporting=reporting[clients]
         )
 
-    # phases of a schedule, and their probes
+    # phases of the schedule, and their probes
     # ----------------------------------------------------------------------------------
 
     def _start_next_phase_if_due(self) -> Exchanges[None]:
-        """Start the next phase of the schedule when the rounds of the present one are
-        over.
-        """
-        _, rounds = self.schedule[self.phase]
-        is_last = self.phase + 1 == len(self.schedule)
-        if rounds is None or is_last or self.round - self.phase_start < rounds:
+        """Start the next phase of the schedule if all rounds of this one are done."""
+        phase = self.phase
+        is_last = phase.index + 1 == len(self.schedule)
+        if (
+            is_last
+            or phase.rounds is None
+            or self.round < phase.first_round + phase.rounds
+        ):
             return
         yield from self.probe_if_due()
         # The next method starts from this one's result as the common initial model; all
         # further random models are as usual.
-        start = self.algorithm.global_model(self.server)
-        self._start_phase(self.phase + 1, lambda k: self.initial(k) if k else start)
+        start = phase.algorithm.global_model(self.server)
+        self._start_phase(phase.index + 1, lambda k: self.initial(k) if k else start)
 
-    def _start_phase(self, phase: int, init: Callable[[int], jax.Array]) -> None:
-        """Make the states of server and clients with which a phase starts.
+    def _start_phase(self, index: int, init: Callable[[int], jax.Array]) -> None:
+        """Initialize the states of server and clients for a phase.
 
         Args:
-            phase: its position in the schedule.
+            index: the position of the phase in the schedule.
             init: k -> the k-th initial model [d].
         """
-        self.phase = phase
-        self.phase_start = self.round
-        self.algorithm, _ = self.schedule[phase]
+        algorithm, rounds = self.schedule[index]
         # Server, clients and transforms all begin at the same model, `init(0)`.
-        self.server = self.algorithm.init_server(init, self.population)
-        self.executor.begin(self.algorithm, self.uplink, init(0), phase)
-        # The probe waits until the server's state is needed: a training that is restored
-        # from a checkpoint must not repeat it.
-        self._probe_is_due = self.algorithm.probes
-        self.participated = np.zeros(len(self.population), bool)
+        self.server = algorithm.init_server(init, self.population)
+        self.executor.begin(algorithm, self.uplink, init(0), index)
         # The shapes say whether there is any state; nothing is computed.
-        state = jax.eval_shape(
-            lambda theta: self.algorithm.init_state(theta, self.model), init(0)
+        client_state = jax.eval_shape(
+            lambda theta: algorithm.init_state(theta, self.model), init(0)
         )
-        self.keeps_states = bool(jax.tree.leaves(state))
+        self.phase = SchedulePhase(
+            index=index,
+            algorithm=algorithm,
+            rounds=rounds,
+            first_round=self.round,
+            keeps_states=bool(jax.tree.leaves(client_state)),
+            # The probe waits until the server's state is needed: a training that is
+            # restored from a checkpoint must not repeat it.
+            probe_is_due=algorithm.probes,
+            participated=np.zeros(len(self.population), bool),
+        )
 
     def probe(self) -> None:
-        """Have the clients answer the probe, if it is due; see `probe_if_due`."""
+        """Have the clients answer the probe if it is due; see `probe_if_due`."""
         drive(self.probe_if_due(), self.executor)
 
     def probe_if_due(self) -> Exchanges[None]:
-        """The exchange before training, for methods that have one: all clients answer
+        """Do the exchange before training, if the method has one: all clients answer
         it, once in a phase.
 
         Raises:
             Diverged: a client's answer is NaN or infinite; the probe is still due.
         """
-        if not self._probe_is_due:
+        if not self.phase.probe_is_due:
             return
-        everybody = np.arange(len(self.population))
-        cohort = self._cohort(self.executor.seen, everybody, seen=True)
+        all_clients = np.arange(len(self.population))
+        cohort = self._cohort(self.executor.seen, all_clients, seen=True)
         downlink = self.algorithm.probe_downlink(self.server, cohort)
         exchange = self._new_exchange("probe", cohort, downlink)
         answers = yield exchange
         answers.require_finite()
-        reporting_cohort = replace(cohort, reporting=answers.reporting)
-        self.server = self.algorithm.aggregate_probe(
-            self.server, answers, reporting_cohort
+        answered = replace(cohort, reporting=answers.reporting)
+        self.server = self.algorithm.aggregate_probe(self.server, answers, answered)
+        self.phase.probe_is_due = False
+        self._record_costs(
+            self.ledger, "probe", exchange.downlink, cohort.reporting, answers
         )
-        self._probe_is_due = False
-        self._charge(self.ledger, "probe", exchange.downlink, cohort, answers)
 
     # helpers
     # ----------------------------------------------------------------------------------
 
-    def count_time(self, round: float, total: float) -> None:
-        """Add the wall time of a round, and of the round with its evaluation."""
-        self.round_seconds.append(round / self.executor.concurrency)
-        self.seconds += total / self.executor.concurrency
+    def record_time(self, round_seconds: float, total_seconds: float) -> None:
+        """Add the wall time of a round, without and with its evaluation."""
+        self.round_seconds.append(round_seconds / self.executor.concurrency)
+        self.seconds += total_seconds / self.executor.concurrency
 
     def _cohort(
         self,
@@ -414,7 +445,7 @@ class Rounds(Generic[ExecutorT]):
         seen: bool,
         reporting: NDArray[np.bool_] | None = None,
     ) -> Cohort:
-        """Some clients of a table, by their rows in it; everybody reports by default."""
+        """Some clients of a table, by their rows in it; by default all of them report."""
         return Cohort(
             clients=table,
             rows=clients,
@@ -437,36 +468,29 @@ class Rounds(Generic[ExecutorT]):
             received_through=self.downlink,
         )
 
-    def _charge(
+    def _record_costs(
         self,
-        ledger: Ledger | None,
-        ledger_phase: Phase,
-        sent_downlink: Downlink,
-        cohort: Cohort,
-        answers: Answers | None = None,
+        ledger: Ledger,
+        ledger_phase: LedgerPhase,
+        downlink: Downlink,
+        reporting: NDArray[np.bool_],
+        answers: Answers,
     ) -> None:
-        """Record what was sent and computed.
+        """Record what was sent and computed in an exchange.
 
         Args:
-            ledger: where; None = nowhere, for service that is charged to nobody.
-            ledger_phase: what it was for.
-            sent_downlink: as the clients received it, after all pipelines.
-            cohort: the clients, and who of them reported.
-            answers: what they answered; None = they were not asked to.
+            ledger: where to record it.
+            ledger_phase: what the exchange was for.
+            downlink: what the clients received, after all pipelines.
+            reporting: [c] which clients of the cohort reported.
+            answers: what they answered.
         """
-        if ledger is None:
-            return
-        if answers is None:
-            # Without messages and without work.
-            answers = Answers(reporting=cohort.reporting)
-        gradients, forwards = answers.work
         ledger.record(
             self.round,
             ledger_phase,
-            sent_downlink,
+            downlink,
             answers.sent,
-            cohort.reporting,
-            gradients,
-            forwards,
+            reporting,
+            *answers.work,
             answers.extra_bytes(),
         )

@@ -2,8 +2,8 @@
 evaluations.
 
 To serve clients is to send them all that they need to run their personal models. As in
-`Rounds`, `service` and `evaluation` are generators of exchanges, which somebody drives;
-`serve` and `evaluate` drive them with the run's own executor.
+`Rounds`, functions that return `Exchanges` (`service`, `evaluation`) are generators that
+the caller drives; `serve` and `evaluate` drive them with the run's own executor.
 """
 
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.accounting import Ledger, Phase
+from fedtailor.accounting import Ledger
 from fedtailor.protocol import (
     Answers,
     Clients,
@@ -37,8 +37,8 @@ class Service:
     Attributes:
         cohort: the clients.
         downlink: what the server sent them.
-        states: their states, in the form of `Answers.states`, for clients that never
-            took part; None = those that the executor keeps.
+        states: the states of clients that never took part, in the form of
+            `Answers.states`; None = the executor keeps the states of these clients.
     """
 
     cohort: Cohort
@@ -61,13 +61,13 @@ class Training(Rounds[ExecutorT]):
         unseen: bool = False,
         ledger: Ledger | None = None,
     ) -> Service:
-        """What clients need to predict; see `service`.
+        """Send clients what they need to predict; see `service`.
 
         Args:
-            clients: [c] rows in the executor's table of seen clients, or of `unseen`
-                ones; None = all.
+            clients: [c] rows in the executor's table of seen clients, or in that of
+                unseen clients; None = all of them.
             unseen: whether they are clients that never take part in training.
-            ledger: what the service is charged to; None = to nobody.
+            ledger: records the costs; None = the costs are not recorded.
 
         Returns:
             The service of these clients.
@@ -79,7 +79,7 @@ class Training(Rounds[ExecutorT]):
         )
 
     def predictors(self, service: Service) -> Any:
-        """What the clients of a service predict with.
+        """Compute what the clients of a service predict with.
 
         Returns:
             A `Predictor` whose leaves are host arrays [c, ...], stacked in the order of
@@ -91,16 +91,17 @@ class Training(Rounds[ExecutorT]):
     def services(
         self, table: Clients, clients: NDArray[np.int64], ledger: Ledger | None = None
     ) -> Exchanges[list[Service]]:
-        """What some clients need to predict, whether they have taken part or not.
+        """Send some clients what they need to predict, whether they have taken part in
+        training or not.
 
         Clients of the population that were never sampled still have the initial state,
-        which nobody has trained. If the method keeps states, they are served like
+        which no round has trained. If the method keeps states, they are served like
         newcomers.
 
         Args:
             table: the executor's seen or unseen clients, or newcomers.
             clients: [c] rows in that table, ascending.
-            ledger: what the service is charged to; None = to nobody.
+            ledger: records the costs; None = the costs are not recorded.
 
         Returns:
             At most two services: one of the clients that have taken part, and one of
@@ -108,18 +109,16 @@ class Training(Rounds[ExecutorT]):
         """
         is_population = table is self.executor.seen
         participated = np.full(len(clients), is_population)
-        # Before the first round of a phase nobody has been sampled, and all clients of
-        # the population are treated alike.
-        if is_population and self.keeps_states and self.round > self.phase_start:
-            participated = self.participated[clients]
-        phase: Phase = "delivery" if is_population else "unseen"
+        # Before the first round of a phase no client has been sampled, and all clients
+        # of the population are treated alike.
+        phase = self.phase
+        if is_population and phase.keeps_states and self.round > phase.first_round:
+            participated = phase.participated[clients]
         services = []
         for seen in (True, False):
-            chosen = clients[participated == seen]
-            if len(chosen):
-                service = yield from self.service(
-                    table, chosen, seen=seen, ledger=ledger, phase=phase
-                )
+            rows = clients[participated == seen]
+            if len(rows):
+                service = yield from self.service(table, rows, seen=seen, ledger=ledger)
                 services.append(service)
         return services
 
@@ -130,52 +129,62 @@ class Training(Rounds[ExecutorT]):
         *,
         seen: bool,
         ledger: Ledger | None = None,
-        phase: Phase = "unseen",
     ) -> Exchanges[Service]:
-        """What some clients need to predict.
+        """Send some clients what they need to predict.
 
-        Clients that never took part answer the probe, if the method has one, and make a
-        state of what they are sent; the server keeps nothing of them.
+        Clients that never took part answer the probe, if the method has one, and
+        initialize a state from what they are sent; the server keeps nothing of them.
 
         Args:
             table: the executor's seen or unseen clients, or newcomers.
             clients: [c] rows in that table, ascending.
-            seen: whether they have taken part.
-            ledger: what the service is charged to; None = to nobody.
-            phase: the ledger's phase that the service of clients that never took part
-                is charged to.
+            seen: whether they have taken part in training.
+            ledger: records the costs; None = the costs are not recorded.
 
         Returns:
-            The cohort with what it was sent, and its states where the executor does not
-            keep them.
+            The cohort, what it was sent, and its states if the executor does not keep
+            them.
         """
         yield from self.probe_if_due()
         cohort = self._cohort(table, clients, seen=seen)
+        ledger_phase = "delivery" if table is self.executor.seen else "unseen"
         if seen:
             downlink = send(self.downlink, self.algorithm.serve(self.server, cohort))
-            self._charge(ledger, "delivery", downlink, cohort)
+            if ledger is not None:
+                # The clients send nothing up.
+                answers = Answers(reporting=cohort.reporting)
+                self._record_costs(
+                    ledger, ledger_phase, downlink, cohort.reporting, answers
+                )
             return Service(cohort, downlink)
         # Clients that never took part first answer the probe, so that `serve` can send
-        # what suits them. Then each makes its state of what it is sent. The states stay
-        # with the executor: `answers.states` is handed back to it when they predict.
+        # what suits them. Then each initializes its state from what it is sent. The
+        # executor does not keep these states: it is given `answers.states` again when
+        # the clients predict.
         if self.algorithm.probes:
             probe = self._new_exchange(
                 "probe", cohort, self.algorithm.probe_downlink(self.server, cohort)
             )
             answers = yield probe
             answers.require_finite()
-            self._charge(ledger, phase, probe.downlink, cohort, answers)
+            if ledger is not None:
+                self._record_costs(
+                    ledger, ledger_phase, probe.downlink, cohort.reporting, answers
+                )
             cohort = replace(cohort, probes=answers)
         exchange = self._new_exchange(
             "init_unseen", cohort, self.algorithm.serve(self.server, cohort)
         )
         answers = yield exchange
         answers.require_finite()
-        self._charge(ledger, phase, exchange.downlink, cohort, answers)
+        if ledger is not None:
+            self._record_costs(
+                ledger, ledger_phase, exchange.downlink, cohort.reporting, answers
+            )
         return Service(cohort, exchange.downlink, answers.states)
 
     def deliver(self, ledger: Ledger) -> Exchanges[None]:
-        """Charge the final models of all clients to `ledger`."""
+        """Record in `ledger` the costs of sending all clients their final models."""
         for table in (self.executor.seen, self.executor.unseen):
             yield from self.services(table, np.arange(len(table)), ledger)
 
@@ -235,30 +244,29 @@ class Training(Rounds[ExecutorT]):
         """
         snapshot = {
             "round": self.round,
-            "phase": [self.phase, self.phase_start],
+            "phase": [self.phase.index, self.phase.first_round],
             "server": self.server,
             "states": self.executor.snapshot(),
-            "took_part": self.participated,
+            "took_part": self.phase.participated,
             "uplink": self.uplink_state,
             "privacy": None if self.privacy is None else self.privacy.snapshot(),
         }
-        # Rare (the probe itself diverged), and left out elsewhere: most methods have no
-        # probe, and most checkpoints are written after it.
-        if self._probe_is_due:
+        # The key exists only if the probe is still due, which is rare: most methods have
+        # no probe, and most checkpoints are written after it.
+        if self.phase.probe_is_due:
             snapshot["probe_is_due"] = True
         return snapshot
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Continue from the snapshot of a training with the same arguments."""
-        # Start the phase anew, for the structure of all states, and replace their
-        # values.
-        phase, phase_start = snapshot["phase"]
-        self._start_phase(phase, self.initial)
+        # A new phase has the structure of all states; then their values are replaced.
+        index, first_round = snapshot["phase"]
+        self._start_phase(index, self.initial)
+        self.phase.first_round = first_round
+        self.phase.probe_is_due = snapshot.get("probe_is_due", False)
+        self.phase.participated = snapshot["took_part"]
         self.round = snapshot["round"]
-        self.phase_start = phase_start
         self.server = snapshot["server"]
-        self._probe_is_due = snapshot.get("probe_is_due", False)
-        self.participated = snapshot["took_part"]
         self.uplink_state = list(snapshot["uplink"])
         if self.privacy is not None:
             self.privacy.restore(snapshot["privacy"])

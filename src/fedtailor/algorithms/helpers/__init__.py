@@ -1,1 +1,1 @@
-"""What several methods are made of: pure functions that their files call by name."""
+"""Functions, states and a base class that several methods share."""

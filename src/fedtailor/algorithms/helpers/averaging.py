@@ -12,7 +12,7 @@ from fedtailor.protocol import ClientRows, ServerState, server_state
 
 @server_state
 class AveragedModels(ServerState):
-    """Models that a server optimiser steps towards averages of clients' models."""
+    """Models that a server optimiser moves towards averages of clients' models."""
 
     model: Float[Array, "s d"]
     """The models, one for each stream."""
@@ -34,17 +34,17 @@ def average_step(
         theta_s <- theta_s - opt( theta_s - sum_i W_si x_i )
 
     Args:
-        server: with the models theta [s, d] and the optimiser's state.
+        server: the models theta [s, d] and the optimiser's state.
         optimizer: opt.
-        models: x, what the clients sent [c, d].
-        weights: W, whose rows sum to 1. Streams with a row of zeros keep model and
-            optimiser state, bit for bit.
+        models: x, the models that the clients sent [c, d].
+        weights: W, whose rows sum to 1 or are zero. A stream with a row of zeros keeps
+            its model and its optimiser state.
 
     Returns:
         The server with a new `model` and `optimizer`.
     """
     average = mix(server.model, models, weights)
-    # A cluster without reporters takes no step: momentum must not carry it on.
+    # A stream without reporters takes no step, not even by its momentum.
     is_updated = np.any(weights, axis=1)
     state, model = optimizer.apply(server.optimizer, server.model, average, is_updated)
     return server.replace(model=model, optimizer=state)

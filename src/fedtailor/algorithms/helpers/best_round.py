@@ -25,7 +25,7 @@ class BestRound(ServerState):
     best: Any
     """The state with the least validation loss of those that were sent to clients."""
     loss: float | None
-    """That loss, the mean over reporters' validation samples; None before there are any."""
+    """That loss, the mean over reporters' validation samples; None if not known yet."""
 
     @property
     def model(self) -> Float[Array, "s d"]:
@@ -33,16 +33,16 @@ class BestRound(ServerState):
         return self.now.model
 
     def after(self, new: Any, answers: Answers, cohort: Cohort) -> "BestRound":
-        """After one more round.
+        """The state after one more round.
 
         Args:
-            new: the state that the round made of `now`.
-            answers: what clients sent, with what `validation_loss` adds.
+            new: the new state after the round.
+            answers: what clients sent, including `validation_loss`.
             cohort: the clients of the round.
 
         Returns:
-            `new`, and the better of `now` and the best so far: the losses are those of
-            the model that was sent out.
+            With `new` as the last state. `now` becomes the best state if its loss is
+            the least: clients report the losses of the model that they received.
         """
         # as NumPy arrays [c]
         sent_counts = answers.host("validation_samples")
@@ -51,27 +51,27 @@ class BestRound(ServerState):
         losses = np.where(cohort.reporting, sent_losses, 0).astype(np.float64)
         if not counts.any():
             return self.replace(now=new)
-        # The mean over samples, not over clients: one client's split may be small.
+        # A mean over samples, because the split of a client may be small.
         loss = float(losses @ counts / counts.sum())
         if self.loss is not None and self.loss <= loss:
             return self.replace(now=new)
         return BestRound(now=new, best=self.now, loss=loss)
 
 
-def present(server: Any) -> Any:
+def training_state(server: Any) -> Any:
     """The state that training continues from, with or without a `BestRound`."""
     return server.now if isinstance(server, BestRound) else server
 
 
-def chosen(server: Any) -> Any:
-    """The state that clients predict with: the best round's if known, else the last."""
+def serving_state(server: Any) -> Any:
+    """The state that clients predict with: the best one if known, or else the last."""
     if isinstance(server, BestRound) and server.loss is not None:
         return server.best
-    return present(server)
+    return training_state(server)
 
 
 def validation_loss(theta: Float[Array, " d"], local: LocalTrainer) -> ClientUpdate:
-    """What a client sends for `BestRound.after`, of the model theta that it received.
+    """What a client sends for `BestRound.after`, given the received model theta.
 
     Returns:
         The mean validation loss (0 without samples), and the number of samples.

@@ -7,8 +7,8 @@ from jaxtyping import Array, Float
 from fedtailor.protocol import LocalTrainer
 
 _ITERATIONS = 10
-_LEAST = 1e-30
-"""The least norm that a direction is divided by when it is scaled to length 1."""
+_MIN_NORM = 1e-30
+"""The smallest number that a direction is divided by when it is scaled to length 1."""
 
 
 def largest_eigenvalue(
@@ -22,15 +22,15 @@ def largest_eigenvalue(
         key: draws the first direction.
 
     Returns:
-        The norm of the Hessian times a direction of length 1 after ten iterations,
-        which is a lower bound.
+        A lower bound: the norm of the Hessian times a direction of length 1, after ten
+        iterations.
     """
 
     def iterate(k: Array, v: Array) -> Array:
-        direction = v / jnp.maximum(jnp.linalg.norm(v), _LEAST)
+        direction = v / jnp.maximum(jnp.linalg.norm(v), _MIN_NORM)
         # Hessian-vector product, forward over reverse
-        _, hessian_times_direction = jax.jvp(local.gradient, (theta,), (direction,))
-        return hessian_times_direction
+        _, hessian_product = jax.jvp(local.gradient, (theta,), (direction,))
+        return hessian_product
 
     start = jax.random.normal(key, theta.shape, theta.dtype)
     return jnp.linalg.norm(local.fori_loop(_ITERATIONS, iterate, start))

@@ -3,7 +3,8 @@
 import jax
 from jaxtyping import Array, Float, ScalarLike
 
-from fedtailor.protocol import SGD, Batch, IntScalar, LocalTrainer, Params, is_off
+from fedtailor.algorithms.helpers.own_steps import add_weight_decay, loop_over_batches
+from fedtailor.protocol import SGD, Batch, IntScalar, LocalTrainer, Params
 
 
 def envelope_steps(
@@ -19,8 +20,8 @@ def envelope_steps(
 ) -> tuple[Float[Array, " d"], Float[Array, " d"]]:
     """Local training of pFedMe (Dinh et al. 2020, algorithm 1).
 
-    On each mini-batch `inner_steps` steps of SGD minimise F(theta) + lam/2 |theta -
-    w|^2 over theta, and then w steps towards theta:
+    On each mini-batch, `inner_steps` steps of SGD minimise F(theta) + lam/2 |theta -
+    w|^2 over theta. Then w takes a step towards theta:
 
         theta <- theta - rate ( g(theta) + lam (theta - w) )
         w <- w - share (w - theta)
@@ -28,7 +29,7 @@ def envelope_steps(
     Args:
         local: the client's data and training.
         w: the received model.
-        sgd: the rate and the batches of the inner steps; its optimizer and momentum are
+        sgd: the rate and the batches of the inner steps. Its optimizer and momentum are
             not used.
         inner_steps: steps of theta on each mini-batch.
         lam: weight of the proximal term lam/2 |theta - w|^2.
@@ -48,20 +49,17 @@ def envelope_steps(
         theta, w = models
 
         def inner(k: Array, theta: Params) -> Params:
-            g = local.batch_gradient(theta, batch)
-            if not is_off(sgd.weight_decay):  # a decay of 0 is not compiled
-                g = jax.tree.map(lambda g, t: g + sgd.weight_decay * t, g, theta)
+            g = add_weight_decay(local.batch_gradient(theta, batch), theta, sgd)
             return jax.tree.map(
                 lambda t, g, w: t - rate * (g + lam * (t - w)), theta, g, w
             )
 
-        # w is fixed during the inner steps of theta. Its own step is then along lam (w
-        # - theta), the gradient of the envelope.
+        # w is fixed during the inner steps of theta. The step of w that follows is
+        # along lam (w - theta), the gradient of the envelope.
         theta = local.fori_loop(inner_steps, inner, theta if warm_start else w)
         w = jax.tree.map(lambda w, t: w - share * (w - t), w, theta)
         return theta, w
 
     start = local.params(w if theta is None else theta), local.params(w)
-    steps = local.steps(sgd)
-    theta, w = local.loop(start, step, steps, sgd.batch_size, drop_last=sgd.drop_last)
+    theta, w = loop_over_batches(local, start, step, sgd)
     return local.vector(theta), local.vector(w)

@@ -12,29 +12,29 @@ class LastUploads(ServerState):
     """The model that each client sent last. The rounds may differ."""
 
     models: Float[Array, "r d"]
-    """The models, in the order in which the executor left them."""
+    """The models, in the executor's order."""
     row: Int[np.ndarray, " m"]
     """The row of each client."""
     sent: Bool[np.ndarray, " m"]
-    """Which clients have ever sent a model; other rows hold the initial one."""
+    """Which clients have ever sent a model. The others have the initial model."""
 
     @staticmethod
     def none_yet(initial: Float[Array, "m d"]) -> "LastUploads":
-        """Before the first round, when all clients hold these models."""
+        """The state before the first round, when all clients hold the given models."""
         return LastUploads(
             initial, np.arange(len(initial)), np.zeros(len(initial), bool)
         )
 
     def after(self, models: ClientRows, cohort: Cohort) -> "LastUploads":
-        """The last models after a round.
+        """The state after a round.
 
         Args:
-            models: what the clients of the round sent.
+            models: the models that the cohort sent.
             cohort: the clients of the round.
 
         Returns:
-            With the models of the reporters in place of their earlier ones. Nothing is
-            copied if all clients report.
+            With the models of the reporters in place of their earlier models. If all
+            clients report, no model is copied.
         """
         if cohort.reporting.all() and len(cohort) == len(self.row):
             return LastUploads(

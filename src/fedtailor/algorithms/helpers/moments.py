@@ -1,4 +1,4 @@
-"""Second moments of data, and the squared error of a linear model that follows."""
+"""Second moments of data, and the squared error of a linear model given these."""
 
 import math
 from typing import Any
@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from fedtailor.algorithms.helpers.own_steps import loop_over_batches
 from fedtailor.protocol import (
     SGD,
     Batch,
@@ -34,7 +35,7 @@ class WithMoments(ServerState):
 
 
 def models_of(server: Any) -> Any:
-    """The state of the common models, with or without a `WithMoments` around it."""
+    """The state of the common models, which a `WithMoments` may contain."""
     return server.models if isinstance(server, WithMoments) else server
 
 
@@ -44,13 +45,13 @@ def sums_of_moments(
     """Sums of u u' and u y', side by side, over a client's samples, where u = (x, 1).
 
     Args:
-        theta: any model. It is tested whether it is linear, with squared error.
+        theta: any model; the function checks that it is linear, with squared error.
         local: the client.
         batch_size: samples at a time.
 
     Returns:
-        The sums, and the largest deviation |loss - e| / (1 + e) of a sample's loss from
-        the squared error e of a linear model.
+        The sums, and the largest |loss - e| / (1 + e) over the samples, where e is the
+        squared error of a linear model: about 0 if the model is linear with this loss.
     """
     example = local.draw("moments", 0, 1)
     input_shape = example.x.shape[1:]
@@ -68,8 +69,7 @@ def sums_of_moments(
         u = jnp.concatenate([batch.x.reshape(size, -1), ones], axis=1)
         y = batch.y.reshape(size, -1).astype(theta.dtype)
         sums, deviation = carry
-        # If the model is linear and its loss the squared error, its loss on every
-        # sample is |H' u - y|^2.
+        # A linear model with squared error has the loss |H' u - y|^2 on every sample.
         expected = jnp.square(u @ matrix - y).sum(axis=1)
         outputs = local.logits(params, batch.x, training=False)
         losses = local.losses(outputs, batch.y)
@@ -80,10 +80,10 @@ def sums_of_moments(
         sums = sums + weighted.T @ jnp.concatenate([u, y], axis=1)
         return sums, jnp.maximum(deviation, deviations.max())
 
-    no_sums = jnp.zeros((inputs + 1, inputs + 1 + targets), theta.dtype)
-    zero = no_sums, jnp.zeros((), theta.dtype)
-    steps = local.steps(SGD(batch_size=batch_size))
-    return local.loop(zero, add, steps, batch_size, purpose="moments")
+    zero_sums = jnp.zeros((inputs + 1, inputs + 1 + targets), theta.dtype)
+    start = zero_sums, jnp.zeros((), theta.dtype)
+    one_pass = SGD(batch_size=batch_size)
+    return loop_over_batches(local, start, add, one_pass, purpose="moments")
 
 
 def loss_by_moments(

@@ -1,4 +1,7 @@
-"""Plain SGD for methods that take steps of their own on several things at once."""
+"""Steps and loops of SGD, for methods that train several models at once."""
+
+from collections.abc import Callable
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,16 +17,46 @@ from fedtailor.protocol import (
     require,
 )
 
+Carry = TypeVar("Carry")
+"""Any pytree that one step hands to the next."""
 
-def descend(params: Params, gradient: Params, sgd: SGD, rate: ScalarLike) -> Params:
-    """One plain step: w - rate ( g + weight_decay w )."""
-    # A decay of 0 is not compiled.
-    if not is_off(sgd.weight_decay):
-        gradient = jax.tree.map(lambda g, w: g + sgd.weight_decay * w, gradient, params)
+
+def loop_over_batches(
+    local: LocalTrainer,
+    carry: Carry,
+    step: Callable[[Carry, Batch, Int[Array, ""]], Carry],
+    sgd: SGD,
+    purpose: str = "batches",
+) -> Carry:
+    """`local.loop` with the number of steps and the batches of `sgd`.
+
+    `SGD(batch_size=b)` is one pass over the client's training samples.
+    """
+    return local.loop(
+        carry,
+        step,
+        local.steps(sgd),
+        sgd.batch_size,
+        drop_last=sgd.drop_last,
+        purpose=purpose,
+    )
+
+
+def add_weight_decay(gradient: Params, params: Params, sgd: SGD) -> Params:
+    """The gradient g + weight_decay w."""
+    # A constant decay of 0 is left out of the compiled program.
+    if is_off(sgd.weight_decay):
+        return gradient
+    return jax.tree.map(lambda g, w: g + sgd.weight_decay * w, gradient, params)
+
+
+def sgd_step(params: Params, gradient: Params, sgd: SGD, rate: ScalarLike) -> Params:
+    """One step of plain SGD, w - rate ( g + weight_decay w )."""
+    gradient = add_weight_decay(gradient, params, sgd)
     return jax.tree.map(lambda w, g: w - rate * g, params, gradient)
 
 
-def descend_with_momentum(
+def momentum_step(
     params: Params, velocity: Params, gradient: Params, sgd: SGD, rate: ScalarLike
 ) -> tuple[Params, Params]:
     """One step of SGD with momentum.
@@ -33,13 +66,12 @@ def descend_with_momentum(
     Returns:
         The new w and v.
     """
-    if not is_off(sgd.weight_decay):
-        gradient = jax.tree.map(lambda g, w: g + sgd.weight_decay * w, gradient, params)
+    gradient = add_weight_decay(gradient, params, sgd)
     velocity = jax.tree.map(lambda v, g: sgd.momentum * v + g, velocity, gradient)
     return jax.tree.map(lambda w, v: w - rate * v, params, velocity), velocity
 
 
-def descend_in_training(
+def sgd_step_with_statistics(
     params: Params,
     gradient: Params,
     batch: Batch,
@@ -47,16 +79,15 @@ def descend_in_training(
     rate: ScalarLike,
     local: LocalTrainer,
 ) -> Params:
-    """`descend` for models that may have running statistics.
+    """`sgd_step` for models that may have running statistics.
 
     Returns:
-        The parameters after the step; running statistics are those that a training step
-        on `batch` leaves.
+        The parameters after the step, with the running statistics after a training step
+        on `batch`.
     """
-    # The statistics are those of the model before the step, in training mode.
+    # The model before the step gives the statistics, in training mode.
     statistics = local.renew_statistics(params, batch)
-    new = descend(params, gradient, sgd, rate)
-    return local.with_statistics(new, statistics)
+    return local.with_statistics(sgd_step(params, gradient, sgd, rate), statistics)
 
 
 def sgd_from_velocity(
@@ -65,7 +96,7 @@ def sgd_from_velocity(
     velocity: Float[Array, " d"],
     sgd: SGD,
 ) -> tuple[Float[Array, " d"], Float[Array, " d"]]:
-    """`local.sgd` with momentum that does not start at zero.
+    """`local.sgd` with momentum that starts at a given velocity.
 
     Returns:
         The trained model and the velocity after the last step.
@@ -78,31 +109,32 @@ def sgd_from_velocity(
         params, velocity = carry
         gradient = local.batch_gradient(params, batch)
         statistics = local.renew_statistics(params, batch)
-        new, velocity = descend_with_momentum(params, velocity, gradient, sgd, rate)
+        new, velocity = momentum_step(params, velocity, gradient, sgd, rate)
         return local.with_statistics(new, statistics), velocity
 
     start = local.params(theta), local.params(velocity)
-    params, last = local.loop(
-        start, step, local.steps(sgd), sgd.batch_size, drop_last=sgd.drop_last
-    )
-    return local.vector(params), local.vector(last)
+    params, velocity_params = loop_over_batches(local, start, step, sgd)
+    return local.vector(params), local.vector(velocity_params)
 
 
-def require_plain(method: str, sgd: SGD) -> None:
-    """Require plain SGD, for a method that writes its own steps.
+def require_plain_sgd(steps: str, sgd: SGD) -> None:
+    """Require plain SGD, for a method with its own steps.
+
+    Args:
+        steps: what the message calls these steps, such as "apfl's coupled steps".
+        sgd: the settings.
 
     Raises:
         ValueError: `sgd` has momentum or another optimiser.
     """
     require(
         is_off(sgd.momentum) and sgd.optimizer is None,
-        f"{method}'s coupled steps are plain SGD; train without momentum and without an"
-        " optimizer",
+        f"{steps} are plain SGD; train without momentum and without an optimizer",
     )
 
 
 def head_of(local: LocalTrainer) -> ModelPart:
-    """The head of a client's model, or the whole model if it has no body."""
+    """The head of a client's model; the whole model if the model has no body."""
     part = "head" if "head" in local.parts_of_model else "everything"
     return local.part_of_model(part)
 

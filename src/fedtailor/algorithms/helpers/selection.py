@@ -14,13 +14,13 @@ def closest(
     f(k) = argmin_i F_k(h_i) of Mansour et al. 2020, eq. 6; the first on ties.
 
     Args:
-        models: the candidates h_i; a single one is chosen without looking at the data.
-        received: which of them were sent; the others cannot be chosen.
+        models: the candidates h_i. A single candidate is chosen without evaluation.
+        received: which candidates were sent. Others are not chosen.
         local: the client k.
 
     Returns:
-        The number of the model, and its loss (0 if there was only one candidate, or if
-        none was sent).
+        The number of the chosen model, and its loss (0 if there is only one candidate,
+        or if none was sent).
     """
     if len(models) == 1:
         return jnp.int32(0), jnp.zeros((), models.dtype)
@@ -30,14 +30,14 @@ def closest(
 
 
 def require_cover(cover: tuple[float, ...]) -> None:
-    """Check the lambdas that a client chooses from.
+    """Require ascending values of lambda in [0, 1], at least one.
 
     Raises:
-        ValueError: they are not ascending numbers in [0, 1].
+        ValueError: `cover` is something else.
     """
     in_range = len(cover) > 0 and all(0 <= lam <= 1 for lam in cover)
-    ascending = list(cover) == sorted(set(cover))
+    is_ascending = list(cover) == sorted(set(cover))
     require(
-        in_range and ascending,
+        in_range and is_ascending,
         f"cover is {cover}; it must be one number or more in [0, 1], ascending",
     )

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 from numpy.typing import NDArray
 
 from fedtailor.protocol import (
+    NOT_SENT,
     Batch,
     Inbox,
     IntScalar,
@@ -28,16 +29,16 @@ def example_streams(
         counts: n_i [c].
 
     Returns:
-        kind -> streams, one for each example, of which every client receives its own.
+        kind -> one stream for each example; each client receives its own examples.
     """
     x = _padded(np.concatenate([inputs for inputs, _ in samples]))
     y = _padded(np.concatenate([labels for _, labels in samples]))
-    # The examples of all clients are stacked; client i receives rows first_i to
-    # first_i + n_i - 1, and -1 (nothing) in the places that are left over.
+    # The examples of all clients are stacked. Client i receives rows first_i to
+    # first_i + n_i - 1, and nothing in the remaining positions.
     first = np.cumsum(counts) - counts
     offset = np.arange(next_power_of_two(counts.max()))
     is_own = offset < counts[:, None]
-    rows = np.where(is_own, first[:, None] + offset, -1).astype(np.int32)
+    rows = np.where(is_own, first[:, None] + offset, NOT_SENT).astype(np.int32)
     return {
         "inputs": Streams(jnp.asarray(x), rows),
         "labels": Streams(jnp.asarray(y), rows),
@@ -47,17 +48,17 @@ def example_streams(
 def batch_positions(
     count: IntScalar, step: Int[Array, ""], size: int, dtype: Any
 ) -> tuple[Int[Array, " size"], Float[Array, " size"]]:
-    """The examples of a step's batch, in consecutive batches, pass after pass.
+    """The positions of the examples in the batch of a step, for consecutive batches.
 
     Args:
         count: the number of examples.
-        step: the number of the step.
-        size: of a batch.
+        step: the number of the step; after the last batch the first one follows.
+        size: the number of examples in a batch.
         dtype: of the weights.
 
     Returns:
-        Positions, which may reach past the end in the last batch, and weights: 1 for an
-        example, 0 past the end.
+        Positions, some of which may be past the end in the last batch, and weights: 1
+        for an example, 0 past the end.
     """
     batches = jnp.maximum((count + size - 1) // size, 1)
     first = step % batches * size
@@ -68,7 +69,7 @@ def batch_positions(
 def received_batch(
     inbox: Inbox, local: LocalTrainer, step: Int[Array, ""], size: int, dtype: Any
 ) -> Batch:
-    """The batch of a step, of the examples that a client was sent."""
+    """The batch of a step, made of the examples that a client received."""
     count = inbox.received["labels"].sum()
     positions, weight = batch_positions(count, step, size, dtype)
     rows = jnp.minimum(positions, len(inbox["labels"]) - 1)
@@ -76,7 +77,7 @@ def received_batch(
 
 
 def _padded(rows: NDArray[Any]) -> NDArray[Any]:
-    """The rows, and zeros up to a power of two: few shapes mean few compilations."""
+    """The rows, padded with zeros to a power of two: few shapes, few compilations."""
     missing = next_power_of_two(len(rows)) - len(rows)
     zeros = np.zeros((missing, *rows.shape[1:]), rows.dtype)
     return np.concatenate([rows, zeros])

@@ -29,13 +29,13 @@ class SharedPart(AveragedModels):
     """
 
     initial: Float[Array, " d"]
-    """theta^0, of which clients need what is outside the shared part."""
+    """theta^0, whose entries outside of the shared part clients start from."""
     runs: Int[np.ndarray, "runs 2"]
-    """The entries of the shared part in theta, see `runs_of`."""
+    """The entries of the shared part (see `runs_of`)."""
 
     @staticmethod
     def begin(init: Init, part: ModelPart, optimizer: ServerOptimizer) -> "SharedPart":
-        """Before the first round, at the common initial model."""
+        """The state before the first round, with the common initial model."""
         theta = init(0)[None]  # [1, d]: the server holds one model
         state = optimizer.init(part.take(theta))
         return SharedPart(theta, state, theta[0], runs_of(part))
@@ -45,18 +45,19 @@ class SharedPart(AveragedModels):
         """The shared part."""
         return part_of_runs(self.runs, self.model.shape[1])
 
-    def to_everyone(self, clients: int) -> Streams:
-        """The shared part [1, d_part] to every client of a cohort."""
+    def part_stream(self, clients: int) -> Streams:
+        """The message with the shared part [1, d_part], for all clients of a cohort."""
         return Streams.everyone(jnp.asarray(self.part.take(self.model)), clients)
 
-    def initial_to_everyone(self, clients: int) -> Streams:
-        """theta^0 [1, d], for the entries outside the part.
+    def initial_stream(self, clients: int) -> Streams:
+        """The message with theta^0 [1, d], for the entries outside of the shared part.
 
-        Clients can compute it from the run's seed, so the ledger charges nothing.
+        Clients can compute theta^0 from the run's seed, so the ledger does not count
+        it.
         """
         return Streams.everyone(self.initial, clients, already_held=True)
 
-    def averaged(
+    def update_part(
         self,
         optimizer: ServerOptimizer,
         parts: ClientRows,
@@ -80,8 +81,8 @@ def runs_of(part: ModelPart) -> Int[np.ndarray, "runs 2"]:
     """The entries of a part in theta, as runs of consecutive entries.
 
     Returns:
-        The first entry, and one past the last, of every run: an array, so that a
-        checkpoint can hold it.
+        The first entry, and one past the last entry, of each run. Checkpoints can hold
+        this array.
     """
     entries = part.indices
     # A run ends where the next entry is not the next number.
@@ -94,30 +95,30 @@ def runs_of(part: ModelPart) -> Int[np.ndarray, "runs 2"]:
 
 
 def part_of_runs(runs: Int[np.ndarray, "runs 2"], d: int) -> Part:
-    """The part with these runs (see `runs_of`) of a model of d entries."""
+    """The inverse of `runs_of`, for a model with d entries."""
     return Part("shared", tuple((int(start), int(end)) for start, end in runs), d)
 
 
-def joined(
+def join_parts(
     own: ModelPart, state: ClientState, shared: Float[Array, " d_shared"]
 ) -> Float[Array, " d"]:
-    """The whole model, from a client's own part and the shared rest.
+    """The whole model, from a client's own part and the shared part.
 
     Args:
         own: the client's own part.
-        state: the client's, with the entries of its own part as `state["own"]`, unless
-            that part is empty.
+        state: the client's state, with the entries of its own part as `state["own"]`,
+            unless that part is empty.
         shared: the entries of the shared part.
     """
-    # The two parts are complements: together they fill every entry.
+    # The two parts are complements, so every entry is set.
     own_entries = state.get("own", jnp.zeros(0, shared.dtype))
     zeros = jnp.zeros(len(own_entries) + len(shared), shared.dtype)
     theta = own.put(zeros, own_entries)
     return own.complement.put(theta, shared)
 
 
-def named(name: str, part: Float[Array, " d_part"]) -> dict[str, Array]:
-    """A part as an entry of a client's state or message; none if the part is empty."""
+def entry_of_part(name: str, part: Float[Array, " d_part"]) -> dict[str, Array]:
+    """A part as an entry of a client's state or message; no entry if it is empty."""
     return {name: part} if len(part) else {}
 
 

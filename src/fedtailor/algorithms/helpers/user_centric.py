@@ -1,4 +1,4 @@
-"""The server's states of user-centric aggregation, and weights for newcomers."""
+"""The server's states of user-centric aggregation, and weights for unseen clients."""
 
 from collections.abc import Sequence
 from dataclasses import field
@@ -22,8 +22,8 @@ from fedtailor.protocol import (
     server_state,
 )
 
-LONGEST_TRIAL = 3
-"""A trial ends after this many times its rounds, whether or not a candidate learned."""
+MAX_TRIAL_FACTOR = 3
+"""A trial takes at most this many times its number of rounds."""
 
 
 @server_state
@@ -40,18 +40,16 @@ class BeforeProbe(ServerState):
 
 @server_state
 class UCFLState(BeforeProbe):
-    """The streams, and what clients that arrive later are compared with."""
+    """The streams, and the answers to the probe, for weights of unseen clients."""
 
     gradients: Float[np.ndarray, "m d"] | None
     """g_i, the clients' answers to the probe; None if the user gave the rows."""
     sigma2: Float[np.ndarray, " m"] | None
     """sigma_i^2 as the clients sent it; None if the user gave the rows."""
     kernel: Kernel
-    """The rule that gives rows of weights from gradients and sigma_i^2."""
+    """The rule that computes rows of weights from gradients and sigma_i^2."""
     bandwidth: float
-    """The factor of sigma_i^2 in the kernel: 1, unless the batch n_k was chosen after
-    the probe.
-    """
+    """The factor of sigma_i^2 in the kernel; 1 unless n_k is chosen after the probe."""
     rows: Float[np.ndarray, "m m"]
     """w_ij, the weights of all clients for each client."""
     weights: Float[np.ndarray, "s m"]
@@ -65,15 +63,14 @@ class UCFLState(BeforeProbe):
     silhouettes: Float[np.ndarray, "k 2"]
     """The numbers of streams that "auto" compared, and their silhouettes."""
     fresh: bool
-    """Whether this is before the first round: all streams are the model of the probe.
-    """
+    """Whether no round is over yet, so that all streams are the model of the probe."""
     uploads: LastUploads | None = None
     """The models that clients sent last, if each client has a stream of its own; None
     before the first round, or with fewer streams.
     """
     tried: Float[np.ndarray, "k 2"] = field(default_factory=lambda: np.zeros((0, 2)))
-    """The batches of the variances that "auto" compared, as shares of a client's
-    samples (NaN: the kernel `bound`), and the validation errors by which it chose."""
+    """The values of n_k that "auto" compared, as shares of a client's samples (NaN for
+    the kernel `bound`), and their validation errors."""
 
     @property
     def one_for_each(self) -> bool:
@@ -86,7 +83,7 @@ class Trial(BeforeProbe):
     """Several candidates for the weights, which train side by side until one is chosen."""
 
     candidates: list[UCFLState]
-    """What the server would hold with each candidate alone."""
+    """The server's state of each candidate."""
     shares: Float[np.ndarray, " k"]
     """n_k of each candidate as a share of a client's samples; NaN for the kernel
     `bound`, which has no n_k.
@@ -94,45 +91,45 @@ class Trial(BeforeProbe):
     validates: Bool[np.ndarray, " m"]
     """Which clients have validation data."""
     errors: Float[np.ndarray, "t k"]
-    """The mean validation error over clients (see `validation_error`) with each
-    candidate's models, before each round."""
+    """The mean validation error over clients (see `validation_error`) with the models
+    of each candidate, before each round."""
 
     def is_over(self, rounds: int) -> bool:
-        """Whether the candidates have trained long enough to be told apart.
+        """Whether the candidates have trained long enough to choose one.
 
-        That is after `rounds` rounds, if the leader is then wrong at most half as often
-        as the initial model. Otherwise the trial continues, at most `LONGEST_TRIAL` times
-        as long: models that have hardly begun to learn do not tell which candidate will
-        be best (training alone is often ahead for a while).
+        The trial ends after `rounds` rounds if the leader is then wrong at most half as
+        often as the initial model. Otherwise it continues, at most `MAX_TRIAL_FACTOR`
+        times as long: early in training the errors do not show which candidate will be
+        best (training alone is often ahead at first).
         """
-        trained = len(self.errors) - 1  # the first row is of the initial model
-        if trained < rounds:
+        rounds_done = len(self.errors) - 1  # the first row is of the initial model
+        if rounds_done < rounds:
             return False
         has_learned = bool(self.later_errors.min() <= self.errors[0].mean() / 2)
-        return has_learned or trained >= LONGEST_TRIAL * rounds
+        return has_learned or rounds_done >= MAX_TRIAL_FACTOR * rounds
 
     def chosen(self) -> UCFLState:
-        """The state of the leader, which continues alone."""
-        compared = np.stack([self.shares, self.later_errors], axis=1)
-        return self.leader.replace(tried=compared)
+        """The leader's state, with which the run continues."""
+        shares_and_errors = np.stack([self.shares, self.later_errors], axis=1)
+        return self.leader.replace(tried=shares_and_errors)
 
     @property
     def later_errors(self) -> Float[np.ndarray, " k"]:
-        """The candidates' errors, averaged over the later half of the rounds.
+        """The candidates' errors [k], averaged over the later half of the rounds.
 
-        The errors of a single round are a few mistakes.
+        The errors of a single round would be too noisy.
         """
         return self.errors[len(self.errors) // 2 :].mean(axis=0)
 
     @property
     def leader(self) -> UCFLState:
-        """The candidate of the least error (`later_errors`), the first on ties."""
+        """The candidate with the least of `later_errors`, the first one on ties."""
         best = int(np.argmin(self.later_errors)) if len(self.errors) else 0
         return self.candidates[best]
 
     @property
     def model(self) -> Float[Array, "s d"]:
-        """The leader's streams."""
+        """The models of the leader's streams."""
         return self.leader.model
 
     def downlink(self, cohort: Cohort) -> Downlink:
@@ -141,7 +138,7 @@ class Trial(BeforeProbe):
         Returns:
             For each client of the cohort, the model of its stream of every candidate.
         """
-        # The candidates' streams are stacked; those of candidate k begin at row
+        # The streams of all candidates are stacked. Those of a candidate begin at row
         # `first`.
         recipients = []
         first = 0
@@ -161,18 +158,17 @@ class Trial(BeforeProbe):
         """The trial after one more round.
 
         Args:
-            candidates: their states after the round.
+            candidates: the candidates' states after the round.
             answers: what the clients sent, with their validation errors.
             cohort: the clients of the round.
         """
-        # The mean over clients with validation data (the others sent 0), as runs are
-        # judged by the mean over clients.
+        # The mean over clients with validation data; the others sent 0.
         is_counted = cohort.reporting & self.validates[cohort.position]
         errors = self.errors
         if is_counted.any():
-            sent = answers.host("error")[is_counted]  # [c, k]
-            of_round = sent.mean(axis=0, dtype=np.float64)
-            errors = np.concatenate([errors, of_round[None]])
+            client_errors = answers.host("error")[is_counted]  # [c, k]
+            round_errors = client_errors.mean(axis=0, dtype=np.float64)
+            errors = np.concatenate([errors, round_errors[None]])
         return self.replace(candidates=list(candidates), errors=errors)
 
 
@@ -188,20 +184,21 @@ def probe_of(answers: Answers, cohort: Cohort) -> Probe:
 def newcomer_rows(
     server: UCFLState, cohort: Cohort, usable: Bool[np.ndarray, " m"]
 ) -> Float[np.ndarray, "c m"]:
-    """Rows of weights for clients that arrive when training is under way or over.
+    """Rows of weights for newcomers.
 
     Args:
-        server: what the probe told of the seen clients.
-        cohort: the newcomers: unseen clients, or seen ones whose stream was never
-            mixed.
+        server: with the answers of the seen clients to the probe.
+        cohort: the newcomers, which are unseen clients or seen clients whose stream was
+            never mixed.
         usable: [m] the seen clients that may have weight.
 
     Returns:
-        Weights [c, m] of the usable clients; rows of zeros where no client is usable.
+        Weights [c, m], 0 for clients that are not usable. If no client is usable, all
+        weights are 0.
 
     Raises:
-        ValueError: an unseen client, and the rows are the user's own, so that there is
-            none for it.
+        ValueError: the user gave the rows of the seen clients, and a newcomer has no
+            row.
     """
     if not usable.any():
         return np.zeros((len(cohort), len(usable)))
@@ -211,33 +208,35 @@ def newcomer_rows(
             newcomers = probe_of(cohort.probes, cohort)
         else:
             # Seen clients answered the probe before training.
-            own = cohort.position
+            position = cohort.position
             newcomers = Probe(
-                server.gradients[own], server.sigma2[own], server.sizes[own]
+                server.gradients[position],
+                server.sigma2[position],
+                server.sizes[position],
             )
-        # The same n_k as that of the rows in use.
-        newcomers = newcomers.widened(server.bandwidth)
-        seen = seen.widened(server.bandwidth)
+        # With the n_k of the seen clients' rows.
+        newcomers = newcomers.with_bandwidth(server.bandwidth)
+        seen = seen.with_bandwidth(server.bandwidth)
         return newcomer_weights(newcomers, seen, server.kernel, usable)
     require(
         bool(np.isin(cohort.ids, server.ids).all()),
         "with rows of your own ucfl cannot weigh clients that have no row: an unseen"
         " client",
     )
-    # Rows of the user's own, renormalised over the usable clients.
-    own_rows = server.rows[np.searchsorted(server.ids, cohort.ids)]
-    rows = np.where(usable, own_rows, 0.0)
-    mass = rows.sum(axis=1, keepdims=True)
-    return np.divide(rows, mass, out=np.zeros_like(rows), where=mass > 0)
+    # The rows that the user gave, renormalised over the usable clients.
+    given_rows = server.rows[np.searchsorted(server.ids, cohort.ids)]
+    rows = np.where(usable, given_rows, 0.0)
+    total = rows.sum(axis=1, keepdims=True)
+    return np.divide(rows, total, out=np.zeros_like(rows), where=total > 0)
 
 
 def nearest_streams(
     server: UCFLState, rows: Float[np.ndarray, "c m"]
 ) -> Int[np.ndarray, " c"]:
-    """For each row of weights the stream whose weights are nearest to it.
+    """The stream whose weights are nearest to each row of weights.
 
-    Streams that were never mixed still are theta^0. They do not count, unless all
-    streams are.
+    Streams that were never mixed are still theta^0. They are not used, unless no stream
+    was ever mixed.
     """
     differences = rows[:, None] - server.weights[None]  # [c, s, m]
     distances = np.square(differences).sum(-1)
@@ -247,7 +246,7 @@ def nearest_streams(
 
 
 def stream_diagnostics(server: UCFLState) -> list[Diagnostic]:
-    """The weights, and how the number of streams and n_k were chosen, if they were."""
+    """The weights, the silhouettes and the errors by which settings were chosen."""
     diagnostics: list[Diagnostic] = [
         MatrixDiagnostic(
             "collaboration", "Weights of all clients for each client", server.rows

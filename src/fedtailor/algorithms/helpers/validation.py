@@ -14,8 +14,8 @@ def validation_error(
     """The error of a model on a client's validation samples.
 
     Returns:
-        The share that it predicts wrongly or, where its outputs are not scores of
-        classes, its mean loss; 0 for an empty split.
+        The share of wrong predictions or, if the outputs are not scores of classes, the
+        mean loss; 0 for an empty split.
     """
     params = local.params(theta)
     samples = local.count("val")
@@ -28,7 +28,7 @@ def validation_error(
         has_labels = jnp.issubdtype(batch.y.dtype, jnp.integer)
         if has_labels and outputs.ndim == batch.y.ndim + 1:
             is_wrong = (outputs.argmax(axis=-1) != batch.y).astype(total.dtype)
-            # A text has a label for each token: its error is the share of them.
+            # A text has a label for each token. Its error is the share of wrong tokens.
             errors = is_wrong.reshape(len(is_wrong), -1).mean(axis=1)
         else:
             errors = local.losses(outputs, batch.y)

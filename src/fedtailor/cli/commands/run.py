@@ -18,6 +18,7 @@ from fedtailor.experiments.uplink import uplink_of_texts
 from fedtailor.protocol import Algorithm, is_hyperparameters, require
 from fedtailor.runs import Run
 from fedtailor.runs import run as train
+from fedtailor.runs.summary import as_lines
 from fedtailor.storage import Interrupted
 from fedtailor.storage.digests import finite
 from fedtailor.storage.run_files import MANIFEST
@@ -201,7 +202,4 @@ def _print(done: Run, scenario: str, as_json: bool) -> None:
     if as_json:
         print(json.dumps(finite(summary), allow_nan=False, default=str))
         return
-    width = max(map(len, summary))
-    for name, value in summary.items():
-        text = f"{value:.4f}" if isinstance(value, float) else value
-        print(f"{name:<{width}}  {text}")
+    print(as_lines(summary))

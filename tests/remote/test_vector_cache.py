@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedtailor.remote.held import KNOWN, HeldVectors, Holdings, Lacks, digest
 from fedtailor.remote.messages import (
     ArraySpec,
     Reply,
@@ -20,7 +19,14 @@ from fedtailor.remote.transport import (
     LoopbackTransport,
     Responder,
     TooFewClients,
-    exchange,
+    send_and_receive,
+)
+from fedtailor.remote.vector_cache import (
+    KNOWN,
+    CacheMiss,
+    ClientCaches,
+    VectorCache,
+    digest,
 )
 
 ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -56,7 +62,7 @@ def same(one, other):
 
 
 def test_what_was_received_last_what_follows_from_the_seed_and_what_comes_twice_is_not_sent():
-    server, client = Holdings([INITIAL]), HeldVectors(lambda: [INITIAL])
+    server, client = ClientCaches([INITIAL]), VectorCache(lambda: [INITIAL])
     steps = [
         (request(ROWS[:2]), 2),
         (request(np.stack([ROWS[1], INITIAL, ROWS[2], ROWS[0]])), 1),
@@ -68,13 +74,13 @@ def test_what_was_received_last_what_follows_from_the_seed_and_what_comes_twice_
         (request(np.zeros((0, 3), np.float32)), 0),
     ]
     for whole, sent in steps:
-        short = server.shorten(whole, digests(whole))
+        short = server.drop_cached(whole, digests(whole))
         assert (
             len(short.arrays["stream/model"]) == sent
             and short.arrays.get("initial", ROWS[:0]).size == 0
         )
-        same(client.complete(short).arrays, whole.arrays)
-        server.received("a", digests(whole))
+        same(client.fill_in(short).arrays, whole.arrays)
+        server.record("a", digests(whole))
 
 
 def test_vectors_of_other_types_and_shapes_have_other_digests():
@@ -90,11 +96,11 @@ def test_vectors_of_other_types_and_shapes_have_other_digests():
 
 def test_a_client_that_lacks_a_vector_says_so_and_is_sent_everything():
     whole = request(ROWS[:2])
-    server = Holdings([])
-    server.received("a", digests(whole))
-    short = server.shorten(whole, digests(whole))
-    with pytest.raises(Lacks):
-        HeldVectors().complete(short)
+    server = ClientCaches([])
+    server.record("a", digests(whole))
+    short = server.drop_cached(whole, digests(whole))
+    with pytest.raises(CacheMiss):
+        VectorCache().fill_in(short)
     sizes, responder = (
         [],
         Responder(
@@ -107,12 +113,12 @@ def test_a_client_that_lacks_a_vector_says_so_and_is_sent_everything():
         return responder(body)
 
     lines = []
-    found = exchange(
+    found = send_and_receive(
         LoopbackTransport({"a": respond}),
         {"a": whole},
         SPECS,
-        shortened={"a": short},
-        tell=lines.append,
+        cached={"a": short},
+        log=lines.append,
     )
     np.testing.assert_array_equal(found.replies["a"].arrays["sum"], ROWS[:2].sum(0))
     assert sizes == [0, 2] and not lines
@@ -138,36 +144,36 @@ class Returns(LoopbackTransport):
                 super().send(client, each)
 
 
-def test_a_client_that_comes_back_and_finds_the_shortened_request_first_is_not_refused():
+def test_a_client_that_comes_back_and_finds_the_cached_request_first_is_not_refused():
     whole, lines = request(ROWS[:2]), []
-    server = Holdings([])
-    server.received("a", digests(whole))
-    short = {"a": server.shorten(whole, digests(whole))}
+    server = ClientCaches([])
+    server.record("a", digests(whole))
+    short = {"a": server.drop_cached(whole, digests(whole))}
     responder = Responder(
         "job", "a", lambda asked: {"sum": asked.arrays["stream/model"].sum(0)}
     )
-    found = exchange(
+    found = send_and_receive(
         Returns({"a": responder}),
         {"a": whole},
         SPECS,
-        shortened=short,
-        tell=lines.append,
-        pause=0.01,
+        cached=short,
+        log=lines.append,
+        poll_interval=0.01,
     )
     assert list(found.replies) == ["a"] and not lines
 
 
 def test_a_client_that_lacks_what_nobody_left_out_is_refused():
     def respond(body):
-        return encode_reply(Reply.to(decode_request(body), lacks=True))
+        return encode_reply(Reply.to(decode_request(body), cache_miss=True))
 
     lines = []
     with pytest.raises(TooFewClients):
-        exchange(
+        send_and_receive(
             LoopbackTransport({"a": respond}),
             {"a": request(ROWS)},
             SPECS,
-            tell=lines.append,
+            log=lines.append,
         )
     assert lines == ["client a: it says that it lacks what it was sent"]
 
@@ -204,4 +210,4 @@ def test_a_client_that_lacks_what_nobody_left_out_is_refused():
 def test_a_request_that_does_not_add_up_is_refused(change, said):
     asked = request(ROWS)
     with pytest.raises(ValueError, match=f"^{said}$"):
-        HeldVectors().complete(replace(asked, arrays={**asked.arrays, **change}))
+        VectorCache().fill_in(replace(asked, arrays={**asked.arrays, **change}))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from fedtailor.models.convolution import convolve, planes
+from fedtailor.models.convolution import convolve, to_feature_maps
 from fedtailor.models.pooling import convolve_windows, pool_relu, windows
 
 # (image height and width, channels, filters, size of the kernel); the second has odd
@@ -33,7 +33,7 @@ def as_images(x):
 
 
 def fast(x, kernel, bias):
-    return as_images(convolve(planes(x), kernel)) + bias
+    return as_images(convolve(to_feature_maps(x), kernel)) + bias
 
 
 def textbook(x, kernel, bias):
@@ -42,7 +42,7 @@ def textbook(x, kernel, bias):
 
 def fast_block(kind):
     def block(x, kernel, bias):
-        y = convolve(planes(x), kernel)
+        y = convolve(to_feature_maps(x), kernel)
         o, h, w, b = y.shape
         return as_images(
             pool_relu(windows(y), bias, kind).reshape(o, h // 2, w // 2, b)

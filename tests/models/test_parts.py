@@ -154,8 +154,8 @@ def test_numpy_stacks_and_leading_axes():
 
 def test_masks_freeze_a_part():
     model = bound("lenet5")
-    mask = model.part_mask("head")
     params = model.params(model.init(KEY))
+    mask = model.part("head").tree_mask(params)
     assert jax.tree.structure(mask) == jax.tree.structure(params)
     trained = model.vector(
         jax.tree.map(lambda w, inside: w + 1.0 * inside, params, mask)

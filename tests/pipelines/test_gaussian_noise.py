@@ -14,6 +14,7 @@ from fedtailor.accounting import Wireless
 from fedtailor.accounting.privacy import ORDERS
 from fedtailor.algorithms import SCAFFOLD, UCFL, Ditto, FedAvg, Local
 from fedtailor.pipelines import Cast, Clip, GaussianNoise, Quantize
+from fedtailor.pipelines.gaussian_noise import AdaptiveClipNorm
 from fedtailor.protocol import SGD
 from fedtailor.runs import run, simulate
 from fedtailor.testing import classification, softmax_model
@@ -147,7 +148,8 @@ def test_the_norm_follows_the_quantile_of_changes():
 
 def test_adaptive_clipping_costs_what_the_multiplier_says():
     """Andrew et al. 2021, theorem 1: z^-2 = z_changes^-2 + (2 sigma_count)^-2."""
-    changes, count = GaussianNoise(multiplier=1.0, quantile=0.5)._noise(40)
+    adaptive = AdaptiveClipNorm(quantile=0.5, rate=0.2, expected=40)
+    changes, count = adaptive.change_multiplier(1.0), adaptive.count_noise
     assert count == 2 and changes > 1
     assert changes**-2 + (2 * count) ** -2 == pytest.approx(1)
 

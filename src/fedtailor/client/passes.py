@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from fedtailor.client.losses import mean_loss, outputs
-from fedtailor.metrics import add_statistics, zero_statistic
 from fedtailor.protocol import BatchMetric, Params, Predictor
 
 if TYPE_CHECKING:
@@ -76,10 +75,11 @@ def split_statistics(
         }
 
     def add_block(index: Int[Array, ""], total: Any) -> Any:
-        return add_statistics(total, block_statistics(index))
+        return jax.tree.map(jnp.add, total, block_statistics(index))
 
     local.context.add_work(forwards=count)
-    zero = zero_statistic(block_statistics, jnp.int32(0))
+    shapes = jax.eval_shape(block_statistics, jnp.int32(0))
+    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     return local.repeat(_blocks(count), add_block, zero)
 
 

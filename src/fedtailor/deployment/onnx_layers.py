@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedtailor.models import layers, normalization
-from fedtailor.models.resnet import PlaneMeans, Residual
+from fedtailor.models.resnet import GlobalAveragePool, Residual
 
 
 def onnx_package() -> Any:
@@ -110,7 +110,7 @@ def _planes(graph: Graph, layer: Any, x: str) -> str:
     return graph.node("Transpose", x, perm=[0, 3, 1, 2])
 
 
-def _flatten(graph: Graph, layer: layers.FlattenPlanes, x: str) -> str:
+def _flatten(graph: Graph, layer: layers.FlattenFeatureMaps, x: str) -> str:
     return graph.node("Flatten", x, axis=1)
 
 
@@ -147,8 +147,8 @@ def _relu_pool(graph: Graph, layer: layers.ReluPool, x: str) -> str:
 
 
 def _convolution(graph: Graph, layer: layers.Convolution, x: str) -> str:
-    step = 2 if layer.halved else 1
-    return _convolve(graph, layer, x, pads=[layer.padding] * 4, strides=[step, step])
+    strides = [layer.stride] * 2
+    return _convolve(graph, layer, x, pads=[layer.padding] * 4, strides=strides)
 
 
 def _batch_norm(graph: Graph, layer: normalization.BatchNorm, x: str) -> str:
@@ -185,7 +185,7 @@ def _residual(graph: Graph, layer: Residual, x: str) -> str:
     y = _stack(graph, layer.branch, x)
     first: Any = layer.branch.layers[0]
     before, after = first.weight.shape[2:]
-    if first.halved:
+    if first.stride == 2:
         # The shortcut takes every second pixel, and is padded with channels of zeros.
         starts, ends, axes, steps = [0, 0], [2**31 - 1] * 2, [2, 3], [2, 2]
         arguments = (starts, ends, axes, steps)
@@ -197,7 +197,7 @@ def _residual(graph: Graph, layer: Residual, x: str) -> str:
     return graph.node("Relu", graph.node("Add", y, x))
 
 
-def _plane_means(graph: Graph, layer: PlaneMeans, x: str) -> str:
+def _plane_means(graph: Graph, layer: GlobalAveragePool, x: str) -> str:
     return graph.node("Flatten", graph.node("GlobalAveragePool", x), axis=1)
 
 
@@ -207,8 +207,8 @@ _WRITERS: dict[type[Any], Callable[..., str]] = {
     layers.Dense: _dense,
     layers.Relu: _relu,
     layers.Dropout: _identity,
-    layers.Planes: _planes,
-    layers.FlattenPlanes: _flatten,
+    layers.ToFeatureMaps: _planes,
+    layers.FlattenFeatureMaps: _flatten,
     layers.Conv: _conv,
     layers.ConvPool: _conv_pool,
     layers.ImageConvPool: _image_conv_pool,
@@ -217,5 +217,5 @@ _WRITERS: dict[type[Any], Callable[..., str]] = {
     normalization.BatchNorm: _batch_norm,
     normalization.GroupNorm: _group_norm,
     Residual: _residual,
-    PlaneMeans: _plane_means,
+    GlobalAveragePool: _plane_means,
 }

@@ -21,7 +21,6 @@ from fedtailor.executors.debug import DebugExecutor, DebugTrainer
 from fedtailor.executors.devices import ExchangeRequest
 from fedtailor.executors.settings import Settings
 from fedtailor.federation import Federation
-from fedtailor.metrics import add_statistics
 from fedtailor.models import Model
 from fedtailor.models.pytorch import LiveModule, NotDifferentiable, TorchEngine
 from fedtailor.protocol import (
@@ -334,7 +333,7 @@ def _add_statistics(
         metric.name: metric.statistic(model, outputs, batch.y, batch.weight)
         for metric in metrics
     }
-    return new if total is None else add_statistics(total, new)
+    return new if total is None else jax.tree.map(jnp.add, total, new)
 
 
 @partial(jax.jit, static_argnums=1)

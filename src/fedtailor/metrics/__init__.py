@@ -2,8 +2,8 @@
 
 `Metric.registry` holds them by name; `metric.py` explains how to write one.
 
-Every module of this folder that defines a metric is found; the imports below only tell
-type checkers and editors of those that come with fedtailor.
+`import_modules` finds every module of this folder that defines a metric. The imports below
+are for type checkers and editors.
 """
 
 from fedtailor.metrics.accuracy import Accuracy
@@ -18,11 +18,9 @@ from fedtailor.metrics.mae import MAE
 from fedtailor.metrics.metric import (
     Metric,
     Statistic,
-    add_statistics,
     default_metrics,
     find_metric,
     find_metrics,
-    zero_statistic,
 )
 from fedtailor.metrics.perplexity import Perplexity
 from fedtailor.metrics.r2 import R2
@@ -48,11 +46,9 @@ __all__ = [
     "Perplexity",
     "Statistic",
     "TokenAccuracy",
-    "add_statistics",
     "default_metrics",
     "find_metric",
     "find_metrics",
-    "zero_statistic",
 ]
 
 import_modules(__name__)

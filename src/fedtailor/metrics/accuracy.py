@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Array, Float, Shaped
 from numpy.typing import NDArray
 
-from fedtailor.metrics.metric import Metric, Statistic, is_classification, mean
+from fedtailor.metrics.metric import Metric, Statistic, mean
 from fedtailor.models import Model
 
 
@@ -23,7 +23,7 @@ class Accuracy(Metric):
     higher_is_better: ClassVar[bool] = True
 
     def applies(self, model: Model) -> bool:
-        return is_classification(model)
+        return model.classification
 
     def statistic(
         self,

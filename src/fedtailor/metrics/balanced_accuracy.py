@@ -1,4 +1,4 @@
-"""Accuracy in which every class counts the same."""
+"""Accuracy with equal weights for all classes."""
 
 from typing import ClassVar, Literal
 
@@ -6,13 +6,12 @@ import numpy as np
 from jaxtyping import Array, Float, Shaped
 
 from fedtailor.metrics.classes import class_counts
-from fedtailor.metrics.metric import Metric, Statistic, in_double, is_classification
+from fedtailor.metrics.metric import Metric, Statistic, in_double
 from fedtailor.models import Model
 
 
 class BalancedAccuracy(Metric):
-    """Mean over the classes that occur of the share of their samples classified
-    correctly; NaN without samples.
+    """Mean recall over the classes that have samples; NaN without samples.
 
     As `sklearn.metrics.balanced_accuracy_score`.
     """
@@ -23,7 +22,7 @@ class BalancedAccuracy(Metric):
     higher_is_better: ClassVar[bool] = True
 
     def applies(self, model: Model) -> bool:
-        return is_classification(model)
+        return model.classification
 
     def statistic(
         self,
@@ -37,8 +36,7 @@ class BalancedAccuracy(Metric):
 
     def result(self, statistic: Statistic) -> float:
         labelled, hits = in_double(statistic, "labelled", "hits")
-        occurs = labelled > 0
-        if not occurs.any():
+        is_present = labelled > 0
+        if not is_present.any():
             return float("nan")
-        # the mean of the classes' recalls
-        return float(np.mean(hits[occurs] / labelled[occurs]))
+        return float(np.mean(hits[is_present] / labelled[is_present]))

@@ -10,15 +10,12 @@ from jaxtyping import Float, Int, Shaped
 
 from fedtailor.protocol import require
 
-CLASSIFICATION_TITLE = "majority class"
-REGRESSION_TITLE = "mean of the client's targets"
-
 
 def class_shares(
     y_train: Shaped[np.ndarray, " n"], classes: int
 ) -> Float[np.ndarray, " classes"]:
-    """What the baseline predicts for every input: (n_k + 1) / (n + classes), so that no
-    class gets probability 0.
+    """The probabilities that the baseline predicts for every input: (n_k + 1) / (n +
+    classes) for a class with n_k of n training samples, so that none is 0.
 
     Raises:
         ValueError: a label is no class.
@@ -30,15 +27,14 @@ def class_shares(
 def classification_baseline(
     y_train: Shaped[np.ndarray, " n"], y_test: Shaped[np.ndarray, " t"], classes: int
 ) -> dict[str, float]:
-    """Metrics, by name, of a classifier that knows nothing but one client's training
-    labels.
+    """The metrics of a classifier that knows only one client's training labels.
 
     It predicts the majority class (the first of equally frequent ones) with the
     probabilities of `class_shares`.
 
     Returns:
-        What `Metric.result` gives for such a model, all of them NaN without test
-        samples. `roc_auc` is 0.5, or NaN where all test samples are of one class.
+        name -> `Metric.result` of such a classifier. All are NaN without test samples.
+        `roc_auc` is 0.5, or NaN if all test samples are of one class.
 
     Raises:
         ValueError: a label is no class.
@@ -61,25 +57,25 @@ def classification_baseline(
     # Since every input gets the same prediction, all metrics are functions of the
     # frequencies of the classes among the test samples.
     majority = int(shares.argmax())
-    tested = np.bincount(labels, minlength=classes) / len(labels)
-    present = int((tested > 0).sum())
-    hits = tested[majority]
-    log_loss = float(-tested @ np.log(shares))
+    frequencies = np.bincount(labels, minlength=classes) / len(labels)
+    num_present = int((frequencies > 0).sum())
+    accuracy = frequencies[majority]
+    log_loss = float(-frequencies @ np.log(shares))
     # E |p - e_y|^2 = |p|^2 - 2 E p_y + 1
-    squares = float(shares @ shares - 2 * tested @ shares + 1)
+    brier = float(shares @ shares - 2 * frequencies @ shares + 1)
     # Recall is 1 for the majority class, if any test sample has it, and 0 for all other
-    # classes. F1 of the majority class is 2 hits / (hits + 1); the mean of F1 includes
-    # this class even if no test sample has it.
-    f1 = 2 * hits / (1 + hits)
+    # classes. F1 of the majority class is 2 accuracy / (accuracy + 1); the mean of F1
+    # includes this class even if no test sample has it.
+    f1 = 2 * accuracy / (1 + accuracy)
     values = (
-        hits,
-        (hits > 0) / present,
-        0.5 if present > 1 else float("nan"),
-        f1 / (present + (hits == 0)),
+        accuracy,
+        (accuracy > 0) / num_present,
+        0.5 if num_present > 1 else float("nan"),
+        f1 / (num_present + (accuracy == 0)),
         log_loss,
-        squares / 2 if classes == 2 else squares,
-        abs(hits - shares[majority]),
-        1 - hits,
+        brier / 2 if classes == 2 else brier,
+        abs(accuracy - shares[majority]),
+        1 - accuracy,
         np.exp(log_loss),
     )
     return {name: float(value) for name, value in zip(names, values, strict=True)}
@@ -88,28 +84,29 @@ def classification_baseline(
 def regression_baseline(
     y_train: Shaped[np.ndarray, "n ..."], y_test: Shaped[np.ndarray, "t ..."]
 ) -> dict[str, float]:
-    """Metrics, by name, of a regression that predicts the mean of one client's training
-    targets for every input.
+    """The metrics of a regression that predicts the mean of one client's training targets
+    for every input.
 
     Returns:
-        What `Metric.result` gives for such a model; `r2` is 0 or less. `loss` is that
-        of `squared_error`. NaN without training or test samples, and `r2` where a test
-        target is constant.
+        name -> `Metric.result` of such a model, where `loss` is `squared_error`. All are
+        NaN without training or test samples. `r2` is 0 or less, or NaN if a test target
+        is constant.
     """
     if not len(y_train) or not len(y_test):
         return dict.fromkeys(("rmse", "mae", "r2", "loss"), float("nan"))
     targets = np.asarray(y_test, np.float64).reshape(len(y_test), -1)
-    of_training = np.asarray(y_train, np.float64).reshape(len(y_train), -1)
-    errors = targets - of_training.mean(axis=0)
-    # of each target
-    squares = np.square(errors).mean(axis=0)
-    spread = targets.var(axis=0)
-    varies = bool((spread > 0).all())
+    train_targets = np.asarray(y_train, np.float64).reshape(len(y_train), -1)
+    errors = targets - train_targets.mean(axis=0)
+    mean_squared_errors = np.square(errors).mean(axis=0)
+    variances = targets.var(axis=0)
+    has_variance = bool((variances > 0).all())
     return {
-        "rmse": float(np.sqrt(squares).mean()),
+        "rmse": float(np.sqrt(mean_squared_errors).mean()),
         "mae": float(np.abs(errors).mean()),
-        "r2": float((1 - squares / spread).mean()) if varies else float("nan"),
-        "loss": float(squares.sum()),
+        "r2": float((1 - mean_squared_errors / variances).mean())
+        if has_variance
+        else float("nan"),
+        "loss": float(mean_squared_errors.sum()),
     }
 
 

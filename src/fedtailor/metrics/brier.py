@@ -1,19 +1,19 @@
-"""The squared distance of predicted probabilities from what happened."""
+"""The squared distance of predicted probabilities from the labels."""
 
 from typing import ClassVar
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
-from fedtailor.metrics.metric import Metric, Statistic, is_classification, mean, one_hot
+from fedtailor.metrics.metric import Metric, Statistic, mean, one_hot
 from fedtailor.models import Model
 
 
 class Brier(Metric):
     """Mean of sum_k (p_k - 1[y = k])^2 (Brier 1950), in [0, 2]; NaN without samples.
 
-    For two classes half of it, (p_1 - y)^2 in [0, 1], as is usual and as
-    `sklearn.metrics.brier_score_loss` has it.
+    For two classes it is half of this, (p_1 - y)^2 in [0, 1], as usual and as in
+    `sklearn.metrics.brier_score_loss`.
     """
 
     name: ClassVar[str] = "brier"
@@ -21,7 +21,7 @@ class Brier(Metric):
     higher_is_better: ClassVar[bool] = False
 
     def applies(self, model: Model) -> bool:
-        return is_classification(model)
+        return model.classification
 
     def statistic(
         self,

@@ -1,4 +1,4 @@
-"""Expected calibration error: how far confidence is from accuracy."""
+"""Expected calibration error: the distance of confidence from accuracy."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -11,7 +11,6 @@ from fedtailor.metrics.metric import (
     Metric,
     Statistic,
     in_double,
-    is_classification,
     one_hot,
 )
 from fedtailor.models import Model
@@ -23,9 +22,9 @@ class CalibrationError(Metric):
     """Expected calibration error (Guo et al. 2017): mean over samples of |accuracy -
     confidence| of their bin.
 
-    Confidence is the probability of the predicted class; bins are equally wide,
-    (k/bins, (k + 1)/bins]. NaN without samples. It is biased upwards where bins hold
-    few samples.
+    Confidence is the probability of the predicted class. The bins are equally wide,
+    (k/bins, (k + 1)/bins]. NaN without samples. It is biased upwards if bins hold few
+    samples.
 
     Attributes:
         bins: number of bins.
@@ -42,7 +41,7 @@ class CalibrationError(Metric):
         require(self.bins >= 1, f"bins is {self.bins}; it must be 1 or more")
 
     def applies(self, model: Model) -> bool:
-        return is_classification(model)
+        return model.classification
 
     def statistic(
         self,
@@ -58,8 +57,8 @@ class CalibrationError(Metric):
         index = jnp.clip(number - 1, 0, self.bins - 1)
         in_bin = one_hot(index, self.bins, weight)
         correct = model.correct(outputs, y).astype(weight.dtype)
-        # A sum of products and not a matrix product, in which some accelerators round
-        # the confidences to fewer digits.
+        # A sum of products, as some accelerators would round the confidences to fewer
+        # digits in a matrix product.
         return {
             "count": weight @ in_bin,
             "correct": (correct * weight) @ in_bin,

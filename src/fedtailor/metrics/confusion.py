@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Array, Float, Shaped
 from numpy.typing import NDArray
 
-from fedtailor.metrics.metric import Metric, Statistic, is_classification, one_hot
+from fedtailor.metrics.metric import Metric, Statistic, one_hot
 from fedtailor.models import Model
 
 
@@ -24,7 +24,7 @@ class Confusion(Metric):
     higher_is_better: ClassVar[bool] = False
 
     def applies(self, model: Model) -> bool:
-        return is_classification(model)
+        return model.classification
 
     def statistic(
         self,

@@ -6,13 +6,13 @@ import numpy as np
 from jaxtyping import Array, Float, Shaped
 
 from fedtailor.metrics.classes import class_counts
-from fedtailor.metrics.metric import Metric, Statistic, in_double, is_classification
+from fedtailor.metrics.metric import Metric, Statistic, in_double
 from fedtailor.models import Model
 
 
 class F1Macro(Metric):
-    """Mean of F1 = 2 hits / (labelled + predicted) over the classes that occur or are
-    predicted; NaN without samples.
+    """Mean of F1 = 2 hits / (labelled + predicted) over the classes that are the label or
+    the prediction of a sample; NaN without samples.
 
     As `sklearn.metrics.f1_score(average="macro")`.
     """
@@ -23,7 +23,7 @@ class F1Macro(Metric):
     higher_is_better: ClassVar[bool] = True
 
     def applies(self, model: Model) -> bool:
-        return is_classification(model)
+        return model.classification
 
     def statistic(
         self,
@@ -39,8 +39,8 @@ class F1Macro(Metric):
         }
 
     def result(self, statistic: Statistic) -> float:
-        hits, either = in_double(statistic, "hits", "either")
-        occurs = either > 0
-        if not occurs.any():
+        hits, total = in_double(statistic, "hits", "either")
+        is_present = total > 0
+        if not is_present.any():
             return float("nan")
-        return float(np.mean(2 * hits[occurs] / either[occurs]))
+        return float(np.mean(2 * hits[is_present] / total[is_present]))

@@ -5,15 +5,15 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
-from fedtailor.metrics.metric import Metric, Statistic, is_classification, mean
+from fedtailor.metrics.metric import Metric, Statistic, mean
 from fedtailor.models import Model, cross_entropy
 
 
 class LogLoss(Metric):
-    """Mean of -log p(label) in nats, whatever loss the model was trained with; NaN
-    without samples.
+    """Mean of -log p(label) in nats, independent of the loss that the model was trained
+    with; NaN without samples.
 
-    As `sklearn.metrics.log_loss`; infinite where a label was given probability 0.
+    As `sklearn.metrics.log_loss`, but infinite if a label has probability 0.
     """
 
     name: ClassVar[str] = "log_loss"
@@ -21,7 +21,7 @@ class LogLoss(Metric):
     higher_is_better: ClassVar[bool] = False
 
     def applies(self, model: Model) -> bool:
-        return is_classification(model)
+        return model.classification
 
     def statistic(
         self,

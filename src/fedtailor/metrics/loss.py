@@ -1,4 +1,4 @@
-"""The mean loss: what training minimises."""
+"""The mean of the loss that training minimises."""
 
 from typing import ClassVar
 

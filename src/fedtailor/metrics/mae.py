@@ -11,8 +11,8 @@ from fedtailor.models import Model
 
 
 class MAE(Metric):
-    """Mean absolute error, in the target's unit; of several targets the mean of theirs.
-    NaN without samples.
+    """Mean absolute error, in the target's unit; for several targets, the mean over
+    targets. NaN without samples.
 
     As `sklearn.metrics.mean_absolute_error`.
     """

@@ -1,4 +1,4 @@
-"""`Metric`: one number of a model on a split, from sums that add up over batches.
+"""`Metric`: a number that measures a model on a split, computed from sums over batches.
 
 For example, the share of samples whose correct class is among the k most probable ones:
 
@@ -12,7 +12,7 @@ For example, the share of samples whose correct class is among the k most probab
         k: int = 5
 
         def applies(self, model):
-            return is_classification(model) and model.outputs > self.k
+            return model.classification and model.outputs > self.k
 
         def statistic(self, model, outputs, y, weight):
             _, classes = jax.lax.top_k(outputs, self.k)
@@ -23,24 +23,22 @@ For example, the share of samples whose correct class is among the k most probab
             return float(mean(statistic, "correct"))
 """
 
-import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Shaped
 from numpy.typing import NDArray
 
-from fedtailor.models import Classification, Model, TokenCrossEntropy
+from fedtailor.models import Model, TokenCrossEntropy
 from fedtailor.protocol import find_registered
 
 Statistic = Mapping[str, Shaped[Array | np.ndarray, "..."]]
-"""Sums over samples: key -> array whose shape depends on the model only. The statistic
-of two disjoint sets of samples together is the sum of their statistics, key by key.
+"""Sums over samples: key -> array, whose shape depends on the model only. The statistic of
+the union of two disjoint sets of samples is the sum of their statistics, key by key.
 """
 
 ENTRY_POINTS = "fedtailor.metrics"
@@ -54,23 +52,21 @@ class Metric(ABC):
     """Base of all metrics: subclass it, set the four class variables, write `applies`,
     `statistic` and `result`.
 
-    From a batch to numbers, for c clients:
+    A metric is computed in three steps:
 
-    * `statistic`: the sums of one batch, key -> [...]. They are added up over the
-      batches of a client's split. Runs on the client, traced.
-    * `condense`: what of these sums leaves the client, key -> [...]; the sums as they
-      are, unless a metric can make less of them. Runs on the client, traced.
-    * `result`: the metric of one client, a float. Runs on the host.
-    * `values`: all numbers to store of one client, name -> float; the result alone,
-      unless a metric has more.
-    * `values_of_clients`: `values` of c clients at once, from statistics that are
-      stacked, key -> [c, ...]; gives name -> [c].
+    1. For each batch, the client calls `statistic`, which returns sums over the samples
+       of the batch. The client adds up the sums of all batches of a split.
+    2. The client calls `condense` on the total. The result is sent to the server. By
+       default it is the total itself.
+    3. The server calls `values`, or `values_of_clients` for many clients at once, which
+       return the numbers to store. By default these are `result` alone.
 
-    The three methods on the host must accept a statistic in both forms, as `statistic`
-    gives it and as `condense` does.
+    JAX traces `statistic` and `condense`. The three methods of step 3 run on the host.
+    They must accept what `condense` returns, and also a statistic that has not been
+    condensed.
 
-    A metric with settings is a frozen dataclass; metrics are equal, and share compiled
-    programs, when class and settings are equal. A subclass that sets `name` registers
+    A metric with settings is a frozen dataclass. Metrics of the same class with equal
+    settings are equal, and share compiled programs. A subclass that sets `name` registers
     itself.
     """
 
@@ -91,11 +87,6 @@ class Metric(ABC):
         if "name" in cls.__dict__:
             Metric.registry[cls.name] = cls
 
-    @property
-    def percent(self) -> bool:
-        """Whether values are shares, to be shown in per cent."""
-        return self.unit == "%"
-
     @abstractmethod
     def applies(self, model: Model) -> bool:
         """Whether the metric is defined for a model's outputs and targets."""
@@ -108,7 +99,7 @@ class Metric(ABC):
         y: Shaped[Array, "b ..."],
         weight: Float[Array, " b"],
     ) -> dict[str, Array]:
-        """The sums of one batch (traced).
+        """Sums over the samples of one batch (traced).
 
         Args:
             model: the model that was trained, for which `applies` is True.
@@ -118,33 +109,41 @@ class Metric(ABC):
             weight: 1 for a sample, 0 for padding.
 
         Returns:
-            key -> sum. Adding the sums of two batches must give those of both together.
+            key -> sum. The sums of two batches must add up to those of both together.
         """
 
     def condense(self, statistic: Mapping[str, Array]) -> Mapping[str, Array]:
-        """What leaves the client of its sums over all batches (traced).
+        """Reduce a client's statistic to what the server needs (traced).
 
-        By default these are the sums as they are. Override this if the result needs
-        much less: the evaluation of a thousand clients is then many times as fast. For
-        example, `ROCAUC` adds up two histograms {"of_class", "of_others"} [scores,
-        bins], of which it sends {"ordered", "pairs"} [scores].
+        Override this if `result` needs much less than the sums, which makes evaluations
+        of many clients faster. For example, `ROCAUC` reduces two histograms
+        {"of_class", "of_others"} [scores, bins] to {"ordered", "pairs"} [scores].
 
-        Condensed statistics are not added any more. `result`, `values` and
-        `values_of_clients` must accept both forms, and can tell them apart by the keys.
+        Args:
+            statistic: the sums over all batches of a split.
+
+        Returns:
+            key -> array; by default the statistic itself. The keys must differ from those
+            of the statistic if the values do, so that `result` can distinguish the two.
+            Condensed statistics are never added.
         """
         return statistic
 
     @abstractmethod
     def result(self, statistic: Statistic) -> float:
-        """The metric of one client, from its sums over all batches (on the host).
+        """The metric of one client (on the host).
 
-        It is computed in double precision, and NaN where it is undefined.
+        Args:
+            statistic: the client's sums over a split, condensed or not.
+
+        Returns:
+            The metric in double precision; NaN if it is undefined.
         """
 
     def values(self, statistic: Statistic) -> dict[str, float]:
-        """All numbers to store of one client, by name.
+        """All numbers to store for one client, by name.
 
-        By default this is the result alone, under the name of the metric.
+        By default this is `result` alone, under the name of the metric.
         """
         return {self.name: self.result(statistic)}
 
@@ -159,15 +158,15 @@ class Metric(ABC):
             statistic: key -> [c, ...].
 
         Returns:
-            name -> [c], NaN where a client has no such value.
+            name -> [c]; NaN for clients without a value of that name.
         """
         num_clients = len(next(iter(statistic.values())))
         # Clients may have values of different names, such as the cells of a confusion
         # matrix that are not empty.
         columns: dict[str, NDArray[np.float64]] = {}
         for client in range(num_clients):
-            of_client = {key: rows[client, ...] for key, rows in statistic.items()}
-            for name, value in self.values(of_client).items():
+            own = {key: rows[client, ...] for key, rows in statistic.items()}
+            for name, value in self.values(own).items():
                 if name not in columns:
                     columns[name] = np.full(num_clients, np.nan)
                 columns[name][client] = value
@@ -185,7 +184,7 @@ def find_metric(name: str) -> Metric:
 
 
 def find_metrics(names: Sequence[str | Metric], model: Model) -> tuple[Metric, ...]:
-    """The metrics to measure of one model.
+    """The metrics to measure for a model.
 
     Args:
         names: names of metrics, for those with their default settings, or metrics.
@@ -199,13 +198,13 @@ def find_metrics(names: Sequence[str | Metric], model: Model) -> tuple[Metric, .
             different settings.
     """
     metrics: dict[str, Metric] = {}
-    for wanted in names:
-        metric = find_metric(wanted) if isinstance(wanted, str) else wanted
+    for name in names:
+        metric = find_metric(name) if isinstance(name, str) else name
         if not metric.applies(model):
-            defined = ", ".join(_names_of_defined(model))
+            choices = ", ".join(_applicable_names(model))
             raise ValueError(
                 f"the metric {metric.name!r} is not defined for {_kind(model)}; choose"
-                f" from {defined}"
+                f" from {choices}"
             )
         if metric.name in metrics and metrics[metric.name] != metric:
             raise ValueError(
@@ -215,50 +214,25 @@ def find_metrics(names: Sequence[str | Metric], model: Model) -> tuple[Metric, .
     return tuple(metrics.values())
 
 
-def _names_of_defined(model: Model) -> list[str]:
-    """The names of all metrics that are defined for a model, in alphabetical order."""
-    names = []
-    for name, metric_class in Metric.registry.items():
-        # with its default settings
-        metric = metric_class()
-        if metric.applies(model):
-            names.append(name)
-    return sorted(names)
+def _applicable_names(model: Model) -> list[str]:
+    """The names of all metrics that apply to a model, in alphabetical order."""
+    return sorted(
+        name
+        for name, metric_class in Metric.registry.items()
+        if metric_class().applies(model)
+    )
 
 
 def default_metrics(model: Model) -> tuple[Metric, ...]:
-    """The metrics that are measured of every model: its loss and, of a classification,
-    the accuracy.
+    """The metrics that are always measured: the loss and, for classifications, the
+    accuracy.
     """
     names = [name for name in ("loss", "accuracy") if find_metric(name).applies(model)]
     return find_metrics(names, model)
 
 
-def add_statistics(first: Any, second: Any) -> Any:
-    """The statistics of two disjoint sets of samples together.
-
-    Args:
-        first, second: statistics, or trees of them (name of metric -> statistic).
-    """
-    return jax.tree.map(operator.add, first, second)
-
-
-def zero_statistic(batch_statistic: Callable[..., Any], *arguments: Any) -> Any:
-    """The statistic of no samples, to which those of batches are added.
-
-    Args:
-        batch_statistic: computes the statistic of a batch (or a tree of statistics).
-        arguments: its arguments, of which only shapes and types matter.
-
-    Returns:
-        Zeros in the shapes of `batch_statistic(*arguments)`, which is not computed.
-    """
-    shapes = jax.eval_shape(batch_statistic, *arguments)
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-
-
 def in_double(statistic: Statistic, *keys: str) -> tuple[NDArray[np.float64], ...]:
-    """Some sums of a statistic in double precision, in which results are computed.
+    """Convert some sums of a statistic to double precision.
 
     Args:
         statistic: of one client, or stacked.
@@ -282,14 +256,9 @@ def mean(statistic: Statistic, key: str) -> NDArray[np.float64]:
     """
     sums, count = in_double(statistic, key, "count")
     has_samples = count > 0
-    # Where there are no samples, a division by 1 takes the place of that by 0.
+    # Divide by 1 instead of 0 where there are no samples.
     means = sums / np.where(has_samples, count, 1)
     return np.where(has_samples, means, np.nan)
-
-
-def is_classification(model: Model) -> bool:
-    """Whether outputs are scores of classes, with one label for each example."""
-    return isinstance(model.loss, Classification)
 
 
 def is_sequence(model: Model) -> bool:
@@ -299,20 +268,22 @@ def is_sequence(model: Model) -> bool:
 
 def is_regression(model: Model) -> bool:
     """Whether outputs are predicted targets."""
-    return not is_classification(model) and not is_sequence(model)
+    return not model.classification and not is_sequence(model)
 
 
 def one_hot(
     labels: Shaped[Array, " b"], classes: int, like: Float[Array, " b"]
 ) -> Float[Array, "b classes"]:
-    """1 in the column of the label's class, else 0, in the precision of `like`."""
-    # As a comparison and not an index, so that a label that is no class gives zeros.
+    """1 in the column of the label's class, else 0, in the precision of `like`.
+
+    A label that is no class gives a row of zeros.
+    """
     is_class = labels[:, None] == jnp.arange(classes, dtype=labels.dtype)
     return is_class.astype(like.dtype)
 
 
 def _kind(model: Model) -> str:
-    """What a model predicts, for messages."""
-    if is_classification(model):
+    """The kind of a model's predictions, for messages."""
+    if model.classification:
         return f"a classification of {model.outputs} classes"
     return "sequences" if is_sequence(model) else "a regression"

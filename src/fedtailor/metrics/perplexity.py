@@ -9,7 +9,6 @@ from jaxtyping import Array, Float, Shaped
 from fedtailor.metrics.metric import (
     Metric,
     Statistic,
-    is_classification,
     is_sequence,
     mean,
 )
@@ -18,8 +17,8 @@ from fedtailor.models import Model, cross_entropy
 
 
 class Perplexity(Metric):
-    """exp of the mean of -log p over tokens (not over sequences); of a classification,
-    over labels. NaN without any.
+    """exp of the mean of -log p over tokens (not over sequences), or over the labels of a
+    classification. NaN without tokens or labels.
     """
 
     name: ClassVar[str] = "perplexity"
@@ -27,7 +26,7 @@ class Perplexity(Metric):
     higher_is_better: ClassVar[bool] = False
 
     def applies(self, model: Model) -> bool:
-        return is_sequence(model) or is_classification(model)
+        return is_sequence(model) or model.classification
 
     def statistic(
         self,

@@ -52,11 +52,10 @@ class R2(Metric):
         residual, total, squares = in_double(
             statistic, "residual_squares", "targets", "target_squares"
         )
-        # sum (y - mean y)^2 = sum y^2 - (sum y)^2 / n. Only a difference of more than
-        # half of the digits can be told from rounding.
-        about_mean = squares - total**2 / count
+        # sum (y - mean y)^2 = sum y^2 - (sum y)^2 / n. A difference in less than half of
+        # the digits may be a rounding error.
+        deviation = squares - total**2 / count
         precision = np.finfo(np.asarray(statistic["target_squares"]).dtype).eps
-        varies = about_mean > np.sqrt(precision) * squares
-        if not varies.all():
+        if not (deviation > np.sqrt(precision) * squares).all():
             return float("nan")
-        return float((1 - residual / about_mean).mean())
+        return float((1 - residual / deviation).mean())

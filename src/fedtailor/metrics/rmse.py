@@ -12,8 +12,8 @@ from fedtailor.models import Model
 
 
 class RMSE(Metric):
-    """Root of the mean squared error, in the target's unit; of several targets the mean
-    of theirs. NaN without samples.
+    """Root of the mean squared error, in the target's unit; for several targets, the mean
+    over targets. NaN without samples.
 
     As `sklearn.metrics.root_mean_squared_error`.
     """

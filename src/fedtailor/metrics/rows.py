@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float, Shaped
 from numpy.typing import NDArray
 
-from fedtailor.metrics.metric import is_classification, is_regression
+from fedtailor.metrics.metric import is_regression
 from fedtailor.metrics.targets import predictions_and_targets
 from fedtailor.models import Model
 from fedtailor.protocol import require
@@ -23,14 +23,14 @@ def row_scores(
     """The scores of each example of a batch (traced).
 
     Returns:
-        `loss` [b] float32; of classifications `correct` [b] bool, `prediction` [b]
-        int32, the predicted class, and `confidence` [b] float32, its probability; of
-        regressions `squared_error` [b] float32, summed over targets, and `prediction`
-        [b] (or [b, targets]) float32. Of sequences the loss alone.
+        `loss` [b] float32 for all models. For classifications also `correct` [b] bool,
+        `prediction` [b] int32, the predicted class, and `confidence` [b] float32, its
+        probability. For regressions also `squared_error` [b] float32, summed over
+        targets, and `prediction` [b] (or [b, targets]) float32.
     """
     losses = model.losses(outputs, y)
     columns: dict[str, Array] = {"loss": losses.astype(jnp.float32)}
-    if is_classification(model):
+    if model.classification:
         confidence = jnp.exp(model.log_probabilities(outputs).max(axis=-1))
         columns["correct"] = model.correct(outputs, y)
         columns["prediction"] = jnp.argmax(outputs, axis=-1).astype(jnp.int32)
@@ -53,7 +53,7 @@ def rows_schema(model: Model) -> "dict[str, pl.DataType | type[pl.DataType]]":
         "row": pl.Int32,
         "loss": pl.Float32,
     }
-    if is_classification(model):
+    if model.classification:
         return types | {
             "correct": pl.Boolean,
             "prediction": pl.Int32,
@@ -71,22 +71,23 @@ def rows_frame(
     rows: Sequence[NDArray[np.integer]],
     scores: Sequence[Mapping[str, NDArray[Any] | Array]],
 ) -> "pl.DataFrame":
-    """One line for each test row of each client: `client`, `row` and the columns of
-    `row_scores`.
+    """A table with a line for each test row of each client, and the columns `client`,
+    `row` and those of `row_scores`.
 
     Args:
         model: what was trained.
-        names: of the clients [c].
-        rows: [c] numbers of the examples in the data set, [n_c]. Runs on the same data
-            are compared by them, so they must not depend on the split or the method.
-        scores: [c] columns of `row_scores` for these examples, without padding.
+        names: the clients' names [c].
+        rows: for each client the indices [n_c] of its examples in the data set. Runs on
+            the same data are compared row by row, so that these must not depend on the
+            split or the method.
+        scores: for each client the `row_scores` of these examples, without padding.
 
     Returns:
         The columns of `rows_schema`, clients in the order of `names`.
 
     Raises:
-        ValueError: a client's columns differ in length, or lists have not one entry for
-            each client.
+        ValueError: the columns of a client differ in length, or a list does not have one
+            entry for each client.
     """
     import polars as pl
 
@@ -97,15 +98,15 @@ def rows_frame(
     )
     schema = rows_schema(model)
     parts = []
-    for name, numbers, columns in zip(names, rows, scores, strict=True):
-        lengths = {len(numbers), *(len(values) for values in columns.values())}
+    for name, indices, columns in zip(names, rows, scores, strict=True):
+        lengths = {len(indices), *(len(values) for values in columns.values())}
         require(
             len(lengths) == 1,
             f"the columns of client {name!r} have lengths {sorted(lengths)};"
             " expected one",
         )
         # in the order of the schema, which is the same for all clients
-        content = {"client": [name] * len(numbers), "row": numbers, **columns}
+        content = {"client": [name] * len(indices), "row": indices, **columns}
         parts.append(
             pl.DataFrame(
                 {key: _column(content[key]) for key in schema},
@@ -117,5 +118,5 @@ def rows_frame(
 
 
 def _column(values: list[str] | NDArray[Any] | Array) -> Sequence[object]:
-    """A column as polars takes it: several targets of an example as a list."""
+    """A column for polars, in which several targets of an example are a list."""
     return values if isinstance(values, list) else np.asarray(values).tolist()

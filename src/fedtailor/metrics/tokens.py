@@ -12,7 +12,7 @@ def token_weights(
 ) -> Float[Array, "b ..."]:
     """The weight of each token: 1, or 0 for padding.
 
-    Padding is both the rest of a shorter sequence and an example that only fills the
+    Padding is the rest of a shorter sequence, and all of an example that only fills the
     batch.
     """
     weights = jnp.broadcast_to(along_axis(weight, 0, y.ndim), y.shape)

@@ -1,11 +1,12 @@
-"""What is trained: `Model` (a vector outside training, a pytree inside), the zoo, and
-adapters.
+"""Models: `Model` (a vector outside of training, a pytree inside), the zoo of published
+models, and adapters for other libraries.
 
-Every module of this folder that registers a model is found; the imports below only tell
-type checkers and editors of those that come with fedtailor.
+`import_modules` finds every module of this folder that registers a model. The imports below
+are for type checkers and editors.
 """
 
 from fedtailor.models.adapters import from_function
+from fedtailor.models.architecture import Architecture
 from fedtailor.models.cnn_5x5 import cnn_5x5
 from fedtailor.models.equinox import from_equinox
 from fedtailor.models.flax import from_linen
@@ -17,7 +18,7 @@ from fedtailor.models.losses import (
     squared_error,
     token_cross_entropy,
 )
-from fedtailor.models.model import Architecture, Model
+from fedtailor.models.model import Model
 from fedtailor.models.parts import Part
 from fedtailor.models.pytorch import from_torch, save_state_dict, state_dict
 from fedtailor.models.registry import builders, register

@@ -1,6 +1,4 @@
-"""Models of the user's own: two functions here, modules of Equinox, Flax and PyTorch in
-the files of these names.
-"""
+"""Models made of two functions of the user."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,12 +6,12 @@ from typing import Any
 
 from jaxtyping import Array, Float, Shaped
 
-from fedtailor.models.model import Architecture, Network
+from fedtailor.models.architecture import Architecture, Network
 
 
 @dataclass(frozen=True)
 class Functions(Architecture):
-    """Two functions; see `from_function`."""
+    """The architecture of `from_function`."""
 
     init: Callable[[Array], Any]
     function: Callable[[Any, Array], Array]
@@ -30,8 +28,8 @@ class Functions(Architecture):
 def from_function(
     init: Callable[[Array], Any], apply: Callable[[Any, Array], Array]
 ) -> Functions:
-    """A model from two functions; models are equal when the function objects are, so
-    define these once.
+    """A model of two functions. Models are equal if the function objects are equal, so
+    define these only once.
 
     Args:
         init: key -> parameters, any pytree of floating-point arrays.

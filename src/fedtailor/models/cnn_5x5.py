@@ -1,4 +1,4 @@
-"""The CNN on which PFLlib, FedEM and FedRep compare methods, in their widths."""
+"""The CNN with which PFLlib, FedEM and FedRep compare methods, with their widths."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fedtailor.models.layered import Layered, dense_layers, image_of
 from fedtailor.models.layers import (
     ConvPool,
-    FlattenPlanes,
+    FlattenFeatureMaps,
     ImageConvPool,
     InitStream,
     Layer,
@@ -32,13 +32,13 @@ class CNN5x5(Layered):
     ) -> Stack:
         h, w, c = image_of(input_shape, self.image_shape, "the 5x5 CNN", smallest=16)
         first, second = self.channels
-        # Each convolution takes 4 pixels off a side, each pooling halves it.
+        # Each convolution shortens a side by 4 pixels, and each pooling halves it.
         final_h, final_w = (((side - 4) // 2 - 4) // 2 for side in (h, w))
         layers: list[Layer] = [
             Reshape((h, w, c)),
             ImageConvPool(c, first, 5, "max", stream),
             ConvPool(first, second, 5, "max", stream),
-            FlattenPlanes(),
+            FlattenFeatureMaps(),
             *dense_layers(final_h * final_w * second, (*self.hidden, outputs), stream),
         ]
         return Stack(layers)
@@ -74,12 +74,11 @@ def cnn_5x5(
         raise ValueError(
             f"channels is {list(channels)}; give two numbers, one for each convolution"
         )
-    for what, numbers in (("hidden layer", widths), ("convolution", channels)):
-        for width in numbers:
-            if width < 1:
-                raise ValueError(
-                    f"a {what} of the 5x5 CNN is {width} wide; it needs 1 or more"
-                )
+    for layer, layer_widths in (("hidden layer", widths), ("convolution", channels)):
+        if min(layer_widths, default=1) < 1:
+            raise ValueError(
+                f"a {layer} of the 5x5 CNN is {min(layer_widths)} wide; it needs 1 or more"
+            )
     return CNN5x5(
         widths,
         (channels[0], channels[1]),

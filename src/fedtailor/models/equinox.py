@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
+from fedtailor.models.architecture import Architecture, Network
 from fedtailor.models.equinox_norm import WeightedBatchNorm
-from fedtailor.models.model import Architecture, Network
 from fedtailor.models.part_finder import LayerInfo
 from fedtailor.models.tree_paths import map_nodes, path_of, paths_of
 
@@ -23,7 +23,7 @@ NO_STATE = (
 
 @dataclass(frozen=True)
 class EquinoxModule(Architecture):
-    """An Equinox module; see `from_equinox`."""
+    """The architecture of `from_equinox`."""
 
     make: Callable[..., Any]
     args: tuple[Any, ...]
@@ -69,7 +69,7 @@ class EquinoxModule(Architecture):
         outputs, _, state = self._train(network, x, key, weight)
         network = eqx.nn.inference_mode(network, value=False)
         return outputs, map_nodes(
-            network, eqx.nn.StateIndex, lambda path, index: _renewed(index, state)
+            network, eqx.nn.StateIndex, lambda path, index: _with_new_init(index, state)
         )
 
     def train_features(
@@ -80,7 +80,7 @@ class EquinoxModule(Architecture):
         key: Array | None,
         weight: Float[Array, " b"],
     ) -> Float[Array, "b ..."]:
-        return self._train(network, x, key, weight, watched=layer_info.head)[1]
+        return self._train(network, x, key, weight, recorded_layer=layer_info.head)[1]
 
     def _train(
         self,
@@ -88,40 +88,46 @@ class EquinoxModule(Architecture):
         x: Shaped[Array, "b ..."],
         key: Array | None,
         weight: Float[Array, " b"],
-        watched: str | None = None,
+        recorded_layer: str | None = None,
     ) -> tuple[Float[Array, "b ..."], Float[Array, "b ..."], eqx.nn.State]:
-        """A training step: a pass over a batch in training mode.
+        """Run a forward pass over a batch in training mode.
 
         Args:
-            weight: 0 for examples that only fill the batch.
-            watched: path of a dense layer whose inputs are wanted.
+            network: the network before the step.
+            x: a batch of inputs.
+            key: the random key of the step.
+            weight: 0 for padding.
+            recorded_layer: the path of a dense layer whose inputs to return.
 
         Returns:
-            Outputs [b, ...], the inputs of the dense layer `watched` [b, ...], and the
-            state after the step.
+            Outputs [b, ...], the inputs of `recorded_layer` [b, ...], and the state after
+            the step.
         """
         network = eqx.nn.inference_mode(network, value=False)
         axis = _axis_name(network)
 
-        def one(
+        def train_on_example(
             example: Array, weight: Array, key: Array | None
         ) -> tuple[Array, Array, eqx.nn.State]:
-            weighted = map_nodes(
+            module = map_nodes(
                 network, WeightedBatchNorm, lambda path, norm: norm.with_weight(weight)
             )
             options = {} if key is None else {"key": key}
-            tap = _Tap()
-            if watched is not None:
-                weighted = _tapped(weighted, watched, tap)
-            output, state = weighted(example, eqx.nn.State(network), **options)
-            return output, tap.recorded, state
+            hook = _InputHook()
+            if recorded_layer is not None:
+                module = _with_hook(module, recorded_layer, hook)
+            output, state = module(example, eqx.nn.State(network), **options)
+            return output, hook.last_input, state
 
         keys = None if key is None else jax.random.split(key, len(x))
         key_axis = None if key is None else 0
         # BatchNorm takes means over the named axis, so that all examples end with the
         # same state, which is not stacked.
         batched = jax.vmap(
-            one, in_axes=(0, 0, key_axis), out_axes=(0, 0, None), axis_name=axis
+            train_on_example,
+            in_axes=(0, 0, key_axis),
+            out_axes=(0, 0, None),
+            axis_name=axis,
         )
         return batched(x, weight, keys)
 
@@ -143,9 +149,9 @@ class EquinoxModule(Architecture):
         key: Array | None,
     ) -> Float[Array, "b ..."]:
         def body(network: Network, example: Array, **options: Any) -> Array:
-            tap = _Tap()
-            _call(_tapped(network, layer_info.head, tap), example, **options)
-            return tap.recorded
+            hook = _InputHook()
+            _call(_with_hook(network, layer_info.head, hook), example, **options)
+            return hook.last_input
 
         return self._vmapped(body, network, x, key)
 
@@ -160,9 +166,8 @@ class EquinoxModule(Architecture):
         # features. The compiler removes the unused body.
         def head(network: Network, example_features: Array) -> Array:
             zeros = jnp.zeros(input_shape, layer_info.input_dtype)
-            return _call(
-                _tapped(network, layer_info.head, _Tap(example_features)), zeros
-            )
+            hook = _InputHook(example_features)
+            return _call(_with_hook(network, layer_info.head, hook), zeros)
 
         return self._vmapped(head, network, features, None)
 
@@ -179,8 +184,8 @@ class EquinoxModule(Architecture):
         return jax.vmap(lambda example, key: call(network, example, key=key))(x, keys)
 
     def is_stochastic(self, network: Network) -> bool:
-        # Equinox's layers that differ between training and evaluation have a field
-        # `inference`; of these only BatchNorm draws nothing.
+        # Equinox's layers with a field `inference` draw random numbers in training, except
+        # BatchNorm.
         def has_mode(node: Any) -> bool:
             return hasattr(node, "inference")
 
@@ -188,13 +193,13 @@ class EquinoxModule(Architecture):
         return any(not isinstance(layer, eqx.nn.BatchNorm) for layer in layers)
 
 
-class _Tap:
-    """Records the input of a dense layer, or replaces it.
+class _InputHook:
+    """Records or replaces the input of a dense layer.
 
     Attributes:
-        replacement: the layer's input; None = the one that it has without the tap.
+        replacement: the new input of the layer; None = do not replace it.
         on_call: called before every call of the layer.
-        recorded: the last input.
+        last_input: the input of the last call, before it is replaced.
     """
 
     def __init__(
@@ -204,54 +209,56 @@ class _Tap:
     ) -> None:
         self.replacement = replacement
         self.on_call = on_call
-        self.recorded = jnp.zeros(0)
+        self.last_input = jnp.zeros(0)
 
     def __call__(self, x: Array) -> Array:
         if self.on_call is not None:
             self.on_call()
-        self.recorded = x
+        self.last_input = x
         return x if self.replacement is None else self.replacement
 
 
-class _Tapped(eqx.Module):
-    """A dense layer behind a tap."""
+class _HookedLinear(eqx.Module):
+    """A dense layer with a hook on its input."""
 
     dense: eqx.nn.Linear
-    tap: _Tap = eqx.field(static=True)
+    hook: _InputHook = eqx.field(static=True)
 
     def __call__(self, x: Array, *, key: Array | None = None) -> Array:
-        return self.dense(self.tap(x), key=key)
+        return self.dense(self.hook(x), key=key)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.dense, name)
 
 
-def _tapped(network: Network, path: str | None, tap: _Tap) -> Network:
-    """The network with a tap in front of its dense layer of that path."""
+def _with_hook(network: Network, path: str | None, hook: _InputHook) -> Network:
+    """The network with a hook on its dense layer at that path."""
 
-    def tapped(node_path: str, dense: eqx.nn.Linear) -> eqx.nn.Linear | _Tapped:
-        return _Tapped(dense, tap) if node_path == path else dense
+    def add_hook(node_path: str, dense: eqx.nn.Linear) -> eqx.nn.Linear | _HookedLinear:
+        return _HookedLinear(dense, hook) if node_path == path else dense
 
-    return map_nodes(network, eqx.nn.Linear, tapped)
+    return map_nodes(network, eqx.nn.Linear, add_hook)
 
 
 def _call(network: Network, example: Array, **options: Any) -> Array:
-    """The module's output for one example; a module with state is passed its own."""
+    """The module's output for one example. A module with state is called with its initial
+    state.
+    """
     if not paths_of(network, eqx.nn.StateIndex):
         return network(example, **options)
     output, _ = network(example, eqx.nn.State(network), **options)
     return output
 
 
-def _renewed(index: eqx.nn.StateIndex, state: eqx.nn.State) -> eqx.nn.StateIndex:
-    """The index with the state's value as its initial value, so that statistics are part
-    of the network.
+def _with_new_init(index: eqx.nn.StateIndex, state: eqx.nn.State) -> eqx.nn.StateIndex:
+    """The index with its value in `state` as the initial value, by which statistics are
+    part of the network.
     """
     return eqx.tree_at(lambda index: index.init, index, state.get(index))
 
 
 def _axis_name(network: Network) -> Hashable:
-    """The name that all of the module's BatchNorms give to the batch."""
+    """The `axis_name` of all of the module's BatchNorm layers."""
 
     def is_norm(node: Any) -> bool:
         return isinstance(node, WeightedBatchNorm)
@@ -278,42 +285,43 @@ def _array_paths(network: Network) -> list[Any]:
 def _dense_calls(
     network: Network, input_shape: tuple[int, ...]
 ) -> tuple[str, list[str]]:
-    """Watch the calls of the module's dense layers when it runs on shapes.
+    """Record the calls of the module's dense layers while it runs on shapes.
 
     Returns:
-        The type of its inputs, and the paths of its dense layers in the order in which
-        they are called; in the order of the tree where it runs on neither type.
+        The dtype of the inputs, and the paths of the dense layers in the order of their
+        calls. If the module runs with neither dtype, "float32" and the paths in the order
+        of the tree.
     """
     called: list[str] = []
 
-    def watched(path: str, dense: eqx.nn.Linear) -> _Tapped:
-        return _Tapped(dense, _Tap(on_call=partial(called.append, path)))
+    def add_hook(path: str, dense: eqx.nn.Linear) -> _HookedLinear:
+        return _HookedLinear(dense, _InputHook(on_call=partial(called.append, path)))
 
-    tapped = map_nodes(network, eqx.nn.Linear, watched)
+    hooked = map_nodes(network, eqx.nn.Linear, add_hook)
     for dtype in ("float32", "int32"):
         called.clear()
         example = jax.ShapeDtypeStruct(input_shape, dtype)
-        # It fails where the module takes the other type, or does not fit these inputs,
-        # of which training will tell.
+        # An error means that the module takes the other dtype, or does not fit these
+        # inputs, which training will report.
         with suppress(Exception):
-            eqx.filter_eval_shape(_call, eqx.nn.inference_mode(tapped), example)
+            eqx.filter_eval_shape(_call, eqx.nn.inference_mode(hooked), example)
             return dtype, called
     return "float32", list(paths_of(network, eqx.nn.Linear))
 
 
 def from_equinox(make: Callable[..., Any], *args: Any, **kwargs: Any) -> EquinoxModule:
-    """Any Equinox module, called on one example; for example
+    """An Equinox module as a model. The module is called on one example. For example,
 
         models.from_equinox(eqx.nn.MLP, in_size=64, out_size=10, width_size=32, depth=2)
 
-    A module that contains dropout is given a key in training and switched to inference
-    in evaluation. One that contains `eqx.nn.BatchNorm` is called as `module(x, state)`
-    and returns (output, state), as always in Equinox; its running statistics are
-    entries of theta. Models are equal when `make` and its arguments are.
+    A module with dropout is called with a key in training, and is in inference mode in
+    evaluation. A module with `eqx.nn.BatchNorm` is called as `module(x, state)` and returns
+    (output, state), as usual in Equinox; its running statistics are entries of theta.
+    Models are equal if `make` and its arguments are equal.
 
     Args:
         make: builds the module: make(*args, **kwargs, key=key).
-        args, kwargs: passed on to `make`; hashable.
+        args, kwargs: the arguments of `make`; must be hashable.
 
     Returns:
         The architecture; `bind` it to inputs, or pass it to `run`.

@@ -1,4 +1,4 @@
-"""Equinox's BatchNorm for weighted examples, with a state of floating-point arrays."""
+"""Equinox's BatchNorm with weights of examples, and a state of floating-point arrays."""
 
 import dataclasses
 
@@ -12,11 +12,11 @@ from fedtailor.protocol import along_axis
 
 
 class WeightedBatchNorm(eqx.nn.BatchNorm):
-    """`eqx.nn.BatchNorm` that ignores examples of weight 0, which only pad a batch.
+    """`eqx.nn.BatchNorm` that ignores examples of weight 0 (padding).
 
     The counter of steps (mode "batch") and the flag of the first batch (mode "ema") are
-    floating-point numbers, so that they can be entries of the model's vector and be
-    averaged over clients.
+    floating-point numbers, so that they can be entries of theta and be averaged over
+    clients.
     """
 
     sample_weight: Float[Array, ""] | None
@@ -40,7 +40,7 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
         self.sample_weight = None
 
     def with_weight(self, weight: Float[Array, ""]) -> "WeightedBatchNorm":
-        """This layer for one example of that weight (0 = padding)."""
+        """The layer for one example of a weight (0 = padding)."""
         return eqx.tree_at(
             lambda norm: norm.sample_weight,
             self,
@@ -77,15 +77,15 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
         """The mean and variance by which evaluation normalises.
 
         Returns:
-            Mean and variance [channels], and the state as it was given.
+            Mean and variance [channels], and the state, which does not change.
         """
         if self.mode == "ema":
-            mean, variance = state.get(_present(self.ema_state_index))
+            mean, variance = state.get(_require_index(self.ema_state_index))
             return mean, variance, state
-        # Mode "batch": the averages started at zero, so that their weights sum to
-        # 1 - momentum^steps, by which they are divided.
-        counter = state.get(_present(self.batch_counter))
-        mean, variance = state.get(_present(self.batch_state_index))
+        # Mode "batch": the averages start at zero, so that the weights in them sum to
+        # 1 - momentum^steps. Divide by this sum.
+        counter = state.get(_require_index(self.batch_counter))
+        mean, variance = state.get(_require_index(self.batch_state_index))
         scale = jnp.where(counter == 0, 1, 1 - self.momentum**counter)
         return mean / scale, variance / scale, state
 
@@ -105,35 +105,35 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
         running_weight = jnp.where(is_empty, 1.0, self.momentum)
         batch_weight = jnp.where(is_empty, 0.0, 1 - self.momentum)
 
-        def average(running: Array, of_batch: Array) -> Array:
-            return running_weight * running + batch_weight * of_batch
+        def average(running: Array, batch: Array) -> Array:
+            return running_weight * running + batch_weight * batch
 
         if self.mode == "batch":
-            counter = state.get(_present(self.batch_counter))
-            running = state.get(_present(self.batch_state_index))
+            counter = state.get(_require_index(self.batch_counter))
+            running = state.get(_require_index(self.batch_state_index))
             running = jax.tree.map(average, running, (mean, variance))
             counter = jnp.where(is_empty, counter, counter + 1)
-            state = state.set(_present(self.batch_counter), counter)
-            state = state.set(_present(self.batch_state_index), running)
+            state = state.set(_require_index(self.batch_counter), counter)
+            state = state.set(_require_index(self.batch_state_index), running)
             return mean, variance, state
 
-        is_first = state.get(_present(self.ema_first_time_index))
-        # The very first batch's statistics are taken as they are.
-        takes_batch = (is_first > 0) & ~is_empty
+        is_first = state.get(_require_index(self.ema_first_time_index))
+        # The first batch's statistics become the running statistics.
+        replaces_running = (is_first > 0) & ~is_empty
 
-        def first_or_average(running: Array, of_batch: Array) -> Array:
-            return jnp.where(takes_batch, of_batch, average(running, of_batch))
+        def first_or_average(running: Array, batch: Array) -> Array:
+            return jnp.where(replaces_running, batch, average(running, batch))
 
-        running = state.get(_present(self.ema_state_index))
+        running = state.get(_require_index(self.ema_state_index))
         running = jax.tree.map(first_or_average, running, (mean, variance))
         is_first = jnp.where(is_empty, is_first, 0)
-        state = state.set(_present(self.ema_first_time_index), is_first)
-        state = state.set(_present(self.ema_state_index), running)
+        state = state.set(_require_index(self.ema_first_time_index), is_first)
+        state = state.set(_require_index(self.ema_state_index), running)
         # In this mode Equinox normalises by the running averages in training, too.
         return *running, state
 
     def _batch_statistics(self, x: Array) -> tuple[Array, Array, Array]:
-        """Statistics of the batch over its examples, without padding.
+        """Statistics of the batch without padding.
 
         Returns:
             Mean and biased variance [channels], and the total weight of the examples.
@@ -155,9 +155,7 @@ class WeightedBatchNorm(eqx.nn.BatchNorm):
         return mean, variance, total
 
 
-def _present(index: eqx.nn.StateIndex | None) -> eqx.nn.StateIndex:
-    """The index, which is there: a layer has those of its own mode, and None for the
-    other mode.
-    """
+def _require_index(index: eqx.nn.StateIndex | None) -> eqx.nn.StateIndex:
+    """The index. A layer has the indices of its own mode, and None for the other mode."""
     assert index is not None
     return index

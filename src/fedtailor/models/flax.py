@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
-from fedtailor.models.model import Architecture, Network
+from fedtailor.models.architecture import Architecture, Network
 from fedtailor.models.part_finder import LayerInfo
 from fedtailor.models.tree_paths import path_of
 from fedtailor.protocol import along_axis
@@ -17,7 +17,7 @@ from fedtailor.protocol import along_axis
 
 @dataclass(frozen=True)
 class LinenModule(Architecture):
-    """A Flax linen module; see `from_linen`."""
+    """The architecture of `from_linen`."""
 
     module: Any
     input_dtype: str
@@ -30,14 +30,14 @@ class LinenModule(Architecture):
             example,
             **self._mode(training=False),
         )
-        others = sorted(set(variables) - {"params", STATISTICS})
-        if others:
+        unsupported = sorted(set(variables) - {"params", STATISTICS})
+        if unsupported:
             raise ValueError(
-                f"the linen module has collections {others} beside its parameters and"
+                f"the linen module has collections {unsupported} beside its parameters and"
                 " running statistics, and only those can be trained; use a module"
                 " without them"
             )
-        return _merged(variables)
+        return _merge(variables)
 
     def apply(
         self, network: Network, x: Shaped[Array, "b ..."], key: Array | None
@@ -62,8 +62,8 @@ class LinenModule(Architecture):
     ) -> tuple[Float[Array, "b ..."], Network]:
         from flax import linen
 
-        # Flax hands every call of a module to such an interceptor, which tells BatchNorm
-        # what is padding.
+        # Flax passes every call of a module to an interceptor. This one adds a mask of
+        # padding to the arguments of BatchNorm.
         def mask_padding(
             call: Callable[..., Any], args: Any, kwargs: Any, context: Any
         ) -> Any:
@@ -76,28 +76,29 @@ class LinenModule(Architecture):
         rngs = None if key is None else {"dropout": key}
         variables = _split(network)
         with linen.intercept_methods(mask_padding):
-            outputs, renewed = self.module.apply(
+            outputs, new_statistics = self.module.apply(
                 variables,
                 x,
                 rngs=rngs,
                 mutable=[STATISTICS],
                 **self._mode(training=True),
             )
-        return outputs, _merged({**variables, **renewed})
+        return outputs, _merge({**variables, **new_statistics})
 
     def layer_info(self, network: Network, input_shape: tuple[int, ...]) -> LayerInfo:
         from flax import linen
 
-        # Which layers there are, and in which order, is seen by running the module on
-        # shapes.
+        # Record the calls of layers while the module runs on shapes.
         called: list[tuple[str, Any]] = []
 
-        def look(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+        def record(
+            call: Callable[..., Any], args: Any, kwargs: Any, context: Any
+        ) -> Any:
             called.append((".".join(context.module.path), context.module))
             return call(*args, **kwargs)
 
         x = jax.ShapeDtypeStruct((1, *input_shape), self.input_dtype)
-        with linen.intercept_methods(look):
+        with linen.intercept_methods(record):
             jax.eval_shape(lambda network, x: self.apply(network, x, None), network, x)
         dense = [path for path, module in called if isinstance(module, linen.Dense)]
         kinds = (
@@ -108,7 +109,7 @@ class LinenModule(Architecture):
             linen.InstanceNorm,
         )
         norms = [path for path, module in called if isinstance(module, kinds)]
-        # A layer that is called twice has the place of its last call.
+        # A layer that is called twice counts at its last call.
         order = list(dict.fromkeys(path for path, _ in reversed(called)))[::-1]
         return LayerInfo(
             dense[-1] if dense else None,
@@ -124,9 +125,12 @@ class LinenModule(Architecture):
         x: Shaped[Array, "b ..."],
         key: Array | None,
     ) -> Float[Array, "b ..."]:
-        look, seen = _watching(layer_info.head)
-        self._intercepted(look, network, x, key)
-        return seen[-1]
+        from flax import linen
+
+        record, inputs = _input_recorder(layer_info.head)
+        with linen.intercept_methods(record):
+            self.apply(network, x, key)
+        return inputs[-1]
 
     def train_features(
         self,
@@ -138,10 +142,10 @@ class LinenModule(Architecture):
     ) -> Float[Array, "b ..."]:
         from flax import linen
 
-        look, seen = _watching(layer_info.head)
-        with linen.intercept_methods(look):
+        record, inputs = _input_recorder(layer_info.head)
+        with linen.intercept_methods(record):
             self.train(network, x, key, weight)
-        return seen[-1]
+        return inputs[-1]
 
     def head_outputs(
         self,
@@ -150,30 +154,26 @@ class LinenModule(Architecture):
         features: Float[Array, "b ..."],
         input_shape: tuple[int, ...],
     ) -> Float[Array, "b ..."]:
-        # As for Equinox modules: the body runs on zeros, unread.
-        def replace(
-            call: Callable[..., Any], args: Any, kwargs: Any, context: Any
-        ) -> Any:
-            is_head = ".".join(context.module.path) == layer_info.head
-            given = (features, *args[1:]) if is_head else args
-            return call(*given, **kwargs)
-
-        nothing = jnp.zeros((len(features), *input_shape), self.input_dtype)
-        return self._intercepted(replace, network, nothing, None)
-
-    def _intercepted(
-        self, interceptor: Any, network: Network, x: Array, key: Array | None
-    ) -> Array:
         from flax import linen
 
-        with linen.intercept_methods(interceptor):
-            return self.apply(network, x, key)
+        # The module runs on zeros up to its head, whose input is replaced by the
+        # features. The compiler removes the unused body.
+        def replace_input(
+            call: Callable[..., Any], args: Any, kwargs: Any, context: Any
+        ) -> Any:
+            if ".".join(context.module.path) == layer_info.head:
+                args = (features, *args[1:])
+            return call(*args, **kwargs)
+
+        zeros = jnp.zeros((len(features), *input_shape), self.input_dtype)
+        with linen.intercept_methods(replace_input):
+            return self.apply(network, zeros, None)
 
     def is_stochastic(self, network: Network) -> bool:
         return bool(self._mode(training=True))
 
     def _mode(self, training: bool) -> dict[str, bool]:
-        """The argument of the module's call that says whether it trains, where there is
+        """The argument of the module's `__call__` that selects training mode, if it has
         one.
         """
         accepted = inspect.signature(type(self.module).__call__).parameters
@@ -181,28 +181,28 @@ class LinenModule(Architecture):
         return {name: value for name, value in modes.items() if name in accepted}
 
 
-def _watching(path: str | None) -> tuple[Callable[..., Any], list[Array]]:
-    """An interceptor of calls, and a list to which it adds the inputs of the module of
+def _input_recorder(path: str | None) -> tuple[Callable[..., Any], list[Array]]:
+    """An interceptor of calls, and a list to which it appends the inputs of the module at
     that path.
     """
-    seen: list[Array] = []
+    inputs: list[Array] = []
 
-    def look(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+    def record(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
         if ".".join(context.module.path) == path:
-            seen.append(args[0])
+            inputs.append(args[0])
         return call(*args, **kwargs)
 
-    return look, seen
+    return record, inputs
 
 
 STATISTICS = "batch_stats"
 """Flax's collection of running statistics."""
 RUNNING = "running_"
-"""Before the name of a statistic among the parameters of its layer."""
+"""The prefix of a statistic's name among the parameters of its layer."""
 
 
-def _merged(variables: Any) -> Any:
-    """Parameters, with a layer's statistics among them."""
+def _merge(variables: Any) -> Any:
+    """Merge the collections of parameters and of running statistics into one tree."""
     from flax import traverse_util
 
     flat = traverse_util.flatten_dict(variables["params"])
@@ -214,8 +214,8 @@ def _merged(variables: Any) -> Any:
             f"a parameter of the linen module is named {RUNNING}...; that is for"
             " statistics: rename it"
         )
-    # A layer's statistics may have the names of its parameters: the prefix keeps them
-    # apart.
+    # A layer's statistics may have the names of its parameters, from which the prefix
+    # distinguishes them.
     renamed = {}
     for (*layer, name), value in statistics.items():
         renamed[*layer, RUNNING + name] = value
@@ -243,13 +243,13 @@ def _split(network: Network) -> dict[str, Any]:
 
 
 def from_linen(module: Any, input_dtype: str = "float32") -> LinenModule:
-    """Any Flax linen module of parameters and running statistics (collection
-    "batch_stats"), called on a batch.
+    """A Flax linen module as a model. The module is called on a batch, and has parameters
+    and running statistics (collection "batch_stats") only.
 
-    The statistics are entries of theta, beside the parameters of their layer:
-    "BatchNorm_0.running_mean". Where the module's `__call__` takes `train`, `training`
-    or `deterministic`, this says whether it trains, and training passes a random stream
-    named "dropout". Models are equal when the modules are.
+    The statistics are entries of theta, next to the parameters of their layer, such as
+    "BatchNorm_0.running_mean". If the module's `__call__` has an argument `train`,
+    `training` or `deterministic`, it selects training mode, in which there is a random
+    stream named "dropout". Models are equal if the modules are equal.
 
     Args:
         module: the module, for example `MyNet(classes=10)`.

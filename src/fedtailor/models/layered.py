@@ -1,6 +1,4 @@
-"""What the networks of the zoo have in common: parameters from one stream, layers one
-after another.
-"""
+"""Bases of the architectures of the zoo."""
 
 import math
 from abc import abstractmethod
@@ -8,31 +6,32 @@ from collections.abc import Sequence
 
 from jaxtyping import Array, Float, Shaped
 
+from fedtailor.models.architecture import Architecture, Network
 from fedtailor.models.layers import Dense, Dropout, InitStream, Layer, Relu, Stack
-from fedtailor.models.model import Architecture, Network
 from fedtailor.models.normalization import BatchNorm, GroupNorm
 from fedtailor.models.part_finder import LayerInfo
 from fedtailor.models.tree_paths import paths_of
 
 
-class Drawn(Architecture):
-    """An architecture whose parameters are drawn in one call."""
+class StreamArchitecture(Architecture):
+    """An architecture whose parameters come from one `InitStream`, so that they are drawn
+    in one call.
+    """
 
     @abstractmethod
     def network(
         self, input_shape: tuple[int, ...], outputs: int, stream: InitStream
     ) -> Network:
-        """The network, with parameters from `stream`."""
+        """Make the network, with parameters from `stream`."""
 
     def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Network:
-        # Built twice: the first time counts the random numbers that all layers need,
-        # which are then drawn at once.
-        counting = InitStream()
-        self.network(input_shape, outputs, counting)
-        return self.network(input_shape, outputs, counting.filled(key))
+        # The first call counts the random numbers that all layers need.
+        counter = InitStream()
+        self.network(input_shape, outputs, counter)
+        return self.network(input_shape, outputs, counter.filled(key))
 
 
-class Layered(Drawn):
+class Layered(StreamArchitecture):
     """An architecture whose network is a `Stack` of layers."""
 
     def apply(
@@ -61,7 +60,7 @@ class Layered(Drawn):
     def statistics(self, network: Network) -> tuple[str, ...]:
         norms = paths_of(network, BatchNorm)
         return tuple(
-            f"{norm}.running_{what}" for norm in norms for what in ("mean", "variance")
+            f"{norm}.running_{name}" for norm in norms for name in ("mean", "variance")
         )
 
     def features(
@@ -108,23 +107,23 @@ def image_of(
     model: str,
     smallest: int,
 ) -> tuple[int, int, int]:
-    """What inputs are as images; they may be stored without channels, or flat.
+    """The shape of inputs as images. Inputs may be stored without channels, or flat.
 
     Args:
-        input_shape: as the inputs are stored.
-        image_shape: what they are as images, where the user says so.
-        model: its name, for messages.
-        smallest: the least height and width that the model takes.
+        input_shape: the shape in which inputs are stored.
+        image_shape: their shape as images; None = derive it from `input_shape`.
+        model: the model's name, for messages.
+        smallest: the smallest height and width that the model accepts.
 
     Returns:
         (height, width, channels).
 
     Raises:
-        ValueError: they are no images, or too small.
+        ValueError: the inputs are no images, or too small.
     """
     shape = image_shape or input_shape
     side = math.isqrt(math.prod(input_shape))
-    # a flat input of square length is a square gray image
+    # A flat input whose length is a square is a square gray image.
     if len(shape) == 1 and side * side == shape[0]:
         shape = (side, side)
     if len(shape) == 2:

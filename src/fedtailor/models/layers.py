@@ -1,12 +1,12 @@
 """Layers, written for batches.
 
-Images come as [b, height, width, channels]. Convolutions take and give feature maps
-[channels, height, width, b], called planes in names; see `convolution` for the reason.
+Images are [b, height, width, channels]. Convolutions take and return feature maps
+[channels, height, width, b]; the module `convolution` explains why.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -14,7 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
-from fedtailor.models.convolution import convolve, halve, pad, planes
+from fedtailor.models.convolution import (
+    convolve,
+    convolve_stride_2,
+    pad,
+    to_feature_maps,
+)
 from fedtailor.models.normalization import StatefulLayer
 from fedtailor.models.pooling import PoolKind, convolve_windows, pool_relu, windows
 
@@ -23,30 +28,30 @@ Layer = Callable[[Array, Array | None], Array]
 
 
 class InitStream:
-    """The random numbers of a network, from one call of the generator (each call takes
-    XLA a third of a second).
+    """The random initial parameters of a network, from one call of the generator (each
+    call takes XLA a third of a second to compile).
 
-    A network is built twice: first with `InitStream()`, which counts, then with
-    `counting.filled(key)`, which holds the numbers.
+    A network is built twice: first with `counter = InitStream()`, which counts the numbers
+    that the layers ask for, then with `counter.filled(key)`, which holds these numbers.
     """
 
     def __init__(self, numbers: Float[Array, " n"] | None = None) -> None:
         self._numbers, self._used = numbers, 0
 
     def filled(self, key: Array) -> "InitStream":
-        """Random numbers for as many parameters as this one was asked for."""
+        """A stream of as many random numbers as this one was asked for."""
         # The interval is open at -1, which `normal` would map to minus infinity.
-        above = float(np.nextafter(np.float32(-1), np.float32(0)))
-        return InitStream(jax.random.uniform(key, (self._used,), jnp.float32, above, 1))
+        low = float(np.nextafter(np.float32(-1), np.float32(0)))
+        return InitStream(jax.random.uniform(key, (self._used,), jnp.float32, low, 1))
 
     def uniform(self, shape: tuple[int, ...], fan_in: int) -> Float[Array, "..."]:
-        """U(-1/sqrt(fan_in), 1/sqrt(fan_in)), as PyTorch's dense, convolutional and
-        recurrent layers start.
+        """U(-1/sqrt(fan_in), 1/sqrt(fan_in)), as PyTorch initialises dense,
+        convolutional and recurrent layers.
         """
         return self._next(shape) / math.sqrt(fan_in)
 
     def normal(self, shape: tuple[int, ...]) -> Float[Array, "..."]:
-        """Standard normal, as PyTorch's embeddings start."""
+        """Standard normal, as PyTorch initialises embeddings."""
         return math.sqrt(2) * jax.scipy.special.erfinv(self._next(shape))
 
     def _next(self, shape: tuple[int, ...]) -> Array:
@@ -58,13 +63,13 @@ class InitStream:
 
 
 NARROW = 16
-"""A matrix of fewer columns is kept transposed: such a column fills no vector register,
-and on CPUs logistic regression on ten classes trains half as fast."""
+"""A matrix of fewer columns is stored transposed: its rows fill no vector register, so that
+logistic regression on ten classes would train half as fast on CPUs."""
 
 
 class Dense(eqx.Module):
-    """x [b, inputs] -> x W + bias [b, outputs]; W is kept as [inputs, outputs], or
-    transposed if it is `NARROW`.
+    """x [b, inputs] -> x W + bias [b, outputs]. W is stored as [inputs, outputs], or
+    transposed if it has fewer columns than `NARROW`.
     """
 
     weight: Float[Array, "rows columns"]
@@ -87,8 +92,8 @@ class Dense(eqx.Module):
 def _kernel(
     inputs: int, outputs: int, size: int, stream: InitStream
 ) -> tuple[Float[Array, "k k c o"], Float[Array, " o"]]:
-    """A convolution's weight and bias as they start: by the number of inputs that an
-    output pixel sees.
+    """The initial weight and bias of a convolution, with the number of inputs of one output
+    pixel as the fan-in.
     """
     fan_in = size * size * inputs
     weight = stream.uniform((size, size, inputs, outputs), fan_in)
@@ -132,15 +137,15 @@ class ConvPool(eqx.Module):
     def __call__(
         self, x: Float[Array, "c h w b"], key: Array | None = None
     ) -> Float[Array, "o h2 w2 b"]:
-        # Bias, ReLU and pooling in one piece: the activations before pooling, four
-        # times as many, are never stored.
+        # Bias, ReLU and pooling are one operation, so that the activations before pooling,
+        # which are four times as many, are never stored.
         y = convolve(x, self.weight)
         o, h, w, b = y.shape
         return pool_relu(windows(y), self.bias, self.pool).reshape(o, h // 2, w // 2, b)
 
 
 class ImageConvPool(eqx.Module):
-    """As `ConvPool`, from images to feature maps; the size of the kernel is odd."""
+    """As `ConvPool`, but from images to feature maps. The size of the kernel is odd."""
 
     weight: Float[Array, "k k c o"]
     bias: Float[Array, " o"]
@@ -161,16 +166,16 @@ class ImageConvPool(eqx.Module):
         return y.reshape(o, (h - k + 1) // 2, (w - k + 1) // 2, b)
 
 
-class Planes(eqx.Module):
+class ToFeatureMaps(eqx.Module):
     """Images to feature maps."""
 
     def __call__(
         self, x: Float[Array, "b h w c"], key: Array | None = None
     ) -> Float[Array, "c h w b"]:
-        return planes(x)
+        return to_feature_maps(x)
 
 
-class FlattenPlanes(eqx.Module):
+class FlattenFeatureMaps(eqx.Module):
     """Feature maps to vectors [b, c h w], in PyTorch's order of features."""
 
     def __call__(
@@ -180,7 +185,7 @@ class FlattenPlanes(eqx.Module):
 
 
 class Reshape(eqx.Module):
-    """Each example in another shape."""
+    """Reshapes each example."""
 
     shape: tuple[int, ...] = eqx.field(static=True)
 
@@ -233,11 +238,11 @@ class Embedding(eqx.Module):
 
 
 class LSTM(eqx.Module):
-    """A long short-term memory: vectors [b, t, inputs] -> states [b, t, hidden] (gates
-    in PyTorch's order i, f, g, o).
+    """A long short-term memory: vectors [b, t, inputs] -> states [b, t, hidden]. The gates
+    are in PyTorch's order i, f, g, o.
 
-    A step at which `keep` [b, t] is False leaves the state unchanged, so sequences may
-    be padded at either end.
+    A step at which `is_token` [b, t] is False leaves the state unchanged, so that sequences
+    may be padded at either end.
     """
 
     input_weight: Float[Array, "inputs gates"]
@@ -250,40 +255,42 @@ class LSTM(eqx.Module):
         self.bias = stream.uniform((4 * hidden,), hidden)
 
     def __call__(
-        self, x: Float[Array, "b t inputs"], keep: Shaped[Array, "b t"]
+        self, x: Float[Array, "b t inputs"], is_token: Shaped[Array, "b t"]
     ) -> Float[Array, "b t hidden"]:
         def step(
-            state: tuple[Array, Array], now: tuple[Array, Array]
+            state: tuple[Array, Array], inputs: tuple[Array, Array]
         ) -> tuple[tuple[Array, Array], Array]:
-            projected, keep = now
+            projected, is_token = inputs
             hidden, cell = state
             i, f, g, o = jnp.split(projected + hidden @ self.state_weight, 4, axis=-1)
             new_cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
             new_hidden = jax.nn.sigmoid(o) * jnp.tanh(new_cell)
             # A step of padding is computed, since all shapes must be the same, and its
             # result is discarded.
-            hidden = jnp.where(keep, new_hidden, hidden)
-            cell = jnp.where(keep, new_cell, cell)
+            hidden = jnp.where(is_token, new_hidden, hidden)
+            cell = jnp.where(is_token, new_cell, cell)
             return (hidden, cell), hidden
 
-        # The inputs' part of all gates at once: one large product instead of one in
-        # every step.
+        # The products with the inputs of all steps are one large product, instead of a
+        # small one in every step.
         projected = (x @ self.input_weight + self.bias).swapaxes(0, 1)
         zero = jnp.zeros((len(x), self.state_weight.shape[0]), x.dtype)
-        _, states = jax.lax.scan(step, (zero, zero), (projected, keep.T[..., None]))
+        _, states = jax.lax.scan(step, (zero, zero), (projected, is_token.T[..., None]))
         return states.swapaxes(0, 1)
 
 
 class Convolution(eqx.Module):
-    """Convolution without a bias, on feature maps, for layers that normalise next.
+    """Convolution without a bias, on feature maps, for use before a normalisation layer.
 
-    `padding` zeros go around the feature maps. A `halved` convolution has stride 2:
-    only every second row and column is computed.
+    Attributes:
+        weight: the kernel.
+        padding: the number of rows and columns of zeros on every side.
+        stride: 1 or 2.
     """
 
     weight: Float[Array, "k k c o"]
     padding: int = eqx.field(static=True)
-    halved: bool = eqx.field(static=True)
+    stride: Literal[1, 2] = eqx.field(static=True)
 
     def __init__(
         self,
@@ -292,22 +299,18 @@ class Convolution(eqx.Module):
         size: int,
         stream: InitStream,
         padding: int = 0,
-        halved: bool = False,
+        stride: Literal[1, 2] = 1,
     ) -> None:
         self.weight = stream.uniform(
             (size, size, inputs, outputs), size * size * inputs
         )
-        self.padding, self.halved = padding, halved
+        self.padding, self.stride = padding, stride
 
     def __call__(
         self, x: Float[Array, "c h w b"], key: Array | None = None
     ) -> Float[Array, "o h2 w2 b"]:
-        x = pad(x, self.padding)
-        return (
-            convolve(*halve(x, self.weight))
-            if self.halved
-            else convolve(x, self.weight)
-        )
+        function = convolve if self.stride == 1 else convolve_stride_2
+        return function(pad(x, self.padding), self.weight)
 
 
 class ReluPool(eqx.Module):
@@ -324,7 +327,7 @@ class ReluPool(eqx.Module):
 
 
 class Stack(StatefulLayer):
-    """Layers one after another; a key is split over them."""
+    """Layers one after another. Each layer gets its own key."""
 
     layers: tuple[Layer, ...]
 
@@ -342,20 +345,19 @@ class Stack(StatefulLayer):
     def train(
         self, x: Array, key: Array | None, weight: Float[Array, " b"]
     ) -> tuple[Array, "Stack"]:
-        # As in `__call__`, but every layer comes back with its new statistics, and all
-        # of them make the new stack.
-        trained = []
+        # As in `__call__`, but every layer is replaced by one with new statistics.
+        new_layers = []
         for index, layer in enumerate(self.layers):
             layer_key = None if key is None else jax.random.fold_in(key, index)
-            x, layer = train_layer(layer, x, layer_key, weight)
-            trained.append(layer)
-        return x, Stack(trained)
+            x, new_layer = train_layer(layer, x, layer_key, weight)
+            new_layers.append(new_layer)
+        return x, Stack(new_layers)
 
 
 def train_layer(
     layer: Any, x: Array, key: Array | None, weight: Float[Array, " b"]
 ) -> tuple[Array, Any]:
-    """A training step through any layer.
+    """The forward pass of any layer in training mode.
 
     Args:
         layer: a layer of this package.
@@ -364,7 +366,7 @@ def train_layer(
         weight: the weight of each example: 1, or 0 for padding.
 
     Returns:
-        The outputs, and the layer with new statistics where it keeps some.
+        The outputs, and the layer with new statistics if it keeps any.
     """
     if isinstance(layer, StatefulLayer):
         return layer.train(x, key, weight)

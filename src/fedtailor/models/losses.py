@@ -1,4 +1,4 @@
-"""Losses, one number for each example."""
+"""Losses, which return one number for each example."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 Loss = Callable[[Array, Array], Array]
-"""(outputs [b, ...], targets [b, ...]) -> loss of each example [b]; hashable, so that
-equal models are one program.
+"""(outputs [b, ...], targets [b, ...]) -> loss of each example [b]. It must be hashable, so
+that equal models share compiled programs.
 """
 
 
@@ -18,7 +18,7 @@ class Classification:
     """A loss over class scores: outputs [b, classes] whose softmax is the prediction,
     targets [b] class numbers.
 
-    Wrap a loss of your own in it and runs report accuracy too.
+    Runs also report the accuracy if the loss is a `Classification`.
 
     Attributes:
         function: (outputs [b, classes], labels [b]) -> [b].
@@ -35,10 +35,9 @@ class Classification:
 def _cross_entropy(
     outputs: Float[Array, "*many classes"], y: Int[Array, "*many"]
 ) -> Float[Array, "*many"]:
-    # A comparison instead of an index: its derivative is a subtraction, that of an
-    # index is a scatter.
-    chosen = y[..., None] == jnp.arange(outputs.shape[-1], dtype=y.dtype)
-    return jax.nn.logsumexp(outputs, axis=-1) - jnp.where(chosen, outputs, 0).sum(-1)
+    # A comparison instead of indexing, whose derivative would be a scatter.
+    is_label = y[..., None] == jnp.arange(outputs.shape[-1], dtype=y.dtype)
+    return jax.nn.logsumexp(outputs, axis=-1) - jnp.where(is_label, outputs, 0).sum(-1)
 
 
 cross_entropy = Classification(_cross_entropy)
@@ -53,8 +52,7 @@ class TokenCrossEntropy:
     vocabulary], targets [b, t].
 
     Attributes:
-        ignore: the target that stands for no token (padding); a sequence of nothing
-            else has loss 0.
+        ignore: the target that marks padding. A sequence of padding only has loss 0.
     """
 
     ignore: int = -1
@@ -62,13 +60,13 @@ class TokenCrossEntropy:
     def __call__(
         self, outputs: Float[Array, "b t vocabulary"], y: Int[Array, "b t"]
     ) -> Float[Array, " b"]:
-        # a sequence of padding alone divides by 1, and has loss 0
+        # A sequence of padding only is divided by 1.
         is_token = self.is_token(y)
         tokens = jnp.maximum(is_token.sum(axis=1), 1).astype(outputs.dtype)
         return jnp.where(is_token, _cross_entropy(outputs, y), 0).sum(axis=1) / tokens
 
     def is_token(self, y: Int[Array, "b t"]) -> Bool[Array, "b t"]:
-        """Which targets are tokens, and not padding."""
+        """Whether each target is a token and not padding."""
         return y != self.ignore
 
 
@@ -81,8 +79,8 @@ targets of -1 are padding.
 def squared_error(
     outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."]
 ) -> Float[Array, " b"]:
-    """|outputs - y|^2 summed over an example's targets (no factor 1/2). Targets [b] and
-    outputs [b, 1] may meet.
+    """|outputs - y|^2 summed over an example's targets (no factor 1/2). Targets [b] match
+    outputs [b, 1].
 
     Raises:
         ValueError: an example's outputs and targets differ in number.

@@ -1,18 +1,18 @@
-"""`Model`: what a client trains, seen from outside as a vector theta [d] and inside a
-training loop as a pytree.
+"""`Model`: an architecture for data of one shape. Its parameters are a vector theta [d], or
+a pytree inside training loops.
 """
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import ClassVar, Literal
+from typing import Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PyTree, Shaped
+from jaxtyping import Array, Bool, Float, Shaped
 
+from fedtailor.models.architecture import Architecture, Network
 from fedtailor.models.losses import Classification, Loss, cross_entropy
 from fedtailor.models.parameter_layout import (
     is_parameter,
@@ -24,172 +24,26 @@ from fedtailor.models.part_finder import LayerInfo
 from fedtailor.models.parts import Part
 from fedtailor.protocol import Params
 
-Network = PyTree
-"""A network: any pytree whose floating-point arrays are its parameters (an Equinox
-module, a dict of arrays, ...).
-"""
-
-
-class Architecture(ABC):
-    """A network before the shape of the data is known.
-
-    Subclass it as a frozen dataclass: architectures with equal fields share compiled
-    programs.
-
-    Attributes:
-        micro_batch: how many examples to differentiate at a time where a whole batch
-            would outgrow the cache (the gradients add up to the batch's), or None.
-        in_python: whether the network runs step by step in Python, which compiled
-            programs cannot hold.
-    """
-
-    micro_batch: int | None = None
-    in_python: ClassVar[bool] = False
-
-    @abstractmethod
-    def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Network:
-        """A randomly initialised network: a pytree whose floating-point arrays are the
-        parameters.
-        """
-
-    @abstractmethod
-    def apply(
-        self, network: Network, x: Shaped[Array, "b ..."], key: Array | None
-    ) -> Float[Array, "b ..."]:
-        """Outputs for a batch; without a key in evaluation mode (dropout off)."""
-
-    def is_stochastic(self, network: Network) -> bool:
-        """Whether training the network (as `build` makes it) needs random numbers
-        (dropout).
-        """
-        return False
-
-    # running statistics, such as batch normalisation keeps
-    # ------------------------------------------------------
-
-    def statistics(self, network: Network) -> tuple[str, ...]:
-        """Paths of the arrays that hold running statistics (as
-        `fedtailor.models.tree_paths.path_of` writes them).
-        """
-        return ()
-
-    def train(
-        self,
-        network: Network,
-        x: Shaped[Array, "b ..."],
-        key: Array | None,
-        weight: Float[Array, " b"],
-    ) -> tuple[Float[Array, "b ..."], Network]:
-        """Outputs in a training step, and the network with new running statistics.
-
-        Called only if there are `statistics`.
-
-        Args:
-            network: as before the step.
-            x: a batch of inputs.
-            key: randomness of the step (dropout); None if `is_stochastic` is False.
-            weight: 1 for an example, 0 for padding, which must not change the
-                statistics.
-        """
-        raise NotImplementedError(
-            f"{type(self).__name__} names statistics and has no method `train`"
-        )
-
-    # parts of the network: see `Model.part`
-    # ---------------------------------------------------------------------
-
-    def layer_info(self, network: Network, input_shape: tuple[int, ...]) -> LayerInfo:
-        """Which layers are the head and the normalisation layers, and in which order
-        the forward pass calls them.
-
-        Args:
-            network: as `build` makes it, or its shapes (`jax.ShapeDtypeStruct` for
-                arrays).
-            input_shape: shape of one input.
-
-        Returns:
-            The paths of these layers; the default knows none.
-        """
-        return LayerInfo()
-
-    def features(
-        self,
-        network: Network,
-        layer_info: LayerInfo,
-        x: Shaped[Array, "b ..."],
-        key: Array | None,
-    ) -> Float[Array, "b ..."]:
-        """The inputs of the head; called only if `layer_info` names a head.
-
-        Without a key in evaluation mode, as `apply`.
-        """
-        raise NotImplementedError(
-            f"{type(self).__name__} names a head and has no method `features`"
-        )
-
-    def train_features(
-        self,
-        network: Network,
-        layer_info: LayerInfo,
-        x: Shaped[Array, "b ..."],
-        key: Array | None,
-        weight: Float[Array, " b"],
-    ) -> Float[Array, "b ..."]:
-        """The inputs of the head in a training step.
-
-        Called only if there are `statistics`; key and weight are as for `train`.
-        """
-        raise NotImplementedError(
-            f"{type(self).__name__} names a head and statistics and has no"
-            " `train_features`"
-        )
-
-    def head_outputs(
-        self,
-        network: Network,
-        layer_info: LayerInfo,
-        features: Float[Array, "b ..."],
-        input_shape: tuple[int, ...],
-    ) -> Float[Array, "b ..."]:
-        """Outputs from features [b, ...] in evaluation mode; called only if
-        `layer_info` names a head.
-        """
-        raise NotImplementedError(
-            f"{type(self).__name__} names a head and has no method `head_outputs`"
-        )
-
-    def bind(
-        self,
-        input_shape: tuple[int, ...],
-        outputs: int,
-        loss: Loss = cross_entropy,
-        dtype: Literal["float32", "float64"] = "float32",
-    ) -> "Model":
-        """The model for inputs of one shape; see `Model` for the arguments and
-        errors.
-        """
-        return Model(self, tuple(input_shape), outputs, loss, dtype)
-
 
 @dataclass(frozen=True)
 class Model:
-    """A network, its loss and the two-way map between theta [d] and its pytree of
-    parameters.
+    """A network for inputs of one shape, its loss, and the conversions between a vector
+    theta [d] and a pytree of parameters.
 
-    Models are equal, and share compiled programs, when architecture, shapes, loss and
-    precision are equal.
+    Models with equal fields are equal, and share compiled programs.
 
     Attributes:
-        architecture: the network.
-        input_shape: shape of one input.
-        outputs: classes, symbols of a density, or targets of a regression.
+        architecture: makes and runs the network.
+        input_shape: the shape of one input.
+        outputs: the number of classes, of symbols of a density, or of targets of a
+            regression.
         loss: (outputs [b, ...], targets [b, ...]) -> [b].
-        dtype: precision of parameters and computation; "float64" needs
+        dtype: the precision of parameters and computation; "float64" needs
             `jax.enable_x64`.
 
     Raises:
-        ValueError: the architecture does not fit the input, or holds state that
-            training would have to carry along.
+        ValueError: the architecture does not fit the input, or has state that is neither
+            parameters nor running statistics.
     """
 
     architecture: Architecture
@@ -217,21 +71,22 @@ class Model:
         return layout_of(self).ends[-1]
 
     def init(self, key: Array) -> Float[Array, " d"]:
-        """Random initial parameters theta [d]; the same in both precisions, up to
-        rounding.
+        """Draw random initial parameters theta [d], which are the same in both precisions
+        up to rounding.
         """
         self._require_precision()
         return _initial(self, key)
 
     def params(self, theta: Float[Array, " d"]) -> Params:
-        """The parameters as a tree; do this once, before a loop.
+        """Convert a vector theta [d] to a pytree of parameters. Call this once, before a
+        loop.
 
         Returns:
-            A pytree of arrays in the model's precision, each a reshaped piece of theta.
+            A pytree of arrays in the model's precision, each a reshaped slice of theta.
 
         Raises:
-            ValueError: theta has not d entries, or float64 is asked for and not
-                enabled.
+            ValueError: theta does not have d entries, or the model needs float64 and this
+                is not enabled.
         """
         self._require_precision()
         layout = layout_of(self)
@@ -249,7 +104,7 @@ class Model:
         return jax.tree.unflatten(layout.structure, leaves)
 
     def vector(self, params: Params) -> Float[Array, " d"]:
-        """Back to theta [d]: the exact inverse of `params`."""
+        """Convert a pytree of parameters to a vector theta [d]: the inverse of `params`."""
         leaves = jax.tree.leaves(params)
         if not leaves:
             return jnp.zeros(0, self.dtype)
@@ -260,29 +115,28 @@ class Model:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The named parts that this model has."""
+        """The names of this model's parts."""
         return tuple(part_finder_of(self).parts)
 
     def part(self, name: str | Part) -> Part:
-        """A fixed set of entries of theta.
+        """Select a part of the model, a fixed set of entries of theta.
 
         Args:
-            name: one of the following, or a part that this method has made.
+            name: a `Part` of this model, which is returned; or one of the following.
 
                 * "head" (the last dense layer), "body" (the rest), "norm" (all
-                  normalisation layers), "bias", or "last2" (the last two layers, not
-                  counting normalisation layers, and all that follows the first of
-                  them);
+                  normalisation layers), "bias", or "last2" (the last two layers and all
+                  normalisation layers after the first of these);
                 * a path such as "layers.2" or "layers.2.weight", a pattern on paths
                   such as "layers.*.weight", or a regular expression after "re:";
                 * several of these with commas between them, which is their union;
-                * all parameters except these: "not head,norm" is neither of the two;
+                * "not head,norm": all parameters except those of "head,norm";
                 * "everything" or "nothing".
 
                 `PartFinder.find` has the exact rules.
 
         Returns:
-            The part; it takes and puts its entries of vectors [..., d].
+            The part, which reads and replaces its entries of vectors [..., d].
 
         Raises:
             ValueError: the model has no such part, or a pattern matches nothing or
@@ -296,10 +150,6 @@ class Model:
                 )
             return name
         return part_finder_of(self).find(name)
-
-    def part_mask(self, part: str | Part) -> PyTree[bool]:
-        """A part as a tree of bools with the structure of `params`."""
-        return self.part(part).tree_mask(shapes_of(self))
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -318,12 +168,12 @@ class Model:
     def features(
         self, params: Params, x: Shaped[Array, "b ..."], key: Array | None = None
     ) -> Float[Array, "b ..."]:
-        """The output of the body, which is the input of the head.
+        """Compute the output of the body, which is the input of the head.
 
         Args:
-            params: the tree that `params` made, or theta [d].
+            params: a tree, or theta [d].
             x: a batch of inputs [b, *input_shape].
-            key: randomness of a training step; None = evaluation mode.
+            key: the random key of a training step; None = evaluation mode.
 
         Returns:
             [b, *feature_shape].
@@ -333,7 +183,7 @@ class Model:
         """
         layer_info = self._layer_info_with_head()
         self._require_inputs(x)
-        return self.architecture.features(self._network(params), layer_info, x, key)
+        return self.architecture.features(self.network(params), layer_info, x, key)
 
     def train_features(
         self,
@@ -342,8 +192,8 @@ class Model:
         weight: Float[Array, " b"],
         key: Array | None = None,
     ) -> Float[Array, "b ..."]:
-        """The input of the head in a training step, by the statistics of this batch;
-        arguments as `train_outputs`.
+        """Compute the input of the head in a training step, which normalises by the
+        statistics of the batch. The arguments are those of `train_outputs`.
 
         Raises:
             ValueError: the model has no head.
@@ -352,23 +202,21 @@ class Model:
             return self.features(params, x, key)
         layer_info = self._layer_info_with_head()
         self._require_inputs(x)
-        network = self._network(params)
+        network = self.network(params)
         return self.architecture.train_features(network, layer_info, x, key, weight)
 
     def head_outputs(
         self, params: Params, features: Float[Array, "b ..."]
     ) -> Float[Array, "b ..."]:
-        """The head's outputs for features: `logits` = `head_outputs` of `features`.
+        """Compute the head's outputs: `head_outputs(params, features(params, x))` is
+        `logits(params, x)`.
 
         Args:
-            params: the tree that `params` made, or theta [d].
-            features: [b, *feature_shape], as `features` gives them.
-
-        Returns:
-            Outputs, as `logits` gives them.
+            params: a tree, or theta [d].
+            features: [b, *feature_shape].
         """
         layer_info = self._layer_info_with_head()
-        network = self._network(params)
+        network = self.network(params)
         return self.architecture.head_outputs(
             network, layer_info, features, self.input_shape
         )
@@ -381,7 +229,7 @@ class Model:
         """
         finder = part_finder_of(self)
         if finder.layer_info.head is None:
-            finder.find("head")  # raises an error that lists the parts there are
+            finder.find("head")  # raises an error that lists the model's parts
         return finder.layer_info
 
     # predictions
@@ -389,76 +237,77 @@ class Model:
 
     @property
     def micro_batch(self) -> int | None:
-        """Examples to differentiate at a time, or None for whole batches (over which
-        statistics must be taken).
+        """The number of examples to differentiate at a time; None = the whole batch,
+        which running statistics need.
         """
         return None if self.has_statistics else self.architecture.micro_batch
 
     @property
     def has_statistics(self) -> bool:
-        """Whether theta holds running statistics: entries that no gradient moves and
-        every training step renews.
+        """Whether theta holds running statistics, which have no gradient and are updated
+        in every training step.
         """
         return len(layout_of(self).statistics) > 0
 
     @property
     def statistics(self) -> Part:
-        """The entries that are running statistics (none, for most models)."""
+        """The part that holds the running statistics; empty for most models."""
         return self.part(",".join(layout_of(self).statistics) or "nothing")
 
     @property
     def in_python(self) -> bool:
-        """Whether the network runs step by step in Python, which compiled programs
-        cannot hold (PyTorch's engine).
+        """Whether the network runs step by step in Python, and cannot be part of a
+        compiled program (PyTorch's engine).
         """
         return self.architecture.in_python
 
     @property
     def stochastic(self) -> bool:
-        """Whether training needs a key (dropout)."""
+        """Whether training needs a random key (dropout)."""
         return layout_of(self).stochastic
 
     @property
     def classification(self) -> bool:
-        """Whether outputs are class scores, so that accuracy means something."""
+        """Whether outputs are class scores, with one label for each example."""
         return isinstance(self.loss, Classification)
 
     @property
     def metric(self) -> Literal["accuracy", "loss"]:
-        """The name of the metric that clients are compared by."""
-        # Without inputs every example gets the same class, so that the accuracy says
-        # little.
+        """The name of the metric by which clients are compared."""
+        # Without inputs all examples are predicted to be of the same class, and accuracy
+        # is not meaningful.
         has_inputs = math.prod(self.input_shape) > 0
         return "accuracy" if self.classification and has_inputs else "loss"
 
     def logits(
         self, params: Params, x: Shaped[Array, "b ..."], key: Array | None = None
     ) -> Float[Array, "b ..."]:
-        """The network's outputs.
+        """Compute the network's outputs.
 
         Args:
-            params: the tree that `params` made.
+            params: a tree, or theta [d].
             x: a batch of inputs [b, *input_shape], floats in the model's precision or
                 integer tokens.
-            key: randomness of a training step; None = evaluation mode.
+            key: the random key of a training step; None = evaluation mode.
 
         Returns:
-            [b, outputs] class scores; of regressions and sequences what the loss takes.
+            Class scores [b, outputs]; for regressions and sequences, the outputs that the
+            loss takes.
 
         Raises:
-            ValueError: the inputs have another shape, or the network does not give
+            ValueError: the inputs have another shape, or the network does not return
                 `outputs` class scores.
         """
         self._require_inputs(x)
-        outputs = self.architecture.apply(self._network(params), x, key)
+        outputs = self.architecture.apply(self.network(params), x, key)
         self.require_outputs(outputs.shape, len(x))
         return outputs
 
     def require_outputs(self, shape: tuple[int, ...], examples: int) -> None:
-        """Refuse outputs of a classification that are not one score a class.
+        """Refuse outputs of a classification that are not one score for each class.
 
         Raises:
-            ValueError: with the shape that there is.
+            ValueError: the outputs have another shape.
         """
         if self.classification and tuple(shape) != (examples, self.outputs):
             raise ValueError(
@@ -474,49 +323,42 @@ class Model:
         weight: Float[Array, " b"],
         key: Array | None = None,
     ) -> tuple[Float[Array, "b ..."], Params]:
-        """Outputs in a training step, and the parameters with new running statistics.
-
-        Without statistics the outputs are those of `logits`, and the parameters those
-        given.
+        """Compute the outputs in a training step, and update the running statistics.
 
         Args:
-            params: the tree that `params` made.
+            params: a tree of parameters.
             x: a batch of inputs.
-            weight: 0 for examples that only fill the batch and must not enter the
-                statistics.
-            key: randomness of the step, for models that are `stochastic`.
+            weight: 1 for an example, 0 for padding, which does not change the statistics.
+            key: the random key of the step, for models that are `stochastic`.
 
         Returns:
-            Outputs [b, ...], and a tree as `params`.
+            Outputs [b, ...], and the parameters with new running statistics. A model
+            without statistics returns `params`.
         """
         if not self.has_statistics:
             return self.logits(params, x, key), params
         self._require_inputs(x)
-        outputs, network = self.architecture.train(
-            self._network(params), x, key, weight
-        )
+        outputs, network = self.architecture.train(self.network(params), x, key, weight)
         return outputs, self.with_statistics(params, eqx.filter(network, is_parameter))
 
     def with_statistics(self, params: Params, source: Params) -> Params:
-        """Put running statistics in place of others.
+        """Replace the running statistics.
 
         Args:
-            params: the tree that `params` made.
-            source: another one.
+            params: a tree of parameters.
+            source: the tree whose running statistics replace those of `params`.
 
         Returns:
             A tree with the running statistics of `source`, and all other arrays of
             `params`.
         """
-        # Both trees are of this model, so that their arrays correspond one by one.
+        # Both trees are of this model, so that their leaves correspond.
         old_leaves, structure = jax.tree.flatten(params)
         new_leaves = jax.tree.leaves(source)
         is_statistic = layout_of(self).is_statistic
         leaves = []
-        for old, new, replaced in zip(
-            old_leaves, new_leaves, is_statistic, strict=True
-        ):
-            leaves.append(new.astype(old.dtype) if replaced else old)
+        for old, new, is_new in zip(old_leaves, new_leaves, is_statistic, strict=True):
+            leaves.append(new.astype(old.dtype) if is_new else old)
         return jax.tree.unflatten(structure, leaves)
 
     def losses(
@@ -528,9 +370,7 @@ class Model:
     def correct(
         self, outputs: Float[Array, "b classes"], y: Shaped[Array, " b"]
     ) -> Bool[Array, " b"]:
-        """Whether the highest score is the label's (class scores or
-        log-probabilities).
-        """
+        """Whether the label has the highest class score."""
         return jnp.argmax(outputs, axis=-1) == y
 
     def log_probabilities(
@@ -539,20 +379,14 @@ class Model:
         """Logarithms of the predicted class probabilities."""
         return jax.nn.log_softmax(outputs, axis=-1)
 
-    def network(self, theta: Float[Array, " d"]) -> Network:
-        """The network with the parameters theta [d], as `Architecture.apply` takes
-        it.
-        """
-        return self._network(theta)
-
-    def _network(self, params: Params) -> Network:
-        """The network with the parameters of a tree, or of theta [d]."""
+    def network(self, params: Params) -> Network:
+        """The network with the parameters of a tree, or of a vector theta [d]."""
         layout = layout_of(self)
-        # The tree of a model of one array [d] looks like a vector, and needs no unpacking.
+        # If the tree is one array [d], it is the same as the vector.
         is_theta = getattr(params, "shape", None) == (self.size,)
         if is_theta and layout.shapes != ((self.size,),):
             params = self.params(params)
-        # Running statistics are read and never trained: no gradient reaches them.
+        # No gradient flows to running statistics.
         if self.has_statistics:
             params = self.with_statistics(params, jax.lax.stop_gradient(params))
         return eqx.combine(params, layout.static)
@@ -574,8 +408,8 @@ class Model:
 
 @lru_cache(maxsize=256)
 def _feature_shape(model: Model) -> tuple[int, ...]:
-    """`Model.feature_shape`, found by tracing the body on shapes; cached, as every
-    method with a head asks for it.
+    """As `Model.feature_shape`, by tracing the body on shapes. It is cached, as this takes
+    time.
     """
     x = jax.ShapeDtypeStruct(
         (2, *model.input_shape), part_finder_of(model).layer_info.input_dtype
@@ -583,10 +417,10 @@ def _feature_shape(model: Model) -> tuple[int, ...]:
     return jax.eval_shape(model.features, shapes_of(model), x).shape[1:]
 
 
-# Compiled, as drawing layer by layer would dispatch hundreds of small operations.
+# It is compiled, as the layers would dispatch hundreds of small operations.
 @partial(jax.jit, static_argnums=0)
 def _initial(model: Model, key: Array) -> Float[Array, " d"]:
-    """theta of a network as its architecture draws it."""
+    """As `Model.init`."""
     network = model.architecture.build(model.input_shape, model.outputs, key)
     params, _ = eqx.partition(network, is_parameter)
     return model.vector(

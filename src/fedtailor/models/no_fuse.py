@@ -1,4 +1,4 @@
-"""Pieces of a program that the compiler must not fuse into one another."""
+"""Functions that the compiler must not fuse with other operations."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -15,16 +15,16 @@ def no_fuse(function: Callable[P, R], static: tuple[str, ...] = ()) -> Callable[
     """`function` with its arguments and results kept in memory (decorator; does nothing
     off the CPU).
 
-    XLA's CPU backend fuses what makes an array into everything that reads it. For
-    copies that overlap this is ruinous: the columns of an image repeat every pixel 25
-    times, and fusion computes 25 times whatever made the pixel. It also discards
-    `jax.lax.optimization_barrier` before it fuses. A call that must not be inlined is
-    respected, and is free.
+    XLA's CPU backend fuses the computation of an array into every operation that reads it.
+    This is slow for overlapping copies: the columns of an image repeat every pixel 25
+    times, and after fusion each pixel is computed 25 times. XLA removes
+    `jax.lax.optimization_barrier` before fusion, but it respects calls that must not be
+    inlined, which cost nothing.
 
     Args:
-        function: a function of arrays; write it at module level, where it is traced
+        function: a function of arrays. Define it at module level, so that it is traced
             once for each shape.
-        static: names of its arguments that are no arrays.
+        static: the names of its arguments that are not arrays.
     """
     compiled = jax.jit(function, static_argnames=static)
 

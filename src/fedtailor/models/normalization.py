@@ -19,7 +19,7 @@ NormKind = Literal["group", "batch"]
 
 EPSILON = 1e-5
 MOMENTUM = 0.1
-"""Weight of the batch in the running statistics, as PyTorch defines momentum."""
+"""The weight of the batch in the running statistics, as PyTorch defines momentum."""
 GROUPS = 2
 """Groups of `GroupNorm`, as in the federated ResNets of Reddi et al. 2021."""
 
@@ -30,8 +30,8 @@ Statistics = tuple[Float[Array, " channels"], Float[Array, " channels"]]
 class StatefulLayer(eqx.Module):
     """A layer that keeps running statistics.
 
-    In evaluation mode it is called as all other layers are. In training mode its method
-    `train` is called instead, since that must return new statistics beside the output.
+    In evaluation mode it is called as other layers. In training mode its method `train` is
+    called instead, which also returns new statistics.
     """
 
     @abstractmethod
@@ -42,7 +42,7 @@ class StatefulLayer(eqx.Module):
 
         Args:
             x: a batch of inputs.
-            key: randomness of the step, for dropout.
+            key: the random key of the step, for dropout.
             weight: the weight of each example: 1, or 0 for padding.
 
         Returns:
@@ -77,7 +77,6 @@ class GroupNorm(eqx.Module):
         variance = jnp.square(grouped - mean).mean((1, 2, 3), keepdims=True)
         normalized = (grouped - mean) * jax.lax.rsqrt(variance + EPSILON)
         normalized = normalized.reshape(x.shape)
-        # Every channel has a scale and a bias of its own.
         return normalized * _per_channel(self.scale, x) + _per_channel(self.bias, x)
 
 
@@ -108,8 +107,7 @@ class BatchNorm(StatefulLayer):
     def train(
         self, x: Array, key: Array | None, weight: Float[Array, " b"]
     ) -> tuple[Array, "BatchNorm"]:
-        # Training normalises by the batch itself. The running statistics are for
-        # evaluation only.
+        # Training normalises by the statistics of the batch, evaluation by the running ones.
         mean, variance, running = batch_statistics(
             x,
             weight,
@@ -124,8 +122,8 @@ class BatchNorm(StatefulLayer):
         return self._normalized(x, mean, variance), layer
 
     def _normalized(self, x: Array, mean: Array, variance: Array) -> Array:
-        # One multiplication for every pixel: the division by the standard deviation and
-        # the multiplication by the scale are combined in a factor for each channel.
+        # One factor for each channel combines the division by the standard deviation and
+        # the multiplication by the scale, so that each pixel needs one multiplication.
         factor = _per_channel(self.scale * jax.lax.rsqrt(variance + EPSILON), x)
         return (x - _per_channel(mean, x)) * factor + _per_channel(self.bias, x)
 
@@ -154,29 +152,29 @@ def batch_statistics(
         The batch's mean and biased variance [channels], by which a training step
         normalises, and the new running statistics, through which no gradient flows.
     """
-    all_but_channels = tuple(axis for axis in range(x.ndim) if axis != channel_axis)
-    pixels = x.size // (x.shape[batch_axis] * x.shape[channel_axis])
+    axes = tuple(axis for axis in range(x.ndim) if axis != channel_axis)
+    num_pixels = x.size // (x.shape[batch_axis] * x.shape[channel_axis])
 
     # Means over examples and pixels, with weights that sum to 1.
     example_weight = example_weight.astype(x.dtype)
-    total = example_weight.sum() * pixels
+    total = example_weight.sum() * num_pixels
     # A batch that is all padding has total weight 0. A tiny positive number instead
     # makes its means 0, not NaN.
     total = jnp.maximum(total, jnp.finfo(x.dtype).tiny)
     pixel_weight = along_axis(example_weight / total, batch_axis, x.ndim)
-    mean = (x * pixel_weight).sum(all_but_channels)
+    mean = (x * pixel_weight).sum(axes)
     squares = jnp.square(x - along_axis(mean, channel_axis, x.ndim))
-    variance = (squares * pixel_weight).sum(all_but_channels)
+    variance = (squares * pixel_weight).sum(axes)
 
     # As in PyTorch, training normalises by the biased variance, and the running
     # variance averages unbiased ones.
-    count = (example_weight > 0).sum().astype(x.dtype) * pixels
-    unbiased = variance * (count / jnp.maximum(count - 1, 1))
+    count = (example_weight > 0).sum().astype(x.dtype) * num_pixels
+    unbiased_variance = variance * (count / jnp.maximum(count - 1, 1))
     old_mean, old_variance = running
     new_mean = old_mean + momentum * (mean - old_mean)
-    new_variance = old_variance + momentum * (unbiased - old_variance)
+    new_variance = old_variance + momentum * (unbiased_variance - old_variance)
 
-    # A batch that is all padding leaves the running statistics as they were.
+    # A batch that is all padding does not change the running statistics.
     new_mean = jnp.where(count > 0, new_mean, old_mean)
     new_variance = jnp.where(count > 0, new_variance, old_variance)
     return mean, variance, jax.lax.stop_gradient((new_mean, new_variance))

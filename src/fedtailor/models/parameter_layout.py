@@ -1,4 +1,4 @@
-"""Where the parameters of a network lie in the vector theta."""
+"""The positions of a network's parameters in the vector theta."""
 
 import math
 from dataclasses import dataclass
@@ -15,18 +15,19 @@ from fedtailor.models.tree_paths import path_of
 from fedtailor.protocol import Params
 
 if TYPE_CHECKING:
-    from fedtailor.models.model import Model, Network
+    from fedtailor.models.architecture import Network
+    from fedtailor.models.model import Model
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the parameters of a model lie in theta, and the rest of its network.
+    """The positions of a model's parameters in theta, and the rest of its network.
 
     Attributes:
         structure: the structure of the tree of parameters.
         paths: the path of each array of parameters, in the order of theta.
         shapes: the shape of each array.
-        ends: the position in theta after the last entry of each array; (0,) for a model
+        ends: the index in theta after the last entry of each array; (0,) for a model
             without parameters.
         static: the network without its parameters.
         stochastic: whether training needs random numbers.
@@ -47,8 +48,8 @@ class Layout:
         return tuple(path in self.statistics for path in self.paths)
 
 
-# Cached by the model's value and not kept on it: equal models share a layout, and a
-# model stays a frozen dataclass.
+# The layout is cached here and not in the model: equal models share it, and a model
+# remains a frozen dataclass.
 @lru_cache(maxsize=256)
 def layout_of(model: "Model") -> Layout:
     """The layout of a model.
@@ -62,16 +63,16 @@ def layout_of(model: "Model") -> Layout:
             model.input_shape, model.outputs, jax.random.key(0)
         )
 
-    # Shapes only: nothing is computed or allocated.
+    # This computes shapes only.
     network = eqx.filter_eval_shape(build)
-    # The rest is functions, settings and shapes. An array among it (of integers, say)
-    # would neither be trained nor travel.
+    # `static` holds functions, settings and shapes. An array in it, such as one of
+    # integers, would be neither trained nor sent.
     params, static = eqx.partition(network, is_parameter)
     for path, leaf in jax.tree_util.tree_leaves_with_path(static):
         if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
-            where = jax.tree_util.keystr(path)
+            name = jax.tree_util.keystr(path)
             raise ValueError(
-                f"the network's array {where} is {leaf.dtype}; only floating-point"
+                f"the network's array {name} is {leaf.dtype}; only floating-point"
                 " arrays can be trained"
             )
     leaves, structure = jax.tree.flatten(params)
@@ -93,10 +94,10 @@ def layout_of(model: "Model") -> Layout:
 
 @lru_cache(maxsize=256)
 def part_finder_of(model: "Model") -> PartFinder:
-    """What finds the parts of a model by name."""
+    """The `PartFinder` of a model."""
     layout = layout_of(model)
     parameters = tuple(map(Parameter, layout.paths, (0, *layout.ends), layout.ends))
-    # Shapes in place of parameters, as the values are not needed.
+    # Only the shapes of the parameters are needed.
     network = eqx.combine(shapes_of(model), layout.static)
     return PartFinder(
         parameters, model.architecture.layer_info(network, model.input_shape)
@@ -104,14 +105,14 @@ def part_finder_of(model: "Model") -> PartFinder:
 
 
 def shapes_of(model: "Model") -> Params:
-    """The tree that `Model.params` makes, with shapes in place of arrays."""
+    """The tree of a model's parameters, with shapes in place of arrays."""
     layout = layout_of(model)
     leaves = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in layout.shapes]
     return jax.tree.unflatten(layout.structure, leaves)
 
 
 def is_parameter(leaf: Any) -> bool:
-    """Whether a leaf of a network is trained."""
+    """Whether a leaf of a network is an array of parameters."""
     return (
         hasattr(leaf, "shape")
         and hasattr(leaf, "dtype")

@@ -1,6 +1,6 @@
 """`Part`: a fixed set of entries of a model's vector theta [d], such as its last layer.
 
-`fedtailor.models.part_finder` says which parts a model has and how they are named.
+`fedtailor.models.part_finder` selects the parts of a model by name.
 """
 
 import math
@@ -17,19 +17,19 @@ from numpy.typing import NDArray
 Vector = TypeVar("Vector", Array, NDArray[Any])
 
 NOT = "not "
-"""Before the name of a part: all entries except those of that part."""
+"""The prefix of a part's name that selects all entries except those of that part."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Some entries of theta [d], in the order of theta. Hashable, and static in a
-    compiled program.
+    """Some entries of theta [d], in the order of theta. A part is hashable, and static in
+    compiled programs.
 
     Attributes:
-        name: the name or pattern by which it was asked for, such as "head".
+        name: the name or pattern that selected it, such as "head".
         slices: (start, end) of each contiguous slice of theta that belongs to the part,
-            in ascending order; neighbouring slices neither overlap nor touch.
-        d: the number of entries of the whole theta.
+            in ascending order. Slices neither overlap nor touch.
+        d: the number of entries of theta.
     """
 
     name: str
@@ -51,22 +51,19 @@ class Part:
 
     @property
     def indices(self) -> NDArray[np.int64]:
-        """The positions of its entries in theta [d_part]."""
+        """The indices of its entries in theta [d_part]."""
         return np.flatnonzero(self.mask)
 
     @property
     def complement(self) -> "Part":
         """All other entries of theta."""
-        # The gaps before, between and behind the part's slices.
-        gaps = []
-        gap_start = 0
-        for start, end in self.slices:
-            gaps.append((gap_start, start))
-            gap_start = end
-        gaps.append((gap_start, self.d))
-        not_empty = tuple((start, end) for start, end in gaps if start < end)
+        # The slices before, between and after those of the part.
+        starts = (0, *(end for _, end in self.slices))
+        ends = (*(start for start, _ in self.slices), self.d)
+        slices = zip(starts, ends, strict=True)
         is_negated = self.name.startswith(NOT)
         name = self.name.removeprefix(NOT) if is_negated else NOT + self.name
+        not_empty = tuple((start, end) for start, end in slices if start < end)
         return Part(name, not_empty, self.d)
 
     def take(self, theta: Vector) -> Vector:
@@ -79,8 +76,8 @@ class Part:
             ValueError: theta has another number of entries.
         """
         self._require("theta", theta, self.d)
-        pieces = [theta[..., start:end] for start, end in self.slices]
-        return _concatenated(pieces, theta)
+        slices = [theta[..., start:end] for start, end in self.slices]
+        return _concatenate(slices, theta)
 
     def put(self, theta: Vector, values: Vector) -> Vector:
         """Replace the part's entries.
@@ -90,7 +87,8 @@ class Part:
             values: the new entries [..., d_part]; leading axes broadcast.
 
         Returns:
-            New models [..., d]: NumPy arrays if both arguments are, else JAX arrays.
+            New models [..., d]: a NumPy array if both arguments are NumPy arrays, else a
+            JAX array.
 
         Raises:
             ValueError: theta or values have another number of entries.
@@ -101,36 +99,37 @@ class Part:
         xp = _array_module(theta, values)
         theta = xp.broadcast_to(theta, (*leading, self.d))
         values = xp.broadcast_to(values, (*leading, self.size)).astype(theta.dtype)
-        # Slices and a concatenation, which XLA compiles to copies; indices would be a
-        # scatter.
-        pieces = []
+        # XLA compiles slices and a concatenation to copies. An assignment by indices would
+        # be a slower scatter.
+        slices = []
         theta_start = values_start = 0
         for start, end in self.slices:
             values_end = values_start + end - start
-            pieces.append(theta[..., theta_start:start])
-            pieces.append(values[..., values_start:values_end])
+            slices.append(theta[..., theta_start:start])
+            slices.append(values[..., values_start:values_end])
             theta_start = end
             values_start = values_end
-        pieces.append(theta[..., theta_start:])
-        return _concatenated(pieces, theta)
+        slices.append(theta[..., theta_start:])
+        return _concatenate(slices, theta)
 
     def tree_mask(self, params: PyTree) -> PyTree[bool]:
         """The part as a tree of bools, one for each array of `params`.
 
         Args:
-            params: what `Model.params` gives, or its shapes.
+            params: a model's parameters as a tree, or their shapes.
 
         Returns:
-            True for an array that belongs to the part. A part that `Model.part` makes
-            holds an array wholly or not at all.
+            True for an array that belongs to the part. A part of `Model.part` contains
+            either all entries of an array or none.
         """
         leaves, structure = jax.tree.flatten(params)
         ends = np.cumsum([math.prod(leaf.shape) for leaf in leaves])
-        inside = []
-        for leaf, end in zip(leaves, ends, strict=True):
-            # If an array's last entry belongs to the part, so do all of its entries.
-            inside.append(leaf.size > 0 and bool(self.mask[end - 1]))
-        return jax.tree.unflatten(structure, inside)
+        # Test the last entry of each array, as all of its entries are in the part or none.
+        masks = [
+            leaf.size > 0 and bool(self.mask[end - 1])
+            for leaf, end in zip(leaves, ends, strict=True)
+        ]
+        return jax.tree.unflatten(structure, masks)
 
     def _require(self, what: str, vector: Any, size: int) -> None:
         if vector.shape[-1:] != (size,):
@@ -145,10 +144,10 @@ def _array_module(*arrays: Any) -> Any:
     return np if all(isinstance(array, np.ndarray) for array in arrays) else jnp
 
 
-def _concatenated(pieces: list[Any], like: Any) -> Any:
-    """Concatenate pieces [..., n_i] along the last axis.
+def _concatenate(arrays: list[Any], like: Any) -> Any:
+    """Concatenate arrays [..., n_i] along the last axis.
 
-    Without pieces, the result is empty, with the leading axes and the type of `like`.
+    Without arrays, the result is empty, with the leading axes and the dtype of `like`.
     """
-    pieces = [like[..., :0], *pieces]
-    return _array_module(*pieces).concatenate(pieces, axis=-1)
+    arrays = [like[..., :0], *arrays]
+    return _array_module(*arrays).concatenate(arrays, axis=-1)

@@ -1,9 +1,9 @@
-"""The models that a file or a command line can name: each registers where it stands."""
+"""A registry of models, by whose names files and the command line refer to them."""
 
 from collections.abc import Callable
 from typing import TypeVar
 
-from fedtailor.models.model import Architecture
+from fedtailor.models.architecture import Architecture
 
 Builder = TypeVar("Builder", bound=Callable[..., Architecture])
 
@@ -11,23 +11,20 @@ _BUILDERS: dict[str, Callable[..., Architecture]] = {}
 
 
 def register(build: Builder) -> Builder:
-    """Make a function that returns an `Architecture` known by its name (decorator).
+    """Register a function that returns an `Architecture` under its name (decorator).
 
     Raises:
         ValueError: the name is taken by another function.
     """
     name = build.__name__
-    known = _BUILDERS.setdefault(name, build)
-    if known.__qualname__ != build.__qualname__ or known.__module__ != build.__module__:
+    old = _BUILDERS.setdefault(name, build)
+    if old.__qualname__ != build.__qualname__ or old.__module__ != build.__module__:
         raise ValueError(
-            f"there is a model {name!r} already, in {known.__module__}; choose another"
-            " name"
+            f"there is a model {name!r} already, in {old.__module__}; choose another name"
         )
     return build
 
 
 def builders() -> dict[str, Callable[..., Architecture]]:
-    """Every registered function, by name, in the order in which they were
-    registered.
-    """
+    """All registered functions by name, in the order of registration."""
     return dict(_BUILDERS)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import equinox as eqx
 import jax
@@ -15,10 +16,10 @@ from fedtailor.models.layers import (
     Dense,
     InitStream,
     Layer,
-    Planes,
     Relu,
     Reshape,
     Stack,
+    ToFeatureMaps,
 )
 from fedtailor.models.normalization import NormKind, StatefulLayer, norm_layer
 from fedtailor.models.registry import register
@@ -30,8 +31,8 @@ WIDTHS = (16, 32, 64)
 class Residual(StatefulLayer):
     """relu(branch(x) + x) on feature maps.
 
-    Where the branch halves the image and adds channels, x keeps every second pixel and
-    gets channels of zeros: a shortcut without parameters (option A of the paper).
+    If the branch halves the image and adds channels, the shortcut takes every second pixel
+    of x and adds channels of zeros. It has no parameters (option A of the paper).
     """
 
     branch: Stack
@@ -39,20 +40,19 @@ class Residual(StatefulLayer):
     def __call__(
         self, x: Float[Array, "c h w b"], key: Array | None = None
     ) -> Float[Array, "o h2 w2 b"]:
-        return _joined(self.branch(x, key), x)
+        return _add_shortcut(self.branch(x, key), x)
 
     def train(
         self, x: Array, key: Array | None, weight: Float[Array, " b"]
     ) -> tuple[Array, "Residual"]:
         y, branch = self.branch.train(x, key, weight)
-        return _joined(y, x), Residual(branch)
+        return _add_shortcut(y, x), Residual(branch)
 
 
-def _joined(
+def _add_shortcut(
     y: Float[Array, "o h2 w2 b"], x: Float[Array, "c h w b"]
 ) -> Float[Array, "o h2 w2 b"]:
-    # Option A: every second pixel of x, with zeros for the channels that it lacks, half
-    # of them on either side.
+    # Option A: half of the missing channels of zeros are added on either side.
     if y.shape != x.shape:
         missing = y.shape[0] - x.shape[0]
         padding = ((missing // 2, missing - missing // 2, 0), KEEP, KEEP, KEEP)
@@ -60,8 +60,8 @@ def _joined(
     return jax.nn.relu(y + x)
 
 
-class PlaneMeans(eqx.Module):
-    """Planes to the mean of each [b, channels]."""
+class GlobalAveragePool(eqx.Module):
+    """Feature maps to the mean over the pixels of each [b, channels]."""
 
     def __call__(
         self, x: Float[Array, "c h w b"], key: Array | None = None
@@ -83,28 +83,29 @@ class ResNet(Layered):
         self, input_shape: tuple[int, ...], outputs: int, stream: InitStream
     ) -> Stack:
         h, w, c = image_of(input_shape, self.image_shape, "the ResNet", smallest=8)
-        layers: list[Layer] = [Reshape((h, w, c)), Planes()]
-        layers += [*self._convolved(c, WIDTHS[0], stream), Relu()]
+        layers: list[Layer] = [Reshape((h, w, c)), ToFeatureMaps()]
+        layers += [*self._conv_norm(c, WIDTHS[0], stream), Relu()]
         channels = WIDTHS[0]
         for width in WIDTHS:
             for _ in range((self.depth - 2) // 6):
                 # The first block of a stage halves the image.
-                first = self._convolved(
-                    channels, width, stream, halved=width != channels
-                )
-                second = self._convolved(width, width, stream)
+                stride = 1 if width == channels else 2
+                first = self._conv_norm(channels, width, stream, stride)
+                second = self._conv_norm(width, width, stream)
                 layers.append(Residual(Stack([*first, Relu(), *second])))
                 channels = width
-        return Stack([*layers, PlaneMeans(), Dense(WIDTHS[-1], outputs, stream)])
+        return Stack([*layers, GlobalAveragePool(), Dense(WIDTHS[-1], outputs, stream)])
 
-    def _convolved(
-        self, inputs: int, outputs: int, stream: InitStream, halved: bool = False
+    def _conv_norm(
+        self,
+        inputs: int,
+        outputs: int,
+        stream: InitStream,
+        stride: Literal[1, 2] = 1,
     ) -> list[Layer]:
-        """A 3x3 convolution and its normalisation, in front of a ReLU or of a
-        shortcut's sum.
-        """
+        """A 3x3 convolution and its normalisation."""
         return [
-            Convolution(inputs, outputs, 3, stream, padding=1, halved=halved),
+            Convolution(inputs, outputs, 3, stream, padding=1, stride=stride),
             norm_layer(self.norm, outputs),
         ]
 

@@ -8,25 +8,21 @@ from jaxtyping import PyTree
 
 
 def path_of(keys: Sequence[Any]) -> str:
-    """A path as JAX gives it, as text such as "layers.2.weight"."""
+    """A path of JAX's tree functions as a string, such as "layers.2.weight"."""
     return jax.tree_util.keystr(tuple(keys), simple=True, separator=".")
 
 
 def paths_of(tree: PyTree, kinds: type | tuple[type, ...]) -> tuple[str, ...]:
-    """Find modules inside a network.
-
-    Args:
-        tree: the network.
-        kinds: the modules' types.
+    """Find the modules of some types inside a network.
 
     Returns:
-        The paths of the modules of these types, in the order of the tree.
+        The paths of these modules, in the order of the tree.
     """
 
     def is_module(node: Any) -> bool:
         return isinstance(node, kinds)
 
-    # Modules are trees themselves, which JAX would flatten without `is_leaf`.
+    # Without `is_leaf` JAX would flatten the modules, which are trees.
     nodes = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_module)
     return tuple(path_of(path) for path, node in nodes if is_module(node))
 
@@ -42,13 +38,13 @@ def map_nodes(
         function: (path, module) -> the replacement of the module.
 
     Returns:
-        The new network; the given one stays as it is.
+        The new network.
     """
 
     def is_module(node: Any) -> bool:
         return isinstance(node, kinds)
 
-    def replaced(keys: Sequence[Any], node: Any) -> Any:
+    def replace(keys: Sequence[Any], node: Any) -> Any:
         return function(path_of(keys), node) if is_module(node) else node
 
-    return jax.tree_util.tree_map_with_path(replaced, tree, is_leaf=is_module)
+    return jax.tree_util.tree_map_with_path(replace, tree, is_leaf=is_module)

@@ -1,5 +1,5 @@
-"""The models of the papers, as published. Weights and biases start as PyTorch's do:
-U(+-1/sqrt(fan in)).
+"""Published models. Weights and biases are initialised as in PyTorch, by U(+-1/sqrt(fan
+in)).
 """
 
 import math
@@ -10,10 +10,11 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
+from fedtailor.models.architecture import Architecture, Network
 from fedtailor.models.cnn_5x5 import (
     CNN5x5 as CNN5x5,
 )  # where exported models look for their architecture
-from fedtailor.models.layered import Drawn, Layered, dense_layers, image_of
+from fedtailor.models.layered import Layered, StreamArchitecture, dense_layers, image_of
 from fedtailor.models.layers import (
     LSTM,
     Conv,
@@ -22,17 +23,16 @@ from fedtailor.models.layers import (
     Dense,
     Dropout,
     Embedding,
-    FlattenPlanes,
+    FlattenFeatureMaps,
     ImageConvPool,
     InitStream,
     Layer,
-    Planes,
     Relu,
     ReluPool,
     Reshape,
     Stack,
+    ToFeatureMaps,
 )
-from fedtailor.models.model import Architecture, Network
 from fedtailor.models.normalization import NormKind, norm_layer
 from fedtailor.models.part_finder import LayerInfo
 from fedtailor.models.pooling import PoolKind
@@ -96,22 +96,22 @@ class LeNet5(Layered):
     ) -> Stack:
         h, w, c = image_of(input_shape, self.image_shape, "LeNet-5", smallest=16)
         layers: list[Layer] = [Reshape((h, w, c))]
-        # Without normalisation convolution, ReLU and pooling are fused, the first one
-        # straight from images; with it the layers stand one by one.
+        # Without normalisation, convolution, ReLU and pooling are one layer, the first of
+        # which takes images.
         if self.norm is None:
             layers += [
                 ImageConvPool(c, 6, 5, self.pool, stream),
                 ConvPool(6, 16, 5, self.pool, stream),
             ]
         else:
-            layers += [Planes()]
+            layers += [ToFeatureMaps()]
             layers += self._normalized(c, 6, self.norm, stream)
             layers += self._normalized(6, 16, self.norm, stream)
         # Each 5x5 convolution without padding takes 4 pixels off a side, each pooling
         # halves it.
         final_h, final_w = (((side - 4) // 2 - 4) // 2 for side in (h, w))
         layers += [
-            FlattenPlanes(),
+            FlattenFeatureMaps(),
             *dense_layers(final_h * final_w * 16, (120, 84, outputs), stream),
         ]
         return Stack(layers)
@@ -119,7 +119,7 @@ class LeNet5(Layered):
     def _normalized(
         self, inputs: int, outputs: int, norm: NormKind, stream: InitStream
     ) -> list[Layer]:
-        """Convolution, normalisation in place of its bias, ReLU and pooling."""
+        """Convolution without a bias, normalisation, ReLU and pooling."""
         return [
             Convolution(inputs, outputs, 5, stream),
             norm_layer(norm, outputs),
@@ -193,11 +193,11 @@ class CNN(Layered):
         flat = (h - 4) // 2 * ((w - 4) // 2) * 64
         layers: list[Layer] = [
             Reshape((h, w, c)),
-            Planes(),
+            ToFeatureMaps(),
             Conv(c, 32, 3, stream),
             ConvPool(32, 64, 3, "max", stream),
             Dropout(0.25),
-            FlattenPlanes(),
+            FlattenFeatureMaps(),
             Dense(flat, 128, stream),
             Relu(),
             Dropout(0.5),
@@ -235,10 +235,8 @@ def cnn(dropout: bool = False, image_shape: Sequence[int] | None = None) -> CNN:
 
 
 @dataclass(frozen=True)
-class SequenceLSTM(Drawn):
-    """Token ids to classes through an embedding and LSTM layers; the last state
-    decides.
-    """
+class SequenceLSTM(StreamArchitecture):
+    """An embedding and LSTM layers over token ids, and a dense layer on the last state."""
 
     vocabulary: int
     embedding: int
@@ -253,7 +251,8 @@ class SequenceLSTM(Drawn):
                 "the LSTM takes token ids of shape [length], not inputs of shape"
                 f" {input_shape}"
             )
-        # the first LSTM layer takes word vectors, each further one the states below it
+        # The first LSTM layer takes word vectors, and each further one the states of the
+        # layer before it.
         widths = (self.embedding, *[self.hidden] * self.layers)
         return {
             "embedding": Embedding(self.vocabulary, self.embedding, stream),
@@ -304,7 +303,7 @@ class SequenceLSTM(Drawn):
         states = network["embedding"](x)
         for layer in network["recurrent"]:
             states = layer(states, is_token)
-        # Padding leaves the state as it is, so that the last one is that of the last
+        # Padding does not change the state, so that the last state is that of the last
         # token.
         return states[:, -1]
 
@@ -317,8 +316,8 @@ def lstm(
     the last state is classified.
 
     Args:
-        vocabulary: number of token ids; id 0 is padding (at either end) and changes no
-            state.
+        vocabulary: the number of token ids. Id 0 is padding at either end, and does not
+            change the state.
         embedding: width of the learned word vectors.
         hidden: width of the state.
         layers: LSTM layers on top of one another.
@@ -330,15 +329,14 @@ def lstm(
         ValueError: a number is below 1 (the vocabulary: 2), or (when bound) the inputs
             are no sequences of ids.
     """
-    for name, value, least in (
+    for name, value, minimum in (
         ("vocabulary", vocabulary, 2),
         ("embedding", embedding, 1),
         ("hidden", hidden, 1),
+        ("layers", layers, 1),
     ):
-        if value < least:
-            raise ValueError(f"{name} is {value}; it must be {least} or more")
-    if layers < 1:
-        raise ValueError(f"layers is {layers}; it must be 1 or more")
+        if value < minimum:
+            raise ValueError(f"{name} is {value}; it must be {minimum} or more")
     return SequenceLSTM(vocabulary, embedding, hidden, layers)
 
 

@@ -1,9 +1,10 @@
 """Transforms of the messages between clients and the server, one in each file.
 
-They are applied in the order given: `run(..., uplink=(Clip(1.0), Cast("float16")))`.
+They are applied in the order of the argument: `run(..., uplink=(Clip(1.0),
+Cast("float16")))`.
 
-`Transform.registry` holds them by name. It has every transform that a module of this
-folder defines; the imports below are for type checkers and editors.
+`Transform.registry` holds them by name. `import_modules` finds every module of this folder
+that defines a transform. The imports below are for type checkers and editors.
 """
 
 from itertools import pairwise
@@ -53,8 +54,8 @@ def find_transform(name: str) -> type[Transform]:
 
 
 def transform_names() -> list[str]:
-    """The names of all transforms, in the order of their stages; those without a stage
-    come last.
+    """The names of all transforms, in the order of their stages. Transforms without a
+    stage come last.
     """
     stages = [*get_args(Stage), None]
     return sorted(
@@ -64,11 +65,11 @@ def transform_names() -> list[str]:
 
 
 def check_order(uplink: Pipeline) -> None:
-    """Refuse an uplink whose transforms are not in the order of their stages: noise must
-    come before compression, for example.
+    """Refuse an uplink whose transforms are not in the order of their stages. For example,
+    noise must come before compression.
 
     Raises:
-        ValueError: two transforms are in the wrong order, or of one stage.
+        ValueError: two transforms are in the wrong order, or have the same stage.
     """
     stages = get_args(Stage)
     # Transforms without a stage may be anywhere.
@@ -83,11 +84,13 @@ def check_order(uplink: Pipeline) -> None:
 
 
 def _stage_order() -> str:
-    """The names of the transforms, stage by stage."""
-    steps = []
+    """The names of the transforms, stage by stage, for messages."""
+    alternatives = []
     for stage in get_args(Stage):
         names = [
-            name for name, kind in Transform.registry.items() if kind.stage == stage
+            name
+            for name, transform in Transform.registry.items()
+            if transform.stage == stage
         ]
-        steps.append(" or ".join(sorted(names)))
-    return ", then ".join(steps)
+        alternatives.append(" or ".join(sorted(names)))
+    return ", then ".join(alternatives)

@@ -1,4 +1,4 @@
-"""Cast: models are sent in half precision."""
+"""Cast: sends models in half precision."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -49,36 +49,36 @@ class Cast(Transform):
     def encode(
         self, update: ClientUpdate, inbox: Inbox, state: PyTree, local: LocalTrainer
     ) -> tuple[ClientUpdate, PyTree]:
-        def narrowed(kind: str, value: Array) -> ClientUpdate:
+        def cast(kind: str, value: Array) -> ClientUpdate:
             return {kind: value.astype(self.dtype)}
 
-        return replace_vectors(update, narrowed), state
+        return replace_vectors(update, cast), state
 
     def decode(
         self, update: Update, downlink: Downlink, cohort: Cohort, state: PyTree
     ) -> tuple[Update, PyTree]:
-        def widened(kind: str, rows: ClientRows) -> Update:
-            values = jnp.asarray(rows.values).astype(_wide(rows.dtype))
+        def cast_back(kind: str, rows: ClientRows) -> Update:
+            values = jnp.asarray(rows.values).astype(_compute_dtype(rows.dtype))
             return {kind: replace(rows, values=values)}
 
-        return replace_vectors(update, widened), state
+        return replace_vectors(update, cast_back), state
 
     def send(self, downlink: Downlink) -> Downlink:
-        def narrowed(kind: str, sent: Streams) -> dict[str, Streams]:
-            values = jnp.asarray(sent.values).astype(self.dtype)
-            return {kind: replace(sent, values=values)}
+        def cast(kind: str, streams: Streams) -> dict[str, Streams]:
+            values = jnp.asarray(streams.values).astype(self.dtype)
+            return {kind: replace(streams, values=values)}
 
-        return replace(downlink, streams=replace_vectors(downlink.streams, narrowed))
+        return replace(downlink, streams=replace_vectors(downlink.streams, cast))
 
     def receive(self, inbox: Inbox) -> Inbox:
-        def widened(kind: str, value: Array) -> dict[str, Array]:
-            return {kind: value.astype(_wide(value.dtype))}
+        def cast_back(kind: str, value: Array) -> dict[str, Array]:
+            return {kind: value.astype(_compute_dtype(value.dtype))}
 
-        return replace(inbox, values=replace_vectors(inbox.values, widened))
+        return replace(inbox, values=replace_vectors(inbox.values, cast_back))
 
 
-def _wide(dtype: DTypeLike) -> DTypeLike:
-    """The type to compute in: JAX's default float for 16-bit floats, and for all other
-    types the type itself.
+def _compute_dtype(dtype: DTypeLike) -> DTypeLike:
+    """The dtype to compute in: JAX's default for 16-bit floats; all other dtypes do not
+    change.
     """
     return jnp.result_type(float) if dtype in TYPES else dtype

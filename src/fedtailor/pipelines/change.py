@@ -1,9 +1,9 @@
 """Changes: the difference between a vector that a client sends and its reference.
 
-The reference of a model is the received model that is nearest to it; gradients and
-controls are changes themselves, so that their reference is zero. The client subtracts
-it (`change_of`), and the server adds it again (`received_rows`). What else the server
-needs for this is sent in accompanying messages, such as "model start".
+The reference of a model is the received model that is nearest to it. Gradients and controls
+are changes themselves, so that their reference is zero. The client subtracts the reference
+(`change_of`), and the server adds it again (`received_rows`). Accompanying messages, such
+as "model start", hold what else the server needs for this.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,11 +29,12 @@ def replace_vectors(
     messages: Mapping[str, Message],
     replacement: Callable[[str, Message], Mapping[str, Message]],
 ) -> dict[str, Message]:
-    """Replace each vector of a model's length; other messages are left unchanged.
+    """Replace the messages that are vectors of the model's size. Other messages do not
+    change.
 
     Args:
         messages: kind -> message.
-        replacement: (kind, vector) -> kind -> the messages in its place.
+        replacement: (kind, vector) -> the messages that replace it, by kind.
 
     Returns:
         kind -> message, in the order of `messages`.
@@ -51,18 +52,18 @@ def without(update: Update, *names: Callable[[str], str]) -> Update:
 
     Args:
         update: the vectors and the messages that accompany them.
-        names: which messages to drop: `start_kind`, `places_kind` or `scale_kind`.
+        names: which messages to drop: `start_kind`, `indices_kind` or `scale_kind`.
     """
     dropped = {name(kind) for name in names for kind in update}
     return {kind: rows for kind, rows in update.items() if kind not in dropped}
 
 
 def start_kind(kind: str) -> str:
-    """The message with the number of the received model that is a vector's reference."""
+    """The message with the index of the received model that is a vector's reference."""
     return f"{kind} start"
 
 
-def places_kind(kind: str) -> str:
+def indices_kind(kind: str) -> str:
     """The message with the indices of the entries of a vector that are sent (`TopK`)."""
     return f"{kind} places"
 
@@ -73,7 +74,7 @@ def scale_kind(kind: str) -> str:
 
 
 def nearest(value: Float[Array, "*k d"], inbox: Inbox) -> Int[Array, "*k"]:
-    """The number of the received model that is nearest to each vector; 0 if none was
+    """The index of the received model that is nearest to each vector; 0 if none was
     received.
     """
     differences = value[..., None, :] - inbox["model"]
@@ -93,7 +94,7 @@ def reference(
         inbox: what the client received.
 
     Returns:
-        For each vector the received model that is nearest to it; zero for gradients and
+        For each model the received model that is nearest to it; zero for gradients and
         controls, and if no model was received.
     """
     if kind != "model" or "model" not in inbox.values:
@@ -105,8 +106,8 @@ def reference(
 def which_reference(
     kind: str, value: Float[Array, "*k d"], inbox: Inbox
 ) -> dict[str, Array]:
-    """The message that tells the server which received model is each vector's
-    reference; no message if the client can receive one model only.
+    """The message with the index of each vector's reference among the received models;
+    no message if the client can receive only one model.
     """
     if kind != "model" or "model" not in inbox.values or len(inbox["model"]) == 1:
         return {}
@@ -128,7 +129,7 @@ def received_rows(
     Args:
         kind: "model", "gradient" or "control".
         update: the clients' messages, with those of `which_reference`.
-        downlink: what the clients had been sent.
+        downlink: what the clients received.
 
     Returns:
         The references, in the order of the rows of `update[kind]`; 0.0 if all of them
@@ -137,21 +138,22 @@ def received_rows(
     rows = update[kind]
     if kind != "model" or "model" not in downlink.streams:
         return 0.0
-    sent = downlink.streams["model"]
-    # Which streams the client in each row received. The rows are in the order of the
-    # executor, which also has rows of padding: these received nothing, and get -1.
-    recipients = np.full((len(rows.values), sent.recipients.shape[1]), -1, np.int32)
-    recipients[rows.row] = sent.recipients
-    models = jnp.asarray(np.asarray(sent.values)).astype(jnp.result_type(float))
+    models = downlink.streams["model"]
+    # The streams that the client of each row received. The rows are in the order of the
+    # executor. Rows of padding received nothing, and get -1.
+    recipients = np.full((len(rows.values), models.recipients.shape[1]), -1, np.int32)
+    recipients[rows.row] = models.recipients
+    thetas = jnp.asarray(np.asarray(models.values)).astype(jnp.result_type(float))
     start = update.get(start_kind(kind))
     if start is None:
-        # Each client received one model, which is the reference of all of its vectors.
-        # After `TopK` the rows are shorter than the vectors, with as many axes.
+        # Each client received one model, the reference of all of its vectors. After
+        # `TopK` the rows are shorter than the vectors, but have as many axes.
         stream = along_axis(recipients[:, 0], 0, rows.values.ndim - 1)
     else:
-        # The start of each vector is a number among the models that its client received.
-        number = np.asarray(start.values)
-        flat = number.reshape(len(number), -1)
-        stream = np.take_along_axis(recipients, flat, axis=1).reshape(number.shape)
+        # `start` holds, for each vector, an index into the models that its client
+        # received.
+        index = np.asarray(start.values)
+        flat = index.reshape(len(index), -1)
+        stream = np.take_along_axis(recipients, flat, axis=1).reshape(index.shape)
     is_received = stream[..., None] >= 0
-    return jnp.where(is_received, models[np.maximum(stream, 0)], 0)
+    return jnp.where(is_received, thetas[np.maximum(stream, 0)], 0)

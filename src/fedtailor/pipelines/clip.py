@@ -1,4 +1,4 @@
-"""Clip: no client moves the server by more than a bound."""
+"""Clip: bounds the norm of each client's change."""
 
 from typing import Any, ClassVar
 
@@ -23,9 +23,9 @@ class Clip(Transform):
     """Scales a client's change so that its Euclidean norm is at most `norm` (McMahan et
     al. 2018, Learning Differentially Private Recurrent Language Models, section 2).
 
-    The change is the difference of a model to the nearest one that the client received;
-    gradients and controls are changes themselves. If a client sends several vectors,
-    the norm is over all of them together.
+    The change is the difference between a model and the nearest one that the client
+    received; gradients and controls are changes themselves. If a client sends several
+    vectors, the norm is that of all of them together.
     """
 
     name: ClassVar[str] = "clip"
@@ -51,12 +51,12 @@ def clipped(
 
     Args:
         update: the client's messages.
-        inbox: what it received, which changes are measured from.
+        inbox: what the client received, from which changes are measured.
         clip_norm: the largest Euclidean norm.
 
     Returns:
         A new update, whose change has a norm of at most `clip_norm`, and the norm of the
-        change before.
+        change before clipping.
     """
     # One norm over all vectors together bounds everything that a client sends.
     start = {

@@ -1,17 +1,17 @@
 """GaussianNoise: client-level differential privacy, by clipping and noise.
 
-A client's change is what it sends less the model that it received (of a gradient: what
-it sends). The clip norm C bounds the Euclidean norm of each client's change.
+A client's change is the model that it sends minus the model that it received; a gradient
+is a change itself. The clip norm C bounds the Euclidean norm of each client's change.
 """
 
 import math
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, PyTree, ScalarLike
 
 from fedtailor.pipelines.clip import clipped
 from fedtailor.protocol import (
@@ -34,16 +34,18 @@ from fedtailor.protocol import (
 CLIP_NORM = "clip_norm"
 """The message to clients with the clip norm of the round (adaptive clipping)."""
 WITHIN = "within"
-"""The message from clients to the server: 1 if the norm of the change was at most the
-clip norm, else 0 (adaptive clipping).
+"""The message from clients to the server (adaptive clipping): 1 if the norm of the change
+was at most the clip norm, else 0.
 """
 
 COVERED = ("model", "gradient")
-"""What a client may send: one message of one of these kinds."""
+"""The kinds of message that the noise covers. A client may send one message of one of
+these kinds and nothing else.
+"""
 
 REPORTERS_PER_COUNT_NOISE = 20
-"""The expected number of reporters over the standard deviation of the noise on the count
-of clients within the clip norm (Andrew et al. 2021, section 3.2).
+"""The expected number of reporters, divided by the standard deviation of the noise on the
+count of clients within the clip norm (Andrew et al. 2021, section 3.2).
 """
 
 
@@ -58,30 +60,31 @@ class GaussianNoise(Transform):
         by = "server":   change of the mean = (sum_S change_i + z C N(0, I)) / (expected reporters)
         by = "client":   each client sends change_i + z C N(0, I)
 
-    Noise by the server hides a client from everybody who sees models, other clients
-    among them, but not from the coordinator, which must be trusted to add the noise.
-    Neighbouring inputs differ in one client, which takes part or does not. Reporters
-    must be drawn by Poisson sampling (or be all clients), and be averaged with equal
-    weights.
+    Noise added by the server hides a client from everybody who sees the models, such as
+    the other clients. It does not hide a client from the coordinator, which must be
+    trusted to add the noise. Neighbouring inputs differ in whether one client takes
+    part. Reporters must be drawn by Poisson sampling, or all clients must report, and
+    they must be averaged with equal weights.
 
-    Noise by each client hides its change from the coordinator as well. Neighbouring
-    inputs differ in one client's change, which is replaced by zero. The mean then has
-    the noise of all clients, not of one.
+    Noise added by each client hides its change from the coordinator as well.
+    Neighbouring inputs differ in one client's change, which is replaced by zero. The
+    mean then holds the noise of all clients instead of one noise vector.
 
     In both cases the guarantee is (epsilon, `delta`), and the run reports epsilon.
 
     With `quantile` the clip norm follows that quantile of the norms of changes (Andrew
     et al. 2021, Differentially Private Learning with Adaptive Clipping, algorithm 1).
-    Clients then also send whether they were within the clip norm, and the server uses a
-    noisy count of these. The noise on the changes grows, so that both releases together
-    cost what `multiplier` says.
+    Each client then also sends whether its change was within the clip norm, and the
+    server uses a noisy count of these clients (`AdaptiveClipNorm`). More noise is added
+    to the changes, so that changes and count together cost as much privacy as
+    `multiplier` says.
     """
 
     name: ClassVar[str] = "gaussian-noise"
     stage: ClassVar[Stage | None] = "noise"
 
     multiplier: float = 1.0
-    """Standard deviation of the noise over the clip norm, z, above 0."""
+    """The standard deviation of the noise, divided by the clip norm: z, above 0."""
     norm: float = 1.0
     """The clip norm C: the largest Euclidean norm of a client's change; with `quantile`,
     in the first round.
@@ -128,25 +131,22 @@ class GaussianNoise(Transform):
     def encode(
         self, update: ClientUpdate, inbox: Inbox, state: PyTree, local: LocalTrainer
     ) -> tuple[ClientUpdate, PyTree]:
-        others = sorted(kind for kind in update if kind not in COVERED)
+        uncovered = sorted(kind for kind in update if kind not in COVERED)
         require(
-            not others,
+            not uncovered,
             "noise does not cover what this method's clients also send"
-            f" ({', '.join(others)}); choose a method whose clients send a model and"
+            f" ({', '.join(uncovered)}); choose a method whose clients send a model and"
             " nothing else",
         )
-        is_adaptive = self.quantile is not None
-        clip_norm = inbox.scalars[CLIP_NORM] if is_adaptive else self.norm
+        # `announce` sends a clip norm only if it is adaptive.
+        clip_norm = inbox.scalars.get(CLIP_NORM, self.norm)
         update, change_norm = clipped(update, inbox, clip_norm)
-        if is_adaptive:
-            # The server adds noise to the count of these; see `_next_norm`.
-            update[WITHIN] = (change_norm <= clip_norm).astype(change_norm.dtype)
-        elif self.by == "client":
-            # change_i + z C N(0, I), with independent noise for each message
-            for number, kind in enumerate(sorted(update)):
-                key = jax.random.fold_in(local.key("gaussian noise"), number)
-                noise = jax.random.normal(key, update[kind].shape, update[kind].dtype)
-                update[kind] = update[kind] + self.multiplier * clip_norm * noise
+        if self.quantile is not None:
+            # The server adds noise to the number of these clients.
+            is_within = change_norm <= clip_norm
+            update[WITHIN] = is_within.astype(change_norm.dtype)
+        if self.by == "client":
+            update = _add_client_noise(update, self.multiplier * clip_norm, local)
         return update, state
 
     # on the server
@@ -154,7 +154,7 @@ class GaussianNoise(Transform):
 
     @property
     def runs_without_reporters(self) -> bool:
-        """Whether the server adds its noise also in a round in which nobody reports: the
+        """Whether the server also adds its noise in a round in which nobody reports: the
         accounting assumes noise in every round.
         """
         return self.by == "server"
@@ -171,8 +171,8 @@ class GaussianNoise(Transform):
             return ()
         expected = population.reporters_per_round
         if self.quantile is not None:
-            # The count of clients within the clip norm must cost less than `multiplier`
-            # allows for both releases: z < 2 count_noise; see `_noise`.
+            # The noisy count alone must cost less than `multiplier` allows for the
+            # count and the changes together: z < 2 count_noise.
             bound = self.multiplier * REPORTERS_PER_COUNT_NOISE / 2
             require(
                 expected > bound,
@@ -195,12 +195,15 @@ class GaussianNoise(Transform):
             return update, state
         clip_norm = float(state["norm"])
         expected = int(state["expected"])
-        reporters = int(cohort.reporting.sum())
-        change_multiplier, count_noise = self._noise(expected)
-        rng = cohort.rng("gaussian noise")
+        multiplier = float(self.multiplier)
+        adaptive = None
+        if self.quantile is not None:
+            adaptive = AdaptiveClipNorm(self.quantile, self.norm_rate, expected)
+            multiplier = adaptive.change_multiplier(multiplier)
 
-        # Clip once more: clients may be dishonest, and `Quantize` may have rounded a
-        # change up.
+        # The server clips the changes again: a client may be dishonest, and `Quantize`
+        # may have rounded a change up.
+        rng = cohort.rng("gaussian noise")
         rows = update[kind]
         start = _common_start(kind, downlink)
         change = _clipped_rows(jnp.asarray(rows.values) - start, clip_norm)
@@ -210,63 +213,82 @@ class GaussianNoise(Transform):
         #     start + (sum_S change_i + z C N(0, I)) / expected.
         # The factor on the changes turns their mean into this sum over `expected`. Every
         # row gets the same noise, which is then also the noise of their mean.
-        noise = change_multiplier * clip_norm * rng.standard_normal(change.shape[1:])
+        noise = multiplier * clip_norm * rng.standard_normal(change.shape[1:])
         noise = (noise / expected).astype(change.dtype)
-        change = (reporters / expected) * change + noise
+        change = (int(cohort.reporting.sum()) / expected) * change + noise
         decoded = {**update, kind: replace(rows, values=start + change)}
-        if self.quantile is None:
+        if adaptive is None:
             return decoded, state
 
-        # No client says whether it was within in a round in which nobody reports; see
-        # `unchanged`.
+        # In a round in which nobody reports there is no such message; see `unchanged`.
         within = decoded.pop(WITHIN, None)
         is_within = np.zeros(0) if within is None else within.host()[cohort.reporting]
-        error = count_noise * rng.standard_normal()
-        next_norm = self._next_norm(clip_norm, is_within, error, expected)
-        return decoded, {**state, "norm": next_norm}
+        return decoded, {**state, "norm": adaptive.next(clip_norm, is_within, rng)}
 
-    def _next_norm(
+
+class AdaptiveClipNorm(NamedTuple):
+    """A clip norm that follows a quantile of the norms of the clients' changes (Andrew et
+    al. 2021, algorithm 1), by a noisy count of the clients within it.
+    """
+
+    quantile: float
+    """The share of clients whose change is to be within the clip norm."""
+    rate: float
+    """The paper's eta_C."""
+    expected: int
+    """The expected number of reporters in a round."""
+
+    @property
+    def count_noise(self) -> float:
+        """The standard deviation of the noise on the count."""
+        return self.expected / REPORTERS_PER_COUNT_NOISE
+
+    def change_multiplier(self, multiplier: float) -> float:
+        """The standard deviation of the noise on changes, divided by the clip norm.
+
+        With it, the changes and the count together cost as much privacy as the changes
+        alone with noise of `multiplier` (Andrew et al. 2021, theorem 1):
+
+            1 / multiplier^2 = 1 / change_multiplier^2 + 1 / (2 count_noise)^2
+
+        Args:
+            multiplier: below 2 `count_noise`; `GaussianNoise.init_server` refuses others.
+        """
+        return (multiplier**-2 - (2 * self.count_noise) ** -2) ** -0.5
+
+    def next(
         self,
         clip_norm: float,
         is_within: Float[np.ndarray, " reporters"],
-        error: float,
-        expected: int,
+        rng: np.random.Generator,
     ) -> float:
-        """The clip norm of the next round (Andrew et al. 2021, algorithm 1).
+        """The clip norm of the next round.
 
         Args:
-            clip_norm: that of this round.
-            is_within: 1 for reporters whose change was within it, else 0.
-            error: the noise on the count of these.
-            expected: reporters in a round.
+            clip_norm: the clip norm of this round.
+            is_within: 1 for each reporter whose change was within it, else 0.
+            rng: draws the noise on the count.
         """
-        assert self.quantile is not None
         # Each reporter counts as +1/2 or -1/2, so that adding or removing one changes the
-        # sum by 1/2: that is the factor 2 in `_noise`. The half is added again at the end.
-        noisy_sum = float((is_within - 0.5).sum()) + error
-        share_within = noisy_sum / expected + 0.5
+        # sum by 1/2. This is the factor 2 in `change_multiplier`. The half is added again
+        # to the share.
+        noise = self.count_noise * rng.standard_normal()
+        noisy_sum = float((is_within - 0.5).sum()) + noise
+        share_within = noisy_sum / self.expected + 0.5
         # C <- C exp( -eta_C (share within - quantile) )
-        return clip_norm * math.exp(-self.norm_rate * (share_within - self.quantile))
+        return clip_norm * math.exp(-self.rate * (share_within - self.quantile))
 
-    def _noise(self, expected: int) -> tuple[float, float]:
-        """The noise on changes and on the count of clients within the clip norm, which
-        together cost what `multiplier` says (Andrew et al. 2021, theorem 1).
 
-        Args:
-            expected: reporters in a round.
-
-        Returns:
-            The standard deviation of the noise on changes over the clip norm, and that
-            of the noise on the count.
-        """
-        z = float(self.multiplier)
-        if self.quantile is None:
-            return z, 0.0
-        count_noise = expected / REPORTERS_PER_COUNT_NOISE
-        # `init_server` has refused z >= 2 count_noise.
-        # 1/z^2 = 1/z_changes^2 + 1/(2 count_noise)^2
-        z_changes = (z**-2 - (2 * count_noise) ** -2) ** -0.5
-        return z_changes, count_noise
+def _add_client_noise(
+    update: ClientUpdate, deviation: ScalarLike, local: LocalTrainer
+) -> ClientUpdate:
+    """Add independent Gaussian noise of a standard deviation to each message."""
+    noisy = {}
+    for index, kind in enumerate(sorted(update)):
+        key = jax.random.fold_in(local.key("gaussian noise"), index)
+        noise = jax.random.normal(key, update[kind].shape, update[kind].dtype)
+        noisy[kind] = update[kind] + deviation * noise
+    return noisy
 
 
 def _clipped_rows(
@@ -280,8 +302,8 @@ def _clipped_rows(
 
 
 def _common_start(kind: str, downlink: Downlink) -> Any:
-    """What all clients' changes are measured from: the only model sent; for gradients
-    zero.
+    """The vector that every client's change is measured from: the only model sent, or
+    zero for gradients.
 
     Raises:
         ValueError: clients were sent different models, or none.
@@ -300,11 +322,13 @@ def _common_start(kind: str, downlink: Downlink) -> Any:
 
 
 def unchanged(downlink: Downlink) -> Update:
-    """The update of one client whose change is zero. In a round in which nobody reports,
-    training decodes it with `runs_without_reporters`, so that the server's model gets its noise.
+    """The update of one client whose change is zero.
+
+    In a round in which nobody reports, training decodes this update if the transform
+    `runs_without_reporters`, so that the server's model still gets its noise.
 
     Raises:
-        ValueError: no model was sent, so that a client's message is not known.
+        ValueError: no model was sent.
     """
     sent = downlink.streams.get("model")
     require(

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int8, PyTree, Shaped
 
 from fedtailor.pipelines.change import (
     change_of,
-    places_kind,
+    indices_kind,
     received_rows,
     replace_vectors,
     scale_kind,
@@ -45,9 +45,9 @@ class Quantize(Transform):
 
         x_j -> s floor(x_j / s + u_j),    s = max_block |x| / 127,    u_j uniform in [0, 1)
 
-    An entry takes one byte, and a block another 4: about a quarter of 32-bit numbers.
-    Gradients and controls are changes themselves. After `TopK` the entries that it
-    selects are rounded.
+    An entry takes one byte, and a block 4 more: about a quarter of 32-bit numbers.
+    Gradients and controls are changes themselves. After `TopK`, the entries that it has
+    selected are rounded.
     """
 
     name: ClassVar[str] = "quantize"
@@ -64,11 +64,11 @@ class Quantize(Transform):
     ) -> tuple[ClientUpdate, PyTree]:
         def as_integers(kind: str, value: Array) -> ClientUpdate:
             # After `TopK` the value is a change already.
-            is_change = places_kind(kind) in update
+            is_change = indices_kind(kind) in update
             change, start = (value, {}) if is_change else change_of(kind, value, inbox)
             # Each kind has its own key, so that their roundings are independent.
-            number = sorted(MODEL_KINDS).index(kind)
-            key = jax.random.fold_in(local.key("quantize"), number)
+            index = sorted(MODEL_KINDS).index(kind)
+            key = jax.random.fold_in(local.key("quantize"), index)
             integers, scale = rounded(change, self.block, key)
             return {kind: integers, scale_kind(kind): scale, **start}
 
@@ -77,14 +77,14 @@ class Quantize(Transform):
     def decode(
         self, update: Update, downlink: Downlink, cohort: Cohort, state: PyTree
     ) -> tuple[Update, PyTree]:
-        # `TopK` encodes before this transform and decodes after it, and then adds the
-        # received models to the changes itself.
-        adds_start = not any(places_kind(kind) in update for kind in MODEL_KINDS)
-        accompanying = (scale_kind, start_kind) if adds_start else (scale_kind,)
+        # `TopK` encodes before this transform and decodes after it. If it is used, it adds
+        # the received models to the changes.
+        adds_models = not any(indices_kind(kind) in update for kind in MODEL_KINDS)
+        accompanying = (scale_kind, start_kind) if adds_models else (scale_kind,)
 
         def as_vectors(kind: str, rows: ClientRows) -> Update:
             values = restored(rows.values, update[scale_kind(kind)].values, self.block)
-            if adds_start:
+            if adds_models:
                 values = values + received_rows(kind, update, downlink)
             return {kind: replace(rows, values=values)}
 
@@ -94,12 +94,12 @@ class Quantize(Transform):
 def rounded(
     x: Float[Array, "*k d"], block: int, key: Array
 ) -> tuple[Int8[Array, "*k d"], Float[Array, "*k blocks"]]:
-    """Round a vector to integers; see `Quantize`.
+    """Round vectors to integers; see `Quantize`.
 
     Args:
         x: one vector, or several.
-        block: entries that share a scale.
-        key: randomness of the rounding.
+        block: the number of entries that share a scale.
+        key: the random key of the rounding.
 
     Returns:
         The integers, and the scale of each block.
@@ -116,7 +116,7 @@ def rounded(
 
 
 def restored(integers: ArrayLike, scale: ArrayLike, block: int) -> Float[Array, "*k d"]:
-    """The vector that integers and scales stand for: the inverse of `rounded`, up to
+    """The vectors that integers and scales encode: the inverse of `rounded`, up to
     rounding.
     """
     integers = jnp.asarray(integers)
@@ -128,7 +128,7 @@ def restored(integers: ArrayLike, scale: ArrayLike, block: int) -> Float[Array, 
 def _to_blocks(
     x: Shaped[Array, "*k d"], block: int
 ) -> Shaped[Array, "*k blocks block"]:
-    """Vectors in blocks, the last one padded with zeros."""
+    """Split vectors into blocks. The last block is padded with zeros."""
     *leading, size = x.shape
     count = math.ceil(size / block)
     padding = [(0, 0)] * len(leading) + [(0, count * block - size)]
@@ -138,6 +138,6 @@ def _to_blocks(
 def _from_blocks(
     blocks: Shaped[Array, "*k blocks block"], size: int
 ) -> Shaped[Array, "*k d"]:
-    """Vectors of `size` entries, the inverse of `_to_blocks`."""
+    """Join blocks to vectors of `size` entries: the inverse of `_to_blocks`."""
     *leading, _, _ = blocks.shape
     return blocks.reshape(*leading, -1)[..., :size]

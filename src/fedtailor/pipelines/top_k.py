@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Integer, PyTree
 
 from fedtailor.pipelines.change import (
     change_of,
-    places_kind,
+    indices_kind,
     received_rows,
     replace_vectors,
     start_kind,
@@ -34,18 +34,18 @@ from fedtailor.protocol import (
 
 @hyperparameters
 class TopK(Transform):
-    """A client sends the largest entries of its change of the received model, with
-    their indices.
+    """A client sends the largest entries of its change of the received model, and their
+    indices.
 
-    The client keeps the other entries as its memory and adds them to its next change
-    (error feedback: Stich et al. 2018, Sparsified SGD with Memory, algorithm 1), so that
-    they are delayed and not lost:
+    The client keeps the other entries in a memory and adds them to its next change (error
+    feedback: Stich et al. 2018, Sparsified SGD with Memory, algorithm 1), so that they are
+    delayed and not lost:
 
         y = change + memory,    sent = the entries of y that are largest in absolute value,    memory = y - sent
 
     A value takes 4 bytes, and its index 2, or 4 in models of more than 65,536
-    parameters. The server takes entries that are not sent as unchanged: those of the
-    model that the client received; for gradients and controls, zero.
+    parameters. For entries that are not sent, the server uses those of the model that the
+    client received; for gradients and controls, zero.
     """
 
     name: ClassVar[str] = "top-k"
@@ -54,7 +54,8 @@ class TopK(Transform):
     fraction: Any = 0.01
     """The share of each vector's entries that is sent, in (0, 1]; at least one entry."""
     feedback: bool = True
-    """Whether clients keep what is not sent for their next change (error feedback)."""
+    """Whether clients add the entries that are not sent to their next change (error
+    feedback)."""
 
     def __post_init__(self) -> None:
         is_bool = isinstance(self.fraction, bool)
@@ -70,7 +71,7 @@ class TopK(Transform):
     def encode(
         self, update: ClientUpdate, inbox: Inbox, state: PyTree, local: LocalTrainer
     ) -> tuple[ClientUpdate, PyTree]:
-        vectors = sum(kind in MODEL_KINDS for kind in update)
+        num_vectors = sum(kind in MODEL_KINDS for kind in update)
 
         def largest_changes(kind: str, value: Array) -> ClientUpdate:
             nonlocal state
@@ -83,7 +84,7 @@ class TopK(Transform):
             change, start = change_of(kind, value, inbox)
             if self.feedback:
                 require(
-                    vectors == 1 and value.ndim == 1 and size <= len(state),
+                    num_vectors == 1 and value.ndim == 1 and size <= len(state),
                     "what top-k did not send of several vectors it cannot keep; set"
                     " feedback = false for a method whose clients send more than one",
                 )
@@ -95,7 +96,7 @@ class TopK(Transform):
                 memory = state.at[:size].set(change.at[indices].set(0))
                 # A client that is not asked for its update sends nothing.
                 state = jnp.where(inbox.reply, memory, state)
-            return {kind: values, places_kind(kind): indices, **start}
+            return {kind: values, indices_kind(kind): indices, **start}
 
         return replace_vectors(update, largest_changes), state
 
@@ -104,12 +105,12 @@ class TopK(Transform):
     ) -> tuple[Update, PyTree]:
         def as_vectors(kind: str, rows: ClientRows) -> Update:
             size = int(downlink.streams["model"].values.shape[-1])
-            indices = jnp.asarray(update[places_kind(kind)].values)
+            indices = jnp.asarray(update[indices_kind(kind)].values)
             change = scattered(jnp.asarray(rows.values), indices, size)
             values = change + received_rows(kind, update, downlink)
             return {kind: replace(rows, values=values)}
 
-        vectors = without(update, places_kind, start_kind)
+        vectors = without(update, indices_kind, start_kind)
         return replace_vectors(vectors, as_vectors), state
 
 
@@ -119,14 +120,14 @@ def largest(
     """The entries of each vector that are largest in absolute value.
 
     Returns:
-        Their values and their indices, in ascending order of indices, which are of the
-        smallest type that can count to d.
+        Their values and their indices, in ascending order of indices. The indices are
+        16-bit integers if these suffice for d entries, else 32-bit integers.
     """
     _, indices = jax.lax.top_k(jnp.abs(x), count)
     indices = jnp.sort(indices, axis=-1)
-    fits_two_bytes = x.shape[-1] <= np.iinfo(np.uint16).max + 1
+    has_short_indices = x.shape[-1] <= np.iinfo(np.uint16).max + 1
     values = jnp.take_along_axis(x, indices, axis=-1)
-    return values, indices.astype(jnp.uint16 if fits_two_bytes else jnp.int32)
+    return values, indices.astype(jnp.uint16 if has_short_indices else jnp.int32)
 
 
 def scattered(

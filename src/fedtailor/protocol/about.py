@@ -1,10 +1,10 @@
-"""`About`: what tables of methods say of a method."""
+"""`About`: the description of a method in tables of methods."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 ModelsReceived = Literal["nothing", "a part", "one model", "one of several", "several"]
-"""What a client receives in a round of the server's models:
+"""Which of the server's models a client receives in a round:
 
 * "nothing";
 * "a part": some entries of the only model, such as its body;
@@ -13,13 +13,13 @@ ModelsReceived = Literal["nothing", "a part", "one model", "one of several", "se
 * "several": several models."""
 
 Sees = Literal["nothing", "sums", "sums, numbers", "models", "data"]
-"""What the server must know of the clients' messages to do its part:
+"""What the server must know of the clients' messages for its part of a round:
 
 * "nothing";
 * "sums": weighted sums over clients, with weights that do not depend on the summed
   vectors, so that secure aggregation can hide each client's vector;
-* "sums, numbers": such sums of vectors, and one or two numbers of each client, such as
-  its loss or the model that it chose;
+* "sums, numbers": weighted sums of vectors, and one or two numbers of each client, such
+  as its loss or the index of the model that it chose;
 * "models": the model or gradient of each client;
 * "data": examples of clients, or a summary of each client's inputs."""
 
@@ -37,11 +37,11 @@ class About:
             as "its personal model"; it never leaves the client.
         unseen_clients_get: what an unseen client predicts with, such as "the global
             model".
-        models_received: `down` as one of a few classes, to group methods by.
+        models_received: the class of `down`, by which tables group methods.
         server_sees: what the server must know of the clients' messages. The default
-            "models" is the safe answer: it makes no promise to the clients.
+            "models" makes no promise to the clients.
         validation: what a client chooses on its validation data, and how it chooses
-            without any; "" = it does not use them.
+            without such data; "" = the method does not use validation data.
     """
 
     name: str

@@ -8,10 +8,11 @@ The words of this file:
   models are a matrix [s, d].
 * seen client: one of the population, which may take part in training. Unseen client
   (newcomer): one that never takes part, and is only served after training.
-* cohort: the c clients of one exchange of messages with the server, in a fixed order.
+* cohort: the c clients of one exchange of messages with the server, in the order of their
+  ids.
 * reporter: a client of the cohort whose answer the server uses in this round (a
-  "participating" or "sampled" client in the literature). In a cohort there may be
-  clients that do not report: see `Algorithm.participants`.
+  "participating" or "sampled" client in the literature). A cohort may have clients that
+  do not report; see `Algorithm.participants`.
 * kind: the name of an array in a message, such as "model" or "control".
 """
 
@@ -31,8 +32,8 @@ from fedtailor.protocol.predictor import Predictor
 from fedtailor.protocol.state import ClientState, ServerState, server_state
 
 Init = Callable[[int], Float[Array, " d"]]
-"""init(k) -> the k-th random initial model theta [d]; init(0) is the common theta^0 of
-all methods.
+"""init(k) -> the k-th random initial model theta [d]. init(0) is the initial model theta^0
+of all methods.
 """
 
 
@@ -48,20 +49,20 @@ class Algorithm:
     """Base of all methods: subclass it, decorate with `@hyperparameters`, set `about`,
     write `broadcast`, `client` and `server`.
 
-    A run calls these functions in this order ("client" = run by each client of the
-    cohort for itself, traced by JAX; "server" = run once, in plain Python):
+    A run calls these functions in this order. JAX traces those of the client, and each
+    client of the cohort runs them for itself. Those of the server run once, in Python:
 
     =================  ======  =========================================================
-    check              server  before anything else: may refuse the population
+    check              server  may refuse the population, before anything else
     init_server        server  makes the server's state
     init_client        client  makes the client's state, if it keeps one
     ---- before round 1, if `probes` ---------------------------------------------------
     probe_downlink     server  what all clients receive
     probe              client  what a client answers, such as a gradient
-    aggregate_probe    server  the answers become a new server state
+    aggregate_probe    server  makes a new server state of the answers
     ---- in every round ----------------------------------------------------------------
     broadcast          server  what the clients of the cohort receive
-    client             client  trains; gives its new state and what it sends
+    client             client  trains; returns its new state and what it sends
     server             server  aggregates the answers into the next server state
     ---- at every evaluation and after training, for seen clients ----------------------
     serve              server  what a client receives to predict with
@@ -73,20 +74,20 @@ class Algorithm:
     personal           client  the model that it predicts with
     =================  ======  =========================================================
 
-    What a function on the server sends is a `Downlink`. Each client receives its own
-    rows of it as an `Inbox`: `inbox["model"]` is [k, d], the k models addressed to this
-    client. `inbox["model"][0]` is the first one, and the only one of most methods.
+    The server sends a `Downlink`. Each client receives its part of it as an `Inbox`:
+    `inbox["model"]` is [k, d], the k models for this client. Most methods send one,
+    `inbox["model"][0]`.
 
-    The server's state is a `ServerState` of the method's own, which checkpoints can
-    store. By convention its models are the field `model` [s, d]. Functions change no
-    state: they return a new one.
+    Each method defines its own `ServerState`, which checkpoints can store. By convention
+    its models are the field `model` [s, d]. Functions return a new state instead of
+    changing the old one.
     """
 
     about: ClassVar[About]
     registry: ClassVar[dict[str, type["Algorithm"]]] = {}
     participants: ClassVar[Literal["reporters", "all"]] = "reporters"
-    """Which clients are the cohort of a round, and run `client`: those that report, or
-    all seen clients, also those that do not report (Local, pFedMe, L2GD).
+    """Which clients are the cohort of a round, and run `client`: "reporters", or "all" seen
+    clients, including those that do not report (Local, pFedMe, L2GD).
     """
 
     # A subclass that sets `about` can be found by its name. Methods outside this
@@ -98,8 +99,8 @@ class Algorithm:
 
     @property
     def probes(self) -> bool:
-        """Whether all clients answer a probe before training (and an unseen client
-        before it is served).
+        """Whether all clients answer a probe before training, and unseen clients before
+        they are served.
         """
         return False
 
@@ -107,11 +108,11 @@ class Algorithm:
     # ----------------------------------------------------------------------------------
 
     def check(self, population: Population) -> None:
-        """Refuse a population for which this method is not defined; called before
+        """Refuse a population for which this method is not defined. This is called before
         anything is computed.
 
         Raises:
-            ValueError: it is not defined for these clients or this model.
+            ValueError: the method is not defined for these clients or this model.
         """
 
     def init_server(self, init: Init, population: Population) -> Any:
@@ -135,8 +136,8 @@ class Algorithm:
             cohort: the clients of the round.
 
         Returns:
-            Arrays by kind, and which client receives which of them; for one model,
-            `Downlink({"model": Streams.everyone(server.model, len(cohort))})`.
+            The arrays of each kind, and which client receives which of them. For one
+            model it is `Downlink({"model": Streams.everyone(server.model, len(cohort))})`.
         """
         raise NotImplementedError
 
@@ -148,9 +149,9 @@ class Algorithm:
         Args:
             server: the server's state before the round.
             downlink: what `broadcast` sent.
-            answers: what the clients sent back. `answers["model"]` holds the models of
-                all clients of the cohort, which `aggregation.mix` averages.
-            cohort: the clients of the round. The answers of those that do not report
+            answers: what the clients sent. `answers["model"]` holds the models of all
+                clients of the cohort, which `aggregation.mix` averages.
+            cohort: the clients of the round. Answers of clients that do not report
                 (`cohort.reporting` is False) must not be used.
 
         Returns:
@@ -159,18 +160,18 @@ class Algorithm:
         raise NotImplementedError
 
     def serve(self, server: Any, cohort: Cohort) -> Downlink:
-        """What the server sends to clients that are about to predict.
-
-        It is called at every evaluation and after training, and changes no state.
+        """What the server sends to clients before they predict, at every evaluation and
+        after training.
 
         Args:
-            server: the server's state.
-            cohort: the clients. Where `cohort.seen` is False, they are unseen (or were
-                never sampled and would keep a state): what is sent then goes to
-                `init_unseen`, too. `cohort.probes` holds their answers to the probe.
+            server: the server's state, which does not change.
+            cohort: the clients. If `cohort.seen` is False, they have not taken part in
+                training: they are unseen, or were never sampled by a method with client
+                states. `init_unseen` then also receives the downlink, and
+                `cohort.probes` holds their answers to the probe.
 
         Returns:
-            By default what `broadcast` sends.
+            A downlink; by default that of `broadcast`.
         """
         return self.broadcast(server, cohort)
 
@@ -178,9 +179,7 @@ class Algorithm:
     # ----------------------------------------------------------------------------------
 
     def init_client(self, theta: Float[Array, " d"]) -> ClientState:
-        """The client's state before its first round.
-
-        The client keeps its state from round to round; it never leaves the client.
+        """The client's state before its first round. It never leaves the client.
 
         Args:
             theta: the common initial model.
@@ -193,7 +192,7 @@ class Algorithm:
     def init_state(self, theta: Float[Array, " d"], model: ModelParts) -> ClientState:
         """As `init_client`, for methods whose state depends on the model's parts.
 
-        This is what executors call; by default it calls `init_client`.
+        Executors call this function, which by default calls `init_client`.
         """
         return self.init_client(theta)
 
@@ -204,12 +203,12 @@ class Algorithm:
 
         Args:
             state: the client's state (see `init_client`).
-            inbox: what `broadcast` sent to this client.
+            inbox: what the client received from `broadcast`.
             local: the client's data, and training on them.
 
         Returns:
-            The client's new state, and what it sends to the server: kind -> array, such
-            as {"model": theta}.
+            The client's new state, and its update: kind -> array, such as {"model":
+            theta}.
         """
         raise NotImplementedError
 
@@ -222,24 +221,24 @@ class Algorithm:
         evaluating during training does not change the training.
 
         Args:
-            state: the client's state; of an unseen client, what `init_unseen` made.
-            inbox: what `serve` sent to this client.
+            state: the client's state; for an unseen client, that of `init_unseen`.
+            inbox: what the client received from `serve`.
             local: the client's data, and training on them.
 
         Returns:
-            By default the first model that was received.
+            A predictor; by default the first model that was received.
         """
         return inbox["model"][0]
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
-        """The state of an unseen client, which `personal` is then given.
+        """The state of an unseen client, for `personal`.
 
         Args:
-            inbox: what `serve` sent to this client.
+            inbox: what the client received from `serve`.
             local: the client's data, and training on them.
 
         Returns:
-            By default `init_client` of the first model that was received.
+            A state; by default `init_client` of the first model that was received.
         """
         return self.init_client(inbox["model"][0])
 
@@ -248,21 +247,23 @@ class Algorithm:
     # ----------------------------------------------------------------------------------
 
     def probe_downlink(self, server: Any, cohort: Cohort) -> Downlink:
-        """What the server sends in the probe; by default the common initial model,
+        """What the server sends in the probe; by default the common initial model
         `server.initial` [d].
         """
         return Downlink({"model": Streams.everyone(server.initial, len(cohort))})
 
     def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
-        """One client's answer to the probe, such as a gradient; it has no state yet."""
+        """One client's answer to the probe, such as a gradient. The client has no state
+        yet.
+        """
         raise NotImplementedError
 
     def aggregate_probe(self, server: Any, answers: Answers, cohort: Cohort) -> Any:
         """The server's state after the probe.
 
         Args:
-            server: what `init_server` made.
-            answers: what `probe` gave on each client.
+            server: the state of `init_server`.
+            answers: the clients' answers to the probe.
             cohort: all seen clients.
         """
         raise NotImplementedError
@@ -271,8 +272,8 @@ class Algorithm:
     # ----------------------------------------------------------------------------------
 
     def diagnostics(self, server: Any) -> Sequence[Diagnostic]:
-        """What reports show of the server's state after training, such as the weights
-        between clients or a tree of cluster splits.
+        """Numbers of the server's state after training that reports show, such as the
+        weights between clients or a tree of cluster splits.
         """
         return ()
 
@@ -283,8 +284,8 @@ class Algorithm:
         """The methods of a schedule, which run one after another (see `Then`).
 
         Returns:
-            (method, rounds) for each; None = all remaining rounds. By default this
-            method alone.
+            (method, rounds) for each method; rounds None = all remaining rounds. By
+            default this method alone.
         """
         return [(self, None)]
 

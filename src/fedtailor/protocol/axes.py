@@ -1,4 +1,4 @@
-"""Vectors along one axis of larger arrays."""
+"""Vectors that broadcast along one axis of larger arrays."""
 
 from typing import Any, TypeVar
 
@@ -9,15 +9,15 @@ AnyArray = TypeVar("AnyArray", Array, NDArray[Any])
 
 
 def along_axis(values: AnyArray, axis: int, ndim: int) -> AnyArray:
-    """Values in the shape in which they broadcast along one axis of an array.
+    """Reshape values so that they broadcast along one axis of an array.
 
     Args:
-        values: [n] one for each index of that axis.
+        values: [n] one value for each index of that axis.
         axis: the axis of the array, 0 or more.
-        ndim: how many axes the array has.
+        ndim: the number of axes of the array.
 
     Returns:
-        The values with `ndim` axes, of length 1 all but `axis`.
+        The values with `ndim` axes, all of length 1 except `axis`.
     """
     shape = [1] * ndim
     shape[axis] = -1

@@ -1,8 +1,8 @@
 """Tables of clients, the population that a run trains, and the cohort of one exchange.
 
-A client has a row in a table of clients (`Cohort.rows`) and a position in a cohort, from 0
-to c - 1. Both orders are by id, so that no result depends on the order in which the user
-has listed the clients.
+A client has a row in a table of clients (`Cohort.rows`) and an index in a cohort, from 0
+to c - 1. Both are sorted by id, so that no result depends on the order in which the user
+lists the clients.
 """
 
 from dataclasses import dataclass, field
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class Examples(Protocol):
-    """Draws examples from the seen clients' training data, as a server could that had
-    them all (in a simulation).
+    """Draws examples from the training data of all seen clients, which the server has in
+    a simulation only.
 
-    It is for methods whose server sends examples to clients, as DAPPER's does.
+    It is for methods whose server sends examples to clients, such as DAPPER.
     """
 
     def __call__(
@@ -34,10 +34,10 @@ class Examples(Protocol):
         """Draw with replacement from the union of the clients' training data.
 
         Args:
-            rng: the source of randomness.
-            count: how many examples, n.
-            clients: rows in the population of the clients from whose data to draw; None
-                = all.
+            rng: the random generator.
+            count: the number of examples, n.
+            clients: the rows in the population of the clients whose data to draw from;
+                None = all.
 
         Returns:
             Inputs x [n, ...] and targets y [n, ...], as stored.
@@ -53,9 +53,9 @@ class Clients:
         ids: stable 64-bit ids [m], ascending.
         names: their names [m].
         sizes: training samples [m].
-        groups: true group of each client [m] where the data have groups, else None.
-        original_index: [m] where each client stands in the user's own order, in which
-            tables for people are sorted.
+        groups: the true group of each client [m]; None if the data have no groups.
+        original_index: [m] the index of each client in the user's own order, by which
+            reports sort tables.
     """
 
     ids: NDArray[np.uint64]
@@ -70,14 +70,14 @@ class Clients:
 
 @dataclass(frozen=True)
 class Population(Clients):
-    """The seen clients, and what a method may know of the run before it begins.
+    """The seen clients, and what a method may know about the run before it begins.
 
     Attributes:
         reporters_per_round: how many clients report in a round (m under full
             participation).
         seed: the run's seed.
-        examples: draws from the clients' training data, if the server has them (in a
-            simulation); else None.
+        examples: draws from the clients' training data; None if the server does not have
+            them, as it does in a simulation.
         model: the parts of the model that is trained.
     """
 
@@ -92,20 +92,19 @@ class Cohort:
     """The clients of one exchange, sorted by id.
 
     Attributes:
-        clients: the table that they are in: of the seen clients, or of those that never
-            took part.
-        rows: [c] their rows in that table, ascending.
+        clients: the table of all seen clients, or of all clients that never took part.
+        rows: [c] the rows of the cohort's clients in that table, ascending.
         seen: whether they take part in training.
         reporting: [c] whether each client reports. Before an exchange these are the
             clients that participation chose; in `server`, those of them that were asked
-            to reply and did.
+            to reply and did reply.
         round: 0, 1, ...; after training, the number of rounds done.
         seed: the run's seed.
         probes: answers to the probe, for unseen clients of methods that have a probe;
             else None.
         examples: as in `Population`.
-        capacity: a number of clients, c or more, that programs are compiled for where the
-            size of cohorts varies, so that few programs serve all sizes; else 0.
+        capacity: the number of clients, c or more, for which programs are compiled if the
+            size of cohorts varies, so that a few programs serve all sizes; else 0.
     """
 
     clients: Clients
@@ -129,7 +128,7 @@ class Cohort:
             [c] rows, ascending.
 
         Raises:
-            ValueError: the clients are not of the population: they never took part.
+            ValueError: the clients never took part, and are not in the population.
         """
         if not self.seen:
             raise ValueError(

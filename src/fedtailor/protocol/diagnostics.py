@@ -1,6 +1,4 @@
-"""What a method can tell about itself after training: numbers that reports draw without
-knowing the method.
-"""
+"""Numbers about a method's training that reports can draw without knowing the method."""
 
 from dataclasses import dataclass
 
@@ -10,13 +8,13 @@ from numpy import ndarray
 
 @dataclass(frozen=True)
 class MatrixDiagnostic:
-    """Numbers between clients, drawn as a picture: who learned from whom.
+    """A number for each pair of clients, such as how much one learned from the other.
 
     Attributes:
-        name: "collaboration", "affinity", ...: what a report asks for.
-        title: what stands above the picture.
-        values: [m, m], both axes in the order of client ids; row i is what client i
-            uses.
+        name: the name by which reports find it: "collaboration", "affinity", ...
+        title: the title of the picture.
+        values: [m, m], both axes in the order of client ids; row i holds the weights that
+            client i uses.
     """
 
     name: str
@@ -26,15 +24,15 @@ class MatrixDiagnostic:
 
 @dataclass(frozen=True)
 class LineDiagnostic:
-    """A quantity over another, or one number for every client.
+    """One quantity as a function of another, or one number for every client.
 
     Attributes:
         name: "silhouette", "gain", ...
-        title: what stands above the picture.
-        x, y: [n] and [n]; x = client positions (in the order of ids) where `x_label` is
-            "client".
-        x_label, y_label: what stands at the axes.
-        chosen: the x that the method chose, if it chose one.
+        title: the title of the picture.
+        x, y: [n] each. If `x_label` is "client", x holds the clients' positions in the
+            order of ids.
+        x_label, y_label: the labels of the axes.
+        chosen: the x that the method chose; None if it did not choose one.
     """
 
     name: str
@@ -52,10 +50,10 @@ class TreeDiagnostic:
 
     Attributes:
         name: "splits", ...
-        title: what stands above it.
-        parent: [n] the cluster that split k divided; it made cluster k + 1.
-        round: [n] when.
-        members: [m] the cluster in which each client ended, in the order of client ids.
+        title: the title of the picture.
+        parent: [n] for split k, the cluster that it divided. The new cluster is k + 1.
+        round: [n] the round of each split.
+        members: [m] the final cluster of each client, in the order of client ids.
     """
 
     name: str

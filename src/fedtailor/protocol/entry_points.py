@@ -1,5 +1,5 @@
-"""Finding methods, metrics and the like by name: in a package's folder, in installed
-packages (entry points), in a user's file.
+"""Finds methods, metrics and other classes by name: in a package's folder, in installed
+packages (entry points), or in a user's file.
 """
 
 import importlib.util
@@ -25,47 +25,48 @@ def find_registered(
     base: type | None = None,
     listed_by: str | None = None,
 ) -> T:
-    """What a registry holds under a name, which an installed package may provide.
+    """Find an entry of a registry by name. If there is none, an installed package may
+    provide it.
 
     Args:
-        registry: name -> what it names.
-        name: what the user asked for.
-        what: what it is, for messages: "metric".
-        group: of entry points, such as "fedtailor.metrics".
-        base: what a package's must be a subclass of, if it must be a class.
-        listed_by: a command that lists the names, where they are too many for one line.
+        registry: name -> entry.
+        name: the name of the entry.
+        what: what an entry is, for messages: "metric".
+        group: the group of entry points, such as "fedtailor.metrics".
+        base: the base class of entries; None if they need not be classes.
+        listed_by: as for `check_choice`.
 
     Returns:
-        What the registry holds under the name.
+        The entry.
 
     Raises:
-        ValueError: there is none of that name, or the package's is broken.
+        ValueError: there is no entry of that name, or that of a package is broken.
     """
     if name not in registry:
-        kind = offered(group, name, what, base)
-        if kind is not None:
-            registry[name] = kind
+        entry = offered(group, name, what, base)
+        if entry is not None:
+            registry[name] = entry
     check_choice(name, sorted(registry), what, listed_by)
     return registry[name]
 
 
 def offered(group: str, name: str, what: str, base: type | None = None) -> Any:
-    """What an installed package offers under a name.
+    """Load an entry point of an installed package.
 
     Args:
-        group: of entry points, such as "fedtailor.metrics".
-        name: what the user asked for.
-        what: what it is, for messages: "metric".
-        base: what it must be a subclass of, if it must be a class.
+        group: the group of entry points, such as "fedtailor.metrics".
+        name: the name of the entry point.
+        what: what it loads, for messages: "metric".
+        base: the base class of what it loads; None if that need not be a class.
 
     Returns:
-        What the entry point names; None where no package offers the name.
+        The loaded object; None if no package offers the name.
 
     Raises:
-        ValueError: it cannot be imported, or is something else.
+        ValueError: it cannot be imported, or is no subclass of `base`.
     """
     for entry in entry_points(group=group, name=name):
-        # Another package's module may raise anything while it is imported.
+        # The import of another package may raise any exception.
         try:
             loaded = entry.load()
         except Exception as error:
@@ -97,20 +98,20 @@ def import_modules(package: str) -> list[ModuleType]:
 
 
 def named_in_file(name: str) -> tuple[Path, str] | None:
-    """The file and the name of `FILE.py:NAME`; None of any other name."""
+    """Split `FILE.py:NAME` into the file and the name; None for all other names."""
     file, colon, inner = name.rpartition(":")
     return (Path(file), inner) if colon and file.endswith(".py") else None
 
 
 def module_of(path: Path) -> ModuleType:
-    """A Python file as a module, loaded once under the file's own name.
+    """Load a Python file as a module, once, under the file's own name.
 
     Raises:
         ValueError: there is no such file, it cannot be loaded, or another module has
             its name.
     """
-    # Under the file's own name, so that its classes have the same name in every
-    # process: checkpoints refer to them by it.
+    # Checkpoints refer to classes by the names of their modules, which must therefore be
+    # the same in every process.
     name = path.stem
     module = sys.modules.get(name)
     if (
@@ -130,7 +131,7 @@ def module_of(path: Path) -> ModuleType:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    # A script may exit where it is imported.
+    # A script may call `exit` when it is imported.
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:

@@ -1,14 +1,13 @@
-"""What can go wrong in a run that is not a wrong argument."""
+"""Errors of a run that are not caused by a wrong argument."""
 
 
 class Diverged(ArithmeticError):
     """A model, a message or a loss became NaN or infinite.
 
     Attributes:
-        client: name of the first client where it happened.
-        round: the round (0-based) in which it happened.
-        step: the local step (0-based) where known (the debug executor knows it), else
-            None.
+        client: the name of the first client at which it happened.
+        round: the round (from 0) in which it happened.
+        step: the local step (from 0), which only the debug executor knows; else None.
     """
 
     def __init__(

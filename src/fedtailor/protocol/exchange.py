@@ -1,13 +1,14 @@
-"""The waist between server and clients: `Exchange` (what the server's side asks),
-`Answers` (what it gets) and `Executor` (who answers).
+"""The interface between server and clients, which the documentation calls the waist:
+`Exchange` (a request of the server), `Answers` (the clients' replies) and `Executor` (which
+runs the clients).
 
 A round is a generator: it yields an `Exchange`, and its caller sends the `Answers` into
-it, as `drive` does. An `Executor` makes the answers; it owns the examples and the clients'
-states. Neither side knows how the other works.
+it, as `drive` does. An `Executor` computes the answers; it owns the examples and the
+clients' states. Neither side knows how the other works.
 
-The arrays of `Answers` stay where they were computed, in the rows of the executor's
-programs: the order of these rows and the padding among them are the executor's choice.
-`ClientRows` translates between rows and positions in the cohort.
+The arrays of `Answers` stay on the devices on which they were computed. The executor
+chooses the order of their rows, and some rows may be padding. `ClientRows` maps the
+clients of the cohort to these rows.
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -31,14 +32,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Task = Literal["probe", "client", "init_unseen", "personal", "evaluate"]
-"""Which of an algorithm's client functions to run; "evaluate" runs `personal`, then
-computes its scores on the splits val and test.
+"""Which of an algorithm's client functions to run. "evaluate" runs `personal`, and then
+computes the scores of the personal model on the splits "val" and "test".
 """
 
 
 class BatchMetric(Protocol):
-    """The part of a metric that clients compute, such as `fedtailor.metrics.Metric`.
-    Equal ones share compiled programs.
+    """The part of a metric that clients compute (`fedtailor.metrics.Metric`). Equal metrics
+    share compiled programs.
     """
 
     name: ClassVar[str]
@@ -46,31 +47,29 @@ class BatchMetric(Protocol):
     def statistic(
         self, model: Any, outputs: Array, y: Array, weight: Array
     ) -> dict[str, Array]:
-        """The sums of one batch."""
+        """Sums over the samples of one batch."""
         ...
 
     def condense(self, statistic: Mapping[str, Array]) -> Mapping[str, Array]:
-        """The part of a split's sums that is sent to the server."""
+        """Reduce the sums over a split to what is sent to the server."""
         ...
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """What the server's side asks of a cohort.
+    """A request of the server to a cohort.
 
     Attributes:
-        task: what the clients do.
-        algorithm: whose functions they run.
+        task: the client function to run.
+        algorithm: the method whose function it is.
         cohort: the clients.
-        downlink: what they are sent.
-        states: `Answers.states` of an earlier exchange with these clients, if the
-            executor does not keep their states (unseen clients); None = the states that
-            it keeps.
-        uplink: the transforms that clients of the task "client" apply to their updates
-            before they send them.
-        received_through: the transforms that the server has applied to the downlink,
-            and that clients undo.
-        metrics: what clients of the task "evaluate" measure.
+        downlink: the message to the clients.
+        states: the clients' states, `Answers.states` of an earlier exchange. None = the
+            states that the executor keeps, which it does for seen clients.
+        uplink: the transforms that clients apply to their updates in the task "client".
+        received_through: the transforms that the server has applied to the downlink, and
+            that clients undo.
+        metrics: what clients measure in the task "evaluate".
     """
 
     task: Task
@@ -86,15 +85,15 @@ class Exchange:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ClientRows:
-    """One array of every client of a cohort, in the rows in which the executor left
-    them, padding included.
+    """One array of every client of a cohort, in the order of the executor's rows.
 
-    `fedtailor.aggregation.mix` multiplies weights of clients with it without moving the
-    rows, so that models stay where they were trained. All methods below take and return
-    clients by their position in the cohort.
+    `fedtailor.aggregation.mix` averages it without moving the rows, so that models stay
+    on the devices on which they were trained. The methods below index clients by their
+    position in the cohort, 0 to c - 1.
 
     Attributes:
-        values: [r, ...], r >= c, on the host or sharded over devices.
+        values: [r, ...], r >= c, on the host or sharded over devices. Rows of no client
+            are padding.
         row: [c] the row of each client of the cohort.
     """
 
@@ -115,42 +114,40 @@ class ClientRows:
 
     @property
     def sent(self) -> Any:
-        """What the ledger counts as sent: something with the shape [c, ...] and the
-        dtype of the messages.
+        """An object with the shape [c, ...] and the dtype of the messages, from which
+        the ledger computes the traffic.
         """
         return self
 
     def take(self, clients: NDArray[Any] | int) -> Shaped[Array, "..."]:
-        """What some clients sent, without moving it to the host.
+        """The arrays of some clients, without moving them to the host.
 
         Args:
-            clients: a position in the cohort, several positions, or a mask [c].
+            clients: an index into the cohort, several indices, or a mask [c].
 
         Returns:
-            One client's array [...], or those of several stacked.
+            The array [...] for one index; else stacked arrays [n, ...].
         """
         return cast(Array, self.values[self.row[clients]])
 
     def host(self) -> Shaped[np.ndarray, "c ..."]:
-        """What all clients of the cohort sent, on the host, in the order of the
-        cohort.
-        """
+        """The arrays of all clients, on the host, in the order of the cohort."""
         return np.asarray(self.values)[self.row]
 
-    def item(self, number: int) -> "ClientRows":
-        """One of the arrays of clients that sent k each: of `values` [r, k, ...] the
-        entry `number` of the second axis.
+    def item(self, index: int) -> "ClientRows":
+        """The array `index` of every client, if each has sent several (`values` [r, k,
+        ...]).
         """
-        return replace(self, values=self.values[:, number])
+        return replace(self, values=self.values[:, index])
 
     def to_rows(
         self, values: NDArray[Any], fill: int | float
     ) -> Shaped[np.ndarray, "r ..."]:
-        """Put one number per client of the cohort into the executor's rows.
+        """Put one number for each client of the cohort into the order of the rows.
 
         Args:
             values: [c], in the order of the cohort.
-            fill: what padding rows get.
+            fill: the value for rows of padding.
 
         Returns:
             [r], in the order of `self.values`.
@@ -161,10 +158,8 @@ class ClientRows:
 
 
 def on_host(output: Any) -> Any:
-    """A tree of `ClientRows` as arrays on the host.
-
-    Returns:
-        The same tree of NumPy arrays [c, ...], in the order of the cohort.
+    """Replace the `ClientRows` in a tree by NumPy arrays [c, ...] in the order of the
+    cohort.
     """
     return jax.tree.map(
         lambda rows: rows.host(),
@@ -175,21 +170,23 @@ def on_host(output: Any) -> Any:
 
 @dataclass(frozen=True)
 class Answers(Mapping[str, ClientRows]):
-    """What the clients of a cohort answered, perhaps still being computed.
+    """The replies of the clients of a cohort, which may still be being computed.
 
-    It is a mapping: `answers["model"]` are the models that the clients sent.
+    It is a mapping from kinds of message: `answers["model"]` are the models that the
+    clients sent. `answers.host("model")` are the same models as a NumPy array, and
+    `answers.reporters("model")` those of the clients that reported.
 
     Attributes:
         reporting: [c] whether each client answered. These are the clients that
-            participation chose, that were asked to reply, and that did.
+            participation chose, that were asked to reply, and that did reply.
         update: kind of message -> what the clients sent.
-        output: the predictor of the task "personal", or the scores of "evaluate", as a
-            tree of `ClientRows`; else None.
-        states: the clients' new states, which `Executor.commit` or a later exchange is
-            given. Only executors look inside.
-        wait: waits until all is computed and returns `work`.
-        extra_bytes: returns the bytes sent down and up in addition to the method's messages
-            (keys and shares of secure sums).
+        output: a tree of `ClientRows`: in the task "personal" the predictors, in
+            "evaluate" the scores; else None.
+        states: the clients' new states, for `Executor.commit` or a later exchange. Their
+            form is the executor's choice.
+        wait: waits until everything is computed, and returns `work`.
+        extra_bytes: returns the bytes sent down and up in addition to the method's
+            messages (keys and shares of secure sums).
     """
 
     reporting: Bool[np.ndarray, " c"]
@@ -210,25 +207,23 @@ class Answers(Mapping[str, ClientRows]):
 
     @property
     def sent(self) -> dict[str, Any]:
-        """What the ledger counts as sent: kind -> `ClientRows.sent`."""
+        """Kind -> `ClientRows.sent`, from which the ledger computes the traffic."""
         return {kind: rows.sent for kind, rows in self.update.items()}
 
     def host(self, kind: str) -> Shaped[np.ndarray, "c ..."]:
-        """What all clients of the cohort sent of one kind, on the host, in the order of
-        the cohort.
-        """
+        """The arrays of one kind of all clients, on the host, in the order of the cohort."""
         return self.update[kind].host()
 
     def reporters(self, kind: str) -> Shaped[np.ndarray, "r ..."]:
-        """What the clients that reported sent of one kind, on the host, in the order of
-        the cohort.
+        """The arrays of one kind of the clients that reported, on the host, in the order
+        of the cohort.
         """
         return self.host(kind)[self.reporting]
 
     @cached_property
     def work(self) -> tuple[int, int]:
-        """How many gradients and how many forward passes of single examples the clients
-        computed. The first access waits for the clients.
+        """The numbers of gradients and of forward passes of single examples that the
+        clients computed. The first access waits for the clients.
 
         Raises:
             Diverged: a client's answer is NaN or infinite.
@@ -239,7 +234,7 @@ class Answers(Mapping[str, ClientRows]):
         """Wait for the answers, and require that they are finite.
 
         Returns:
-            The same answers, which are now computed.
+            The answers themselves.
 
         Raises:
             Diverged: a client's answer is NaN or infinite.
@@ -249,22 +244,21 @@ class Answers(Mapping[str, ClientRows]):
 
 
 Exchanges = Generator[Exchange, Answers, T]
-"""A part of a run, written as a generator: it yields every exchange that it needs, is
-sent the answers, and returns `T`.
+"""A part of a run as a generator: it yields every exchange that it needs, is sent the
+answers, and returns `T`.
 """
 
 
 class Executor(Protocol):
-    """Answers exchanges on behalf of the clients, wherever they are; keeps their
-    examples and states.
+    """Runs the clients' part of exchanges, and keeps the clients' examples and states.
 
     Attributes:
         seen: the clients that take part in training.
-        unseen: those that never do.
-        examples: draws from the seen clients' training data, if the executor could show
-            them to a server (in a simulation); else None.
-        concurrency: how many runs are trained at the same time (in lock-step); wall
-            times are divided by it.
+        unseen: the clients that never take part.
+        examples: draws from the seen clients' training data; None unless the executor can
+            show these to the server, as in a simulation.
+        concurrency: the number of runs that are trained at the same time (in lock-step),
+            by which wall times are divided.
     """
 
     seen: Clients
@@ -283,61 +277,60 @@ class Executor(Protocol):
         theta: Float[Array, " d"],
         phase: int,
     ) -> None:
-        """Give every seen client the state that `algorithm` starts from at the common
-        model theta [d]; `phase` counts the methods of a schedule."""
+        """Initialise the states of all seen clients.
+
+        Args:
+            algorithm: the method, which makes the states.
+            uplink: the transforms, which may keep states on the clients, too.
+            theta: the common initial model.
+            phase: the index of the method in a schedule.
+        """
         ...
 
     def exchange(self, exchange: Exchange) -> Answers:
-        """Have the clients of a cohort do a task.
+        """Run a task on the clients of a cohort.
 
         Raises:
-            Diverged: a client's answer is not finite, if the executor finds that out at
-                once (debugging). Others return answers whose `require_finite` raises it.
+            Diverged: a client's answer is not finite, and the executor checks this
+                immediately (debugging). Other executors return answers whose
+                `require_finite` raises it.
         """
         ...
 
     def commit(self, exchange: Exchange, answers: Answers) -> None:
-        """Make the answers' states the clients' states; called when the server has
-        accepted the answers.
+        """Replace the clients' states by those of the answers. This is called when the
+        server has accepted the answers.
         """
         ...
 
     def snapshot(self) -> Any:
-        """What `restore` takes back, for a checkpoint: dicts, lists, numbers and
-        arrays.
-        """
+        """The clients' states for a checkpoint, as dicts, lists, numbers and arrays."""
         ...
 
     def snapshot_saved(self) -> None:
-        """Called when the last snapshot is in a checkpoint on the disk."""
+        """Called when the last snapshot has been written to disk."""
         ...
 
     def restore(self, snapshot: Any) -> None:
-        """Go back to the states of a snapshot; `begin` has been called with the phase
-        in which it was made.
+        """Restore the states of a snapshot. `begin` must have been called with the phase
+        of the snapshot.
         """
         ...
 
 
 def drive(exchanges: Exchanges[T], executor: Executor) -> T:
-    """Let one executor answer all exchanges, one after another.
-
-    Args:
-        exchanges: a part of a run, as a generator.
-        executor: who answers.
+    """Have one executor answer all exchanges of a generator, one after another.
 
     Returns:
         What the generator returns.
     """
-    # Answers are sent into the generator, which yields the next exchange, until it
-    # returns.
     try:
         exchange = next(exchanges)
         while True:
             try:
                 answers = executor.exchange(exchange)
             except Exception as error:
-                # Raised at the generator's `yield`, so that the run can save its state.
+                # Raise it at the generator's `yield`, so that the run can save its state.
                 exchange = exchanges.throw(error)
             else:
                 exchange = exchanges.send(answers)

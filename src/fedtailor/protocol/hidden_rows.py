@@ -1,6 +1,4 @@
-"""What clients sent where nobody may see a single client's vector: only weighted sums
-over clients can be had.
-"""
+"""Answers of clients that the server sees as weighted sums only."""
 
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -13,17 +11,16 @@ from numpy.typing import NDArray
 from fedtailor.protocol.exchange import ClientRows
 
 Sums = tuple[Float[np.ndarray, "s n"], Bool[np.ndarray, " s"]]
-"""Weighted sums of vectors of n entries, and which of them there are: of the others all
-clients with weight left.
+"""s weighted sums of vectors [n], and which of them are known. A sum is unknown if all
+clients with a weight in it have left.
 """
 
 
 class HiddenRows(ClientRows):
-    """One vector of every client of a cohort, of which the server gets weighted sums
-    and nothing else.
+    """One vector of every client of a cohort, of which the server gets weighted sums only.
 
-    It stands where `ClientRows` does, and `mix` takes it. Whatever asks for a single
-    client's vector is refused.
+    It replaces `ClientRows`, and `mix` accepts it. Reading the vector of a single client
+    is refused.
     """
 
     def __init__(
@@ -31,35 +28,35 @@ class HiddenRows(ClientRows):
         shape: tuple[int, ...],
         dtype: np.dtype[Any],
         add_up: Callable[[NDArray[np.float64], int | None], Sums],
-        travelled: Callable[[], tuple[int, int]],
-        number: int | None = None,
+        sent_shape: Callable[[], tuple[int, int]],
+        index: int | None = None,
     ) -> None:
         """The vectors of c clients.
 
         Args:
-            shape: (c, ...) of what they sent.
+            shape: (c, ...), the shape of what they sent.
             dtype: its type.
-            add_up: from weights [s, c] and a number (see `item`) to the sums.
-            travelled: says how many masked vectors each client has sent so far, and of
-                how many numbers each.
-            number: of clients that each sent several arrays: which of them is meant;
-                None = the only one.
+            add_up: (weights [s, c], index) -> the sums.
+            sent_shape: returns how many masked vectors each client has sent so far, and
+                the length of each.
+            index: if each client sent several arrays, which of them this object holds;
+                None = each client sent one array.
         """
-        # Past the base class, a frozen dataclass: its field `values` must not exist here.
+        # Not by the base class, a frozen dataclass, as its field `values` must not exist.
         vars(self).update(
             _shape=shape,
             _dtype=dtype,
             _add_up=add_up,
-            _travelled=travelled,
-            _number=number,
+            _sent_shape=sent_shape,
+            _index=index,
             row=np.arange(shape[0]),
         )
 
     _shape: tuple[int, ...]
     _dtype: np.dtype[Any]
     _add_up: Callable[[NDArray[np.float64], int | None], Sums]
-    _travelled: Callable[[], tuple[int, int]]
-    _number: int | None
+    _sent_shape: Callable[[], tuple[int, int]]
+    _index: int | None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -71,18 +68,16 @@ class HiddenRows(ClientRows):
 
     @property
     def sent(self) -> jax.ShapeDtypeStruct:
-        """What travelled: of every client a masked vector of 32-bit numbers for each
-        sum.
-        """
-        return jax.ShapeDtypeStruct((self._shape[0], *self._travelled()), np.uint32)
+        """Every client has sent a masked vector of 32-bit numbers for each sum."""
+        return jax.ShapeDtypeStruct((self._shape[0], *self._sent_shape()), np.uint32)
 
-    def item(self, number: int) -> "HiddenRows":
+    def item(self, index: int) -> "HiddenRows":
         return HiddenRows(
             (self._shape[0], *self._shape[2:]),
             self._dtype,
             self._add_up,
-            self._travelled,
-            number,
+            self._sent_shape,
+            index,
         )
 
     def sums(
@@ -90,20 +85,20 @@ class HiddenRows(ClientRows):
     ) -> tuple[Shaped[np.ndarray, "s ..."], Bool[np.ndarray, " s"]]:
         """Weighted sums over clients.
 
-        A client that is lost before its vector is added weighs nothing, and the others
-        weigh more, so that each row of weights keeps its sum.
+        If a client leaves before its vector is added, its weight becomes 0, and those of
+        the others grow so that each row of weights keeps its sum.
 
         Args:
-            weights: each row is not all zero; of clients that do not report it is 0.
+            weights: 0 for clients that do not report; no row may be all zero.
 
         Returns:
-            The sums [s, ...] in double precision, and which of them there are.
+            The sums [s, ...] in double precision, and which of them are known [s].
         """
-        # on the wire a client's array is one vector
-        sums, is_known = self._add_up(weights, self._number)
+        # A client sends its array as one vector.
+        sums, is_known = self._add_up(weights, self._index)
         return sums.reshape(len(weights), *self._shape[1:]), is_known
 
-    # A field that cannot be read.
+    # A property in place of the base class's field.
     @property
     def values(self) -> NoReturn:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Refused.

@@ -8,9 +8,9 @@ pytree.
         batch_size: int                 # static, as shapes depend on it
         momentum: ZeroIsStatic = 0.0    # leaf, but static while it is exactly 0.0
 
-A leaf of the pytree is traced by JAX. Everything else is static, part of its structure,
-for which programs are compiled: `str`, `bool`, `None` and plain `int`. With momentum
-0.0 the program has no momentum buffer.
+JAX traces the leaves of the pytree. All other fields (`str`, `bool`, `None` and plain
+`int`) are static: they are part of the pytree's structure, and another value needs a new
+compilation. With momentum 0.0 the program has no momentum buffer.
 """
 
 import dataclasses
@@ -31,8 +31,8 @@ _STRUCTURE = "_fedtailor_structure"
 """The attribute of an instance rebuilt by JAX that holds the original's structure."""
 
 TracedInt = Annotated[int, _TRACED]
-"""An integer on which no array shape depends: traced, so that changing it does not
-recompile.
+"""An integer on which no array shape depends. It is traced, so that another value needs no
+new compilation.
 """
 
 ZeroIsStatic = Annotated[float, _ZERO_IS_STATIC]
@@ -52,9 +52,9 @@ value) of all other fields.
 
 
 def is_off(value: object) -> TypeGuard[float]:
-    """Whether a `ZeroIsStatic` is exactly 0.0, a Python float.
+    """Whether a `ZeroIsStatic` field is exactly 0.0, as a Python float.
 
-    The answer is known while tracing, so that the compiled program leaves the term out.
+    This is known while JAX traces, so that the compiled program can leave the term out.
     """
     return isinstance(value, float) and value == 0.0
 
@@ -80,16 +80,19 @@ def hyperparameters(cls: type[T]) -> type[T]:
         `cls` itself. Which of its fields are leaves is explained at the top of the
         module.
     """
-    hints = typing.get_type_hints(cls, include_extras=True)
-    _accept_integers_as_floats(cls, hints)
+    annotations = typing.get_type_hints(cls, include_extras=True)
+    _accept_integers_as_floats(cls, annotations)
     # Instances are compared by identity, since leaves may be arrays, whose comparison
     # is not a bool. JAX compares the static part of the tree by itself.
-    made = dataclasses.dataclass(frozen=True, eq=False)(cls)
-    # The annotations say which fields may be leaves, and the values which of them are.
-    names = [field.name for field in dataclasses.fields(typing.cast(Any, made))]
-    floats = {name for name in names if _mentions(hints[name], float)}
-    traced_ints = {name for name in names if _mentions(hints[name], _TRACED)}
-    static_at_zero = {name for name in names if _mentions(hints[name], _ZERO_IS_STATIC)}
+    new_class = dataclasses.dataclass(frozen=True, eq=False)(cls)
+    # Annotations determine which fields may be leaves; values determine which of these
+    # are leaves.
+    names = [field.name for field in dataclasses.fields(typing.cast(Any, new_class))]
+    floats = {name for name in names if _contains(annotations[name], float)}
+    traced_ints = {name for name in names if _contains(annotations[name], _TRACED)}
+    static_at_zero = {
+        name for name in names if _contains(annotations[name], _ZERO_IS_STATIC)
+    }
 
     def is_leaf(name: str, value: object) -> bool:
         # A bool is also an int, so it is tested first.
@@ -124,25 +127,19 @@ def hyperparameters(cls: type[T]) -> type[T]:
         dynamic, _ = structure
         return [getattr(value, name) for name in dynamic], structure
 
-    def flatten_with_keys(value: Any) -> tuple[list[tuple[Any, Any]], Structure]:
-        leaves, structure = flatten(value)
-        dynamic, _ = structure
-        keys = map(jax.tree_util.GetAttrKey, dynamic)
-        return list(zip(keys, leaves, strict=True)), structure
-
     def unflatten(structure: Structure, leaves: Iterable[Any]) -> T:
         dynamic, static = structure
         # Without `__init__`, as leaves may be tracers, which cannot be validated.
-        value = object.__new__(made)
+        value = object.__new__(new_class)
         attributes = vars(value)
         attributes.update(zip(dynamic, leaves, strict=True))
         attributes.update(static)
         attributes[_STRUCTURE] = structure
         return value
 
-    jax.tree_util.register_pytree_with_keys(made, flatten_with_keys, unflatten, flatten)
-    made.__is_hyperparameters__ = True  # type: ignore[attr-defined]
-    return made
+    jax.tree_util.register_pytree_node(new_class, flatten, unflatten)
+    new_class.__is_hyperparameters__ = True  # type: ignore[attr-defined]
+    return new_class
 
 
 def is_hyperparameters(value: object) -> bool:
@@ -150,29 +147,34 @@ def is_hyperparameters(value: object) -> bool:
     return getattr(type(value), "__is_hyperparameters__", False) is True
 
 
-def _mentions(hint: Any, wanted: Any) -> bool:
-    """Whether `wanted` is an annotation, a member of its union, or a marker in the
+def _contains(annotation: Any, item: Any) -> bool:
+    """Whether `item` is an annotation itself, a member of its union, or a marker in the
     metadata of its `Annotated`.
     """
-    if hint is wanted or (isinstance(hint, str) and hint == wanted):
+    if annotation is item or (isinstance(annotation, str) and annotation == item):
         return True
     # The arguments of a Literal are values, not annotations.
-    if typing.get_origin(hint) is typing.Literal:
+    if typing.get_origin(annotation) is typing.Literal:
         return False
-    parts = (*typing.get_args(hint), *getattr(hint, "__metadata__", ()))
-    return any(_mentions(part, wanted) for part in parts)
+    metadata = getattr(annotation, "__metadata__", ())
+    members = (*typing.get_args(annotation), *metadata)
+    return any(_contains(member, item) for member in members)
 
 
-def _accept_integers_as_floats(cls: Any, hints: dict[str, Any]) -> None:
-    """Make `__post_init__` convert integers in float fields, so that `SGD(lr=1)` and
-    `SGD(lr=1.0)` are the same program, and refuse NaN and infinity.
+def _accept_integers_as_floats(cls: Any, annotations: dict[str, Any]) -> None:
+    """Add checks to `__post_init__`.
+
+    It then converts integers in float fields, so that `SGD(lr=1)` and `SGD(lr=1.0)` are
+    the same program, and refuses NaN and infinity.
     """
     names = [
         name
-        for name, hint in hints.items()
-        if _mentions(hint, float) and not _mentions(hint, int)
+        for name, annotation in annotations.items()
+        if _contains(annotation, float) and not _contains(annotation, int)
     ]
-    finite = [name for name in names if not _mentions(hints[name], _MAY_BE_INFINITE)]
+    finite = [
+        name for name in names if not _contains(annotations[name], _MAY_BE_INFINITE)
+    ]
     validate = getattr(cls, "__post_init__", None)
 
     def post_init(self: Any) -> None:

@@ -1,8 +1,8 @@
 """Counter-based randomness: every random number is a function of (seed, purpose, round,
 client id) alone.
 
-So results do not depend on the order in which clients are listed, on which device
-trains them or on what ran before, and methods that are equal on paper draw equal
+Results therefore do not depend on the order in which clients are listed, on the device
+that trains them, or on what ran before; and methods that are equal on paper draw equal
 batches.
 """
 
@@ -19,8 +19,8 @@ UINT64_MAX = 0xFFFFFFFFFFFFFFFF
 
 
 def client_ids(names: Sequence[str]) -> NDArray[np.uint64]:
-    """Stable ids of clients: digests of their names, so that they survive reordering
-    and subsets.
+    """Stable ids of clients: digests of their names, which do not depend on the other
+    clients or on their order.
 
     Args:
         names: the clients' names [m].
@@ -50,12 +50,12 @@ def draw_bits(
     Returns:
         64 random bits [m] for every client id [m].
     """
-    # A hash of the four numbers, one after another: each is added to the state, which
-    # is then mixed. The first three are the same for all clients.
-    common = seed & UINT64_MAX
+    # Hash the four numbers one after another: each is added to the state, which is then
+    # mixed. The first three are the same for all clients.
+    state = seed & UINT64_MAX
     for word in (zlib.crc32(purpose.encode()), int(round)):
-        common = _splitmix64(common + word)
-    return _splitmix64(common + np.asarray(ids, np.uint64))
+        state = _splitmix64(state + word)
+    return _splitmix64(state + np.asarray(ids, np.uint64))
 
 
 def draw_uniform(
@@ -72,11 +72,10 @@ def draw_uniform(
 
 
 def client_keys(seed: int, round: int, ids: NDArray[np.uint64]) -> NDArray[np.uint32]:
-    """Random keys for what clients [m] draw in a round; the purpose is folded in on the
-    client.
+    """Random keys of clients [m] in a round. Each client folds in the purpose itself.
 
     Returns:
-        Raw JAX key data [m, 2] (threefry: the high and the low word of 64 bits).
+        JAX key data [m, 2] (for threefry: the high and the low word of 64 bits).
     """
     bits = draw_bits(seed, "client", round, ids)
     high = bits >> np.uint64(32)

@@ -1,7 +1,7 @@
 """`LocalTrainer`: an algorithm's only access to one client's data.
 
-An algorithm's client functions are given one as `local`. What they compute through it
-is counted as work, and draws the same batches in every method.
+It is the argument `local` of an algorithm's client functions. It counts their work, and
+draws the same batches in every method.
 """
 
 from collections.abc import Callable
@@ -18,8 +18,8 @@ from fedtailor.protocol.sgd import SGD
 
 Carry = TypeVar("Carry")
 Params = PyTree
-"""A model as its pytree of parameters, as it is inside training loops. Everywhere else
-a model is a vector theta [d].
+"""A model as a pytree of parameters, which it is inside training loops. Everywhere else a
+model is a vector theta [d].
 """
 IntScalar = Int[Array, ""] | int
 """An integer that may be traced."""
@@ -49,9 +49,9 @@ class LocalTrainer(Protocol):
     All losses and gradients are means over samples, never sums. Splits are "train",
     "val" and "test"; an algorithm may use "train" and "val" only.
 
-    Most methods need `sgd` alone, from a vector theta to a trained one. For steps of
-    its own a method uses `loop`, inside which a model is a tree (`params`, `vector`).
-    Everything may be traced by JAX, once for all clients.
+    Most methods only need `sgd`, which takes a vector theta and returns a trained one. A
+    method with training steps of its own uses `loop`, inside which a model is a tree
+    (`params`, `vector`). JAX may trace all methods, once for all clients.
 
     Attributes:
         round: the number of this round, from 0; in `personal` and `init_unseen`, the
@@ -86,14 +86,14 @@ class LocalTrainer(Protocol):
                 of a proximal term (mu / 2) |w - anchor|^2.
             linear_term: c [d]: adds c to every gradient, such as SCAFFOLD's control
                 variates.
-            gradient: computes the gradient of a step instead of `batch_gradient`, as
-                for a mixture of models or several batches in a step. It must count its
-                work itself (`count_work`), unless it uses `batch_gradient`.
-            steps: the number of steps, instead of that in `sgd`. It is traced, and may
+            gradient: a function that computes the gradient of a step in place of
+                `batch_gradient`, for example for a mixture of models. It must count its
+                work itself (`count_work`), unless it calls `batch_gradient`.
+            steps: the number of steps, in place of that in `sgd`. It is traced, and may
                 differ from client to client.
             split: the split to train on.
-            train_only: the part of the model to train. All other entries, also running
-                statistics, stay the same to the bit.
+            train_only: the part of the model to train. All other entries, including
+                running statistics, do not change.
 
         Returns:
             The trained model.
@@ -112,14 +112,13 @@ class LocalTrainer(Protocol):
 
         Args:
             theta: the model.
-            first, end: use the samples at positions first, ..., end - 1; all samples by
-                default.
-            purpose: the name of a random permutation of the client's samples, in which
-                positions are counted. Disjoint ranges of the same permutation are an
-                exact random partition. None = in the order of the data.
+            first, end: use the samples first, ..., end - 1; all samples by default.
+            purpose: the name of a random permutation of the client's samples, to which
+                `first` and `end` refer. Disjoint ranges of the same permutation are
+                disjoint random subsets. None = the order of the data.
 
         Returns:
-            The gradient, a vector as theta is; zero for an empty range.
+            The gradient [d]; zero for an empty range.
         """
         ...
 
@@ -128,41 +127,41 @@ class LocalTrainer(Protocol):
         ...
 
     def count(self, split: str) -> Int[Array, ""]:
-        """Samples in a split."""
+        """The number of samples in a split."""
         ...
 
     def steps(self, sgd: SGD) -> Int[Array, ""]:
-        """How many mini-batch steps `sgd` takes on this client."""
+        """The number of mini-batch steps that `sgd` takes on this client."""
         ...
 
     def key(self, purpose: str) -> Array:
-        """A JAX random key of this client, round and purpose."""
+        """A JAX random key for this client, this round and a purpose."""
         ...
 
     def part(self, first: ArrayLike, end: ArrayLike, purpose: str) -> "LocalTrainer":
-        """This client with some of its training samples only.
+        """This client with only some of its training samples.
 
         Args:
-            first, end: the samples at positions first, ..., end - 1 of a random
-                permutation; may be traced.
+            first, end: use the samples first, ..., end - 1 of a random permutation; may
+                be traced.
             purpose: the name of the permutation. It is the same in every round, so that
                 disjoint ranges stay disjoint.
 
         Returns:
-            A view of this client; work done through it counts as this client's.
+            A view of this client. Its work counts as this client's.
         """
         ...
 
     def in_round(self, round: ArrayLike) -> "LocalTrainer":
-        """This client in another round, such as for an unseen client that catches up
-        on the rounds of the others.
+        """This client in another round, for example for an unseen client that repeats
+        the rounds of the others.
 
         Args:
-            round: its number, from 0; may be traced.
+            round: the number of the round, from 0; may be traced.
 
         Returns:
-            A view of this client with that round's learning rates and with random
-            numbers of its own.
+            A view of this client with the learning rate and the random numbers of that
+            round.
         """
         ...
 
@@ -171,13 +170,13 @@ class LocalTrainer(Protocol):
 
     @property
     def parts_of_model(self) -> tuple[str, ...]:
-        """The named parts that this client's model has."""
+        """The names of the parts of this client's model."""
         ...
 
     def part_of_model(self, name: str) -> ModelPart:
         """The part of the model that a name or pattern selects, such as "head".
 
-        (`part`, in contrast, is a part of the data.)
+        (`part` is a part of the data.)
 
         Raises:
             ValueError: the model has no such part; the message lists those that it has.
@@ -189,7 +188,7 @@ class LocalTrainer(Protocol):
     ) -> Float[Array, "b ..."]:
         """The input of the model's head (its last dense layer) for inputs x.
 
-        Of a model with running statistics, a step that computes features in training
+        If the model has running statistics, a step that computes features in training
         mode should also update these (`renew_statistics`).
 
         Args:
@@ -225,107 +224,112 @@ class LocalTrainer(Protocol):
         purpose: str = "batches",
         split: str = "train",
     ) -> Carry:
-        """Training steps of the method's own, on the batches that `sgd` would draw.
+        """Run training steps of the method's own, on the batches that `sgd` would draw.
 
         Args:
-            carry: any pytree, which the first step is given.
-            step: (carry, batch, s) -> carry for s = 0, ..., steps - 1; traced once.
-            steps: the number of steps; may be traced. No step is taken on an empty
+            carry: the initial carry, any pytree.
+            step: (carry, batch, s) -> carry, for s = 0, ..., steps - 1; traced once.
+            steps: the number of steps; may be traced. There are no steps on an empty
                 split.
-            batch_size: samples in a batch. A batch has at most as many rows as the
-                largest client has samples, rounded up to a power of two. Rows without
-                a sample are padding, of weight 0.
-            drop_last: drop the last partial batch of an epoch.
-            purpose: another name than "batches" gives other, independent batches.
+            batch_size: the number of samples in a batch. A batch has at most as many rows
+                as the largest client has samples, rounded up to a power of two. Rows
+                without a sample are padding, of weight 0.
+            drop_last: whether to drop the last partial batch of an epoch.
+            purpose: the name of the random order of samples. Any name other than
+                "batches" gives batches that are independent of those of `sgd`.
             split: the split to draw from.
 
         Returns:
-            What the last step returned.
+            The final carry.
         """
         ...
 
     def count_work(self, gradients: int = 0, forwards: int = 0) -> None:
-        """Count the work that a step does through `batch_loss` or `logits`, which do
-        not count it themselves.
+        """Count the work of a step that calls `batch_loss` or `logits`, which do not count
+        it themselves.
 
         Args:
-            gradients, forwards: numbers of batches of the loop around this call whose
-                gradient or forward pass is computed.
+            gradients: the number of batches whose gradient the step computes.
+            forwards: the number of batches of which it computes a forward pass only.
         """
         ...
 
     def inputs(self, x: Shaped[Array, "b ..."]) -> Shaped[Array, "b ..."]:
-        """Examples that were sent in a message, as inputs of the model: converted and
-        normalised.
+        """Convert and normalise examples that were sent in a message to inputs of the
+        model.
         """
         ...
 
     def draw(self, purpose: str, step: ArrayLike, batch_size: int) -> Batch:
-        """One batch of training data, for methods that use several batches in a step.
+        """Draw one batch of training data, for methods that use several batches in a step.
 
         Args:
             purpose: the name of a sequence of batches.
-            step: the number of the batch in this sequence.
+            step: the index of the batch in this sequence.
             batch_size: as for `loop`.
         """
         ...
 
     def map(self, function: Callable[..., Any], *rows: Any) -> Any:
-        """Apply a function along the leading axis, for clients that train several
-        models.
+        """Map a function over the leading axis, for clients that train several models.
 
-        Use this instead of `jax.vmap` or `jax.lax.map`: work done inside is counted.
+        Use this instead of `jax.vmap` and `jax.lax.map`, as it counts the work of the
+        function.
 
         Args:
-            function: takes one element of each of `rows`.
+            function: a function of one row of each argument.
             rows: trees of arrays [k, ...].
 
         Returns:
-            The outputs, stacked: every leaf is [k, ...].
+            The stacked results, a tree of arrays [k, ...].
         """
         ...
 
     def fori_loop(
         self, times: IntScalar, function: Callable[[Any, Carry], Carry], carry: Carry
     ) -> Carry:
-        """`carry = function(k, carry)` for k = 0..times-1 (traced): `jax.lax.fori_loop`
-        whose work is counted.
+        """As `jax.lax.fori_loop(0, times, function, carry)`, and counts the work of the
+        function.
 
-        Inside a step of `loop` (for several updates on one batch), `times` must be
-        known before the loop, such as a hyper-parameter.
+        Inside a step of `loop` (for several updates on one batch), `times` must not depend
+        on the loop; it may be a hyper-parameter, for example.
         """
         ...
 
     def params(self, theta: Float[Array, " d"]) -> Params:
-        """theta as a pytree of parameters; call this once, before a loop."""
+        """Convert a vector theta [d] to a pytree of parameters. Call this once, before a
+        loop.
+        """
         ...
 
     def vector(self, params: Params) -> Float[Array, " d"]:
-        """Parameters back as a vector theta [d]; call this once, after a loop."""
+        """Convert a pytree of parameters to a vector theta [d]. Call this once, after a
+        loop.
+        """
         ...
 
     def batch_gradient(self, params: Params, batch: Batch) -> Params:
         """Gradient of the mean loss over a batch in training mode, as a pytree.
 
-        In a step of `loop`, dropout draws from the step's key, anew at every call.
-        Running statistics have gradient zero: `sgd` updates them, and in steps of the
-        method's own `renew_statistics` does.
+        In a step of `loop`, every call draws new random numbers for dropout from the
+        step's key. Running statistics have gradient zero. `sgd` updates them; a method
+        with steps of its own calls `renew_statistics`.
         """
         ...
 
     def batch_loss(self, params: Params, batch: Batch) -> Float[Array, ""]:
         """Mean loss over a batch in training mode; differentiable in `params`.
 
-        It is not counted as work: see `count_work`, or use `batch_gradient`.
+        Its work is not counted: call `count_work`, or use `batch_gradient`.
         """
         ...
 
     def renew_statistics(self, params: Params, batch: Batch) -> Params:
-        """The parameters with the running statistics that they have after a training
-        step on this batch; all other entries are as given.
+        """The parameters with running statistics that are updated by a training step on
+        this batch. All other entries do not change.
 
-        For steps of the method's own on models with batch normalisation. Other models
-        come back unchanged.
+        It is for steps of the method's own on models with batch normalisation; without
+        running statistics, it returns `params`.
         """
         ...
 
@@ -349,8 +353,9 @@ class LocalTrainer(Protocol):
         Args:
             params: a tree, or theta [d].
             x: inputs, as in a `Batch`.
-            training: whether in training mode; None = in a step of `loop`, but not
-                outside. False is for a model that a step uses but does not train.
+            training: whether to use training mode; None = training mode inside a step of
+                `loop`, evaluation mode outside. Set it to False for a model that a step
+                uses but does not train.
         """
         ...
 
@@ -360,7 +365,7 @@ class LocalTrainer(Protocol):
         """The loss of each example.
 
         Args:
-            outputs: what `logits` gives, or a mixture's log-probabilities.
+            outputs: outputs of `logits`, or a mixture's log-probabilities.
             y: targets.
         """
         ...

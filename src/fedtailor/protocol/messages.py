@@ -1,9 +1,9 @@
-"""Messages: a `Downlink` from the server to a cohort, the `Inbox` that one client sees
-of it, and the `ClientUpdate` that the client sends back.
+"""Messages: a `Downlink` from the server to a cohort, the `Inbox` with the part of it that
+one client receives, and the `ClientUpdate` that the client sends back.
 
 Every message has a kind ("model", "gradient", "control", ...). A downlink has one or more
-streams of a kind, of which each client receives some: with several models on the server,
-client i is sent the model of its cluster only.
+streams of each kind, and each client receives some of these. For example, if the server
+has several models, client i receives only the model of its cluster.
 """
 
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 from numpy.typing import NDArray
 
 ClientUpdate = dict[str, Array]
-"""What one client sends: kind -> array. An array of shape () is counted as a scalar, all
-others in bytes.
+"""What one client sends: kind -> array. The ledger counts an array of shape () as a scalar,
+and all others in bytes.
 """
 
 
@@ -29,15 +29,16 @@ Scalars = float | NDArray[np.floating] | NDArray[np.integer] | Array
 
 @dataclass(frozen=True)
 class Streams:
-    """s different arrays of one kind, and which clients receive which of them.
+    """Several arrays of one kind, and which clients receive which of them.
 
     Attributes:
-        values: the streams, [s, ...]: models [s, d], controls [s, d], examples [s, n,
+        values: the s streams [s, ...]: models [s, d], controls [s, d], examples [s, n,
             ...].
-        recipients: [c, k] the rows of `values` that each client of the cohort receives,
-            k at most; `NOT_SENT` (-1) fills the rest for a client that receives fewer.
+        recipients: [c, k] for each client of the cohort, the rows of `values` that it
+            receives. A client that receives fewer than k has `NOT_SENT` (-1) in the
+            other entries.
         already_held: whether the clients have these values already, so that the ledger
-            counts nothing (UCFL's first round starts from the model of the probe).
+            does not count them (UCFL's first round starts from the model of the probe).
     """
 
     values: Shaped[Array, "s ..."]
@@ -56,18 +57,16 @@ class Streams:
             already_held: as in `Streams`.
 
         Returns:
-            Streams [1, ...], of which every client receives row 0.
+            One stream [1, ...], which every client receives.
         """
         values = theta.reshape(1, -1) if theta.ndim == 1 else theta
         return Streams(values, np.zeros((clients, 1), np.int32), already_held)
 
     @staticmethod
     def one_each(values: Shaped[Array, "c ..."]) -> "Streams":
-        """A stream of its own for each client of the cohort, in the order of the
-        cohort.
-        """
-        own = np.arange(len(values), dtype=np.int32)
-        return Streams(values, own[:, None])
+        """One stream for each client of the cohort, in the order of the cohort."""
+        index = np.arange(len(values), dtype=np.int32)
+        return Streams(values, index[:, None])
 
     @staticmethod
     def by_index(
@@ -112,10 +111,10 @@ class Downlink:
     Attributes:
         streams: kind ("model", "control", "example", ...) -> `Streams`. Kinds "inputs"
             and "labels" carry examples.
-        scalars: name -> a number for everybody, or one for each client of the cohort
+        scalars: name -> one number for all clients, or one for each client of the cohort
             [c]. The ledger counts scalars separately from bytes.
-        reply: whether clients are asked to answer: one bool for all, or [c]. Clients
-            report where `cohort.reporting & reply`.
+        reply: whether clients are asked to answer: one bool for all, or [c]. A client
+            reports if `cohort.reporting & reply` is True for it.
     """
 
     streams: Mapping[str, Streams] = field(default_factory=dict)
@@ -126,14 +125,14 @@ class Downlink:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Inbox:
-    """One client's view of a `Downlink` (traced).
+    """The part of a `Downlink` that one client receives (traced).
 
-    `inbox["model"]` is [k, d]: the k streams that this client receives, with zeros in
-    place of those that are `NOT_SENT` in `Streams.recipients`.
+    `inbox["model"]` is [k, d]: the k streams that this client receives, and zeros for
+    entries of `NOT_SENT` in `Streams.recipients`.
 
     Attributes:
         values: kind -> [k, ...].
-        received: kind -> [k] bool: which of the k rows were sent.
+        received: kind -> [k] bool, False for entries of `NOT_SENT` in `Streams.recipients`.
         scalars: name -> this client's number.
         reply: whether the server will use this client's answer.
     """
@@ -147,7 +146,7 @@ class Inbox:
         return self.values[kind]
 
     def only(self, kind: str) -> Shaped[Array, "..."]:
-        """What was sent of a kind of which each client receives one: a model [d], not
+        """The one array of a kind of which each client receives one: a model [d], not
         [1, d].
         """
         return self.values[kind][0]

@@ -1,6 +1,4 @@
-"""How far arrays are filled up, so that those of nearly one size share compiled
-programs.
-"""
+"""Padded sizes of arrays, so that arrays of similar sizes share compiled programs."""
 
 
 def next_power_of_two(n: int) -> int:

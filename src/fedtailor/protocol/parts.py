@@ -12,13 +12,11 @@ Vector = TypeVar("Vector", Array, NDArray[Any])
 
 
 class ModelPart(Protocol):
-    """Some entries of theta [d], in the order in which they stand there
-    (`fedtailor.models.Part`).
-    """
+    """Some entries of theta [d], in the order of theta (`fedtailor.models.Part`)."""
 
     @property
     def name(self) -> str:
-        """The name or pattern that it was asked for by, such as "head"."""
+        """The name or pattern that selects it, such as "head"."""
         ...
 
     @property
@@ -28,7 +26,7 @@ class ModelPart(Protocol):
 
     @property
     def indices(self) -> NDArray[np.int64]:
-        """The positions of its entries in theta [d_part]."""
+        """The indices of its entries in theta [d_part]."""
         ...
 
     @property
@@ -52,7 +50,7 @@ class ModelPart(Protocol):
             values: the new entries [..., d_part]; leading axes broadcast.
 
         Returns:
-            New models [..., d]; all other entries are as in `theta`.
+            New models [..., d], whose other entries are those of `theta`.
         """
         ...
 
@@ -62,13 +60,13 @@ class ModelPart(Protocol):
 
 
 class ModelParts(Protocol):
-    """What a method may know of the model on the server before a run
+    """What the server's part of a method may know about the model
     (`fedtailor.models.Model`).
     """
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The named parts that the model has, each neither all of it nor nothing."""
+        """The names of the model's parts that are neither empty nor all of it."""
         ...
 
     @property
@@ -91,8 +89,8 @@ class ModelParts(Protocol):
         ...
 
     def part(self, name: str) -> ModelPart:
-        """The part of a name, such as "head", "everything" or "nothing", or of a
-        pattern on parameter paths.
+        """The part that a name, such as "head", "everything" or "nothing", or a pattern
+        on parameter paths selects.
 
         Raises:
             ValueError: the model has no such part; the message lists those that it has.

@@ -1,4 +1,4 @@
-"""Pipelines: transforms of the messages between clients and server, one after another."""
+"""Pipelines: sequences of transforms of the messages between clients and server."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -14,35 +14,35 @@ if TYPE_CHECKING:
     from fedtailor.protocol.algorithm import Algorithm
 
 MODEL_KINDS = frozenset({"model", "gradient", "control"})
-"""Kinds of message that are vectors of the model's size. Everything else (examples,
-weights of a mixture, ...) counts in bytes only, and what is one number for each client
-as a scalar."""
+"""Kinds of message that are vectors of the model's size. The ledger counts all other
+arrays (examples, weights of a mixture, ...) in bytes only, and single numbers as scalars."""
 
 PRIVATE_STEPS = "private_steps"
-"""What clients send beside their update where `SGD` is private: how many noisy steps
-they have taken in the round.
+"""The message with the number of noisy steps that a client has taken in the round, which
+clients send in addition if `SGD` is private.
 """
 
 Update = Mapping[str, ClientRows]
 
 Stage = Literal["bound", "noise", "entries", "numbers"]
-"""What transforms do to an update, in the order in which they may follow each other:
-noise must come after a bound and before compression, and only one transform can say how
-numbers are written."""
+"""What a transform does to an update. An uplink has at most one transform of each stage,
+in this order: noise must come after a bound and before compression.
+"""
 
 
 class Transform:
-    """One step of a pipeline: subclass it, decorate with `@hyperparameters`, and write
-    what it does in a direction.
+    """One step of a pipeline: subclass it, decorate with `@hyperparameters`, and override
+    the methods of a direction.
 
-    Up, in rounds: `encode` is traced at the end of a client's part; what it returns
-    travels and is what the ledger counts. `decode` is host code that the server calls
-    on all clients' messages before the algorithm sees them. What the server keeps for
-    it (`init_server`) may travel down beside the models (`announce`).
+    Up, in rounds: JAX traces `encode` at the end of the client's part of the algorithm. The
+    ledger counts the messages that `encode` returns. On the server, `decode` is called on
+    the messages of all clients before the algorithm uses them. The server may keep a state
+    for the transform (`init_server`), and send scalars for `encode` together with the
+    models (`announce`).
 
-    Down, in every exchange: `send` is host code that the server calls on what the
-    algorithm sends; what it returns travels and is counted. `receive` is traced at the
-    start of a client's part.
+    Down, in every exchange: the server calls `send` on the downlink of the algorithm. The
+    ledger counts what `send` returns. JAX traces `receive` at the start of the client's
+    part.
 
     A subclass that sets `name` registers itself.
     """
@@ -50,8 +50,7 @@ class Transform:
     name: ClassVar[str]
     """Its name in files and on the command line."""
     stage: ClassVar[Stage | None] = None
-    """What it does to an update; of each stage an uplink has one at most, in the order
-    of the stages. None: anything, anywhere."""
+    """What it does to an update; None = it may be anywhere in a pipeline."""
     registry: ClassVar[dict[str, type["Transform"]]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -60,85 +59,91 @@ class Transform:
             Transform.registry[cls.name] = cls
 
     def init(self, theta: Float[Array, " d"]) -> PyTree:
-        """What a client keeps for this transform from round to round (error feedback),
-        at the common initial model.
+        """The initial state that a client keeps for this transform (error feedback).
+
+        Args:
+            theta: the common initial model.
         """
         return ()
 
     def encode(
         self, update: ClientUpdate, inbox: Inbox, state: PyTree, local: LocalTrainer
     ) -> tuple[ClientUpdate, PyTree]:
-        """What travels in place of `update` (traced).
+        """Transform a client's update before it is sent (traced).
 
         Args:
-            update: what the client would send: kind -> array.
-            inbox: what it was sent in this exchange.
-            state: what it keeps for this transform (`init`).
-            local: its data and trainer.
+            update: kind -> array.
+            inbox: what the client received in this exchange.
+            state: the client's state of this transform (see `init`).
+            local: the client's data, and training on them.
 
         Returns:
-            The messages that travel, and the new state.
+            The update to send, and the new state.
         """
         return update, state
 
     @property
     def runs_without_reporters(self) -> bool:
-        """Whether the server takes a step also in a round in which nobody reports
-        (noise that must always be there).
+        """Whether the server also takes a step in a round in which nobody reports, as it
+        must if it adds noise in every round.
         """
         return False
 
     def init_server(self, population: Population) -> PyTree:
-        """What the server keeps for this transform from round to round, as checkpoints
-        take it.
+        """The initial state that the server keeps for this transform, in a form that
+        checkpoints can store.
         """
         return ()
 
     def announce(self, downlink: Downlink, state: PyTree) -> Downlink:
-        """What travels down in a round in place of what the algorithm sends: numbers
-        that `encode` needs.
+        """Add scalars that `encode` needs to the downlink of a round.
+
+        Args:
+            downlink: what the algorithm sends.
+            state: the server's state of this transform (see `init_server`).
         """
         return downlink
 
     def decode(
         self, update: Update, downlink: Downlink, cohort: Cohort, state: PyTree
     ) -> tuple[Update, PyTree]:
-        """What the algorithm's `server` sees of the messages that arrived, and what the
-        server keeps.
+        """Transform the clients' updates before the algorithm uses them (on the host).
 
         Args:
-            update: kind -> what every client of the cohort sent.
-            downlink: what they had been sent.
-            cohort: the clients, and who of them reports.
-            state: what the server kept.
+            update: kind -> the arrays of all clients of the cohort.
+            downlink: what the clients received.
+            cohort: the clients.
+            state: the server's state of this transform (see `init_server`).
 
         Returns:
-            kind -> what the algorithm sees of every client, and the new state.
+            The update for `Algorithm.server`, and the new state.
         """
         return update, state
 
     def send(self, downlink: Downlink) -> Downlink:
-        """What travels down in place of `downlink`."""
+        """Transform a downlink before it is sent (on the host)."""
         return downlink
 
     def receive(self, inbox: Inbox) -> Inbox:
-        """What the client's part of the algorithm sees of what arrived (traced)."""
+        """Transform what a client received before the algorithm uses it (traced)."""
         return inbox
 
     def check(self, algorithm: "Algorithm") -> None:
-        """Raise `ValueError` where the transform is not defined for what this algorithm
-        sends.
+        """Refuse an algorithm whose messages this transform is not defined for.
+
+        Raises:
+            ValueError: it is not defined for them.
         """
 
 
 Pipeline = tuple[Transform, ...]
-"""Transforms in the order in which a client applies them; the server undoes them in the
-opposite order.
+"""Transforms in the order in which the sender applies them; the receiver undoes them in
+the opposite order.
 """
 
 
 def init_pipeline(pipeline: Pipeline, theta: Float[Array, " d"]) -> tuple[PyTree, ...]:
-    """What a client keeps for every transform, at the common initial model."""
+    """The initial states that a client keeps for the transforms; see `Transform.init`."""
     return tuple(transform.init(theta) for transform in pipeline)
 
 
@@ -149,12 +154,11 @@ def encode(
     states: tuple[PyTree, ...],
     local: LocalTrainer,
 ) -> tuple[ClientUpdate, tuple[PyTree, ...]]:
-    """Apply every transform's `encode` to what a client sends (traced).
+    """Apply every transform's `encode` to a client's update (traced).
 
     Returns:
-        The messages that travel, and each transform's new state.
+        The update to send, and each transform's new state.
     """
-    # Each transform is given what the one before it lets travel.
     new_states = []
     for transform, state in zip(pipeline, states, strict=True):
         update, new_state = transform.encode(update, inbox, state, local)
@@ -163,14 +167,16 @@ def encode(
 
 
 def send(pipeline: Pipeline, downlink: Downlink) -> Downlink:
-    """What travels down in place of `downlink` (on the host)."""
+    """Apply every transform's `send` to a downlink (on the host)."""
     for transform in pipeline:
         downlink = transform.send(downlink)
     return downlink
 
 
 def receive(pipeline: Pipeline, inbox: Inbox) -> Inbox:
-    """What a client's part of the algorithm sees of what arrived (traced)."""
+    """Apply every transform's `receive` to what a client received, in the opposite order
+    (traced).
+    """
     for transform in reversed(pipeline):
         inbox = transform.receive(inbox)
     return inbox
@@ -179,9 +185,7 @@ def receive(pipeline: Pipeline, inbox: Inbox) -> Inbox:
 def announce(
     pipeline: Pipeline, downlink: Downlink, states: Sequence[PyTree]
 ) -> Downlink:
-    """What an algorithm sends in a round, and what the transforms of the uplink send
-    beside it.
-    """
+    """Add the scalars of every transform of the uplink to the downlink of a round."""
     for transform, state in zip(pipeline, states, strict=True):
         downlink = transform.announce(downlink, state)
     return downlink
@@ -194,11 +198,12 @@ def decode(
     cohort: Cohort,
     states: Sequence[PyTree],
 ) -> tuple[Update, list[PyTree]]:
-    """Undo every transform on what arrived, the last one first (on the host).
+    """Apply every transform's `decode` to the clients' updates, in the opposite order (on
+    the host).
 
     Returns:
-        What the algorithm's server sees, and each transform's new state, in the order
-        of the pipeline.
+        The update for `Algorithm.server`, and each transform's new state, in the order of
+        the pipeline.
     """
     new_states = []
     for transform, state in zip(reversed(pipeline), reversed(states), strict=True):

@@ -1,5 +1,5 @@
-"""What a client predicts with: one model (its vector theta), a mixture of models, or a
-model beside neighbours.
+"""Predictors: one model (its vector theta), a mixture of models, or a model combined with
+nearest neighbours.
 """
 
 from dataclasses import dataclass, field
@@ -29,20 +29,19 @@ class Mixture:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class NearestNeighbors:
-    """A model, and the k nearest of a client's own examples in the space of that
+    """A model, combined with the k nearest of a client's own examples in the space of that
     model's features.
 
-    An example at Euclidean distance r counts exp(-r / scale) for its class. Of the
-    stored rows only those in `held` are examples.
+    An example at Euclidean distance r has the weight exp(-r / scale).
 
     Attributes:
         model: [d].
-        features: what the model's head is given for the stored examples [s, f].
+        features: the inputs of the model's head for the stored examples [s, f].
         labels: their classes [s].
-        held: which rows are examples [s].
+        held: False for rows that are padding and no examples [s].
         share: lambda, the neighbours' share of the prediction, in [0, 1].
-        scale: the distance at which the weight has fallen to 1/e.
-        k: neighbours; all examples where there are fewer.
+        scale: the distance at which the weight is 1/e.
+        k: the number of neighbours; all examples are neighbours if there are fewer.
         logits: combine the neighbours' probabilities with the model's logits instead of
             its probabilities.
     """
@@ -59,35 +58,36 @@ class NearestNeighbors:
     def probabilities(
         self, features: Float[Array, "b ..."], classes: int
     ) -> Float[Array, "b classes"]:
-        """What the neighbours alone predict.
+        """The prediction of the neighbours alone.
 
         Args:
-            features: what the model's head is given for b inputs.
+            features: the inputs of the model's head for b inputs.
             classes: the number of classes.
 
         Returns:
-            Class probabilities; all zero where the client holds no example.
+            Class probabilities; all zero if the client has no example.
         """
         z = features.reshape(len(features), -1)
-        # Which are the nearest: |z - f|^2 = |z|^2 - 2 <z, f> + |f|^2 for all pairs is
-        # one matrix product.
+        # Find the nearest examples: the squared distances of all pairs, |z|^2 - 2 <z, f>
+        # + |f|^2, need one matrix product.
         products = z @ self.features.T
-        squares_of_z = jnp.square(z).sum(1)[:, None]
-        squares = squares_of_z - 2 * products + jnp.square(self.features).sum(1)
+        z_norms = jnp.square(z).sum(1)[:, None]
+        squared_distances = z_norms - 2 * products + jnp.square(self.features).sum(1)
         count = min(self.k, len(self.labels))
-        _, chosen = jax.lax.top_k(-jnp.where(self.held, squares, jnp.inf), count)
-        held = self.held[chosen]
-        # The few distances that count are computed anew: that difference of squares is
-        # rounded, and the root of a number near 0 enlarges the error.
-        difference = z[:, None] - self.features[chosen]
+        masked = jnp.where(self.held, squared_distances, jnp.inf)
+        _, indices = jax.lax.top_k(-masked, count)
+        is_example = self.held[indices]
+        # Compute the distances of the neighbours again, as the difference above is
+        # rounded and the root of a number near 0 enlarges the error.
+        difference = z[:, None] - self.features[indices]
         distance = jnp.sqrt(jnp.square(difference).sum(-1))
-        # Weights relative to the nearest neighbour's: exp(-distance) of all of them may
-        # underflow to 0.
-        nearest = jnp.where(held, distance, jnp.inf).min(axis=1, keepdims=True)
+        # Weights are relative to that of the nearest neighbour, since exp(-distance) of
+        # all neighbours may underflow to 0.
+        nearest = jnp.where(is_example, distance, jnp.inf).min(axis=1, keepdims=True)
         nearest = jnp.where(jnp.isfinite(nearest), nearest, 0)
-        weight = jnp.where(held, jnp.exp((nearest - distance) / self.scale), 0)
-        # Each neighbour votes for its class by its weight.
-        one_hot = jax.nn.one_hot(self.labels[chosen], classes, dtype=z.dtype)
+        weight = jnp.where(is_example, jnp.exp((nearest - distance) / self.scale), 0)
+        # Each neighbour votes for its class with its weight.
+        one_hot = jax.nn.one_hot(self.labels[indices], classes, dtype=z.dtype)
         votes = (weight[..., None] * one_hot).sum(axis=1)
         return votes / jnp.maximum(
             votes.sum(axis=1, keepdims=True), jnp.finfo(z.dtype).tiny
@@ -99,7 +99,7 @@ class NearestNeighbors:
         outputs: Float[Array, "b classes"],
         share: Float[Array, ""],
     ) -> Float[Array, "b classes"]:
-        """The prediction of the neighbours and the model together.
+        """Combine the predictions of the neighbours and of the model.
 
         Args:
             neighbors: class probabilities of the neighbours.
@@ -107,12 +107,12 @@ class NearestNeighbors:
             share: the neighbours' share of the prediction, in [0, 1].
 
         Returns:
-            Log-probabilities; where `logits` is set, the combined logits.
+            Log-probabilities; if `logits` is True, the combined logits.
         """
         if self.logits:
             return share * neighbors + (1 - share) * outputs
         mixed = share * neighbors + (1 - share) * jax.nn.softmax(outputs, axis=-1)
-        # Both may give a class probability 0, whose logarithm would make the loss
+        # A class may have probability 0 in both, whose logarithm would make the loss
         # infinite.
         return jnp.log(jnp.maximum(mixed, jnp.finfo(mixed.dtype).tiny))
 

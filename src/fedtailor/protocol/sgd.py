@@ -1,4 +1,4 @@
-"""Settings of local training."""
+"""`SGD`: the settings of local training."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from fedtailor.protocol.hyperparameters import (
 
 @hyperparameters
 class SGD:
-    """Mini-batch SGD on one client; the optimiser state starts anew in every round.
+    """Mini-batch SGD on one client. The optimiser's state is reset in every round.
 
     One step on a batch b:  g = grad F(w; b) + weight_decay * w + drift(w);  v = momentum * v + g;  w = w - lr * v.
     """
@@ -32,33 +32,34 @@ class SGD:
     None).
     """
     steps: TracedInt | None = None
-    """Mini-batch updates in one round, instead of epochs; they continue over fresh
-    permutations.
+    """Mini-batch updates in one round, instead of epochs. Each pass over the samples has a
+    new permutation.
     """
     batch_size: int = 32
-    """Samples in a mini-batch. A client's last partial batch is kept and averaged over
-    its own samples.
+    """Samples in a mini-batch. The last batch of an epoch may be smaller; its gradient is
+    the mean over the samples that it has.
     """
     drop_last: bool = False
-    """Drop the last partial batch of an epoch (as some public code does); it changes
-    fixed points.
+    """Whether to drop the last partial batch of an epoch, as some public code does. This
+    changes fixed points.
     """
     lr_decay: ZeroIsStatic = 0.0
-    """Relative decrease of the rate a round: the rate in round t is lr * (1 -
-    lr_decay)^t (0.01 for CFL's x 0.99).
+    """Relative decrease of the learning rate in each round: the rate in round t is lr * (1
+    - lr_decay)^t. For example, 0.01 multiplies it by 0.99.
     """
     optimizer: Any = None
-    """An `optax.GradientTransformation` instead of momentum SGD; then `lr` and
-    `momentum` are not used.
+    """An `optax.GradientTransformation` in place of SGD with momentum, which does not use
+    `lr` and `momentum`.
     """
     dp_noise: float | None = None
-    """Differential privacy of single examples (DP-SGD): deviation of the noise on a
-    batch's sum of gradients, over `dp_norm`; None = none. Batches are then drawn anew
-    in every step, each example with equal probability."""
+    """Differential privacy of single examples (DP-SGD): the standard deviation of the noise
+    on a batch's sum of gradients, divided by `dp_norm`; None = no privacy. With it, every
+    step draws each example with equal probability."""
     dp_norm: float | None = None
-    """What every example's gradient is clipped to, above 0; needed with `dp_noise`."""
+    """The norm to which every example's gradient is clipped, above 0; needed with
+    `dp_noise`."""
     dp_delta: float | None = None
-    """The delta that epsilon is reported for, with `dp_noise`; None = 1e-5."""
+    """The delta for which epsilon is reported, with `dp_noise`; None = 1e-5."""
 
     def __post_init__(self) -> None:
         require(self.lr > 0, f"lr is {self.lr}; it must be above 0")
@@ -91,8 +92,7 @@ class SGD:
             " optax.GradientTransformation, set in Python",
         )
 
-        # private steps: what they add, what they clip to, and what their epsilon is
-        # reported for
+        # private steps
         require(
             self.dp_noise is None or self.dp_noise > 0,
             f"dp_noise is {self.dp_noise}; it must be above 0",

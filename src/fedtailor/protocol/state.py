@@ -1,5 +1,5 @@
-"""`@server_state`: what a method's server keeps from round to round, as a class with
-typed fields.
+"""`@server_state`: the state that a method's server keeps from round to round, as a class
+with typed fields.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 T = TypeVar("T")
 
 ClientState = PyTree
-"""What a client keeps from round to round: any pytree of arrays, () for nothing."""
+"""The state that a client keeps from round to round: any pytree of arrays, () for none."""
 
 
 class ServerState:
@@ -19,14 +19,14 @@ class ServerState:
 
     Fields hold arrays, numbers, strings, None, and lists, tuples, dicts or other server
     states of these, so that they can be written to a checkpoint. By convention the
-    server's models stand under `model`, [s, d], and the common initial model that a
-    probe is made at under `initial`, [d].
+    server's models are the field `model` [s, d], and the common initial model at which a
+    probe is made is the field `initial` [d].
     """
 
     registry: ClassVar[dict[str, type["ServerState"]]] = {}
 
     def replace(self, **changes: Any) -> Self:
-        """The same state with some fields changed."""
+        """A copy of the state with some fields changed."""
         return dataclasses.replace(self, **changes)  # pyright: ignore[reportArgumentType] (subclasses are dataclasses)
 
 
@@ -35,15 +35,15 @@ def server_state(cls: type[T]) -> type[T]:
     """Make a subclass of `ServerState` a frozen dataclass that checkpoints can write
     and read (class decorator).
     """
-    made = dataclasses.dataclass(frozen=True, eq=False)(cls)
+    state_class = dataclasses.dataclass(frozen=True, eq=False)(cls)
     # Every field is data to JAX, so that the paths of a checkpoint are the names of the
     # fields.
-    names = [field.name for field in dataclasses.fields(made)]  # pyright: ignore[reportArgumentType]
-    jax.tree_util.register_dataclass(made, data_fields=names, meta_fields=[])
-    ServerState.registry[state_name(made)] = made  # pyright: ignore[reportArgumentType]
-    return made
+    names = [field.name for field in dataclasses.fields(state_class)]  # pyright: ignore[reportArgumentType]
+    jax.tree_util.register_dataclass(state_class, data_fields=names, meta_fields=[])
+    ServerState.registry[state_name(state_class)] = state_class  # pyright: ignore[reportArgumentType]
+    return state_class
 
 
 def state_name(cls: type) -> str:
-    """What a checkpoint calls a class of states."""
+    """The name of a class of states in checkpoints."""
     return f"{cls.__module__}.{cls.__qualname__}"

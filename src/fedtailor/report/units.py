@@ -53,6 +53,6 @@ def unit_of(name: str) -> Unit:
     # "Loss" is a word of a sentence, "AUC" is a name.
     if not title[1:2].isupper():
         title = title[0].lower() + title[1:]
-    if metric.percent:
+    if metric.unit == "%":
         return Unit(f"{title}, %", 100.0, 1, metric.higher_is_better)
     return Unit(title, 1.0, 3, metric.higher_is_better)

@@ -11,7 +11,7 @@ from fedtailor.decision import warn_repeated_rows, warn_small_tests
 from fedtailor.federation import Federation
 from fedtailor.metrics import Metric
 from fedtailor.metrics.baselines import classification_baseline, regression_baseline
-from fedtailor.metrics.metric import is_classification, is_regression
+from fedtailor.metrics.metric import is_regression
 from fedtailor.models import Model, cross_entropy
 from fedtailor.runs.target_units import target_units
 from fedtailor.training import Metrics
@@ -70,7 +70,7 @@ def data_warnings(federation: Federation, model: Model) -> list[str]:
         One line for each problem; empty where there is none.
     """
     labels = {client.name: client.test.y for client in federation}
-    warnings = warn_small_tests(labels, classification=is_classification(model))
+    warnings = warn_small_tests(labels, classification=model.classification)
     if 0 < len(federation.x) <= _MAX_COMPARED and federation.x[0].size:
         test = {client.name: client.test.x for client in federation}
         train = {client.name: client.train.x for client in federation}
@@ -88,7 +88,7 @@ def _client_baselines(
             y = getattr(client, split).y
             if not len(y):
                 continue
-            if is_classification(model):
+            if model.classification:
                 values = classification_baseline(train, y, model.outputs)
                 # The metric "loss" is the loss that the model is trained with. The
                 # baseline has a value for it only if that is the log loss.

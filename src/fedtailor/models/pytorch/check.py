@@ -9,25 +9,27 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.models.pytorch.layers import RECURRENT
 from fedtailor.models.pytorch.operations import Context, Unsupported
 from fedtailor.models.pytorch.optional import Tensor, pytorch
 from fedtailor.models.pytorch.program import Program
+from fedtailor.models.pytorch.sequences import RECURRENT
 from fedtailor.models.pytorch.start import first_line
 
 TOLERANCE = 1e-5
-"""Largest difference, relative to the largest entry of PyTorch's."""
+"""The largest difference that is accepted, relative to the largest entry of PyTorch's
+array.
+"""
 BATCH = 4
 
 
 def check_conversion(
-    both: Sequence[Any], programs: Sequence[Program], example: Tensor
+    exported: Sequence[Any], programs: Sequence[Program], example: Tensor
 ) -> None:
     """Compare outputs, gradients and running statistics on a random batch, in double
     precision and without dropout.
 
     Args:
-        both: what `torch.export` found in training and in evaluation mode.
+        exported: the exported programs of training and evaluation mode.
         programs: their conversions.
         example: a batch of inputs.
 
@@ -36,30 +38,30 @@ def check_conversion(
     """
     x = random_like(example)
     for mode, original, program in zip(
-        ("training", "evaluation"), both, programs, strict=True
+        ("training", "evaluation"), exported, programs, strict=True
     ):
-        theirs, network = _by_pytorch(original, x, program)
+        expected, network = _run_pytorch(original, x, program)
         with jax.enable_x64(True):
-            ours = _by_jax(program, network, x)
-        for what, expected in theirs.items():
-            scale = max(float(np.abs(expected).max(initial=0)), 1e-12)
+            results = _run_jax(program, network, x)
+        for name, values in expected.items():
+            scale = max(float(np.abs(values).max(initial=0)), 1e-12)
             error = np.inf
-            if ours[what].shape == expected.shape:
-                error = float(np.abs(ours[what] - expected).max(initial=0)) / scale
+            if results[name].shape == values.shape:
+                error = float(np.abs(results[name] - values).max(initial=0)) / scale
             # A gradient that is zero up to rounding, such as that of a bias before
             # batch normalisation.
-            is_rounding = what.startswith("gradient") and scale < 1e-10
-            # "not at most": NaN is a difference
+            is_rounding = name.startswith("gradient") and scale < 1e-10
+            # `not <=`, so that NaN counts as a difference
             if not error <= TOLERANCE and not is_rounding:
                 raise Unsupported(
-                    f"its {what} in {mode} mode is {error:.0e} (relative) away from"
+                    f"its {name} in {mode} mode is {error:.0e} (relative) away from"
                     " PyTorch's"
                 )
 
 
 def random_like(example: Tensor) -> Tensor:
-    """A batch of four random inputs in double precision, or of tokens between the
-    example's least and largest.
+    """A batch of four random inputs in double precision, or of random tokens between the
+    smallest and the largest one of the example.
     """
     torch = pytorch()
 
@@ -71,11 +73,14 @@ def random_like(example: Tensor) -> Tensor:
     return torch.randint(low, high + 1, shape, generator=generator, dtype=example.dtype)
 
 
-def _by_pytorch(
+def _run_pytorch(
     original: Any, x: Tensor, program: Program
 ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-    """Outputs, loss, gradients and statistics after a pass, and the parameters and
-    statistics before it.
+    """Run a forward and a backward pass by PyTorch.
+
+    Returns:
+        By name, the outputs, the loss, the gradients and the statistics after the pass;
+        and by path, the parameters and statistics before it.
     """
     torch = pytorch()
 
@@ -83,8 +88,8 @@ def _by_pytorch(
         warnings.simplefilter("ignore")
         module = original.module()
     for node in list(module.graph.nodes):
-        _in_double_precision(node)
-        _without_dropout(node, module.graph)
+        _use_double_precision(node)
+        _remove_dropout(node, module.graph)
     module.recompile()
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     network = {path: tensors[path].detach().numpy().copy() for _, path in program.names}
@@ -97,32 +102,32 @@ def _by_pytorch(
     outputs = outputs[0] if isinstance(outputs, tuple | list) else outputs
     loss = torch.square(outputs - 1).mean()
     loss.backward()
-    found = {"output": outputs.detach().numpy(), "loss": loss.detach().numpy()}
+    results = {"output": outputs.detach().numpy(), "loss": loss.detach().numpy()}
     for path in network:
         if (
             isinstance(tensors[path], torch.nn.Parameter)
             and tensors[path].grad is not None
         ):
-            found[f"gradient of {path}"] = tensors[path].grad.numpy()
+            results[f"gradient of {path}"] = tensors[path].grad.numpy()
         elif not isinstance(tensors[path], torch.nn.Parameter):
-            found[path] = tensors[path].detach().numpy()
-    return found, network
+            results[path] = tensors[path].detach().numpy()
+    return results, network
 
 
-def _in_double_precision(node: Any) -> None:
-    """Numbers that the module's code asks to be float32, by `x.float()`, say."""
+def _use_double_precision(node: Any) -> None:
+    """Replace float32 in the arguments of a node, as of `x.float()`, by float64."""
     torch = pytorch()
 
-    def wider(value: Any) -> Any:
+    def as_double(value: Any) -> Any:
         return torch.float64 if value is torch.float32 else value
 
-    node.args = torch.fx.node.map_aggregate(node.args, wider)
-    node.kwargs = torch.fx.node.map_aggregate(node.kwargs, wider)
+    node.args = torch.fx.node.map_aggregate(node.args, as_double)
+    node.kwargs = torch.fx.node.map_aggregate(node.kwargs, as_double)
 
 
-def _without_dropout(node: Any, graph: Any) -> None:
-    """Take dropout out of a node, as the two libraries draw different numbers: a layer
-    of its own, or a rate.
+def _remove_dropout(node: Any, graph: Any) -> None:
+    """Remove a dropout layer, or set the dropout rate of another layer to 0, as the two
+    libraries draw different random numbers.
     """
     name = str(node.target)
     if "dropout" in name and node.op == "call_function" and name.startswith("aten."):
@@ -134,10 +139,10 @@ def _without_dropout(node: Any, graph: Any) -> None:
         node.update_arg(4, 0.0)
 
 
-def _by_jax(
+def _run_jax(
     program: Program, network: dict[str, NDArray[Any]], x: Tensor
 ) -> dict[str, NDArray[Any]]:
-    """What `_by_pytorch` computes, by the converted program.
+    """Compute by the converted program what `_run_pytorch` computes.
 
     Raises:
         Unsupported: the program cannot run.
@@ -148,10 +153,10 @@ def _by_jax(
     def loss(network: Any) -> tuple[Any, Any]:
         context = Context(jnp.float64, names=dict(program.names))
         outputs = program.run(network, inputs, context)
-        return jnp.square(outputs - 1).mean(), (outputs, context.renewed)
+        return jnp.square(outputs - 1).mean(), (outputs, context.new_statistics)
 
     try:
-        (value, (outputs, renewed)), slopes = jax.jit(
+        (value, (outputs, new_statistics)), gradient = jax.jit(
             jax.value_and_grad(loss, has_aux=True)
         )(network)
     except (TypeError, ValueError, NotImplementedError) as error:
@@ -160,8 +165,8 @@ def _by_jax(
         raise Unsupported(
             f"its operations do not fit together in JAX ({first_line(error)})"
         ) from None
-    found = {"output": outputs, "loss": value}
-    found |= {f"gradient of {path}": slope for path, slope in slopes.items()}
-    # statistics, also those that this mode does not renew
-    found |= {path: renewed.get(path, network[path]) for path in network}
-    return {what: np.asarray(values) for what, values in found.items()}
+    results = {"output": outputs, "loss": value}
+    results |= {f"gradient of {path}": values for path, values in gradient.items()}
+    # All statistics, including those that this mode does not update.
+    results |= {path: new_statistics.get(path, network[path]) for path in network}
+    return {what: np.asarray(values) for what, values in results.items()}

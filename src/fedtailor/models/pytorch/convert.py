@@ -1,6 +1,4 @@
-"""From a PyTorch module to the two programs, of training and of evaluation, that
-`torch.export` finds in it.
-"""
+"""Converts a PyTorch module to two programs, one for training and one for evaluation."""
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,12 +7,14 @@ from typing import Any
 
 import fedtailor.models.pytorch.elementwise
 import fedtailor.models.pytorch.layers
+import fedtailor.models.pytorch.normalization
+import fedtailor.models.pytorch.sequences
 import fedtailor.models.pytorch.shapes  # noqa: F401  (these register their operations)
-from fedtailor.models.pytorch.layers import RECURRENT
 from fedtailor.models.pytorch.operations import OPERATIONS, Operation, Ref, Unsupported
 from fedtailor.models.pytorch.optional import Tensor, TorchModuleType, pytorch
 from fedtailor.models.pytorch.program import Constants, Program
-from fedtailor.models.pytorch.start import COUNTER, copied, first_line
+from fedtailor.models.pytorch.sequences import RECURRENT
+from fedtailor.models.pytorch.start import COUNTER, copy_module, first_line
 
 IGNORED = (
     "_assert_scalar",
@@ -23,10 +23,10 @@ IGNORED = (
     "sym_constrain_range",
     "sym_constrain_range_for_size",
 )
-"""Operations that only check."""
+"""Operations that only check something."""
 
 
-def exported(module: TorchModuleType, example: Tensor, training: bool) -> Any:
+def export(module: TorchModuleType, example: Tensor, training: bool) -> Any:
     """The `torch.export.ExportedProgram` of a module in double precision, for batches
     of any size.
 
@@ -35,13 +35,12 @@ def exported(module: TorchModuleType, example: Tensor, training: bool) -> Any:
     """
     torch = pytorch()
 
-    # Three rows, so that the size of the batch is no 1, which PyTorch would take for a
-    # constant.
-    module = copied(module).double().train(training)
+    # The batch has three rows, as PyTorch would take a size of 1 for a constant.
+    module = copy_module(module).double().train(training)
     rows = torch.cat([example[:1]] * 3)
     rows = rows.double() if rows.is_floating_point() else rows
 
-    def export(strict: bool) -> Any:
+    def export_program(strict: bool) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the insides of PyTorch's own layers
             return torch.export.export(
@@ -52,16 +51,16 @@ def exported(module: TorchModuleType, example: Tensor, training: bool) -> Any:
             )
 
     try:
-        return export(strict=False)
+        return export_program(strict=False)
     except Exception as error:  # PyTorch raises many kinds, with pages of advice
         if "specialized" not in str(error):
             raise Unsupported(
                 f"torch.export cannot trace it ({first_line(error)})"
             ) from None
-    # In len(x) the size of the batch is a number; only the analysis of the module's
-    # Python code sees more in it.
+    # `len(x)` makes the size of the batch a number. The strict mode, which analyses the
+    # module's Python code, still takes it for a variable.
     try:
-        return export(strict=True)
+        return export_program(strict=True)
     except Exception:
         raise Unsupported(
             "its code works for one size of batch only: it loops over examples, say, or"
@@ -69,7 +68,7 @@ def exported(module: TorchModuleType, example: Tensor, training: bool) -> Any:
         ) from None
 
 
-def converted(program: Any) -> Program:
+def convert(program: Any) -> Program:
     """The program that `torch.export` found, as operations of `OPERATIONS`.
 
     Raises:
@@ -77,7 +76,7 @@ def converted(program: Any) -> Program:
     """
     signature = program.graph_signature
     graph = program.graph
-    # Name in the graph -> path in the module, of all parameters and buffers.
+    # name in the graph -> path in the module, of all parameters and buffers
     paths: dict[str, str] = {
         **signature.inputs_to_parameters,
         **signature.inputs_to_buffers,
@@ -89,8 +88,8 @@ def converted(program: Any) -> Program:
     for call in graph.nodes:
         if _name(call) == "batch_norm":
             statistics |= {node.name for node in call.args[3:5] if node}
-    # Training leaves alone: buffers that are no statistics, parameters without a
-    # gradient, and tensors that stand in the module's code.
+    # Training does not change buffers that are not statistics, parameters without a
+    # gradient, and tensors in the module's code.
     constants = {}
     for name, path in paths.items():
         is_fixed_buffer = name in signature.inputs_to_buffers and name not in statistics
@@ -103,7 +102,7 @@ def converted(program: Any) -> Program:
     operations = [
         _operation(node)
         for node in graph.nodes
-        if node.op == "call_function" and not _counts(node)
+        if node.op == "call_function" and not _updates_counter(node)
     ]
     outputs = next(node for node in graph.nodes if node.op == "output").args[0]
     inputs = signature.user_inputs
@@ -118,19 +117,21 @@ def converted(program: Any) -> Program:
         if not path.endswith(COUNTER):
             arrays[name] = tensors[path].detach().numpy().copy()
     names = tuple((name, path) for name, path in paths.items() if name not in constants)
-    kept = _used(fused(operations, shapes), outputs[0].name)
+    kept = _remove_unused(fuse(operations, shapes), outputs[0].name)
     return Program(kept, names, Constants(arrays), inputs[0], Ref(outputs[0].name))
 
 
-def _used(operations: Sequence[Operation], output: str) -> tuple[Operation, ...]:
-    """Without what nothing reads; operations in place stay."""
-    # Backwards from the output: what a kept operation reads is wanted, too.
-    wanted = {output}
+def _remove_unused(
+    operations: Sequence[Operation], output: str
+) -> tuple[Operation, ...]:
+    """Remove operations whose output is not used, except in-place operations."""
+    # Backwards from the output, collect the values that the kept operations read.
+    used = {output}
     kept = []
-    for one in reversed(operations):
-        if one.output in wanted or one.name.endswith("_"):
-            wanted.update(_refs(one))
-            kept.append(one)
+    for operation in reversed(operations):
+        if operation.output in used or operation.name.endswith("_"):
+            used.update(_refs(operation))
+            kept.append(operation)
     return tuple(reversed(kept))
 
 
@@ -144,8 +145,8 @@ def _name(node: Any) -> str:
     return name if space == "aten" else f"{space}.{name}"
 
 
-def _counts(node: Any) -> bool:
-    """Whether a node only counts BatchNorm's batches."""
+def _updates_counter(node: Any) -> bool:
+    """Whether a node only updates BatchNorm's counter of batches."""
     return _name(node) == "add_" and COUNTER in str(node.args[0])
 
 
@@ -165,14 +166,14 @@ def _operation(node: Any) -> Operation:
     kwargs = {
         key: _argument(value)
         for key, value in node.kwargs.items()
-        if key not in _OF_MEMORY
+        if key not in _MEMORY_ARGUMENTS
     }
     return Operation(
         node.name, name, tuple(map(_argument, node.args)), tuple(sorted(kwargs.items()))
     )
 
 
-_OF_MEMORY = (
+_MEMORY_ARGUMENTS = (
     "device",
     "layout",
     "pin_memory",
@@ -181,13 +182,11 @@ _OF_MEMORY = (
     "non_blocking",
     "implicit",
 )
-"""Arguments that say where and how PyTorch keeps an array."""
+"""Arguments that say where and how PyTorch stores an array."""
 
 
 def _argument(value: Any) -> Any:
-    """An argument of a node as a plain value: hashable, and without anything of
-    PyTorch's.
-    """
+    """An argument of a node as a hashable value that does not need PyTorch."""
     torch = pytorch()
 
     if isinstance(value, torch.fx.Node):
@@ -209,58 +208,51 @@ def _argument(value: Any) -> Any:
 # --------------------------------------------------------------------------------------
 
 
-def fused(
+def fuse(
     operations: Sequence[Operation], shapes: Mapping[str, tuple[int, ...]]
 ) -> list[Operation]:
-    """Convolution, ReLU and 2x2 pooling (or pooling of maxima, then ReLU) as one
-    operation, where each feeds the next.
+    """Replace a convolution, ReLU and 2x2 pooling that follow each other (or, for maxima,
+    pooling and then ReLU) by one operation.
 
     Args:
         operations: in the order in which they run.
-        shapes: of parameters, by their name in the operations.
+        shapes: name of a parameter in the operations -> its shape.
 
     Returns:
-        As many operations, less two for each that were fused.
+        The operations after the replacements.
     """
-    # Who reads each value: only what has a single reader may disappear into it.
+    # The operations that read each value. Only a value with a single reader may be fused
+    # into it.
     readers: dict[str, list[Operation]] = {}
-    for one in operations:
-        for name in _refs(one):
-            readers.setdefault(name, []).append(one)
-    gone: dict[str, Operation] = {}
-    for one in operations:
-        if one.name == "conv2d" and _fits(one, shapes):
-            second = _only(readers.get(one.output, []))
-            third = (
-                _only(readers.get(second.output, [])) if second is not None else None
-            )
-            kind = _kind(second, third)
-            if kind is not None and second is not None and third is not None:
-                bias = one.args[2] if len(one.args) > 2 else None
-                padding = one.args[4] if len(one.args) > 4 else (0, 0)
-                arguments = (*one.args[:2], bias, padding, kind)
-                gone |= {one.output: third, second.output: third}
-                gone[third.output] = Operation(
-                    third.output, "conv_relu_pool", arguments
-                )
-    # The fused operation stands where the last of the three stood, whose output has the
-    # name that others read.
-    last = {
-        one.output
-        for one in operations
-        if gone.get(one.output, one).name == "conv_relu_pool"
-    }
-    return [
-        gone.get(one.output, one)
-        for one in operations
-        if one.output not in gone or one.output in last
+    for operation in operations:
+        for name in _refs(operation):
+            readers.setdefault(name, []).append(operation)
+    # name of an output -> the fused operation, or None if it is fused into a later one
+    replacements: dict[str, Operation | None] = {}
+    for conv in operations:
+        if conv.name != "conv2d" or not _is_fusable(conv, shapes):
+            continue
+        second = _only(readers.get(conv.output, []))
+        third = None if second is None else _only(readers.get(second.output, []))
+        if second is None or third is None:
+            continue
+        kind = _pooling_kind(second, third)
+        if kind is None:
+            continue
+        bias = conv.args[2] if len(conv.args) > 2 else None
+        padding = conv.args[4] if len(conv.args) > 4 else (0, 0)
+        arguments = (*conv.args[:2], bias, padding, kind)
+        # Other operations read the output of the last one, whose name remains.
+        fused = Operation(third.output, "conv_relu_pool", arguments)
+        replacements |= {conv.output: None, second.output: None, third.output: fused}
+    replaced = [
+        replacements.get(operation.output, operation) for operation in operations
     ]
+    return [operation for operation in replaced if operation is not None]
 
 
-def _kind(second: Operation | None, third: Operation | None) -> str | None:
-    """The kind of pooling, where two operations are ReLU and 2x2 pooling."""
-    if second is None or third is None:
-        return None
+def _pooling_kind(second: Operation, third: Operation) -> str | None:
+    """The kind of pooling if two operations are ReLU and 2x2 pooling, else None."""
     relu, pool = (
         (second, third) if second.name in ("relu", "relu_") else (third, second)
     )
@@ -274,39 +266,39 @@ def _kind(second: Operation | None, third: Operation | None) -> str | None:
     is_two = set(arguments[0]) == {2} and set(stride) == {2}
     # no padding, no dilation, no rounding up
     defaults = ((0, 0), (0,), (1, 1), (1,), False)
-    is_plain = not pool.kwargs and all(
+    is_default = not pool.kwargs and all(
         argument in defaults for argument in arguments[2:]
     )
-    # ReLU and the largest of four may change places, ReLU and their mean may not
+    # The order of ReLU and a maximum does not matter, that of ReLU and a mean does.
     average_of_unclipped = pool is second and kind == "average"
-    return kind if is_two and is_plain and not average_of_unclipped else None
+    return kind if is_two and is_default and not average_of_unclipped else None
 
 
-def _fits(one: Operation, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether a convolution is one that `conv_relu_pool` computes: square, of stride 1,
-    equally padded, one group.
+def _is_fusable(operation: Operation, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether `conv_relu_pool` can compute a convolution: its kernel is square, its stride
+    1, its padding the same on all sides, and it has one group.
     """
-    weight = one.args[1]
+    weight = operation.args[1]
     shape = shapes.get(weight.name, ()) if isinstance(weight, Ref) else ()
     square = len(shape) == 4 and shape[2] == shape[3]
-    if any(isinstance(argument, str) for argument in one.args):  # padding="same"
+    if any(isinstance(argument, str) for argument in operation.args):  # padding="same"
         return False
-    # after input, weight and bias; what is not given has its default
+    # the arguments after input, weight and bias, completed by their defaults
     defaults: tuple[Any, ...] = ((1, 1), (0, 0), (1, 1), 1)
-    given = one.args[3:7]
-    stride, padding, dilation, groups = (*given, *defaults[len(given) :])
+    settings = operation.args[3:7]
+    stride, padding, dilation, groups = (*settings, *defaults[len(settings) :])
     is_dense = set(stride) == {1} and set(dilation) == {1} and groups == 1
     return square and is_dense and len(set(padding)) == 1
 
 
 def _only(readers: list[Operation]) -> Operation | None:
-    """The single reader of a value, if it has just one."""
+    """The reader of a value if it has exactly one, else None."""
     return readers[0] if len(readers) == 1 else None
 
 
-def _refs(one: Operation) -> Iterable[str]:
-    """The names of all values that an operation reads, in nested arguments, too."""
-    pending: list[Any] = [*one.args, *(value for _, value in one.kwargs)]
+def _refs(operation: Operation) -> Iterable[str]:
+    """The names of all values that an operation reads, also in nested arguments."""
+    pending: list[Any] = [*operation.args, *(value for _, value in operation.kwargs)]
     while pending:
         value = pending.pop()
         if isinstance(value, Ref):
@@ -315,60 +307,60 @@ def _refs(one: Operation) -> Iterable[str]:
             pending += value
 
 
-# questions about programs
+# properties of programs
 # --------------------------------------------------------------------------------------
 
 
 def has_randomness(training: Program, evaluation: Program) -> bool:
     """Whether training differs from evaluation by more than batch normalisation."""
-    return list(map(_mode_free, training.operations)) != list(
-        map(_mode_free, evaluation.operations)
+    return list(map(_without_mode, training.operations)) != list(
+        map(_without_mode, evaluation.operations)
     )
 
 
-def _mode_free(one: Operation) -> Operation:
-    """Without the flags that change nothing: BatchNorm's, and those of dropout at a
-    rate of 0.
+def _without_mode(operation: Operation) -> Operation:
+    """The operation without its training flag, if that makes no difference or only
+    that of batch normalisation: for BatchNorm, and for dropout at a rate of 0.
     """
-    args = list(one.args)
-    if one.name == "batch_norm":
+    args = list(operation.args)
+    if operation.name == "batch_norm":
         args[5] = None
-    elif one.name in RECURRENT and args[5] == 0:
+    elif operation.name in RECURRENT and args[5] == 0:
         args[6] = None
-    elif "dropout" in one.name and args[1] == 0:
+    elif "dropout" in operation.name and args[1] == 0:
         args[2] = None
-    return replace(one, args=tuple(args))
+    return replace(operation, args=tuple(args))
 
 
 def head_of(program: Program) -> Operation | None:
-    """The last dense layer with a weight of its own."""
+    """The last dense layer whose weight is a parameter."""
     names = dict(program.names)
     dense = [
-        one
-        for one in program.operations
-        if one.name == "linear" and _is_parameter(one.args[1], names)
+        operation
+        for operation in program.operations
+        if operation.name == "linear" and _is_parameter(operation.args[1], names)
     ]
     return dense[-1] if dense else None
 
 
 def layer_order(program: Program) -> tuple[str, ...]:
-    """The modules that own parameters, by their last use."""
+    """The modules that own parameters, in the order of their last use."""
     names = dict(program.names)
     used = [
         names[name].rpartition(".")[0]
-        for one in program.operations
-        for name in _refs(one)
+        for operation in program.operations
+        for name in _refs(operation)
         if name in names
     ]
     return tuple(dict.fromkeys(reversed(used)))[::-1]
 
 
 def norms_of(program: Program) -> tuple[str, ...]:
-    """The modules whose parameters belong to normalisations."""
+    """The normalisation layers that have parameters."""
     names = dict(program.names)
     modules = []
-    for one in program.operations:
-        if one.name in (
+    for operation in program.operations:
+        if operation.name in (
             "batch_norm",
             "layer_norm",
             "group_norm",
@@ -377,7 +369,7 @@ def norms_of(program: Program) -> tuple[str, ...]:
         ):
             modules += [
                 names[name].rpartition(".")[0]
-                for name in list(_refs(one))
+                for name in list(_refs(operation))
                 if name in names
             ]
     return tuple(dict.fromkeys(modules))
@@ -386,11 +378,13 @@ def norms_of(program: Program) -> tuple[str, ...]:
 def statistics_of(program: Program) -> tuple[str, ...]:
     """The paths of running statistics."""
     names = dict(program.names)
-    norms = [one for one in program.operations if one.name == "batch_norm"]
+    norms = [
+        operation for operation in program.operations if operation.name == "batch_norm"
+    ]
     return tuple(
         names[ref.name]
-        for one in norms
-        for ref in one.args[3:5]
+        for operation in norms
+        for ref in operation.args[3:5]
         if isinstance(ref, Ref)
     )
 

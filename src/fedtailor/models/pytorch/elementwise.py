@@ -1,4 +1,4 @@
-"""PyTorch's operations on single numbers of arrays, in JAX."""
+"""PyTorch's element-wise operations in JAX."""
 
 import operator
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from fedtailor.models.pytorch.layout import Planes, plain
+from fedtailor.models.pytorch.layout import FeatureMaps, torch_layout
 from fedtailor.models.pytorch.operations import OPERATIONS, Context, operation
 from fedtailor.protocol import along_axis
 
@@ -54,30 +54,30 @@ _UNARY: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def _keeping_layout(function: Callable[[Array], Array]) -> Callable[..., Any]:
-    """A function of single numbers as an operation: planes stay planes, so that no
-    image is transposed for it.
+def _elementwise(function: Callable[[Array], Array]) -> Callable[..., Any]:
+    """An element-wise function as an operation. Feature maps keep their layout, so that no
+    image is transposed.
     """
 
-    def called(context: Context, x: Any, **kwargs: Any) -> Any:
-        return (
-            Planes(function(x.array)) if isinstance(x, Planes) else function(plain(x))
-        )
+    def call(context: Context, x: Any, **kwargs: Any) -> Any:
+        if isinstance(x, FeatureMaps):
+            return FeatureMaps(function(x.array))
+        return function(torch_layout(x))
 
-    return called
+    return call
 
 
 for _name, _function in _UNARY.items():
-    OPERATIONS[_name] = _keeping_layout(_function)
+    OPERATIONS[_name] = _elementwise(_function)
 
 
 @operation("add", "add_", "sub", "sub_", layout=True)
 def _add(context: Context, x: Any, y: Any, *, alpha: float = 1) -> Any:
     sign = -alpha if context.operation_name.startswith("sub") else alpha
-    if isinstance(x, Planes) and isinstance(y, Planes) and x.shape == y.shape:
-        return Planes(x.array + (y.array if sign == 1 else sign * y.array))
-    x, y = plain(x), plain(y)
-    # A product with 1 or -1 would be one operation more.
+    if isinstance(x, FeatureMaps) and isinstance(y, FeatureMaps) and x.shape == y.shape:
+        return FeatureMaps(x.array + (y.array if sign == 1 else sign * y.array))
+    x, y = torch_layout(x), torch_layout(y)
+    # A product with 1 or -1 would be an operation more.
     if sign == 1:
         return x + y
     return x - y if sign == -1 else x + sign * y
@@ -106,7 +106,7 @@ _BINARY: dict[str, Callable[..., Any]] = {
 for _name, _function in _BINARY.items():
     operation(_name)(lambda context, x, y, function=_function: function(x, y))
 
-_ON_SIZES = {
+_PYTHON = {
     "add": operator.add,
     "sub": operator.sub,
     "mul": operator.mul,
@@ -116,7 +116,7 @@ _ON_SIZES = {
     "neg": operator.neg,
     "getitem": operator.getitem,
 }
-for _name, _function in _ON_SIZES.items():
+for _name, _function in _PYTHON.items():
     operation(f"python.{_name}")(
         lambda context, *args, function=_function: function(*args)
     )

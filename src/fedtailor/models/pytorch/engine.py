@@ -1,4 +1,4 @@
-"""PyTorch modules that PyTorch itself trains: for those that cannot be converted."""
+"""PyTorch modules that PyTorch itself trains, for those that cannot be converted."""
 
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -10,12 +10,12 @@ import numpy as np
 from jaxtyping import Array, Float, Shaped
 from numpy.typing import NDArray
 
-from fedtailor.models.model import Architecture
+from fedtailor.models.architecture import Architecture
 from fedtailor.models.part_finder import LayerInfo
 from fedtailor.models.pytorch.host_call import host_call
 from fedtailor.models.pytorch.inspection import Facts
 from fedtailor.models.pytorch.live import LiveModule, Mode, What
-from fedtailor.models.pytorch.start import Start, placed
+from fedtailor.models.pytorch.start import Start, reshape_inputs
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class TorchEngine(Architecture):
     """A PyTorch module that PyTorch itself runs; see `from_torch(..., engine="torch")`.
 
     Attributes:
-        layers: the module as it prints itself.
-        start: where training starts.
-        facts: what the module is made of.
-        constants: a fingerprint of what training leaves alone.
+        layers: the module's `repr`.
+        start: its initial values.
+        facts: its properties.
+        constants: a fingerprint of the arrays that training does not change.
     """
 
     layers: str
@@ -37,13 +37,13 @@ class TorchEngine(Architecture):
     in_python = True
 
     def live(self, dtype: str) -> LiveModule:
-        """The module at work in a precision, the same one in every call."""
+        """The module in a precision; the same object in every call."""
         return _live(self, dtype)
 
     def build(
         self, input_shape: tuple[int, ...], outputs: int, key: Array
     ) -> dict[str, Array]:
-        placed(
+        reshape_inputs(
             jax.ShapeDtypeStruct((1, *input_shape), jnp.float32),
             self.facts.example_shape,
         )
@@ -69,16 +69,16 @@ class TorchEngine(Architecture):
         key: Array | None,
         weight: Float[Array, " b"],
     ) -> tuple[Float[Array, "b ..."], Any]:
-        outputs, *renewed = self._run(
+        outputs, *new_statistics = self._run(
             "outputs", self.mode(key), network, x, key, weight
         )
         return outputs, {
             **network,
-            **dict(zip(self.facts.statistics, renewed, strict=True)),
+            **dict(zip(self.facts.statistics, new_statistics, strict=True)),
         }
 
     def mode(self, key: Any) -> Mode:
-        """The mode of a training step; a module with dropout needs a key for it."""
+        """The mode of a training step. Without a key there is no dropout."""
         return "statistics" if key is None and self.facts.stochastic else "training"
 
     def layer_info(self, network: Any, input_shape: tuple[int, ...]) -> LayerInfo:
@@ -135,9 +135,7 @@ class TorchEngine(Architecture):
 
 @lru_cache(maxsize=8)
 def _live(engine: TorchEngine, dtype: str) -> LiveModule:
-    """`TorchEngine.live`: an engine is a frozen value, and the module that works for it
-    is kept here.
-    """
+    """As `TorchEngine.live`. The module is cached here, as an engine is a frozen value."""
     return LiveModule(engine.start.module, engine.facts, dtype)
 
 
@@ -151,7 +149,7 @@ def _run(
     words: Any,
     weight: Any,
 ) -> list[Array]:
-    """A pass of PyTorch's, as a function that JAX can differentiate once.
+    """A forward pass by PyTorch, as a function that JAX can differentiate once.
 
     Args:
         what: see `What`.
@@ -159,64 +157,70 @@ def _run(
         network: parameters and statistics, by path.
         x: inputs, or features.
         words: two random words for dropout.
-        weight: 0 for examples that only fill the batch.
+        weight: 0 for padding.
 
     Returns:
         Outputs (or features) [b, ...], and the running statistics after the pass.
     """
-    # What comes back must be known beforehand: shapes of the outputs and of every
-    # statistic.
+    # JAX must know the shapes of the outputs and of every statistic beforehand.
     facts = engine.facts
     shape = facts.feature_shape if what == "features" else facts.output_shape
     assert shape is not None
-    kind = jnp.result_type(*network.values())
-    sizes = [(len(x), *shape), *(network[path].shape for path in facts.statistics)]
+    dtype = jnp.result_type(*network.values())
+    shapes = [(len(x), *shape), *(network[path].shape for path in facts.statistics)]
     arrays, structure = jax.tree.flatten((network, x, words, weight))
 
     def call(*arrays: NDArray[Any]) -> list[NDArray[Any]]:
         network, x, words, weight = jax.tree.unflatten(structure, arrays)
-        return engine.live(kind.name).evaluate(network, x, words, weight, what, mode)
+        return engine.live(dtype.name).evaluate(network, x, words, weight, what, mode)
 
-    return host_call(call, [jax.ShapeDtypeStruct(size, kind) for size in sizes], arrays)
+    return host_call(
+        call, [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes], arrays
+    )
 
 
 def _forward(
     engine: TorchEngine, what: What, mode: Mode, *arguments: Any
 ) -> tuple[list[Array], Any]:
-    """The pass; its arguments are all that the derivative keeps, as PyTorch runs it
-    again.
+    """The pass and its residuals. These are its arguments only, as PyTorch runs the pass
+    again for the derivative.
     """
     return _run(engine, what, mode, *arguments), arguments
 
 
 def _backward(
-    engine: TorchEngine, what: What, mode: Mode, arguments: Any, slopes: list[Array]
+    engine: TorchEngine,
+    what: What,
+    mode: Mode,
+    arguments: Any,
+    output_grads: list[Array],
 ) -> Any:
-    """Derivatives for network, inputs, words and weight: the first two by PyTorch, the
-    others have none.
+    """Derivatives with respect to network and inputs, computed by PyTorch. Random words
+    and weight have none.
     """
     network, x, _, _ = arguments
-    kind = jnp.result_type(*network.values())
-    by_inputs = [x] if jnp.issubdtype(x.dtype, jnp.floating) else []
+    dtype = jnp.result_type(*network.values())
+    differentiable = [x] if jnp.issubdtype(x.dtype, jnp.floating) else []
     shapes = [
         jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-        for leaf in (*jax.tree.leaves(network), *by_inputs)
+        for leaf in (*jax.tree.leaves(network), *differentiable)
     ]
-    arrays, structure = jax.tree.flatten((*arguments, slopes[0]))
+    arrays, structure = jax.tree.flatten((*arguments, output_grads[0]))
 
     def call(*arrays: NDArray[Any]) -> list[NDArray[Any]]:
-        network, x, words, weight, slopes = jax.tree.unflatten(structure, arrays)
-        return engine.live(kind.name).pull_back(
-            network, x, words, weight, slopes, what, mode
+        network, x, words, weight, output_grads = jax.tree.unflatten(structure, arrays)
+        return engine.live(dtype.name).differentiate(
+            network, x, words, weight, output_grads, what, mode
         )
 
     derivatives = host_call(call, shapes, arrays)
     gradient = jax.tree.unflatten(
         jax.tree.structure(network), derivatives[: len(network)]
     )
-    # JAX's derivative of integers is of the type float0
-    of_inputs = derivatives[-1] if by_inputs else np.zeros(x.shape, jax.dtypes.float0)
-    return gradient, of_inputs, None, None
+    # In JAX the derivative with respect to integers has the dtype float0.
+    no_grad = np.zeros(x.shape, jax.dtypes.float0)
+    x_grad = derivatives[-1] if differentiable else no_grad
+    return gradient, x_grad, None, None
 
 
 _run.defvjp(_forward, _backward)

@@ -12,17 +12,21 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedtailor.models.model import Model
 from fedtailor.models.pytorch.check import check_conversion, random_like
-from fedtailor.models.pytorch.convert import converted, exported
+from fedtailor.models.pytorch.convert import convert, export
 from fedtailor.models.pytorch.engine import TorchEngine
-from fedtailor.models.pytorch.inspection import inspected, require_trainable, tried
+from fedtailor.models.pytorch.inspection import (
+    inspect_module,
+    require_trainable,
+    run_example,
+)
 from fedtailor.models.pytorch.module import MICRO_BATCH, TorchModule
 from fedtailor.models.pytorch.operations import Unsupported
 from fedtailor.models.pytorch.optional import Tensor, TorchModuleType, pytorch
-from fedtailor.models.pytorch.start import Start, copied, first_line, maker
+from fedtailor.models.pytorch.start import Start, copy_module, first_line, initializer
 from fedtailor.protocol import check_choice
 
 ENGINES = ("jax", "torch")
-"""What can run a module: this library's own engine (by JAX), or PyTorch."""
+"""What can run a module: JAX, after a conversion, or PyTorch."""
 
 
 def from_torch(
@@ -37,33 +41,34 @@ def from_torch(
 
         models.from_torch(lambda: MyNet(classes=10), torch.zeros(1, 3, 32, 32))
 
-    By default it is trained by this library's own engine, at its speed: the module is
-    traced by `torch.export`, once in training and once in evaluation mode, and its
-    operations are run in JAX, convolutions in this library's own. The result is checked
-    against PyTorch in double precision on a random batch: outputs, gradients and
-    running statistics, to 1e-5 relative, in both modes (dropout off). PyTorch is not
-    needed for training itself, but for the start of it.
+    By default the module is converted to JAX, and trained as fast as the models of this
+    library. `torch.export` traces it once in training and once in evaluation mode, and
+    its operations are replaced by JAX's, convolutions by this library's own. The
+    conversion is checked against PyTorch in double precision on a random batch: outputs,
+    gradients and running statistics must agree to 1e-5 relative in both modes, without
+    dropout. PyTorch is needed to draw initial parameters, but not for training.
 
-    A module that cannot be converted is trained by PyTorch itself with
-    `engine="torch"`: local training, losses, gradients and predictions of one client
-    after another, on the CPU; all else is as for other models. The two engines end at
-    the same model up to rounding, where there is no dropout, whose draws differ.
+    With `engine="torch"`, PyTorch itself trains the module, which may then be one that
+    cannot be converted. It does the local training, losses, gradients and predictions of
+    one client after another on the CPU. Everything else is as for other models. Both
+    engines end at the same model up to rounding, unless there is dropout, for which they
+    draw different random numbers.
 
-    Running statistics of BatchNorm are entries of theta; parameters with
-    `requires_grad=False` and other buffers stay as they are. Models that come from one
-    function `module` are equal, and share compiled programs.
+    Running statistics of BatchNorm are entries of theta. Parameters with
+    `requires_grad=False` and other buffers do not change. Models of the same function
+    `module` are equal, and share compiled programs.
 
     Args:
-        module: a function that makes the module, as which a class without arguments
-            will do: every seed starts from parameters of its own; or a module: every
-            seed starts from its layers' `reset_parameters`.
+        module: a function (or class) without arguments that makes the module, so that
+            every seed starts from its own parameters; or a module, in which case the
+            `reset_parameters` of its layers draw the initial parameters of every seed.
         example_input: a batch [b, ...] of inputs as the module takes them (images with
             channels first); the data may have channels last.
         pretrained: start every seed, and every client, from the module's present
             values.
-        check: compare a conversion with PyTorch; do not turn this off but for speed,
-            for modules that have passed it.
-        engine: "jax" converts the module, "torch" leaves it to PyTorch.
+        check: compare the conversion with PyTorch. Turn this off only to save time for a
+            module that has passed the check.
+        engine: "jax" converts the module, "torch" has PyTorch train it.
 
     Returns:
         The architecture; `bind` it to inputs, or pass it to `run`.
@@ -76,27 +81,27 @@ def from_torch(
     """
     torch = pytorch()
     check_choice(engine, ENGINES, "engine")
-    made: Any = module if isinstance(module, torch.nn.Module) else module()
-    if not isinstance(made, torch.nn.Module):
+    instance: Any = module if isinstance(module, torch.nn.Module) else module()
+    if not isinstance(instance, torch.nn.Module):
         raise ValueError(
             "from_torch takes a torch.nn.Module, or a function that makes one, not"
             f" {module!r}"
         )
-    name = type(made).__name__
-    require_trainable(made)
-    if not any(parameter.requires_grad for parameter in made.parameters()):
+    name = type(instance).__name__
+    require_trainable(instance)
+    if not any(parameter.requires_grad for parameter in instance.parameters()):
         raise ValueError(
             f"{name} has no parameters that require a gradient, so that there is"
             " nothing to train"
         )
-    example = _example(made, example_input)
-    make = None if pretrained else maker(module, made)
+    example = _example(instance, example_input)
+    make = None if pretrained else initializer(module, instance)
     if engine == "torch":
-        facts = inspected(made, example)
-        start = Start(make, made, [path for path, _ in facts.shapes])
-        return TorchEngine(repr(made), start, facts, start.constants())
+        facts = inspect_module(instance, example)
+        start = Start(make, instance, [path for path, _ in facts.shapes])
+        return TorchEngine(repr(instance), start, facts, start.constants())
     try:
-        return _converted(made, make, example, check)
+        return _convert(instance, make, example, check)
     except Unsupported as error:
         raise ValueError(
             f"{name} cannot be converted: {error}; replace it in the module, register"
@@ -105,16 +110,16 @@ def from_torch(
         ) from None
 
 
-def _example(module: TorchModuleType, given: Any) -> Tensor:
-    """A batch of inputs in the precision of the module's parameters.
+def _example(module: TorchModuleType, example_input: Any) -> Tensor:
+    """The example input in the precision of the module's parameters.
 
     Raises:
         ValueError: it is no batch of numbers.
     """
     torch = pytorch()
     try:
-        example = torch.as_tensor(given)
-    except Exception as error:  # PyTorch raises many kinds
+        example = torch.as_tensor(example_input)
+    except Exception as error:  # PyTorch raises many kinds of errors
         raise ValueError(
             "example_input is one tensor [b, ...], a batch of inputs:"
             f" {first_line(error)}"
@@ -124,43 +129,45 @@ def _example(module: TorchModuleType, given: Any) -> Tensor:
             "example_input is a batch [b, ...] with an input in it, not"
             f" {list(example.shape)}"
         )
-    kinds = [one.dtype for one in module.parameters() if one.is_floating_point()]
-    return example.to(kinds[0]) if example.is_floating_point() else example
+    dtypes = [
+        parameter.dtype
+        for parameter in module.parameters()
+        if parameter.is_floating_point()
+    ]
+    return example.to(dtypes[0]) if example.is_floating_point() else example
 
 
-def _converted(
-    made: TorchModuleType,
+def _convert(
+    instance: TorchModuleType,
     make: Callable[[], TorchModuleType] | None,
     example: Tensor,
     check: bool,
 ) -> TorchModule:
-    # What PyTorch itself refuses is no matter of the conversion: it says so in its own
-    # words.
-    tried(
-        copied(made),
+    # An error of PyTorch itself is reported as such, and not as one of the conversion.
+    run_example(
+        copy_module(instance),
         random_like(example).to(example.dtype),
         training=False,
-        name=type(made).__name__,
+        name=type(instance).__name__,
     )
-    both = [exported(made, example, training) for training in (True, False)]
-    training, evaluation = map(converted, both)
+    exported = [export(instance, example, training) for training in (True, False)]
+    training, evaluation = map(convert, exported)
     if check:
-        check_conversion(both, (training, evaluation), example)
-    # Parameters in the order of theta, also those that one of the two modes does not
-    # use.
+        check_conversion(exported, (training, evaluation), example)
+    # In the order of theta, including parameters that only one of the two modes uses.
     paths = sorted(
         {path for program in (training, evaluation) for _, path in program.names}
     )
-    convolves = any(one.name.startswith("conv") for one in training.operations)
-    kind = "float32" if example.is_floating_point() else "int32"
-    shape = tuple(example.shape[1:])
+    has_convolutions = any(
+        operation.name.startswith("conv") for operation in training.operations
+    )
     return TorchModule(
         training,
         evaluation,
-        Start(make, made, paths),
-        shape,
-        kind,
-        MICRO_BATCH if convolves else None,
+        start=Start(make, instance, paths),
+        example_shape=tuple(example.shape[1:]),
+        input_dtype="float32" if example.is_floating_point() else "int32",
+        micro_batch=MICRO_BATCH if has_convolutions else None,
     )
 
 
@@ -178,10 +185,9 @@ def state_dict(model: Model, theta: ArrayLike) -> dict[str, NDArray[Any]]:
         )
     start: Start = model.architecture.start
     params: Mapping[str, Any] = model.params(jnp.asarray(theta))
-    trained = {path: np.asarray(values) for path, values in params.items()}
-    # what no training changes has no path, and is as it was in the module
+    # A name without a path is an array that training does not change.
     return {
-        name: trained[path] if path else start.present[name]
+        name: np.asarray(params[path]) if path else start.present[name]
         for name, path in start.names.items()
     }
 

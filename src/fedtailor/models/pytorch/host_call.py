@@ -1,9 +1,8 @@
-"""A function on the host as an operation of JAX that runs at once, in the calling
-thread.
+"""Host functions as JAX operations that run immediately, in the calling thread.
 
-`jax.pure_callback` goes through a compiled program even where there is none: it answers
-errors with a traceback in the log, and may wait for a thread that it occupies itself
-(jax-ml/jax issue 24255). What stands here never compiles.
+`jax.pure_callback` always compiles a program: it logs a traceback for every error, and
+may wait for a thread that it occupies itself (jax-ml/jax issue 24255). The operation of
+this module is never compiled.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,21 +28,22 @@ def host_call(
     Under `jax.vmap` it is called for one element after another.
 
     Args:
-        function: arrays -> arrays of these shapes.
-        shapes: of what it returns.
-        arrays: what it is given.
+        function: arrays -> arrays.
+        shapes: the shapes and dtypes of the arrays that it returns.
+        arrays: its arguments.
 
     Returns:
-        What the function returned, as JAX arrays.
+        The arrays that the function returns, as JAX arrays.
 
     Raises:
-        ValueError: a compiled program, or a derivative of the function, is asked for.
+        ValueError: the call is part of a compiled program.
+        NotDifferentiable: a derivative of the call is computed.
     """
     return _primitive.bind(*arrays, function=function, shapes=tuple(shapes))
 
 
-# A primitive of JAX needs rules for what may happen to it: run, be given shapes only,
-# be batched, be differentiated, be compiled. The last two end in an error that says
+# A JAX primitive has rules for evaluation, for abstract evaluation (of shapes), for
+# batching, for differentiation and for compilation. The last two raise an error that says
 # what to do.
 _primitive = Primitive("pytorch")
 _primitive.multiple_results = True
@@ -51,10 +51,10 @@ _primitive.multiple_results = True
 
 @_primitive.def_impl
 def _call(*arrays: Any, function: Function, shapes: Any) -> list[jax.Array]:
-    found = function(*map(np.asarray, arrays))
+    results = function(*map(np.asarray, arrays))
     return [
         jnp.asarray(array, shape.dtype)
-        for array, shape in zip(found, shapes, strict=True)
+        for array, shape in zip(results, shapes, strict=True)
     ]
 
 
@@ -66,26 +66,24 @@ def _shapes(*arrays: Any, function: Function, shapes: Any) -> list[Any]:
 def _one_by_one(
     arrays: Sequence[Any], axes: Sequence[int | None], **parameters: Any
 ) -> Any:
-    """The rule for `jax.vmap`: one call for each row of the arrays that have a batch
-    axis, and the results stacked.
+    """The rule for `jax.vmap`: call the function for each index of the batch axis, and
+    stack the results.
     """
     size = next(
         array.shape[axis]
         for array, axis in zip(arrays, axes, strict=True)
         if axis is not None
     )
-    rows = []
-    for row in range(size):
-        of_row = []
+    results = []
+    for index in range(size):
+        arguments = []
         for array, axis in zip(arrays, axes, strict=True):
-            of_row.append(
-                array
-                if axis is None
-                else jax.lax.index_in_dim(array, row, axis, keepdims=False)
-            )
-        rows.append(_primitive.bind(*of_row, **parameters))
-    columns = [jnp.stack(column) for column in zip(*rows, strict=True)]
-    return columns, [0] * len(columns)
+            if axis is not None:
+                array = jax.lax.index_in_dim(array, index, axis, keepdims=False)
+            arguments.append(array)
+        results.append(_primitive.bind(*arguments, **parameters))
+    stacked = [jnp.stack(rows) for rows in zip(*results, strict=True)]
+    return stacked, [0] * len(stacked)
 
 
 def _not_compiled(*_: Any, **__: Any) -> Any:
@@ -96,7 +94,7 @@ def _not_compiled(*_: Any, **__: Any) -> Any:
 
 
 class NotDifferentiable(TypeError):
-    """A derivative of a `host_call` was asked for (of gradients of a model, say)."""
+    """A derivative of a `host_call`, such as that of a model's gradient, is computed."""
 
 
 def _no_derivative(*_: Any, **__: Any) -> Any:

@@ -1,5 +1,5 @@
-"""What a PyTorch module is made of, found by running it: for modules that PyTorch
-itself trains.
+"""The layers and properties of a PyTorch module, found by running it, for modules that
+PyTorch itself trains.
 """
 
 import warnings
@@ -10,29 +10,29 @@ from typing import Any
 
 from fedtailor.models.pytorch.check import BATCH, random_like
 from fedtailor.models.pytorch.optional import Tensor, TorchModuleType, pytorch
-from fedtailor.models.pytorch.start import COUNTER, copied, first_line
+from fedtailor.models.pytorch.start import COUNTER, copy_module, first_line
+from fedtailor.protocol import require
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a module.
+    """Properties of a module.
 
     Attributes:
         shapes: (path, shape) of trained parameters and running statistics, sorted by
-            path, as they stand in theta.
-        statistics: paths of the running statistics: what a pass in training mode
-            changes.
-        head: path of the last dense layer that is called, and called once; None where
-            there is none.
+            path, which is their order in theta.
+        statistics: paths of the running statistics: the buffers that a pass in training
+            mode changes.
+        head: path of the last dense layer that is called, if it is called once; else
+            None.
         norms: paths of normalisation layers.
         order: layers with parameters, in the order in which they are last called.
-        stochastic: whether training differs from evaluation otherwise than by
-            statistics (dropout).
+        stochastic: whether training differs from evaluation by more than statistics
+            (dropout).
         example_shape: shape of one input.
         integers: whether inputs are integers (tokens).
         output_shape: shape of one example's outputs.
-        feature_shape: shape of what the head is given, for one example; None without a
-            head.
+        feature_shape: shape of the head's input for one example; None without a head.
     """
 
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
@@ -47,51 +47,51 @@ class Facts:
     feature_shape: tuple[int, ...] | None
 
 
-def inspected(module: TorchModuleType, example: Tensor) -> Facts:
-    """Run a copy of a module in both modes and look.
+def inspect_module(module: TorchModuleType, example: Tensor) -> Facts:
+    """Find the properties of a module by running a copy of it in both modes.
 
     Raises:
-        ValueError: it cannot be trained here; the message says why, in one line.
+        ValueError: it cannot be trained; the message says why, in one line.
     """
     torch, name = pytorch(), type(module).__name__
     trained = [
         path for path, parameter in module.named_parameters() if parameter.requires_grad
     ]
     _require_separate(module, trained, name)
-    module = copied(module)
+    module = copy_module(module)
     x = random_like(example).to(example.dtype)
 
-    # One pass in evaluation mode, which must change and draw nothing; then one in
-    # training mode, which tells statistics by what it changes, and dropout by what it
-    # draws.
+    # A pass in evaluation mode must neither change buffers nor draw random numbers. The
+    # buffers that a pass in training mode changes are statistics, and if it draws random
+    # numbers there is dropout.
     calls = _Calls(module)
     before = _buffers(module)
-    evaluation, drew = tried(module, x, training=False, name=name)
-    _refuse(
-        drew,
+    evaluation, is_random = run_example(module, x, training=False, name=name)
+    require(
+        not is_random,
         f"{name} draws random numbers in evaluation mode, where outputs must be fixed;"
         " use nn.Dropout, or pass training=self.training to the function",
     )
     changed = _changed(before, module)
-    _refuse(
-        changed,
+    require(
+        not changed,
         f"{name} changes its buffer {next(iter(changed), '')!r} in evaluation mode,"
         " where it must stay",
     )
     calls.remove()
-    outputs, stochastic = tried(module, x, training=True, name=name)
+    outputs, stochastic = run_example(module, x, training=True, name=name)
     statistics = tuple(
         sorted(path for path in _changed(before, module) if not path.endswith(COUNTER))
     )
     for path in statistics:
-        usable = before[path].is_floating_point() and path in module.state_dict()
-        _refuse(
-            not usable,
+        is_usable = before[path].is_floating_point() and path in module.state_dict()
+        require(
+            is_usable,
             f"{name} changes its buffer {path!r} in training, which is no"
             " floating-point entry of its state dict",
         )
-    # Randomness that comes from elsewhere than PyTorch's generator shows in the
-    # outputs, unless statistics do.
+    # Randomness that does not come from PyTorch's generator changes the outputs. This
+    # cannot be seen if there are statistics, which change them, too.
     if not statistics:
         stochastic = stochastic or not torch.equal(outputs, evaluation)
     shapes = {**dict(module.named_parameters()), **dict(module.named_buffers())}
@@ -123,33 +123,35 @@ def require_trainable(module: TorchModuleType) -> None:
     torch, name = pytorch(), type(module).__name__
     for path, tensor in [*module.named_parameters(), *module.named_buffers()]:
         lazy = isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)
-        _refuse(lazy, f"{name} has no shape for {path} yet; run it once on an example")
-        _refuse(
-            tensor.device.type != "cpu",
+        require(
+            not lazy, f"{name} has no shape for {path} yet; run it once on an example"
+        )
+        require(
+            tensor.device.type == "cpu",
             f"{name} has {path} on {tensor.device}; move it to the CPU: module.cpu()",
         )
-        usable = (
+        is_usable = (
             tensor.dtype in (torch.float32, torch.float64) or not tensor.requires_grad
         )
         kind = str(tensor.dtype).removeprefix("torch.")
-        _refuse(
-            not usable,
+        require(
+            is_usable,
             f"{name} has {path} as {kind}; parameters must be float32: module.float()",
         )
     for layer in module.modules():
-        averages = (
+        counts_all_batches = (
             getattr(layer, COUNTER, None) is not None
             and getattr(layer, "momentum", 0) is None
         )
-        _refuse(
-            averages,
+        require(
+            not counts_all_batches,
             f"{name} has a {type(layer).__name__} with momentum=None, whose average"
             " counts all batches ever seen; give it a momentum",
         )
 
 
 class _Calls:
-    """Which layers a pass calls, in which order."""
+    """Records which layers a pass calls, and in which order."""
 
     def __init__(self, module: TorchModuleType) -> None:
         self._modules = {id(layer): path for path, layer in module.named_modules()}
@@ -158,10 +160,10 @@ class _Calls:
         self._called: list[str] = []
         self.inputs: dict[str, Tensor] = {}
         self._hooks = [
-            layer.register_forward_hook(self._note) for layer in module.modules()
+            layer.register_forward_hook(self._record) for layer in module.modules()
         ]
 
-    def _note(
+    def _record(
         self, layer: TorchModuleType, arguments: Sequence[Any], outputs: Any
     ) -> None:
         path = self._modules[id(layer)]
@@ -175,40 +177,44 @@ class _Calls:
             hook.remove()
 
     def head(self, trained: Sequence[str]) -> str | None:
-        """The last dense layer with a weight that is trained, if it is called once, for
-        one row an example.
+        """The last dense layer with a trained weight, if it is called once, with one row
+        for each example; else None.
         """
-        own = [
+        dense = [
             path
             for path in self._dense
             if f"{path}.weight".removeprefix(".") in trained
         ]
-        if not own:
+        if not dense:
             return None
-        last = own[-1]
-        called_once = own.count(last) == 1
-        sees_examples = len(self.inputs[last]) == BATCH
-        return last if called_once and sees_examples else None
+        last = dense[-1]
+        is_called_once = dense.count(last) == 1
+        has_row_per_example = len(self.inputs[last]) == BATCH
+        return last if is_called_once and has_row_per_example else None
 
     def order(self, paths: Sequence[str]) -> tuple[str, ...]:
-        """The layers that own these paths, by their last call; those never called where
-        the layer around them is.
+        """The layers that own these parameters, in the order of their last calls.
+
+        A layer that is never called counts as called with the layer around it.
         """
-        last = {path: place for place, path in enumerate(self._called)}
+        last_call = {path: index for index, path in enumerate(self._called)}
 
-        def place(owner: str) -> int:
-            while owner and owner not in last:
-                owner = owner.rpartition(".")[0]
-            return last[owner]
+        def call_index(layer: str) -> int:
+            while layer and layer not in last_call:
+                layer = layer.rpartition(".")[0]
+            return last_call[layer]
 
-        owners = dict.fromkeys(path.rpartition(".")[0] for path in sorted(paths))
-        return tuple(sorted(owners, key=place))
+        layers = dict.fromkeys(path.rpartition(".")[0] for path in sorted(paths))
+        return tuple(sorted(layers, key=call_index))
 
 
-def tried(
+def run_example(
     module: TorchModuleType, x: Tensor, training: bool, name: str
 ) -> tuple[Tensor, bool]:
-    """Outputs for a batch, and whether random numbers were drawn.
+    """Run a module on a batch.
+
+    Returns:
+        The outputs, and whether random numbers were drawn.
 
     Raises:
         ValueError: the module fails, or does not give one tensor [b, ...] of
@@ -222,25 +228,24 @@ def tried(
             outputs = module.train(training)(x)
         except Exception as error:  # whatever the module's own code raises
             raise ValueError(f"PyTorch fails in {name}: {first_line(error)}") from None
-        drew = not torch.equal(before, torch.random.get_rng_state())
+        is_random = not torch.equal(before, torch.random.get_rng_state())
     if not isinstance(outputs, torch.Tensor):
         raise ValueError(
             f"{name} gives a {type(outputs).__name__}; wrap it in a module that gives"
             " one tensor [b, ...]"
         )
     fits = outputs.ndim >= 1 and len(outputs) == len(x) and outputs.is_floating_point()
-    _refuse(
-        not fits,
+    require(
+        fits,
         f"{name} gives {outputs.dtype} {list(outputs.shape)} for a batch of {len(x)};"
         " it must give floating-point numbers [b, ...]",
     )
-    reached = outputs.requires_grad
-    _refuse(
-        not reached,
+    require(
+        outputs.requires_grad,
         f"{name} gives outputs that do not depend on its parameters: no gradient"
         " reaches them",
     )
-    return outputs.detach(), drew
+    return outputs.detach(), is_random
 
 
 def _buffers(module: TorchModuleType) -> dict[str, Tensor]:
@@ -269,22 +274,21 @@ def _norms(module: TorchModuleType) -> tuple[str, ...]:
 def _require_separate(
     module: TorchModuleType, trained: Sequence[str], name: str
 ) -> None:
-    """Refuse parameters that share memory and are not one (tied layers have one
-    parameter, which is fine).
+    """Refuse different parameters whose memory overlaps.
 
-    Pieces of one vector, as `torch.nn.utils.vector_to_parameters` leaves them, share
-    nothing.
+    Tied layers have one parameter in common, and the slices of one vector that
+    `torch.nn.utils.vector_to_parameters` makes do not overlap; both are accepted.
     """
     parameters = dict(module.named_parameters())
-    # Sorted by address, only neighbours can overlap.
-    pieces = sorted(
+    # In the order of addresses, only neighbours can overlap.
+    regions = sorted(
         (*_memory(parameters[path]), path)
         for path in trained
         if parameters[path].numel()
     )
-    for (_, end, path), (start, _, other) in pairwise(pieces):
-        _refuse(
-            start < end,
+    for (_, end, path), (start, _, other) in pairwise(regions):
+        require(
+            start >= end,
             f"{name} has {path} and {other} in one piece of memory; let both layers"
             " have the same nn.Parameter, or give each its own",
         )
@@ -297,8 +301,3 @@ def _memory(tensor: Tensor) -> tuple[int, int]:
         for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
-
-
-def _refuse(wrong: Any, message: str) -> None:
-    if wrong:
-        raise ValueError(message)

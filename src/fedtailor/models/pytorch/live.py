@@ -1,5 +1,5 @@
-"""A PyTorch module at work: its parameters lie in one vector theta, and PyTorch
-computes outputs and gradients.
+"""A PyTorch module that computes outputs and gradients, with all of its parameters in one
+vector theta.
 """
 
 import warnings
@@ -13,66 +13,71 @@ from numpy.typing import NDArray
 from fedtailor.models.pytorch.inspection import Facts
 from fedtailor.models.pytorch.layout import Images
 from fedtailor.models.pytorch.optional import Tensor, TorchModuleType, pytorch
-from fedtailor.models.pytorch.start import copied, first_line, placed, seed_of
+from fedtailor.models.pytorch.start import (
+    copy_module,
+    first_line,
+    reshape_inputs,
+    seed_of,
+)
 
 What = Literal["outputs", "features", "head"]
-"""What is computed: outputs from inputs, features (what the head is given) from inputs,
-or outputs from features.
+"""What to compute: "outputs" from inputs, "features" (the head's inputs) from inputs, or
+"head": outputs from features.
 """
 Mode = Literal["training", "statistics", "evaluation"]
-"""The mode of the module; "statistics" is evaluation but for the layers that keep
-running statistics (no dropout).
+"""The mode of the module. In mode "statistics" the layers that keep running statistics
+are in training mode and all others in evaluation mode, so that there is no dropout.
 """
 
 
 class LiveModule:
-    """A copy of a module whose trained parameters and running statistics are pieces of
+    """A copy of a module whose trained parameters and running statistics are slices of
     one vector.
 
-    It is for one thread: every call works on the same parameters.
+    It must be used by one thread only, as every call uses the same parameters.
 
     Attributes:
-        theta: all parameters and statistics [d], one path after another; write here to
-            set them.
-        statistics: the positions [s] of running statistics in theta.
+        theta: all parameters and statistics [d], in the order of their paths. Write into
+            it to set them.
+        statistics: [s] the indices in theta of the running statistics.
     """
 
     def __init__(self, module: TorchModuleType, facts: Facts, dtype: str) -> None:
-        """Copy a module, which stays as it is; `dtype` is the precision of parameters
-        and computation.
+        """Copy a module.
+
+        Args:
+            module: is not changed.
+            facts: its properties.
+            dtype: the precision of parameters and computation.
         """
         torch = pytorch()
         self._torch, self._facts, self._name = torch, facts, type(module).__name__
         self._dtype = getattr(torch, dtype)
-        self._module = copied(module).to(self._dtype)
+        self._module = copy_module(module).to(self._dtype)
         sizes = [int(np.prod(shape, dtype=int)) for _, shape in facts.shapes]
         ends = np.cumsum([0, *sizes])
         self.theta = torch.zeros(int(ends[-1]), dtype=self._dtype)
         self._gradient = torch.zeros_like(self.theta)
-        # Every parameter becomes a view of its piece of theta, and its gradient one of
-        # the same piece of the gradient's vector: to read or write a model is then one
-        # copy, and PyTorch sees nothing of it.
+        # Every parameter becomes a view of a slice of theta, and its gradient a view of
+        # the same slice of one vector. A model is then read or written by one copy.
         tensors = {
             **dict(self._module.named_parameters()),
             **dict(self._module.named_buffers()),
         }
-        self._pieces = {}
+        self._slices = {}
         for (path, _), start, end in zip(facts.shapes, ends, ends[1:], strict=False):
-            self._pieces[path] = slice(int(start), int(end))
+            self._slices[path] = slice(int(start), int(end))
         for path, shape in facts.shapes:
-            tensors[path].data = self.theta[self._pieces[path]].view(shape)
+            tensors[path].data = self.theta[self._slices[path]].view(shape)
             if path not in facts.statistics:
-                tensors[path].grad = self._gradient[self._pieces[path]].view(shape)
-        places = []
-        for path in facts.statistics:
-            places.append(np.arange(self._pieces[path].start, self._pieces[path].stop))
-        self.statistics = torch.from_numpy(
-            np.concatenate([np.zeros(0, np.int64), *places])
-        )
+                tensors[path].grad = self._gradient[self._slices[path]].view(shape)
+        all_indices = np.arange(len(self.theta))
+        indices = [all_indices[self._slices[path]] for path in facts.statistics]
+        self.statistics = torch.from_numpy(np.concatenate([all_indices[:0], *indices]))
         modules = dict(self._module.named_modules())
         self._head = None if facts.head is None else modules[facts.head]
-        owners = dict.fromkeys(path.rpartition(".")[0] for path in facts.statistics)
-        self._owners = [modules[path] for path in owners]
+        layers = dict.fromkeys(path.rpartition(".")[0] for path in facts.statistics)
+        self._statistics_layers = [modules[path] for path in layers]
 
     # on theta
     # ----------------------------------------------------------------------------------
@@ -91,53 +96,53 @@ class LiveModule:
         words: NDArray[np.uint32] | None,
         what: What = "outputs",
     ) -> Tensor:
-        """What is asked for [b, ...], at the present theta, whose statistics are
-        renewed outside of evaluation.
+        """Compute `what` [b, ...] at the present theta. In training mode, the statistics
+        in theta are updated.
 
         Args:
-            x: what `inputs` made of inputs, or of features for "head".
+            x: inputs, or features if `what` is "head", as `inputs` returns them.
             mode: see `Mode`.
             words: two random words for dropout.
             what: see `What`.
 
         Returns:
-            A tensor that `backward` goes back from.
+            A tensor for `backward`.
 
         Raises:
             ValueError: the module's own code failed.
         """
         self._module.train(mode == "training")
-        for owner in self._owners:
-            owner.train(mode != "evaluation")
+        for layer in self._statistics_layers:
+            layer.train(mode != "evaluation")
         with self._seeded(words), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the insides of PyTorch's own layers
             try:
                 outputs = self._computed(x, what)
             except Exception as error:  # whatever the module's own code raises
-                advice = (
-                    " (drop_last=True, or another batch_size, avoids batches of one"
-                    " example)"
-                )
-                one = (
-                    advice
-                    if len(x) == 1 and self._owners and mode != "evaluation"
-                    else ""
-                )
+                advice = ""
+                if len(x) == 1 and self._statistics_layers and mode != "evaluation":
+                    advice = (
+                        " (drop_last=True, or another batch_size, avoids batches of one"
+                        " example)"
+                    )
                 raise ValueError(
-                    f"PyTorch fails in {self._name}: {first_line(error)}{one}"
+                    f"PyTorch fails in {self._name}: {first_line(error)}{advice}"
                 ) from None
-        self._keep_statistics()
+        self._restore_statistics()
         return outputs
 
-    def backward(self, outputs: Tensor, slopes: NDArray[Any]) -> Tensor:
-        """The gradient [d], zero at the statistics, of a function of `forward`'s
-        outputs with these derivatives.
+    def backward(self, outputs: Tensor, output_grads: NDArray[Any]) -> Tensor:
+        """The gradient of a function of the outputs of `forward`.
+
+        Args:
+            outputs: what `forward` returned.
+            output_grads: the derivatives of the function with respect to these outputs.
 
         Returns:
-            The same tensor in every call.
+            The gradient [d], zero at the statistics; the same tensor in every call.
         """
         self._gradient.zero_()
-        outputs.backward(self._torch.from_numpy(np.array(slopes)))
+        outputs.backward(self._torch.from_numpy(np.array(output_grads)))
         return self._gradient
 
     # on networks: parameters and statistics by path
@@ -152,111 +157,118 @@ class LiveModule:
         what: What,
         mode: Mode,
     ) -> list[NDArray[Any]]:
-        """What is asked for, zero for examples of weight 0, and then the statistics in
-        the order of their paths.
-        """
-        # What only fills the batch is left out, so that it enters no statistic.
-        self._load(network)
-        real = slice(None) if weight is None else np.asarray(weight) > 0
-        with self._torch.no_grad():
-            found = self.forward(
-                self.inputs(np.asarray(x)[real]), mode, words, what
-            ).numpy()
-        outputs = np.zeros((len(x), *found.shape[1:]), found.dtype)
-        outputs[real] = found
-        return [
-            outputs,
-            *(self._piece(self.theta, path) for path in self._facts.statistics),
-        ]
+        """Compute `what` for a network.
 
-    def pull_back(
+        Returns:
+            The result [b, ...], which is zero for examples of weight 0, and then the
+            statistics in the order of their paths.
+        """
+        # Padding is left out, so that it does not enter the statistics.
+        self._load(network)
+        is_example = slice(None) if weight is None else np.asarray(weight) > 0
+        with self._torch.no_grad():
+            inputs = self.inputs(np.asarray(x)[is_example])
+            result = self.forward(inputs, mode, words, what).numpy()
+        outputs = np.zeros((len(x), *result.shape[1:]), result.dtype)
+        outputs[is_example] = result
+        statistics = [self._take(self.theta, path) for path in self._facts.statistics]
+        return [outputs, *statistics]
+
+    def differentiate(
         self,
         network: Mapping[str, NDArray[Any]],
         x: NDArray[Any],
         words: NDArray[np.uint32] | None,
         weight: NDArray[Any] | None,
-        slopes: NDArray[Any],
+        output_grads: NDArray[Any],
         what: What,
         mode: Mode,
     ) -> list[NDArray[Any]]:
-        """Derivatives by the network, path by path, and by floating-point inputs, from
-        derivatives by the outputs.
+        """Derivatives of a function of what `evaluate` computes.
+
+        Args:
+            output_grads: the derivatives with respect to the result [b, ...].
+
+        Returns:
+            The derivatives with respect to the network, path by path, and then with
+            respect to the inputs, if these are floating-point numbers.
         """
         self._load(network)
-        real = slice(None) if weight is None else np.asarray(weight) > 0
-        inputs = self.inputs(np.asarray(x)[real])
+        is_example = slice(None) if weight is None else np.asarray(weight) > 0
+        inputs = self.inputs(np.asarray(x)[is_example])
         if inputs.is_floating_point():
             inputs.requires_grad_(True)
         gradient = self.backward(
-            self.forward(inputs, mode, words, what), np.asarray(slopes)[real]
+            self.forward(inputs, mode, words, what),
+            np.asarray(output_grads)[is_example],
         )
-        found = [self._piece(gradient, path) for path, _ in self._facts.shapes]
+        derivatives = [self._take(gradient, path) for path, _ in self._facts.shapes]
         if inputs.is_floating_point():
-            by_inputs = np.zeros(x.shape, x.dtype)
-            by_inputs[real] = 0 if inputs.grad is None else inputs.grad.numpy()
-            found.append(by_inputs)
-        return found
+            x_grad = np.zeros(x.shape, x.dtype)
+            x_grad[is_example] = 0 if inputs.grad is None else inputs.grad.numpy()
+            derivatives.append(x_grad)
+        return derivatives
 
     def _load(self, network: Mapping[str, NDArray[Any]]) -> None:
-        """Set theta, parameters and statistics, by path."""
+        """Copy parameters and statistics into theta."""
         theta = self.theta.numpy()
-        for path, piece in self._pieces.items():
-            theta[piece] = np.asarray(network[path]).reshape(-1)
+        for path, entries in self._slices.items():
+            theta[entries] = np.asarray(network[path]).reshape(-1)
 
-    def _piece(self, vector: Tensor, path: str) -> NDArray[Any]:
-        """A copy of one parameter's piece of a vector, in its shape."""
+    def _take(self, vector: Tensor, path: str) -> NDArray[Any]:
+        """A copy of one parameter's entries of a vector [d], in the parameter's shape."""
         shape = dict(self._facts.shapes)[path]
-        return vector.numpy()[self._pieces[path]].reshape(shape).copy()
+        return vector.numpy()[self._slices[path]].reshape(shape).copy()
 
     # ----------------------------------------------------------------------------------
 
     def _computed(self, x: Tensor, what: What) -> Tensor:
-        """Run the module, with a hook on its head where the head's inputs are read or
-        replaced.
-        """
+        """Run the module. A hook on its head reads or replaces the head's inputs."""
         if what == "outputs":
-            return self._module(self._placed(x))
+            return self._module(self._arranged(x))
         assert self._head is not None
-        given: list[Tensor] = []
+        head_inputs: list[Tensor] = []
         if what == "features":
             hook = self._head.register_forward_pre_hook(
-                lambda _, arguments: given.append(arguments[0])
+                lambda _, arguments: head_inputs.append(arguments[0])
             )
-            arguments = self._placed(x)
+            arguments = self._arranged(x)
         else:
-            # the body runs on zeros, which nothing reads
-            kind = self._torch.long if self._facts.integers else self._dtype
+            # The body runs on zeros, and its outputs are not used.
+            dtype = self._torch.long if self._facts.integers else self._dtype
             arguments = self._torch.zeros(
-                len(x), *self._facts.example_shape, dtype=kind
+                len(x), *self._facts.example_shape, dtype=dtype
             )
             hook = self._head.register_forward_pre_hook(lambda *_: (x,))
         try:
             outputs = self._module(arguments)
         finally:
             hook.remove()
-        return given[0] if what == "features" else outputs
+        return head_inputs[0] if what == "features" else outputs
 
-    def _placed(self, x: Tensor) -> Tensor:
-        found = placed(x, self._facts.example_shape)
-        if not isinstance(found, Images):
-            return found
-        images: Tensor = found.array  # here it holds a tensor
+    def _arranged(self, x: Tensor) -> Tensor:
+        """Inputs in PyTorch's layout."""
+        inputs = reshape_inputs(x, self._facts.example_shape)
+        if not isinstance(inputs, Images):
+            return inputs
+        images: Tensor = inputs.array  # here it holds a tensor
         return images.permute(0, 3, 1, 2)
 
-    def _keep_statistics(self) -> None:
-        """Statistics that the module has put new tensors in the place of, in theta
-        again.
+    def _restore_statistics(self) -> None:
+        """Make the statistics views of theta again, where the module has replaced them by
+        new tensors.
         """
         for path in self._facts.statistics:
-            owner, _, name = path.rpartition(".")
-            tensor = getattr(self._module.get_submodule(owner), name)
-            home = self.theta[self._pieces[path]].view(tensor.shape)
-            if tensor.data_ptr() != home.data_ptr():
-                home.copy_(tensor.detach())
-                tensor.data = home
+            layer, _, name = path.rpartition(".")
+            tensor = getattr(self._module.get_submodule(layer), name)
+            view = self.theta[self._slices[path]].view(tensor.shape)
+            if tensor.data_ptr() != view.data_ptr():
+                view.copy_(tensor.detach())
+                tensor.data = view
 
     @contextmanager
     def _seeded(self, words: NDArray[np.uint32] | None) -> Iterator[None]:
+        """Seed PyTorch's generator, and restore its state afterwards."""
         if words is None:
             yield
             return

@@ -1,4 +1,4 @@
-"""PyTorch modules, converted: trained by this library's own engine."""
+"""PyTorch modules that are converted to JAX and trained by this library's own engine."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
-from fedtailor.models.model import Architecture
+from fedtailor.models.architecture import Architecture
 from fedtailor.models.part_finder import LayerInfo
 from fedtailor.models.pytorch.convert import (
     has_randomness,
@@ -19,7 +19,7 @@ from fedtailor.models.pytorch.convert import (
 from fedtailor.models.pytorch.layout import Value
 from fedtailor.models.pytorch.operations import Context, Ref
 from fedtailor.models.pytorch.program import Program
-from fedtailor.models.pytorch.start import Start, placed
+from fedtailor.models.pytorch.start import Start, reshape_inputs
 
 MICRO_BATCH = 20
 """Examples to differentiate at a time in modules with convolutions (as in the zoo's).
@@ -40,7 +40,9 @@ class TorchModule(Architecture):
     def build(
         self, input_shape: tuple[int, ...], outputs: int, key: Array
     ) -> dict[str, Array]:
-        placed(jax.ShapeDtypeStruct((1, *input_shape), jnp.float32), self.example_shape)
+        reshape_inputs(
+            jax.ShapeDtypeStruct((1, *input_shape), jnp.float32), self.example_shape
+        )
         return self.start.build(key)
 
     def apply(
@@ -48,7 +50,7 @@ class TorchModule(Architecture):
     ) -> Float[Array, "b ..."]:
         program = self.evaluation if key is None else self.training
         return program.run(
-            network, self._input(network, x), self._context(network, program, key=key)
+            network, self._input(x), self._context(network, program, key=key)
         )
 
     def is_stochastic(self, network: Any) -> bool:
@@ -65,11 +67,11 @@ class TorchModule(Architecture):
         weight: Float[Array, " b"],
     ) -> tuple[Float[Array, "b ..."], Any]:
         context = self._context(network, self.training, key, weight)
-        outputs = self.training.run(network, self._input(network, x), context)
-        return outputs, {**network, **context.renewed}
+        outputs = self.training.run(network, self._input(x), context)
+        return outputs, {**network, **context.new_statistics}
 
     def layer_info(self, network: Any, input_shape: tuple[int, ...]) -> LayerInfo:
-        # the module that owns the head's weight: "fc" of "fc.weight"
+        # The head's weight is "fc.weight", say, and the head is "fc".
         head, names = head_of(self.evaluation), dict(self.evaluation.names)
         path = None if head is None else names[head.args[1].name].rpartition(".")[0]
         order = layer_order(self.evaluation)
@@ -85,7 +87,7 @@ class TorchModule(Architecture):
         program = self.evaluation if key is None else self.training
         context = self._context(network, program, key)
         return program.run(
-            network, self._input(network, x), context, watch=_head_input(program)
+            network, self._input(x), context, stop_at=_head_input(program)
         )
 
     def train_features(
@@ -98,7 +100,7 @@ class TorchModule(Architecture):
     ) -> Float[Array, "b ..."]:
         context = self._context(network, self.training, key, weight)
         return self.training.run(
-            network, self._input(network, x), context, watch=_head_input(self.training)
+            network, self._input(x), context, stop_at=_head_input(self.training)
         )
 
     def head_outputs(
@@ -108,15 +110,15 @@ class TorchModule(Architecture):
         features: Float[Array, "b ..."],
         input_shape: tuple[int, ...],
     ) -> Float[Array, "b ..."]:
-        # The body runs on zeros, unread, and the compiler removes it.
+        # The body runs on zeros. The compiler removes it, as nothing reads its outputs.
         program, context = self.evaluation, self._context(network, self.evaluation)
-        nothing = jnp.zeros((len(features), *self.example_shape), self.input_dtype)
+        zeros = jnp.zeros((len(features), *self.example_shape), self.input_dtype)
         return program.run(
-            network, nothing, context, given=(_head_input(program), features)
+            network, zeros, context, replace=(_head_input(program), features)
         )
 
-    def _input(self, network: Any, x: Shaped[Array, "b ..."]) -> Value:
-        return placed(x, self.example_shape)
+    def _input(self, x: Shaped[Array, "b ..."]) -> Value:
+        return reshape_inputs(x, self.example_shape)
 
     def _context(
         self,
@@ -130,9 +132,7 @@ class TorchModule(Architecture):
 
 
 def _head_input(program: Program) -> str:
-    """The name of the value that the head is given: where a program is cut in body and
-    head.
-    """
+    """The name of the value that is the input of the head."""
     head = head_of(program)
     assert head is not None and isinstance(head.args[0], Ref)
     return head.args[0].name

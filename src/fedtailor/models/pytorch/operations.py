@@ -1,9 +1,9 @@
-"""What PyTorch's operations are in JAX: a table by name, without the overload ("add",
+"""The table of PyTorch's operations in JAX, by their names without the overload ("add",
 not "aten.add.Tensor").
 
 Every entry is called as `function(context, *args, **kwargs)`, with PyTorch's positional
-arguments and arrays in its layout; those marked with `layout=True` take `Planes` and
-`Images` too. Register what is missing:
+arguments and arrays in its layout. Those that are registered with `layout=True` also take
+`FeatureMaps` and `Images`. Register a missing operation like this:
 
     @operation("my_op")
     def my_op(context, x): ...
@@ -17,14 +17,14 @@ import jax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from fedtailor.models.pytorch.layout import plain
+from fedtailor.models.pytorch.layout import torch_layout
 
 OPERATIONS: dict[str, Callable[..., Any]] = {}
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Unsupported(ValueError):
-    """An operation, or a use of one, that has no counterpart here."""
+    """An operation, or a use of one, that cannot be converted to JAX."""
 
 
 @dataclass(frozen=True)
@@ -48,41 +48,46 @@ class Operation:
 
 @dataclass
 class Context:
-    """What operations need beside their arguments.
+    """The mode of a run of a program, and its state.
 
     Attributes:
         dtype: of floating-point numbers.
         weight: of each example of a training step (0 = padding), or None in evaluation.
         key: randomness of a training step, or None (dropout off).
-        names: path in the module of each parameter and statistic.
-        renewed: new running statistics by path; filled while a program runs.
+        names: the path in the module of each parameter and statistic.
+        new_statistics: new running statistics by path, which operations add.
+        operation: the operation that runs now.
+        draws: how many keys have been drawn from `key`.
     """
 
     dtype: DTypeLike
     weight: Float[Array, " b"] | None = None
     key: Array | None = None
     names: Mapping[str, str] = field(default_factory=dict)
-    renewed: dict[str, Array] = field(default_factory=dict)
+    new_statistics: dict[str, Array] = field(default_factory=dict)
     operation: Operation | None = None
     draws: int = 0
 
     @property
     def operation_name(self) -> str:
-        """Under which of its names the operation was called that runs now."""
+        """The name by which the current operation was called."""
         assert self.operation is not None
         return self.operation.name
 
     def next_key(self) -> Array | None:
-        """A key for one more use of randomness."""
+        """A new key; None if dropout is off."""
         self.draws += 1
         return None if self.key is None else jax.random.fold_in(self.key, self.draws)
 
-    def path(self, place: int) -> str:
-        """The path of the parameter or statistic that stands at a place of the
-        operation's arguments.
+    def path(self, index: int) -> str:
+        """The path of the parameter or statistic that is an argument of the current
+        operation.
+
+        Args:
+            index: of the argument.
         """
         assert self.operation is not None
-        argument = self.operation.args[place]
+        argument = self.operation.args[index]
         if not isinstance(argument, Ref) or argument.name not in self.names:
             raise Unsupported(
                 f"{self.operation.name} with statistics that are computed"
@@ -91,17 +96,19 @@ class Context:
 
 
 def operation(*names: str, layout: bool = False) -> Callable[[Function], Function]:
-    """Register a function under names of operations; without `layout`, its arguments
-    are in PyTorch's layout.
+    """Register a function as the operations of these names (decorator).
+
+    Args:
+        names: of the operations.
+        layout: whether the function takes `FeatureMaps` and `Images`. If not, they are
+            converted to PyTorch's layout before the call.
     """
 
     def register(function: Function) -> Function:
         def called(context: Context, *args: Any, **kwargs: Any) -> Any:
-            args = tuple(map(_plain, args))
+            args = tuple(map(_to_torch_layout, args))
             return function(context, *args, **kwargs)
 
-        # most operations know PyTorch's layout only: what is kept as planes or images
-        # is put into it for them
         for name in names:
             OPERATIONS[name] = function if layout else called
         return function
@@ -109,7 +116,9 @@ def operation(*names: str, layout: bool = False) -> Callable[[Function], Functio
     return register
 
 
-def _plain(argument: Any) -> Any:
+def _to_torch_layout(argument: Any) -> Any:
     return (
-        tuple(map(plain, argument)) if isinstance(argument, tuple) else plain(argument)
+        tuple(map(torch_layout, argument))
+        if isinstance(argument, tuple)
+        else torch_layout(argument)
     )

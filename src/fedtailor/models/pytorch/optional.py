@@ -1,10 +1,10 @@
-"""PyTorch, where it is installed."""
+"""PyTorch, an optional dependency."""
 
 import importlib
 from typing import Any
 
 TorchModuleType = Any
-"""A `torch.nn.Module` (PyTorch need not be there to read this)."""
+"""A `torch.nn.Module`; `Any`, as PyTorch may not be installed."""
 Tensor = Any
 """A `torch.Tensor`."""
 

@@ -8,13 +8,15 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
-from fedtailor.models.pytorch.layout import Value, plain
+from fedtailor.models.pytorch.layout import Value, torch_layout
 from fedtailor.models.pytorch.operations import OPERATIONS, Context, Operation, Ref
 from fedtailor.models.pytorch.start import digest
 
 
 class Constants(Mapping[str, np.ndarray]):
-    """Arrays that no training changes, equal by content."""
+    """Arrays that training does not change. Two instances with the same content are
+    equal.
+    """
 
     def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
         self._arrays = dict(arrays)
@@ -33,7 +35,7 @@ class Constants(Mapping[str, np.ndarray]):
         return len(self._arrays)
 
     def __repr__(self) -> str:
-        """The same in every process, as a run's manifest needs it."""
+        """Equal in every process, as a run's manifest stores it."""
         return f"Constants({digest(self._arrays)})"
 
     def __hash__(self) -> int:
@@ -45,7 +47,7 @@ class Constants(Mapping[str, np.ndarray]):
 
 @dataclass(frozen=True)
 class Program:
-    """What a module does in one mode, training or evaluation.
+    """The operations of a module in one mode, training or evaluation.
 
     Attributes:
         operations: in the order in which they run.
@@ -68,21 +70,21 @@ class Program:
         x: Value,
         context: Context,
         *,
-        watch: str | None = None,
-        given: tuple[str, Array] | None = None,
+        stop_at: str | None = None,
+        replace: tuple[str, Array] | None = None,
     ) -> Any:
-        """The module's output, or that of the operation `watch`.
+        """The module's output, or that of the operation `stop_at`.
 
         Args:
             network: parameters and running statistics, by their path in the module.
             x: a batch of inputs.
             context: the mode, and what it needs.
-            watch: the name of a value to stop at, and to return instead of the output.
-            given: the name of a value, and what it is to be instead of what its
-                operation computes.
+            stop_at: the name of a value to stop at, and to return instead of the output.
+            replace: the name of a value, and the array to use for it instead of the
+                output of its operation.
         """
-        # An interpreter: every operation looks its arguments up by name, and leaves its
-        # output under its own.
+        # An interpreter: every operation looks up its arguments by name and stores its
+        # output under its own name.
         values: dict[str, Any] = {name: network[path] for name, path in self.names}
         values |= {
             name: jax.numpy.asarray(array, _dtype(array, context))
@@ -90,30 +92,27 @@ class Program:
         }
         values[self.input] = x
         for operation in self.operations:
-            if given is not None and operation.output == given[0]:
-                values[operation.output] = given[1]
+            if replace is not None and operation.output == replace[0]:
+                values[operation.output] = replace[1]
                 continue
             context.operation = operation
-            args = [_resolved(argument, values) for argument in operation.args]
-            kwargs = {
-                name: _resolved(value, values) for name, value in operation.kwargs
-            }
+            args = [_resolve(argument, values) for argument in operation.args]
+            kwargs = {name: _resolve(value, values) for name, value in operation.kwargs}
             result = OPERATIONS[operation.name](context, *args, **kwargs)
             values[operation.output] = result
             if operation.name.endswith("_") and isinstance(operation.args[0], Ref):
-                values[operation.args[0].name] = (
-                    result  # in place: whoever reads the argument later reads this
-                )
-            if operation.output == watch:
-                return plain(result)
-        return plain(values[self.output.name])
+                # An in-place operation: later readers of the argument read the result.
+                values[operation.args[0].name] = result
+            if operation.output == stop_at:
+                return torch_layout(result)
+        return torch_layout(values[self.output.name])
 
 
-def _resolved(argument: Any, values: Mapping[str, Any]) -> Any:
+def _resolve(argument: Any, values: Mapping[str, Any]) -> Any:
     if isinstance(argument, Ref):
         return values[argument.name]
     if isinstance(argument, tuple):
-        return tuple(_resolved(one, values) for one in argument)
+        return tuple(_resolve(item, values) for item in argument)
     return argument
 
 

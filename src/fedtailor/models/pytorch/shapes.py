@@ -1,6 +1,4 @@
-"""PyTorch's operations on the shapes of arrays, sums over axes, and arrays out of
-nothing, in JAX.
-"""
+"""PyTorch's operations that reshape, reduce, create and convert arrays, in JAX."""
 
 import itertools
 import math
@@ -12,7 +10,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from fedtailor.models.pytorch.layout import Planes, Value, plain
+from fedtailor.models.pytorch.layout import FeatureMaps, Value, torch_layout
 from fedtailor.models.pytorch.operations import Context, Unsupported, operation
 
 
@@ -28,9 +26,9 @@ def _reshape(context: Context, x: Array, shape: Sequence[int]) -> Array:
 
 @operation("flatten", layout=True)
 def _flatten(context: Context, x: Value, start: int = 0, end: int = -1) -> Array:
-    if isinstance(x, Planes) and start == 1 and end in (-1, 3):
+    if isinstance(x, FeatureMaps) and start == 1 and end in (-1, 3):
         return x.array.reshape(-1, x.array.shape[-1]).T
-    array: Array = plain(x)
+    array: Array = torch_layout(x)
     start = start % array.ndim
     end = end % array.ndim
     merged = math.prod(array.shape[start : end + 1])
@@ -71,11 +69,12 @@ def _squeeze(context: Context, x: Array, dim: Any = None) -> Array:
 
 @operation("expand")
 def _expand(context: Context, x: Array, shape: Sequence[int], **kwargs: Any) -> Array:
-    added = len(shape) - x.ndim
-    wanted = [
-        x.shape[i - added] if side == -1 else side for i, side in enumerate(shape)
+    # -1 means that the axis keeps its size. Axes are added in front.
+    sizes = (*shape[: len(shape) - x.ndim], *x.shape)
+    new_shape = [
+        size if new == -1 else new for new, size in zip(shape, sizes, strict=True)
     ]
-    return jnp.broadcast_to(x, wanted)
+    return jnp.broadcast_to(x, new_shape)
 
 
 @operation("expand_as")
@@ -121,9 +120,9 @@ def _select(context: Context, x: Array, dim: int, index: int) -> Array:
 
 
 @operation("index")
-def _index(context: Context, x: Array, places: Sequence[Any]) -> Array:
-    # A hole in front of arrays is a whole axis, as in NumPy.
-    return x[tuple(slice(None) if place is None else place for place in places)]
+def _index(context: Context, x: Array, indices: Sequence[Any]) -> Array:
+    # None stands for a whole axis.
+    return x[tuple(slice(None) if index is None else index for index in indices)]
 
 
 @operation("one_hot")
@@ -172,7 +171,7 @@ def _pad(
     )
 
 
-# sums
+# reductions
 # --------------------------------------------------------------------------------------
 
 
@@ -265,12 +264,12 @@ def _einsum(
     return jnp.einsum(equation, *arrays)
 
 
-# arrays out of nothing
+# creation and conversion
 # --------------------------------------------------------------------------------------
 
 
-def _kind(context: Context, dtype: str | None) -> DTypeLike:
-    """A type of PyTorch's: floating-point numbers are in the model's precision."""
+def _dtype(context: Context, dtype: str | None) -> DTypeLike:
+    """JAX's dtype for one of PyTorch's; floating-point types become the model's."""
     if dtype is None or "float" in dtype:
         return context.dtype
     return {"bool": bool, "long": "int32", "int64": "int32"}.get(dtype, dtype)
@@ -280,14 +279,14 @@ def _kind(context: Context, dtype: str | None) -> DTypeLike:
 def _zeros(
     context: Context, *args: Any, dtype: str | None = None, **kwargs: Any
 ) -> Array:
-    return jnp.zeros(args[-1], _kind(context, dtype))
+    return jnp.zeros(args[-1], _dtype(context, dtype))
 
 
 @operation("ones", "new_ones")
 def _ones(
     context: Context, *args: Any, dtype: str | None = None, **kwargs: Any
 ) -> Array:
-    return jnp.ones(args[-1], _kind(context, dtype))
+    return jnp.ones(args[-1], _dtype(context, dtype))
 
 
 @operation("full")
@@ -299,7 +298,7 @@ def _full(
     dtype: str | None = None,
     **kwargs: Any,
 ) -> Array:
-    return jnp.full(shape, value, _kind(context, dtype))
+    return jnp.full(shape, value, _dtype(context, dtype))
 
 
 @operation("zeros_like")
@@ -316,20 +315,20 @@ def _ones_like(context: Context, x: Array, **kwargs: Any) -> Array:
 def _arange(
     context: Context, *limits: Any, dtype: str | None = None, **kwargs: Any
 ) -> Array:
-    whole = all(isinstance(limit, int) for limit in limits) and (
+    is_integer = all(isinstance(limit, int) for limit in limits) and (
         dtype is None or "float" not in dtype
     )
-    return jnp.arange(*limits, dtype=jnp.int32 if whole else context.dtype)
+    return jnp.arange(*limits, dtype=jnp.int32 if is_integer else context.dtype)
 
 
 @operation("to", "_to_copy", "type_as")
 def _to(
     context: Context, x: Array, *args: Any, dtype: str | None = None, **kwargs: Any
 ) -> Array:
-    wanted = dtype or next((arg for arg in args if isinstance(arg, str)), None)
     if args and hasattr(args[0], "dtype"):
         return x.astype(args[0].dtype)
-    return x if wanted is None else x.astype(_kind(context, wanted))
+    new = dtype or next((arg for arg in args if isinstance(arg, str)), None)
+    return x if new is None else x.astype(_dtype(context, new))
 
 
 @operation("tril")
@@ -344,4 +343,4 @@ def _triu(context: Context, x: Array, diagonal: int = 0) -> Array:
 
 @operation("nothing", layout=True)
 def _nothing(context: Context, *args: Any, **kwargs: Any) -> None:
-    """Assertions about shapes, which hold for the example that was traced."""
+    """Does nothing: for assertions about shapes, which hold for the traced example."""

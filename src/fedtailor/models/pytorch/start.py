@@ -1,6 +1,4 @@
-"""What PyTorch modules have in common, whichever way they are trained: where they
-start, and how they take inputs.
-"""
+"""Initial parameters and inputs of PyTorch modules, for both engines."""
 
 import copy
 import hashlib
@@ -18,18 +16,18 @@ from fedtailor.models.pytorch.layout import Images
 from fedtailor.models.pytorch.optional import TorchModuleType, pytorch
 
 COUNTER = "num_batches_tracked"
-"""BatchNorm's counter, which nothing reads unless its momentum is None."""
+"""The name of BatchNorm's counter, which is not used unless its momentum is None."""
 
 
 class Start:
-    """Where training starts: the module's present values, or new ones as the module's
-    own layers draw them.
+    """The initial values of a module: its present values, or new ones that the module's
+    own layers draw.
 
     Attributes:
-        shapes: of parameters and running statistics, by path.
-        names: every name in the module's state dict, with the path of the parameter it
-            is stored under.
-        present: the module's present values, by name.
+        shapes: path -> shape, of parameters and running statistics.
+        names: name in the module's state dict -> path of the parameter or statistic that
+            holds it; "" if no training changes it.
+        present: name in the state dict -> present values.
     """
 
     def __init__(
@@ -44,8 +42,8 @@ class Start:
             name: tensor.detach().numpy().copy() for name, tensor in state.items()
         }
         self.shapes = {path: self.present[path].shape for path in paths}
-        # Tied layers: one tensor under several names of the state dict, of which
-        # `paths` has one.
+        # A tensor of tied layers has several names in the state dict, one of which is in
+        # `paths`.
         stored = {state[path].data_ptr(): path for path in paths if state[path].numel()}
         self.names = {
             name: name if name in paths else stored.get(tensor.data_ptr(), "")
@@ -59,8 +57,8 @@ class Start:
         return self._module
 
     def constants(self) -> str:
-        """A fingerprint of what stands in the state dict and is not trained, but for
-        counters.
+        """A fingerprint of the entries of the state dict that no training changes,
+        without counters.
         """
         fixed = {}
         for name, path in self.names.items():
@@ -69,22 +67,22 @@ class Start:
         return digest(fixed)
 
     def build(self, key: Array) -> dict[str, Array]:
-        """`draw` in JAX's compiled programs, from a key."""
-        kinds = {
+        """As `draw`, but from a JAX key, and for use in compiled programs."""
+        shapes = {
             path: jax.ShapeDtypeStruct(shape, jnp.float32)
             for path, shape in self.shapes.items()
         }
-        # PyTorch draws on the host; a compiled program asks for it, once for each key
+        # PyTorch draws on the host. Compiled programs call it once for each key.
         return jax.pure_callback(
-            self.draw, kinds, jax.random.key_data(key), vmap_method="sequential"
+            self.draw, shapes, jax.random.key_data(key), vmap_method="sequential"
         )
 
     def draw(self, words: NDArray[np.uint32]) -> dict[str, NDArray[np.float32]]:
         """Parameters and running statistics, by path, from two random words."""
         torch = pytorch()
 
-        # The module's own layers draw, from PyTorch's global generator, which is put
-        # back afterwards.
+        # The layers draw from PyTorch's global generator, whose state is restored
+        # afterwards.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_of(words))
             module = self._module if self._make is None else self._make()
@@ -95,9 +93,7 @@ class Start:
         }
 
     def __repr__(self) -> str:
-        """The same in every process, as a run's manifest needs it: new values, or which
-        present ones.
-        """
+        """Equal in every process, as a run's manifest stores it."""
         if self._make is not None:
             return "Start(new values)"
         return f"Start(present values {digest(self.present)})"
@@ -109,23 +105,23 @@ class Start:
         return hash(self._identity)
 
 
-def copied(module: TorchModuleType) -> TorchModuleType:
+def copy_module(module: TorchModuleType) -> TorchModuleType:
     """A copy of a module.
 
     Raises:
-        ValueError: PyTorch does not copy it: it holds tensors that were computed from
-            others, say.
+        ValueError: PyTorch cannot copy it, for example because it holds tensors that were
+            computed from others.
     """
     try:
         return copy.deepcopy(module)
-    except Exception as error:  # PyTorch raises many kinds
+    except Exception as error:  # PyTorch raises many kinds of errors
         raise ValueError(
             f"{type(module).__name__} cannot be copied: {first_line(error)}"
         ) from None
 
 
 def first_line(error: Exception) -> str:
-    """The first line of what an error says."""
+    """The first line of an error's message, or the error's type if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
@@ -144,14 +140,24 @@ def digest(arrays: Mapping[str, NDArray[Any]]) -> str:
     return sha256.hexdigest()[:16]
 
 
-def maker(module: Any, made: TorchModuleType) -> Callable[[], TorchModuleType]:
-    """A function that makes the module with new parameters."""
-    if module is not made:
+def initializer(
+    module: Any, instance: TorchModuleType
+) -> Callable[[], TorchModuleType]:
+    """A function that makes the module with new random parameters.
+
+    Args:
+        module: what the user passed: the module itself, or a function that makes it.
+        instance: the module.
+
+    Raises:
+        ValueError: a layer of a module has parameters and no `reset_parameters`.
+    """
+    if module is not instance:
         return module
 
     def make() -> TorchModuleType:
-        fresh = copied(made)
-        for layer in fresh.modules():
+        new = copy_module(instance)
+        for layer in new.modules():
             reset = getattr(layer, "reset_parameters", None) or getattr(
                 layer, "_reset_parameters", None
             )
@@ -163,18 +169,22 @@ def maker(module: Any, made: TorchModuleType) -> Callable[[], TorchModuleType]:
                     " reset_parameters; pass a function that makes the module, or"
                     " pretrained=True to start from its present values"
                 )
-        return fresh
+        return new
 
-    make()  # says at once what cannot be drawn anew
+    make()  # raises the error now, and not when training starts
     return make
 
 
-def placed(x: Any, example_shape: tuple[int, ...]) -> Any:
-    """Inputs as stored, as the module takes them: images may have their channels last,
-    gray ones none.
+def reshape_inputs(x: Any, example_shape: tuple[int, ...]) -> Any:
+    """Inputs in the shape that the module takes.
+
+    Args:
+        x: inputs [b, ...] as they are stored. Images may have their channels last, and
+            gray ones may have no axis of channels.
+        example_shape: the shape of one input of the module.
 
     Raises:
-        ValueError: they do not fit.
+        ValueError: the shapes do not match.
     """
     shape = x.shape[1:]
     if shape == example_shape:

@@ -1,0 +1,178 @@
+"""`Architecture`: a network before the shape of the data is known."""
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from jaxtyping import Array, Float, PyTree, Shaped
+
+from fedtailor.models.losses import Loss, cross_entropy
+from fedtailor.models.part_finder import LayerInfo
+
+if TYPE_CHECKING:
+    from fedtailor.models.model import Model
+
+Network = PyTree
+"""A network: any pytree whose floating-point arrays are its parameters, such as an Equinox
+module or a dict of arrays.
+"""
+
+
+class Architecture(ABC):
+    """A network before the shape of the data is known.
+
+    Subclass it as a frozen dataclass. Architectures with equal fields are equal, and share
+    compiled programs.
+
+    Attributes:
+        micro_batch: the number of examples to differentiate at a time, so that activations
+            fit into the cache; the gradients are added up. None = the whole batch.
+        in_python: whether the network runs step by step in Python, and cannot be part of a
+            compiled program.
+    """
+
+    micro_batch: int | None = None
+    in_python: ClassVar[bool] = False
+
+    @abstractmethod
+    def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Network:
+        """Make a network with random parameters.
+
+        Args:
+            input_shape: the shape of one input.
+            outputs: the number of outputs.
+            key: the random key of the parameters.
+        """
+
+    @abstractmethod
+    def apply(
+        self, network: Network, x: Shaped[Array, "b ..."], key: Array | None
+    ) -> Float[Array, "b ..."]:
+        """Compute the outputs for a batch.
+
+        Args:
+            network: with parameters and running statistics.
+            x: a batch of inputs.
+            key: the random key of a training step, for dropout; None = evaluation mode.
+        """
+
+    def is_stochastic(self, network: Network) -> bool:
+        """Whether training needs random numbers (dropout).
+
+        Args:
+            network: as `build` returns it, or its shapes.
+        """
+        return False
+
+    # running statistics, such as those of batch normalisation
+    # ------------------------------------------------------
+
+    def statistics(self, network: Network) -> tuple[str, ...]:
+        """The paths of the arrays that are running statistics, in the form of
+        `fedtailor.models.tree_paths.path_of`.
+        """
+        return ()
+
+    def train(
+        self,
+        network: Network,
+        x: Shaped[Array, "b ..."],
+        key: Array | None,
+        weight: Float[Array, " b"],
+    ) -> tuple[Float[Array, "b ..."], Network]:
+        """Compute the outputs in a training step, and update the running statistics.
+
+        It is called only if there are `statistics`.
+
+        Args:
+            network: the network before the step.
+            x: a batch of inputs.
+            key: the random key of the step, for dropout; None if `is_stochastic` is
+                False.
+            weight: 1 for an example, 0 for padding, which must not change the
+                statistics.
+
+        Returns:
+            The outputs, and the network with new running statistics.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} names statistics and has no method `train`"
+        )
+
+    # parts of the network (see `Model.part`)
+    # ---------------------------------------------------------------------
+
+    def layer_info(self, network: Network, input_shape: tuple[int, ...]) -> LayerInfo:
+        """Describe the layers of the network: its head, its normalisation layers, and the
+        order of calls.
+
+        Args:
+            network: as `build` returns it, or its shapes (`jax.ShapeDtypeStruct` in place
+                of arrays).
+            input_shape: the shape of one input.
+
+        Returns:
+            The description; by default one without a head and normalisation layers.
+        """
+        return LayerInfo()
+
+    def features(
+        self,
+        network: Network,
+        layer_info: LayerInfo,
+        x: Shaped[Array, "b ..."],
+        key: Array | None,
+    ) -> Float[Array, "b ..."]:
+        """Compute the inputs of the head. It is called only if `layer_info` has a head.
+
+        Args:
+            network: as for `apply`.
+            layer_info: what the method `layer_info` returned.
+            x: as for `apply`.
+            key: as for `apply`.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} names a head and has no method `features`"
+        )
+
+    def train_features(
+        self,
+        network: Network,
+        layer_info: LayerInfo,
+        x: Shaped[Array, "b ..."],
+        key: Array | None,
+        weight: Float[Array, " b"],
+    ) -> Float[Array, "b ..."]:
+        """Compute the inputs of the head in a training step.
+
+        It is called only if there are `statistics`. Key and weight are as for `train`.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} names a head and statistics and has no"
+            " `train_features`"
+        )
+
+    def head_outputs(
+        self,
+        network: Network,
+        layer_info: LayerInfo,
+        features: Float[Array, "b ..."],
+        input_shape: tuple[int, ...],
+    ) -> Float[Array, "b ..."]:
+        """Compute the outputs from features [b, ...] in evaluation mode. It is called
+        only if `layer_info` has a head.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} names a head and has no method `head_outputs`"
+        )
+
+    def bind(
+        self,
+        input_shape: tuple[int, ...],
+        outputs: int,
+        loss: Loss = cross_entropy,
+        dtype: Literal["float32", "float64"] = "float32",
+    ) -> "Model":
+        """The model for inputs of one shape; `Model` explains the arguments and errors."""
+        from fedtailor.models.model import Model
+
+        return Model(self, tuple(input_shape), outputs, loss, dtype)

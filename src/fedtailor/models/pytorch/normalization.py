@@ -1,0 +1,134 @@
+"""PyTorch's normalisation layers in JAX."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array
+
+from fedtailor.models.normalization import batch_statistics
+from fedtailor.models.pytorch.layout import FeatureMaps, Value, torch_layout
+from fedtailor.models.pytorch.operations import Context, Unsupported, operation
+from fedtailor.protocol import along_axis
+
+
+@operation("batch_norm", layout=True)
+def _batch_norm(
+    context: Context,
+    x: Value,
+    weight: Array | None,
+    bias: Array | None,
+    mean: Array | None,
+    variance: Array | None,
+    training: bool,
+    momentum: float,
+    epsilon: float,
+    *rest: Any,
+) -> Value:
+    if mean is None or variance is None or momentum is None:
+        raise Unsupported("BatchNorm with track_running_stats=False or momentum=None")
+    array = x.array if isinstance(x, FeatureMaps) else torch_layout(x)
+    batch_axis, channel_axis = (3, 0) if isinstance(x, FeatureMaps) else (0, 1)
+    if training:
+        count = x.shape[0]
+        example_weight = (
+            jnp.ones(count, array.dtype) if context.weight is None else context.weight
+        )
+        mean, variance, (new_mean, new_variance) = batch_statistics(
+            array,
+            example_weight,
+            (mean, variance),
+            momentum,
+            batch_axis=batch_axis,
+            channel_axis=channel_axis,
+        )
+        new_statistics = {context.path(3): new_mean, context.path(4): new_variance}
+        context.new_statistics |= new_statistics
+
+    def per_channel(values: Array) -> Array:
+        return along_axis(values, channel_axis, array.ndim)
+
+    y = (array - per_channel(mean)) * per_channel(lax.rsqrt(variance + epsilon))
+    y = y if weight is None else y * per_channel(weight)
+    y = y if bias is None else y + per_channel(bias)
+    return FeatureMaps(y) if isinstance(x, FeatureMaps) else y
+
+
+@operation("layer_norm")
+def _layer_norm(
+    context: Context,
+    x: Array,
+    shape: Sequence[int],
+    weight: Array | None = None,
+    bias: Array | None = None,
+    epsilon: float = 1e-5,
+    *rest: Any,
+) -> Array:
+    y = _normalized(x, tuple(range(x.ndim - len(shape), x.ndim)), epsilon)
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias
+
+
+@operation("group_norm")
+def _group_norm(
+    context: Context,
+    x: Array,
+    groups: int,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    epsilon: float = 1e-5,
+    *rest: Any,
+) -> Array:
+    grouped = x.reshape(len(x), groups, -1)
+    y = _normalized(grouped, (2,), epsilon).reshape(x.shape)
+    y = y if weight is None else y * along_axis(weight, 1, x.ndim)
+    return y if bias is None else y + along_axis(bias, 1, x.ndim)
+
+
+@operation("instance_norm")
+def _instance_norm(
+    context: Context,
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    mean: Array | None,
+    variance: Array | None,
+    use_input_stats: bool,
+    momentum: float,
+    epsilon: float,
+    *rest: Any,
+) -> Array:
+    if mean is not None or not use_input_stats:
+        raise Unsupported("InstanceNorm with track_running_stats=True")
+    return _group_norm(context, x, x.shape[1], weight, bias, epsilon)
+
+
+@operation("rms_norm")
+def _rms_norm(
+    context: Context,
+    x: Array,
+    shape: Sequence[int],
+    weight: Array | None = None,
+    epsilon: float | None = None,
+) -> Array:
+    epsilon = float(jnp.finfo(x.dtype).eps) if epsilon is None else epsilon
+    axes = tuple(range(x.ndim - len(shape), x.ndim))
+    y = x * lax.rsqrt(jnp.square(x).mean(axes, keepdims=True) + epsilon)
+    return y if weight is None else y * weight
+
+
+@operation("_weight_norm")
+def _weight_norm(
+    context: Context, direction: Array, length: Array, dim: int = 0
+) -> Array:
+    axes = tuple(axis for axis in range(direction.ndim) if axis != dim % direction.ndim)
+    norm = jnp.sqrt(jnp.square(direction).sum(axes, keepdims=True))
+    return direction * (length / norm)
+
+
+def _normalized(x: Array, axes: tuple[int, ...], epsilon: float) -> Array:
+    """x minus its mean, divided by its standard deviation, both over some axes."""
+    mean = x.mean(axes, keepdims=True)
+    variance = jnp.square(x - mean).mean(axes, keepdims=True)
+    return (x - mean) * lax.rsqrt(variance + epsilon)

@@ -30,7 +30,7 @@ from fedtailor.executors.packing import PackedInputs
 from fedtailor.executors.settings import Settings
 from fedtailor.federation import Federation
 from fedtailor.models import Model
-from fedtailor.protocol import Algorithm, ClientState, Exchange
+from fedtailor.protocol import NOT_SENT, Algorithm, ClientState, Exchange
 
 MEMORY_SHARE = 0.9
 """The fraction of the free memory that a program may use."""
@@ -206,7 +206,9 @@ class Devices:
         )
         recipients = {}
         for kind, sent in downlink.streams.items():
-            streams = np.where(sent.recipients >= 0, sent.recipients + offset[kind], -1)
+            streams = np.where(
+                sent.recipients >= 0, sent.recipients + offset[kind], NOT_SENT
+            )
             recipients[kind] = streams[request.order]
         round = request.exchange.cohort.round
         packed = PackedInputs.pack(

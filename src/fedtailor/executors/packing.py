@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Int
 from numpy.typing import NDArray
 
 from fedtailor.client.pool import ClientAddress
+from fedtailor.protocol import NOT_SENT
 
 FIRST_STREAM = 12
 """The first column of the streams. The columns before it are start (3), size (3), key (2)
@@ -50,8 +51,8 @@ class PackedInputs:
             addresses: the fields of the cohort's `ClientAddress`.
             round: the round (0-based).
             reply: [c] which clients are to answer.
-            recipients: kind -> [c, k] the streams that each client receives, -1 =
-                nothing.
+            recipients: kind -> [c, k] the streams that each client receives, or
+                `NOT_SENT`.
 
         Returns:
             Host arrays [row_count, w]. Rows past the cohort are padding: these clients
@@ -60,9 +61,9 @@ class PackedInputs:
         count = len(reply)
         kinds = tuple((kind, streams.shape[1]) for kind, streams in recipients.items())
         width = FIRST_STREAM + sum(columns for _, columns in kinds)
-        # Padding has an address without examples, and the stream -1, which is none.
+        # Padding has an address without examples, and receives no stream.
         numbers = np.zeros((row_count, width), np.int32)
-        numbers[count:, FIRST_STREAM:] = -1
+        numbers[count:, FIRST_STREAM:] = NOT_SENT
         columns = [
             *(part.view(np.int32) for part in addresses),
             np.full((count, 1), round),
@@ -91,7 +92,7 @@ class PackedInputs:
 
     @property
     def recipients(self) -> dict[str, Int[Array, " k"]]:
-        """kind -> the streams that the client receives, -1 = nothing."""
+        """kind -> the streams that the client receives, or `NOT_SENT`."""
         recipients = {}
         start = FIRST_STREAM
         for kind, count in self.kinds:

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from fedtailor.protocol import (
     MODEL_KINDS,
+    NOT_SENT,
     ClientUpdate,
     Downlink,
     Inbox,
@@ -140,8 +141,10 @@ def received_rows(
         return 0.0
     models = downlink.streams["model"]
     # The streams that the client of each row received. The rows are in the order of the
-    # executor. Rows of padding received nothing, and get -1.
-    recipients = np.full((len(rows.values), models.recipients.shape[1]), -1, np.int32)
+    # executor. Rows of padding received nothing, and get `NOT_SENT`.
+    recipients = np.full(
+        (len(rows.values), models.recipients.shape[1]), NOT_SENT, np.int32
+    )
     recipients[rows.row] = models.recipients
     thetas = jnp.asarray(np.asarray(models.values)).astype(jnp.result_type(float))
     start = update.get(start_kind(kind))

@@ -76,7 +76,7 @@ class Algorithm:
 
     The server sends a `Downlink`. Each client receives its part of it as an `Inbox`:
     `inbox["model"]` is [k, d], the k models for this client. Most methods send one,
-    `inbox["model"][0]`.
+    `inbox.only("model")`.
 
     Each method defines its own `ServerState`, which checkpoints can store. By convention
     its models are the field `model` [s, d]. Functions return a new state instead of
@@ -228,7 +228,7 @@ class Algorithm:
         Returns:
             A predictor; by default the first model that was received.
         """
-        return inbox["model"][0]
+        return inbox.only("model")
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         """The state of an unseen client, for `personal`.
@@ -240,7 +240,7 @@ class Algorithm:
         Returns:
             A state; by default `init_client` of the first model that was received.
         """
-        return self.init_client(inbox["model"][0])
+        return self.init_client(inbox.only("model"))
 
     # the probe: an optional exchange before training, by which the server learns about
     # the clients (UCFL: how similar their gradients are)

@@ -75,7 +75,7 @@ class AFL(Algorithm):
     relies on clients with few samples.
     """
 
-    # What tables of methods say of this one; `About` explains the words.
+    # How `fedtailor algorithms` describes this method; `About` explains the fields.
     about: ClassVar[About] = About(
         name="afl",
         paper="Mohri, Sivek and Suresh 2019, Agnostic Federated Learning",

@@ -50,7 +50,7 @@ class APFL(FedAvg):
     mixes their outputs (`mix="logits"`) and uses the gradients of that loss.
     """
 
-    # What tables of methods say of this one; `About` explains the words.
+    # How `fedtailor algorithms` describes this method; `About` explains the fields.
     about: ClassVar[About] = About(
         name="apfl",
         paper="Deng et al. 2020, Adaptive Personalized Federated Learning",

@@ -102,7 +102,7 @@ class CFL(Algorithm):
     the half whose updates have the higher mean cosine with it.
     """
 
-    # What tables of methods say of this one; `About` explains the words.
+    # How `fedtailor algorithms` describes this method; `About` explains the fields.
     about: ClassVar[About] = About(
         name="cfl",
         paper=(

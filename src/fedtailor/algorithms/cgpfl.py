@@ -260,7 +260,7 @@ class CGPFL(Contextual):
     its theta around it.
     """
 
-    # What tables of methods say of this one; `About` explains the words.
+    # How `fedtailor algorithms` describes this method; `About` explains the fields.
     about: ClassVar[About] = About(
         name="cgpfl",
         paper=(

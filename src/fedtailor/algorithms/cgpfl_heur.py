@@ -39,7 +39,7 @@ class CGPFLHeur(Contextual):
     which would also grow with K.)
     """
 
-    # What tables of methods say of this one; `About` explains the words.
+    # How `fedtailor algorithms` describes this method; `About` explains the fields.
     about: ClassVar[About] = About(
         name="cgpfl-heur",
         paper=(

@@ -44,7 +44,7 @@ class Ditto(PersonalModelAlgorithm, FedAvg):
     `lam`.
     """
 
-    # What tables of methods say of this one; `About` explains the words.
+    # How `fedtailor algorithms` describes this method; `About` explains the fields.
     about: ClassVar[About] = About(
         name="ditto",
         paper=(

@@ -53,7 +53,7 @@ class FedALA(FedAvg):
     order.
     """
 
-    # What tables of methods say of this one; `About` explains the words.
+    # How `fedtailor algorithms` describes this method; `About` explains the fields.
     about: ClassVar[About] = About(
         name="fedala",
         paper=(

@@ -75,7 +75,7 @@ class FedAMP(PersonalModelAlgorithm):
     mean, computes u itself, and trains again as in a round.
     """
 
-    # What tables of methods say of this one; `About` explains the words.
+    # How `fedtailor algorithms` describes this method; `About` explains the fields.
     about: ClassVar[About] = About(
         name="fedamp",
         paper=(

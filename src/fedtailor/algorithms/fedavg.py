@@ -35,7 +35,7 @@ class FedAvg(Algorithm):
     same server (FedProx, Ditto, APFL, ...).
     """
 
-    # What tables of methods say of this one; `About` explains the words.
+    # How `fedtailor algorithms` describes this method; `About` explains the fields.
     about: ClassVar[About] = About(
         name="fedavg",
         paper=(

@@ -19,7 +19,7 @@ class FedAvgM(FedAvg):
     is eta / (1 - beta).
     """
 
-    # What tables of methods say of this one; `About` explains the words.
+    # How `fedtailor algorithms` describes this method; `About` explains the fields.
     about: ClassVar[About] = About(
         name="fedavgm",
         paper=(

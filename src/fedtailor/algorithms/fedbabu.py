@@ -42,7 +42,7 @@ class FedBABU(FedPer):
     batches of 50 for 1, 4 or 10 epochs. The defaults here are those of the library.
     """
 
-    # What tables of methods say of this one; `About` explains the words.
+    # How `fedtailor algorithms` describes this method; `About` explains the fields.
     about: ClassVar[About] = About(
         name="fedbabu",
         paper=(

@@ -37,7 +37,7 @@ class FedBN(FedPer):
     client are the same.
     """
 
-    # What tables of methods say of this one; `About` explains the words.
+    # How `fedtailor algorithms` describes this method; `About` explains the fields.
     about: ClassVar[About] = About(
         name="fedbn",
         paper=(

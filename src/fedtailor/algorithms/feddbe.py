@@ -77,7 +77,7 @@ class FedDBE(FedAvg):
     batches, except in predictions.
     """
 
-    # What tables of methods say of this one; `About` explains the words.
+    # How `fedtailor algorithms` describes this method; `About` explains the fields.
     about: ClassVar[About] = About(
         name="feddbe",
         paper=(

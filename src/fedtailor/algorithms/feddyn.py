@@ -58,7 +58,7 @@ class FedDyn(Algorithm):
     clients. Averages are uniform, because the objective is the mean over clients.
     """
 
-    # What tables of methods say of this one; `About` explains the words.
+    # How `fedtailor algorithms` describes this method; `About` explains the fields.
     about: ClassVar[About] = About(
         name="feddyn",
         paper="Acar et al. 2021, Federated Learning Based on Dynamic Regularization",

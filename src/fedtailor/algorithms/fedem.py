@@ -70,7 +70,7 @@ class FedEM(Algorithm):
     the same pi once its proportions have converged.
     """
 
-    # What tables of methods say of this one; `About` explains the words.
+    # How `fedtailor algorithms` describes this method; `About` explains the fields.
     about: ClassVar[About] = About(
         name="fedem",
         paper=(

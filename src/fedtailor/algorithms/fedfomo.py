@@ -69,7 +69,7 @@ class FedFomo(Algorithm):
     held-out share of its training data.
     """
 
-    # What tables of methods say of this one; `About` explains the words.
+    # How `fedtailor algorithms` describes this method; `About` explains the fields.
     about: ClassVar[About] = About(
         name="fedfomo",
         paper=(

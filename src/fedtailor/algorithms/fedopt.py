@@ -22,7 +22,7 @@ class FedAdam(FedAvg):
     with b1 = 0, are FedAvg.
     """
 
-    # What tables of methods say of this one; `About` explains the words.
+    # How `fedtailor algorithms` describes this method; `About` explains the fields.
     about: ClassVar[About] = About(
         name="fedadam",
         paper=_PAPER,
@@ -55,7 +55,7 @@ class FedYogi(FedAvg):
     with m and v starting at 1e-6 (optax).
     """
 
-    # What tables of methods say of this one; `About` explains the words.
+    # How `fedtailor algorithms` describes this method; `About` explains the fields.
     about: ClassVar[About] = About(
         name="fedyogi",
         paper=_PAPER,
@@ -90,7 +90,7 @@ class FedAdagrad(FedAvg):
     round, as those of Adagrad do.
     """
 
-    # What tables of methods say of this one; `About` explains the words.
+    # How `fedtailor algorithms` describes this method; `About` explains the fields.
     about: ClassVar[About] = About(
         name="fedadagrad",
         paper=_PAPER,

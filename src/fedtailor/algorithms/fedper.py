@@ -48,7 +48,7 @@ class FedPer(Algorithm):
     of the model stays on the client (FedRep, LG-FedAvg, FedBN).
     """
 
-    # What tables of methods say of this one; `About` explains the words.
+    # How `fedtailor algorithms` describes this method; `About` explains the fields.
     about: ClassVar[About] = About(
         name="fedper",
         paper="Arivazhagan et al. 2019, Federated Learning with Personalization Layers",

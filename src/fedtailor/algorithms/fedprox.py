@@ -32,7 +32,7 @@ class FedProx(FedAvg):
     the command line.
     """
 
-    # What tables of methods say of this one; `About` explains the words.
+    # How `fedtailor algorithms` describes this method; `About` explains the fields.
     about: ClassVar[About] = About(
         name="fedprox",
         paper="Li et al. 2020, Federated Optimization in Heterogeneous Networks",

@@ -28,7 +28,7 @@ class FedRep(FedPer):
     before 2.0 its momentum still moves the head while the body is trained.
     """
 
-    # What tables of methods say of this one; `About` explains the words.
+    # How `fedtailor algorithms` describes this method; `About` explains the fields.
     about: ClassVar[About] = About(
         name="fedrep",
         paper=(

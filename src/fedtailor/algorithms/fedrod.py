@@ -62,7 +62,7 @@ class FedRoD(FedAvg):
     head, which a hypernetwork makes of the class counts, is not offered.
     """
 
-    # What tables of methods say of this one; `About` explains the words.
+    # How `fedtailor algorithms` describes this method; `About` explains the fields.
     about: ClassVar[About] = About(
         name="fedrod",
         paper=(

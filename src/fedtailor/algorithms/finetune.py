@@ -43,7 +43,7 @@ class FineTune(FedAvg):
     Clients then also send this loss and the number of these samples.
     """
 
-    # What tables of methods say of this one; `About` explains the words.
+    # How `fedtailor algorithms` describes this method; `About` explains the fields.
     about: ClassVar[About] = About(
         name="finetune",
         paper=(

@@ -97,7 +97,7 @@ class HypCluster(Algorithm):
       models initialised so far (in the first round, of a random reporter).
     """
 
-    # What tables of methods say of this one; `About` explains the words.
+    # How `fedtailor algorithms` describes this method; `About` explains the fields.
     about: ClassVar[About] = About(
         name="hypcluster",
         paper=(

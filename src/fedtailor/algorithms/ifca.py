@@ -33,7 +33,7 @@ class IFCA(HypCluster):
     all reporters |S|, not of those in the cluster.
     """
 
-    # What tables of methods say of this one; `About` explains the words.
+    # How `fedtailor algorithms` describes this method; `About` explains the fields.
     about: ClassVar[About] = About(
         name="ifca",
         paper=(

@@ -49,7 +49,7 @@ class KNNPer(FedAvg):
     same, because no training is needed.
     """
 
-    # What tables of methods say of this one; `About` explains the words.
+    # How `fedtailor algorithms` describes this method; `About` explains the fields.
     about: ClassVar[About] = About(
         name="knn-per",
         paper=(

@@ -67,7 +67,7 @@ class L2GD(PersonalModelAlgorithm):
     and with the learning rates of rounds that are spread evenly over the run.
     """
 
-    # What tables of methods say of this one; `About` explains the words.
+    # How `fedtailor algorithms` describes this method; `About` explains the fields.
     about: ClassVar[About] = About(
         name="l2gd",
         paper=(

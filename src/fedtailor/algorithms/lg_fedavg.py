@@ -21,7 +21,7 @@ class LGFedAvg(FedPer):
     the received head, from the common initial model, for as many steps as a round has.
     """
 
-    # What tables of methods say of this one; `About` explains the words.
+    # How `fedtailor algorithms` describes this method; `About` explains the fields.
     about: ClassVar[About] = About(
         name="lg-fedavg",
         paper=(

@@ -47,7 +47,7 @@ class Local(PersonalModelAlgorithm):
     of each round and a new optimiser in each.
     """
 
-    # What tables of methods say of this one; `About` explains the words.
+    # How `fedtailor algorithms` describes this method; `About` explains the fields.
     about: ClassVar[About] = About(
         name="local",
         paper="no federation (baseline of all five papers)",

@@ -49,7 +49,7 @@ class MAPPER(FedAvg):
     model and do not change it.
     """
 
-    # What tables of methods say of this one; `About` explains the words.
+    # How `fedtailor algorithms` describes this method; `About` explains the fields.
     about: ClassVar[About] = About(
         name="mapper",
         paper=(

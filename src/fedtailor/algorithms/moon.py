@@ -47,7 +47,7 @@ class MOON(FedAvg):
     previous model is the common initial model.
     """
 
-    # What tables of methods say of this one; `About` explains the words.
+    # How `fedtailor algorithms` describes this method; `About` explains the fields.
     about: ClassVar[About] = About(
         name="moon",
         paper="Li et al. 2021, Model-Contrastive Federated Learning",

@@ -39,7 +39,7 @@ class MRMTL(PersonalModelAlgorithm, FedAvg):
     added to the private gradient after clipping.
     """
 
-    # What tables of methods say of this one; `About` explains the words.
+    # How `fedtailor algorithms` describes this method; `About` explains the fields.
     about: ClassVar[About] = About(
         name="mr-mtl",
         paper=(

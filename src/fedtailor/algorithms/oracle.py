@@ -40,7 +40,7 @@ class Oracle(FedAvg):
     in i's group, else 0.
     """
 
-    # What tables of methods say of this one; `About` explains the words.
+    # How `fedtailor algorithms` describes this method; `About` explains the fields.
     about: ClassVar[About] = About(
         name="oracle",
         paper=(

@@ -85,7 +85,7 @@ class PACFL(Algorithm):
       model of its cluster.
     """
 
-    # What tables of methods say of this one; `About` explains the words.
+    # How `fedtailor algorithms` describes this method; `About` explains the fields.
     about: ClassVar[About] = About(
         name="pacfl",
         paper=(

@@ -41,7 +41,7 @@ class PerFedAvg(FedAvg):
     w - alpha grad F_i(w), where the gradient is over all its training samples.
     """
 
-    # What tables of methods say of this one; `About` explains the words.
+    # How `fedtailor algorithms` describes this method; `About` explains the fields.
     about: ClassVar[About] = About(
         name="per-fedavg",
         paper=(

@@ -104,7 +104,7 @@ class PFedHN(Algorithm):
     that part in the same steps.
     """
 
-    # What tables of methods say of this one; `About` explains the words.
+    # How `fedtailor algorithms` describes this method; `About` explains the fields.
     about: ClassVar[About] = About(
         name="pfedhn",
         paper=(

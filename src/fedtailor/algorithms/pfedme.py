@@ -50,7 +50,7 @@ class PFedMe(PersonalModelAlgorithm):
     around the final w, which does not change.
     """
 
-    # What tables of methods say of this one; `About` explains the words.
+    # How `fedtailor algorithms` describes this method; `About` explains the fields.
     about: ClassVar[About] = About(
         name="pfedme",
         paper="Dinh et al. 2020, Personalized Federated Learning with Moreau Envelopes",

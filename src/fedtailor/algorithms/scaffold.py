@@ -59,7 +59,7 @@ class SCAFFOLD(Algorithm):
     SGD.
     """
 
-    # What tables of methods say of this one; `About` explains the words.
+    # How `fedtailor algorithms` describes this method; `About` explains the fields.
     about: ClassVar[About] = About(
         name="scaffold",
         paper=(

@@ -92,7 +92,7 @@ class SelfFL(PersonalModelAlgorithm):
     * if clients are sampled, A is the sum over all clients that ever took part.
     """
 
-    # What tables of methods say of this one; `About` explains the words.
+    # How `fedtailor algorithms` describes this method; `About` explains the fields.
     about: ClassVar[About] = About(
         name="self-fl",
         paper="Chen et al. 2022, Self-Aware Personalized Federated Learning",

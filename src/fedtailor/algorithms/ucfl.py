@@ -104,7 +104,7 @@ class UCFL(Algorithm):
     error, averaged over clients and over the later half of these rounds.
     """
 
-    # What tables of methods say of this one; `About` explains the words.
+    # How `fedtailor algorithms` describes this method; `About` explains the fields.
     about: ClassVar[About] = About(
         name="ucfl",
         paper="Mestoukirdi et al. 2021, User-Centric Federated Learning",

@@ -39,7 +39,7 @@ class UCFLParallel(UCFL):
     client, an unseen client receives its own mix of the streams' models.
     """
 
-    # What tables of methods say of this one; `About` explains the words.
+    # How `fedtailor algorithms` describes this method; `About` explains the fields.
     about: ClassVar[About] = About(
         name="ucfl-parallel",
         paper="Mestoukirdi et al. 2022, User-Centric Federated Learning, eq. 12",

@@ -152,7 +152,7 @@ TRAINS = (
     "fedtailor.cli.commands.run.train",
     "fedtailor.cli.commands.demo.run",
     "fedtailor.cli.commands.compare.Comparison.run",
-    "fedtailor.cli.commands.diagnose.ask",
+    "fedtailor.cli.commands.diagnose.diagnose_federation",
     "fedtailor.deployment.forgetting.train",
     "fedtailor.runs.result.guest_executor",
 )

@@ -451,7 +451,10 @@ def test_help_and_version(capsys):
     [
         (["check"], "or a directory that holds some of them."),
         (["run", "ucfl", "digits-rotated"], "or in proportion to training samples"),
-        (["run", "ditto", "digits-rotated"], "drawn anew in every step, each example"),
+        (
+            ["run", "ditto", "digits-rotated"],
+            "With it, every step draws its examples anew",
+        ),
     ],
     ids=["own option", "option of a run", "nested hyper-parameter"],
 )

@@ -262,11 +262,11 @@ class FedDBE(FedAvg):
             gradient = jax.grad(loss, argnums=(0, 1), has_aux=True)
             (grad_params, grad_vector), running = gradient(params, vector)
             # One step of body, head and m_i, from the same gradient.
-            if train_model:
-                params = sgd_step_with_statistics(
-                    params, grad_params, batch, sgd, rate, local
-                )
-            return params, vector - rate * grad_vector, running
+            new_params = sgd_step_with_statistics(
+                params, grad_params, batch, sgd, rate, local
+            )
+            new_vector = vector - rate * grad_vector
+            return new_params if train_model else params, new_vector, running
 
         return loop_over_batches(local, start, step, sgd)
 

@@ -220,7 +220,7 @@ class GaussianNoise(Transform):
         if adaptive is None:
             return decoded, state
 
-        # In a round in which nobody reports there is no such message; see `unchanged`.
+        # In a round in which nobody reports there is no such message; see `zero_update`.
         within = decoded.pop(WITHIN, None)
         is_within = np.zeros(0) if within is None else within.host()[cohort.reporting]
         return decoded, {**state, "norm": adaptive.next(clip_norm, is_within, rng)}
@@ -321,7 +321,7 @@ def _common_start(kind: str, downlink: Downlink) -> Any:
     return jnp.asarray(np.asarray(sent.values)[sent.recipients[0, 0]])
 
 
-def unchanged(downlink: Downlink) -> Update:
+def zero_update(downlink: Downlink) -> Update:
     """The update of one client whose change is zero.
 
     In a round in which nobody reports, training decodes this update if the transform

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor._files import reason, replacing
+from fedtailor._files import atomic_write, reason
 from fedtailor._version import __version__
 from fedtailor.deployment.data import CLIENTS, only_clients
 from fedtailor.deployment.opening import OpenedRun
@@ -26,7 +26,7 @@ from fedtailor.protocol import Mixture, check_choice, require
 from fedtailor.runs import Run
 from fedtailor.runs import run as train
 from fedtailor.storage import Unusable
-from fedtailor.storage.digests import file_digest, sealed
+from fedtailor.storage.digests import file_digest, with_digest
 from fedtailor.storage.run_files import ROWS
 from fedtailor.tables import Table, from_table
 from fedtailor.training import Training
@@ -136,8 +136,10 @@ def _write_proof(traces: Traces, directory: Path) -> Path:
         "files": files,
     }
     try:
-        with replacing(directory / PROOF) as temporary:
-            temporary.write_text(json.dumps(sealed(proof), indent=1) + "\n", "utf-8")
+        with atomic_write(directory / PROOF) as temporary:
+            temporary.write_text(
+                json.dumps(with_digest(proof), indent=1) + "\n", "utf-8"
+            )
     except OSError as error:
         raise Unusable(
             f"cannot write {directory / PROOF}: {reason(error)}; make room, and forget"

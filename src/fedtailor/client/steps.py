@@ -72,32 +72,14 @@ def train(
     # optimizer may depend on the shapes of parameters, so it gets the model's layout.
     layout = LoopLayout(params, transpose_narrow=sgd.optimizer is None)
 
-    # The changes to a batch's gradient, in this order: terms are added, then masks set
-    # entries to zero. Changes that are switched off add no operations to the program.
-    changes = []
-    if not is_off(sgd.weight_decay):
-        changes.append(gradient_terms.weight_decay(sgd.weight_decay))
-    if proximal is not None:
-        mu, anchor = proximal
-        anchor = layout.to_loop(local.params(anchor))
-        changes.append(gradient_terms.proximal(mu, anchor))
-    if linear_term is not None:
-        changes.append(gradient_terms.linear(layout.to_loop(local.params(linear_term))))
-    # Masks have one bool for each leaf, the same in both layouts. Frozen parameters are
-    # masked twice: in the gradient, so that they do not affect an optimizer that uses the
-    # whole gradient (clipping by global norm), and after the update, because an optimizer
-    # may change a parameter whose gradient is zero (weight decay).
-    if trained_mask is not None:
-        changes.append(gradient_terms.zero_outside(trained_mask))
-    # Running statistics are leaves of params, too. The forward pass updates them, and the
-    # optimizer must not.
-    if model.has_statistics:
-        learned_mask = model.statistics.complement.tree_mask(params)
-        changes.append(gradient_terms.zero_outside(learned_mask))
+    changes = _gradient_changes(
+        local, layout, sgd, proximal, linear_term, params, trained_mask
+    )
 
     def step(carry: Carry, batch: Batch | None, number: Int[Array, ""]) -> Carry:
         # The carry, gradients and updates have the loop's layout. Only the loss takes
-        # parameters in the model's layout.
+        # parameters in the model's layout. In DP-SGD `batch` is None: `loss_gradient`
+        # draws the examples.
         params, opt_state = carry
         grads, with_statistics = loss_gradient(layout.to_model(params), batch, number)
         grads = layout.to_loop(grads)
@@ -108,6 +90,7 @@ def train(
         if model.has_statistics:
             statistics = layout.to_loop(with_statistics)
             new_params = model.with_statistics(new_params, statistics)
+        # The optimizer may change a parameter whose gradient is zero (weight decay).
         if trained_mask is not None:
             new_params = gradient_terms.select(trained_mask, new_params, params)
         return new_params, opt_state
@@ -125,6 +108,47 @@ def train(
         )
     params, _ = carry
     return local.vector(layout.to_model(params))
+
+
+def _gradient_changes(
+    local: "DeviceTrainer",
+    layout: LoopLayout,
+    sgd: SGD,
+    proximal: tuple[Any, Float[Array, " d"]] | None,
+    linear_term: Float[Array, " d"] | None,
+    params: Params,
+    trained_mask: Params | None,
+) -> list[gradient_terms.GradientChange]:
+    """The changes to a batch's gradient, in order: first terms are added, then masks set
+    entries to zero. What is switched off adds no operations to the program.
+
+    Args:
+        params: the parameters in the model's layout.
+        trained_mask: one bool for each parameter array, the same in both layouts; None =
+            all are trained. The other arguments are those of `train`.
+
+    Returns:
+        Functions (gradient, params) -> gradient; all have the layout of the loop.
+    """
+    changes = []
+    if not is_off(sgd.weight_decay):
+        changes.append(gradient_terms.weight_decay(sgd.weight_decay))
+    if proximal is not None:
+        mu, anchor = proximal
+        anchor = layout.to_loop(local.params(anchor))
+        changes.append(gradient_terms.proximal(mu, anchor))
+    if linear_term is not None:
+        changes.append(gradient_terms.linear(layout.to_loop(local.params(linear_term))))
+    # Frozen parameters must not affect an optimizer that uses the whole gradient
+    # (clipping by global norm).
+    if trained_mask is not None:
+        changes.append(gradient_terms.zero_outside(trained_mask))
+    # Running statistics are arrays of params, too. The forward pass updates them, and the
+    # optimizer must not.
+    if local.model.has_statistics:
+        learned_mask = local.model.statistics.complement.tree_mask(params)
+        changes.append(gradient_terms.zero_outside(learned_mask))
+    return changes
 
 
 def _optimizer(sgd: SGD, rate: Any) -> optax.GradientTransformation:

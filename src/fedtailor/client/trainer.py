@@ -306,6 +306,8 @@ class DeviceTrainer(ClientData):
         one_step = Step(None)
 
         def recorded(index: Int[Array, ""], carry: Carry) -> Carry:
+            # JAX traces this function, so the record leaves it by an assignment: a loop
+            # could only return arrays.
             nonlocal one_step
             one_step = begin(index)
             with self.context.override(step=one_step):
@@ -345,8 +347,10 @@ class DeviceTrainer(ClientData):
         steps = jnp.where(n > 0, jnp.asarray(steps, jnp.int32), 0)
         carry = self.repeat(steps, lambda index, carry: step(carry, index), carry)
         if costs_privacy:
-            before = context.private_steps_taken
-            context.private_steps_taken = steps if before is None else before + steps
+            steps_before = context.private_steps_taken
+            context.private_steps_taken = (
+                steps if steps_before is None else steps_before + steps
+            )
         context.add_work(gradients=steps * jnp.minimum(n, batch_size))
         return carry
 

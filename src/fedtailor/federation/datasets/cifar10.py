@@ -56,8 +56,17 @@ _CLASSES = (
     "truck",
 )
 _UNPICKLING_ERRORS = (
-    *(pickle.UnpicklingError, EOFError, ImportError, MemoryError, OverflowError),
-    *(LookupError, ValueError, TypeError, AttributeError, AssertionError, struct.error),
+    pickle.UnpicklingError,
+    struct.error,
+    AssertionError,
+    AttributeError,
+    EOFError,
+    ImportError,
+    LookupError,
+    MemoryError,
+    OverflowError,
+    TypeError,
+    ValueError,
 )
 """Errors that unpickling a damaged file may raise."""
 _MEAN = (0.4914, 0.4822, 0.4465)
@@ -118,7 +127,7 @@ def _decode_python(paths: list[Path]) -> Arrays:
     for path in paths:
         content = io.BytesIO(path.read_bytes())
         try:
-            batch = _ArraysOnly(content, encoding="latin1").load()
+            batch = _ArrayUnpickler(content, encoding="latin1").load()
             pixels.append(np.asarray(batch["data"]).reshape(_IMAGES_PER_BATCH, _PIXELS))
             labels.append(np.asarray(batch["labels"]).reshape(_IMAGES_PER_BATCH))
         except _UNPICKLING_ERRORS as error:
@@ -165,7 +174,7 @@ def _concatenate(
     return {"x": np.ascontiguousarray(images), "y": all_labels.astype(np.uint8)}
 
 
-class _ArraysOnly(pickle.Unpickler):
+class _ArrayUnpickler(pickle.Unpickler):
     """An unpickler of arrays, numbers, text and containers, which refuses all else."""
 
     _allowed = frozenset(

@@ -28,8 +28,11 @@ def _batch_norm(
 ) -> Value:
     if mean is None or variance is None or momentum is None:
         raise Unsupported("BatchNorm with track_running_stats=False or momentum=None")
-    array = x.array if isinstance(x, FeatureMaps) else torch_layout(x)
-    batch_axis, channel_axis = (3, 0) if isinstance(x, FeatureMaps) else (0, 1)
+    # Feature maps are [channel, height, width, example]; all else has PyTorch's layout
+    # [example, channel, ...].
+    is_feature_maps = isinstance(x, FeatureMaps)
+    array = x.array if is_feature_maps else torch_layout(x)
+    batch_axis, channel_axis = (3, 0) if is_feature_maps else (0, 1)
     if training:
         count = x.shape[0]
         example_weight = (
@@ -43,6 +46,7 @@ def _batch_norm(
             batch_axis=batch_axis,
             channel_axis=channel_axis,
         )
+        # Arguments 3 and 4 of the operation are the running mean and variance.
         new_statistics = {context.path(3): new_mean, context.path(4): new_variance}
         context.new_statistics |= new_statistics
 
@@ -50,9 +54,11 @@ def _batch_norm(
         return along_axis(values, channel_axis, array.ndim)
 
     y = (array - per_channel(mean)) * per_channel(lax.rsqrt(variance + epsilon))
-    y = y if weight is None else y * per_channel(weight)
-    y = y if bias is None else y + per_channel(bias)
-    return FeatureMaps(y) if isinstance(x, FeatureMaps) else y
+    if weight is not None:
+        y = y * per_channel(weight)
+    if bias is not None:
+        y = y + per_channel(bias)
+    return FeatureMaps(y) if is_feature_maps else y
 
 
 @operation("layer_norm")

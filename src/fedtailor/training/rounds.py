@@ -347,7 +347,7 @@ class Rounds(Generic[ExecutorT]):
             downlink: what the clients received.
             answers: what they sent, and which of them answered.
         """
-        self._record_costs(self.ledger, "round", downlink, answers.reporting, answers)
+        self._record_costs(self.ledger, "round", downlink, answers)
         self.round += 1
         if self.privacy is not None:
             # A client that was asked spends privacy even if it did not answer.
@@ -450,9 +450,7 @@ class Rounds(Generic[ExecutorT]):
         answered = replace(cohort, reporting=answers.reporting)
         self.server = self.algorithm.aggregate_probe(self.server, answers, answered)
         self.phase.probe_is_due = False
-        self._record_costs(
-            self.ledger, "probe", exchange.downlink, cohort.reporting, answers
-        )
+        self._record_costs(self.ledger, "probe", exchange.downlink, answers)
 
     # helpers
     # ----------------------------------------------------------------------------------
@@ -498,16 +496,15 @@ class Rounds(Generic[ExecutorT]):
         ledger: Ledger,
         purpose: LedgerPhase,
         downlink: Downlink,
-        reporting: NDArray[np.bool_],
         answers: Answers,
     ) -> None:
-        """Record what was sent and computed in an exchange.
+        """Record what was sent and computed in an exchange. Only clients that answered
+        have sent something up.
 
         Args:
             ledger: where to record it.
             purpose: what the exchange was for.
             downlink: what the clients received, after all pipelines.
-            reporting: [c] which clients of the cohort sent an answer.
             answers: what they sent.
         """
         gradients, forwards = answers.work
@@ -516,7 +513,7 @@ class Rounds(Generic[ExecutorT]):
             phase=purpose,
             downlink=downlink,
             update=answers.sent,
-            reporting=reporting,
+            reporting=answers.reporting,
             gradients=gradients,
             forwards=forwards,
             extra_bytes=answers.extra_bytes(),

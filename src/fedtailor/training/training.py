@@ -180,7 +180,7 @@ class Training(Rounds[ExecutorT]):
             return
         is_population = cohort.clients is self.executor.seen
         purpose = "delivery" if is_population else "unseen"
-        self._record_costs(ledger, purpose, downlink, cohort.reporting, answers)
+        self._record_costs(ledger, purpose, downlink, answers)
 
     def record_delivery(self, ledger: Ledger) -> Exchanges[None]:
         """Serve all clients, and record in `ledger` what it costs to send them their

@@ -74,8 +74,8 @@ class UCFLState(BeforeProbe):
     silhouettes: Float[np.ndarray, "k 2"]
     """The numbers of streams that "auto" compared, and their silhouettes."""
     fresh: bool
-    """Whether no round is over yet. All streams are still the model of the probe, which
-    clients hold already.
+    """Whether no round is over yet. All streams are still theta^0, which clients hold
+    already if they answered the probe.
     """
     uploads: LastUploads | None = None
     """The models that clients sent last, if each client has a stream of its own; None

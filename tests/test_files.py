@@ -11,7 +11,12 @@ import polars as pl
 import pytest
 
 from fedtailor import _files as module
-from fedtailor._files import existing_file, reading, remove_leftovers, replacing
+from fedtailor._files import (
+    atomic_write,
+    existing_file,
+    remove_leftovers,
+    translate_read_errors,
+)
 from fedtailor._parquet import read_foreign_parquet, read_parquet, write_parquet
 from fedtailor.storage import Damaged
 from fedtailor.storage.run_files import read_frame
@@ -25,7 +30,7 @@ def names(folder):
 @pytest.mark.parametrize("folder", [False, True])
 def test_what_is_written_takes_the_place_of_the_old(tmp_path, folder):
     for content in ("old", "new"):
-        with replacing(tmp_path / "f") as temporary:
+        with atomic_write(tmp_path / "f") as temporary:
             if folder:
                 temporary.mkdir()
             (temporary / "part" if folder else temporary).write_text(content)
@@ -40,7 +45,7 @@ def test_what_is_written_takes_the_place_of_the_old(tmp_path, folder):
 )
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, error):
     (tmp_path / "f").write_text("old")
-    with pytest.raises(type(error)), replacing(tmp_path / "f") as temporary:
+    with pytest.raises(type(error)), atomic_write(tmp_path / "f") as temporary:
         temporary.write_text("half")
         raise error
     assert names(tmp_path) == ["f"] and (tmp_path / "f").read_text() == "old"
@@ -48,7 +53,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, error
 
 def test_names_of_many_bytes_are_written(tmp_path):
     name = "あ" * 80 + ".csv"  # 244 bytes; a file's name has up to 255
-    with replacing(tmp_path / name) as temporary:
+    with atomic_write(tmp_path / name) as temporary:
         temporary.write_text("new")
     assert names(tmp_path) == [name]
 
@@ -60,7 +65,7 @@ def test_pipes_and_devices_stay_what_they_are(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with (
         pytest.raises(OSError, match="it is no regular file"),
-        replacing(tmp_path / "pipe") as temporary,
+        atomic_write(tmp_path / "pipe") as temporary,
     ):
         temporary.write_text("new")
     assert (tmp_path / "pipe").is_fifo() and [
@@ -71,7 +76,7 @@ def test_pipes_and_devices_stay_what_they_are(tmp_path):
 def test_modes_follow_the_umask_whatever_the_writer_chose(tmp_path):
     before = os.umask(0o026)
     try:
-        with replacing(tmp_path / "f") as temporary:
+        with atomic_write(tmp_path / "f") as temporary:
             temporary.touch(0o600)
     finally:
         os.umask(before)
@@ -90,7 +95,7 @@ def test_content_is_on_the_disk_before_the_name_and_the_name_before_the_end(
         )
 
     monkeypatch.setattr(os, "fsync", fsync)
-    with replacing(tmp_path / "f") as temporary:
+    with atomic_write(tmp_path / "f") as temporary:
         temporary.write_text("x")
     assert events == ["content", True]
 
@@ -98,8 +103,8 @@ def test_content_is_on_the_disk_before_the_name_and_the_name_before_the_end(
 KILL = """
 import os, sys
 from pathlib import Path
-from fedtailor._files import replacing
-with replacing(Path(sys.argv[1])) as temporary:
+from fedtailor._files import atomic_write
+with atomic_write(Path(sys.argv[1])) as temporary:
     temporary.write_text("half")
     temporary.with_name(".tmpXYZ").write_text("a library's own unfinished file")
     os._exit(9)
@@ -115,13 +120,13 @@ def test_the_next_write_removes_what_a_killed_one_left(tmp_path):
     )
     (left,) = names(tmp_path)
     assert left.startswith(".f.") and left.endswith(".part")
-    with replacing(tmp_path / "g") as temporary:
+    with atomic_write(tmp_path / "g") as temporary:
         temporary.write_text("whole")
     assert names(tmp_path) == ["g"]
 
 
 def test_unfinished_files_of_others_stay(tmp_path, monkeypatch):
-    with replacing(tmp_path / "mine") as mine:
+    with atomic_write(tmp_path / "mine") as mine:
         mine.touch()
         foreign = tmp_path / ".f.0badcafe.1.0.part"
         foreign.mkdir()
@@ -167,7 +172,10 @@ def test_what_is_no_file_is_named(tmp_path, make, name, message):
 
 def test_a_failing_disk_is_not_a_damaged_file(tmp_path):
     message = r"f cannot be read: Permission denied; check its permissions"
-    with pytest.raises(ValueError, match=message) as raised, reading(tmp_path / "f"):
+    with (
+        pytest.raises(ValueError, match=message) as raised,
+        translate_read_errors(tmp_path / "f"),
+    ):
         raise PermissionError(13, "Permission denied", "f")
     assert "damaged" not in str(raised.value)
 

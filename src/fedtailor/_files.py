@@ -21,8 +21,10 @@ _folder_numbers = count()
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Write a file or a folder atomically: a temporary path that replaces `path` when
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Write a file or a folder atomically.
+
+    The block writes to the temporary path that it is given, which replaces `path` when
     the block ends.
 
     Readers see either the old content or the new content, even after a power cut: the
@@ -114,8 +116,10 @@ def existing_file(path: AnyPath) -> Path:
 
 
 @contextmanager
-def reading(path: Path, error_type: type[ValueError] = ValueError) -> Iterator[None]:
-    """A context that turns OSErrors of reading `path` into errors of one line.
+def translate_read_errors(
+    path: Path, error_type: type[ValueError] = ValueError
+) -> Iterator[None]:
+    """Turn the block's OSErrors of reading `path` into errors of one line.
 
     It separates failures of the disk and of permissions from damaged content.
 

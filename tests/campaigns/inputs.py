@@ -20,7 +20,7 @@ from fedtailor.experiments.experiment import load
 from fedtailor.report import StoredRun
 from fedtailor.report.experiment import Experiment
 from fedtailor.storage import check, load_models
-from fedtailor.storage.digests import sealed
+from fedtailor.storage.digests import with_digest
 from fedtailor.storage.run_files import MANIFEST, SUMMARY
 from fedtailor.tables import from_table
 
@@ -350,7 +350,9 @@ class Inputs:
                     path.unlink()
                     path.write_text(
                         json.dumps(
-                            sealed(changed) if isinstance(changed, dict) else changed
+                            with_digest(changed)
+                            if isinstance(changed, dict)
+                            else changed
                         )
                     )
                     try_read(lambda at=folder / kind: check(at))

@@ -11,7 +11,7 @@ import pytest
 from fedtailor.cli import main
 from fedtailor.report.drawing import FIGURES
 from fedtailor.report.experiment import Experiment
-from fedtailor.storage.digests import sealed
+from fedtailor.storage.digests import with_digest
 from report.results import NAME, write_index
 
 
@@ -172,7 +172,7 @@ def test_files_that_cannot_be_read_are_named_and_not_called_damaged(
     write_index(tmp_path, [cell], candidates=[])
     index = tmp_path / NAME / "experiment.json"
     index.write_text(
-        json.dumps(sealed(json.loads(index.read_text()) | {"name": "../.."}))
+        json.dumps(with_digest(json.loads(index.read_text()) | {"name": "../.."}))
     )
     assert "has the name '../..'" in refused(
         capsys, tmp_path, "--out", tmp_path / "out"

@@ -16,7 +16,7 @@ from fedtailor.executors import Settings
 from fedtailor.experiments.compare import Comparison
 from fedtailor.experiments.experiment import load
 from fedtailor.storage import DirectoryLock, Interrupted, Unusable
-from fedtailor.storage.digests import file_digest, sealed
+from fedtailor.storage.digests import file_digest, with_digest
 from fedtailor.storage.run_files import MANIFEST, METRICS, SUMMARY
 
 FILE = """title = "A comparison"
@@ -312,7 +312,7 @@ def as_if_made_by(run, version):
     )
     summary = json.loads((run / SUMMARY).read_text())
     summary["digests"][MANIFEST] = file_digest(manifest)
-    (run / SUMMARY).write_text(json.dumps(sealed(summary)))
+    (run / SUMMARY).write_text(json.dumps(with_digest(summary)))
 
 
 def test_a_comparison_has_one_writer(tmp_path):

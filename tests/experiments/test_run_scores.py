@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from fedtailor.experiments.run_scores import has_diverged, validation_score
-from fedtailor.storage.digests import sealed
+from fedtailor.storage.digests import with_digest
 
 ROWS = [
     # round, client, unseen, split, metric, value
@@ -34,13 +34,13 @@ def test_neither_unseen_clients_nor_test_rows_nor_earlier_rounds_choose(
         tmp_path / "metrics.parquet"
     )
     (tmp_path / "summary.json").write_text(
-        json.dumps(sealed({"metric": metric, "rounds": 2}))
+        json.dumps(with_digest({"metric": metric, "rounds": 2}))
     )
     assert validation_score(tmp_path) == pytest.approx(score, abs=1e-12)
 
 
 def test_a_run_that_diverged_has_no_score(tmp_path):
     (tmp_path / "summary.json").write_text(
-        json.dumps(sealed({"diverged": "in round 3", "rounds": 5}))
+        json.dumps(with_digest({"diverged": "in round 3", "rounds": 5}))
     )
     assert validation_score(tmp_path) is None and has_diverged(tmp_path)

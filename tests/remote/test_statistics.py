@@ -28,7 +28,7 @@ from fedtailor.remote.statistics import (
 from fedtailor.remote.transport import LoopbackTransport, Responder, TooFewClients
 from fedtailor.remote.work import PERSONAL
 from fedtailor.runs import run
-from fedtailor.storage.digests import sealed
+from fedtailor.storage.digests import with_digest
 from fedtailor.storage.export import load_models
 from fedtailor.tables.decorrelation import fit_decorrelation
 
@@ -404,7 +404,7 @@ def test_statistics_survive_their_file_to_the_bit_and_a_damaged_one_is_said(
     ):
         Statistics.load(tmp_path, clients.job.schema)
     (tmp_path / "statistics.json").write_text(
-        json.dumps(sealed({"format": 1, "columns": {"age": {"count": -1}}}))
+        json.dumps(with_digest({"format": 1, "columns": {"age": {"count": -1}}}))
     )
     with pytest.raises(
         ValueError,

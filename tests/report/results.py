@@ -16,7 +16,7 @@ from fedtailor.experiments.scenarios import find
 from fedtailor.protocol import SGD, Diverged
 from fedtailor.protocol.diagnostics import Diagnostic, LineDiagnostic
 from fedtailor.report.drawing import FIGURES
-from fedtailor.report.experiment import INDEX, Cell
+from fedtailor.report.experiment import COMPARISON_INDEX, Cell
 from fedtailor.report.measures import MEASURES
 from fedtailor.runs import run as train
 from fedtailor.storage.diagnostics import (
@@ -25,7 +25,7 @@ from fedtailor.storage.diagnostics import (
     read_diagnostics,
     write_diagnostics,
 )
-from fedtailor.storage.digests import file_digest, sealed
+from fedtailor.storage.digests import file_digest, with_digest
 from fedtailor.storage.run_files import DIGESTS, MANIFEST, SUMMARY
 
 NAME = "small"
@@ -71,7 +71,7 @@ def put_diagnostics(run: Path, diagnostics: Sequence[Diagnostic]) -> None:
     summary[DIGESTS] |= {
         name: file_digest(run / name) for name in (DIAGNOSTICS, ARRAYS)
     }
-    (run / SUMMARY).write_text(json.dumps(sealed(summary)))
+    (run / SUMMARY).write_text(json.dumps(with_digest(summary)))
 
 
 def write_index(results: Path, cells: list[Cell], **changes) -> None:
@@ -122,14 +122,16 @@ def write_index(results: Path, cells: list[Cell], **changes) -> None:
         "versions": {"fedtailor": "1.0"},
     }
     (results / NAME).mkdir(parents=True, exist_ok=True)
-    (results / NAME / INDEX).write_text(json.dumps(sealed(index | changes)))
+    (results / NAME / COMPARISON_INDEX).write_text(
+        json.dumps(with_digest(index | changes))
+    )
 
 
 def as_loss(run: Path, copy: Path) -> Path:
     """The same run, judged by its loss, as a model without classes is."""
     shutil.copytree(run, copy)
     summary = json.loads((copy / SUMMARY).read_text())
-    (copy / SUMMARY).write_text(json.dumps(sealed(summary | {"metric": "loss"})))
+    (copy / SUMMARY).write_text(json.dumps(with_digest(summary | {"metric": "loss"})))
     return copy
 
 
@@ -137,7 +139,9 @@ def without_digests(run: Path) -> None:
     """Let the files of a run be changed."""
     summary = json.loads((run / SUMMARY).read_text())
     (run / SUMMARY).write_text(
-        json.dumps(sealed({name: summary[name] for name in summary if name != DIGESTS}))
+        json.dumps(
+            with_digest({name: summary[name] for name in summary if name != DIGESTS})
+        )
     )
 
 

@@ -17,11 +17,11 @@ from fedtailor.protocol import SGD
 from fedtailor.report import StoredRun
 from fedtailor.runs import run
 from fedtailor.storage import Unusable, check, load_models
-from fedtailor.storage.digests import SUMS, sealed, sums_of
+from fedtailor.storage.digests import SUMS, sums_of, with_digest
 from fedtailor.storage.run_files import (
     CHECKPOINT,
     CLIENTS,
-    INDEX,
+    COMPARISON_INDEX,
     LEDGER,
     MANIFEST,
     METRICS,
@@ -84,13 +84,15 @@ def test_the_index_of_a_comparison_is_checked_with_the_runs_that_it_names(
     everything, tmp_path
 ):
     shutil.copytree(everything / "runs", tmp_path / "runs")
-    index = tmp_path / "two" / INDEX
+    index = tmp_path / "two" / COMPARISON_INDEX
     index.parent.mkdir()
     for cells, said in (
         (["runs/a"], "a comparison of 1 runs"),
         (["runs/a", "runs/gone"], "names the run runs/gone, which is not there"),
     ):
-        content = sealed({"title": "Two", "cells": [{"run": run} for run in cells]})
+        content = with_digest(
+            {"title": "Two", "cells": [{"run": run} for run in cells]}
+        )
         index.write_text(json.dumps(content))
         found = {finding.path: finding for finding in check(tmp_path)}
         assert said in found[index].what and found[index].whole == (len(cells) == 1)
@@ -101,7 +103,7 @@ def test_the_index_of_a_comparison_is_checked_with_the_runs_that_it_names(
 def test_a_damaged_proof_in_a_run_is_found(everything, tmp_path):
     shutil.copytree(everything / "runs" / "a", tmp_path / "run")
     proof = json.dumps(
-        sealed({"format": "fedtailor proof of forgetting 1", "found": 0})
+        with_digest({"format": "fedtailor proof of forgetting 1", "found": 0})
     )
     for text, whole in (
         (proof, True),

@@ -30,7 +30,12 @@ from fedtailor.storage import (
     load_models,
 )
 from fedtailor.storage.checkpoint import load_tree
-from fedtailor.storage.digests import SEAL, frame_digest, is_sealed, sealed
+from fedtailor.storage.digests import (
+    DIGEST_KEY,
+    frame_digest,
+    has_valid_digest,
+    with_digest,
+)
 from fedtailor.storage.export import MODELS
 from fedtailor.storage.run_files import (
     CHECKPOINT,
@@ -191,13 +196,17 @@ def test_a_changed_summary_is_no_summary(half):
 
 
 def test_a_seal_is_of_what_json_keeps():
-    content = sealed(
+    content = with_digest(
         {"a": float("nan"), "b": [float("inf"), 0.1, None], "c": {"d": (1, 2)}}
     )
     assert content["a"] is None and content["b"] == [None, 0.1, None]
     again = json.loads(json.dumps(content, allow_nan=False))
-    assert is_sealed(again) and not is_sealed({**again, "a": 1}) and is_sealed({"a": 1})
-    assert not is_sealed({**again, SEAL: None})
+    assert (
+        has_valid_digest(again)
+        and not has_valid_digest({**again, "a": 1})
+        and has_valid_digest({"a": 1})
+    )
+    assert not has_valid_digest({**again, DIGEST_KEY: None})
 
 
 def test_the_digest_of_a_table_is_of_its_content(tmp_path):

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fedtailor._files import reason, replacing
+from fedtailor._files import atomic_write, reason
 
 
 def write_text(text: str, out: Path | None) -> None:
@@ -15,7 +15,7 @@ def write_text(text: str, out: Path | None) -> None:
         print(text, end="")
         return
     try:
-        with replacing(out) as temporary:
+        with atomic_write(out) as temporary:
             temporary.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ValueError(

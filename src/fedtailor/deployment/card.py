@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from fedtailor._files import reason, replacing
+from fedtailor._files import atomic_write, reason
 from fedtailor.decision.intervals import Interval
 from fedtailor.decision.row_scores import SCORES, metric_interval
 from fedtailor.deployment.opening import OpenedRun
@@ -57,7 +57,7 @@ def write_cards(run: OpenedRun, clients: Sequence[str], directory: Path) -> list
     """
     folder, files = directory / CARDS, []
     try:
-        with replacing(folder) as temporary:
+        with atomic_write(folder) as temporary:
             temporary.mkdir()
             for number, client in enumerate(clients):
                 name = f"{file_name(client, number)}.md"

@@ -3,10 +3,17 @@
 The proof states that the new run contains no traces of the client. Retraining (exact
 unlearning: Cao and Yang 2015) needs no argument about what weights remember. Everything
 that was learned from data is learned again, including the preprocessing of a table.
+
+Traces of a client are its name, and data that are its own and nobody else's: its
+examples, its personal model, its state, and the numbers and lines of its rows in a
+table. Arrays and lines are searched for in chunks of a few bytes (`CHUNK_BYTES`), so
+that a part of an array is found as well. Files are searched byte by byte, and those of
+known formats also by their texts: the cells of Parquet files, and keys and values
+(see `fedtailor.deployment.traces`).
 """
 
 import json
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,20 +22,20 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor._files import reason, replacing
+from fedtailor._files import atomic_write, reason
 from fedtailor._version import __version__
 from fedtailor.deployment.data import CLIENTS, only_clients
 from fedtailor.deployment.opening import OpenedRun
-from fedtailor.deployment.traces import Traces, chunks_of, files_of
-from fedtailor.executors import Settings
+from fedtailor.deployment.traces import Traces, chunks_of, files_of, identifying_chunks
+from fedtailor.executors import DeviceExecutor, Settings
 from fedtailor.federation import Federation
 from fedtailor.protocol import Mixture, check_choice, require
 from fedtailor.runs import Run
 from fedtailor.runs import run as train
-from fedtailor.storage import Unusable
-from fedtailor.storage.digests import file_digest, sealed
+from fedtailor.storage import PersonalModel, Unusable
+from fedtailor.storage.digests import file_digest, with_digest
 from fedtailor.storage.run_files import ROWS
-from fedtailor.tables import Table, from_table
+from fedtailor.tables import Table, TableOrigin, from_table
 from fedtailor.training import Training
 
 PROOF = "forgotten.json"
@@ -46,10 +53,10 @@ def forget(
     """Retrain a run, with the same settings, without one of its clients.
 
     The new directory holds the proof, `forgotten.json`. It lists what was searched for
-    in the bytes and cells of all files (the client's name, examples, states and model,
-    and its row numbers), and states that nothing was found. It does not name the
-    client. The old directory and the data are not changed; their owner has to remove
-    them.
+    in all files, in their bytes and in the cells of tables (the client's name, examples,
+    states and model, and its row numbers), and states that nothing was found. It does
+    not name the client. The old directory and the data are not changed; their owner has
+    to remove them.
 
     Args:
         run: the run with the client (`fedtailor.open`).
@@ -72,16 +79,20 @@ def forget(
     )
     # Collect the traces before training, as this fails if the data are not found.
     traces = _traces(run, client)
-    federation, origin = _federation_without(run, client)
-    manifest, model = run.manifest["run"], run.model
+    federation, data_source = _federation_without(run, client)
+    manifest, summary, model = run.manifest["run"], run.stored.summary, run.model
     outputs = federation.classes or int(np.prod(federation.y.shape[1:], dtype=int))
+    # The inputs of a table may differ without the client, so the model is bound again.
+    bound_model = model.architecture.bind(
+        federation.input_shape, outputs, loss=model.loss, dtype=model.dtype
+    )
+    # Runs of fedtailor 0.1 have only "rounds", the number of rounds done.
+    rounds = int(summary.get("asked_rounds", summary["rounds"]))
     retrained = train(
         run.algorithm,
         federation,
-        model.architecture.bind(
-            federation.input_shape, outputs, loss=model.loss, dtype=model.dtype
-        ),
-        int(run.stored.summary.get("asked_rounds", run.stored.summary["rounds"])),
+        bound_model,
+        rounds,
         seed=manifest["seed"],
         evaluate_every=manifest["evaluate_every"],
         metrics=manifest.get("metrics", ()),
@@ -91,7 +102,7 @@ def forget(
         directory=path,
         keep_rows=(run.path / ROWS).exists(),
         keep_models=run.keeps_models,
-        origin=origin,
+        origin=data_source,
     )
     _write_proof(traces, path)
     return retrained
@@ -123,6 +134,7 @@ def _write_proof(traces: Traces, directory: Path) -> Path:
     }
     for what, chunks in traces.chunks.items():
         searched_for[f"pieces of {what}"] = len(chunks)
+    # The digests say which files were searched; hidden ones (the lock) are no results.
     files = {}
     for path in files_of(directory):
         if not path.name.startswith("."):
@@ -136,8 +148,10 @@ def _write_proof(traces: Traces, directory: Path) -> Path:
         "files": files,
     }
     try:
-        with replacing(directory / PROOF) as temporary:
-            temporary.write_text(json.dumps(sealed(proof), indent=1) + "\n", "utf-8")
+        with atomic_write(directory / PROOF) as temporary:
+            temporary.write_text(
+                json.dumps(with_digest(proof), indent=1) + "\n", "utf-8"
+            )
     except OSError as error:
         raise Unusable(
             f"cannot write {directory / PROOF}: {reason(error)}; make room, and forget"
@@ -149,85 +163,107 @@ def _write_proof(traces: Traces, directory: Path) -> Path:
 def _federation_without(
     run: OpenedRun, client: str
 ) -> tuple[Federation, dict[str, Any] | None]:
-    """Make the run's data without a client, and their origin.
+    """Make the run's data without a client.
 
-    The origin names the remaining clients, so that the new run directory does not hold
-    the name of the other. It is None for a table, which records its own origin.
+    Returns:
+        The data, and their source for the manifest. The source names the remaining
+        clients, so that the new run directory does not hold the name of the other. It
+        is None for a table, which records its own.
     """
-    federation, origin = run.federation, run.manifest.get("origin")
-    names = [name for name in run.names if name != client]
+    federation = run.federation
+    remaining = [name for name in run.names if name != client]
     if isinstance(federation, Table) and federation.origin is not None:
-        unseen = tuple(
-            name for name in names if federation.unseen[federation.names.index(name)]
-        )
-        options = dict(federation.origin.options)
-        options |= {"clients": tuple(names), "unseen": unseen or 0}
-        path, seed = federation.origin.path, federation.origin.seed
-        table = from_table(path, seed=seed, **options)
-        return replace(table, name=federation.name), None
-    if origin is not None:
-        origin = {**origin, CLIENTS: names}
-    return only_clients(federation, names), origin
+        return _read_table_of(federation, federation.origin, remaining), None
+    data_source = run.manifest.get("origin")
+    if data_source is not None:
+        data_source = {**data_source, CLIENTS: remaining}
+    return only_clients(federation, remaining), data_source
+
+
+def _read_table_of(table: Table, origin: TableOrigin, clients: list[str]) -> Table:
+    """Read a table again with some of its clients only.
+
+    The preprocessing is fitted to these clients, and the unseen ones among them, which
+    never train, stay unseen.
+    """
+    unseen = tuple(name for name in clients if table.unseen[table.names.index(name)])
+    options = {
+        **origin.options,
+        "clients": tuple(clients),
+        # Without unseen clients it is the default, which the manifest does not list.
+        "unseen": unseen or 0,
+    }
+    new_table = from_table(origin.path, seed=origin.seed, **options)
+    return replace(new_table, name=table.name)
 
 
 def _traces(run: OpenedRun, client: str) -> Traces:
     """Collect all traces that belong to this client only."""
-    federation = run.federation
-    client_index = federation.names.index(client)
-    traces = Traces((client,))
+    models = run.personal_models()
+    shared = _shared_chunks(run, models, client)
+    chunks = {
+        "its examples": _example_traces(run.federation, client),
+        "its model": _model_traces(models[client], shared),
+    }
+    if client in run.executor.seen.names:
+        chunks["its state"] = _state_traces(run.executor, client, shared)
+    table, row_numbers = run.federation, frozenset[int]()
+    if isinstance(table, Table) and table.rows is not None:
+        own_rows = _rows_of(table, table.names.index(client))
+        row_numbers = frozenset(table.rows[own_rows].tolist())
+        if table.origin is not None:
+            path = table.origin.path
+            chunks["its lines in the table"] = _table_line_traces(path, row_numbers)
+    return Traces(names=(client,), chunks=chunks, rows=row_numbers)
 
-    def rows_of(index: int) -> NDArray[Any]:
-        splits = (federation.train, federation.val, federation.test)
-        return np.concatenate([split[index] for split in splits])
+
+def _example_traces(federation: Federation, client: str) -> set[bytes]:
+    """Chunks of a client's inputs that no other client has."""
+
+    def examples_of(index: int) -> list[NDArray[Any]]:
+        return [federation.x[row] for row in _rows_of(federation, index)]
 
     of_others: set[bytes] = set()
-    for other in range(len(federation)):
-        if other != client_index:
-            of_others |= _chunks(federation.x[row] for row in rows_of(other))
-    examples = [federation.x[row] for row in rows_of(client_index)]
-    traces.add("its examples", examples, of_others)
+    for index, name in enumerate(federation.names):
+        if name != client:
+            of_others |= _chunks(examples_of(index))
+    own_examples = examples_of(federation.names.index(client))
+    return identifying_chunks(own_examples, of_others)
 
-    # Data that are not the client's: initial model, server state, the others' models.
-    server = jax.tree.leaves(run.training.server)
-    common = _chunks([np.asarray(run.training.initial(0))])
-    common |= _chunks(np.asarray(leaf) for leaf in server if np.ndim(leaf))
-    models = run.personal_models()
+
+def _shared_chunks(
+    run: OpenedRun, models: Mapping[str, PersonalModel], client: str
+) -> set[bytes]:
+    """Chunks of the initial model, the server's state and the others' models."""
+    server_arrays = [
+        np.asarray(leaf)
+        for leaf in jax.tree.leaves(run.training.server)
+        if np.ndim(leaf)
+    ]
+    chunks = _chunks([np.asarray(run.training.initial(0)), *server_arrays])
     for name, model in models.items():
         if name != client:
-            common |= _chunks(_arrays(model.predictor))
-    traces.add("its model", _arrays(models[client].predictor), common)
-
-    seen = run.executor.seen
-    if client in seen.names:
-        row = seen.names.index(client)
-        states = [  # [m, ...] each
-            np.asarray(leaf) for leaf in jax.tree.leaves(run.executor.states.rows)
-        ]
-        for state in states:
-            common |= _chunks(np.delete(state, row, axis=0))
-        traces.add("its state", [state[row] for state in states], common)
-    if isinstance(federation, Table) and federation.rows is not None:
-        lines = frozenset(federation.rows[rows_of(client_index)].tolist())
-        traces = replace(traces, rows=lines)
-        if federation.origin is not None:
-            chunks = _lines(federation.origin.path, lines)
-            traces.chunks["its lines in the table"] = chunks
-    return traces
+            chunks |= _chunks(_arrays(model.predictor))
+    return chunks
 
 
-def _arrays(predictor: Any) -> list[Any]:
-    """The arrays that a client predicts with."""
-    if isinstance(predictor, Mixture):
-        return [*np.asarray(predictor.models), np.asarray(predictor.weights)]
-    return [np.asarray(leaf) for leaf in jax.tree.leaves(predictor)]
+def _model_traces(model: PersonalModel, shared: Set[bytes]) -> set[bytes]:
+    """Chunks of a client's model that are not shared with others."""
+    return identifying_chunks(_arrays(model.predictor), shared)
 
 
-def _chunks(arrays: Iterable[NDArray[Any] | bytes]) -> set[bytes]:
-    """The chunks of several arrays or lines."""
-    return {chunk for one in arrays for chunk in chunks_of(one)}
+def _state_traces(
+    executor: DeviceExecutor, client: str, shared: Set[bytes]
+) -> set[bytes]:
+    """Chunks of the state that a client keeps between rounds, and no other has."""
+    row = executor.seen.names.index(client)
+    # [m, ...] each
+    states = [np.asarray(leaf) for leaf in jax.tree.leaves(executor.states.rows)]
+    of_others = _chunks(np.delete(state, row, axis=0) for state in states)
+    return identifying_chunks([state[row] for state in states], shared | of_others)
 
 
-def _lines(path: Path, rows: Set[int]) -> set[bytes]:
+def _table_line_traces(path: Path, rows: Set[int]) -> set[bytes]:
     """Chunks of the client's lines in a text file that no other line contains.
 
     Files of other formats have no lines, and give none.
@@ -240,3 +276,21 @@ def _lines(path: Path, rows: Set[int]) -> set[bytes]:
         line for number, line in enumerate(lines) if number not in rows
     )
     return own_chunks - other_chunks
+
+
+def _rows_of(federation: Federation, index: int) -> NDArray[Any]:
+    """The rows of a client in all splits, as indices into `federation.x`."""
+    splits = (federation.train, federation.val, federation.test)
+    return np.concatenate([split[index] for split in splits])
+
+
+def _arrays(predictor: Any) -> list[Any]:
+    """The arrays that a client predicts with."""
+    if isinstance(predictor, Mixture):
+        return [*np.asarray(predictor.models), np.asarray(predictor.weights)]
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(predictor)]
+
+
+def _chunks(arrays: Iterable[NDArray[Any] | bytes]) -> set[bytes]:
+    """The chunks of several arrays or lines."""
+    return {chunk for one in arrays for chunk in chunks_of(one)}

@@ -8,7 +8,7 @@ import polars as pl
 
 from fedtailor.deployment.opening import require_run
 from fedtailor.protocol import require
-from fedtailor.report.experiment import INDEX, experiments
+from fedtailor.report.experiment import COMPARISON_INDEX, experiments
 from fedtailor.report.stored import StoredRun
 from fedtailor.storage.digests import finite
 from fedtailor.storage.export import read_manifest
@@ -59,7 +59,7 @@ def _runs(path: Path) -> Iterator[tuple[StoredRun, str | None, str | None]]:
         yield StoredRun(path), None, None
         return
     require_run(path)
-    is_experiment = (path / INDEX).exists()
+    is_experiment = (path / COMPARISON_INDEX).exists()
     found = (
         experiments(path.parent, [path.name]) if is_experiment else experiments(path)
     )

@@ -17,14 +17,14 @@ from fedtailor.executors import DeviceExecutor, Settings
 from fedtailor.federation import Federation
 from fedtailor.models import Architecture, Model
 from fedtailor.protocol import Algorithm, check_choice, require
-from fedtailor.report.experiment import INDEX
+from fedtailor.report.experiment import COMPARISON_INDEX
 from fedtailor.report.stored import StoredRun
 from fedtailor.runs import Run, Summary
 from fedtailor.runs.baseline import baseline
 from fedtailor.runs.binding import bind
 from fedtailor.runs.run import create_training, executor_of
 from fedtailor.storage import Damaged, PersonalModel, RunDirectory
-from fedtailor.storage.export import MANIFEST as EXPORTED
+from fedtailor.storage.export import MANIFEST as EXPORT_MANIFEST
 from fedtailor.storage.export import PREPROCESSING, load_models
 from fedtailor.storage.manifest import difference, manifest
 from fedtailor.storage.run_files import (
@@ -71,7 +71,9 @@ def open_run(
     """
     path = Path(directory)
     require(path.is_dir(), f"there is no directory {path}; check the path")
-    is_comparison = (path / INDEX).exists() or any(path.glob(f"*/{INDEX}"))
+    is_comparison = (path / COMPARISON_INDEX).exists() or any(
+        path.glob(f"*/{COMPARISON_INDEX}")
+    )
     require(
         not is_comparison,
         f"{path} is a comparison of several runs; name one of them (`fedtailor models"
@@ -107,7 +109,7 @@ def require_run(path: Path) -> None:
 
 def is_export(path: Path) -> bool:
     """Whether a directory holds exported models rather than a run."""
-    return (path / EXPORTED).exists() and not (path / MANIFEST).exists()
+    return (path / EXPORT_MANIFEST).exists() and not (path / MANIFEST).exists()
 
 
 def models_at(
@@ -223,7 +225,7 @@ class OpenedRun(Run):
         return (self.path / MODELS_MANIFEST).exists()
 
     @cached_property
-    def _kept(self) -> dict[str, PersonalModel]:
+    def _stored_models(self) -> dict[str, PersonalModel]:
         model = None if self._user_model is None else self.model
         return load_models(self.path, model, manifest_name=MODELS_MANIFEST)
 
@@ -232,16 +234,20 @@ class OpenedRun(Run):
             return super().personal(client)
         if isinstance(client, str):
             check_choice(client, self.names, f"client of {self.path} called")
-            return self._kept[client]
+            return self._stored_models[client]
         count = len(self.names)
         require(
             -count <= client < count,
             f"there is no client {client}; the run has {count}, counted from 0",
         )
-        return self._kept[self.names[client]]
+        return self._stored_models[self.names[client]]
 
     def personal_models(self) -> dict[str, PersonalModel]:
-        return dict(self._kept) if self.keeps_models else super().personal_models()
+        return (
+            dict(self._stored_models)
+            if self.keeps_models
+            else super().personal_models()
+        )
 
     # Computed from the data.
 
@@ -256,28 +262,39 @@ class OpenedRun(Run):
     @cached_property
     def training(self) -> Training[DeviceExecutor]:
         """The training at its end, from the checkpoint."""
-        run, federation = self.manifest["run"], self.federation
-        executor = executor_of(federation, self.model, self._settings, self.path)
+        run = self.manifest["run"]
         training = create_training(
             self.algorithm,
-            executor,
+            executor_of(self.federation, self.model, self._settings, self.path),
             run.get("metrics", ()),
             seed=run["seed"],
             **self.round_settings,
         )
-        # The settings may differ from those of the run, as defaults may have changed.
-        names = run.get("metrics", ())
-        metrics = [metric for metric in training.measured if metric.name in names]
+        self._require_same_settings(training)
+        RunDirectory(self.path).load(training)
+        return training
+
+    def _require_same_settings(self, training: Training) -> None:
+        """Check that a new training has the settings that the run was trained with.
+
+        They may differ, as defaults may have changed.
+
+        Raises:
+            ValueError: a setting differs.
+        """
+        run = self.manifest["run"]
+        # A manifest lists only metrics that the user chose, not the default ones.
+        chosen = run.get("metrics", ())
         current = manifest(
-            self.algorithm,
-            federation,
-            self.model,
-            run["seed"],
-            training.participation,
-            run["evaluate_every"],
-            training.uplink,
-            training.downlink,
-            metrics,
+            algorithm=self.algorithm,
+            federation=self.federation,
+            model=self.model,
+            seed=run["seed"],
+            participation=training.participation,
+            every=run["evaluate_every"],
+            uplink=training.uplink,
+            downlink=training.downlink,
+            metrics=[metric for metric in training.measured if metric.name in chosen],
         )
         changed = difference(self.manifest, current)
         require(
@@ -285,8 +302,6 @@ class OpenedRun(Run):
             f"{self.path} was run with other settings than it is opened with"
             f" ({changed})",
         )
-        RunDirectory(self.path).load(training)
-        return training
 
     @cached_property
     def test_rows(self) -> "tuple[pl.DataFrame, pl.DataFrame] | None":
@@ -305,9 +320,9 @@ class OpenedRun(Run):
             return self.stored.rows, self.stored.baseline.metrics
         try:
             rows = self.row_outcomes()
-            measured = self.training.measured
-            return rows, baseline(self.federation, self.model, measured)
-        except Damaged:
+            metrics = self.training.measured
+            return rows, baseline(self.federation, self.model, metrics)
+        except Damaged:  # also a ValueError, but not one of data that are not found
             raise
         except ValueError:
             return None

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from fedtailor._files import reading
+from fedtailor._files import translate_read_errors
 from fedtailor.deployment.opening import OpenedRun
 from fedtailor.protocol import check_choice, require
 from fedtailor.storage import PersonalModel
@@ -138,7 +138,7 @@ def _array(path: Path, shape: tuple[int, ...]) -> NDArray[Any]:
     if path.name.lower().endswith(ARRAYS):
         require(path.is_file(), f"there is no file {path}; check the path")
         try:
-            with reading(path):
+            with translate_read_errors(path):
                 return np.load(path, allow_pickle=False)
         except (EOFError, ValueError) as error:
             raise ValueError(f"{path} holds no array: {error}") from None

@@ -6,8 +6,8 @@ and in the cells of all files.
 
 import json
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,24 +42,8 @@ class Traces:
     """
 
     names: tuple[str, ...]
-    chunks: dict[str, set[bytes]] = field(default_factory=dict)
-    rows: frozenset[int] = frozenset()
-
-    def add(
-        self, what: str, arrays: Iterable[NDArray[Any]], shared: set[bytes]
-    ) -> None:
-        """Add the chunks of arrays that belong to this client only.
-
-        Args:
-            what: description of the arrays.
-            arrays: arrays of the client.
-            shared: chunks that other clients have as well.
-        """
-        chunks = {chunk for array in arrays for chunk in chunks_of(array)} - shared
-        # A chunk that repeats one number, such as zeros, identifies no client.
-        self.chunks[what] = {
-            chunk for chunk in chunks if chunk != chunk[:4] * (CHUNK_BYTES // 4)
-        }
+    chunks: dict[str, set[bytes]]
+    rows: frozenset[int]
 
     def found_in(self, directory: Path) -> list[dict[str, str]]:
         """Search all files of a directory: the "file" and "what" was found in it."""
@@ -104,6 +88,20 @@ def chunks_of(content: NDArray[Any] | bytes) -> Iterator[bytes]:
     )
     for start in range(0, len(data) - CHUNK_BYTES + 1, CHUNK_BYTES):
         yield data[start : start + CHUNK_BYTES]
+
+
+def identifying_chunks(
+    arrays: Iterable[NDArray[Any]], shared: Set[bytes]
+) -> set[bytes]:
+    """The chunks of a client's arrays that identify it.
+
+    Args:
+        arrays: arrays of the client.
+        shared: chunks that others have as well.
+    """
+    chunks = {chunk for array in arrays for chunk in chunks_of(array)} - shared
+    # A chunk that repeats one number, such as zeros, identifies no client.
+    return {chunk for chunk in chunks if chunk != chunk[:4] * (CHUNK_BYTES // 4)}
 
 
 def _contains(data: bytes, chunks: set[bytes]) -> bool:

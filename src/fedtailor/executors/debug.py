@@ -15,7 +15,7 @@ from fedtailor.client.tasks import Outputs
 from fedtailor.client.trainer import DeviceTrainer
 from fedtailor.executors.device_executor import DeviceExecutor
 from fedtailor.executors.devices import ExchangeRequest
-from fedtailor.executors.map_clients import Pipelines, run_one
+from fedtailor.executors.map_clients import Pipelines, SharedInputs, run_client
 from fedtailor.protocol import Cohort, Diverged
 
 
@@ -60,6 +60,8 @@ class DebugExecutor(DeviceExecutor):
         # These are the inputs of compiled programs. The same function is run on them, row
         # by row.
         streams, (clients,) = self.devices.inputs([request])
+        pipelines = Pipelines(exchange.uplink, exchange.received_through)
+        shared = SharedInputs(exchange.algorithm, pipelines, self.devices.pool, streams)
         outputs = []
         for row, client in enumerate(request.clients):
             client_inputs = jax.tree.map(
@@ -67,13 +69,10 @@ class DebugExecutor(DeviceExecutor):
             )
             with jax.disable_jit():
                 outputs.append(
-                    run_one(
+                    run_client(
                         exchange.task,
-                        exchange.algorithm,
-                        Pipelines(exchange.uplink, exchange.received_through),
                         self.model,
-                        self.devices.pool,
-                        streams,
+                        shared,
                         client_inputs,
                         self._trainer(self.federation.names[client]),
                         exchange.metrics,

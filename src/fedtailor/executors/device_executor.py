@@ -133,7 +133,7 @@ class DeviceExecutor:
         return concatenate(parts)
 
     def _run(self, request: ExchangeRequest) -> Outputs:
-        """The outputs of `run_one` for the clients of a request, stacked by rows."""
+        """The outputs of `run_client` for the clients of a request, stacked by rows."""
         return self.devices.run([request])[0]
 
     def requests(self, exchange: Exchange) -> list[ExchangeRequest]:
@@ -374,7 +374,7 @@ def _wait(
 
     Args:
         exchange: what the clients were asked to do.
-        work_status: [r, 3] by rows; see `run_one`.
+        work_status: [r, 3] by rows; see `run_client`.
         row_of_client: [c] the row of each client of the cohort.
 
     Returns:

@@ -1,5 +1,5 @@
 """The devices: the examples that are stored on them, and the programs that run there for
-the clients of exchanges. (`map_clients.py` explains streams, addresses and rows.)
+the clients of exchanges. (`map_clients.py` explains the rows of a program.)
 """
 
 import math
@@ -24,6 +24,7 @@ from fedtailor.executors.map_clients import (
     ClientInputs,
     Pipelines,
     Program,
+    SharedInputs,
     map_clients,
 )
 from fedtailor.executors.packing import PackedInputs
@@ -149,7 +150,7 @@ class Devices:
         They become one cohort, in which the clients of all requests alternate.
 
         Returns:
-            For each request the outputs of its clients, stacked by rows; see `run_one`.
+            For each request the outputs of its clients, stacked by rows; see `run_client`.
         """
         # What the program takes once (task, hyper-parameters, model) is equal in all
         # requests, and comes from the first one.
@@ -157,10 +158,11 @@ class Devices:
         streams, rows = self.inputs(requests)
         clients = rows[0] if len(requests) == 1 else _interleave(rows)
         clients = jax.tree.map(self._shard_rows, clients)
-        inputs = (*self._hyperparameters(first), self.pool, streams, clients)
+        algorithm, pipelines = self._hyperparameters(first)
+        shared = SharedInputs(algorithm, pipelines, self.pool, streams)
         program = Program(first.task, requests[0].model, first.metrics, self.mesh, 1)
-        program = program._replace(chunk=self._chunk(program, inputs))
-        outputs = map_clients(program, *inputs)
+        program = program._replace(chunk=self._chunk(program, shared, clients))
+        outputs = map_clients(program, shared, clients)
         parts = [outputs]
         if len(requests) > 1:
             parts = self._separate(outputs, requests=len(requests))
@@ -204,15 +206,15 @@ class Devices:
             request.sizes,
             *request.keys,
         )
-        recipients = {}
+        stream_index = {}
         for kind, sent in downlink.streams.items():
             streams = np.where(
                 sent.recipients >= 0, sent.recipients + offset[kind], NOT_SENT
             )
-            recipients[kind] = streams[request.order]
+            stream_index[kind] = streams[request.order]
         round = request.exchange.cohort.round
         packed = PackedInputs.pack(
-            request.row_count, addresses, round, request.reporting, recipients
+            request.row_count, addresses, round, request.reporting, stream_index
         )
         scalars = {
             name: self._scalar(value, request)
@@ -255,7 +257,9 @@ class Devices:
             self._last_hyperparameters = hyperparameters
         return self._last_hyperparameters
 
-    def _chunk(self, program: Program, inputs: tuple[Any, ...]) -> int:
+    def _chunk(
+        self, program: Program, shared: SharedInputs, clients: ClientInputs
+    ) -> int:
         """The number of clients that a device trains at the same time: as many as fit
         into its free memory, by the compiler's own account.
 
@@ -264,30 +268,31 @@ class Devices:
 
         Args:
             program: the program; its own chunk is not looked at.
-            inputs: the other arguments of `map_clients`.
+            shared, clients: the other arguments of `map_clients`.
         """
         if self.settings.chunk is not None:
             return self.settings.chunk
         if not self._counts_memory:
             return UNPLANNED_CHUNK if self.settings.trains_in_chunks else 1
         # Arrays determine a compiled program by their shapes and types.
-        leaves, structure = jax.tree.flatten(inputs)
+        leaves, structure = jax.tree.flatten((shared, clients))
         shapes = ((np.shape(leaf), leaf.dtype) for leaf in leaves)
         key = (program, structure, *shapes)
         if key not in self.chunks:
-            self.chunks[key] = self._largest_chunk(program, inputs)
+            self.chunks[key] = self._largest_chunk(program, shared, clients)
         return self.chunks[key]
 
-    def _largest_chunk(self, program: Program, inputs: tuple[Any, ...]) -> int:
+    def _largest_chunk(
+        self, program: Program, shared: SharedInputs, clients: ClientInputs
+    ) -> int:
         """The largest chunk that fits into the free memory, found by compiling the
         program for smaller and smaller chunks.
         """
         usable = MEMORY_SHARE * free_memory(self.mesh.local_devices)
-        clients = inputs[-1]
         rows = len(clients.packed.numbers) // self.mesh.size
         chunk = min(max(rows, 1), MAX_CHUNK)
         while chunk > 1:
-            lowered = map_clients.lower(program._replace(chunk=chunk), *inputs)
+            lowered = map_clients.lower(program._replace(chunk=chunk), shared, clients)
             memory = lowered.compile().memory_analysis()
             # Backends that report their free memory analyse that of programs, too.
             assert memory is not None

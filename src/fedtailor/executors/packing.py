@@ -42,7 +42,7 @@ class PackedInputs:
         addresses: Sequence[NDArray],
         round: int,
         reply: NDArray[np.bool_],
-        recipients: dict[str, NDArray],
+        stream_index: dict[str, NDArray],
     ) -> "PackedInputs":
         """Pack the inputs of a cohort [c].
 
@@ -51,15 +51,15 @@ class PackedInputs:
             addresses: the fields of the cohort's `ClientAddress`.
             round: the round (0-based).
             reply: [c] which clients are to answer.
-            recipients: kind -> [c, k] the streams that each client receives, or
-                `NOT_SENT`.
+            stream_index: kind -> [c, k] the indices of the streams that each client
+                receives, or `NOT_SENT`.
 
         Returns:
             Host arrays [row_count, w]. Rows past the cohort are padding: these clients
             have no examples and receive nothing.
         """
         count = len(reply)
-        kinds = tuple((kind, streams.shape[1]) for kind, streams in recipients.items())
+        kinds = tuple((kind, index.shape[1]) for kind, index in stream_index.items())
         width = FIRST_STREAM + sum(columns for _, columns in kinds)
         # Padding has an address without examples, and receives no stream.
         numbers = np.zeros((row_count, width), np.int32)
@@ -68,7 +68,7 @@ class PackedInputs:
             *(part.view(np.int32) for part in addresses),
             np.full((count, 1), round),
             reply[:, None],
-            *recipients.values(),
+            *stream_index.values(),
         ]
         np.concatenate(columns, axis=1, out=numbers[:count], casting="same_kind")
         return PackedInputs(numbers, kinds)  # pyright: ignore[reportArgumentType] (the program takes host arrays)
@@ -91,11 +91,11 @@ class PackedInputs:
         return self.numbers[11] != 0
 
     @property
-    def recipients(self) -> dict[str, Int[Array, " k"]]:
-        """kind -> the streams that the client receives, or `NOT_SENT`."""
-        recipients = {}
+    def stream_index(self) -> dict[str, Int[Array, " k"]]:
+        """kind -> the indices of the streams that the client receives, or `NOT_SENT`."""
+        stream_index = {}
         start = FIRST_STREAM
         for kind, count in self.kinds:
-            recipients[kind] = self.numbers[start : start + count]
+            stream_index[kind] = self.numbers[start : start + count]
             start += count
-        return recipients
+        return stream_index

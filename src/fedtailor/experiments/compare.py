@@ -40,7 +40,7 @@ from fedtailor.protocol import require
 from fedtailor.runs.binding import bind
 from fedtailor.runs.target_units import table_metrics
 from fedtailor.storage import DirectoryLock, Unusable
-from fedtailor.storage.run_files import INDEX, SUMMARY, read_summary
+from fedtailor.storage.run_files import COMPARISON_INDEX, SUMMARY, read_summary
 from fedtailor.trackers import find_trackers
 from fedtailor.training import Training
 
@@ -126,7 +126,7 @@ class Comparison:
     @property
     def index(self) -> Path:
         """Path of the index."""
-        return self.results / self.experiment.name / INDEX
+        return self.results / self.experiment.name / COMPARISON_INDEX
 
     def run(self) -> Path:
         """Train all runs, in order.

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fedtailor._files import reason, replacing
+from fedtailor._files import atomic_write, reason
 from fedtailor.experiments.experiment import Column, Entry, Experiment
 from fedtailor.protocol import require
 from fedtailor.storage import Unusable
-from fedtailor.storage.digests import sealed
+from fedtailor.storage.digests import with_digest
 from fedtailor.storage.manifest import stored_versions
 from fedtailor.storage.run_files import MANIFEST
 
@@ -78,9 +78,9 @@ def write_index(index: Path, content: dict[str, Any]) -> None:
     """
     # Convert to JSON and back first, as the digest is that of the JSON values.
     json_content = json.loads(json.dumps(content, default=str))
-    text = json.dumps(sealed(json_content), indent=1)
+    text = json.dumps(with_digest(json_content), indent=1)
     try:
-        with replacing(index) as temporary:
+        with atomic_write(index) as temporary:
             temporary.write_text(text, "utf-8")
     except OSError as error:
         raise Unusable(

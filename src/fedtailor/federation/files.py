@@ -12,15 +12,25 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from fedtailor._files import existing_file, reading
+from fedtailor._files import existing_file, translate_read_errors
 from fedtailor._parquet import read_foreign_parquet
 from fedtailor.federation.build import from_arrays
 from fedtailor.federation.checks import check_memory
 from fedtailor.federation.federation import Federation
 
 _NPZ_ERRORS = (
-    *(OSError, EOFError, MemoryError, OverflowError, RuntimeError, SyntaxError),
-    *(LookupError, TypeError, ValueError, zipfile.BadZipFile, zlib.error, struct.error),
+    OSError,
+    EOFError,
+    MemoryError,
+    OverflowError,
+    RuntimeError,
+    SyntaxError,
+    LookupError,
+    TypeError,
+    ValueError,
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
 )
 """Errors that reading a damaged .npz file, or another file, may raise."""
 
@@ -42,7 +52,7 @@ def from_npz(path: str | os.PathLike[str], **options: Any) -> Federation:
             are inconsistent.
     """
     path = existing_file(path)
-    with reading(path):
+    with translate_read_errors(path):
         path.open("rb").close()
     try:
         with zipfile.ZipFile(path) as archive:
@@ -111,25 +121,29 @@ def from_frame(
     else:
         frame, where = _read(_existing(source)), str(source)
         options.setdefault("name", Path(source).name.split(".")[0])
-    # By default, columns that have a role are not features.
-    roles = {"client": client, "label": label, "split": split, "group": group}
-    special = [column for column in roles.values() if column is not None]
+    role_columns = [
+        column for column in (client, label, split, group) if column is not None
+    ]
     if features is None:
-        features = [column for column in frame.columns if column not in special]
-    inputs = [features] if isinstance(features, str) else list(features)
-    if not inputs:
+        feature_columns = [name for name in frame.columns if name not in role_columns]
+    elif isinstance(features, str):
+        feature_columns = [features]
+    else:
+        feature_columns = list(features)
+    if not feature_columns:
         raise ValueError(
-            f"{where} has no feature columns besides {', '.join(special)}; name them"
-            " with features"
+            f"{where} has no feature columns besides {', '.join(role_columns)}; name"
+            " them with features"
         )
-    _require_complete(frame, [*special, *inputs], client, where)
-    columns = {
-        role: _column(frame[column])
-        for role, column in roles.items()
-        if column is not None
-    }
-    columns["y"] = columns.pop("label")
-    return from_arrays(_features(frame, inputs, where), **{**columns, **options})
+    _require_complete(frame, [*role_columns, *feature_columns], client, where)
+    return from_arrays(
+        x=_feature_array(frame, feature_columns, where),
+        y=_to_numpy(frame[label]),
+        client=_to_numpy(frame[client]),
+        split=None if split is None else _to_numpy(frame[split]),
+        group=None if group is None else _to_numpy(frame[group]),
+        **options,
+    )
 
 
 def _existing(path: str | os.PathLike[str]) -> Path:
@@ -186,14 +200,14 @@ def _require_complete(
             )
 
 
-def _column(series: pl.Series) -> NDArray[Any]:
+def _to_numpy(series: pl.Series) -> NDArray[Any]:
     """Convert a column to numbers, booleans, or fixed-width text."""
     if series.dtype.is_numeric() or series.dtype == pl.Boolean:
         return series.to_numpy()
     return np.array(series.cast(pl.String).to_list(), dtype=np.str_)
 
 
-def _features(frame: pl.DataFrame, columns: list[str], where: str) -> NDArray[Any]:
+def _feature_array(frame: pl.DataFrame, columns: list[str], where: str) -> NDArray[Any]:
     """Convert feature columns to inputs.
 
     Returns:
@@ -205,7 +219,7 @@ def _features(frame: pl.DataFrame, columns: list[str], where: str) -> NDArray[An
     """
     series = [frame[column] for column in columns]
     if len(series) == 1 and isinstance(series[0].dtype, pl.List | pl.Array):
-        return _arrays(series[0], where)
+        return _stack_list_column(series[0], where)
     for column in series:
         if not (column.dtype.is_numeric() or column.dtype == pl.Boolean):
             raise ValueError(
@@ -217,7 +231,7 @@ def _features(frame: pl.DataFrame, columns: list[str], where: str) -> NDArray[An
     return np.column_stack(numbers).astype(np.uint8 if are_pixels else np.float32)
 
 
-def _arrays(series: pl.Series, where: str) -> NDArray[Any]:
+def _stack_list_column(series: pl.Series, where: str) -> NDArray[Any]:
     """Convert a column of arrays of equal length to an array [N, ...]."""
     if isinstance(series.dtype, pl.List):
         lengths = series.list.len().unique()

@@ -14,7 +14,13 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from fedtailor._files import AnyPath, existing_file, reading, reason, replacing
+from fedtailor._files import (
+    AnyPath,
+    atomic_write,
+    existing_file,
+    reason,
+    translate_read_errors,
+)
 from fedtailor.federation.checks import SPLITS
 from fedtailor.federation.federation import Federation, Ragged
 
@@ -60,7 +66,7 @@ def save(federation: Federation, path: AnyPath) -> Path:
     }
     try:
         target = Path(path).expanduser()
-        with replacing(target) as temporary:
+        with atomic_write(target) as temporary:
             save_file(arrays, temporary, metadata)
     except (OSError, RuntimeError, SafetensorError) as error:
         raise ValueError(
@@ -78,7 +84,7 @@ def load(path: AnyPath) -> Federation:
     """
     path = existing_file(path)
     try:
-        with reading(path):
+        with translate_read_errors(path):
             # safetensors reports a permission error as a damaged file. Opening the
             # file first raises the right error.
             path.open("rb").close()

@@ -216,7 +216,7 @@ class GaussianNoise(Transform):
         if adaptive is None:
             return decoded, state
 
-        # In a round in which nobody reports there is no such message; see `unchanged`.
+        # In a round in which nobody reports there is no such message; see `zero_update`.
         within = decoded.pop(WITHIN_CLIP_NORM, None)
         is_within = np.zeros(0) if within is None else within.host()[cohort.reporting]
         return decoded, {**state, "norm": adaptive.next(clip_norm, is_within, rng)}
@@ -357,7 +357,7 @@ def _only_model_sent(downlink: Downlink) -> np.ndarray | None:
     return np.asarray(sent.values)[streams[0]]
 
 
-def unchanged(downlink: Downlink) -> Update:
+def zero_update(downlink: Downlink) -> Update:
     """The update of one client whose change is zero.
 
     In a round in which nobody reports, training decodes this update if the transform

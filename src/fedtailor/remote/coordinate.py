@@ -142,9 +142,10 @@ def coordinate(
 def _deliver(training: Training[RemoteExecutor], ledger: Ledger) -> Exchanges[None]:
     """Have every client make its personal model and store it on its own machine."""
     for table in (training.executor.seen, training.executor.unseen):
-        services = yield from training.services(table, np.arange(len(table)), ledger)
-        for service in services:
-            yield from training.run_personal("personal", service)
+        clients = np.arange(len(table))
+        groups = yield from training.serve_clients(table, clients, ledger)
+        for served in groups:
+            yield from training.run_personal("personal", served)
 
 
 def _table(rows: Mapping[str, NDArray[np.int64]], first: int = 0) -> Clients:

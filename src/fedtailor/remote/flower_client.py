@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fedtailor._files import replacing
+from fedtailor._files import atomic_write
 from fedtailor.protocol import require
 from fedtailor.remote.flower import is_untrusted, unwrap, wrap
 
@@ -307,7 +307,7 @@ def answer_messages(
         while not stop.is_set():
             try:
                 node_id = connection.activate(_read_node_id(node_id_file))
-                with replacing(node_id_file) as temporary:
+                with atomic_write(node_id_file) as temporary:
                     temporary.write_text(str(node_id))
                 first_refusal, last_problem = None, ""
                 log(f"connected to {connection.address}")

@@ -23,13 +23,13 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedtailor._files import replacing
+from fedtailor._files import atomic_write
 from fedtailor.protocol import require
 from fedtailor.remote.job import Schema
 from fedtailor.remote.table import Rows, codes, numbers
-from fedtailor.storage.digests import SEAL, is_sealed, sealed
+from fedtailor.storage.digests import DIGEST_KEY, has_valid_digest, with_digest
 from fedtailor.tables import Preprocessing
-from fedtailor.tables.decorrelation import MOST_INPUTS, can_decorrelate
+from fedtailor.tables.decorrelation import MAX_DECORRELATED_INPUTS, can_decorrelate
 from fedtailor.tables.kinds import parse_as
 from fedtailor.tables.options import TableOptions
 from fedtailor.tables.reading import read
@@ -111,8 +111,8 @@ class Statistics(BaseModel):
 
     def save(self, directory: Path) -> None:
         """Write the statistics to a directory, atomically."""
-        text = json.dumps(sealed(json.loads(self.to_json()))) + "\n"
-        with replacing(directory / FILE) as temporary:
+        text = json.dumps(with_digest(json.loads(self.to_json()))) + "\n"
+        with atomic_write(directory / FILE) as temporary:
             temporary.write_text(text, encoding="utf-8")
 
     @staticmethod
@@ -128,10 +128,12 @@ class Statistics(BaseModel):
                 return None
             content = json.loads(path.read_bytes())
             require(
-                isinstance(content, dict) and SEAL in content and is_sealed(content),
+                isinstance(content, dict)
+                and DIGEST_KEY in content
+                and has_valid_digest(content),
                 "it is not what was written",
             )
-            del content[SEAL]
+            del content[DIGEST_KEY]
             return Statistics.from_json(json.dumps(content), schema)
         except (OSError, ValueError, RecursionError) as error:
             raise ValueError(f"cannot read {path}: {error}") from None
@@ -317,7 +319,7 @@ def decorrelation_note(schema: Schema, statistics: Statistics | None) -> str | N
             " products of its inputs."
         )
     if schema.decorrelate:
-        return f"The inputs stay correlated: there is one, or more than {MOST_INPUTS}."
+        return f"The inputs stay correlated: there is one, or more than {MAX_DECORRELATED_INPUTS}."
     return (
         "The inputs stay correlated: linear models need more rounds, at smaller rates,"
         " than with `compare`, which decorrelates them; decorrelate = true in [data]"

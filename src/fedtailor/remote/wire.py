@@ -18,6 +18,7 @@ work           [2] how many gradients and forward passes of single examples it c
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -27,7 +28,12 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 
 from fedtailor.client.pool import Pool
-from fedtailor.executors.map_clients import Pipelines, run_one
+from fedtailor.executors.map_clients import (
+    ClientInputs,
+    Pipelines,
+    SharedInputs,
+    run_client,
+)
 from fedtailor.executors.packing import PackedInputs
 from fedtailor.models import Model
 from fedtailor.protocol import (
@@ -179,24 +185,12 @@ def answer_shapes(
     for name, value in scalars.items():
         column = _scalars(value, model.dtype, len(exchange.cohort))
         row_scalars[name] = jnp.asarray(column[0])
-    row = (PackedInputs(numbers, kinds), state, row_scalars)
-
-    def one(
-        algorithm: Any, pipelines: Any, pool: Any, values: Any, row: Any
-    ) -> dict[str, Any]:
-        return run_one(
-            exchange.task,
-            algorithm,
-            pipelines,
-            model,
-            pool,
-            values,
-            row,
-            metrics=exchange.metrics,
-        )
+    client = ClientInputs(PackedInputs(numbers, kinds), state, row_scalars)
 
     pipelines = Pipelines(exchange.uplink, exchange.received_through)
-    return jax.eval_shape(one, algorithm, pipelines, pool, values, row)
+    shared = SharedInputs(algorithm, pipelines, pool, values)
+    run = partial(run_client, exchange.task, model, metrics=exchange.metrics)
+    return jax.eval_shape(run, shared, client)
 
 
 def specs_of(shapes: Any, prefix: str) -> dict[str, ArraySpec]:

@@ -17,9 +17,9 @@ from fedtailor.protocol import check_choice, require
 from fedtailor.report.measures import MEASURES
 from fedtailor.report.stored import Runs, StoredBaseline, StoredRun
 from fedtailor.report.units import Unit, unit_of
-from fedtailor.storage.digests import is_sealed
+from fedtailor.storage.digests import has_valid_digest
 from fedtailor.storage.manifest import stored_versions
-from fedtailor.storage.run_files import INDEX, MANIFEST
+from fedtailor.storage.run_files import COMPARISON_INDEX, MANIFEST
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class Experiment:
         Raises:
             ValueError: its index is damaged.
         """
-        path = results / name / INDEX
+        path = results / name / COMPARISON_INDEX
         try:
             require(path.is_file(), f"{path} is no file")
             content = path.read_bytes()
@@ -203,7 +203,7 @@ class Experiment:
                 why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
             raise ValueError(f"{path} is no index of an experiment ({why})") from None
         require(
-            is_sealed(json.loads(content)),
+            has_valid_digest(json.loads(content)),
             f"{path} is damaged (its digest is wrong); the same `fedtailor compare`"
             " writes it again",
         )
@@ -322,10 +322,12 @@ def experiments(results: Path, names: Sequence[str] = ()) -> list[Experiment]:
     """
     stored_names = []
     if results.is_dir():
-        stored_names = sorted(path.parent.name for path in results.glob(f"*/{INDEX}"))
+        stored_names = sorted(
+            path.parent.name for path in results.glob(f"*/{COMPARISON_INDEX}")
+        )
     require(
         bool(stored_names),
-        f"there are no results in {results}: it has no EXPERIMENT/{INDEX}; `fedtailor"
+        f"there are no results in {results}: it has no EXPERIMENT/{COMPARISON_INDEX}; `fedtailor"
         " compare` makes them",
     )
     for name in names:

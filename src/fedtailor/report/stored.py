@@ -19,7 +19,7 @@ from fedtailor.protocol.diagnostics import Diagnostic
 from fedtailor.report.units import Unit, unit_of
 from fedtailor.runs.summary import spread
 from fedtailor.storage.diagnostics import ARRAYS, DIAGNOSTICS, read_diagnostics
-from fedtailor.storage.digests import is_sealed
+from fedtailor.storage.digests import has_valid_digest
 from fedtailor.storage.run_files import (
     BASELINE,
     CLIENTS,
@@ -66,7 +66,7 @@ class StoredRun:
         """The summary of the run, or the reason why it diverged."""
         summary: Any = read_text(self.path / SUMMARY, json.loads, "repeat the run")
         require(
-            not isinstance(summary, dict) or is_sealed(summary),
+            not isinstance(summary, dict) or has_valid_digest(summary),
             f"{self.path / SUMMARY} is damaged; repeat the run",
         )
         is_summary = isinstance(summary, dict) and (

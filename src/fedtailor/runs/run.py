@@ -411,7 +411,7 @@ def finished_run(training: Training, executor: DeviceExecutor) -> Exchanges[Run]
     # The ledger is a copy: the training may continue, and its own ledger must hold the
     # costs of its rounds only.
     ledger = Ledger.from_frame(training.ledger.frame())
-    yield from training.deliver(ledger)
+    yield from training.record_delivery(ledger)
     return Run(training, executor, ledger)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedtailor._files import reading, reason
+from fedtailor._files import reason, translate_read_errors
 from fedtailor.federation.storage import load as load_federation
 from fedtailor.storage import export
 from fedtailor.storage.checkpoint import OLD_FORMAT, checkpoint_format, load_tree
@@ -16,15 +16,15 @@ from fedtailor.storage.digests import (
     SUMS,
     file_digest,
     frame_digest,
-    is_sealed,
+    has_valid_digest,
     sums_of,
 )
 from fedtailor.storage.errors import Damaged
 from fedtailor.storage.run_files import (
     CHECKPOINT,
     CLIENTS,
+    COMPARISON_INDEX,
     DIGESTS,
-    INDEX,
     LEDGER,
     MANIFEST,
     METRICS,
@@ -84,8 +84,8 @@ def check(path: Path) -> list[Finding]:
 
 def _check_directory(path: Path) -> Iterator[Finding]:
     """Check a run or an export, or else the subdirectories, recursively."""
-    if (path / INDEX).exists():
-        yield _finding(path / INDEX, _check_comparison)
+    if (path / COMPARISON_INDEX).exists():
+        yield _finding(path / COMPARISON_INDEX, _check_comparison)
     if (path / MANIFEST).exists():
         yield _finding(path, _check_run)
     elif (path / export.MANIFEST).exists() or (path / export.MODELS).exists():
@@ -136,7 +136,7 @@ def _check_onnx(path: Path) -> str:
         raise Damaged(
             f"{path / SUMS} is missing: the export did not end; export the models again"
         )
-    with reading(path):
+    with translate_read_errors(path):
         recorded = set((path / SUMS).read_text("utf-8", errors="replace").splitlines())
         changed = recorded.symmetric_difference(sums_of(path).splitlines())
     if changed:
@@ -164,7 +164,7 @@ def _check_comparison(path: Path) -> str:
 def _read_json(path: Path) -> Any:
     """Read a JSON file, and check its digest if it has one."""
     content = read_text(path, json.loads, "repeat the command that wrote it")
-    if isinstance(content, dict) and not is_sealed(content):
+    if isinstance(content, dict) and not has_valid_digest(content):
         raise Damaged(f"{path} is damaged (its digest is wrong)")
     return content
 

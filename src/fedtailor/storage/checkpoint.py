@@ -28,7 +28,7 @@ from jax.experimental import multihost_utils
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from fedtailor._files import reading, reason, replacing
+from fedtailor._files import atomic_write, reason, translate_read_errors
 from fedtailor.federation.storage import arrays_digest
 from fedtailor.protocol import ServerState, state_name
 from fedtailor.storage.errors import Damaged, Unusable
@@ -68,7 +68,7 @@ def save_tree(path: Path, tree: Any) -> None:
         TypeError: the tree contains something else.
         OSError: the file cannot be written.
     """
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         write_tree(temporary, tree)
 
 
@@ -94,7 +94,7 @@ def load_tree(path: Path) -> Any:
     if not path.exists():
         raise Damaged(f"{path} is missing; remove the run's directory and start again")
     # safetensors reports a permission error as a damaged file, so open the file first.
-    with reading(path, Unusable):
+    with translate_read_errors(path, Unusable):
         path.open("rb").close()
     try:
         return _read_tree(path)

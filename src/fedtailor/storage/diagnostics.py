@@ -13,7 +13,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from fedtailor._files import replacing
+from fedtailor._files import atomic_write
 from fedtailor.protocol.diagnostics import (
     Diagnostic,
     LineDiagnostic,
@@ -66,9 +66,9 @@ def write_diagnostics(directory: Path, diagnostics: Sequence[Diagnostic]) -> Non
         (directory / ARRAYS).unlink(missing_ok=True)
         return
     # Write the arrays first, so that they exist whenever the JSON file does.
-    with replacing(directory / ARRAYS) as file:
+    with atomic_write(directory / ARRAYS) as file:
         save_file(arrays, file)
-    with replacing(directory / DIAGNOSTICS) as file:
+    with atomic_write(directory / DIAGNOSTICS) as file:
         file.write_text(json.dumps(entries, indent=1))
 
 

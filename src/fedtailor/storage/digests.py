@@ -15,7 +15,7 @@ import polars as pl
 
 from fedtailor._files import file_digest
 
-SEAL = "digest"
+DIGEST_KEY = "digest"
 """The key of a JSON object that holds the digest of all its other entries."""
 
 SUMS = "SHA256SUMS"
@@ -59,24 +59,26 @@ def frame_digest(frame: pl.DataFrame) -> str:
     return digest.hexdigest()
 
 
-def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the digest of a JSON object to the object, under the key `SEAL`.
+def with_digest(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the digest of a JSON object to the object, under the key `DIGEST_KEY`.
 
     NaN and infinity, which JSON does not have, become None.
     """
-    entries = finite({key: value for key, value in content.items() if key != SEAL})
-    return {**entries, SEAL: _json_digest(entries)}
+    entries = finite(
+        {key: value for key, value in content.items() if key != DIGEST_KEY}
+    )
+    return {**entries, DIGEST_KEY: _json_digest(entries)}
 
 
-def is_sealed(content: Mapping[str, Any]) -> bool:
+def has_valid_digest(content: Mapping[str, Any]) -> bool:
     """Whether a JSON object matches the digest that it contains.
 
     True for an object without a digest, which fedtailor 0.1 has written.
     """
-    if SEAL not in content:
+    if DIGEST_KEY not in content:
         return True
-    entries = {key: value for key, value in content.items() if key != SEAL}
-    return content[SEAL] == _json_digest(entries)
+    entries = {key: value for key, value in content.items() if key != DIGEST_KEY}
+    return content[DIGEST_KEY] == _json_digest(entries)
 
 
 def finite(value: Any) -> Any:

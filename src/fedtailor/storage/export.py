@@ -27,10 +27,10 @@ from fedtailor.models import (
 )
 from fedtailor.protocol import Mixture, NearestNeighbors, Predictor, require
 from fedtailor.storage.digests import (
-    SEAL,
+    DIGEST_KEY,
     file_digest,
-    is_sealed,
-    sealed,
+    has_valid_digest,
+    with_digest,
 )
 from fedtailor.storage.personal_model import PersonalModel
 from fedtailor.tables import Preprocessing
@@ -142,7 +142,7 @@ def write_models(
             )
             files.insert(0, PREPROCESSING)
         (folder / manifest_name).write_text(
-            json.dumps(sealed(manifest), indent=2) + "\n", "utf-8"
+            json.dumps(with_digest(manifest), indent=2) + "\n", "utf-8"
         )
         for name in files:
             publish(folder / name, path / name)
@@ -211,7 +211,7 @@ def read_manifest(path: Path, manifest_name: str = MANIFEST) -> dict[str, Any]:
     )
     if file_format == _FORMAT:
         require(
-            SEAL in manifest and is_sealed(manifest),
+            DIGEST_KEY in manifest and has_valid_digest(manifest),
             f"{path / manifest_name} is damaged (its digest is wrong); export the"
             " models again",
         )

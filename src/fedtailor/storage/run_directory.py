@@ -39,11 +39,11 @@ import tomli_w
 from safetensors import SafetensorError
 
 from fedtailor._files import (
+    atomic_write,
     private_folder,
     publish,
     reason,
     remove_leftovers,
-    replacing,
     sync_tree,
 )
 from fedtailor._parquet import write_parquet
@@ -57,7 +57,7 @@ from fedtailor.storage.checkpoint import (
     write_tree,
 )
 from fedtailor.storage.diagnostics import write_diagnostics
-from fedtailor.storage.digests import file_digest, frame_digest, sealed
+from fedtailor.storage.digests import file_digest, frame_digest, with_digest
 from fedtailor.storage.errors import Damaged, Unusable
 from fedtailor.storage.export import MODELS, PREPROCESSING, write_models
 from fedtailor.storage.lock import DirectoryLock
@@ -267,7 +267,7 @@ class RunDirectory:
             Unusable: it cannot be written; the old file is unchanged.
         """
         if jax.process_index() == 0:
-            with self._disk_errors(), replacing(self.path / name) as temporary:
+            with self._disk_errors(), atomic_write(self.path / name) as temporary:
                 write_parquet(frame, temporary)
 
     def write_models(self, personal: Iterable[PersonalModel]) -> None:
@@ -301,7 +301,7 @@ class RunDirectory:
 
     def _write_text(self, name: str, text: str) -> None:
         if jax.process_index() == 0:
-            with replacing(self.path / name) as temporary:
+            with atomic_write(self.path / name) as temporary:
                 temporary.write_text(text, "utf-8")
 
     @contextmanager
@@ -335,7 +335,7 @@ class RunDirectory:
             }
             content = {**summary, DIGESTS: digests}
             self._write_text(
-                SUMMARY, json.dumps(sealed(content), indent=1, allow_nan=False)
+                SUMMARY, json.dumps(with_digest(content), indent=1, allow_nan=False)
             )
 
     def finished_summary(self, rounds: int) -> dict[str, Any] | None:

@@ -11,26 +11,35 @@ from typing import Any, TypeVar
 
 import polars as pl
 
-from fedtailor._files import reading, reason
+from fedtailor._files import reason, translate_read_errors
 from fedtailor._parquet import read_parquet
 from fedtailor.federation import SPLITS, Federation
-from fedtailor.storage.digests import file_digest, is_sealed
+from fedtailor.storage.digests import file_digest, has_valid_digest
 from fedtailor.storage.errors import Damaged, Unusable
 
 MANIFEST = "manifest.toml"
+"""All settings of the run, and the digest of its data."""
 CLIENTS = "clients.parquet"
+"""The clients: name, group, whether unseen, and sizes (see `clients`)."""
 METRICS = "metrics.parquet"
+"""The value of each metric, by evaluated round, client and split."""
 LEDGER = "ledger.parquet"
+"""The ledger: messages and computation of each round, in numbers (`accounting.Ledger`)."""
 ROWS = "rows.parquet"
+"""Loss and prediction of each test row at the end, if the run was asked for them."""
 BASELINE = "baseline.parquet"
+"""The metrics of a constant predictor, stored together with `ROWS`."""
 CHECKPOINT = "checkpoint.safetensors"
+"""The state of the training after the last saved round."""
 PREVIOUS_CHECKPOINT = "checkpoint-before.safetensors"
+"""The checkpoint before it, which is used if the last one is damaged."""
 MODELS_MANIFEST = "models.json"
 """The manifest of the personal models (`fedtailor.storage.export.write_models`)."""
 SUMMARY = "summary.json"
+"""The results. It is written last, so only the directory of a finished run has it."""
 DIGESTS = "digests"
 """The key of the summary that holds the digests of the run's other files, by name."""
-INDEX = "experiment.json"
+COMPARISON_INDEX = "experiment.json"
 """The index of a comparison. It is in the comparison's folder, next to its runs."""
 
 Content = TypeVar("Content")
@@ -41,7 +50,8 @@ def clients(federation: Federation) -> pl.DataFrame:
 
     Returns:
         The columns client (its name), group (null if the federation has no groups),
-        unseen, and train, val and test (numbers of samples).
+        unseen (True for clients that never train), and train, val and test (numbers of
+        samples).
     """
     groups = (
         [None] * len(federation)
@@ -68,7 +78,7 @@ def read_frame(path: Path) -> pl.DataFrame:
     if not path.exists():
         raise Damaged(f"{path} is missing; remove the directory and start again")
     try:
-        with reading(path, Unusable):
+        with translate_read_errors(path, Unusable):
             return read_parquet(path)
     except pl.exceptions.PolarsError as error:
         message = (str(error).splitlines() or [type(error).__name__])[0]
@@ -92,7 +102,7 @@ def read_text(path: Path, parse: Callable[[str], Content], advice: str) -> Conte
     """
     if not path.exists():
         raise Damaged(f"{path} is missing; {advice}")
-    with reading(path, Unusable):
+    with translate_read_errors(path, Unusable):
         content = path.read_bytes()
     # Errors of UTF-8, JSON and TOML are all ValueErrors.
     try:
@@ -125,7 +135,7 @@ def read_summary(path: Path) -> dict[str, Any]:
         Damaged: the file is missing, or its digest is wrong.
     """
     summary = read_text(path, json.loads, "repeat the run")
-    if not isinstance(summary, dict) or not is_sealed(summary):
+    if not isinstance(summary, dict) or not has_valid_digest(summary):
         raise Damaged(f"{path} is damaged (it is not what was written); repeat the run")
     return summary
 
@@ -142,7 +152,7 @@ def require_unchanged(path: Path, summary: dict[str, Any]) -> None:
     digests = summary.get(DIGESTS)
     if not isinstance(digests, dict) or path.name not in digests or not path.is_file():
         return
-    with reading(path, Unusable):
+    with translate_read_errors(path, Unusable):
         digest = file_digest(path)
     if digest != digests[path.name]:
         raise Damaged(f"{path} is damaged (its digest is wrong); repeat the run")

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float32, Float64
 from numpy.typing import NDArray
 
-MOST_INPUTS = 100
+MAX_DECORRELATED_INPUTS = 100
 """Wider tables are not decorrelated, as the matrix is saved with every model."""
 _FLOOR = 3e-3
 """Directions of less variance (relative to the inputs' mean) are damped as noise."""
@@ -68,7 +68,7 @@ def fit_decorrelation(
 
 def can_decorrelate(inputs: int) -> bool:
     """Whether a table with this number of inputs can be decorrelated."""
-    return 1 < inputs <= MOST_INPUTS
+    return 1 < inputs <= MAX_DECORRELATED_INPUTS
 
 
 def centered_products(

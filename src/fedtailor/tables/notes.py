@@ -3,13 +3,15 @@
 from collections.abc import Mapping
 
 import numpy as np
+from jaxtyping import Bool
+from numpy.typing import NDArray
 
-from fedtailor.tables.decorrelation import MOST_INPUTS, Decorrelation
+from fedtailor.tables.decorrelation import MAX_DECORRELATED_INPUTS, Decorrelation
 from fedtailor.tables.encoding import ColumnEncoding
 from fedtailor.tables.kinds import ParsedColumn
 from fedtailor.tables.options import TableOptions
 from fedtailor.tables.problems import join_names
-from fedtailor.tables.splitting import Rows, Splits, untested
+from fedtailor.tables.splitting import Rows, Splits, names_without_test_rows
 
 
 def dropped_notes(dropped: Mapping[str, str]) -> list[str]:
@@ -31,36 +33,41 @@ def column_notes(
     encodings: tuple[ColumnEncoding, ...], columns: Mapping[str, ParsedColumn]
 ) -> list[str]:
     """Sentences on missing cells, categories and dates."""
-    with_indicator, without_indicator, categories, dates = [], [], [], []
-    for encoding in encodings:
-        missing = columns[encoding.name].values.null_count()
-        if missing:
-            fill = repr(encoding.fill)
-            if isinstance(encoding.fill, float):
-                fill = f"{encoding.fill:.6g}"
-            columns_filled = with_indicator if encoding.indicator else without_indicator
-            columns_filled.append(f"{encoding.name} {missing:,} ({fill})")
-        if encoding.kind == "category":
-            other = " and other" if encoding.other else ""
-            categories.append(f"{encoding.name} ({len(encoding.categories)}{other})")
-        if encoding.kind == "date":
-            dates.append(encoding.name)
-    rule = "filled with the training rows' median or most frequent value"
-    sentences = {
-        f"Missing cells are {rule}, and an input says that they were missing": (
-            with_indicator
-        ),
-        f"Missing cells of columns without any in the training rows are {rule}": (
-            without_indicator
-        ),
-        "Categories have one input each": categories,
-        "Dates count in days": dates,
+    missing_cells = {
+        encoding.name: columns[encoding.name].values.null_count()
+        for encoding in encodings
     }
-    return [
-        f"{sentence}: {join_names(names, 20)}."
-        for sentence, names in sentences.items()
-        if names
+
+    def filled(encoding: ColumnEncoding) -> str:
+        """A column, its number of missing cells, and their value: "age 12 (47.5)"."""
+        fill = repr(encoding.fill)
+        if isinstance(encoding.fill, float):
+            fill = f"{encoding.fill:.6g}"
+        return f"{encoding.name} {missing_cells[encoding.name]:,} ({fill})"
+
+    def categories(encoding: ColumnEncoding) -> str:
+        """A column and its number of categories: "ward (7 and other)"."""
+        other = " and other" if encoding.other else ""
+        return f"{encoding.name} ({len(encoding.categories)}{other})"
+
+    with_missing = [encoding for encoding in encodings if missing_cells[encoding.name]]
+    rule = "filled with the training rows' median or most frequent value"
+    sentences = [
+        (
+            f"Missing cells are {rule}, and an input says that they were missing",
+            [filled(encoding) for encoding in with_missing if encoding.indicator],
+        ),
+        (
+            f"Missing cells of columns without any in the training rows are {rule}",
+            [filled(encoding) for encoding in with_missing if not encoding.indicator],
+        ),
+        (
+            "Categories have one input each",
+            [categories(one) for one in encodings if one.kind == "category"],
+        ),
+        ("Dates count in days", [one.name for one in encodings if one.kind == "date"]),
     ]
+    return [f"{text}: {join_names(names, 20)}." for text, names in sentences if names]
 
 
 def decorrelation_notes(decorrelation: Decorrelation | None, inputs: int) -> list[str]:
@@ -70,9 +77,9 @@ def decorrelation_notes(decorrelation: Decorrelation | None, inputs: int) -> lis
             "The inputs are decorrelated, so that gradient steps fit them as least"
             " squares does."
         ]
-    if inputs > MOST_INPUTS:
+    if inputs > MAX_DECORRELATED_INPUTS:
         return [
-            f"The inputs stay correlated: they are {inputs:,}, more than {MOST_INPUTS}."
+            f"The inputs stay correlated: they are {inputs:,}, more than {MAX_DECORRELATED_INPUTS}."
         ]
     return []
 
@@ -80,26 +87,45 @@ def decorrelation_notes(decorrelation: Decorrelation | None, inputs: int) -> lis
 def split_notes(splits: Splits, rows: Rows, options: TableOptions) -> list[str]:
     """Sentences on clients without test rows, and on clients with a single class."""
     notes = []
-    sizes = zip(rows.names, rows.of_client.sizes, strict=True)
-    single = [name for name, size in sizes if size == 1]
-    if single:
+    one_row = [
+        name
+        for name, size in zip(rows.names, rows.of_client.sizes, strict=True)
+        if size == 1
+    ]
+    if one_row:
         notes.append(
-            f"Clients of a single row train and are not tested: {join_names(single)}."
+            f"Clients of a single row train and are not tested: {join_names(one_row)}."
         )
-    others = set(rows.names) - set(single)
-    without_test = [name for name in untested(splits, rows.names) if name in others]
+    # The other sentences are obvious for clients of a single row.
+    several_rows = set(rows.names) - set(one_row)
+    without_test = [
+        name
+        for name in names_without_test_rows(splits, rows.names)
+        if name in several_rows
+    ]
     if without_test and (options.test > 0 or options.split or options.folds):
         notes.append(f"Clients without a test row: {join_names(without_test)}.")
-    if rows.y.dtype.kind in "iu":
-        y, starts = rows.y[rows.of_client.rows], rows.of_client.offsets[:-1]
-        is_single = np.minimum.reduceat(y, starts) == np.maximum.reduceat(y, starts)
+    is_classification = rows.y.dtype.kind in "iu"
+    if is_classification:
         one_class = [
             name
-            for name, single_class in zip(rows.names, is_single, strict=True)
-            if single_class and name in others
+            for name, is_one in zip(rows.names, has_single_class(rows), strict=True)
+            if is_one and name in several_rows
         ]
         if one_class:
             notes.append(
                 f"Clients with rows of a single class: {join_names(one_class)}."
             )
     return notes
+
+
+def has_single_class(rows: Rows) -> Bool[NDArray, " clients"]:
+    """Whether all rows of a client have the same class, for each client.
+
+    They do if the smallest of their class numbers equals the largest.
+    """
+    classes = rows.y[rows.of_client.rows]  # one client after the other
+    first_rows = rows.of_client.offsets[:-1]  # of each client
+    smallest = np.minimum.reduceat(classes, first_rows)
+    largest = np.maximum.reduceat(classes, first_rows)
+    return smallest == largest

@@ -270,6 +270,6 @@ def _split_by_fold(pool: Rows, options: TableOptions, seed: int) -> Splits:
     return train, val, pool.of_client.where(is_test)
 
 
-def untested(splits: Splits, names: Sequence[str]) -> list[str]:
+def names_without_test_rows(splits: Splits, names: Sequence[str]) -> list[str]:
     """Names of the clients without test rows."""
     return [name for name, size in zip(names, splits[2].sizes, strict=True) if not size]

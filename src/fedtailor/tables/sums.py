@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedtailor.protocol import require
 from fedtailor.tables.decorrelation import (
-    MOST_INPUTS,
+    MAX_DECORRELATED_INPUTS,
     Decorrelation,
     centered_products,
     decorrelation_from_moments,
@@ -168,10 +168,15 @@ class InputSums(BaseModel):
     )
 
     count: Count
-    mean: Annotated[tuple[float, ...], Field(strict=False, max_length=MOST_INPUTS)]
+    mean: Annotated[
+        tuple[float, ...], Field(strict=False, max_length=MAX_DECORRELATED_INPUTS)
+    ]
     products: Annotated[
         tuple[float, ...],
-        Field(strict=False, max_length=MOST_INPUTS * (MOST_INPUTS + 1) // 2),
+        Field(
+            strict=False,
+            max_length=MAX_DECORRELATED_INPUTS * (MAX_DECORRELATED_INPUTS + 1) // 2,
+        ),
     ]
 
     @staticmethod

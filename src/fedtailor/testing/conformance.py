@@ -264,10 +264,10 @@ def check_never_sampled(algorithm: Algorithm) -> None:
         if training.phase.participated[0] or not training.phase.keeps_states:
             assert_finite(served)
             return
-        service = drive(
-            training.service(executor.seen, never_sampled, seen=False), executor
+        served_anew = drive(
+            training.serve_newcomers(executor.seen, never_sampled), executor
         )
-        newcomer = jax.tree.leaves(training.predictors(service))
+        newcomer = jax.tree.leaves(training.predictors(served_anew))
         assert_equal(served, [leaf[0] for leaf in newcomer])
 
 

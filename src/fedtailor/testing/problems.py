@@ -214,14 +214,15 @@ def predictors(training: Training[DeviceExecutor]) -> list[NDArray[Any]]:
     """
     executor, by_client = training.executor, None
     for table in (executor.seen, executor.unseen):
-        for service in drive(training.services(table, np.arange(len(table))), executor):
-            leaves = jax.tree.leaves(training.predictors(service))
+        groups = drive(training.serve_clients(table, np.arange(len(table))), executor)
+        for served in groups:
+            leaves = jax.tree.leaves(training.predictors(served))
             by_client = by_client or [
                 np.full((len(executor.federation), *leaf.shape[1:]), np.nan)
                 for leaf in leaves
             ]
             for target, leaf in zip(by_client, leaves, strict=True):
-                target[table.original_index[service.cohort.rows]] = leaf
+                target[table.original_index[served.cohort.rows]] = leaf
     assert by_client is not None
     return by_client
 

@@ -14,11 +14,11 @@ from typing import Any, ClassVar, Literal
 
 import jax
 
-from fedtailor._files import reason, replacing
+from fedtailor._files import atomic_write, reason
 from fedtailor.protocol import find_registered, require
 from fedtailor.runs.summary import spread
 from fedtailor.storage import Unusable
-from fedtailor.storage.digests import is_sealed, sealed
+from fedtailor.storage.digests import has_valid_digest, with_digest
 from fedtailor.storage.manifest import settings
 from fedtailor.training import Callback, Training
 
@@ -179,7 +179,7 @@ class Tracker(Callback):
             return None, 0
         try:
             saved = json.loads(self._file.read_text("utf-8"))
-            require(is_sealed(saved), "its digest is wrong")
+            require(has_valid_digest(saved), "its digest is wrong")
             return str(saved["run"]), int(saved["round"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             raise Unusable(
@@ -190,10 +190,10 @@ class Tracker(Callback):
     def _write(self) -> None:
         if self._file is None:
             return
-        saved = sealed({"run": self._id, "round": self._last_round})
+        saved = with_digest({"run": self._id, "round": self._last_round})
         with self._short_errors():
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(self._file) as temporary:
+            with atomic_write(self._file) as temporary:
                 temporary.write_text(json.dumps(saved), "utf-8")
 
     @contextmanager

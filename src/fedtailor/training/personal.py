@@ -22,12 +22,12 @@ def personal_models(
     Returns:
         Client name -> what the client predicts with, on the host.
     """
-    services = yield from training.services(table, clients)
+    groups = yield from training.serve_clients(table, clients)
     predictors = {}
-    for service in services:
-        answers = yield from training.run_personal("personal", service)
+    for served in groups:
+        answers = yield from training.run_personal("personal", served)
         stacked = on_host(answers.output)
-        cohort = service.cohort
+        cohort = served.cohort
         for position, row in enumerate(cohort.rows):
             predictors[cohort.clients.names[row]] = jax.tree.map(
                 lambda leaf, position=position: leaf[position], stacked

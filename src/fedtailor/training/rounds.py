@@ -1,6 +1,9 @@
 """The server's side of rounds: who reports, which messages are sent, how the server
 aggregates the answers, what that costs and how much privacy it spends.
 
+`cohort.reporting` says which clients are asked for an answer, `answers.reporting` which
+of them answered.
+
 This side knows a population, a method and a model. It knows no example, device, file or
 thread: clients are reached through an `Executor` only.
 
@@ -25,7 +28,7 @@ from fedtailor.federation.checks import check_seed
 from fedtailor.metrics import Metric
 from fedtailor.models import Model
 from fedtailor.pipelines import check_order
-from fedtailor.pipelines.gaussian_noise import unchanged
+from fedtailor.pipelines.gaussian_noise import zero_update
 from fedtailor.protocol import (
     PRIVATE_STEPS,
     Algorithm,
@@ -65,7 +68,8 @@ class SchedulePhase:
         rounds: how many rounds it takes; None = all remaining rounds.
         first_round: the number of rounds done before it.
         keeps_states: whether the method's clients keep a state between rounds.
-        probe_is_due: whether the clients still have to answer the method's probe.
+        probe_is_due: whether the clients still have to answer the method's probe, a
+            statistic of its data that each client sends once, before training.
         participated: [m] which clients have taken part in a round of this phase, in the
             order of the population.
     """
@@ -96,9 +100,9 @@ class Rounds(Generic[ExecutorT]):
         phase: the present phase of the schedule.
         round: the number of rounds done.
         population: the seen clients.
-        measured: the metrics that an evaluation computes.
-        metric: the one of them that the run is judged by.
-        metrics: the values recorded by the evaluations so far.
+        measured: the functions that every evaluation computes, such as the accuracy.
+        metric: the main one of `measured`, by which the run is judged.
+        metrics: the history: the values of `measured` at all evaluations so far.
         ledger: what was sent and computed in training so far.
         privacy: the privacy spent so far; None if the run promises no privacy.
         round_seconds: wall time of every round without its evaluation. Runs that train
@@ -229,8 +233,8 @@ class Rounds(Generic[ExecutorT]):
         answers are known to be finite.
 
         Args:
-            reporting: [m] which clients report, in the order of the population; None =
-                `participation` chooses them.
+            reporting: [m] which clients are asked to report, in the order of the
+                population; None = `participation` chooses them.
 
         Raises:
             Diverged: a client's model or message became NaN or infinite; the state is
@@ -255,23 +259,33 @@ class Rounds(Generic[ExecutorT]):
         exchange = self._new_exchange("client", cohort, announced)
         answers = yield exchange
 
-        # Up: the server's work is queued behind the clients', whose answers may still be
-        # computed on the devices.
+        # Up: all answers have arrived and are finite before the state changes.
+        server, uplink_state = self._aggregate_finite(downlink, exchange, answers)
+        self.executor.commit(exchange, answers)
+        self.server = server
+        self.uplink_state = uplink_state
+        self.phase.participated[cohort.position] = True
+        self._end_round(cohort, exchange.downlink, answers)
+
+    def _aggregate_finite(
+        self, downlink: Downlink, exchange: Exchange, answers: Answers
+    ) -> tuple[Any, list[Any]]:
+        """Do `_aggregate`, and require that all answers are finite.
+
+        Raises:
+            Diverged: an answer is NaN or infinite.
+        """
+        # The server's work is queued first, behind that of the clients, whose answers may
+        # still be computed on the devices; only then are they waited for.
         try:
-            server, uplink_state = self._aggregate(downlink, exchange, answers)
+            aggregated = self._aggregate(downlink, exchange, answers)
         except Exception:
             # The cause may be a NaN that a client sent. In that case `require_finite`
             # raises Diverged in place of this error.
             answers.require_finite()
             raise
         answers.require_finite()
-
-        # All answers have arrived and are finite: now the state changes.
-        self.executor.commit(exchange, answers)
-        self.server = server
-        self.uplink_state = uplink_state
-        self.phase.participated[cohort.position] = True
-        self._end_round(cohort, exchange.downlink, answers)
+        return aggregated
 
     def _aggregate(
         self, downlink: Downlink, exchange: Exchange, answers: Answers
@@ -304,22 +318,23 @@ class Rounds(Generic[ExecutorT]):
         """Aggregate the noise of a round in which no client reports.
 
         The accounting of noise assumes that it is added in every round. So if a
-        transform of the uplink asks for it (`runs_without_reporters`), one client is
-        simulated that sends back the model that it was sent, a change of zero. The
-        server aggregates what such transforms return for it: the noise alone. Without
-        such a transform the server's state does not change.
+        transform of the uplink asks for it (`runs_without_reporters`), the server
+        aggregates the update of a client that did not train. Its change is zero, so what
+        the transform returns for it is the noise alone. Without such a transform the
+        server's state does not change.
         """
         if not any(transform.runs_without_reporters for transform in self.uplink):
             return
         # Any client will do: none of its data is used.
         cohort = self._cohort(self.executor.seen, np.zeros(1, np.int64), seen=True)
         downlink = self.algorithm.broadcast(self.server, cohort)
-        update = unchanged(downlink)
+        update = zero_update(downlink)
         uplink_state = []
         for transform, state in zip(self.uplink, self.uplink_state, strict=True):
+            next_state = state
             if transform.runs_without_reporters:
-                update, state = transform.decode(update, downlink, cohort, state)
-            uplink_state.append(state)
+                update, next_state = transform.decode(update, downlink, cohort, state)
+            uplink_state.append(next_state)
         answers = Answers(reporting=cohort.reporting, update=update)
         self.server = self.algorithm.server(self.server, downlink, answers, cohort)
         self.uplink_state = uplink_state
@@ -328,9 +343,9 @@ class Rounds(Generic[ExecutorT]):
         """Count a round, and record its costs and the privacy that it spent.
 
         Args:
-            cohort: the clients; those report that were asked to.
+            cohort: the clients, and which of them were asked to report.
             downlink: what the clients received.
-            answers: what they sent; those report that answered.
+            answers: what they sent, and which of them answered.
         """
         self._record_costs(self.ledger, "round", downlink, answers.reporting, answers)
         self.round += 1
@@ -340,15 +355,16 @@ class Rounds(Generic[ExecutorT]):
             self.metrics.evaluations += self.privacy.evaluations(self.round)
 
     def round_cohort(self, reporting: NDArray[np.bool_]) -> Cohort:
-        """The clients of the next round: those that report, or all clients if the
-        method trains all of them.
+        """The clients of the next round: those that are asked to report, or all clients
+        if the method trains all of them.
 
         Args:
-            reporting: [m] which clients report, in the order of the population.
+            reporting: [m] which clients are asked to report, in the order of the
+                population.
 
         Returns:
             A cohort whose `reporting` is that of its clients. It is empty if no client
-            reports and the method trains reporters only.
+            is asked and the method trains reporters only.
         """
         clients = np.flatnonzero(reporting)
         if self.algorithm.participants == "all":
@@ -373,24 +389,33 @@ class Rounds(Generic[ExecutorT]):
         yield from self.probe_if_due()
         # The next method starts from this one's result as the common initial model; all
         # further random models are as usual.
-        start = phase.algorithm.global_model(self.server)
-        self._start_phase(phase.index + 1, lambda k: self.initial(k) if k else start)
+        trained = phase.algorithm.global_model(self.server)
 
-    def _start_phase(self, index: int, init: Callable[[int], jax.Array]) -> None:
+        def initial_model(k: int) -> jax.Array:
+            return trained if k == 0 else self.initial(k)
+
+        self._start_phase(phase.index + 1, initial_model)
+
+    def _start_phase(
+        self, index: int, initial_model: Callable[[int], jax.Array]
+    ) -> None:
         """Initialize the states of server and clients for a phase.
 
         Args:
             index: the position of the phase in the schedule.
-            init: k -> the k-th initial model [d].
+            initial_model: k -> the k-th initial model [d].
         """
         algorithm, rounds = self.schedule[index]
-        # Server, clients and transforms all begin at the same model, `init(0)`.
-        self.server = algorithm.init_server(init, self.population)
-        self.executor.begin(algorithm, self.uplink, init(0), index)
+        # Server, clients and transforms all begin at the same model.
+        first_model = initial_model(0)
+        self.server = algorithm.init_server(initial_model, self.population)
+        self.executor.begin(algorithm, self.uplink, first_model, index)
+
+        def init_client_state(theta: jax.Array) -> Any:
+            return algorithm.init_state(theta, self.model)
+
         # The shapes say whether there is any state; nothing is computed.
-        client_state = jax.eval_shape(
-            lambda theta: algorithm.init_state(theta, self.model), init(0)
-        )
+        client_state = jax.eval_shape(init_client_state, first_model)
         self.phase = SchedulePhase(
             index=index,
             algorithm=algorithm,
@@ -408,8 +433,8 @@ class Rounds(Generic[ExecutorT]):
         drive(self.probe_if_due(), self.executor)
 
     def probe_if_due(self) -> Exchanges[None]:
-        """Do the exchange before training, if the method has one: all clients answer
-        it, once in a phase.
+        """Ask all clients for the statistic that the method needs before training, if it
+        needs one. This is done once in a phase.
 
         Raises:
             Diverged: a client's answer is NaN or infinite; the probe is still due.
@@ -471,7 +496,7 @@ class Rounds(Generic[ExecutorT]):
     def _record_costs(
         self,
         ledger: Ledger,
-        ledger_phase: LedgerPhase,
+        purpose: LedgerPhase,
         downlink: Downlink,
         reporting: NDArray[np.bool_],
         answers: Answers,
@@ -480,17 +505,19 @@ class Rounds(Generic[ExecutorT]):
 
         Args:
             ledger: where to record it.
-            ledger_phase: what the exchange was for.
+            purpose: what the exchange was for.
             downlink: what the clients received, after all pipelines.
-            reporting: [c] which clients of the cohort reported.
-            answers: what they answered.
+            reporting: [c] which clients of the cohort sent an answer.
+            answers: what they sent.
         """
+        gradients, forwards = answers.work
         ledger.record(
-            self.round,
-            ledger_phase,
-            downlink,
-            answers.sent,
-            reporting,
-            *answers.work,
-            answers.extra_bytes(),
+            round=self.round,
+            phase=purpose,
+            downlink=downlink,
+            update=answers.sent,
+            reporting=reporting,
+            gradients=gradients,
+            forwards=forwards,
+            extra_bytes=answers.extra_bytes(),
         )

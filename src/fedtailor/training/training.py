@@ -1,9 +1,12 @@
-"""A run in progress, on the server's side: its rounds, the service of clients, and
+"""A run in progress, on the server's side: its rounds, the serving of clients, and
 evaluations.
 
 To serve clients is to send them all that they need to run their personal models. As in
-`Rounds`, functions that return `Exchanges` (`service`, `evaluation`) are generators that
-the caller drives; `serve` and `evaluate` drive them with the run's own executor.
+`Rounds`, functions that return `Exchanges` (`serve_clients`, `evaluation`) are generators
+that the caller drives; `serve` and `evaluate` drive them with the run's own executor.
+
+The probe is a statistic of its data that each client reports once, before training, if
+the method asks for it.
 """
 
 from dataclasses import dataclass, replace
@@ -31,7 +34,7 @@ from fedtailor.training.rounds import ExecutorT, Rounds
 
 
 @dataclass(frozen=True)
-class Service:
+class ServedClients:
     """Clients with all that they need to run their personal models.
 
     Attributes:
@@ -51,7 +54,7 @@ class Training(Rounds[ExecutorT]):
     and measures the clients.
     """
 
-    # the service of clients
+    # serving clients
     # ----------------------------------------------------------------------------------
 
     def serve(
@@ -60,8 +63,9 @@ class Training(Rounds[ExecutorT]):
         *,
         unseen: bool = False,
         ledger: Ledger | None = None,
-    ) -> Service:
-        """Send clients what they need to predict; see `service`.
+    ) -> ServedClients:
+        """Send clients what they need to predict; see `serve_participants` and
+        `serve_newcomers`.
 
         Args:
             clients: [c] rows in the executor's table of seen clients, or in that of
@@ -70,27 +74,26 @@ class Training(Rounds[ExecutorT]):
             ledger: records the costs; None = the costs are not recorded.
 
         Returns:
-            The service of these clients.
+            These clients, with what they were sent.
         """
         table = self.executor.unseen if unseen else self.executor.seen
         clients = np.arange(len(table)) if clients is None else clients
-        return drive(
-            self.service(table, clients, seen=not unseen, ledger=ledger), self.executor
-        )
+        serve_group = self.serve_newcomers if unseen else self.serve_participants
+        return drive(serve_group(table, clients, ledger), self.executor)
 
-    def predictors(self, service: Service) -> Any:
-        """Compute what the clients of a service predict with.
+    def predictors(self, served: ServedClients) -> Any:
+        """Compute what served clients predict with.
 
         Returns:
             A `Predictor` whose leaves are host arrays [c, ...], stacked in the order of
-            the service's cohort.
+            the served cohort.
         """
-        answers = drive(self.run_personal("personal", service), self.executor)
+        answers = drive(self.run_personal("personal", served), self.executor)
         return on_host(answers.output)
 
-    def services(
+    def serve_clients(
         self, table: Clients, clients: NDArray[np.int64], ledger: Ledger | None = None
-    ) -> Exchanges[list[Service]]:
+    ) -> Exchanges[list[ServedClients]]:
         """Send some clients what they need to predict, whether they have taken part in
         training or not.
 
@@ -104,92 +107,90 @@ class Training(Rounds[ExecutorT]):
             ledger: records the costs; None = the costs are not recorded.
 
         Returns:
-            At most two services: one of the clients that have taken part, and one of
-            those that have not.
+            At most two groups: the clients that have taken part, and those that have
+            not.
         """
         is_population = table is self.executor.seen
-        participated = np.full(len(clients), is_population)
+        has_participated = np.full(len(clients), is_population)
         # Before the first round of a phase no client has been sampled, and all clients
         # of the population are treated alike.
         phase = self.phase
         if is_population and phase.keeps_states and self.round > phase.first_round:
-            participated = phase.participated[clients]
-        services = []
-        for seen in (True, False):
-            rows = clients[participated == seen]
-            if len(rows):
-                service = yield from self.service(table, rows, seen=seen, ledger=ledger)
-                services.append(service)
-        return services
+            has_participated = phase.participated[clients]
+        participants, newcomers = clients[has_participated], clients[~has_participated]
+        groups = []
+        if len(participants):
+            group = yield from self.serve_participants(table, participants, ledger)
+            groups.append(group)
+        if len(newcomers):
+            group = yield from self.serve_newcomers(table, newcomers, ledger)
+            groups.append(group)
+        return groups
 
-    def service(
-        self,
-        table: Clients,
-        clients: NDArray[np.int64],
-        *,
-        seen: bool,
-        ledger: Ledger | None = None,
-    ) -> Exchanges[Service]:
-        """Send some clients what they need to predict.
+    def serve_participants(
+        self, table: Clients, clients: NDArray[np.int64], ledger: Ledger | None = None
+    ) -> Exchanges[ServedClients]:
+        """Send clients that have taken part in training what they need to predict.
 
-        Clients that never took part answer the probe, if the method has one, and
-        initialize a state from what they are sent; the server keeps nothing of them.
-
-        Args:
-            table: the executor's seen or unseen clients, or newcomers.
-            clients: [c] rows in that table, ascending.
-            seen: whether they have taken part in training.
-            ledger: records the costs; None = the costs are not recorded.
-
-        Returns:
-            The cohort, what it was sent, and its states if the executor does not keep
-            them.
+        They send nothing up, and the executor keeps their states. Arguments are those of
+        `serve_clients`.
         """
         yield from self.probe_if_due()
-        cohort = self._cohort(table, clients, seen=seen)
-        ledger_phase = "delivery" if table is self.executor.seen else "unseen"
-        if seen:
-            downlink = send(self.downlink, self.algorithm.serve(self.server, cohort))
-            if ledger is not None:
-                # The clients send nothing up.
-                answers = Answers(reporting=cohort.reporting)
-                self._record_costs(
-                    ledger, ledger_phase, downlink, cohort.reporting, answers
-                )
-            return Service(cohort, downlink)
-        # Clients that never took part first answer the probe, so that `serve` can send
-        # what suits them. Then each initializes its state from what it is sent. The
-        # executor does not keep these states: it is given `answers.states` again when
-        # the clients predict.
+        cohort = self._cohort(table, clients, seen=True)
+        downlink = send(self.downlink, self.algorithm.serve(self.server, cohort))
+        no_answers = Answers(reporting=cohort.reporting)
+        self._record_serving(ledger, cohort, downlink, no_answers)
+        return ServedClients(cohort, downlink)
+
+    def serve_newcomers(
+        self, table: Clients, clients: NDArray[np.int64], ledger: Ledger | None = None
+    ) -> Exchanges[ServedClients]:
+        """Send clients that never took part in training what they need to predict.
+
+        They first answer the probe, if the method has one, so that `Algorithm.serve` can
+        send what suits them. Then each initializes its state from what it is sent.
+        Neither the server nor the executor keeps these states. Arguments are those of
+        `serve_clients`.
+        """
+        yield from self.probe_if_due()
+        cohort = self._cohort(table, clients, seen=False)
         if self.algorithm.probes:
-            probe = self._new_exchange(
-                "probe", cohort, self.algorithm.probe_downlink(self.server, cohort)
-            )
-            answers = yield probe
+            downlink = self.algorithm.probe_downlink(self.server, cohort)
+            exchange = self._new_exchange("probe", cohort, downlink)
+            answers = yield exchange
             answers.require_finite()
-            if ledger is not None:
-                self._record_costs(
-                    ledger, ledger_phase, probe.downlink, cohort.reporting, answers
-                )
+            self._record_serving(ledger, cohort, exchange.downlink, answers)
             cohort = replace(cohort, probes=answers)
-        exchange = self._new_exchange(
-            "init_unseen", cohort, self.algorithm.serve(self.server, cohort)
-        )
+        downlink = self.algorithm.serve(self.server, cohort)
+        exchange = self._new_exchange("init_unseen", cohort, downlink)
         answers = yield exchange
         answers.require_finite()
-        if ledger is not None:
-            self._record_costs(
-                ledger, ledger_phase, exchange.downlink, cohort.reporting, answers
-            )
-        return Service(cohort, exchange.downlink, answers.states)
+        self._record_serving(ledger, cohort, exchange.downlink, answers)
+        return ServedClients(cohort, exchange.downlink, answers.states)
 
-    def deliver(self, ledger: Ledger) -> Exchanges[None]:
-        """Record in `ledger` the costs of sending all clients their final models."""
+    def _record_serving(
+        self,
+        ledger: Ledger | None,
+        cohort: Cohort,
+        downlink: Downlink,
+        answers: Answers,
+    ) -> None:
+        """Record the costs of an exchange that serves clients, if there is a ledger."""
+        if ledger is None:
+            return
+        is_population = cohort.clients is self.executor.seen
+        purpose = "delivery" if is_population else "unseen"
+        self._record_costs(ledger, purpose, downlink, cohort.reporting, answers)
+
+    def record_delivery(self, ledger: Ledger) -> Exchanges[None]:
+        """Serve all clients, and record in `ledger` what it costs to send them their
+        final models.
+        """
         for table in (self.executor.seen, self.executor.unseen):
-            yield from self.services(table, np.arange(len(table)), ledger)
+            yield from self.serve_clients(table, np.arange(len(table)), ledger)
 
-    def run_personal(self, task: Task, service: Service) -> Exchanges[Answers]:
-        """Run "personal" or "evaluate" for the clients of a service.
+    def run_personal(self, task: Task, served: ServedClients) -> Exchanges[Answers]:
+        """Run "personal" or "evaluate" for served clients.
 
         Raises:
             Diverged: a personal model is NaN or infinite.
@@ -197,9 +198,9 @@ class Training(Rounds[ExecutorT]):
         answers = yield Exchange(
             task,
             self.algorithm,
-            service.cohort,
-            service.downlink,
-            service.states,
+            served.cohort,
+            served.downlink,
+            served.states,
             received_through=self.downlink,
             metrics=self.measured if task == "evaluate" else (),
         )
@@ -217,22 +218,22 @@ class Training(Rounds[ExecutorT]):
         and test splits.
         """
         for table in (self.executor.seen, self.executor.unseen):
-            services = yield from self.services(table, np.arange(len(table)))
+            groups = yield from self.serve_clients(table, np.arange(len(table)))
+            if not groups:
+                continue
             rows = []
             scores = []
-            for service in services:
-                answers = yield from self.run_personal("evaluate", service)
-                rows.append(service.cohort.rows)
+            for served in groups:
+                answers = yield from self.run_personal("evaluate", served)
+                rows.append(served.cohort.rows)
                 scores.append(on_host(answers.output))
-            if not services:
-                continue
             self.metrics.record(
-                self.round,
-                table.original_index[np.concatenate(rows)],
-                table is self.executor.unseen,
-                jax.tree.map(lambda *parts: np.concatenate(parts), *scores),
-                self.measured,
-                self.target_scale,
+                round=self.round,
+                clients=table.original_index[np.concatenate(rows)],
+                unseen=table is self.executor.unseen,
+                scores=jax.tree.map(lambda *parts: np.concatenate(parts), *scores),
+                metrics=self.measured,
+                target_scale=self.target_scale,
             )
 
     # checkpoints

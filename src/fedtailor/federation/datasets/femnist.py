@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtailor._files import existing_file, reading, reason
+from fedtailor._files import existing_file, reason, translate_read_errors
 from fedtailor.federation.dataset import Dataset
 from fedtailor.federation.datasets.registry import register
 from fedtailor.federation.datasets.store import (
@@ -106,7 +106,7 @@ def _decode_leaf(train: list[Path], test: list[Path]) -> Arrays:
 
 def _read_writers(path: Path) -> list[tuple[str, Any, Any]]:
     """Read (writer, uint8 images, labels) from one of LEAF's files."""
-    with reading(path):
+    with translate_read_errors(path):
         text = path.read_bytes()
     try:
         content = json.loads(text)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor._files import reading, reason
+from fedtailor._files import reason, translate_read_errors
 from fedtailor.federation.checks import check_memory
 
 _DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
@@ -31,7 +31,7 @@ def read_idx(path: Path, axes: int) -> NDArray[Any]:
     """
     start = 4 + 4 * axes
     try:
-        with reading(path), path.open("rb") as compressed:
+        with translate_read_errors(path), path.open("rb") as compressed:
             return _decode(path, compressed, start, axes)
     except (EOFError, zlib.error) as error:
         raise _no_gzip(path, error) from None

@@ -20,7 +20,13 @@ import numpy as np
 import platformdirs
 from numpy.typing import NDArray
 
-from fedtailor._files import AnyPath, existing_file, reading, reason, replacing
+from fedtailor._files import (
+    AnyPath,
+    atomic_write,
+    existing_file,
+    reason,
+    translate_read_errors,
+)
 from fedtailor.federation.datasets.download import ARCHIVES, download, sha256
 from fedtailor.protocol import require
 
@@ -136,7 +142,7 @@ def file_exists(path: Path) -> bool:
     Raises:
         ValueError: the path is a folder or a pipe, or cannot be accessed.
     """
-    with reading(path):
+    with translate_read_errors(path):
         if not path.exists():
             return False
     existing_file(path)
@@ -166,9 +172,9 @@ def read(
 
     def check_and_decode() -> Arrays:
         for path in paths:
-            with reading(path):
+            with translate_read_errors(path):
                 _verify(path, source.hashes.get(path.name))
-        with reading(paths[0].parent):
+        with translate_read_errors(paths[0].parent):
             return decode(paths)
 
     return cached(f"{source.folders[0]}{variant}", paths, check_and_decode)
@@ -226,7 +232,7 @@ def _write_cache(entry: Path, arrays: Arrays) -> None:
     """Write a cache entry, atomically."""
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(entry) as folder:
+        with atomic_write(entry) as folder:
             folder.mkdir()
             for name, array in arrays.items():
                 np.save(folder / f"{name}.npy", array, allow_pickle=False)

@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from fedtailor._files import reason, replacing
+from fedtailor._files import atomic_write, reason
 from fedtailor.protocol import require
 from fedtailor.report.figures import MAX_BANDS
 from fedtailor.report.page.parts import Chart, Page
@@ -69,7 +69,7 @@ def write_page(page: Page, path: Path) -> Path:
     text = render(page)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
+        with atomic_write(path) as file:
             file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ValueError(

@@ -34,14 +34,13 @@ class Ditto(PersonalModelAlgorithm, FedAvg):
 
         v_i <- v_i - eta ( g_i(v_i) + lam (v_i - w) )
 
-    With lam = 0 clients train alone; for large lam, v_i is the global model. A client
-    that never took part starts from v_i = w.
+    With lam = 0 clients train alone; for large lam, v_i is the global model. A newcomer,
+    which is a client that never took part, starts from v_i = w.
 
     With `lams`, a client takes the steps of a round once for `lam` and once for each of
     `lams`, and continues with the v_i of lowest loss on its validation samples, the
     first one on ties. (The released code, `dynamic_lam`, chooses after every single
-    step.) Clients without validation samples and clients that never took part use
-    `lam`.
+    step.) Clients without validation samples and newcomers use `lam`.
     """
 
     # How `fedtailor algorithms` describes this method; `About` explains the fields.
@@ -75,8 +74,8 @@ class Ditto(PersonalModelAlgorithm, FedAvg):
     personal_sgd: SGD | None = None
     """Training of the personal model; None = as `sgd`, on the same batches."""
     newcomer_steps: TracedInt = 40
-    """Steps from the global model for a client that never took part (as in the released
-    code's fine-tuning baseline).
+    """A newcomer's steps from the global model (as in the released code's fine-tuning
+    baseline).
     """
 
     def __post_init__(self) -> None:
@@ -90,7 +89,7 @@ class Ditto(PersonalModelAlgorithm, FedAvg):
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
-        w = inbox.only("model")
+        w = inbox.only("model")  # [d], the one model that the server sends
         # The proximal term is around the received w, so the personal and the global
         # training are independent of each other.
         v = self._train_personal(state["model"], w, local)
@@ -129,7 +128,7 @@ class Ditto(PersonalModelAlgorithm, FedAvg):
         return local.sgd(v, sgd, proximal=proximal_term(lam, w), steps=steps)
 
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
+        # A newcomer's personal model starts from the global model.
         w = inbox.only("model")
-        return {
-            "model": self._personal_steps(w, w, local, self.lam, self.newcomer_steps)
-        }
+        v = self._personal_steps(w, w, local, self.lam, steps=self.newcomer_steps)
+        return {"model": v}

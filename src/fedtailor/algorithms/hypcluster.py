@@ -203,24 +203,40 @@ class HypCluster(Algorithm):
             return server
         phase = self._phase(server)
         if phase == "farthest":
-            # The trained model of one reporter becomes model number `round`.
-            losses = answers.host("loss")  # as a NumPy array [c]
-            reporter = _next_model_from(losses, cohort, is_first=server.round == 0)
-            trained = answers["model"].take(reporter)
-            model = server.model.at[server.round].set(trained)
-            return server.replace(model=model, round=server.round + 1)
-        cluster = server.cluster.copy()
-        if phase == "choose" and self.clusters > 1:
+            server = self._initialise_next_model(server, answers, cohort)
+        elif phase == "choose" and self.clusters > 1:
             # f(k) of each client k of the cohort (eq. 6), as a NumPy array [c]
-            model_of_client = answers.host("cluster")
-            cluster[cohort.reporters] = model_of_client[cohort.reporting]
+            choice = answers.host("cluster")
+            server = self._train_models(server, answers, choice, cohort)
+            cluster = server.cluster.copy()
+            cluster[cohort.reporters] = choice[cohort.reporting]
+            server = server.replace(cluster=cluster)
         else:
             # Each client trained the only model that it was sent, whose number is in
             # `recipients` [c, 1].
-            model_of_client = downlink.streams["model"].recipients[:, 0]
+            sent = downlink.streams["model"].recipients[:, 0]
+            server = self._train_models(server, answers, sent, cohort)
+        return server.replace(round=server.round + 1)
+
+    def _initialise_next_model(
+        self, server: HypClusterState, answers: Answers, cohort: Cohort
+    ) -> HypClusterState:
+        """The trained model of one reporter becomes model number `round`."""
+        losses = answers.host("loss")  # as a NumPy array [c]
+        reporter = _next_model_from(losses, cohort, is_first=server.round == 0)
+        trained = answers["model"].take(reporter)
+        return server.replace(model=server.model.at[server.round].set(trained))
+
+    def _train_models(
+        self,
+        server: HypClusterState,
+        answers: Answers,
+        model_of_client: NDArray[np.integer],
+        cohort: Cohort,
+    ) -> HypClusterState:
+        """`aggregate` with each reporter's weight q_k."""
         share = reporter_weights(cohort, self.weights)
-        server = self.aggregate(server, answers, model_of_client, share, cohort)
-        return server.replace(cluster=cluster, round=server.round + 1)
+        return self.aggregate(server, answers, model_of_client, share, cohort)
 
     def aggregate(
         self,
@@ -297,27 +313,20 @@ def train_closest(
     """
     # `received` says which models were sent; the rows of the others are zeros.
     models, received = inbox["model"], inbox.received["model"]
-    phase = _phase_of_message(models, clusters)
-    if phase == "farthest":
+    # Shapes are static, so the phase follows from the number of models without another
+    # message (see the table at `Phase`).
+    has_initial_model = len(models) == clusters + 1
+    if has_initial_model:
         initialised, initial = models[:-1], models[-1]
         _, loss = closest(initialised, received[:-1], local)
         return {"model": train(initial)["model"], "loss": loss}
-    if phase == "warm":
+    # The phase "warm", or the phase "choose" with a single cluster.
+    has_no_choice = len(models) == 1
+    if has_no_choice:
         return train(models[0])
     # f(k) = argmin_i F_k(h_i)   (eq. 6)
     choice, _ = closest(models, received, local)
     return {**train(models[choice]), "cluster": choice}
-
-
-def _phase_of_message(models: Float[Array, "k d"], clusters: int) -> Phase:
-    """The phase of a round, inferred from the number of models that a client received.
-
-    A single model is trained without a choice. That is the phase "warm", and with one
-    cluster also the phase "choose".
-    """
-    if len(models) == clusters + 1:
-        return "farthest"
-    return "warm" if len(models) == 1 else "choose"
 
 
 def cluster_diagnostics(server: HypClusterState) -> Sequence[Diagnostic]:

@@ -46,11 +46,18 @@ class SCAFFOLD(Algorithm):
     """Stochastic controlled averaging (Karimireddy et al. 2020, algorithm 1).
 
     A client corrects its gradients by c - c_i, where c is the server's control variate
-    and c_i is its own. All are zero at first:
+    and c_i is its own. All are zero at first. In a round, client i takes K_i steps from
+    y = x and computes its new control variate c_i+:
 
-        y <- y - eta ( g_i(y) - c_i + c ),    K_i steps from y = x
-        c_i+ = grad F_i(x)  (option I),       c_i+ = c_i - c + (x - y) / (K_i eta)  (option II)
-        x <- x + server_lr (1/|S|) sum_S (y_i - x),    c <- c + (1/m) sum_S (c_i+ - c_i),  c_i <- c_i+
+        y    <- y - eta ( g_i(y) - c_i + c )
+        c_i+ =  grad F_i(x)                        (option I)
+        c_i+ =  c_i - c + (x - y) / (K_i eta)      (option II)
+        c_i  <- c_i+
+
+    The server averages over S, the clients that report, out of all m clients:
+
+        x <- x + server_lr (1/|S|) sum_S (y_i - x)
+        c <- c + (1/m) sum_S (c_i+ - c_i)
 
     Therefore c is the mean of the control variates of all m clients, and the fixed
     point is the minimum of the mean loss for any K_i. Option II divides by the number
@@ -126,20 +133,23 @@ class SCAFFOLD(Algorithm):
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
-        x, c, own = inbox.only("model"), inbox.only("control"), state["control"]
+        x = inbox.only("model")
+        server_control = inbox.only("control")
+        client_control = state["control"]
         # y <- y - eta ( g_i(y) - c_i + c )
-        y = local.sgd(x, self.sgd, linear_term=c - own)
-        # The new control c_i+, by option I or II.
+        y = local.sgd(x, self.sgd, linear_term=server_control - client_control)
+        # c_i+, by option I or II
         if self.option == "I":
-            new = local.gradient(x)
+            new_control = local.gradient(x)
         else:
             # K_i eta: the number of steps of this client, times the rate of this round
             steps_times_rate = local.steps(self.sgd) * self.sgd.rate(local.round)
-            new = own - c + (x - y) / steps_times_rate
+            new_control = client_control - server_control + (x - y) / steps_times_rate
         # c is the mean of all c_i. If the server does not use this client's answer
         # (`reply` is False), c does not change, so c_i must not change either.
-        state = {"control": jnp.where(inbox.reply, new, own)}
-        return state, {"model": y, "control": new - own}
+        kept_control = jnp.where(inbox.reply, new_control, client_control)
+        update = {"model": y, "control": new_control - client_control}
+        return {"control": kept_control}, update
 
     def server(
         self,
@@ -155,7 +165,8 @@ class SCAFFOLD(Algorithm):
         model = mix(server.model, answers["model"], weights)
         # c <- c + (1/m) sum_S (c_i+ - c_i), with 0 for clients that do not report
         share = np.where(cohort.reporting, server.share[cohort.position], 0.0)
-        (change,) = weighted_sums(answers["control"], share[None])
+        # One row of weights [1, c] gives one sum [1, d].
+        change = weighted_sums(answers["control"], share[None])[0]
         return server.replace(model=model, control=server.control + change)
 
     def serve(self, server: SCAFFOLDState, cohort: Cohort) -> Downlink:

@@ -22,6 +22,7 @@ from fedtailor.algorithms.helpers.user_centric import (
     BeforeProbe,
     Trial,
     UCFLState,
+    bandwidth_of,
     nearest_streams,
     newcomer_rows,
     probe_of,
@@ -283,13 +284,12 @@ class UCFL(Algorithm):
         Args:
             server: the server before the probe.
             probe: with tr S_i / n_i for sigma_i^2.
-            share: n_k = share n_i, with which sigma_i^2 is tr S_i / n_i (1/share - 1);
-                NaN = the kernel `bound`.
+            share: n_k / n_i, see `bandwidth_of`; NaN = the kernel `bound`.
         """
         if np.isnan(share):
             rows = user_centric_weights(probe, "bound")
             return self._with_streams(server, rows, probe).replace(kernel="bound")
-        bandwidth = np.inf if share == 0 else 1 / share - 1
+        bandwidth = bandwidth_of(share)
         rows = user_centric_weights(probe.with_bandwidth(bandwidth), self.kernel)
         return self._with_streams(server, rows, probe).replace(bandwidth=bandwidth)
 

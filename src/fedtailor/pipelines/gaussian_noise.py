@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, PyTree, ScalarLike
 from fedtailor.pipelines.clip import clipped
 from fedtailor.protocol import (
     MODEL_KINDS,
+    NOT_SENT,
     Algorithm,
     ClientRows,
     ClientUpdate,
@@ -33,13 +34,13 @@ from fedtailor.protocol import (
 
 CLIP_NORM = "clip_norm"
 """The message to clients with the clip norm of the round (adaptive clipping)."""
-WITHIN = "within"
+WITHIN_CLIP_NORM = "within"
 """The message from clients to the server (adaptive clipping): 1 if the norm of the change
 was at most the clip norm, else 0.
 """
 
-COVERED = ("model", "gradient")
-"""The kinds of message that the noise covers. A client may send one message of one of
+KINDS_WITH_NOISE = ("model", "gradient")
+"""The kinds of message to which noise is added. A client may send one message of one of
 these kinds and nothing else.
 """
 
@@ -131,7 +132,7 @@ class GaussianNoise(Transform):
     def encode(
         self, update: ClientUpdate, inbox: Inbox, state: PyTree, local: LocalTrainer
     ) -> tuple[ClientUpdate, PyTree]:
-        uncovered = sorted(kind for kind in update if kind not in COVERED)
+        uncovered = sorted(kind for kind in update if kind not in KINDS_WITH_NOISE)
         require(
             not uncovered,
             "noise does not cover what this method's clients also send"
@@ -144,7 +145,7 @@ class GaussianNoise(Transform):
         if self.quantile is not None:
             # The server adds noise to the number of these clients.
             is_within = change_norm <= clip_norm
-            update[WITHIN] = is_within.astype(change_norm.dtype)
+            update[WITHIN_CLIP_NORM] = is_within.astype(change_norm.dtype)
         if self.by == "client":
             update = _add_client_noise(update, self.multiplier * clip_norm, local)
         return update, state
@@ -201,27 +202,22 @@ class GaussianNoise(Transform):
             adaptive = AdaptiveClipNorm(self.quantile, self.norm_rate, expected)
             multiplier = adaptive.change_multiplier(multiplier)
 
-        # The server clips the changes again: a client may be dishonest, and `Quantize`
-        # may have rounded a change up.
         rng = cohort.rng("gaussian noise")
-        rows = update[kind]
-        start = _common_start(kind, downlink)
-        change = _clipped_rows(jnp.asarray(rows.values) - start, clip_norm)
-
-        # The algorithm averages the reporters' rows with equal weights (runs of methods
-        # with other weights are refused). Their mean must be
-        #     start + (sum_S change_i + z C N(0, I)) / expected.
-        # The factor on the changes turns their mean into this sum over `expected`. Every
-        # row gets the same noise, which is then also the noise of their mean.
-        noise = multiplier * clip_norm * rng.standard_normal(change.shape[1:])
-        noise = (noise / expected).astype(change.dtype)
-        change = (int(cohort.reporting.sum()) / expected) * change + noise
-        decoded = {**update, kind: replace(rows, values=start + change)}
+        rows = _noisy_rows(
+            update[kind],
+            start=_common_start(kind, downlink),
+            clip_norm=clip_norm,
+            deviation=multiplier * clip_norm,
+            reporters=int(cohort.reporting.sum()),
+            expected=expected,
+            rng=rng,
+        )
+        decoded = {**update, kind: rows}
         if adaptive is None:
             return decoded, state
 
         # In a round in which nobody reports there is no such message; see `zero_update`.
-        within = decoded.pop(WITHIN, None)
+        within = decoded.pop(WITHIN_CLIP_NORM, None)
         is_within = np.zeros(0) if within is None else within.host()[cohort.reporting]
         return decoded, {**state, "norm": adaptive.next(clip_norm, is_within, rng)}
 
@@ -291,6 +287,38 @@ def _add_client_noise(
     return noisy
 
 
+def _noisy_rows(
+    rows: ClientRows,
+    start: Any,
+    clip_norm: float,
+    deviation: float,
+    reporters: int,
+    expected: int,
+    rng: np.random.Generator,
+) -> ClientRows:
+    """Rows whose mean is start + (sum_S change_i + deviation N(0, I)) / expected.
+
+    Args:
+        rows: what the clients sent, of which the algorithm averages the reporters' rows
+            with equal weights (runs of methods with other weights are refused).
+        start: what the clients' changes are measured from.
+        clip_norm: the largest norm of a change.
+        deviation: the standard deviation of the noise on the sum.
+        reporters: the number of reporters.
+        expected: the expected number of reporters.
+        rng: draws the noise.
+    """
+    # The server clips the changes again: a client may be dishonest, and `Quantize` may
+    # have rounded a change up.
+    change = _clipped_rows(jnp.asarray(rows.values) - start, clip_norm)
+    # The algorithm will divide the sum by `reporters`; the factor makes that `expected`.
+    # Every row gets the same noise, which is then also the noise of their mean.
+    noise = deviation * rng.standard_normal(change.shape[1:])
+    noise = (noise / expected).astype(change.dtype)
+    change = (reporters / expected) * change + noise
+    return replace(rows, values=start + change)
+
+
 def _clipped_rows(
     change: Float[Array, "clients ..."], norm: float
 ) -> Float[Array, "clients ..."]:
@@ -310,15 +338,23 @@ def _common_start(kind: str, downlink: Downlink) -> Any:
     """
     if kind != "model":
         return 0.0
-    sent = downlink.streams.get("model")
+    model = _only_model_sent(downlink)
     require(
-        sent is not None
-        and len(np.unique(sent.recipients)) == 1
-        and sent.recipients.min() >= 0,
-        "noise on a sum needs clients that all start from one model",
+        model is not None, "noise on a sum needs clients that all start from one model"
     )
-    assert sent is not None
-    return jnp.asarray(np.asarray(sent.values)[sent.recipients[0, 0]])
+    return jnp.asarray(model)
+
+
+def _only_model_sent(downlink: Downlink) -> np.ndarray | None:
+    """The model that all clients received; None if they received none, or several."""
+    sent = downlink.streams.get("model")
+    if sent is None:
+        return None
+    # The streams that were sent to any client, perhaps with `NOT_SENT`
+    streams = np.unique(sent.recipients)
+    if len(streams) != 1 or streams[0] == NOT_SENT:
+        return None
+    return np.asarray(sent.values)[streams[0]]
 
 
 def zero_update(downlink: Downlink) -> Update:

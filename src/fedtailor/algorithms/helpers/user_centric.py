@@ -1,4 +1,15 @@
-"""The server's states of user-centric aggregation, and weights for unseen clients."""
+"""The server's states of user-centric aggregation, and weights for unseen clients.
+
+The server keeps s models, its streams: each is a weighted average of the clients' models
+and is sent to the clients assigned to it.
+
+The probe is one request, before training: each client sends its gradient g_i at the
+initial model, and the variance sigma_i^2 of its gradients over disjoint batches of n_k
+samples (Mestoukirdi et al. 2021, eq. 10). The batch size n_k decides how the weights
+turn out, and is stored as its share n_k / n_i of the client's n_i samples. If it is
+chosen after the probe, clients send tr S_i / n_i, where S_i is the covariance of a single
+sample's gradient, and sigma_i^2 is `bandwidth` times that (see `bandwidth_of`).
+"""
 
 from collections.abc import Sequence
 from dataclasses import field
@@ -28,7 +39,7 @@ MAX_TRIAL_FACTOR = 3
 
 @server_state
 class BeforeProbe(ServerState):
-    """What the server holds until the clients have answered the probe."""
+    """The server before the clients have answered the probe."""
 
     initial: Float[Array, " d"]
     """The common initial model theta^0."""
@@ -40,37 +51,40 @@ class BeforeProbe(ServerState):
 
 @server_state
 class UCFLState(BeforeProbe):
-    """The streams, and the answers to the probe, for weights of unseen clients."""
+    """The streams, and the answers to the probe, which weights of unseen clients need."""
 
     gradients: Float[np.ndarray, "m d"] | None
-    """g_i, the clients' answers to the probe; None if the user gave the rows."""
+    """g_i, from the probe; None without a probe, if the user gave `UCFL.rows`."""
     sigma2: Float[np.ndarray, " m"] | None
-    """sigma_i^2 as the clients sent it; None if the user gave the rows."""
+    """sigma_i^2 (or tr S_i / n_i), from the probe; None without a probe."""
     kernel: Kernel
     """The rule that computes rows of weights from gradients and sigma_i^2."""
     bandwidth: float
-    """The factor of sigma_i^2 in the kernel; 1 unless n_k is chosen after the probe."""
+    """The factor on `sigma2` in the kernel; 1 unless n_k is chosen after the probe."""
     rows: Float[np.ndarray, "m m"]
-    """w_ij, the weights of all clients for each client."""
+    """w_ij, the weight of client j's model in the average for client i."""
     weights: Float[np.ndarray, "s m"]
-    """W_sj, the weights of all clients for each stream."""
+    """W_sj, the weight of client j's model in stream s."""
     stream: Int[np.ndarray, " m"]
-    """The stream of each client."""
+    """The number of the stream that each client receives."""
     model: Float[Array, "s d"]
     """theta_s, the streams' models."""
     mixed: Bool[np.ndarray, " s"]
-    """Which streams have ever been mixed; the models of the others are theta^0."""
+    """Which streams were ever averaged from reporters' models; the others are theta^0."""
     silhouettes: Float[np.ndarray, "k 2"]
     """The numbers of streams that "auto" compared, and their silhouettes."""
     fresh: bool
-    """Whether no round is over yet, so that all streams are the model of the probe."""
+    """Whether no round is over yet. All streams are still theta^0, which clients hold
+    already if they answered the probe.
+    """
     uploads: LastUploads | None = None
     """The models that clients sent last, if each client has a stream of its own; None
     before the first round, or with fewer streams.
     """
     tried: Float[np.ndarray, "k 2"] = field(default_factory=lambda: np.zeros((0, 2)))
-    """The values of n_k that "auto" compared, as shares of a client's samples (NaN for
-    the kernel `bound`), and their validation errors."""
+    """The batch sizes that "auto" compared: n_k / n_i (NaN for the kernel `bound`, which
+    has no n_k), and the validation error with it.
+    """
 
     @property
     def one_for_each(self) -> bool:
@@ -85,9 +99,7 @@ class Trial(BeforeProbe):
     candidates: list[UCFLState]
     """The server's state of each candidate."""
     shares: Float[np.ndarray, " k"]
-    """n_k of each candidate as a share of a client's samples; NaN for the kernel
-    `bound`, which has no n_k.
-    """
+    """n_k / n_i of each candidate; NaN for the kernel `bound`, which has no n_k."""
     validates: Bool[np.ndarray, " m"]
     """Which clients have validation data."""
     errors: Float[np.ndarray, "t k"]
@@ -138,6 +150,8 @@ class Trial(BeforeProbe):
         Returns:
             For each client of the cohort, the model of its stream of every candidate.
         """
+        # Before the first round clients still hold all these models, from the probe.
+        no_round_done = self.candidates[0].fresh
         # The streams of all candidates are stacked. Those of a candidate begin at row
         # `first`.
         recipients = []
@@ -148,7 +162,7 @@ class Trial(BeforeProbe):
         models = Streams(
             jnp.concatenate([candidate.model for candidate in self.candidates]),
             np.stack(recipients, axis=1).astype(np.int32),
-            already_held=self.candidates[0].fresh,
+            already_held=no_round_done,
         )
         return Downlink({"model": models})
 
@@ -170,6 +184,20 @@ class Trial(BeforeProbe):
             round_errors = client_errors.mean(axis=0, dtype=np.float64)
             errors = np.concatenate([errors, round_errors[None]])
         return self.replace(candidates=list(candidates), errors=errors)
+
+
+def bandwidth_of(batch_share: float) -> float:
+    """The factor n_i / n_k - 1 of sigma_i^2 = tr S_i / n_i (n_i / n_k - 1).
+
+    Args:
+        batch_share: n_k / n_i, in [0, 1].
+    """
+    return np.inf if batch_share == 0 else 1 / batch_share - 1
+
+
+def batch_share_of(bandwidth: float) -> float:
+    """The share n_k / n_i that has this bandwidth; the inverse of `bandwidth_of`."""
+    return 1 / (1 + bandwidth)
 
 
 def probe_of(answers: Answers, cohort: Cohort) -> Probe:
@@ -266,6 +294,8 @@ def stream_diagnostics(server: UCFLState) -> list[Diagnostic]:
             )
         )
     if len(server.tried):
+        has_batches = server.kernel != "bound"
+        chosen = batch_share_of(server.bandwidth) if has_batches else None
         shares, errors = server.tried[~np.isnan(server.tried[:, 0])].T
         diagnostics.append(
             LineDiagnostic(
@@ -275,7 +305,7 @@ def stream_diagnostics(server: UCFLState) -> list[Diagnostic]:
                 y=errors,
                 x_label="share of the samples",
                 y_label="error",
-                chosen=None if server.kernel == "bound" else 1 / (1 + server.bandwidth),
+                chosen=chosen,
             )
         )
     return diagnostics

@@ -145,8 +145,7 @@ def _apply(
         new_theta = (1 - optimizer.lr) * theta + optimizer.lr * average
         return state, select(new_theta, theta)
     rule = optimizer._rule()
-    # `State` holds leaves only; put them into optax's classes.
-    optax_state = jax.tree.unflatten(_state_structure(rule, theta), state)
+    optax_state = _optax_state(rule, state, theta)
     # One update for each stream, with Delta as the gradient.
     update: Any = jax.vmap(partial(rule.update, params=None))
     direction, new_optax_state = update(theta - average, optax_state)
@@ -158,8 +157,10 @@ def _apply(
     return new_state, select(new_theta, theta)
 
 
-def _state_structure(
-    rule: optax.GradientTransformation, theta: Float[Array, "s d"]
-) -> jax.tree_util.PyTreeDef:
-    """The structure of the rule's state in optax, found without computing a state."""
-    return jax.tree.structure(jax.eval_shape(jax.vmap(rule.init), theta))
+def _optax_state(
+    rule: optax.GradientTransformation, state: State, theta: Float[Array, "s d"]
+) -> optax.OptState:
+    """The leaves of `state` in optax's classes."""
+    # `eval_shape` finds the structure without computing a state.
+    structure = jax.tree.structure(jax.eval_shape(jax.vmap(rule.init), theta))
+    return jax.tree.unflatten(structure, state)

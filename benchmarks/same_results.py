@@ -22,6 +22,7 @@ import polars as pl
 WORKER = """
 import dataclasses, sys
 from pathlib import Path
+import jax
 import numpy as np
 import fedtailor as ft
 import fedtailor.algorithms
@@ -51,6 +52,8 @@ for case, (name, sizes, share) in cases.items():
         for rounds in (4, 6) if case == "unseen" else (6,):
             train(out / f"{case}-{method}", algorithm, federation, scenario.model, rounds, participation=who,
                   resume=rounds == 6 and case == "unseen")
+        # The programs of all methods together need more memory maps than Linux gives a process.
+        jax.clear_caches()
 """
 
 

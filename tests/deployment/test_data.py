@@ -6,8 +6,8 @@ import numpy as np
 import polars as pl
 import pytest
 
+from fedtailor._files import file_digest
 from fedtailor.deployment.data import federation_of
-from fedtailor.storage.digests import file_digest
 from fedtailor.storage.manifest import digest
 from fedtailor.tables import from_table
 

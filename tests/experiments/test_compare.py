@@ -10,13 +10,14 @@ import polars as pl
 import pytest
 
 from fedtailor import __version__
+from fedtailor._files import file_digest
 from fedtailor.algorithms import FedProx
 from fedtailor.cli import main
 from fedtailor.executors import Settings
 from fedtailor.experiments.compare import Comparison
 from fedtailor.experiments.experiment import load
 from fedtailor.storage import DirectoryLock, Interrupted, Unusable
-from fedtailor.storage.digests import file_digest, with_digest
+from fedtailor.storage.digests import with_digest
 from fedtailor.storage.run_files import MANIFEST, METRICS, SUMMARY
 
 FILE = """title = "A comparison"

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import tomli_w
 
+from fedtailor._files import file_digest
 from fedtailor.experiments.scenarios import find
 from fedtailor.protocol import SGD, Diverged
 from fedtailor.protocol.diagnostics import Diagnostic, LineDiagnostic
@@ -25,7 +26,7 @@ from fedtailor.storage.diagnostics import (
     read_diagnostics,
     write_diagnostics,
 )
-from fedtailor.storage.digests import file_digest, with_digest
+from fedtailor.storage.digests import with_digest
 from fedtailor.storage.run_files import DIGESTS, MANIFEST, SUMMARY
 
 NAME = "small"

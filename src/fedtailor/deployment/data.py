@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from fedtailor._files import file_digest
 from fedtailor.experiments import scenarios
 from fedtailor.federation import Federation
 from fedtailor.protocol import require
-from fedtailor.storage.digests import file_digest
 from fedtailor.storage.export import PREPROCESSING
 from fedtailor.storage.manifest import digest
 from fedtailor.tables import Preprocessing, from_table

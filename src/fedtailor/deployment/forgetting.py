@@ -22,7 +22,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor._files import atomic_write, reason
+from fedtailor._files import atomic_write, file_digest, reason
 from fedtailor._version import __version__
 from fedtailor.deployment.data import CLIENTS, only_clients
 from fedtailor.deployment.opening import OpenedRun
@@ -33,7 +33,7 @@ from fedtailor.protocol import Mixture, check_choice, require
 from fedtailor.runs import Run
 from fedtailor.runs import run as train
 from fedtailor.storage import PersonalModel, Unusable
-from fedtailor.storage.digests import file_digest, with_digest
+from fedtailor.storage.digests import with_digest
 from fedtailor.storage.run_files import ROWS
 from fedtailor.tables import Table, TableOrigin, from_table
 from fedtailor.training import Training

@@ -15,6 +15,7 @@ from fedtailor.protocol import check_choice, require
 from fedtailor.storage import PersonalModel
 from fedtailor.tables import ENDINGS, Preprocessing, TableOptions
 from fedtailor.tables.kinds import category_text
+from fedtailor.tables.problems import first_row
 from fedtailor.tables.reading import read
 
 ARRAYS = ".npy"
@@ -128,7 +129,7 @@ def _row_clients(frame: pl.DataFrame, preprocessing: Preprocessing) -> list[str]
     column = frame[name]
     require(
         not column.null_count(),
-        f"the column {name!r} is empty in row {(column.is_null().arg_max() or 0) + 1}",
+        f"the column {name!r} is empty in row {first_row(column.is_null())}",
     )
     return category_text(column).to_list()
 

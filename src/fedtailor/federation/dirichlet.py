@@ -144,14 +144,14 @@ class DirichletByClient:
         counts = np.zeros((classes, self.clients), np.int64)
         # In a random order, as the last clients may not get what they draw.
         for client in rng.permutation(self.clients):
-            counts[:, client] = _draw_counts(
+            counts[:, client] = _draw_available(
                 int(sizes[client]), label_probs[client], remaining, rng
             )
             remaining = remaining - counts[:, client]
         return _deal_rows(class_rows, counts)
 
 
-def _draw_counts(
+def _draw_available(
     size: int,
     probs: NDArray[np.float64],
     available: NDArray[np.int64],

@@ -136,9 +136,10 @@ def from_frame(
             " them with features"
         )
     _require_complete(frame, [*role_columns, *feature_columns], client, where)
+    # Like `from_npz`, an argument replaces what the file holds.
+    options.setdefault("y", _to_numpy(frame[label]))
     return from_arrays(
         x=_feature_array(frame, feature_columns, where),
-        y=_to_numpy(frame[label]),
         client=_to_numpy(frame[client]),
         split=None if split is None else _to_numpy(frame[split]),
         group=None if group is None else _to_numpy(frame[group]),

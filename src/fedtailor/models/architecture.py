@@ -173,6 +173,6 @@ class Architecture(ABC):
         dtype: Literal["float32", "float64"] = "float32",
     ) -> "Model":
         """The model for inputs of one shape; `Model` explains the arguments and errors."""
-        from fedtailor.models.model import Model
+        from fedtailor.models.model import Model  # avoids an import cycle
 
         return Model(self, tuple(input_shape), outputs, loss, dtype)

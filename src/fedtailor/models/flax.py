@@ -223,7 +223,7 @@ def _merge(variables: Any) -> Any:
 
 
 def _split(network: Network) -> dict[str, Any]:
-    """The inverse of `_merged`."""
+    """The inverse of `_merge`."""
     from flax import traverse_util
 
     flat = traverse_util.flatten_dict(network) if isinstance(network, dict) else {}

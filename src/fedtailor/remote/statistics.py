@@ -32,6 +32,7 @@ from fedtailor.tables import Preprocessing
 from fedtailor.tables.decorrelation import MAX_DECORRELATED_INPUTS, can_decorrelate
 from fedtailor.tables.kinds import parse_as
 from fedtailor.tables.options import TableOptions
+from fedtailor.tables.problems import first_row
 from fedtailor.tables.reading import read
 from fedtailor.tables.sums import ColumnSums, InputSums
 from fedtailor.tables.target import TargetEncoding
@@ -246,9 +247,9 @@ class ClientTable:
         column, kind = self.frame[name], self.schema.kinds[name]
         values, bad = parse_as(column, kind, None)
         if bad.any():
-            row = int(bad.arg_max() or 0)
+            row = first_row(bad)
             raise ValueError(
-                f"{self.path.name}, row {row + 1}: {name!r} is {column[row]!r}, which"
+                f"{self.path.name}, row {row}: {name!r} is {column[row - 1]!r}, which"
                 f" is no {kind}; mend it, or leave the cell empty"
             )
         return values
@@ -289,9 +290,9 @@ def read_table(path: Path, schema: Schema, *, target: bool = True) -> ClientTabl
         known = values.is_in(list(categories)).fill_null(True)
         unknown = values.is_not_null() & ~known
         if unknown.any():
-            row = int(unknown.arg_max() or 0)
+            row = first_row(unknown)
             raise ValueError(
-                f"{path.name}, row {row + 1}: {name!r} is {values[row]!r}; the job"
+                f"{path.name}, row {row}: {name!r} is {values[row - 1]!r}; the job"
                 f" knows {', '.join(categories)}"
             )
     return table

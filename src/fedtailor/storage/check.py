@@ -8,17 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedtailor._files import reason, translate_read_errors
+from fedtailor._files import file_digest, reason, translate_read_errors
 from fedtailor.federation.storage import load as load_federation
 from fedtailor.storage import export
 from fedtailor.storage.checkpoint import OLD_FORMAT, checkpoint_format, load_tree
-from fedtailor.storage.digests import (
-    SUMS,
-    file_digest,
-    frame_digest,
-    has_valid_digest,
-    sums_of,
-)
+from fedtailor.storage.digests import SUMS, frame_digest, has_valid_digest, sums_of
 from fedtailor.storage.errors import Damaged
 from fedtailor.storage.run_files import (
     CHECKPOINT,

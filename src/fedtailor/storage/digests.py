@@ -1,4 +1,4 @@
-"""SHA-256 digests of files, tables, arrays and JSON objects.
+"""SHA-256 digests of folders, tables and JSON objects.
 
 They detect damaged files, and files that belong to another run.
 """

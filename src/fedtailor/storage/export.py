@@ -15,7 +15,13 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from fedtailor._files import private_folder, publish, reason, remove_leftovers
+from fedtailor._files import (
+    file_digest,
+    private_folder,
+    publish,
+    reason,
+    remove_leftovers,
+)
 from fedtailor.federation.storage import arrays_digest
 from fedtailor.models import (
     Architecture,
@@ -26,12 +32,7 @@ from fedtailor.models import (
     zoo,
 )
 from fedtailor.protocol import Mixture, NearestNeighbors, Predictor, require
-from fedtailor.storage.digests import (
-    DIGEST_KEY,
-    file_digest,
-    has_valid_digest,
-    with_digest,
-)
+from fedtailor.storage.digests import DIGEST_KEY, has_valid_digest, with_digest
 from fedtailor.storage.personal_model import PersonalModel
 from fedtailor.tables import Preprocessing
 

@@ -185,8 +185,8 @@ def stored_versions(path: Path) -> dict[str, str]:
 def environment_changes(old: dict[str, Any], new: dict[str, Any]) -> str:
     """Describe changes of a resumed run's environment that may change its last bits.
 
-    These are other versions, and another number of devices unless aggregation is
-    canonical.
+    These are the entries of the tables in `ENVIRONMENT`, and the number of devices unless
+    aggregation is canonical.
 
     Returns:
         One line; "" if nothing has changed.

@@ -18,8 +18,8 @@
     .lock                   the id of the process that is writing to the directory
 
 Files are replaced atomically, the checkpoint last. A run that was killed at any time
-can be resumed from its last checkpoint, and `metrics.parquet` ends with the same bytes
-as that of an uninterrupted run. (On accelerators it is equal up to rounding: how many
+can be resumed from its last checkpoint. At its end `metrics.parquet` has the same bytes
+as after an uninterrupted run. (On accelerators it is equal up to rounding: how many
 clients are trained at once depends on the free memory, unless `Settings.chunk` is set.)
 """
 
@@ -40,6 +40,7 @@ from safetensors import SafetensorError
 
 from fedtailor._files import (
     atomic_write,
+    file_digest,
     private_folder,
     publish,
     reason,
@@ -57,7 +58,7 @@ from fedtailor.storage.checkpoint import (
     write_tree,
 )
 from fedtailor.storage.diagnostics import write_diagnostics
-from fedtailor.storage.digests import file_digest, frame_digest, with_digest
+from fedtailor.storage.digests import frame_digest, with_digest
 from fedtailor.storage.errors import Damaged, Unusable
 from fedtailor.storage.export import MODELS, PREPROCESSING, write_models
 from fedtailor.storage.lock import DirectoryLock

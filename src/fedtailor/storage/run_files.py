@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 import polars as pl
 
-from fedtailor._files import reason, translate_read_errors
+from fedtailor._files import file_digest, reason, translate_read_errors
 from fedtailor._parquet import read_parquet
 from fedtailor.federation import SPLITS, Federation
-from fedtailor.storage.digests import file_digest, has_valid_digest
+from fedtailor.storage.digests import has_valid_digest
 from fedtailor.storage.errors import Damaged, Unusable
 
 MANIFEST = "manifest.toml"

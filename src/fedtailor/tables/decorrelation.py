@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 MAX_DECORRELATED_INPUTS = 100
 """Wider tables are not decorrelated, as the matrix is saved with every model."""
 _FLOOR = 3e-3
-"""Directions of less variance (relative to the inputs' mean) are damped as noise."""
+"""Directions of less variance (relative to the mean variance of the inputs) are damped as
+noise.
+"""
 _DIGITS = 9
 _CHUNK_ROWS = 8192
 

@@ -54,7 +54,8 @@ class ParsedColumn:
         values: Float64 (days since 1970 for dates, 0 and 1 for booleans), or String for
             categories. Missing cells are null.
         date_format: format of dates that were text; otherwise None.
-        is_integer: whether all numbers of the column are integers.
+        is_integer: whether the numbers came as integers: with an integer dtype, or as text
+            without a point or an exponent.
     """
 
     kind: Kind

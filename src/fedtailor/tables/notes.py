@@ -109,7 +109,7 @@ def split_notes(splits: Splits, rows: Rows, options: TableOptions) -> list[str]:
     if is_classification:
         one_class = [
             name
-            for name, is_one in zip(rows.names, has_single_class(rows), strict=True)
+            for name, is_one in zip(rows.names, _has_single_class(rows), strict=True)
             if is_one and name in several_rows
         ]
         if one_class:
@@ -119,7 +119,7 @@ def split_notes(splits: Splits, rows: Rows, options: TableOptions) -> list[str]:
     return notes
 
 
-def has_single_class(rows: Rows) -> Bool[NDArray, " clients"]:
+def _has_single_class(rows: Rows) -> Bool[NDArray, " clients"]:
     """Whether all rows of a client have the same class, for each client.
 
     They do if the smallest of their class numbers equals the largest.

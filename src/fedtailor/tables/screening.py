@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 
 from fedtailor.tables.kinds import MAX_CATEGORIES, ParsedColumn
 
-_MAX_DISTINCT_SHARE = 0.9
-"""A text column with more distinct values per row identifies rows."""
+_NEARLY_ALL = 0.9
+"""A text column identifies rows if more than this share of them have distinct values; it
+holds quantities if more than this share do.
+"""
 _MIN_ROWS = 20
 """In tables with fewer rows, ids are not detected: all values may differ by chance."""
 _QUANTITY = r"^[+\-]?\p{Sc}?\s?\d[\d.,' ]*\s?(%|\p{L}{1,4}|\p{Sc})?$"
@@ -109,9 +111,9 @@ def _identifies_rows(
     values, clients = values.filter(present), clients.filter(present)
     distinct, rows = values.n_unique(), len(values)
     if rows >= _MIN_ROWS and column.kind == "category":
-        if distinct > MAX_CATEGORIES and distinct > _MAX_DISTINCT_SHARE * rows:
+        if distinct > MAX_CATEGORIES and distinct > _NEARLY_ALL * rows:
             quantities = float(values.str.contains(_QUANTITY).sum())
-            if quantities > _MAX_DISTINCT_SHARE * rows:
+            if quantities > _NEARLY_ALL * rows:
                 return (
                     f"text such as {values[0]!r} (quantities are to be plain numbers)"
                 )

@@ -224,8 +224,9 @@ def _split_by_time(times: pl.Series, rows: Rows, options: TableOptions) -> Split
     tests = split_sizes(sizes, options.test, sizes)
     vals = split_sizes(sizes, options.val, sizes - tests)
     sorted_rows = Ragged.cut(order, sizes)
-    is_test = sorted_rows.positions >= np.repeat(sizes - tests, sizes)
-    is_train = sorted_rows.positions < np.repeat(sizes - tests - vals, sizes)
+    positions = sorted_rows.positions
+    is_test = positions >= np.repeat(sizes - tests, sizes)
+    is_train = positions < np.repeat(sizes - tests - vals, sizes)
     return (
         sorted_rows.where(is_train),
         sorted_rows.where(~is_train & ~is_test),

@@ -116,13 +116,13 @@ def mnist_writers(
     """
     data = sample_clients(datasets.mnist_writers(), clients, seed)
     assert data.client is not None and data.test is not None
-    test_writers = np.unique(data.client[data.test]).tolist()
+    unseen_writers = unseen if shuffled else np.unique(data.client[data.test]).tolist()
     return from_partition(
         data,
         Natural(),
         test=test,
         val=val,
-        unseen=unseen if shuffled else test_writers,
+        unseen=unseen_writers,
         name="mnist-writers",
         seed=seed,
     )

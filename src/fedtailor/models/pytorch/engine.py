@@ -218,8 +218,7 @@ def _backward(
         jax.tree.structure(network), derivatives[: len(network)]
     )
     # In JAX the derivative with respect to integers has the dtype float0.
-    no_grad = np.zeros(x.shape, jax.dtypes.float0)
-    x_grad = derivatives[-1] if differentiable else no_grad
+    x_grad = derivatives[-1] if differentiable else np.zeros(x.shape, jax.dtypes.float0)
     return gradient, x_grad, None, None
 
 

@@ -27,6 +27,7 @@ from fedtailor.protocol import (
 from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.messages import Request
 from fedtailor.remote.plan import Plan
+from fedtailor.remote.refusals import Refusal, Refused, refuse_unless
 from fedtailor.remote.secret import secret_in
 from fedtailor.remote.secure_sums import STAGES, SUM, hidden_kinds
 from fedtailor.remote.sum_client import SecureSumClient
@@ -83,14 +84,15 @@ class RoundHandler:
         """Answer a request.
 
         Raises:
-            ValueError: the job does not allow the request, the state is not on this
+            Refused: the job does not allow the request, the state is not on this
                 machine, or the model became NaN or infinite.
         """
         task = request.task
         phase = self._check(request)
         if task in STAGES:
-            require(
+            refuse_unless(
                 self._sum_client is not None,
+                Refusal.NOT_IN_JOB,
                 "the job does not add updates behind masks",
             )
             assert self._sum_client is not None
@@ -124,30 +126,36 @@ class RoundHandler:
             The requested phase of the schedule.
 
         Raises:
-            ValueError: the job does not allow it.
+            Refused: the job does not allow it.
         """
         plan, task = self._plan, request.task
         phase = request.algorithm.get("phase")
         description = dict(request.algorithm)
         description.pop(NEWCOMER, None)
         description.pop(SUM, None)
-        require(
-            isinstance(phase, int) and description == plan.describe(phase),
+        phases = range(len(plan.algorithm.phases()))
+        is_same = isinstance(phase, int) and phase in phases
+        refuse_unless(
+            is_same and description == plan.describe(phase),
+            Refusal.OTHER_METHOD,
             "the coordinator asks for another method, hyper-parameter or seed than this"
             " job's",
         )
         assert isinstance(phase, int)
-        require(
+        refuse_unless(
             task in TASKS,
+            Refusal.UNKNOWN_TASK,
             f"this client does not know the task {task!r}; both sides need the same"
             " release",
         )
-        require(
+        refuse_unless(
             task != "evaluate" or plan.evaluate,
+            Refusal.NOT_IN_JOB,
             "the job does not let clients send what they measure",
         )
-        require(
+        refuse_unless(
             task != "probe" or plan.sums is None or plan.sums.open_probe,
+            Refusal.NOT_IN_JOB,
             "the job does not let clients answer a probe openly",
         )
         return phase
@@ -179,27 +187,30 @@ class RoundHandler:
         try:
             return executor.exchange(exchange).require_finite()
         except Diverged:
-            raise ValueError(
-                f"its model became NaN or infinite in round {request.round + 1}"
+            raise Refused(
+                Refusal.DIVERGED,
+                f"the model became NaN or infinite in round {request.round + 1}",
             ) from None
 
     def _state(self, request: Request, algorithm: Algorithm) -> Any:
         """The state that a request starts from, with a leading client axis [1, ...]."""
         if request.algorithm.get(NEWCOMER):
             created_in, state = self._newcomer
-            require(
+            refuse_unless(
                 created_in == (request.round, request.algorithm["phase"]),
-                "it was started again, and has no state as a newcomer yet",
+                Refusal.NO_STATE,
+                "this client was started again, and has no state as a newcomer yet",
             )
             return state
         initial = self._initial_state(request, algorithm)
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(initial)]
         if leaves and request.state_round >= 0:
             shapes = [leaf.shape for leaf in leaves]
-            leaves = self._store.load(request.state_round)
-            require(
+            leaves = self._load(request.state_round)
+            refuse_unless(
                 isinstance(leaves, list)
                 and [np.shape(leaf) for leaf in leaves] == shapes,
+                Refusal.NO_STATE,
                 f"its state after round {request.state_round + 1} is not one of this"
                 " method",
             )
@@ -207,13 +218,21 @@ class RoundHandler:
         batched = [np.asarray(leaf)[None] for leaf in leaves]
         return jax.tree.unflatten(jax.tree.structure(initial), batched)
 
+    def _load(self, state_round: int) -> Any:
+        """Load a state from the disk."""
+        try:
+            return self._store.load(state_round)
+        except ValueError as error:
+            raise Refused(Refusal.NO_STATE, str(error)) from None
+
     def _initial_state(self, request: Request, algorithm: Algorithm) -> Any:
         """The state of a client that has not taken part in this phase."""
         plan, initial = self._plan, request.arrays.get(INITIAL)
         theta = jnp.asarray(plan.initial() if initial is None else initial)
         size = plan.model.size
-        require(
+        refuse_unless(
             theta.shape == (size,),
+            Refusal.MALFORMED,
             f"the initial model has shape {theta.shape}; it must be ({size},)",
         )
         state = algorithm.init_state(theta, plan.model)

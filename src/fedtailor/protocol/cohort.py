@@ -100,6 +100,8 @@ class Cohort:
             to reply and did reply.
         round: 0, 1, ...; after training, the number of rounds done.
         seed: the run's seed.
+        draw_seed: the seed of what clients draw in this exchange; None = `seed`. What
+            they draw once for all rounds follows from `seed`.
         probes: answers to the probe, for unseen clients of methods that have a probe;
             else None.
         examples: as in `Population`.
@@ -113,6 +115,7 @@ class Cohort:
     reporting: NDArray[np.bool_]
     round: int
     seed: int
+    draw_seed: int | None = None
     probes: "Answers | None" = None
     examples: Examples | None = field(default=None, repr=False)
     capacity: int = 0

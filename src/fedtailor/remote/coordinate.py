@@ -18,7 +18,7 @@ from fedtailor.remote.examples import template_of
 from fedtailor.remote.executor import RemoteExecutor, Rules, client_table
 from fedtailor.remote.job import Job
 from fedtailor.remote.plan import Plan, plan_of
-from fedtailor.remote.secret import secret_in
+from fedtailor.remote.secret import run_identity, secret_in
 from fedtailor.remote.statistics import Statistics
 from fedtailor.remote.transport import Transport
 from fedtailor.runs import Run
@@ -92,6 +92,7 @@ def coordinate(
             template_of(job, statistics),
             unseen=unseen,
             rules=Rules(job.minimum, job.deadline),
+            run=run_identity(directory),
             log=log,
             use_caches=use_caches,
         )

@@ -120,6 +120,7 @@ class RemoteExecutor:
         unseen: Clients | None = None,
         rules: Rules = Rules(),
         use_caches: bool = True,
+        run: str = "",
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
         """Make an executor; no client is asked yet.
@@ -133,6 +134,7 @@ class RemoteExecutor:
             unseen: the clients that joined after training began.
             rules: when an exchange ends.
             use_caches: whether vectors that a client has cached are not sent again.
+            run: identity of the run (`run_identity`).
             log: called with a line for every answer that is refused, and with one line
                 that names all clients that did not answer.
 
@@ -145,6 +147,7 @@ class RemoteExecutor:
         self.plan, self.seen, self.unseen, self.rules = plan, seen, unseen, rules
         self.federation, self._transport, self._log = template, transport, log
         pool, _ = build_pool([template], plan.model.dtype)
+        self._run = run
         self._pool = jax.tree.map(jnp.asarray, pool)
         self._shapes: dict[Any, Any] = {}
         self._newcomer_shapes: Any = ()  # of the state that `init_unseen` returns
@@ -255,6 +258,7 @@ class RemoteExecutor:
                 stage.task,
                 name,
                 deadline=deadline,
+                run=self._run,
                 algorithm=description
                 | {SUM: {**vector_id, **stage.settings_for(name)}},
                 arrays=arrays,
@@ -364,6 +368,7 @@ class RemoteExecutor:
                 durable_state_round=durable,
                 deadline=deadline,
                 reply=bool(requested[client]),
+                run=self._run,
                 algorithm=description,
                 arrays=arrays[client],
             )

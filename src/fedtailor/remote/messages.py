@@ -78,6 +78,8 @@ class Request:
             checkpoint. The client may delete older states.
         deadline: time, in seconds since the epoch, after which answers are ignored.
         reply: whether the client has to report its update.
+        run: identity of the coordinator's run (`run_identity`), in which each round
+            has one request for each task; empty before a run begins.
         nonce: a secret that only the coordinator and this client know. The answer
             repeats it, so that nobody else can forge one.
         algorithm: the method's name and hyper-parameters, as plain values.
@@ -93,6 +95,7 @@ class Request:
     durable_state_round: int = -1
     deadline: float = float("inf")
     reply: bool = True
+    run: str = ""
     nonce: str = ""
     algorithm: Mapping[str, Any] = field(default_factory=dict)
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -165,6 +168,7 @@ class _RequestEnvelope(_Envelope):
     durable_state_round: Annotated[int, Field(ge=-1)]
     deadline: float | None
     reply: bool
+    run: Annotated[str, Field(pattern=r"^[0-9a-f]{0,32}$")]
     algorithm: dict[str, Any]
 
 
@@ -183,6 +187,7 @@ def encode_request(request: Request) -> bytes:
         "durable_state_round": request.durable_state_round,
         "deadline": None if request.deadline == float("inf") else request.deadline,
         "reply": request.reply,
+        "run": request.run,
         "algorithm": dict(request.algorithm),
     }
     return _pack(envelope, request.arrays)
@@ -201,6 +206,7 @@ def decode_request(data: bytes) -> Request:
         durable_state_round=envelope.durable_state_round,
         deadline=float("inf") if envelope.deadline is None else envelope.deadline,
         reply=envelope.reply,
+        run=envelope.run,
         algorithm=envelope.algorithm,
         arrays=arrays,
     )

@@ -160,6 +160,14 @@ class Cohort:
         """[c] true groups, or None."""
         return None if self.clients.groups is None else self.clients.groups[self.rows]
 
-    def rng(self, purpose: str) -> np.random.Generator:
-        """The server's random generator for one purpose in this round."""
-        return server_rng(self.seed, purpose, self.round)
+    def rng(
+        self, purpose: str, *, among_reporters: bool = False
+    ) -> np.random.Generator:
+        """The server's random generator for one purpose in this round.
+
+        Args:
+            purpose: what is drawn.
+            among_reporters: whether other numbers are drawn if other clients report.
+        """
+        ids = self.ids[self.reporting] if among_reporters else ()
+        return server_rng(self.seed, purpose, self.round, ids)

@@ -24,9 +24,10 @@ from fedtailor.remote.transport import Transport
 from fedtailor.runs import Run
 from fedtailor.runs.run import train_until
 from fedtailor.storage import Checkpoints, RunDirectory, interrupts
-from fedtailor.storage.manifest import settings, versions
+from fedtailor.storage.manifest import versions
 from fedtailor.storage.run_files import CLIENTS, LEDGER, read_frame
 from fedtailor.training import Callback, Training
+from fedtailor.training.settings import settings
 
 
 def coordinate(

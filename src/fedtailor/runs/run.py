@@ -30,6 +30,7 @@ from fedtailor.storage import (
     interrupts,
     manifest,
 )
+from fedtailor.storage.manifest import digest
 from fedtailor.storage.run_files import BASELINE, CLIENTS, LEDGER, ROWS, clients
 from fedtailor.tables import Table
 from fedtailor.training import (
@@ -39,6 +40,7 @@ from fedtailor.training import (
     Training,
     as_participation,
 )
+from fedtailor.training.privacy import promises_privacy
 
 MOST_ROUNDS = 2**31 - 1
 _MAX_KEPT_BYTES = 1 << 25
@@ -200,6 +202,8 @@ def create_training(
     algorithm: Algorithm,
     executor: DeviceExecutor,
     metrics: Sequence[str | Metric],
+    *,
+    uplink: Pipeline = (),
     **options: Any,
 ) -> Training[DeviceExecutor]:
     """A `Training` with the default metrics of its data, recorded in their unit.
@@ -208,14 +212,21 @@ def create_training(
         algorithm: the method.
         executor: answers for the clients.
         metrics: as for `run`.
-        options: of `Training`.
+        uplink: transforms of what clients send.
+        options: further ones of `Training`.
     """
+    federation = executor.federation
+    methods = [method for method, _ in algorithm.phases()]
+    # Reading all examples takes seconds if there are millions.
+    data = digest(federation) if promises_privacy(methods, uplink) else ""
     return Training(
         algorithm,
         executor,
         executor.model,
-        metrics=metrics or table_metrics(executor.federation),
-        target_scale=target_units(executor.federation)[1],
+        uplink=uplink,
+        metrics=metrics or table_metrics(federation),
+        target_scale=target_units(federation)[1],
+        data=data,
         **options,
     )
 

@@ -264,9 +264,7 @@ class RemoteExecutor:
             if answer is None:
                 continue
             if exchange.task == "evaluate":
-                scores = {
-                    name: array for name, array in answer.items() if name != WORK
-                }
+                scores = {name: array for name, array in answer.items() if name != WORK}
                 counts = self._rows.get(names[place])
                 rows = None
                 if counts is not None:
@@ -338,6 +336,13 @@ class RemoteExecutor:
             poll_interval=self.rules.poll_interval,
         )
         return {name: reply.arrays for name, reply in result.replies.items()}
+
+    def repeat_exchanges(self) -> None:
+        """Number the exchanges of this round from 0 again, as it is asked again.
+
+        A client that has answered is then sent the request that it knows.
+        """
+        self._last_exchange = (-1, -1)
 
     def _next_number(self, round: int) -> int:
         """The number of the next exchange within a round."""

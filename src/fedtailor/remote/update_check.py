@@ -291,11 +291,7 @@ class UpdateCheck:
         if not stateless:
             return rows
         places = np.array(list(answers))
-        cohort = replace(
-            exchange.cohort,
-            rows=exchange.cohort.rows[places],
-            reporting=exchange.cohort.reporting[places],
-        )
+        cohort = exchange.cohort.subset(places)
         update = {
             kind: ClientRows(jnp.asarray(values), np.arange(len(places)))
             for kind, values in rows.items()

@@ -23,6 +23,7 @@ For example, the share of samples whose correct class is among the k most probab
             return float(mean(statistic, "correct"))
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -86,6 +87,12 @@ class Metric(ABC):
         super().__init_subclass__(**options)
         if "name" in cls.__dict__:
             Metric.registry[cls.name] = cls
+
+    def limits(self) -> tuple[float, float]:
+        """The smallest and the largest value that the metric can have. A coordinator
+        refuses what clients measured if it gives another one.
+        """
+        return (0.0, 1.0) if self.unit == "%" else (-math.inf, math.inf)
 
     @abstractmethod
     def applies(self, model: Model) -> bool:

@@ -5,7 +5,7 @@ to c - 1. Both are sorted by id, so that no result depends on the order in which
 lists the clients.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -122,6 +122,10 @@ class Cohort:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def subset(self, clients: NDArray[Any]) -> "Cohort":
+        """Some clients of the cohort, by a mask [c] or by ascending indices."""
+        return replace(self, rows=self.rows[clients], reporting=self.reporting[clients])
 
     @property
     def position(self) -> NDArray[np.int64]:

@@ -10,6 +10,8 @@ with the version, unless `any_version` is True. The index is rewritten after eve
 or after every group of seeds that are trained at once.
 """
 
+import hashlib
+import json
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
@@ -127,6 +129,29 @@ class Comparison:
     def index(self) -> Path:
         """Path of the index."""
         return self.results / self.experiment.name / COMPARISON_INDEX
+
+    def finished(self) -> int:
+        """Number of runs in the result directory that are finished."""
+        seeds = self.experiment.file.seeds
+        return sum(
+            self._runs.is_finished(entry, candidate, seed)
+            for entry in self.experiment.entries
+            for candidate in entry.candidates
+            for seed in seeds
+        )
+
+    def digest(self) -> str:
+        """A digest of everything that the results depend on.
+
+        These are the settings of all runs and the seeds, but not the code.
+        """
+        settings = [
+            [*entry_labels(entry).values(), self._runs.fingerprint(entry, candidate)]
+            for entry in self.experiment.entries
+            for candidate in entry.candidates
+        ]
+        content = json.dumps([self.experiment.file.seeds, settings])
+        return hashlib.sha256(content.encode()).hexdigest()[:10]
 
     def run(self) -> Path:
         """Train all runs, in order.

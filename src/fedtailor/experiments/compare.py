@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from fedtailor.experiments.comparison_index import (
     write_index,
 )
 from fedtailor.experiments.experiment import Candidate, Column, Entry, Experiment
+from fedtailor.experiments.plan import BeforeSetting, PlannedEntry, plan_entries
 from fedtailor.experiments.run_scores import (
     has_diverged,
     stored_score,
@@ -139,6 +140,22 @@ class Comparison:
             for candidate in entry.candidates
             for seed in seeds
         )
+
+    def plan(self, before: BeforeSetting | None = None) -> Iterator[PlannedEntry]:
+        """Time some rounds of each setting whose runs are missing; nothing is written.
+
+        Args:
+            before: called before each setting is timed.
+
+        Raises:
+            ValueError: data are missing, or methods are to be halved.
+        """
+        require(
+            not self.budget,
+            "a plan counts whole runs; leave out the budget, which takes about a third"
+            " of their rounds",
+        )
+        return plan_entries(self._runs, before)
 
     def digest(self) -> str:
         """A digest of everything that the results depend on.

@@ -97,8 +97,8 @@ def run(
             must be empty unless `resume`. None = nothing is written.
         resume: continue the run that the directory holds, to `rounds` rounds; start one
             if it is empty.
-        checkpoint_every: save after every n-th round (and after the last, and on Ctrl-C
-            or SIGTERM).
+        checkpoint_every: save after every n-th round (and after the last, about once a
+            minute, and on Ctrl-C or SIGTERM).
         keep_rows: write the outcome of every test row to `rows.parquet` in the directory
             (see `Run.row_outcomes`).
         keep_models: write the personal models of all clients into the directory if they

@@ -7,6 +7,7 @@ one line for every invalid message.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
@@ -55,10 +56,13 @@ class ArraySpec:
         shape: the exact shape; (None,) stands for an array of one dimension with at
             most `MAX_TEXT` entries.
         dtype: the exact type, such as "float32"; NaN and infinity are refused.
+        low, high: the smallest and the largest number that it may hold; None = any.
     """
 
     shape: tuple[int | None, ...]
     dtype: str
+    low: int | None = None
+    high: int | None = None
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,8 @@ class Request:
             checkpoint. The client may delete older states.
         deadline: time, in seconds since the epoch, after which answers are ignored.
         reply: whether the client has to report its update.
+        run: identity of the coordinator's run (`run_identity`), in which each round
+            has one request for each task; empty before a run begins.
         nonce: a secret that only the coordinator and this client know. The answer
             repeats it, so that nobody else can forge one.
         algorithm: the method's name and hyper-parameters, as plain values.
@@ -93,6 +99,7 @@ class Request:
     durable_state_round: int = -1
     deadline: float = float("inf")
     reply: bool = True
+    run: str = ""
     nonce: str = ""
     algorithm: Mapping[str, Any] = field(default_factory=dict)
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -165,6 +172,7 @@ class _RequestEnvelope(_Envelope):
     durable_state_round: Annotated[int, Field(ge=-1)]
     deadline: float | None
     reply: bool
+    run: Annotated[str, Field(pattern=r"^[0-9a-f]{0,32}$")]
     algorithm: dict[str, Any]
 
 
@@ -183,6 +191,7 @@ def encode_request(request: Request) -> bytes:
         "durable_state_round": request.durable_state_round,
         "deadline": None if request.deadline == float("inf") else request.deadline,
         "reply": request.reply,
+        "run": request.run,
         "algorithm": dict(request.algorithm),
     }
     return _pack(envelope, request.arrays)
@@ -201,6 +210,7 @@ def decode_request(data: bytes) -> Request:
         durable_state_round=envelope.durable_state_round,
         deadline=float("inf") if envelope.deadline is None else envelope.deadline,
         reply=envelope.reply,
+        run=envelope.run,
         algorithm=envelope.algorithm,
         arrays=arrays,
     )
@@ -302,6 +312,15 @@ def check_arrays(
         if array.dtype.kind == "f":
             finite = bool(np.isfinite(array).all())
             require(finite, f"array {name!r} holds NaN or infinity")
+        if array.size and (spec.low is not None or spec.high is not None):
+            low = -math.inf if spec.low is None else spec.low
+            high = math.inf if spec.high is None else spec.high
+            smallest, largest = array.min().item(), array.max().item()
+            require(
+                low <= smallest and largest <= high,
+                f"array {name!r} holds {smallest if smallest < low else largest}, which"
+                f" is not between {low} and {high}",
+            )
 
 
 def _common(message: Request | Reply) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from fedtailor._files import reason
 from fedtailor.accounting.privacy import composed_epsilon, composed_sgd_epsilon
 from fedtailor.protocol import require
 from fedtailor.remote.messages import Request
+from fedtailor.remote.refusals import Refusal, refuse_unless
 from fedtailor.storage.digests import DIGEST_KEY, has_valid_digest, with_digest
 
 ACCOUNT = "account.jsonl"
@@ -133,18 +134,20 @@ class ClientAccount:
         """Check that a request may be answered.
 
         Raises:
-            ValueError: another request for the same task of the same round of this run
+            Refused: another request for the same task of the same round of this run
                 was answered, or the job has begun too many runs.
         """
         place, answered = _place_of(request), self._answered
-        require(
+        refuse_unless(
             answered.get(place, digest_of(request)) == digest_of(request),
+            Refusal.ANSWERED,
             f"it has answered another request for the task {place.task!r} in round"
             f" {place.round + 1} of this run; it answers one",
         )
         runs = {other.run for other in answered if other.job == place.job}
-        require(
+        refuse_unless(
             self._most_runs is None or len(runs | {place.run}) <= self._most_runs,
+            Refusal.SPENT,
             f"the policy here lets a job run {self._most_runs} times, and this would be"
             " once more; raise runs to go on",
         )
@@ -164,8 +167,9 @@ class ClientAccount:
             without_noise: whether it holds something that no epsilon covers.
 
         Raises:
-            ValueError: the request may not be answered (see `check`), too much would be
-                spent, or the file cannot be written.
+            Refused: the request may not be answered (see `check`), or too much would be
+                spent.
+            ValueError: the file cannot be written.
         """
         releases = tuple(release for release in releases if release.count)
         with self._locked() as file:
@@ -251,8 +255,9 @@ class ClientAccount:
         if math.isinf(self._most_epsilon):
             return
         for epsilon, _ in self.epsilons(releases).values():
-            require(
+            refuse_unless(
                 epsilon <= self._most_epsilon,
+                Refusal.SPENT,
                 f"with this answer epsilon would be {epsilon:.2f}, over all runs, and"
                 f" the policy here allows {self._most_epsilon:g}",
             )

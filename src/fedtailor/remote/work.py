@@ -4,7 +4,6 @@ A request names the task, and the state to start from. The method, its hyper-par
 and what may leave this machine are those of the client's own copy of the job.
 """
 
-import hashlib
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -17,7 +16,7 @@ import numpy as np
 
 from fedtailor.client.private_steps import private_settings
 from fedtailor.executors import DeviceExecutor, Settings
-from fedtailor.federation import SPLITS, Federation
+from fedtailor.federation import Federation
 from fedtailor.protocol import (
     PRIVATE_STEPS,
     Algorithm,
@@ -38,12 +37,14 @@ from fedtailor.remote.account import (
 from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.messages import Request
 from fedtailor.remote.plan import Plan
+from fedtailor.remote.refusals import Refusal, Refused, refuse_unless
 from fedtailor.remote.secret import secret_in, seed_from
 from fedtailor.remote.secure_sums import STAGES, SUM, hidden_kinds
 from fedtailor.remote.sum_client import SecureSumClient
 from fedtailor.remote.vector_cache import INITIAL
 from fedtailor.remote.wire import WORK, named, read_downlink
 from fedtailor.storage.export import export_models
+from fedtailor.storage.manifest import digest as data_digest
 from fedtailor.storage.personal_model import PersonalModel
 from fedtailor.training.privacy import delta_of
 
@@ -92,7 +93,7 @@ class RoundHandler:
         # Noise hides nothing from a coordinator that knows its seed.
         self._has_secret = plan.clients_need_secrets
         self._seed = secret_in(store.directory) if self._has_secret else plan.seed
-        self._rows = _rows_digest(federation) if self._has_secret else b""
+        self._rows = data_digest(federation).encode() if self._has_secret else b""
         self._sum_client: SecureSumClient | None = None
         if plan.sums is not None:
             self._sum_client = SecureSumClient(federation.names[0], plan.sums)
@@ -108,14 +109,15 @@ class RoundHandler:
         """Answer a request.
 
         Raises:
-            ValueError: the job does not allow the request, the state is not on this
+            Refused: the job does not allow the request, the state is not on this
                 machine, or the model became NaN or infinite.
         """
         task = request.task
         phase = self._check(request)
         if task in STAGES:
-            require(
+            refuse_unless(
                 self._sum_client is not None,
+                Refusal.NOT_IN_JOB,
                 "the job does not add updates behind masks",
             )
             assert self._sum_client is not None
@@ -152,30 +154,36 @@ class RoundHandler:
             The requested phase of the schedule.
 
         Raises:
-            ValueError: the job does not allow it.
+            Refused: the job does not allow it.
         """
         plan, task = self._plan, request.task
         phase = request.algorithm.get("phase")
         description = dict(request.algorithm)
         description.pop(NEWCOMER, None)
         description.pop(SUM, None)
-        require(
-            isinstance(phase, int) and description == plan.describe(phase),
+        phases = range(len(plan.algorithm.phases()))
+        is_same = isinstance(phase, int) and phase in phases
+        refuse_unless(
+            is_same and description == plan.describe(phase),
+            Refusal.OTHER_METHOD,
             "the coordinator asks for another method, hyper-parameter or seed than this"
             " job's",
         )
         assert isinstance(phase, int)
-        require(
+        refuse_unless(
             task in TASKS,
+            Refusal.UNKNOWN_TASK,
             f"this client does not know the task {task!r}; both sides need the same"
             " release",
         )
-        require(
+        refuse_unless(
             task != "evaluate" or plan.evaluate,
+            Refusal.NOT_IN_JOB,
             "the job does not let clients send what they measure",
         )
-        require(
+        refuse_unless(
             task != "probe" or plan.sums is None or plan.sums.open_probe,
+            Refusal.NOT_IN_JOB,
             "the job does not let clients answer a probe openly",
         )
         return phase
@@ -257,27 +265,30 @@ class RoundHandler:
         try:
             return executor.exchange(exchange).require_finite()
         except Diverged:
-            raise ValueError(
-                f"its model became NaN or infinite in round {request.round + 1}"
+            raise Refused(
+                Refusal.DIVERGED,
+                f"the model became NaN or infinite in round {request.round + 1}",
             ) from None
 
     def _state(self, request: Request, algorithm: Algorithm) -> Any:
         """The state that a request starts from, with a leading client axis [1, ...]."""
         if request.algorithm.get(NEWCOMER):
             created_in, state = self._newcomer
-            require(
+            refuse_unless(
                 created_in == (request.round, request.algorithm["phase"]),
-                "it was started again, and has no state as a newcomer yet",
+                Refusal.NO_STATE,
+                "this client was started again, and has no state as a newcomer yet",
             )
             return state
         initial = self._initial_state(request, algorithm)
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(initial)]
         if leaves and request.state_round >= 0:
             shapes = [leaf.shape for leaf in leaves]
-            leaves = self._store.load(request.state_round)
-            require(
+            leaves = self._load(request.state_round)
+            refuse_unless(
                 isinstance(leaves, list)
                 and [np.shape(leaf) for leaf in leaves] == shapes,
+                Refusal.NO_STATE,
                 f"its state after round {request.state_round + 1} is not one of this"
                 " method",
             )
@@ -285,13 +296,21 @@ class RoundHandler:
         batched = [np.asarray(leaf)[None] for leaf in leaves]
         return jax.tree.unflatten(jax.tree.structure(initial), batched)
 
+    def _load(self, state_round: int) -> Any:
+        """Load a state from the disk."""
+        try:
+            return self._store.load(state_round)
+        except ValueError as error:
+            raise Refused(Refusal.NO_STATE, str(error)) from None
+
     def _initial_state(self, request: Request, algorithm: Algorithm) -> Any:
         """The state of a client that has not taken part in this phase."""
         plan, initial = self._plan, request.arrays.get(INITIAL)
         theta = jnp.asarray(plan.initial() if initial is None else initial)
         size = plan.model.size
-        require(
+        refuse_unless(
             theta.shape == (size,),
+            Refusal.MALFORMED,
             f"the initial model has shape {theta.shape}; it must be ({size},)",
         )
         state = algorithm.init_state(theta, plan.model)
@@ -320,16 +339,6 @@ class RoundHandler:
             self._store.directory / PERSONAL,
             lambda path: export_models([model], path, own_examples=True),
         )
-
-
-def _rows_digest(federation: Federation) -> bytes:
-    """SHA-256 of a federation's examples and of their splits."""
-    digest = hashlib.sha256()
-    arrays = [federation.x, federation.y]
-    arrays += [getattr(federation, split)[0] for split in SPLITS]
-    for array in arrays:
-        digest.update(array_bytes(array))
-    return digest.digest()
 
 
 def replace_directory(directory: Path, write: Callable[[Path], object]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fedtailor.federation import SPLITS, Federation
+from fedtailor.remote.account import ClientAccount
 from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.examples import federation_of, split_rows
 from fedtailor.remote.job import Job
@@ -48,6 +49,10 @@ The answer holds no arrays.
 """
 
 
+TABLE_TASKS = (HELLO, STATISTICS, INPUTS, AGREED)
+"""Tasks before training, about the client's table."""
+
+
 class JobHandler:
     """Answers the requests of a job (a `RequestHandler` for `Responder`).
 
@@ -58,6 +63,7 @@ class JobHandler:
         store: the client's states.
         make_handler: function from the client's federation and store to the handler of
             rounds; `RoundHandler` by default.
+        account: what the client has answered and spent (see `RoundHandler`).
 
     Raises:
         ValueError: the file does not fit the job.
@@ -73,9 +79,11 @@ class JobHandler:
         data: Path,
         store: ClientStore,
         make_handler: Callable[[Federation, ClientStore], RequestHandler] | None = None,
+        account: ClientAccount | None = None,
     ) -> None:
         self._job, self._name = job, name
         self._store, self._make_work = store, make_handler
+        self._account = account
         self._table: ClientTable | None = None
         self._statistics: Statistics | None = None
         self._rounds: RequestHandler | None = None
@@ -159,4 +167,4 @@ class JobHandler:
             self._rounds = self._make_work(federation, self._store)
         else:
             plan = plan_of(self._job, self._statistics)
-            self._rounds = RoundHandler(plan, federation, self._store)
+            self._rounds = RoundHandler(plan, federation, self._store, self._account)

@@ -334,6 +334,7 @@ class Responder:
         handler: RequestHandler,
         common_vectors: Callable[[], Iterable[np.ndarray]] = tuple,
         log: Callable[[str], None] = lambda line: None,
+        check: Callable[[Request], None] = lambda request: None,
         record: Recorder = not_recorded,
     ) -> None:
         """Make the end of one client.
@@ -345,10 +346,11 @@ class Responder:
             common_vectors: computes the vectors that all machines can compute, and that
                 are therefore not sent.
             log: called with the lines that say why a request was refused.
+            check: raises `Refused` for a request that may not be answered.
             record: called with every answer before it leaves.
         """
         self.experiment, self.client, self._handler = experiment, client, handler
-        self._log, self._record = log, record
+        self._log, self._check, self._record = log, check, record
         self._cache = VectorCache(common_vectors)
         self._last: tuple[Request, Mapping[str, np.ndarray]] | None = None
 
@@ -383,6 +385,7 @@ class Responder:
             Refusal.LATE,
             "the request arrived after its deadline",
         )
+        self._check(request)
         request = self._cache.fill_in(request)
         if self._last is not None:
             last_request, last_arrays = self._last

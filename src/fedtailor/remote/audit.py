@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -21,6 +21,9 @@ from fedtailor.remote.messages import Reply, Request
 
 AUDIT = "audit.jsonl"
 """File in the directory of a client's states. Older lines are in audit.1.jsonl, ..."""
+
+ENTRIES = ("time", "run", "round", "kind", "bytes", "sha256")
+"""The entries of a line; a refusal has its code as "refused", too."""
 
 MAX_BYTES = 2**24
 """Size at which a new file is begun: about 60,000 messages."""
@@ -51,14 +54,15 @@ class AuditLog:
         Raises:
             ValueError: the log cannot be written.
         """
-        line = {
-            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "run": request.run,
-            "round": request.round,
-            "kind": request.task if request.task in self._tasks else "unknown",
-            "bytes": len(message),
-            "sha256": hashlib.sha256(message).hexdigest(),
-        }
+        values = (
+            datetime.now(UTC).isoformat(timespec="milliseconds"),
+            request.run,
+            request.round,
+            request.task if request.task in self._tasks else "unknown",
+            len(message),
+            hashlib.sha256(message).hexdigest(),
+        )
+        line = dict(zip(ENTRIES, values, strict=True))
         if reply.refusal is not None:
             line["refused"] = reply.refusal.value
         elif reply.cache_miss:
@@ -122,10 +126,10 @@ def read_audit(directory: Path) -> Iterator[dict[str, Any]]:
         except OSError as error:
             raise ValueError(f"cannot read {file}: {reason(error)}") from None
         for line in text.splitlines():
-            try:
-                yield json.loads(line)
-            except ValueError:
-                continue
+            with suppress(ValueError):
+                entry = json.loads(line)
+                if isinstance(entry, dict) and entry.keys() >= set(ENTRIES):
+                    yield entry
 
 
 def _older(path: Path) -> list[Path]:

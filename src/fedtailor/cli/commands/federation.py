@@ -311,12 +311,11 @@ def _join(options: Join) -> int:
     from fedtailor.remote.kit import read_kit
     from fedtailor.remote.service import join
 
-    kit = read_kit(options.kit)
     if options.init_policy:
-        return _init_policy(kit)
+        return _init_policy(read_kit(options.kit))
     assert options.data is not None
     require_flower()
-    join(kit, options.data)
+    join(read_kit(options.kit), options.data)
     return 0
 
 

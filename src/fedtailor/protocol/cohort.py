@@ -5,7 +5,7 @@ to c - 1. Both are sorted by id, so that no result depends on the order in which
 lists the clients.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -123,6 +123,10 @@ class Cohort:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def subset(self, clients: NDArray[Any]) -> "Cohort":
+        """Some clients of the cohort, by a mask [c] or by ascending indices."""
+        return replace(self, rows=self.rows[clients], reporting=self.reporting[clients])
+
     @property
     def position(self) -> NDArray[np.int64]:
         """The rows of these clients in the population.
@@ -160,6 +164,14 @@ class Cohort:
         """[c] true groups, or None."""
         return None if self.clients.groups is None else self.clients.groups[self.rows]
 
-    def rng(self, purpose: str) -> np.random.Generator:
-        """The server's random generator for one purpose in this round."""
-        return server_rng(self.seed, purpose, self.round)
+    def rng(
+        self, purpose: str, *, among_reporters: bool = False
+    ) -> np.random.Generator:
+        """The server's random generator for one purpose in this round.
+
+        Args:
+            purpose: what is drawn.
+            among_reporters: whether other numbers are drawn if other clients report.
+        """
+        ids = self.ids[self.reporting] if among_reporters else ()
+        return server_rng(self.seed, purpose, self.round, ids)

@@ -7,6 +7,7 @@ one line for every invalid message.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
@@ -55,10 +56,13 @@ class ArraySpec:
         shape: the exact shape; (None,) stands for an array of one dimension with at
             most `MAX_TEXT` entries.
         dtype: the exact type, such as "float32"; NaN and infinity are refused.
+        low, high: the smallest and the largest number that it may hold; None = any.
     """
 
     shape: tuple[int | None, ...]
     dtype: str
+    low: int | None = None
+    high: int | None = None
 
 
 @dataclass(frozen=True)
@@ -308,6 +312,15 @@ def check_arrays(
         if array.dtype.kind == "f":
             finite = bool(np.isfinite(array).all())
             require(finite, f"array {name!r} holds NaN or infinity")
+        if array.size and (spec.low is not None or spec.high is not None):
+            low = -math.inf if spec.low is None else spec.low
+            high = math.inf if spec.high is None else spec.high
+            smallest, largest = array.min().item(), array.max().item()
+            require(
+                low <= smallest and largest <= high,
+                f"array {name!r} holds {smallest if smallest < low else largest}, which"
+                f" is not between {low} and {high}",
+            )
 
 
 def _common(message: Request | Reply) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from fedtailor.remote.job import Job
 from fedtailor.remote.secure_sums import SecureSums
 from fedtailor.remote.statistics import Statistics
 from fedtailor.runs.binding import bind
-from fedtailor.storage.manifest import settings
+from fedtailor.training.settings import settings
 
 
 @dataclass(frozen=True)

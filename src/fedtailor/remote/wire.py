@@ -47,8 +47,11 @@ from fedtailor.remote.messages import ArraySpec
 from fedtailor.remote.refusals import Refusal, refuse_unless
 from fedtailor.remote.vector_cache import INITIAL, STREAM, digest
 
+UPDATE = "update/"
+"""Prefix of the names of a client's messages."""
+
 WORK = "work"
-WORK_SPEC = ArraySpec((2,), "int64")
+WORK_SPEC = ArraySpec((2,), "int64", 0, 2**40)
 
 
 def downlink_arrays(
@@ -212,6 +215,15 @@ def specs_of(shapes: Any, prefix: str) -> dict[str, ArraySpec]:
     return {
         name: ArraySpec(tuple(leaf.shape), str(np.dtype(leaf.dtype)))
         for name, leaf in named(shapes, prefix).items()
+    }
+
+
+def named_updates(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The messages in an answer, by kind."""
+    return {
+        name.removeprefix(UPDATE): array
+        for name, array in arrays.items()
+        if name.startswith(UPDATE)
     }
 
 

@@ -53,7 +53,7 @@ def responder_of(
         handler,
         handler.common_vectors,
         log,
-        check=lambda request: policy.check_request(request, job),
+        check=policy.check_request,
         record=audit_of(kit.directory),
     )
 

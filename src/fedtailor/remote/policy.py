@@ -63,8 +63,8 @@ class Policy:
     """What a client allows.
 
     Attributes:
-        rounds: most rounds of training in a run; None = those of the job. Rounds beyond
-            the job's are never answered.
+        rounds: most rounds of training in a run; None = those of the job, beyond which
+            nothing is ever answered.
         runs: most runs of one job, as a coordinator that starts again asks the same
             rows once more.
         epsilon: the most that the client's answers may spend in all, over rounds, runs
@@ -92,10 +92,6 @@ class Policy:
     federated_statistics: bool = False
     columns: tuple[str, ...] | None = None
     hours: Annotated[str, AfterValidator(_check_hours)] = _ALL_DAY
-
-    def most_rounds(self, job: Job) -> int:
-        """The number of rounds of training in a run that are answered."""
-        return job.rounds if self.rounds is None else min(self.rounds, job.rounds)
 
     def check_job(self, job: Job) -> None:
         """Check that the policy allows a job.
@@ -135,18 +131,15 @@ class Policy:
             if others:
                 yield f"it uses {', '.join(map(repr, others))} (not in columns)"
 
-    def check_request(
-        self, request: Request, job: Job, now: datetime | None = None
-    ) -> None:
-        """Check that the policy and the job allow a request.
+    def check_request(self, request: Request, now: datetime | None = None) -> None:
+        """Check that the policy allows a request.
 
         Args:
             request: the request.
-            job: the job, which the policy allows.
             now: the time; by default that of this machine's clock.
 
         Raises:
-            Refused: they do not.
+            Refused: it does not.
         """
         clock = (datetime.now() if now is None else now).time()
         refuse_unless(
@@ -154,19 +147,13 @@ class Policy:
             Refusal.HOURS,
             f"it is {clock:%H:%M}, and the policy here answers at {self.hours}",
         )
-        # A personal model is made, and measured, after the last round, too.
-        last = 1 if request.task in TRAINING else 0
-        number = request.round + last
+        # Rounds that the job does not have are refused by `RoundHandler`. A personal
+        # model is made, and measured, after the last round, too.
+        number = request.round + (request.task in TRAINING)
         refuse_unless(
-            number <= job.rounds,
-            Refusal.ROUND,
-            f"the job here has {job.rounds} rounds, and round {request.round + 1} is"
-            f" asked for ({request.task})",
-        )
-        refuse_unless(
-            number <= self.most_rounds(job),
+            self.rounds is None or number <= self.rounds,
             Refusal.SPENT,
-            f"the policy here answers {self.most_rounds(job)} rounds of a run",
+            f"the policy here answers {self.rounds} rounds of a run",
         )
         clients = _clients_of_sum(request)
         refuse_unless(
@@ -202,8 +189,8 @@ class Policy:
         columns = used if self.columns is None else self.columns
         allowed = "may" if self.federated_statistics else "may not"
         return [
-            f"rounds: at most {self.most_rounds(job)} of the job's {job.rounds}, in at"
-            f" most {self.runs} runs",
+            f"rounds: at most {min(self.rounds or job.rounds, job.rounds)} of the job's"
+            f" {job.rounds}, in at most {self.runs} runs",
             f"updates: {updates}",
             f"epsilon: at most {self.epsilon:g} over all runs; {noise}",
             f"statistics of single columns {allowed} be sent before training",

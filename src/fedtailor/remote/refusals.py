@@ -9,6 +9,8 @@ Any code that runs at a client may raise `Refused`. `transport.answer_message` a
 turns it, and every other exception, into an answer.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 
 
@@ -115,6 +117,17 @@ class Refused(ValueError):
     def __init__(self, code: Refusal, text: str) -> None:
         super().__init__(text)
         self.code = code
+
+
+@contextmanager
+def refusing(code: Refusal) -> Iterator[None]:
+    """Turn every `ValueError` of a block into `Refused` with this code."""
+    try:
+        yield
+    except Refused:
+        raise
+    except ValueError as error:
+        raise Refused(code, str(error)) from None
 
 
 def refuse_unless(condition: bool, code: Refusal, text: str) -> None:

@@ -254,6 +254,9 @@ RequestHandler = Callable[[Request], Mapping[str, np.ndarray]]
 It may raise any exception. A `Refused` names what the coordinator is told.
 """
 
+_RUST = "pyo3_runtime"
+"""Module of the panics of libraries in Rust, which are not `Exception`s."""
+
 _UNREAD = Request(experiment="", round=0, exchange=0, task="", client="")
 """Stands for a message that is not a request."""
 
@@ -304,11 +307,11 @@ def _answer(
         request = decode_request(body)
         reply = answer(request)
         return request, reply, encode_reply(reply)
-    except (KeyboardInterrupt, SystemExit):
-        raise
     except Refused as error:
         refusal, lines = error.code, [str(error)]
-    except BaseException as error:  # panics of Rust libraries are not `Exception`s
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__module__ != _RUST:
+            raise  # such as Ctrl-C
         refusal = Refusal.UNREADABLE if request is _UNREAD else Refusal.FAILED
         lines = "".join(traceback.format_exception(error)).splitlines()
     what = repr(request.task) if request.task else "a message"

@@ -62,7 +62,7 @@ class AuditLog:
             len(message),
             hashlib.sha256(message).hexdigest(),
         )
-        line = dict(zip(ENTRIES, values, strict=True))
+        line: dict[str, Any] = dict(zip(ENTRIES, values, strict=True))
         if reply.refusal is not None:
             line["refused"] = reply.refusal.value
         elif reply.cache_miss:

@@ -86,14 +86,14 @@ def test_without_a_file_the_defaults_are_safe(tmp_path):
     ],
 )
 def test_a_job_that_the_policy_does_not_allow_is_refused(tmp_path, policy, job, said):
-    with pytest.raises(ValueError, match="^the policy here does not allow this") as it:
+    with pytest.raises(ValueError, match=r"^the policy here does not allow this") as it:
         policy.check_job(job_of(tmp_path, **job))
     assert said in str(it.value) and "\n" not in str(it.value)
 
 
 def test_all_reasons_are_said_at_once(tmp_path):
     job = job_of(tmp_path, privacy="", preprocessing="federated")
-    with pytest.raises(ValueError, match="own updates .* single columns"):
+    with pytest.raises(ValueError, match=r"own updates .* single columns"):
         Policy().check_job(job)
 
 

@@ -290,6 +290,8 @@ class RoundHandler:
         try:
             return executor.exchange(exchange).require_finite()
         except Diverged:
+            # This, too, says something about the rows, once for each round and task.
+            self._account.record(request, without_noise=True)
             raise Refused(
                 Refusal.DIVERGED,
                 f"the model became NaN or infinite in round {request.round + 1}",

@@ -148,7 +148,7 @@ def test_commands_write_and_show_the_policy_and_the_log(kit, capsys):
     code, _, error = run(capsys, "policy", kit)
     assert code == 2 and "policy.toml, line 1: least_clients is 1" in error
     (kit / "policy.toml").unlink()
-    (kit / "state").mkdir()
+    (kit / "state").mkdir(exist_ok=True)
     respond = responder(kit / "state")
     messages = [respond(body()), respond(body("hello"))]
     code, said, _ = run(capsys, "audit", kit)

@@ -221,7 +221,8 @@ def read_policy(kit: Path) -> Policy:
             first = error.errors(include_url=False)[0]
             name = str(first["loc"][0])
             value = document.content[name]
-            problem = first["msg"].removeprefix("Value error, ").lower()
+            message = first["msg"].removeprefix("Value error, ")
+            problem = message[0].lower() + message[1:]
             raise ConfigError((name,), f"{name} is {value!r}; {problem}") from None
     except ConfigError as error:
         raise ValueError(document.explain(error)) from None

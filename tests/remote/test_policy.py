@@ -192,7 +192,10 @@ def test_sums_over_fewer_clients_than_the_policy_says_are_refused(stage):
         ("hours = '00:00-24:30'", "hours is '00:00-24:30'; write the hours"),
         ("hours = 07:00:00", "policy.toml, line 1: hours is"),
         ("secure_agregation_only = false", "secure_aggregation_only"),
-        ("[privacy]\nepsilon = 1.0", "policy.toml, line 1: there is no entry 'privacy'"),
+        (
+            "[privacy]\nepsilon = 1.0",
+            "policy.toml, line 1: there is no entry 'privacy'",
+        ),
         ("rounds =", "policy.toml is no TOML file"),
     ],
 )
@@ -224,15 +227,23 @@ def test_odd_names_of_columns_are_written_as_toml(tmp_path):
 def test_the_policy_is_said_in_plain_words(tmp_path):
     job = job_of(tmp_path)
     lines = Policy(rounds=5, least_clients=4, hours="20:00-06:00").describe(job)
-    assert lines[0] == "rounds: at most 5 of the job's 20, in at most 3 runs"
-    assert "sums over 4 clients or more, and never this client's own" in lines[1]
-    assert "at most 10 over all runs; the job adds no noise here" in lines[2]
-    assert lines[3] == "statistics of single columns may not be sent before training"
-    assert lines[4:] == [
-        "columns that may be used: age, ward, label",
-        "hours: 20:00-06:00",
+    assert lines == [
+        "rounds      at most 5 of the job's 20, in 3 runs",
+        "updates     seen in sums over 4 clients or more, never this client's own",
+        "epsilon     at most 10 over all runs and jobs",
+        "            (this job adds no noise here: no epsilon covers what is sent)",
+        "statistics  of single columns may not be sent before training",
+        "columns     age, ward, label",
+        "hours       20:00-06:00",
     ]
     noisy = job_of(tmp_path, privacy=NOISY)
-    lines = Policy(secure_aggregation_only=False).describe(noisy)
-    assert "may see this client's own updates" in lines[1]
-    assert lines[2].endswith("the job has this client add noise")
+    many = tuple(f"a column number {number}" for number in range(30))
+    policy = Policy(
+        secure_aggregation_only=False, federated_statistics=True, columns=many
+    )
+    lines = policy.describe(noisy)
+    assert lines[1].endswith("or this client's own")
+    assert lines[3].endswith("(this job has this client add noise)")
+    assert lines[4].endswith("may be sent before training")
+    assert lines[-2].endswith("(30 in all)")
+    assert all(len(line) <= 78 for line in lines)

@@ -7,6 +7,7 @@ and holds over all jobs and runs. Without a file the defaults apply.
 import dataclasses
 import json
 import re
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, time
@@ -173,30 +174,39 @@ class Policy:
 
     def describe(self, job: Job) -> list[str]:
         """Say in plain words what the policy allows, and what a job makes of it."""
-        updates = (
-            f"the coordinator may see sums over {self.least_clients} clients or more,"
-            " and never this client's own update"
-            if self.secure_aggregation_only
-            else f"the coordinator may see this client's own updates; sums are over"
-            f" {self.least_clients} clients or more"
-        )
-        noise = (
-            "the job has this client add noise"
-            if _adds_noise(job)
-            else ("the job adds no noise here, so that no epsilon covers what is sent")
-        )
+        rounds = min(self.rounds or job.rounds, job.rounds)
+        own = "never this client's own"
+        if not self.secure_aggregation_only:
+            own = "or this client's own"
+        noise = "this job has this client add noise"
+        if not _adds_noise(job):
+            noise = "this job adds no noise here: no epsilon covers what is sent"
         used = (*job.schema.columns, job.schema.target)
-        columns = used if self.columns is None else self.columns
-        allowed = "may" if self.federated_statistics else "may not"
-        return [
-            f"rounds: at most {min(self.rounds or job.rounds, job.rounds)} of the job's"
-            f" {job.rounds}, in at most {self.runs} runs",
-            f"updates: {updates}",
-            f"epsilon: at most {self.epsilon:g} over all runs; {noise}",
-            f"statistics of single columns {allowed} be sent before training",
-            f"columns that may be used: {_listed(columns)}",
-            f"hours: {self.hours}",
-        ]
+        words = {
+            "rounds": [
+                f"at most {rounds} of the job's {job.rounds}, in {self.runs} runs"
+            ],
+            "updates": [
+                f"seen in sums over {self.least_clients} clients or more, {own}"
+            ],
+            "epsilon": [
+                f"at most {self.epsilon:g} over all runs and jobs",
+                f"({noise})",
+            ],
+            "statistics": [
+                f"of single columns may{'' if self.federated_statistics else ' not'} be"
+                " sent before training"
+            ],
+            "columns": textwrap.wrap(
+                _listed(used if self.columns is None else self.columns), 64
+            ),
+            "hours": [self.hours],
+        }
+        lines = []
+        for name, (first, *others) in words.items():
+            lines.append(f"{name:<10}  {first}")
+            lines += [f"{'':<10}  {line}" for line in others]
+        return lines
 
 
 def read_policy(kit: Path) -> Policy:

@@ -41,6 +41,9 @@ DTYPES = {
 MAX_TEXT = 2**22
 """Maximum number of entries of an array whose length the sender chooses."""
 
+MAX_ENVELOPE = 2**16
+"""Bytes that are enough for all of a reply but its arrays."""
+
 _ENVELOPE = "fedtailor"
 
 TracedInt = Annotated[int, Field(ge=0, lt=2**31)]
@@ -302,6 +305,15 @@ def check_arrays(
                 f"array {name!r} holds {smallest if smallest < low else largest}, which"
                 f" is not between {low} and {high}",
             )
+
+
+def largest_reply(expected: Mapping[str, ArraySpec]) -> int:
+    """The size in bytes of the largest reply that holds the expected arrays."""
+    size = 0
+    for spec in expected.values():
+        entries = MAX_TEXT if spec.shape == (None,) else math.prod(spec.shape)
+        size += entries * np.dtype(spec.dtype).itemsize
+    return size + MAX_ENVELOPE
 
 
 def _common(message: Request | Reply) -> dict[str, Any]:

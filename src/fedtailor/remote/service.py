@@ -30,6 +30,7 @@ from fedtailor.remote.statistics import (
     as_array,
     from_arrays,
 )
+from fedtailor.remote.superlink import LARGEST_BODY
 from fedtailor.remote.transport import (
     ExchangeResult,
     RequestHandler,
@@ -84,7 +85,9 @@ def connected(
     with running_superlink(coordinator, job.port, host=host) as link:
         keys = register(link.address, link.authority, public)
         with open_grid(link.address, link.authority, link.secret) as grid:
-            transport = GridTransport(grid, keys, link.check, log)
+            transport = GridTransport(
+                grid, keys, link.check, log, coordinator / LARGEST_BODY
+            )
             yield Connection(job, tuple(keys), transport)
 
 

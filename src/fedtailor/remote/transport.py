@@ -25,6 +25,7 @@ from fedtailor.remote.messages import (
     decode_request,
     encode_reply,
     encode_request,
+    largest_reply,
 )
 from fedtailor.remote.vector_cache import CacheMiss, VectorCache
 
@@ -44,6 +45,13 @@ class Transport(Protocol):
 
         The id changes if the client was offline in between, or if a message to or from
         it was lost. The client must then be asked again.
+        """
+        ...
+
+    def expect(self, size: int) -> None:
+        """Announce that answers of up to `size` bytes will come.
+
+        A transport may refuse larger ones before it reads them.
         """
         ...
 
@@ -190,6 +198,9 @@ def send_and_receive(
     }
     specs = expected if callable(expected) else lambda request: expected
     pending = PendingExchange(requests, specs, cached, dict.fromkeys(requests))
+    transport.expect(
+        max((largest_reply(specs(request)) for request in requests.values()), default=0)
+    )
     deadline = min((request.deadline for request in requests.values()), default=0.0)
     while pending.open:
         _send_open(transport, pending)
@@ -344,6 +355,9 @@ class LoopbackTransport:
     def online(self) -> Mapping[str, str]:
         """All clients, always on the same connection."""
         return dict.fromkeys(self._clients, "loopback")
+
+    def expect(self, size: int) -> None:
+        """Nothing is refused for its size."""
 
     def send(self, client: str, body: bytes) -> None:
         """Have the client answer a message at once."""

@@ -218,7 +218,9 @@ class GaussianNoise(Transform):
             adaptive = AdaptiveClipNorm(self.quantile, self.norm_rate, expected)
             multiplier = adaptive.change_multiplier(multiplier)
 
-        rng = cohort.rng("gaussian noise")
+        # A round that is done again with other reporters gets other noise. The difference
+        # of both releases would else be that of two sums without noise.
+        rng = cohort.rng("gaussian noise", among_reporters=True)
         rows = _noisy_rows(
             update[kind],
             start=_common_start(kind, downlink),

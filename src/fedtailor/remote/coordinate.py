@@ -19,15 +19,16 @@ from fedtailor.remote.executor import RemoteExecutor, Rules, client_table
 from fedtailor.remote.job import Job
 from fedtailor.remote.plan import Plan, plan_of
 from fedtailor.remote.rounds import PATIENCE_S, RemoteTraining
-from fedtailor.remote.secret import secret_in
+from fedtailor.remote.secret import run_identity, secret_in
 from fedtailor.remote.statistics import Statistics
 from fedtailor.remote.transport import Transport
 from fedtailor.runs import Run
 from fedtailor.runs.run import train_until
 from fedtailor.storage import Checkpoints, RunDirectory, interrupts
-from fedtailor.storage.manifest import settings, versions
+from fedtailor.storage.manifest import versions
 from fedtailor.storage.run_files import CLIENTS, LEDGER, read_frame
 from fedtailor.training import Callback
+from fedtailor.training.settings import settings
 
 
 def coordinate(
@@ -103,6 +104,7 @@ def coordinate(
             unseen=unseen,
             rows={**seen_rows, **rows},
             rules=Rules(job.minimum, job.deadline),
+            run=run_identity(directory),
             log=log,
             use_caches=use_caches,
         )

@@ -124,6 +124,7 @@ class RemoteExecutor:
         rows: Mapping[str, NDArray[np.int64]] | None = None,
         rules: Rules = Rules(),
         use_caches: bool = True,
+        run: str = "",
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
         """Make an executor; no client is asked yet.
@@ -139,6 +140,7 @@ class RemoteExecutor:
                 have agreed to, by name; None = they are not known.
             rules: when an exchange ends.
             use_caches: whether vectors that a client has cached are not sent again.
+            run: identity of the run (`run_identity`).
             log: called with a line for every answer that is refused, and with one line
                 that names all clients that did not answer.
 
@@ -152,6 +154,7 @@ class RemoteExecutor:
         self.federation, self._transport, self._log = template, transport, log
         self._rows = rows or {}
         pool, _ = build_pool([template], plan.model.dtype)
+        self._run = run
         self._pool = jax.tree.map(jnp.asarray, pool)
         self._shapes: dict[Any, Any] = {}
         self._newcomer_shapes: Any = ()  # of the state that `init_unseen` returns
@@ -321,6 +324,7 @@ class RemoteExecutor:
                 stage.task,
                 name,
                 deadline=deadline,
+                run=self._run,
                 algorithm=description
                 | {SUM: {**vector_id, **stage.settings_for(name)}},
                 arrays=arrays,
@@ -432,6 +436,7 @@ class RemoteExecutor:
                 durable_state_round=durable,
                 deadline=deadline,
                 reply=bool(requested[client]),
+                run=self._run,
                 algorithm=description,
                 arrays=arrays[client],
             )

@@ -42,9 +42,9 @@ from fedtailor.protocol import (
     Downlink,
     Exchange,
     Streams,
-    require,
 )
 from fedtailor.remote.messages import ArraySpec
+from fedtailor.remote.refusals import Refusal, refuse_unless
 from fedtailor.remote.vector_cache import INITIAL, STREAM, digest
 
 UPDATE = "update/"
@@ -115,13 +115,17 @@ def read_downlink(arrays: Mapping[str, np.ndarray]) -> Downlink:
     rounds use the same compiled program.
 
     Raises:
-        ValueError: the arrays do not describe a downlink.
+        Refused: the arrays do not describe a downlink.
     """
     streams, scalars = {}, {}
     for name, array in arrays.items():
         part, _, kind = name.partition("/")
         if part == "scalar":
-            require(array.ndim == 0, f"the number {kind!r} is an array")
+            refuse_unless(
+                array.ndim == 0,
+                Refusal.MALFORMED,
+                f"the number {kind!r} is an array",
+            )
             scalars[kind] = array[()]
         elif part == "stream":
             index = arrays.get(f"index/{kind}")
@@ -131,7 +135,11 @@ def read_downlink(arrays: Mapping[str, np.ndarray]) -> Downlink:
                 and index.dtype == np.int32
                 and array.ndim >= 1
             )
-            require(usable, f"the streams {kind!r} come without places")
+            refuse_unless(
+                usable,
+                Refusal.MALFORMED,
+                f"the streams {kind!r} come without places",
+            )
             assert index is not None
             # In compiled code an index out of range raises no error.
             fits = (
@@ -139,14 +147,20 @@ def read_downlink(arrays: Mapping[str, np.ndarray]) -> Downlink:
                 and index.min() >= -1
                 and index.max() < len(array) <= len(index)
             )
-            require(fits, f"the places of the streams {kind!r} do not fit them")
+            refuse_unless(
+                fits,
+                Refusal.MALFORMED,
+                f"the places of the streams {kind!r} do not fit them",
+            )
             padded = np.zeros((len(index), *array.shape[1:]), array.dtype)
             padded[: len(array)] = array
             streams[kind] = Streams(jnp.asarray(padded), index[None])
         else:
             known = name == INITIAL or (part == "index" and STREAM + kind in arrays)
-            require(
-                known, f"a request holds {name!r}, which this version does not know"
+            refuse_unless(
+                known,
+                Refusal.MALFORMED,
+                f"a request holds {name!r}, which this version does not know",
             )
     return Downlink(streams, scalars)
 

@@ -211,9 +211,7 @@ def test_each_client_gets_its_own_message_and_answers(running):
 
 def test_a_client_says_how_many_rows_it_has(running):
     found = wait_for_clients(running[1], wait=60)
-    assert {
-        name: int(reply.arrays["rows"].sum()) for name, reply in found.replies.items()
-    } == {"a": 3, "b": 3}
+    assert {name: int(rows.sum()) for name, rows in found.items()} == {"a": 3, "b": 3}
 
 
 def test_a_client_that_is_killed_in_a_round_comes_back_and_repeats_it(running):

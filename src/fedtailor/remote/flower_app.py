@@ -84,7 +84,13 @@ def _open_responder(kit_directory: str, data: str) -> Responder:
     experiment = kit.job.identity
     store = ClientStore(kit.state, experiment)
     handler = JobHandler(kit.job, kit.name, Path(data), store)
-    return Responder(experiment, kit.name, handler, handler.common_vectors)
+    return Responder(
+        experiment,
+        kit.name,
+        handler,
+        handler.common_vectors,
+        origin=handler.origin,
+    )
 
 
 @server.main()
@@ -115,8 +121,7 @@ def serve(grid: Grid, context: Context) -> None:
     }
     http: HttpGrid = grid  # type: ignore[assignment]  # which lists nodes with their keys
     transport = GridTransport(http, keys, lambda: None)
-    greeted = wait_for_clients(Connection(job, tuple(keys), transport), wait=wait)
-    rows = {name: reply.arrays["rows"] for name, reply in greeted.replies.items()}
+    rows = wait_for_clients(Connection(job, tuple(keys), transport), wait=wait)
     run = directory / "run"
     # A run that is resumed continues with the same preprocessing.
     resume = (run / MANIFEST).exists()

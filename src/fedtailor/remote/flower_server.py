@@ -18,6 +18,7 @@ from fedtailor._files import atomic_write
 from fedtailor.remote.flower import MESSAGE_TYPE, unwrap, wrap
 from fedtailor.remote.grid_answers import PartialReply, ReplyLost, pull_new_replies
 from fedtailor.remote.keys import registered_form
+from fedtailor.remote.origin import Origins
 from fedtailor.remote.waits import MAX_WAIT_S
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class GridTransport:
             sent.
         largest_file: file that tells the SuperLink the size of the largest answer; None
             for a SuperLink that does not read one.
+        origins: where the clients' answers came from, before.
     """
 
     def __init__(
@@ -91,7 +93,9 @@ class GridTransport:
         check: Callable[[], None],
         log: Callable[[str], None] = print,
         largest_file: Path | None = None,
+        origins: Origins | None = None,
     ) -> None:
+        self.origins = Origins() if origins is None else origins
         self._grid, self._check, self._log = grid, check, log
         self._largest_file, self._largest, self._written = largest_file, 0, 0
         self._names = {key: name for name, key in keys.items()}

@@ -29,6 +29,7 @@ from fedtailor.remote.messages import (
     encode_request,
     largest_reply,
 )
+from fedtailor.remote.origin import Origins, OwnOrigin
 from fedtailor.remote.refusals import Refusal, Refused, refuse_unless
 from fedtailor.remote.vector_cache import CacheMiss, VectorCache
 
@@ -41,7 +42,12 @@ class Transport(Protocol):
 
     A transport verifies the clients' names. It may lose messages, and may deliver a
     message several times.
+
+    Attributes:
+        origins: where the clients' answers came from.
     """
+
+    origins: Origins
 
     def online(self) -> Mapping[str, str]:
         """The clients that are online, each with an id of its connection.
@@ -194,7 +200,9 @@ def send_and_receive(
     # The nonce distinguishes answers to this request from answers to the same request
     # of a coordinator that was killed, and from forged answers.
     requests = {
-        client: replace(request, nonce=secrets.token_hex(12))
+        client: replace(
+            request, nonce=secrets.token_hex(12), origin=transport.origins.of(client)
+        )
         for client, request in requests.items()
     }
     cached = {
@@ -214,6 +222,9 @@ def send_and_receive(
                 pending.accept(sender, body)
             except ValueError as error:
                 log(str(error))
+            else:
+                if sender in pending.replies:
+                    transport.origins.hear(sender, pending.replies[sender].origin)
         if time.time() >= deadline:
             break
         if pending.open:
@@ -320,6 +331,7 @@ class Responder:
         handler: RequestHandler,
         common_vectors: Callable[[], Iterable[np.ndarray]] = tuple,
         log: Callable[[str], None] = lambda line: None,
+        origin: OwnOrigin | None = None,
     ) -> None:
         """Make the end of one client.
 
@@ -330,9 +342,10 @@ class Responder:
             common_vectors: computes the vectors that all machines can compute, and that
                 are therefore not sent.
             log: called with the lines that say why a request was refused.
+            origin: where the answers come from; None = they do not say it.
         """
         self.experiment, self.client, self._handler = experiment, client, handler
-        self._log = log
+        self._log, self._origin = log, origin
         self._cache = VectorCache(common_vectors)
         self._last: tuple[Request, Mapping[str, np.ndarray]] | None = None
 
@@ -347,9 +360,13 @@ class Responder:
             Refused: the request is not for this client, or its handler refuses it.
         """
         try:
-            return Reply.to(request, self._arrays(request))
+            reply = Reply.to(request, self._arrays(request))
         except CacheMiss:
             return Reply.to(request, cache_miss=True)
+        if self._origin is None:
+            return reply
+        self._origin.compare(request.origin)
+        return replace(reply, origin=self._origin.text)
 
     def _arrays(self, request: Request) -> Mapping[str, np.ndarray]:
         refuse_unless(
@@ -378,11 +395,11 @@ class Responder:
 
 
 def _is_repeated(request: Request, last: Request) -> bool:
-    """Whether two requests are equal except for their nonces and deadlines."""
+    """Whether two requests are equal, but for what differs when one is sent again."""
     if request.arrays.keys() != last.arrays.keys():
         return False
     settings, last_settings = (
-        encode_request(replace(each, nonce="", deadline=0.0, arrays={}))
+        encode_request(replace(each, nonce="", origin="", deadline=0.0, arrays={}))
         for each in (request, last)
     )
     return settings == last_settings and all(
@@ -402,6 +419,7 @@ class LoopbackTransport:
 
     def __init__(self, clients: Mapping[str, Callable[[bytes], bytes]]) -> None:
         self._clients = dict(clients)
+        self.origins = Origins()
         self._inbox: list[tuple[str, bytes]] = []
 
     def online(self) -> Mapping[str, str]:

@@ -16,7 +16,7 @@ from fedtailor._memory import save_memory
 from fedtailor.cli.options import as_option, check_counts, parse
 from fedtailor.cli.output import write_text
 from fedtailor.protocol import require
-from fedtailor.remote.waits import check_wait
+from fedtailor.remote.waits import MAX_WAIT_S, check_wait
 
 if TYPE_CHECKING:
     from fedtailor.training import Training
@@ -69,6 +69,10 @@ class Serve:
     """Address to listen on; all of this machine's by default."""
     wait: float = 600.0
     """Seconds to wait for the clients."""
+    patience: float = 3600.0
+    """Seconds for which a round that too few clients answer is asked again."""
+    most_rows: int = 10_000_000
+    """A client that says that it has more rows is left out."""
     evaluate_every: int = 1
     """Have clients evaluate after every n-th round, and after the last (where the job
     lets them).
@@ -79,8 +83,13 @@ class Serve:
     """Only connect all clients, print who is there, and end."""
 
     def __post_init__(self) -> None:
-        check_counts(self, "evaluate_every")
+        check_counts(self, "evaluate_every", "most_rows")
         check_wait(as_option("wait"), self.wait)
+        require(
+            0 <= self.patience <= MAX_WAIT_S,
+            f"{as_option('patience')} is {self.patience:g} seconds; it must be between"
+            f" 0 and {MAX_WAIT_S:.0f}",
+        )
 
 
 @dataclass(frozen=True)
@@ -193,8 +202,9 @@ def _serve(options: Serve) -> int:
             f"{connection.job.title}: waiting for {', '.join(connection.clients)} at"
             f" {connection.job.address}"
         )
-        greeting = wait_for_clients(connection, wait=options.wait)
-        rows = {name: reply.arrays["rows"] for name, reply in greeting.replies.items()}
+        rows = wait_for_clients(
+            connection, wait=options.wait, most_rows=options.most_rows
+        )
         for name, counts in rows.items():
             print(f"{name}: {counts.sum()} rows")
         print(f"{len(rows)} of {len(connection.clients)} clients are ready", flush=True)
@@ -235,6 +245,7 @@ def _serve(options: Serve) -> int:
                     statistics=statistics,
                     evaluate_every=options.evaluate_every,
                     callbacks=(AfterRound(progress),),
+                    patience=options.patience,
                     log=_print_status,
                 )
             except TooFewClients as error:

@@ -13,6 +13,13 @@ import numpy as np
 import tyro
 
 from fedtailor._memory import save_memory
+from fedtailor.cli.commands.federation_admin import (
+    Renew,
+    Revoke,
+    names_of,
+    renew,
+    revoke,
+)
 from fedtailor.cli.options import as_option, check_counts, parse
 from fedtailor.cli.output import write_text
 from fedtailor.protocol import require
@@ -33,6 +40,8 @@ Train over machines that keep their own data (docs/federation.md).
   join KIT --data FILE                         take part in it as a client
   predict KIT --data FILE                      predict with this client's own model
   simulate DIR --data FILE ...                 run the same job on this machine
+  renew DIR [--clients a,b]                    make its certificate, or clients' keys, anew
+  revoke DIR CLIENT                            let a client in no more
 
 `fedtailor federation COMMAND --help` says more."""
 
@@ -152,9 +161,8 @@ def _init(options: Init) -> int:
     from fedtailor.remote.kit import JOB, make_federation
 
     require_flower()
-    names = [name.strip() for name in options.clients.split(",") if name.strip()]
     created_names = make_federation(
-        options.dir, names, address=options.address, job=options.job
+        options.dir, names_of(options.clients), address=options.address, job=options.job
     )
     print(f"Made {options.dir} with kits for {', '.join(created_names)}.")
     print(f"1. Edit {options.dir / JOB}: columns, model, method, rounds.")
@@ -378,4 +386,6 @@ COMMANDS: dict[str, tuple[type, Callable[..., int]]] = {
     "join": (Join, _join),
     "predict": (Predict, _predict),
     "simulate": (Simulate, _simulate),
+    "renew": (Renew, renew),
+    "revoke": (Revoke, revoke),
 }

@@ -1,7 +1,8 @@
 """GaussianNoise: client-level differential privacy, by clipping and noise.
 
-A client's change is the model that it sends minus the model that it received (with the same
-index, if it receives and sends several); a gradient is a change itself. The clip norm C bounds the Euclidean norm of each client's change.
+A client's change is the model that it sends minus the model that it received (of several
+the one with the same index); a gradient is a change itself. The clip norm C bounds the
+Euclidean norm of each client's change.
 """
 
 import math

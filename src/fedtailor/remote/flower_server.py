@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fedtailor._printable import say
 from fedtailor.remote.flower import MESSAGE_TYPE, unwrap, wrap
 from fedtailor.remote.grid_answers import PartialReply, ReplyLost, pull_new_replies
 from fedtailor.remote.keys import registered_form
@@ -82,7 +83,7 @@ class GridTransport:
         grid: "HttpGrid",
         keys: Mapping[str, bytes],
         check: Callable[[], None],
-        log: Callable[[str], None] = print,
+        log: Callable[[str], None] = say,
     ) -> None:
         self._grid, self._check, self._log = grid, check, log
         self._names = {key: name for name, key in keys.items()}

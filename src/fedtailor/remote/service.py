@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedtailor._printable import say
 from fedtailor.federation import Federation
 from fedtailor.protocol import require
 from fedtailor.remote.client_store import ClientStore
@@ -58,7 +59,7 @@ class Connection:
 
 @contextmanager
 def connected(
-    directory: Path, *, host: str = "0.0.0.0", log: Callable[[str], None] = print
+    directory: Path, *, host: str = "0.0.0.0", log: Callable[[str], None] = say
 ) -> Iterator[Connection]:
     """Start a SuperLink with the clients' keys, and stop it at the end of the block.
 
@@ -108,7 +109,7 @@ def check_client_count(job: Job, clients: int) -> None:
 
 
 def wait_for_clients(
-    connection: Connection, *, wait: float, log: Callable[[str], None] = print
+    connection: Connection, *, wait: float, log: Callable[[str], None] = say
 ) -> ExchangeResult:
     """Wait until the clients are ready.
 
@@ -143,7 +144,7 @@ def agree_on_preprocessing(
     names: Iterable[str],
     wait: float,
     known: Statistics | None = None,
-    log: Callable[[str], None] = print,
+    log: Callable[[str], None] = say,
 ) -> Statistics | None:
     """Have clients agree on the preprocessing of their tables.
 
@@ -217,7 +218,7 @@ def join(
     *,
     make_handler: Callable[[Kit, Federation, ClientStore], RequestHandler]
     | None = None,
-    log: Callable[[str], None] = print,
+    log: Callable[[str], None] = say,
 ) -> None:
     """Take part in a federation until SIGTERM or Ctrl-C.
 

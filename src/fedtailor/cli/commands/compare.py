@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedtailor._printable import say_block
 from fedtailor.cli.commands.report import report
 from fedtailor.cli.names import print_help_or_raise
 from fedtailor.cli.options import as_option, check_counts, check_seeds, parse
@@ -89,7 +90,7 @@ def compare(arguments: list[str]) -> int:
         options: Options = parse(TableOptions, remaining, program)
         assert isinstance(options, TableOptions)
         experiment, description = prepare_table_experiment(path, options)
-        print(description, file=sys.stderr if options.json else sys.stdout)
+        say_block(description, file=sys.stderr if options.json else sys.stdout)
     else:
         require(
             path.suffix == ".toml",

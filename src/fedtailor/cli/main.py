@@ -87,6 +87,10 @@ Exit codes: 0 done, 1 the machine or fedtailor failed, 2 wrong input, 130 Ctrl-C
 `fedtailor COMMAND --help` says more; with {TRACEBACK}, errors are printed as Python raises them."""
 
 
+_MAX_MESSAGE = 2000
+"""Characters of a message; what it quotes, such as a column's name, may be of any length."""
+
+
 def _print_error(message: str, *, below: bool = False) -> None:
     """Prints a line on the standard error, if that is still open.
 
@@ -94,8 +98,12 @@ def _print_error(message: str, *, below: bool = False) -> None:
         message: the line; nothing is printed if it is empty.
         below: whether to leave the line of the cursor first.
     """
-    line = f"fedtailor: {message}"
     try:
+        if len(message) > _MAX_MESSAGE:
+            half = _MAX_MESSAGE // 2
+            left_out = len(message) - 2 * half
+            message = f"{message[:half]} [{left_out:,} characters] {message[-half:]}"
+        line = f"fedtailor: {message}"
         if message:
             say_status(*(["", line] if below else [line]))
     except (OSError, ValueError):

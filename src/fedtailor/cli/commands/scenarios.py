@@ -4,7 +4,7 @@ import json
 from itertools import groupby
 from typing import Any
 
-from fedtailor._printable import say, say_block
+from fedtailor._printable import say, say_block, say_status
 from fedtailor.cli.names import parse_name_and_json
 from fedtailor.cli.sizes import parse_docstring
 from fedtailor.experiments import scenarios as scenario_registry
@@ -20,6 +20,8 @@ def scenarios(arguments: list[str]) -> int:
     if name is not None:
         _print_scenario(scenario_registry.find(name), as_json)
         return 0
+    for problem in scenario_registry.load_installed():
+        say_status(f"not listed: {problem}")
     rows = [
         _scenario_dict(scenario) for scenario in scenario_registry.SCENARIOS.values()
     ]
@@ -76,4 +78,4 @@ def _print_scenario(scenario: Scenario, as_json: bool) -> None:
     say("", "Parameters, options of `fedtailor run`:")
     for name, default in scenario.parameters.items():
         say(f"  --{name.replace('_', '-')} (default {default!r})")
-        say(f"      {parameter_docs[name]}")
+        say(f"      {parameter_docs.get(name, '(not described)')}")

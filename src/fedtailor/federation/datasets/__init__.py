@@ -14,6 +14,7 @@ from fedtailor.federation.datasets.download import is_offline, set_offline
 from fedtailor.federation.datasets.emnist import emnist
 from fedtailor.federation.datasets.femnist import femnist
 from fedtailor.federation.datasets.gaussian import gaussian
+from fedtailor.federation.datasets.heart_disease import heart_disease
 from fedtailor.federation.datasets.mnist import fashion_mnist, mnist, mnist_writers
 from fedtailor.federation.datasets.registry import DATASETS, discover, register
 from fedtailor.federation.datasets.school import school
@@ -35,6 +36,7 @@ __all__ = [
     "fashion_mnist",
     "femnist",
     "gaussian",
+    "heart_disease",
     "is_offline",
     "mnist",
     "mnist_writers",

@@ -21,7 +21,7 @@ EXPERIMENT = f"""title = "A grid"
 seeds = [0, 1]
 rounds = {ROUNDS}
 evaluate_every = 5
-scenarios.digits = {{ use = "digits-rotated", clients = 4, points = 400, val = 0.2 }}
+scenarios.digits = {{ use = "digits-rotated", clients = 4, val = 0.2 }}
 algorithms.FedAvg = {{ use = "fedavg", grid.sgd.lr = [0.05, 0.1] }}
 """
 MISSING_DATA = """title = "Data that are not there"

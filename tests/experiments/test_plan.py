@@ -71,6 +71,21 @@ def test_a_refused_method_is_said(tmp_path):
     assert refused.training_seconds == 0
 
 
+def test_missing_data_and_devices_end_a_plan(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDTAILOR_DATA", str(tmp_path))
+    monkeypatch.setenv("FEDTAILOR_OFFLINE", "1")
+    (tmp_path / "e.toml").write_text(
+        FILE.replace('"digits-rotated", clients = 4', '"school"')
+    )
+    missing = Comparison(load(tmp_path / "e.toml"), tmp_path / "results", Settings())
+    with pytest.raises(ValueError, match=r"school\.csv\.gz"):
+        list(missing.plan())
+    (tmp_path / "e.toml").write_text(FILE)
+    many = Settings(devices=99)
+    with pytest.raises(ValueError, match="99"):
+        list(Comparison(load(tmp_path / "e.toml"), tmp_path, many).plan())
+
+
 def test_halving_has_no_plan(comparison):
     comparison.budget = True
     with pytest.raises(ValueError, match="leave out the budget"):

@@ -23,11 +23,13 @@ pytest.importorskip(
 import httpx
 
 from fedtailor.remote import flower_server
+from fedtailor.remote.demo import OPEN_POLICY
 from fedtailor.remote.flower import require_flower
-from fedtailor.remote.flower_client import FleetConnection, Refused
+from fedtailor.remote.flower_client import FleetConnection, KeyRefused
 from fedtailor.remote.keys import make_authority, make_client_key
 from fedtailor.remote.kit import make_federation, read_kit
 from fedtailor.remote.messages import ArraySpec, Request
+from fedtailor.remote.policy import POLICY
 from fedtailor.remote.processes import free_port, running_superlink, stop
 from fedtailor.remote.service import connected, wait_for_clients
 from fedtailor.remote.transport import TooFewClients, send_and_receive
@@ -111,6 +113,7 @@ def make(directory, clients=NAMES):
     job.write_text(job.read_text().replace('"federated"', '"none"'))
     for name in clients:
         shutil.copy(directory / "job.toml", directory / "kits" / name)
+        (directory / "kits" / name / POLICY).write_text(OPEN_POLICY)
 
 
 @contextlib.contextmanager
@@ -283,7 +286,7 @@ def connect(directory, *, authority=None, key=None):
 
 
 def test_a_key_that_is_not_registered_is_refused(running):
-    with pytest.raises(Refused, match="does not accept this client's key"):
+    with pytest.raises(KeyRefused, match="does not accept this client's key"):
         connect(running[0], key=make_client_key().private)
 
 
@@ -294,7 +297,7 @@ def test_a_client_without_a_registered_key_cannot_register_one_itself(running):
     connection = FleetConnection(
         kit.job.address, kit.authority, make_client_key().private
     )
-    with pytest.raises(Refused):
+    with pytest.raises(KeyRefused):
         connection._call(
             connection._client.RegisterNode,
             RegisterNodeFleetRequest(public_key=connection._public),

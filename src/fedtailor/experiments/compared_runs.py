@@ -18,12 +18,12 @@ from fedtailor.runs import run_exchanges
 from fedtailor.runs.binding import bind
 from fedtailor.runs.run import executor_of
 from fedtailor.storage import Interrupted, Unusable, interrupts
-from fedtailor.storage.manifest import settings as to_toml
 from fedtailor.storage.manifest import stored_versions
 from fedtailor.storage.run_directory import RunDirectory
 from fedtailor.storage.run_files import MANIFEST
 from fedtailor.trackers import Tracker, find_trackers
 from fedtailor.training import AfterRound, Training
+from fedtailor.training.settings import settings as to_toml
 
 RUNS = "runs"
 

@@ -29,7 +29,7 @@ from fedtailor.remote.keys import (
     write_new,
 )
 
-JOB, COORDINATOR = "job.toml", "coordinator"
+JOB, COORDINATOR, STATE = "job.toml", "coordinator", "state"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
@@ -54,8 +54,10 @@ class Kit:
 
     @property
     def state(self) -> Path:
-        """Directory of the client's states and its personal model."""
-        return self.directory / "state"
+        """Directory of what the client keeps: its states, its personal model, its
+        account, and its log of messages.
+        """
+        return self.directory / STATE
 
 
 def make_federation(

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import tyro
 
+from fedtailor._printable import say
+
 Positional = tyro.conf.Positional
 
 
@@ -36,8 +38,7 @@ class Revoke:
 
 def renew(options: Renew) -> int:
     """Makes a certificate or keys anew."""
-    from fedtailor._printable import say
-from fedtailor.protocol import require
+    from fedtailor.protocol import require
     from fedtailor.remote.flower import require_flower
     from fedtailor.remote.kit import renew_certificate, renew_keys
 

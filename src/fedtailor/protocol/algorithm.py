@@ -61,6 +61,7 @@ class Algorithm:
     probe              client  what a client answers, such as a gradient
     aggregate_probe    server  makes a new server state of the answers
     ---- in every round ----------------------------------------------------------------
+    asks_again         server  whether clients answer the probe once more before it
     broadcast          server  what the clients of the cohort receive
     client             client  trains; returns its new state and what it sends
     server             server  aggregates the answers into the next server state
@@ -267,6 +268,15 @@ class Algorithm:
             cohort: all seen clients.
         """
         raise NotImplementedError
+
+    def asks_again(self, server: Any) -> bool:
+        """Whether all clients answer the probe once more before the next round, at a
+        model that has been trained; by default they answer it once.
+
+        Args:
+            server: the server's state, which the last answers are part of.
+        """
+        return False
 
     # reports
     # ----------------------------------------------------------------------------------

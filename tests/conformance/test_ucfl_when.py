@@ -10,6 +10,7 @@ import pytest
 
 from conformance.problems import (
     EXACT,
+    answers_of,
     by_place,
     classification,
     float64,
@@ -25,7 +26,7 @@ from fedtailor.algorithms import UCFL, FedAvg, UCFLParallel
 from fedtailor.algorithms.helpers import warm_up
 from fedtailor.algorithms.helpers.user_centric import Trial, UCFLState
 from fedtailor.algorithms.helpers.warm_up import ASKED_AFTER, WarmUp, differ, sketch
-from fedtailor.protocol import SGD
+from fedtailor.protocol import SGD, Exchange, drive
 from fedtailor.runs import run
 from fedtailor.storage.run_files import LEDGER, METRICS
 from fedtailor.testing.conformance import CHECKS
@@ -294,6 +295,66 @@ def test_a_run_killed_in_the_warm_up_ends_with_the_same_bytes(stop, tmp_path):
         whole = files("whole", 12)
         files("parts", stop)
         assert files("parts", 12, resume=True) == whole
+
+
+def answer_of(training, clients):
+    """One more probe, which only some clients answer in time."""
+    server, cohort = training.server, None
+
+    def ask():
+        nonlocal cohort
+        cohort = training._cohort(training.executor.seen, np.arange(CLIENTS), seen=True)
+        downlink = training.algorithm.probe_downlink(server, cohort)
+        answers = yield Exchange("probe", training.algorithm, cohort, downlink)
+        return answers
+
+    answers = drive(ask(), training.executor)
+    # Answers of late clients are zeros.
+    late = ~clients
+    update = {}
+    for kind, rows in answers.update.items():
+        values = rows.host().copy()
+        values[late] = 0
+        update[kind] = values
+    cohort = replace(cohort, reporting=clients)
+    return training.algorithm.aggregate_probe(
+        server, answers_of(cohort, **update), cohort
+    )
+
+
+def test_while_machines_are_late_fedavg_goes_on_and_all_are_asked_again():
+    with float64():
+        training = train(UCFL(SLOW, streams=2), hidden_groups(), quadratic_model(1), 0)
+        everybody = np.ones(CLIENTS, bool)
+        late = np.arange(CLIENTS) == 3
+        while training.round < 14:
+            training.advance()
+            if training.server.asks:
+                before = training.server
+                after = answer_of(training, everybody & ~late)
+                assert isinstance(after, WarmUp) and not after.asks
+                np.testing.assert_array_equal(after.groups == -1, late)
+                np.testing.assert_array_equal(after.model, before.model)
+                training.server = after
+        # Groups are clear, and every round ends with a probe until all are at hand.
+        assert training.server.knows_enough
+        training.advance()
+        assert training.server.asks
+        training.advance()
+        np.testing.assert_array_equal(found_groups(training), GROUPS)
+        # what the late client answered last, not its zeros
+        A = np.array([1.0, 3.0])[GROUPS]
+        centres = np.array(
+            [
+                training.executor.federation.y[rows, 1].mean()
+                for rows in training.executor.federation.train
+            ]
+        )
+        np.testing.assert_allclose(
+            by_place(training, training.server.gradients)[:, 0],
+            A * (training.server.initial[0] - centres),
+            **EXACT,
+        )
 
 
 def test_newcomers_are_asked_at_the_model_of_the_last_probe():

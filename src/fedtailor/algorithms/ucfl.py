@@ -242,6 +242,10 @@ class UCFL(Algorithm):
             return server
         return self._with_streams(server, np.asarray(self.rows, np.float64))
 
+    @property
+    def probe_needs_all(self) -> bool:
+        return self.warm != "auto"
+
     def asks_again(self, server: BeforeProbe) -> bool:
         return isinstance(server, WarmUp) and server.asks
 
@@ -299,11 +303,18 @@ class UCFL(Algorithm):
     def aggregate_probe(
         self, server: BeforeProbe, answers: Answers, cohort: Cohort
     ) -> UCFLState | Trial | WarmUp:
+        if self._has_trial and cohort.reporting.all():
+            require(
+                bool((answers.host("validation") > 0).any()),
+                "sigma_batch 'auto' is chosen on validation data, and no client has any;"
+                " split some off, or name a number",
+            )
         probe = probe_of(answers, cohort)
         if isinstance(server, WarmUp):
-            clients_differ = differ(probe, noise_of(answers))
-            rows = self._rows_that_show_groups(probe)
-            server = server.after_probe(rows, clients_differ)
+            answered = probe.of(cohort.reporting)
+            clients_differ = differ(answered, noise_of(answers)[cohort.reporting])
+            rows = self._rows_that_show_groups(answered)
+            server = server.after_probe(rows, cohort.reporting, clients_differ)
             if not server.is_over:
                 return server
             if not clients_differ:
@@ -311,19 +322,13 @@ class UCFL(Algorithm):
         if not self._has_trial:
             rows = user_centric_weights(probe, self.kernel)
             return self._with_streams(server, rows, probe)
-        has_validation = answers.host("validation") > 0  # [c]
-        require(
-            bool(has_validation.any()),
-            "sigma_batch 'auto' is chosen on validation data, and no client has any; "
-            "split some off, or name a number",
-        )
         return Trial(
             initial=server.initial,
             ids=server.ids,
             sizes=server.sizes,
             candidates=[self._candidate(server, probe, share) for share in CANDIDATES],
             shares=np.array(CANDIDATES),
-            validates=has_validation,
+            validates=answers.host("validation") > 0,
             errors=np.zeros((0, len(CANDIDATES))),
         )
 

@@ -105,6 +105,13 @@ class Algorithm:
         """
         return False
 
+    @property
+    def probe_needs_all(self) -> bool:
+        """Whether a probe fails if a client does not answer it in time. Otherwise
+        `aggregate_probe` is given the answers of those at hand, and asks again.
+        """
+        return True
+
     # on the server
     # ----------------------------------------------------------------------------------
 
@@ -265,7 +272,7 @@ class Algorithm:
         Args:
             server: the state of `init_server`.
             answers: the clients' answers to the probe.
-            cohort: all seen clients.
+            cohort: all seen clients; all of them report if `probe_needs_all`.
         """
         raise NotImplementedError
 

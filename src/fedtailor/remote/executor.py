@@ -296,7 +296,9 @@ class RemoteExecutor:
         if exchange.task == "client":
             minimum = min(self.rules.minimum, len(cohort))
         elif exchange.task == "probe":
-            minimum = len(cohort)
+            # A newcomer without an answer could not be served.
+            needs_all = exchange.algorithm.probe_needs_all or not cohort.seen
+            minimum = len(cohort) if needs_all else min(self.rules.minimum, len(cohort))
         requests = self._requests(exchange, requested)
         digests = self._digests(exchange, requests)
         cached = {}

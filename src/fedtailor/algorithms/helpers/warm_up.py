@@ -5,7 +5,9 @@ network on standardised inputs answers all rotations of an image alike, and wher
 are distributed unevenly the gradients tell the labels apart and little else. After some
 rounds of FedAvg they show what one model for all does not fit. So the server asks again
 and again, at growing distances, until two probes in a row find the same groups of
-clients and find them clearly; after the last one it decides in any case.
+clients and find them clearly; after the last one it decides in any case. The answers
+that count have to be those of all clients, at one model: if some were late, FedAvg goes
+on, and the server asks again after the next round.
 
 So that this costs little, clients answer with a sketch of their gradient: a random
 projection, the same for all clients, which keeps squared distances up to sampling error.
@@ -14,7 +16,7 @@ projection, the same for all clients, which keeps squared distances up to sampli
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from fedtailor.aggregation import Probe, mix, reporter_weights
 from fedtailor.aggregation.clusters import choose_streams, k_means
@@ -65,9 +67,11 @@ class WarmUp(BeforeProbe):
     clients did not differ by more than noise.
     """
     groups: Int[np.ndarray, " m"]
-    """The clients' groups of that silhouette in the last probe."""
+    """The clients' groups of that silhouette in the last probe; -1 for clients that did
+    not answer in time.
+    """
     agrees: bool
-    """Whether the probe before found the same groups."""
+    """Whether the probe before found the same groups, of clients that answered both."""
     sketch: int | None
     """The seed of the sketches; None = clients send whole gradients."""
     fresh: bool
@@ -88,7 +92,7 @@ class WarmUp(BeforeProbe):
             model=initial[None],
             rounds=0,
             asked=np.zeros((0, 2)),
-            groups=np.zeros(len(population), np.int64),
+            groups=np.full(len(population), -1),
             agrees=False,
             # A model that is no larger than a sketch travels as it is.
             sketch=population.seed % _SEEDS if initial.size > SKETCH_SIZE else None,
@@ -99,33 +103,43 @@ class WarmUp(BeforeProbe):
     def asks(self) -> bool:
         """Whether clients are to be asked before the next round."""
         is_asked = len(self.asked) > 0 and self.asked[-1, 0] == self.rounds
-        return self.rounds in ASKED_AFTER and not is_asked
+        is_due = self.rounds in ASKED_AFTER or self.knows_enough
+        return is_due and not is_asked
+
+    @property
+    def knows_enough(self) -> bool:
+        """Whether the groups are clear, or there is no further probe."""
+        is_clear = self.agrees and bool((self.asked[-2:, 1] >= CLEAR).all())
+        return is_clear or self.rounds >= ASKED_AFTER[-1]
 
     @property
     def is_over(self) -> bool:
         """Whether the last probe is the one that counts."""
-        is_clear = self.agrees and bool((self.asked[-2:, 1] >= CLEAR).all())
-        return is_clear or self.rounds >= ASKED_AFTER[-1]
+        return self.knows_enough and bool((self.groups >= 0).all())
 
     def after_probe(
-        self, rows: Float[np.ndarray, "m m"], clients_differ: bool
+        self,
+        rows: Float[np.ndarray, "r r"],
+        answered: Bool[np.ndarray, " m"],
+        clients_differ: bool,
     ) -> "WarmUp":
         """The server after one more probe.
 
         Args:
-            rows: the weights of all clients for each client, from the probe.
+            rows: the weights of the r clients that answered, for each of them.
+            answered: which clients these are.
             clients_differ: whether the gradients differ by more than noise, in which
                 one finds groups as well.
         """
         streams, silhouettes = choose_streams(rows)
-        groups, _ = k_means(rows, streams)
+        groups = np.full(len(answered), -1)
+        groups[answered], _ = k_means(rows, streams)
         clarity = silhouettes.get(streams, 0.0) if clients_differ else 0.0
         return self.replace(
             asked=np.concatenate([self.asked, [[self.rounds, clarity]]]),
             groups=groups,
-            # Groups are numbered by their first members.
-            agrees=len(self.asked) > 0 and bool((groups == self.groups).all()),
-            fresh=True,
+            agrees=_same_groups(groups, self.groups),
+            fresh=bool(answered.all()),
         )
 
     def after_round(self, models: ClientRows, cohort: Cohort) -> "WarmUp":
@@ -149,6 +163,19 @@ class WarmUp(BeforeProbe):
         return Downlink(
             {"model": Streams.everyone(self.model, len(cohort), already_held)}
         )
+
+
+def _same_groups(one: Int[np.ndarray, " m"], other: Int[np.ndarray, " m"]) -> bool:
+    """Whether two partitions agree about the clients that both know (not -1).
+
+    Clients that only one of them knows may be in any group.
+    """
+    both = (one >= 0) & (other >= 0)
+    if not both.any():
+        return False
+    same_in_one = one[both][:, None] == one[both]
+    same_in_other = other[both][:, None] == other[both]
+    return bool((same_in_one == same_in_other).all())
 
 
 def sketch(gradient: Float[Array, " d"], seed: Int[Array, ""]) -> Float[Array, " k"]:

@@ -24,7 +24,7 @@ import httpx
 
 from fedtailor.remote import flower_server
 from fedtailor.remote.flower import require_flower
-from fedtailor.remote.flower_client import FleetConnection, Refused
+from fedtailor.remote.flower_client import FleetConnection, KeyRefused
 from fedtailor.remote.keys import make_authority, make_client_key
 from fedtailor.remote.kit import make_federation, read_kit
 from fedtailor.remote.messages import ArraySpec, Request
@@ -283,7 +283,7 @@ def connect(directory, *, authority=None, key=None):
 
 
 def test_a_key_that_is_not_registered_is_refused(running):
-    with pytest.raises(Refused, match="does not accept this client's key"):
+    with pytest.raises(KeyRefused, match="does not accept this client's key"):
         connect(running[0], key=make_client_key().private)
 
 
@@ -294,7 +294,7 @@ def test_a_client_without_a_registered_key_cannot_register_one_itself(running):
     connection = FleetConnection(
         kit.job.address, kit.authority, make_client_key().private
     )
-    with pytest.raises(Refused):
+    with pytest.raises(KeyRefused):
         connection._call(
             connection._client.RegisterNode,
             RegisterNodeFleetRequest(public_key=connection._public),

@@ -379,7 +379,7 @@ def test_what_is_imputed_is_asked_for_or_was_learned(table):
         ([True, False], {}, (False, True), 1),
         (["yes", "no"], {"positive": ["yes"]}, ("no", "yes"), 1),
         (["yes", "no"], {"positive": ["no"]}, ("yes", "no"), 0),
-        ([0, 1, 2, 4], {"positive": ">0"}, (0, ">0"), 0),
+        ([0, 1, 2, 4], {"positive": ">0"}, ("0", ">0"), 0),
         ([0, 1, 2, 4], {"positive": [1, 2]}, ("not 1 or 2", "1 or 2"), 0),
         ([0, 1, 2, 4], {}, (0, 1, 2, 4), 0),
     ],

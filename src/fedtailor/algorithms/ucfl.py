@@ -1,6 +1,7 @@
 """UCFL: each client receives a mix of all models, weighted by similar gradients."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, Literal
 
@@ -299,6 +300,15 @@ class UCFL(Algorithm):
         if self._has_trial:
             answer["validation"] = local.count("val").astype(theta.dtype)
         return answer
+
+    def ranges(self, size: int) -> Mapping[str, tuple[float, float]]:
+        # The server weighs clients by their numbers of samples, which they have told.
+        return {
+            "sigma2": (0, math.inf),
+            "noise": (0, math.inf),
+            "samples": (size, size),
+            "validation": (0, math.inf),
+        }
 
     def aggregate_probe(
         self, server: BeforeProbe, answers: Answers, cohort: Cohort

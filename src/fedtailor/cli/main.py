@@ -87,9 +87,17 @@ Exit codes: 0 done, 1 the machine or fedtailor failed, 2 wrong input, 130 Ctrl-C
 `fedtailor COMMAND --help` says more; with {TRACEBACK}, errors are printed as Python raises them."""
 
 
+_MAX_MESSAGE = 2000
+"""Characters of a message; what it quotes, such as a column's name, may be of any length."""
+
+
 def _print_error(message: str, prefix: str = "") -> None:
     """Prints a line on the standard error, if that is still open."""
     try:
+        if len(message) > _MAX_MESSAGE:
+            half = _MAX_MESSAGE // 2
+            left_out = len(message) - 2 * half
+            message = f"{message[:half]} [{left_out:,} characters] {message[-half:]}"
         if message:
             print(f"{prefix}fedtailor: {message}", file=sys.stderr, flush=True)
     except (OSError, ValueError):

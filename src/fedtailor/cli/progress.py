@@ -7,6 +7,8 @@ from time import monotonic
 
 from fedtailor.experiments.compare import Comparison, Entry
 from fedtailor.experiments.compare import Progress as ComparisonProgress
+from fedtailor.experiments.experiment import Candidate
+from fedtailor.experiments.plan import BeforeSetting
 from fedtailor.storage import Interrupted
 from fedtailor.training import Training
 
@@ -64,6 +66,35 @@ def progress_over_runs(title: str, runs: int) -> Iterator[ComparisonProgress]:
             yield show
     else:
         yield _comparison_lines(title, runs)
+
+
+@contextmanager
+def progress_over_settings(title: str, settings: int) -> Iterator[BeforeSetting]:
+    """Yields a function that is called with an entry before a setting of it is timed.
+
+    On a terminal it displays a bar, elsewhere a line for each method and scenario.
+    """
+    done = 0
+    if sys.stderr.isatty():
+        with _bar(title, settings) as update:
+
+            def show(entry: Entry, candidate: Candidate) -> None:
+                nonlocal done
+                update(done, f"timing {entry.row} on {entry.column.label}")
+                done += 1
+
+            yield show
+    else:
+        last: Entry | None = None
+
+        def print_line(entry: Entry, candidate: Candidate) -> None:
+            nonlocal last
+            if entry is not last:
+                last = entry
+                text = f"{title}: timing {entry.row} on {entry.column.label}"
+                print(text, file=sys.stderr, flush=True)
+
+        yield print_line
 
 
 def _description(entry: Entry, seed: int, training: Training | None) -> str:

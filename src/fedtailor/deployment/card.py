@@ -17,6 +17,7 @@ from fedtailor.protocol import check_choice, client_ids
 from fedtailor.report.units import unit_of
 from fedtailor.tables import Preprocessing
 from fedtailor.tables.encoding import ColumnEncoding
+from fedtailor.tables.target import label_text
 
 CARDS = "cards"
 """Name of the folder of model cards in an export."""
@@ -116,7 +117,7 @@ def _data(run: OpenedRun, row: dict[str, Any]) -> Iterator[str]:
         target = run.preprocessing.target
         kind = target.task
         if target.classes:
-            labels = (_text(str(label)) for label in target.classes)
+            labels = (_text(label_text(label)) for label in target.classes)
             kind += f"; classes {', '.join(labels)}"
         yield ""
         yield f"Target: {_text(target.name)} ({kind})."

@@ -17,6 +17,7 @@ from fedtailor.tables import ENDINGS, Preprocessing, TableOptions
 from fedtailor.tables.kinds import category_text
 from fedtailor.tables.problems import first_row
 from fedtailor.tables.reading import read
+from fedtailor.tables.target import Label, label_text
 
 ARRAYS = ".npy"
 
@@ -194,14 +195,15 @@ def _predict(
         return pl.DataFrame(columns | dict(zip(names, targets, strict=True)))
     classes = out.argmax(axis=-1)
     probs = model.probabilities_of(out)  # [rows, classes]
-    # Booleans are written as in CSV files.
-    columns["prediction"] = [
-        str(label).lower() if isinstance(label, bool) else label
-        for label in decode(classes).tolist()
-    ]
+    columns["prediction"] = [_as_written(label) for label in decode(classes).tolist()]
     columns["probability"] = probs[np.arange(len(classes)), classes]
     if probabilities:
-        labels = decode(np.arange(model.model.outputs))
+        labels = decode(np.arange(model.model.outputs)).tolist()
         for index, label in enumerate(labels):
-            columns[f"p({label})"] = probs[:, index]
+            columns[f"p({_as_written(label)})"] = probs[:, index]
     return pl.DataFrame(columns)
+
+
+def _as_written(label: Label) -> Label:
+    """A label as it is written to a file: booleans as in CSV files."""
+    return label_text(label) if isinstance(label, bool) else label

@@ -43,6 +43,16 @@ class Clip(Transform):
         update, _ = clipped(update, inbox, self.norm)
         return update, state
 
+    def largest_norm(
+        self, norm: float | None, size: int, announced: float | None = None
+    ) -> float | None:
+        return smaller_bound(norm, self.norm)
+
+
+def smaller_bound(norm: float | None, clip_norm: float) -> float:
+    """The largest norm after clipping; `norm` is that before it, None without a bound."""
+    return clip_norm if norm is None else min(norm, clip_norm)
+
 
 def clipped(
     update: ClientUpdate, inbox: Inbox, clip_norm: Any

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree, ScalarLike
 
-from fedtailor.pipelines.clip import clipped
+from fedtailor.pipelines.clip import clipped, smaller_bound
 from fedtailor.protocol import (
     MODEL_KINDS,
     NOT_SENT,
@@ -42,6 +42,11 @@ was at most the clip norm, else 0.
 KINDS_WITH_NOISE = ("model", "gradient")
 """The kinds of message to which noise is added. A client may send one message of one of
 these kinds and nothing else.
+"""
+
+NOISE_TAIL = 8.0
+"""Standard deviations by which the norm of noise may exceed its typical size; it exceeds
+more in one of 10^13 updates.
 """
 
 REPORTERS_PER_COUNT_NOISE = 20
@@ -153,6 +158,17 @@ class GaussianNoise(Transform):
     # on the server
     # ----------------------------------------------------------------------------------
 
+    def largest_norm(
+        self, norm: float | None, size: int, announced: float | None = None
+    ) -> float | None:
+        clip_norm = self.norm if announced is None else announced
+        bound = smaller_bound(norm, clip_norm)
+        if self.by == "client":
+            # |N(0, I)| > sqrt(d) + t has a probability of at most exp(-t^2 / 2).
+            noise = math.sqrt(size) + NOISE_TAIL
+            bound += self.multiplier * clip_norm * noise
+        return bound
+
     @property
     def runs_without_reporters(self) -> bool:
         """Whether the server also adds its noise in a round in which nobody reports: the
@@ -202,7 +218,9 @@ class GaussianNoise(Transform):
             adaptive = AdaptiveClipNorm(self.quantile, self.norm_rate, expected)
             multiplier = adaptive.change_multiplier(multiplier)
 
-        rng = cohort.rng("gaussian noise")
+        # A round that is done again with other reporters gets other noise. The difference
+        # of both releases would else be that of two sums without noise.
+        rng = cohort.rng("gaussian noise", among_reporters=True)
         rows = _noisy_rows(
             update[kind],
             start=_common_start(kind, downlink),

@@ -16,7 +16,7 @@ The words of this file:
 * kind: the name of an array in a message, such as "model" or "control".
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from jaxtyping import Array, Float
@@ -284,6 +284,16 @@ class Algorithm:
             server: the server's state, which the last answers are part of.
         """
         return False
+
+    def ranges(self, size: int) -> Mapping[str, tuple[float, float]]:
+        """The smallest and the largest number in messages of the clients that are not
+        vectors of the model's size, by kind. A coordinator refuses others; kinds that are
+        not named may hold any finite number.
+
+        Args:
+            size: the number of training samples of the client.
+        """
+        return {}
 
     # reports
     # ----------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ class ClientStore:
     same time.
 
     Args:
-        directory: the client's directory; created, readable by its owner only, if it
+        directory: the client's directory, of all its jobs; created, readable by its owner only, if it
             does not exist.
         experiment: identity of the job (`Job.identity`).
 
@@ -34,6 +34,7 @@ class ClientStore:
     """
 
     def __init__(self, directory: Path, experiment: str) -> None:
+        self.client_directory = directory
         self.directory = directory / experiment[:16]
         self._lock: IO[bytes] | None = None
         try:

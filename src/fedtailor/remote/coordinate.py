@@ -18,15 +18,17 @@ from fedtailor.remote.examples import template_of
 from fedtailor.remote.executor import RemoteExecutor, Rules, client_table
 from fedtailor.remote.job import Job
 from fedtailor.remote.plan import Plan, plan_of
-from fedtailor.remote.secret import secret_in
+from fedtailor.remote.rounds import PATIENCE_S, RemoteTraining
+from fedtailor.remote.secret import run_identity, secret_in
 from fedtailor.remote.statistics import Statistics
 from fedtailor.remote.transport import Transport
 from fedtailor.runs import Run
 from fedtailor.runs.run import train_until
 from fedtailor.storage import Checkpoints, RunDirectory, interrupts
-from fedtailor.storage.manifest import settings, versions
+from fedtailor.storage.manifest import versions
 from fedtailor.storage.run_files import CLIENTS, LEDGER, read_frame
-from fedtailor.training import Callback, Training
+from fedtailor.training import Callback
+from fedtailor.training.settings import settings
 
 
 def coordinate(
@@ -40,8 +42,9 @@ def coordinate(
     use_caches: bool = True,
     evaluate_every: int = 1,
     callbacks: Sequence[Callback] = (),
+    patience: float = PATIENCE_S,
     log: Callable[[str], None] = lambda line: None,
-) -> Training[RemoteExecutor]:
+) -> RemoteTraining:
     """Train by the job, and have each client store its personal model.
 
     Args:
@@ -59,6 +62,7 @@ def coordinate(
             needs clients whose processes live longer than one message.
         evaluate_every: evaluate after every n-th round, and after the last.
         callbacks: called as in a simulation.
+        patience: seconds for which a round that too few clients answer is asked again.
         log: called with a line for every answer that is refused, and with one line
             that names all clients that did not answer.
 
@@ -67,8 +71,8 @@ def coordinate(
 
     Raises:
         ValueError: arguments, files and clients do not fit together; in one line.
-        TooFewClients: fewer clients than the minimum answered; all earlier rounds are
-            saved.
+        TooFewClients: fewer clients than the minimum answered for `patience` seconds;
+            all earlier rounds are saved.
         Interrupted: Ctrl-C; all completed rounds are saved.
     """
     plan = plan_of(job, statistics)
@@ -77,6 +81,13 @@ def coordinate(
     if seen_rows is None:
         seen_rows = dict(rows)
     unseen_rows = {name: sizes for name, sizes in rows.items() if name not in seen_rows}
+    for name in sorted(set(rows) & set(seen_rows)):
+        if not np.array_equal(rows[name], seen_rows[name]):
+            log(
+                f"client {name}: it has {_counts(rows[name])} rows now, and had"
+                f" {_counts(seen_rows[name])} when the run began; it keeps the weight"
+                " that it had"
+            )
     seen = _table(seen_rows)
     unseen = _table(unseen_rows, first=len(seen))
     if plan.sums is not None:
@@ -91,14 +102,16 @@ def coordinate(
             transport,
             template_of(job, statistics),
             unseen=unseen,
+            rows={**seen_rows, **rows},
             rules=Rules(job.minimum, job.deadline),
+            run=run_identity(directory),
             log=log,
             use_caches=use_caches,
         )
         target_scale = 1.0
         if statistics is not None:
             target_scale = statistics.preprocessing(job.schema).target_scale
-        training = Training(
+        training = RemoteTraining(
             plan.algorithm,
             executor,
             plan.model,
@@ -113,7 +126,9 @@ def coordinate(
             store.load(training)
         else:
             store.write_table(CLIENTS, _clients_frame(seen_rows))
+        training.patience, training.log = patience, log
         with interrupts() as stop:
+            training.stop = stop
             # With a checkpoint after every round, clients need to keep few states, and
             # a coordinator that is killed loses at most one round.
             checkpoints = Checkpoints(store, 1, stop)
@@ -139,13 +154,17 @@ def coordinate(
         store.close()
 
 
-def _deliver(training: Training[RemoteExecutor], ledger: Ledger) -> Exchanges[None]:
+def _deliver(training: RemoteTraining, ledger: Ledger) -> Exchanges[None]:
     """Have every client make its personal model and store it on its own machine."""
     for table in (training.executor.seen, training.executor.unseen):
         clients = np.arange(len(table))
         groups = yield from training.serve_clients(table, clients, ledger)
         for served in groups:
             yield from training.run_personal("personal", served)
+
+
+def _counts(rows: NDArray[np.int64]) -> str:
+    return " + ".join(str(count) for count in rows)
 
 
 def _table(rows: Mapping[str, NDArray[np.int64]], first: int = 0) -> Clients:

@@ -5,6 +5,7 @@ fedtailor.remote.flower_app import client, server`. Flower starts a process for 
 message, so a client has no cache, and every request holds all vectors.
 """
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from fedtailor.remote.job_work import JobHandler
 from fedtailor.remote.keys import registered_form
 from fedtailor.remote.kit import COORDINATOR, JOB, read_kit, read_public_keys
 from fedtailor.remote.statistics import Statistics
-from fedtailor.remote.transport import Responder
+from fedtailor.remote.transport import Responder, answer_message
 from fedtailor.remote.waits import check_wait
 from fedtailor.storage.run_directory import MANIFEST
 
@@ -52,19 +53,33 @@ def answer(message: Message, context: Context) -> Message:
 
     The node's configuration names the client's kit and its file (`kit`, `data`).
     """
+    # Flower sends the texts of exceptions to the server, so none may get that far.
     settings = context.node_config
+    body = answer_message(
+        unwrap(message),
+        lambda request: _responder(settings).answer(request),
+        print,
+    )
+    return Message(wrap(body), reply_to=message)
+
+
+def _responder(settings: Mapping[str, Any]) -> Responder:
+    """The client of a node's configuration.
+
+    Raises:
+        ValueError: a setting is missing, or a file is not valid.
+    """
     for name in ("kit", "data"):
         require(
             name in settings,
             f'start the SuperNode with --node-config \'kit="DIR" data="FILE"\'; {name}'
             " is missing",
         )
-    respond = _responder(str(settings["kit"]), str(settings["data"]))
-    return Message(wrap(respond(unwrap(message))), reply_to=message)
+    return _open_responder(str(settings["kit"]), str(settings["data"]))
 
 
 @cache
-def _responder(kit_directory: str, data: str) -> Responder:
+def _open_responder(kit_directory: str, data: str) -> Responder:
     kit = read_kit(Path(kit_directory))
     experiment = kit.job.identity
     store = ClientStore(kit.state, experiment)

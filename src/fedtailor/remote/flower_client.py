@@ -47,7 +47,7 @@ class Disconnected(RuntimeError):
     """The coordinator cannot be reached, or the connection is not valid any more."""
 
 
-class Refused(Disconnected):
+class KeyRefused(Disconnected):
     """The coordinator can be reached, but refuses this client's key or connection."""
 
 
@@ -268,7 +268,7 @@ class FleetConnection:
                 raise Disconnected(
                     f"the coordinator at {self.address} has trouble"
                 ) from None
-            raise Refused(
+            raise KeyRefused(
                 f"the coordinator at {self.address} does not accept this client's key"
                 " (yet)"
             ) from None
@@ -290,8 +290,8 @@ def answer_messages(
 
     Args:
         connection: connection to the coordinator.
-        respond: function from a message to its answer; a message for which it raises a
-            `ValueError` is not answered.
+        respond: function from a message to its answer, which raises no exception (see
+            `transport.answer_message`).
         node_id_file: file that stores the node id. With it a client that was killed can
             end its earlier connection, and need not wait until the SuperLink does.
         stop: set by another thread or a signal handler.
@@ -311,13 +311,13 @@ def answer_messages(
                     temporary.write_text(str(node_id))
                 first_refusal, last_problem = None, ""
                 log(f"connected to {connection.address}")
-                _serve(connection, respond, stop, log)
+                _serve(connection, respond, stop)
             except Disconnected as error:
                 # Log a repeated problem once.
                 if str(error) != last_problem:
                     last_problem = str(error)
                     log(f"{last_problem}; trying again")
-                if not isinstance(error, Refused):
+                if not isinstance(error, KeyRefused):
                     first_refusal = None
                 elif first_refusal is None:
                     first_refusal = time.monotonic()
@@ -345,7 +345,6 @@ def _serve(
     connection: FleetConnection,
     respond: Callable[[bytes], bytes],
     stop: threading.Event,
-    log: Callable[[str], None],
 ) -> None:
     """Answer messages until `stop` is set.
 
@@ -367,12 +366,7 @@ def _serve(
                 idle = time.monotonic() - last
                 stop.wait(min(longest, max(shortest, idle / 20)))
                 continue
-            try:
-                body = respond(unwrap(message))
-            except ValueError as error:
-                log(f"a message was not answered: {error}")
-                continue
-            connection.push(message, body)
+            connection.push(message, respond(unwrap(message)))
             last = time.monotonic()
     finally:
         disconnected.set()

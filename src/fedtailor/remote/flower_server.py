@@ -154,7 +154,7 @@ class GridTransport:
                     " another node; it is ignored"
                 )
             else:
-                yield partial.client, _body(reply)
+                yield partial.client, unwrap(reply)
 
     def _pull_announcements(self) -> None:
         """Move messages whose answers were announced from `_sent` to `_partial`."""
@@ -207,14 +207,6 @@ class GridTransport:
                         f"the SuperLink does not answer as it should: {error}"
                     ) from None
             time.sleep(0.5)
-
-
-def _body(reply: "Message") -> bytes:
-    """The body of an answer; empty if it is not a message of fedtailor."""
-    try:
-        return unwrap(reply)
-    except ValueError:
-        return b""  # which fails to decode, with an error that names the client
 
 
 def register(

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from fedtailor.federation import SPLITS, Federation
-from fedtailor.protocol import require
 from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.examples import federation_of, split_rows
 from fedtailor.remote.job import Job
 from fedtailor.remote.messages import Request
 from fedtailor.remote.plan import plan_of
+from fedtailor.remote.refusals import Refusal, refuse_unless
 from fedtailor.remote.statistics import (
     ClientTable,
     Statistics,
@@ -96,15 +96,16 @@ class JobHandler:
         """Answer a request.
 
         Raises:
-            ValueError: the client cannot do the task; in one line.
+            Refused: the client does not do the task.
         """
         if request.task == HELLO:
             return {"rows": self.sizes}
         if request.task in (STATISTICS, INPUTS, AGREED):
             return self._preprocess(request)
-        require(
+        refuse_unless(
             self._rounds is not None,
-            "it has not received the statistics of all clients' tables",
+            Refusal.NO_STATISTICS,
+            "this client has not received the statistics of all clients' tables",
         )
         assert self._rounds is not None
         return self._rounds(request)
@@ -116,16 +117,25 @@ class JobHandler:
     def _preprocess(self, request: Request) -> Mapping[str, np.ndarray]:
         """Answer a request about the client's table."""
         table, schema, train = self._table, self._job.schema, self._split["train"]
-        require(table is not None, "this job takes tables as they stand")
+        refuse_unless(
+            table is not None,
+            Refusal.NOT_IN_JOB,
+            "this job takes tables as they stand",
+        )
         assert table is not None
         if request.task == STATISTICS:
             return {STATISTICS: as_array(table.statistics(train))}
         statistics = from_arrays(request.arrays, schema)
         if request.task == INPUTS:
-            require(schema.decorrelate, "this job does not ask for products of inputs")
+            refuse_unless(
+                schema.decorrelate,
+                Refusal.NOT_IN_JOB,
+                "this job does not ask for products of inputs",
+            )
             return {STATISTICS: as_array(table.with_inputs(train, statistics))}
-        require(
+        refuse_unless(
             not statistics.needs_input_sums(schema),
+            Refusal.WRONG_STATISTICS,
             "the job asks for sums of products, and there are none",
         )
         if statistics != self._statistics:

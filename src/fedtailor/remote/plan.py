@@ -22,7 +22,7 @@ from fedtailor.remote.job import Job
 from fedtailor.remote.secure_sums import SecureSums
 from fedtailor.remote.statistics import Statistics
 from fedtailor.runs.binding import bind
-from fedtailor.storage.manifest import settings
+from fedtailor.training.settings import settings
 
 
 @dataclass(frozen=True)
@@ -57,16 +57,21 @@ class Plan:
         return default_metrics(self.model)
 
     @property
+    def client_noise(self) -> GaussianNoise | None:
+        """The noise that clients add to what they send."""
+        return _noise(self.uplink, by="client")
+
+    @property
     def clients_need_secrets(self) -> bool:
         """Whether clients add noise that the coordinator must not know."""
-        return _adds_noise(self.uplink, by="client") or any(
+        return self.client_noise is not None or any(
             private_settings(phase) for phase, _ in self.algorithm.phases()
         )
 
     @property
     def coordinator_needs_secret(self) -> bool:
         """Whether the server adds noise that clients must not be able to compute."""
-        return _adds_noise(self.uplink, by="server")
+        return _noise(self.uplink, by="server") is not None
 
     def phase(self, number: int) -> Algorithm:
         """The method of one phase of the schedule.
@@ -128,7 +133,7 @@ def plan_of(job: Job, statistics: Statistics | None = None) -> Plan:
     """
     model = bind(job.model, template_of(job, statistics))
     require(
-        not (_adds_noise(job.uplink, by="client") and job.evaluate),
+        _noise(job.uplink, by="client") is None or not job.evaluate,
         "the clients' noise does not cover the sums that they send with "
         "evaluate = true; set evaluate = false",
     )
@@ -144,12 +149,12 @@ def plan_of(job: Job, statistics: Statistics | None = None) -> Plan:
     )
 
 
-def _adds_noise(pipeline: Pipeline, by: str) -> bool:
-    """Whether a pipeline adds noise on one side ("client", "server")."""
-    return any(
-        isinstance(transform, GaussianNoise) and transform.by == by
-        for transform in pipeline
-    )
+def _noise(pipeline: Pipeline, by: str) -> GaussianNoise | None:
+    """The noise that a pipeline adds on one side ("client", "server")."""
+    for transform in pipeline:
+        if isinstance(transform, GaussianNoise) and transform.by == by:
+            return transform
+    return None
 
 
 def _json_values(value: Any) -> Any:

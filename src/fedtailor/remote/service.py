@@ -245,7 +245,7 @@ def join(
             f" {kit.job.title!r}"
         )
         responder = Responder(
-            kit.job.identity, kit.name, handler, handler.common_vectors
+            kit.job.identity, kit.name, handler, handler.common_vectors, log
         )
         connection = FleetConnection(
             kit.job.address, kit.authority, kit.key.read_bytes()

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt32
 
-from fedtailor.protocol import require
 from fedtailor.remote.masks import (
     CIPHERTEXT_BYTES,
     KEY_BYTES,
@@ -29,6 +28,7 @@ from fedtailor.remote.masks import (
     expand_mask,
 )
 from fedtailor.remote.messages import Request
+from fedtailor.remote.refusals import Refusal, Refused, refuse_unless
 from fedtailor.remote.secure_sums import (
     KEYS,
     MAX_WEIGHT,
@@ -114,7 +114,7 @@ class SecureSumClient:
         """Answer the request of a stage.
 
         Raises:
-            ValueError: the stage cannot be done, or would reveal more than a sum.
+            Refused: the stage cannot be done, or would reveal more than a sum.
         """
         settings = request.algorithm.get(SUM)
         settings = settings if isinstance(settings, dict) else {}
@@ -126,7 +126,11 @@ class SecureSumClient:
         expected = (
             session is not None and session.name == name and session.next_stage == stage
         )
-        require(expected, "it was started again, and has no part in this sum")
+        refuse_unless(
+            expected,
+            Refusal.NO_PART_IN_SUM,
+            "this client was started again, and has no part in this sum",
+        )
         assert session is not None
         session.next_stage = stage + 1
         if request.task == KEYS:
@@ -146,22 +150,25 @@ class SecureSumClient:
     def _vector(self, round: int, settings: Mapping[str, Any]) -> np.ndarray:
         """The vector that the server asks for; it is held until it has been sent."""
         kind, index = str(settings.get("kind")), settings.get("number")
-        require(
+        refuse_unless(
             round == self._round,
+            Refusal.NO_PART_IN_SUM,
             "it was started again, and does not hold what it trained in this round",
         )
         rows = self._vectors.get((kind, None))
         if index is not None and rows is not None:
-            require(
+            refuse_unless(
                 isinstance(index, int) and rows.ndim > 1 and 0 <= index < len(rows),
+                Refusal.NO_PART_IN_SUM,
                 f"it is asked for {kind!r} number {index!r}, which it does not have",
             )
             # From now on each row is sent by itself, and the whole array never.
             del self._vectors[kind, None]
             self._vectors |= {(kind, row): vector for row, vector in enumerate(rows)}
         key = (kind, index if isinstance(index, int) else None)
-        require(
+        refuse_unless(
             key in self._vectors,
+            Refusal.NO_PART_IN_SUM,
             f"it has sent its {kind!r} of this round in another sum, or has none",
         )
         return self._vectors[key]
@@ -191,23 +198,26 @@ class SecureSumClient:
         count = len(neighbours)
         mask_keys = _rows(arrays, "masking", count, KEY_BYTES)
         encryption_keys = _rows(arrays, "sealing", count, KEY_BYTES)
-        require(
+        refuse_unless(
             count >= MIN_CLIENTS,
+            Refusal.UNSAFE_SUM,
             f"it adds with {MIN_CLIENTS} clients or more, not with {count}",
         )
         # A client that appears under several names, or with another client's keys,
         # would make the sum hide fewer vectors than it seems to.
         in_order = neighbours == tuple(sorted(set(neighbours)))
-        require(
+        refuse_unless(
             in_order and len({*mask_keys, *encryption_keys}) == 2 * count,
+            Refusal.UNSAFE_SUM,
             "the clients of a sum are not distinct",
         )
         listed_keys = None
         if self._client in neighbours:
             me = neighbours.index(self._client)
             listed_keys = (mask_keys[me], encryption_keys[me])
-        require(
+        refuse_unless(
             listed_keys == (session.mask_keys.public, session.encryption_keys.public),
+            Refusal.UNSAFE_SUM,
             "its own keys in this sum are not those that it made",
         )
         session.neighbours = neighbours
@@ -246,29 +256,35 @@ class SecureSumClient:
         count = len(session.neighbours)
         encrypted = _rows(arrays, "shares", count, CIPHERTEXT_BYTES)
         surviving, weights = arrays.get("there"), arrays.get("weights")
-        require(
+        refuse_unless(
             surviving is not None
             and weights is not None
             and _is_boolean(surviving, count)
             and weights.ndim == 1
             and weights.dtype == np.float64
             and len(weights) > 0,
+            Refusal.MALFORMED,
             "the request for its vector is not well formed",
         )
         assert surviving is not None and weights is not None
         survivors = int(surviving.sum())
-        require(
+        refuse_unless(
             survivors >= session.threshold,
+            Refusal.UNSAFE_SUM,
             f"only {survivors} of {count} clients are left in this sum, and"
             f" {session.threshold} are needed",
         )
         bounded = bool((np.abs(weights) <= MAX_WEIGHT).all())  # False for NaN
-        require(
+        refuse_unless(
             bounded,
+            Refusal.UNSAFE_SUM,
             "it is to weigh so much in a sum that this would not hide its vector",
         )
         fixed_point = FixedPoint(self._settings.range)
-        fixed_point.check(session.vector)
+        try:
+            fixed_point.check(session.vector)
+        except ValueError as error:
+            raise Refused(Refusal.SUM_RANGE, str(error)) from None
         vector = session.vector.reshape(-1).astype(np.float64)
         masked = np.stack([fixed_point.encode(weight * vector) for weight in weights])
         masked += expand_mask(session.self_mask_seed, masked.shape)
@@ -281,8 +297,9 @@ class SecureSumClient:
                     session.shared_keys[other], encrypted[index], associated
                 )
             except ValueError as error:
-                raise ValueError(
-                    f"the share of client {other} cannot be read: {error}"
+                raise Refused(
+                    Refusal.UNSAFE_SUM,
+                    f"the share of client {other} cannot be read: {error}",
                 ) from None
             session.shares[other] = shares[:SECRET_BYTES], shares[SECRET_BYTES:]
             masked += pairwise_mask(
@@ -311,8 +328,9 @@ class SecureSumClient:
         of its self mask, else the share of its secret for pairwise masks.
         """
         arrived, count = arrays.get("arrived"), len(session.neighbours)
-        require(
+        refuse_unless(
             arrived is not None and _is_boolean(arrived, count),
+            Refusal.MALFORMED,
             "the request to unmask is not well formed",
         )
         assert arrived is not None
@@ -321,12 +339,14 @@ class SecureSumClient:
             for name, has_arrived in zip(session.neighbours, arrived, strict=True)
             if has_arrived
         }
-        require(
+        refuse_unless(
             senders <= set(session.shares) and self._client in senders,
+            Refusal.UNSAFE_SUM,
             "the vectors of other clients arrived than those of this sum",
         )
-        require(
+        refuse_unless(
             len(senders) >= session.threshold,
+            Refusal.UNSAFE_SUM,
             f"only {len(senders)} of {count} vectors arrived, and {session.threshold}"
             " are needed",
         )
@@ -382,12 +402,16 @@ def _rows(
     """The rows of an array [count, size] of bytes.
 
     Raises:
-        ValueError: the array is missing, or has another shape or type.
+        Refused: the array is missing, or has another shape or type.
     """
     array = arrays.get(name)
     fits = (
         array is not None and array.shape == (count, size) and array.dtype == np.uint8
     )
-    require(fits, f"the request of a sum holds no {name!r} of {count} clients")
+    refuse_unless(
+        fits,
+        Refusal.MALFORMED,
+        f"the request of a sum holds no {name!r} of {count} clients",
+    )
     assert array is not None
     return [row.tobytes() for row in array]

@@ -8,6 +8,7 @@ exchange, but is logged in one line that names the client.
 
 import secrets
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -21,11 +22,13 @@ from fedtailor.remote.messages import (
     Request,
     check_content,
     check_identity,
+    check_not_refused,
     decode_reply,
     decode_request,
     encode_reply,
     encode_request,
 )
+from fedtailor.remote.refusals import Refusal, Refused, refuse_unless
 from fedtailor.remote.vector_cache import CacheMiss, VectorCache
 
 POLL_INTERVAL_S = 0.1
@@ -119,6 +122,8 @@ class PendingExchange:
             require(sender in self.requests, "it was not asked")
             request = self.requests[sender]
             reply = decode_reply(body)
+            if reply.refusal is Refusal.UNREADABLE:
+                check_not_refused(reply)  # it cannot repeat what it could not read
             check_identity(reply, request)
             require(
                 sender not in self.replies, "it answered twice; the first answer stands"
@@ -246,8 +251,47 @@ def _is_stale(body: bytes, request: Request) -> bool:
 RequestHandler = Callable[[Request], Mapping[str, np.ndarray]]
 """Computes the arrays of a client's answer to a request.
 
-If it raises a `ValueError`, the message of the error is sent to the coordinator.
+It may raise any exception. A `Refused` names what the coordinator is told.
 """
+
+_UNREAD = Request(experiment="", round=0, exchange=0, task="", client="")
+"""Stands for a message that is not a request."""
+
+
+def answer_message(
+    body: bytes,
+    answer: Callable[[Request], Reply],
+    log: Callable[[str], None] = lambda line: None,
+) -> bytes:
+    """Answer a message at a client, whatever goes wrong.
+
+    Every exception becomes a refusal with a code. The texts of exceptions may hold the
+    client's data, so this function, which alone makes refusals, sends none of them.
+
+    Args:
+        body: the message.
+        answer: function from a request to its answer.
+        log: called with the lines that say why a request was refused.
+
+    Returns:
+        The message of the answer.
+    """
+    request = _UNREAD
+    try:
+        request = decode_request(body)
+        return encode_reply(answer(request))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except Refused as error:
+        refusal, lines = error.code, [str(error)]
+    except BaseException as error:  # panics of Rust libraries are not `Exception`s
+        refusal = Refusal.UNREADABLE if request is _UNREAD else Refusal.FAILED
+        lines = "".join(traceback.format_exception(error)).splitlines()
+    what = repr(request.task) if request.task else "a message"
+    log(f"refused {what} of round {request.round + 1} ({refusal}): {lines[-1]}")
+    for line in lines[:-1]:
+        log(line)
+    return encode_reply(Reply.to(request, refusal=refusal))
 
 
 class Responder:
@@ -264,6 +308,7 @@ class Responder:
         client: str,
         handler: RequestHandler,
         common_vectors: Callable[[], Iterable[np.ndarray]] = tuple,
+        log: Callable[[str], None] = lambda line: None,
     ) -> None:
         """Make the end of one client.
 
@@ -273,36 +318,43 @@ class Responder:
             handler: computes the answers to requests that passed the checks.
             common_vectors: computes the vectors that all machines can compute, and that
                 are therefore not sent.
+            log: called with the lines that say why a request was refused.
         """
         self.experiment, self.client, self._handler = experiment, client, handler
+        self._log = log
         self._cache = VectorCache(common_vectors)
         self._last: tuple[Request, Mapping[str, np.ndarray]] | None = None
 
     def __call__(self, body: bytes) -> bytes:
-        """Answer a message.
+        """Answer a message; see `answer_message`."""
+        return answer_message(body, self.answer, self._log)
+
+    def answer(self, request: Request) -> Reply:
+        """Answer a request.
 
         Raises:
-            ValueError: the message is not a request, so that it cannot be answered.
+            Refused: the request is not for this client, or its handler refuses it.
         """
-        request = decode_request(body)
         try:
-            return encode_reply(Reply.to(request, self._answer(request)))
+            return Reply.to(request, self._arrays(request))
         except CacheMiss:
-            return encode_reply(Reply.to(request, cache_miss=True))
-        except ValueError as error:
-            return encode_reply(Reply.to(request, problem=str(error)))
+            return Reply.to(request, cache_miss=True)
 
-    def _answer(self, request: Request) -> Mapping[str, np.ndarray]:
-        require(
+    def _arrays(self, request: Request) -> Mapping[str, np.ndarray]:
+        refuse_unless(
             request.experiment == self.experiment,
-            "the job here differs from the coordinator's; copy its job.toml",
+            Refusal.OTHER_JOB,
+            "the job here differs from the coordinator's; ask for its job.toml",
         )
-        require(
+        refuse_unless(
             request.client == self.client,
+            Refusal.OTHER_CLIENT,
             f"this is {self.client!r}, and the request is for {request.client!r}",
         )
-        require(
-            time.time() <= request.deadline, "the request arrived after its deadline"
+        refuse_unless(
+            time.time() <= request.deadline,
+            Refusal.LATE,
+            "the request arrived after its deadline",
         )
         request = self._cache.fill_in(request)
         if self._last is not None:

@@ -41,7 +41,8 @@ class TargetEncoding:
     Attributes:
         name: name of the column.
         task: "classification" or "regression".
-        classes: the user's label of each class; empty for a regression.
+        classes: the user's label of each class; empty for a regression. All have one
+            type: if some were text and others numbers (0 and ">0"), all are text.
         shift, scale: a regression's model predicts (target - shift) / scale.
         positive: the positive labels or a comparison, if the user has set
             `TableOptions.positive`.
@@ -53,6 +54,11 @@ class TargetEncoding:
     shift: float = 0.0
     scale: float = 1.0
     positive: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        # Predictions are one column, and a column has one type. Files of older versions
+        # may hold labels of several types.
+        object.__setattr__(self, "classes", _of_one_type(self.classes))
 
     def encode(self, series: pl.Series) -> NDArray[Any]:
         """Encode the targets of further rows.
@@ -79,9 +85,9 @@ class TargetEncoding:
         if self.positive:
             return _positive_rows(values, self.positive).astype(np.int32)
         # Compare text: the type of the column may differ from that in training.
-        texts = [_label_text(label) for label in self.classes]
+        texts = [label_text(_to_label(label)) for label in self.classes]
         codes = {text: code for code, text in enumerate(texts)}
-        labels = [_label_text(_to_label(value)) for value in values.to_list()]
+        labels = [label_text(_to_label(value)) for value in values.to_list()]
         for row, label in enumerate(labels):
             if label not in codes:
                 raise ValueError(
@@ -127,12 +133,7 @@ class TargetEncoding:
             bool(are_classes),
             f"predictions of {self.name!r} must be class numbers 0..{count - 1}",
         )
-        labels = np.array(self.classes)
-        if len({type(label) for label in self.classes}) > 1:
-            # NumPy would convert labels of different types to text.
-            labels = np.empty(count, object)
-            labels[:] = self.classes
-        return labels[values]
+        return np.array(self.classes)[values]
 
 
 @dataclass(frozen=True)
@@ -358,9 +359,19 @@ def _positive_labels(series: pl.Series, positive: Sequence[str]) -> list[str]:
     return list(positive)
 
 
-def _label_text(label: Label) -> str:
-    """Convert a label to text that does not depend on the type of its column."""
+def label_text(label: Label) -> str:
+    """Convert a label to text as CSV files have it: booleans in small letters."""
     return str(label).lower() if isinstance(label, bool) else str(label)
+
+
+def _of_one_type(labels: Sequence[Label]) -> tuple[Label, ...]:
+    """Labels of one type: decimal numbers if all are numbers, otherwise text."""
+    types = {type(label) for label in labels}
+    if len(types) < 2:
+        return tuple(labels)
+    if types == {int, float}:
+        return tuple(float(label) for label in labels)
+    return tuple(label_text(label) for label in labels)
 
 
 def _class_labels(

@@ -111,7 +111,7 @@ class PrivacyAccount:
             epsilons[CLIENT_EPSILON] = np.array(each)
         if sgd is not None:
             assert sgd.dp_noise is not None
-            delta = _delta(sgd)
+            delta = delta_of(sgd)
             each = [
                 sgd_epsilon(sgd.dp_noise, sgd.batch_size, int(size), int(steps), delta)
                 for size, steps in zip(self.population.sizes, self.steps, strict=True)
@@ -211,7 +211,7 @@ def privacy_account(
             " batch_size",
         )
         require_delta(
-            _delta(private[0]),
+            delta_of(private[0]),
             int(population.sizes.max()),
             "training rows of a client (dp_delta)",
         )
@@ -229,7 +229,7 @@ def privacy_account(
     )
 
 
-def _delta(sgd: SGD) -> float:
+def delta_of(sgd: SGD) -> float:
     """The delta for the accounting of private steps."""
     return DEFAULT_DELTA if sgd.dp_delta is None else sgd.dp_delta
 

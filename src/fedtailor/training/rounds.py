@@ -50,6 +50,7 @@ from fedtailor.protocol import (
 from fedtailor.training.metrics import Metrics, select_metrics
 from fedtailor.training.participation import Participation
 from fedtailor.training.privacy import privacy_account, promises_privacy
+from fedtailor.training.settings import private_seed
 
 ExecutorT = TypeVar("ExecutorT", bound=Executor)
 
@@ -125,6 +126,7 @@ class Rounds(Generic[ExecutorT]):
         metrics: Sequence[str | Metric] = (),
         target_scale: float = 1.0,
         secret: int | None = None,
+        data: str = "",
     ) -> None:
         """Start the first phase; the clients are not asked for anything yet.
 
@@ -144,6 +146,9 @@ class Rounds(Generic[ExecutorT]):
             secret: the seed of the server's random numbers (who reports, noise on
                 sums), where others know `seed` and must not foresee them; None =
                 `seed`.
+            data: a digest of the clients' examples, if they are known. A run that
+                promises privacy draws its random numbers from `secret`, from all of
+                these settings and from this digest (`private_seed`).
 
         Raises:
             ValueError: the method or a pipeline is not defined for this population, or
@@ -171,6 +176,8 @@ class Rounds(Generic[ExecutorT]):
         self.privacy = privacy_account(
             methods, uplink, downlink, participation, self.population
         )
+        if self.privacy is not None:
+            self._secret = private_seed(self._secret, self._settings(algorithm), data)
         self.uplink_state = [
             transform.init_server(self.population) for transform in uplink
         ]
@@ -198,6 +205,19 @@ class Rounds(Generic[ExecutorT]):
             examples=None if is_private else self.executor.examples,
             model=self.model,
         )
+
+    def _settings(self, algorithm: Algorithm) -> dict[str, Any]:
+        """All that the releases of a run depend on, apart from seeds and examples."""
+        return {
+            "algorithm": algorithm,
+            "model": self.model,
+            "parameters": self.model.size,
+            "participation": self.participation,
+            "uplink": self.uplink,
+            "downlink": self.downlink,
+            "clients": self.population.names,
+            "sizes": self.population.sizes,
+        }
 
     @property
     def algorithm(self) -> Algorithm:

@@ -3,17 +3,22 @@ hyper-parameters.
 """
 
 import dataclasses
-import inspect
 import json
 import shutil
 import sys
 import textwrap
 from typing import get_args
 
-from fedtailor.algorithms.find import find_algorithm
+from fedtailor.algorithms.find import find_algorithm, load_installed_algorithms
 from fedtailor.cli.hyper import parameters
 from fedtailor.cli.names import parse_name_and_json
-from fedtailor.protocol import About, Algorithm, check_choice, require
+from fedtailor.protocol import (
+    About,
+    Algorithm,
+    check_choice,
+    doc_without_fields,
+    require,
+)
 from fedtailor.protocol.about import ModelsReceived, Sees
 
 USAGE = (
@@ -73,6 +78,8 @@ def algorithms(arguments: list[str]) -> int:
     if name is not None:
         _print_method(find_algorithm(name), as_json)
         return 0
+    for problem in load_installed_algorithms():
+        print(f"not listed: {problem}", file=sys.stderr)
     other_names = sorted(name for name in Algorithm.registry if name not in ORDER)
     names = [name for name in ORDER if name in Algorithm.registry] + other_names
     methods = [Algorithm.registry[name].about for name in names]
@@ -103,7 +110,7 @@ def _parse_fact(arguments: list[str]) -> tuple[str | None, list[str]]:
 
 def _print_method(method: type[Algorithm], as_json: bool) -> None:
     """Prints the facts and the hyper-parameters of a method."""
-    rows, doc = parameters(method()), inspect.getdoc(method)
+    rows, doc = parameters(method()), doc_without_fields(method)
     if as_json:
         content = {**as_dict(method.about), "doc": doc, "parameters": rows}
         print(json.dumps(content, indent=2))

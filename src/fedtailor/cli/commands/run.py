@@ -1,7 +1,7 @@
 """`fedtailor run ALGORITHM SCENARIO`: train one method on one scenario."""
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from inspect import unwrap
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +15,7 @@ from fedtailor.executors import Settings
 from fedtailor.experiments import scenarios
 from fedtailor.experiments.parsing import check_trains
 from fedtailor.experiments.scenario import Scenario
-from fedtailor.experiments.uplink import uplink_of_texts
+from fedtailor.experiments.texts import architecture_of_text, uplink_of_texts
 from fedtailor.protocol import Algorithm, is_hyperparameters, require
 from fedtailor.runs import Run
 from fedtailor.runs import run as train
@@ -34,6 +34,9 @@ class Options:
 
     rounds: int
     """Communication rounds (the scenario's by default)."""
+    model: str | None = None
+    """Another model than the scenario's: its name, with arguments after a colon
+    (mlp:hidden=64), or a function of a file (net.py:Net)."""
     seed: int = 0
     """Of the data's split, the initial models and everything else random."""
     participation: float = 1.0
@@ -163,7 +166,10 @@ def _parse(
         algorithm: Any, sizes: Any, options: Any
     ) -> tuple[Algorithm, Scenario, Options]:
         check_local_training(algorithm)
-        return algorithm, with_sizes(scenario, sizes), options
+        changed = with_sizes(scenario, sizes)
+        if options.model is not None:
+            changed = replace(changed, model=architecture_of_text(options.model))
+        return algorithm, changed, options
 
     flat = tyro.conf.arg(name="")
     # The tests wrap functions in type checkers; tyro needs the function itself.

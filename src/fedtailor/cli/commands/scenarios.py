@@ -1,6 +1,7 @@
 """`fedtailor scenarios [NAME]`: data, model and settings that belong together."""
 
 import json
+import sys
 from itertools import groupby
 from typing import Any
 
@@ -19,6 +20,8 @@ def scenarios(arguments: list[str]) -> int:
     if name is not None:
         _print_scenario(scenario_registry.find(name), as_json)
         return 0
+    for problem in scenario_registry.load_installed():
+        print(f"not listed: {problem}", file=sys.stderr)
     rows = [
         _scenario_dict(scenario) for scenario in scenario_registry.SCENARIOS.values()
     ]
@@ -75,4 +78,4 @@ def _print_scenario(scenario: Scenario, as_json: bool) -> None:
     print("\nParameters, options of `fedtailor run`:")
     for name, default in scenario.parameters.items():
         print(f"  --{name.replace('_', '-')} (default {default!r})")
-        print(f"      {parameter_docs[name]}")
+        print(f"      {parameter_docs.get(name, '(not described)')}")

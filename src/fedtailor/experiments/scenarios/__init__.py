@@ -45,7 +45,7 @@ from fedtailor.experiments.scenarios.user_centric import (
     emnist_label_shift,
     emnist_rotated,
 )
-from fedtailor.protocol import find_registered, import_modules
+from fedtailor.protocol import find_registered, import_modules, load_offered
 
 ENTRY_POINTS = "fedtailor.scenarios"
 """The group of entry points of other packages' scenarios."""
@@ -110,3 +110,12 @@ def find(name: str) -> Scenario:
     return find_registered(
         SCENARIOS, name, "scenario", ENTRY_POINTS, listed_by="fedtailor scenarios"
     )
+
+
+def load_installed() -> list[str]:
+    """Load the scenarios of all installed packages into `SCENARIOS`.
+
+    Returns:
+        What is wrong with those that cannot be loaded, one line each.
+    """
+    return load_offered(ENTRY_POINTS, find)

@@ -27,7 +27,7 @@ from fedtailor.experiments.plan import PlannedEntry
 from fedtailor.protocol import require
 from fedtailor.report.comparison import settings as settings_text
 from fedtailor.report.overview import duration
-from fedtailor.report.tables import Cell, Table
+from fedtailor.report.tables import Table
 from fedtailor.tables import ENDINGS
 
 USAGE = "fedtailor compare EXPERIMENT.toml|TABLE.csv|TABLE.parquet [options]"
@@ -174,9 +174,9 @@ PLAN_HEADERS = (
 )
 
 
-def _plan_cells(entry: PlannedEntry) -> list[Cell]:
+def _plan_cells(entry: PlannedEntry) -> list[str]:
     """The cells of an entry in the table of a plan."""
-    counts = [entry.runs, entry.finished, entry.rounds]
+    counts = [str(entry.runs), str(entry.finished), str(entry.rounds)]
     times = ["-", "-", "-"]
     if entry.finished < entry.runs:
         times = [

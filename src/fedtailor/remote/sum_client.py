@@ -305,9 +305,12 @@ class SecureSumClient:
             f" {session.threshold} are needed",
         )
         columns = settings.get("columns")
-        in_order = isinstance(columns, list) and columns == sorted({*map(str, columns)})
+        are_names = isinstance(columns, list) and all(
+            isinstance(name, str) for name in columns
+        )
         refuse_unless(
-            in_order
+            are_names
+            and len(set(columns)) == len(columns)
             and self._client in columns
             and weights.shape[1] == len(columns)
             and bool(np.isfinite(weights).all()),

@@ -13,12 +13,20 @@ import numpy as np
 import tyro
 
 from fedtailor._memory import save_memory
+from fedtailor.cli.commands.federation_admin import (
+    Renew,
+    Revoke,
+    names_of,
+    renew,
+    revoke,
+)
 from fedtailor.cli.options import as_option, check_counts, parse
 from fedtailor.cli.output import write_text
 from fedtailor.protocol import require
-from fedtailor.remote.waits import check_wait
+from fedtailor.remote.waits import MAX_WAIT_S, check_wait
 
 if TYPE_CHECKING:
+    from fedtailor.remote.kit import Kit
     from fedtailor.training import Training
 
 RUN_DIRECTORY = "run"
@@ -32,7 +40,11 @@ Train over machines that keep their own data (docs/federation.md).
   serve DIR                                    coordinate it
   join KIT --data FILE                         take part in it as a client
   predict KIT --data FILE                      predict with this client's own model
+  policy KIT                                   what this client allows, and what it has answered and spent
+  audit KIT                                    the messages that left this client
   simulate DIR --data FILE ...                 run the same job on this machine
+  renew DIR [--clients a,b]                    make its certificate, or clients' keys, anew
+  revoke DIR CLIENT                            let a client in no more
 
 `fedtailor federation COMMAND --help` says more."""
 
@@ -69,6 +81,10 @@ class Serve:
     """Address to listen on; all of this machine's by default."""
     wait: float = 600.0
     """Seconds to wait for the clients."""
+    patience: float = 3600.0
+    """Seconds for which a round that too few clients answer is asked again."""
+    most_rows: int = 10_000_000
+    """A client that says that it has more rows is left out."""
     evaluate_every: int = 1
     """Have clients evaluate after every n-th round, and after the last (where the job
     lets them).
@@ -79,8 +95,13 @@ class Serve:
     """Only connect all clients, print who is there, and end."""
 
     def __post_init__(self) -> None:
-        check_counts(self, "evaluate_every")
+        check_counts(self, "evaluate_every", "most_rows")
         check_wait(as_option("wait"), self.wait)
+        require(
+            0 <= self.patience <= MAX_WAIT_S,
+            f"{as_option('patience')} is {self.patience:g} seconds; it must be between"
+            f" 0 and {MAX_WAIT_S:.0f}",
+        )
 
 
 @dataclass(frozen=True)
@@ -89,8 +110,43 @@ class Join:
 
     kit: Positional[Path]
     """The kit that the coordinator made for this client, with the job file in it."""
-    data: Path
+    data: Path | None = None
     """The client's examples: .csv, .tsv or .parquet."""
+    init_policy: bool = False
+    """Only write KIT/policy.toml, what this client allows, with safe values to be
+    edited.
+    """
+
+    def __post_init__(self) -> None:
+        require(
+            self.init_policy or self.data is not None,
+            "say which examples this client has: --data FILE",
+        )
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Print what this client allows, and what it has answered and spent."""
+
+    kit: Positional[Path]
+    """The client's kit."""
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Print the messages that left this client: time (UTC), run, round, kind, bytes, the
+    beginning of the SHA-256, and for a refusal its code.
+    """
+
+    kit: Positional[Path]
+    """The client's kit."""
+    last: int = 20
+    """Number of messages."""
+    json: bool = False
+    """Print all of them as JSON lines, with whole digests."""
+
+    def __post_init__(self) -> None:
+        check_counts(self, "last")
 
 
 @dataclass(frozen=True)
@@ -143,9 +199,8 @@ def _init(options: Init) -> int:
     from fedtailor.remote.kit import JOB, make_federation
 
     require_flower()
-    names = [name.strip() for name in options.clients.split(",") if name.strip()]
     created_names = make_federation(
-        options.dir, names, address=options.address, job=options.job
+        options.dir, names_of(options.clients), address=options.address, job=options.job
     )
     print(f"Made {options.dir} with kits for {', '.join(created_names)}.")
     print(f"1. Edit {options.dir / JOB}: columns, model, method, rounds.")
@@ -193,8 +248,9 @@ def _serve(options: Serve) -> int:
             f"{connection.job.title}: waiting for {', '.join(connection.clients)} at"
             f" {connection.job.address}"
         )
-        greeting = wait_for_clients(connection, wait=options.wait)
-        rows = {name: reply.arrays["rows"] for name, reply in greeting.replies.items()}
+        rows = wait_for_clients(
+            connection, wait=options.wait, most_rows=options.most_rows
+        )
         for name, counts in rows.items():
             print(f"{name}: {counts.sum()} rows")
         print(f"{len(rows)} of {len(connection.clients)} clients are ready", flush=True)
@@ -235,6 +291,7 @@ def _serve(options: Serve) -> int:
                     statistics=statistics,
                     evaluate_every=options.evaluate_every,
                     callbacks=(AfterRound(progress),),
+                    patience=options.patience,
                     log=_print_status,
                 )
             except TooFewClients as error:
@@ -273,8 +330,77 @@ def _join(options: Join) -> int:
     from fedtailor.remote.kit import read_kit
     from fedtailor.remote.service import join
 
+    if options.init_policy:
+        return _init_policy(read_kit(options.kit))
+    assert options.data is not None
     require_flower()
     join(read_kit(options.kit), options.data)
+    return 0
+
+
+def _init_policy(kit: "Kit") -> int:
+    """Writes the default policy, and says whether the job keeps to it."""
+    from fedtailor.remote.policy import read_policy, write_policy
+
+    path = write_policy(kit.directory, kit.job)
+    policy = read_policy(kit.directory)
+    print(f"Made {path}; edit it as you like. It says:")
+    for line in policy.describe(kit.job):
+        print(f"  {line}")
+    try:
+        policy.check_job(kit.job)
+    except ValueError as error:
+        print(f"As it stands, {error}.")
+    return 0
+
+
+def _policy(options: Policy) -> int:
+    from fedtailor.remote.client import account_of
+    from fedtailor.remote.kit import read_kit
+    from fedtailor.remote.policy import POLICY, read_policy
+
+    kit = read_kit(options.kit)
+    has_file = (kit.directory / POLICY).exists()
+    print(
+        f"{kit.name}: {kit.directory / POLICY}"
+        if has_file
+        else f"{kit.name} has no {POLICY}, and these defaults apply:"
+    )
+    for line in read_policy(kit.directory).describe(kit.job):
+        print(f"  {line}")
+    for line in account_of(kit).describe():
+        print(line)
+    return 0
+
+
+def _audit(options: Audit) -> int:
+    import json
+
+    from fedtailor.remote.audit import read_audit
+    from fedtailor.remote.client import account_of
+    from fedtailor.remote.kit import read_kit
+
+    kit = read_kit(options.kit)
+    entries = list(read_audit(kit.state))
+    if options.json:
+        for entry in entries:
+            print(json.dumps(entry))
+        return 0
+    print(f"{'time':<19}  {'run':<8}  round  {'kind':<11}  {'bytes':>11}  sha256")
+    for entry in entries[-options.last :]:
+        print(
+            f"{entry['time'][:19]}  {entry['run'][:8]:<8}  {entry['round'] + 1:>5}"
+            f"  {entry['kind']:<11}  {entry['bytes']:>11,}  {entry['sha256'][:8]}"
+            f"{'  refused: ' + entry['refused'] if 'refused' in entry else ''}"
+        )
+    refusals = sum("refused" in entry for entry in entries)
+    total = sum(entry["bytes"] for entry in entries)
+    print(
+        f"{len(entries)} messages with {total:,} bytes left {kit.name}, {refusals} of"
+        " them refusals"
+    )
+    for line in account_of(kit).describe():
+        print(line)
     return 0
 
 
@@ -365,6 +491,10 @@ COMMANDS: dict[str, tuple[type, Callable[..., int]]] = {
     "init": (Init, _init),
     "serve": (Serve, _serve),
     "join": (Join, _join),
+    "policy": (Policy, _policy),
+    "audit": (Audit, _audit),
     "predict": (Predict, _predict),
     "simulate": (Simulate, _simulate),
+    "renew": (Renew, renew),
+    "revoke": (Revoke, revoke),
 }

@@ -367,13 +367,15 @@ def _audit(options: Audit) -> int:
         for entry in entries:
             print(json.dumps(entry))
         return 0
-    print(f"{'time':<19}  {'run':<8}  round  {'kind':<11}  {'bytes':>11}  sha256")
+    print("time (UTC)      run     round  kind              bytes  sha256  refused")
     for entry in entries[-options.last :]:
-        print(
-            f"{entry['time'][:19]}  {entry['run'][:8]:<8}  {entry['round'] + 1:>5}"
-            f"  {entry['kind']:<11}  {entry['bytes']:>11,}  {entry['sha256'][:8]}"
-            f"{'  refused: ' + entry['refused'] if 'refused' in entry else ''}"
+        time = entry["time"][5:19].replace("T", " ")
+        line = (
+            f"{time:<14}  {entry['run'][:6]:<6}  {entry['round'] + 1:>5}"
+            f"  {entry['kind']:<11}  {entry['bytes']:>10,}  {entry['sha256'][:6]}"
+            f"  {entry.get('refused', '')}"
         )
+        print(line.rstrip())
     refusals = sum("refused" in entry for entry in entries)
     total = sum(entry["bytes"] for entry in entries)
     print(

@@ -269,9 +269,12 @@ class RemoteExecutor:
             if exchange.task == "evaluate":
                 scores = {name: array for name, array in answer.items() if name != WORK}
                 counts = self._rows.get(names[place])
-                rows = None
+                rows: dict[str, int] | None = None
                 if counts is not None:
-                    rows = dict(zip(SPLITS, map(int, counts), strict=True))
+                    rows = {
+                        str(split): int(count)
+                        for split, count in zip(SPLITS, counts, strict=True)
+                    }
                 try:
                     check_scores(scores, self.plan.metrics, rows)
                 except ValueError as error:

@@ -117,8 +117,7 @@ def serve(grid: Grid, context: Context) -> None:
     }
     http: HttpGrid = grid  # type: ignore[assignment]  # which lists nodes with their keys
     transport = GridTransport(http, keys, lambda: None)
-    greeted = wait_for_clients(Connection(job, tuple(keys), transport), wait=wait)
-    rows = {name: reply.arrays["rows"] for name, reply in greeted.replies.items()}
+    rows = wait_for_clients(Connection(job, tuple(keys), transport), wait=wait)
     run = directory / "run"
     # A run that is resumed continues with the same preprocessing.
     resume = (run / MANIFEST).exists()

@@ -4,6 +4,7 @@ All machines have the same file.
 """
 
 import hashlib
+import ipaddress
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -190,10 +191,15 @@ def split_address(address: str) -> tuple[str, int]:
     """Split "host:port" or "[IPv6 address]:port" into host and port.
 
     Raises:
-        ValueError: the address has neither form.
+        ValueError: the address has neither form, or stands for all addresses.
     """
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
+    require(
+        host not in ("0", "*") and not _is_unspecified(host),
+        f"{host} stands for all addresses of a machine, on which a server may listen; no"
+        " client can reach it: write the coordinator's name or its own address",
+    )
     fits = bool(host) and port.isdecimal() and 0 < int(port) < 65536 and "/" not in host
     require(
         fits,
@@ -201,6 +207,13 @@ def split_address(address: str) -> tuple[str, int]:
         " coordinator.example.org:9092",
     )
     return host, int(port)
+
+
+def _is_unspecified(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
 
 
 def _job(document: Document) -> Job:

@@ -13,10 +13,17 @@ import numpy as np
 import tyro
 
 from fedtailor._memory import save_memory
+from fedtailor.cli.commands.federation_admin import (
+    Renew,
+    Revoke,
+    names_of,
+    renew,
+    revoke,
+)
 from fedtailor.cli.options import as_option, check_counts, parse
 from fedtailor.cli.output import write_text
 from fedtailor.protocol import require
-from fedtailor.remote.waits import check_wait
+from fedtailor.remote.waits import MAX_WAIT_S, check_wait
 
 if TYPE_CHECKING:
     from fedtailor.remote.kit import Kit
@@ -36,6 +43,8 @@ Train over machines that keep their own data (docs/federation.md).
   policy KIT                                   what this client allows, and what it has answered and spent
   audit KIT                                    the messages that left this client
   simulate DIR --data FILE ...                 run the same job on this machine
+  renew DIR [--clients a,b]                    make its certificate, or clients' keys, anew
+  revoke DIR CLIENT                            let a client in no more
 
 `fedtailor federation COMMAND --help` says more."""
 
@@ -72,6 +81,10 @@ class Serve:
     """Address to listen on; all of this machine's by default."""
     wait: float = 600.0
     """Seconds to wait for the clients."""
+    patience: float = 3600.0
+    """Seconds for which a round that too few clients answer is asked again."""
+    most_rows: int = 10_000_000
+    """A client that says that it has more rows is left out."""
     evaluate_every: int = 1
     """Have clients evaluate after every n-th round, and after the last (where the job
     lets them).
@@ -82,8 +95,13 @@ class Serve:
     """Only connect all clients, print who is there, and end."""
 
     def __post_init__(self) -> None:
-        check_counts(self, "evaluate_every")
+        check_counts(self, "evaluate_every", "most_rows")
         check_wait(as_option("wait"), self.wait)
+        require(
+            0 <= self.patience <= MAX_WAIT_S,
+            f"{as_option('patience')} is {self.patience:g} seconds; it must be between"
+            f" 0 and {MAX_WAIT_S:.0f}",
+        )
 
 
 @dataclass(frozen=True)
@@ -181,9 +199,8 @@ def _init(options: Init) -> int:
     from fedtailor.remote.kit import JOB, make_federation
 
     require_flower()
-    names = [name.strip() for name in options.clients.split(",") if name.strip()]
     created_names = make_federation(
-        options.dir, names, address=options.address, job=options.job
+        options.dir, names_of(options.clients), address=options.address, job=options.job
     )
     print(f"Made {options.dir} with kits for {', '.join(created_names)}.")
     print(f"1. Edit {options.dir / JOB}: columns, model, method, rounds.")
@@ -231,8 +248,9 @@ def _serve(options: Serve) -> int:
             f"{connection.job.title}: waiting for {', '.join(connection.clients)} at"
             f" {connection.job.address}"
         )
-        greeting = wait_for_clients(connection, wait=options.wait)
-        rows = {name: reply.arrays["rows"] for name, reply in greeting.replies.items()}
+        rows = wait_for_clients(
+            connection, wait=options.wait, most_rows=options.most_rows
+        )
         for name, counts in rows.items():
             print(f"{name}: {counts.sum()} rows")
         print(f"{len(rows)} of {len(connection.clients)} clients are ready", flush=True)
@@ -273,6 +291,7 @@ def _serve(options: Serve) -> int:
                     statistics=statistics,
                     evaluate_every=options.evaluate_every,
                     callbacks=(AfterRound(progress),),
+                    patience=options.patience,
                     log=_print_status,
                 )
             except TooFewClients as error:
@@ -478,4 +497,6 @@ COMMANDS: dict[str, tuple[type, Callable[..., int]]] = {
     "audit": (Audit, _audit),
     "predict": (Predict, _predict),
     "simulate": (Simulate, _simulate),
+    "renew": (Renew, renew),
+    "revoke": (Revoke, revoke),
 }

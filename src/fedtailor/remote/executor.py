@@ -33,6 +33,7 @@ from fedtailor.remote.messages import ArraySpec, Request
 from fedtailor.remote.plan import Plan
 from fedtailor.remote.secure_sums import SUM, hidden_kinds
 from fedtailor.remote.sum_server import Stage
+from fedtailor.remote.sum_shares import SumHistory
 from fedtailor.remote.transport import (
     POLL_INTERVAL_S,
     ExchangeResult,
@@ -162,7 +163,8 @@ class RemoteExecutor:
         self._last_exchange = (-1, -1)  # round, number within the round
         if plan.sums is not None:
             plan.sums.check(plan.algorithm, plan.uplink)
-            plan.sums.check_client_count(plan.algorithm, len(seen))
+            plan.sums.check_client_count(plan.algorithm, len(seen), len(seen))
+            self._sum_history = SumHistory(plan.sums.scope)
         # The round whose state is valid, for each seen client (-1: none): now, in the
         # snapshot that is being written, and in the last snapshot on disk.
         no_round = np.full(len(seen), -1, np.int64)
@@ -231,8 +233,9 @@ class RemoteExecutor:
                 cohort,
                 reporting,
                 partial(self._run_stage, cohort=cohort),
-                minimum=min(self.rules.minimum, int(requested.sum())),
+                minimum=sums.minimum(self.rules.minimum, int(requested.sum())),
                 log=self._log,
+                history=self._sum_history,
             )
             for kind, shape in hidden.items():
                 update[kind] = updates.rows(kind, shape)
@@ -297,7 +300,10 @@ class RemoteExecutor:
     def _minimum(self, exchange: Exchange) -> int:
         """The minimum number of answers in an exchange."""
         if exchange.task == "client":
-            return min(self.rules.minimum, len(exchange.cohort))
+            asked = len(exchange.cohort)
+            if self.plan.sums is not None:
+                return self.plan.sums.minimum(self.rules.minimum, asked)
+            return min(self.rules.minimum, asked)
         # The whole training uses the probe of the clients that take part in it.
         is_probe = exchange.task == "probe" and exchange.cohort.seen
         return len(exchange.cohort) if is_probe else 0

@@ -184,7 +184,8 @@ class Policy:
         used = (*job.schema.columns, job.schema.target)
         words = {
             "rounds": [
-                f"at most {rounds} of the job's {job.rounds}, in {self.runs} runs"
+                f"at most {rounds} of the job's {job.rounds} in a run, and"
+                f" {self.runs} runs"
             ],
             "updates": [
                 f"seen in sums over {self.least_clients} clients or more, {own}"

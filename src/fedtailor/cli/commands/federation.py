@@ -379,6 +379,7 @@ def _audit(options: Audit) -> int:
     from fedtailor.remote.audit import read_audit
     from fedtailor.remote.client import account_of
     from fedtailor.remote.kit import read_kit
+    from fedtailor.remote.policy import TRAINING
 
     kit = read_kit(options.kit)
     entries = list(read_audit(kit.state))
@@ -389,8 +390,10 @@ def _audit(options: Audit) -> int:
     print("time (UTC)      run     round  kind              bytes  sha256  refused")
     for entry in entries[-options.last :]:
         time = entry["time"][5:19].replace("T", " ")
+        # Other tasks than those of training belong to the rounds that are done.
+        round = entry["round"] + (entry["kind"] in TRAINING)
         line = (
-            f"{time:<14}  {entry['run'][:6]:<6}  {entry['round'] + 1:>5}"
+            f"{time:<14}  {entry['run'][:6]:<6}  {round:>5}"
             f"  {entry['kind']:<11}  {entry['bytes']:>10,}  {entry['sha256'][:6]}"
             f"  {entry.get('refused', '')}"
         )

@@ -299,14 +299,16 @@ class RemoteExecutor:
 
     def _minimum(self, exchange: Exchange) -> int:
         """The minimum number of answers in an exchange."""
-        if exchange.task == "client":
-            asked = len(exchange.cohort)
-            if self.plan.sums is not None:
-                return self.plan.sums.minimum(self.rules.minimum, asked)
-            return min(self.rules.minimum, asked)
-        # The whole training uses the probe of the clients that take part in it.
+        asked = len(exchange.cohort)
+        if exchange.task == "client" and self.plan.sums is not None:
+            return self.plan.sums.minimum(self.rules.minimum, asked)
         is_probe = exchange.task == "probe" and exchange.cohort.seen
-        return len(exchange.cohort) if is_probe else 0
+        # The whole training uses the probe of the clients that take part in it.
+        if is_probe and exchange.algorithm.probe_needs_all:
+            return asked
+        if is_probe or exchange.task == "client":
+            return min(self.rules.minimum, asked)
+        return 0
 
     def _run_stage(
         self, stage: Stage, vector_id: Mapping[str, Any], cohort: Cohort

@@ -302,11 +302,8 @@ hours = {hours}
 
 def _listed(names: Sequence[str], most: int = 12) -> str:
     """The first of some names, and how many there are if these are not all."""
-    # The coordinator wrote the names: escapes in them must not reach the terminal.
-    shown = [name if name.isprintable() else repr(name) for name in names[:most]]
-    if len(names) <= most:
-        return ", ".join(shown)
-    return f"{', '.join(shown)}, ... ({len(names)} in all)"
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown}, ... ({len(names)} in all)"
 
 
 def _has_open_probe(job: Job) -> bool:

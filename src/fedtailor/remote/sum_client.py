@@ -313,9 +313,9 @@ class SecureSumClient:
             f" {session.threshold} are needed",
         )
         columns = settings.get("columns")
-        in_order = isinstance(columns, list) and columns == sorted({*map(str, columns)})
+        columns = columns if isinstance(columns, list) else []
         refuse_unless(
-            in_order
+            columns == sorted({*map(str, columns)})
             and self._client in columns
             and weights.shape[1] == len(columns)
             and bool(np.isfinite(weights).all()),

@@ -3,7 +3,6 @@
 Each command imports what it needs when it runs: a client should hold little in memory.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import tyro
 
 from fedtailor._memory import save_memory
+from fedtailor._printable import csv_of_frame, say, say_block, say_status
 from fedtailor.cli.commands.federation_admin import (
     Renew,
     Revoke,
@@ -176,7 +176,7 @@ class Simulate:
 def federation(arguments: list[str]) -> int:
     """Runs a command for federations of machines."""
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(USAGE)
+        say_block(USAGE)
         return 0 if arguments else 2
     name, *rest = arguments
     require(
@@ -202,18 +202,18 @@ def _init(options: Init) -> int:
     created_names = make_federation(
         options.dir, names_of(options.clients), address=options.address, job=options.job
     )
-    print(f"Made {options.dir} with kits for {', '.join(created_names)}.")
-    print(f"1. Edit {options.dir / JOB}: columns, model, method, rounds.")
-    print(
+    say(f"Made {options.dir} with kits for {', '.join(created_names)}.")
+    say(f"1. Edit {options.dir / JOB}: columns, model, method, rounds.")
+    say(
         f"2. Copy {options.dir / JOB} and one kit of {options.dir / 'kits'} to each"
         " client, over a channel you trust:"
     )
-    print("   a kit holds the client's private key. Then remove the kits here.")
-    print(
+    say("   a kit holds the client's private key. Then remove the kits here.")
+    say(
         f"3. Keep {options.dir / 'coordinator' / 'ca.key'} secret; it is needed only to"
         " make new certificates."
     )
-    print(
+    say(
         f"Start: fedtailor federation serve {options.dir}; at each client: fedtailor"
         " federation join KIT --data FILE"
     )
@@ -244,7 +244,7 @@ def _serve(options: Serve) -> int:
         f"there is no run in {options.dir} to go on with; leave out --resume",
     )
     with connected(options.dir, host=options.listen) as connection:
-        print(
+        say(
             f"{connection.job.title}: waiting for {', '.join(connection.clients)} at"
             f" {connection.job.address}"
         )
@@ -252,8 +252,8 @@ def _serve(options: Serve) -> int:
             connection, wait=options.wait, most_rows=options.most_rows
         )
         for name, counts in rows.items():
-            print(f"{name}: {counts.sum()} rows")
-        print(f"{len(rows)} of {len(connection.clients)} clients are ready", flush=True)
+            say(f"{name}: {counts.sum()} rows")
+        say(f"{len(rows)} of {len(connection.clients)} clients are ready")
         if options.check:
             return 0
         job, known_statistics = connection.job, None
@@ -266,7 +266,7 @@ def _serve(options: Serve) -> int:
                 rows,
                 options.wait,
                 known_statistics,
-                _print_status,
+                say_status,
             )
         except TooFewClients as error:
             raise ValueError(
@@ -275,7 +275,7 @@ def _serve(options: Serve) -> int:
         if statistics is not None:
             statistics.save(options.dir / COORDINATOR)
         if line := decorrelation_note(job.schema, statistics):
-            print(line, flush=True)
+            say(line)
         advice = f"go on with fedtailor federation serve {options.dir} --resume"
         with (
             progress_of(job.title, job.rounds) as progress,
@@ -292,16 +292,12 @@ def _serve(options: Serve) -> int:
                     evaluate_every=options.evaluate_every,
                     callbacks=(AfterRound(progress),),
                     patience=options.patience,
-                    log=_print_status,
+                    log=say_status,
                 )
             except TooFewClients as error:
                 raise ValueError(f"{error}; {advice}") from None
         _print_scores(training, options.dir / RUN_DIRECTORY)
     return 0
-
-
-def _print_status(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _print_scores(training: "Training", directory: Path | None) -> None:
@@ -320,9 +316,9 @@ def _print_scores(training: "Training", directory: Path | None) -> None:
         last = evaluations[-1]
         for client, value in zip(last.clients, last.values, strict=True):
             name = training.client_names[client]
-            print(f"{name}: {metric} {value:.4f}{newcomer_note}")
+            say(f"{name}: {metric} {value:.4f}{newcomer_note}")
     directory_note = "" if directory is None else f"; the run is in {directory}"
-    print(f"{training.round} rounds done{directory_note}")
+    say(f"{training.round} rounds done{directory_note}")
 
 
 def _join(options: Join) -> int:
@@ -344,13 +340,13 @@ def _init_policy(kit: "Kit") -> int:
 
     path = write_policy(kit.directory, kit.job)
     policy = read_policy(kit.directory)
-    print(f"Made {path}; edit it as you like. It says:")
+    say(f"Made {path}; edit it as you like. It says:")
     for line in policy.describe(kit.job):
-        print(f"  {line}")
+        say(f"  {line}")
     try:
         policy.check_job(kit.job)
     except ValueError as error:
-        print(f"As it stands, {error}.")
+        say(f"As it stands, {error}.")
     return 0
 
 
@@ -361,15 +357,15 @@ def _policy(options: Policy) -> int:
 
     kit = read_kit(options.kit)
     has_file = (kit.directory / POLICY).exists()
-    print(
+    say(
         f"{kit.name}: {kit.directory / POLICY}"
         if has_file
         else f"{kit.name} has no {POLICY}, and these defaults apply:"
     )
     for line in read_policy(kit.directory).describe(kit.job):
-        print(f"  {line}")
+        say(f"  {line}")
     for line in account_of(kit).describe():
-        print(line)
+        say(line)
     return 0
 
 
@@ -385,9 +381,9 @@ def _audit(options: Audit) -> int:
     entries = list(read_audit(kit.state))
     if options.json:
         for entry in entries:
-            print(json.dumps(entry))
+            say_block(json.dumps(entry))
         return 0
-    print("time (UTC)      run     round  kind              bytes  sha256  refused")
+    say("time (UTC)      run     round  kind              bytes  sha256  refused")
     for entry in entries[-options.last :]:
         time = entry["time"][5:19].replace("T", " ")
         # Other tasks than those of training belong to the rounds that are done.
@@ -397,15 +393,15 @@ def _audit(options: Audit) -> int:
             f"  {entry['kind']:<11}  {entry['bytes']:>10,}  {entry['sha256'][:6]}"
             f"  {entry.get('refused', '')}"
         )
-        print(line.rstrip())
+        say(line.rstrip())
     refusals = sum("refused" in entry for entry in entries)
     total = sum(entry["bytes"] for entry in entries)
-    print(
+    say(
         f"{len(entries)} messages with {total:,} bytes left {kit.name}, {refusals} of"
         " them refusals"
     )
     for line in account_of(kit).describe():
-        print(line)
+        say(line)
     return 0
 
 
@@ -450,7 +446,7 @@ def _as_csv(values: Sequence[str] | np.ndarray) -> str:
     """Formats predictions like `fedtailor predict`."""
     import polars as pl
 
-    return pl.DataFrame({"prediction": values}).write_csv()
+    return csv_of_frame(pl.DataFrame({"prediction": values}))
 
 
 def _simulate(options: Simulate) -> int:
@@ -473,7 +469,7 @@ def _simulate(options: Simulate) -> int:
     clients, statistics = read_all(job, dict(zip(names, options.data, strict=True)))
     plan = plan_of(job, statistics)
     if line := decorrelation_note(job.schema, statistics):
-        print(line, flush=True)
+        say(line)
     with progress_of(job.title, job.rounds) as progress:
         finished = run(
             plan.algorithm,

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import tyro
 
+from fedtailor._printable import say
+
 Positional = tyro.conf.Positional
 
 
@@ -48,17 +50,17 @@ def renew(options: Renew) -> int:
         require(bool(names), "name the clients: --clients a,b")
         renew_keys(options.dir, names)
         for name in names:
-            print(
+            say(
                 f"{name} needs {kits / name / 'client.key'} in place of its old one,"
                 " over a channel you trust; it keeps its state."
             )
-        print("The old keys are not accepted any more. Then remove the kits here.")
+        say("The old keys are not accepted any more. Then remove the kits here.")
         return 0
     renew_certificate(options.dir, authority=options.authority)
     if options.authority:
         certificate = options.dir / "coordinator" / "ca.crt"
-        print(f"Every client needs {certificate} in place of its old one.")
-    print("A coordinator that is running has the old certificate: start `serve` again.")
+        say(f"Every client needs {certificate} in place of its old one.")
+    say("A coordinator that is running has the old certificate: start `serve` again.")
     return 0
 
 
@@ -67,7 +69,7 @@ def revoke(options: Revoke) -> int:
     from fedtailor.remote.kit import revoke as revoke_client
 
     revoke_client(options.dir, options.client)
-    print(
+    say(
         f"{options.client} is not let in any more; what was trained with it stays, and"
         " `fedtailor federation renew --clients` lets it in again, with a new key."
     )

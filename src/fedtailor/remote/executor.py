@@ -168,6 +168,18 @@ class RemoteExecutor:
         no_round = np.full(len(seen), -1, np.int64)
         self._accepted = self._pending = self._durable = no_round
 
+    def set_unseen(
+        self, unseen: Clients, rows: Mapping[str, NDArray[np.int64]]
+    ) -> None:
+        """Serve other clients that joined after training began.
+
+        Args:
+            unseen: all of them, in place of those so far.
+            rows: numbers of rows [3] that they have agreed to, by name.
+        """
+        self.unseen = unseen
+        self._rows = {**self._rows, **rows}
+
     def begin(
         self, algorithm: Algorithm, uplink: Pipeline, theta: Any, phase: int
     ) -> None:

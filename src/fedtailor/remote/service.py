@@ -7,9 +7,9 @@ preprocessing. A client joins, and answers messages until it is stopped.
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -48,6 +48,9 @@ MOST_ROWS = 10**7
 """The largest number of rows of a client that is believed, unless the coordinator says
 otherwise: who claims more rows than all others together decides what all train.
 """
+
+ARRIVAL_S = 30.0
+"""Seconds that a client which comes while others train has to answer a greeting."""
 
 LARGE_SHARE = 0.9
 """The share of all training rows from which on a client is named."""
@@ -92,23 +95,24 @@ def connected(
         RuntimeError: the SuperLink did not start.
     """
     require_flower()
-    from fedtailor.remote.flower_server import GridTransport, open_grid, register
+    from fedtailor.remote.flower_server import GridTransport, KeyDirectory, open_grid
 
     job, coordinator = read_job(directory / JOB), directory / COORDINATOR
     public = read_public_keys(coordinator)
     check_client_count(job, len(public))
     with running_superlink(coordinator, job.port, host=host) as link:
-        keys = register(link.address, link.authority, public)
+        keys = KeyDirectory(coordinator, link.address, link.authority, log)
         with open_grid(link.address, link.authority, link.secret) as grid:
             transport = GridTransport(
                 grid,
-                keys,
+                keys.keys,
                 link.check,
                 log,
                 coordinator / LARGEST_BODY,
                 Origins(coordinator / ORIGINS, job.identity, log),
+                keys.reload,
             )
-            yield Connection(job, tuple(keys), transport)
+            yield Connection(job, tuple(keys.keys), transport)
 
 
 def check_client_count(job: Job, clients: int) -> None:
@@ -202,6 +206,60 @@ def wait_for_clients(
     return rows
 
 
+class Arrivals:
+    """Greets the clients that come while others train.
+
+    Args:
+        connection: connection to the clients.
+        statistics: the pooled statistics that the others have agreed to.
+        most_rows, log: see `wait_for_clients`.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        statistics: Statistics | None,
+        *,
+        most_rows: int = MOST_ROWS,
+        log: Callable[[str], None] = print,
+    ) -> None:
+        # One that does not answer ends nothing.
+        job = replace(connection.job, minimum=0)
+        self._connection = replace(connection, job=job)
+        self._statistics, self._most_rows, self._log = statistics, most_rows, log
+        self._greeted: dict[str, str] = {}  # connection ids, by client
+
+    def __call__(self, known: Collection[str]) -> dict[str, NDArray[np.int64]]:
+        """Greet clients that are online, each once on every connection that it makes.
+
+        Args:
+            known: names of the clients that take part.
+
+        Returns:
+            The numbers of rows [3] of others that are ready now, by name.
+        """
+        job, transport = self._connection.job, self._connection.transport
+        ready = {}
+        for name, connection_id in transport.online().items():
+            if name in known or self._greeted.get(name) == connection_id:
+                continue
+            self._greeted[name] = connection_id
+            only = replace(self._connection, clients=(name,))
+            rows = wait_for_clients(
+                only, wait=ARRIVAL_S, most_rows=self._most_rows, log=self._log
+            )
+            try:
+                agree_on_preprocessing(
+                    job, transport, rows, ARRIVAL_S, self._statistics, self._log
+                )
+            except TooFewClients:
+                continue
+            for client in rows:
+                self._log(f"client {client} has come, and is served as a newcomer")
+            ready |= rows
+        return ready
+
+
 def share_note(rows: Mapping[str, NDArray[np.int64]]) -> str | None:
     """Name a client that has nearly all training rows, as its model decides.
 
@@ -226,7 +284,7 @@ def share_note(rows: Mapping[str, NDArray[np.int64]]) -> str | None:
 def agree_on_preprocessing(
     job: Job,
     transport: Transport,
-    names: Iterable[str],
+    names: Collection[str],
     wait: float,
     known: Statistics | None = None,
     log: Callable[[str], None] = print,
@@ -250,8 +308,8 @@ def agree_on_preprocessing(
         TooFewClients: a client did not answer, so that its rows would be missing.
         ValueError: a column has no values, or a client's statistics are not valid.
     """
-    if not job.schema.federated:
-        return None
+    if not job.schema.federated or not names:
+        return known
     # Floating-point sums depend on the order of the terms, so it is always the same.
     order = sorted(names)
 

@@ -187,6 +187,7 @@ def _serve(options: Serve) -> int:
     from fedtailor.remote.coordinate import coordinate
     from fedtailor.remote.kit import COORDINATOR
     from fedtailor.remote.service import (
+        Arrivals,
         agree_on_preprocessing,
         connected,
         wait_for_clients,
@@ -254,6 +255,12 @@ def _serve(options: Serve) -> int:
                     evaluate_every=options.evaluate_every,
                     callbacks=(AfterRound(progress),),
                     patience=options.patience,
+                    arrivals=Arrivals(
+                        connection,
+                        statistics,
+                        most_rows=options.most_rows,
+                        log=_print_status,
+                    ),
                     log=_print_status,
                 )
             except TooFewClients as error:

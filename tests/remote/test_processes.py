@@ -23,11 +23,13 @@ pytest.importorskip(
 import httpx
 
 from fedtailor.remote import flower_server
+from fedtailor.remote.demo import OPEN_POLICY
 from fedtailor.remote.flower import require_flower
 from fedtailor.remote.flower_client import FleetConnection, KeyRefused
 from fedtailor.remote.keys import make_authority, make_client_key
 from fedtailor.remote.kit import make_federation, read_kit
 from fedtailor.remote.messages import ArraySpec, Request
+from fedtailor.remote.policy import POLICY
 from fedtailor.remote.processes import free_port, running_superlink, stop
 from fedtailor.remote.service import connected, wait_for_clients
 from fedtailor.remote.transport import TooFewClients, send_and_receive
@@ -111,6 +113,7 @@ def make(directory, clients=NAMES):
     job.write_text(job.read_text().replace('"federated"', '"none"'))
     for name in clients:
         shutil.copy(directory / "job.toml", directory / "kits" / name)
+        (directory / "kits" / name / POLICY).write_text(OPEN_POLICY)
 
 
 @contextlib.contextmanager

@@ -117,8 +117,15 @@ def clients(tmp_path):
                 name: JobHandler(self.job, name, self.files[name], self.store(name))
                 for name in NAMES
             }
+            self.logged = {name: [] for name in NAMES}
             self.responders = {
-                name: Responder(self.job.identity, name, work, work.common_vectors)
+                name: Responder(
+                    self.job.identity,
+                    name,
+                    work,
+                    work.common_vectors,
+                    self.logged[name].append,
+                )
                 for name, work in self.work.items()
             }
             return LoopbackTransport(self.responders)
@@ -232,9 +239,9 @@ def test_a_job_over_raw_tables_is_its_simulation_and_predicts_raw_rows(clients, 
     assert training.round == 2
 
     # a client that is started again knows what was agreed, and takes part at once
+    clients.set(rounds=3)
     again = clients.start()
     assert all(work._rounds is not None for work in clients.work.values())
-    clients.set(rounds=3)
     coordinate(
         clients.job,
         again,
@@ -331,8 +338,13 @@ def test_a_client_with_few_rows_tells_no_products(clients):
         agree_on_preprocessing(
             clients.job, clients.start(), NAMES, wait=60, log=lines.append
         )
-    assert lines[0].startswith(
-        "client b: it could not take part: its 8 training rows are not more than the "
+    assert lines[0] == (
+        "client b: it refused: it has too few training rows for what the request asks"
+        " for (see that client's log)"
+    )
+    assert any(
+        "(few-rows): its 8 training rows are not more than the" in line
+        for line in clients.logged["b"]
     )
 
 
@@ -429,6 +441,6 @@ def test_a_client_refuses_rounds_before_an_agreement(clients):
         )
     assert (
         lines[0]
-        == "client a: it could not take part: it has not received the statistics"
-        " of all clients' tables"
+        == "client a: it refused: it has not received the statistics of all clients'"
+        " tables (see that client's log)"
     )

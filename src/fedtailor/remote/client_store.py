@@ -110,13 +110,17 @@ class ClientStore:
         """Delete the states that the coordinator cannot ask for any more.
 
         Those are states older than the one in the coordinator's last checkpoint, from
-        which it resumes after a crash, and states newer than the last accepted one.
+        which it resumes after a crash, and states newer than the last accepted one. If
+        the state in the checkpoint is not here, the number is wrong, and all are kept.
 
         Args:
             state_round: see `Request`.
             durable_state_round: see `Request`.
         """
-        for round in self.rounds():
+        stored = self.rounds()
+        if durable_state_round >= 0 and durable_state_round not in stored:
+            return
+        for round in stored:
             is_needed = durable_state_round <= round <= state_round
             # A new phase of a schedule starts without a state (state_round = -1). Until
             # the coordinator has saved that, it may resume from the durable state.

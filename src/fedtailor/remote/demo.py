@@ -29,6 +29,7 @@ from fedtailor.remote.flower import require_flower
 from fedtailor.remote.job import read_job
 from fedtailor.remote.kit import JOB, make_federation, read_kit
 from fedtailor.remote.plan import plan_of
+from fedtailor.remote.policy import POLICY
 from fedtailor.remote.processes import free_port, stop
 from fedtailor.remote.work import PERSONAL
 from fedtailor.runs import Run, run
@@ -68,6 +69,12 @@ rounds = {rounds}
 minimum = {minimum}
 deadline = {deadline}
 {privacy}"""
+
+OPEN_POLICY = """\
+# These clients let the coordinator see their own updates.
+secure_aggregation_only = false
+federated_statistics = true
+"""
 
 COMMAND = (
     "import sys; from fedtailor.cli import main; raise SystemExit(main(sys.argv[1:]))"
@@ -141,7 +148,9 @@ def prepare(
         digits = pl.Series(images.y[rows].astype(str))
         files[name] = directory / f"{name}.csv"
         frame.with_columns(digit=digits).write_csv(files[name])
-        (directory / "kits" / name / JOB).write_bytes((directory / JOB).read_bytes())
+        kit = directory / "kits" / name
+        (kit / JOB).write_bytes((directory / JOB).read_bytes())
+        (kit / POLICY).write_text(OPEN_POLICY)
     return files
 
 

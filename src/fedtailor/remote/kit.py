@@ -31,7 +31,7 @@ from fedtailor.remote.keys import (
     write_new,
 )
 
-JOB, COORDINATOR = "job.toml", "coordinator"
+JOB, COORDINATOR, STATE = "job.toml", "coordinator", "state"
 
 CLIENTS = "clients"
 """Subdirectory of the coordinator's with the clients' public keys, NAME.pub."""
@@ -64,8 +64,10 @@ class Kit:
 
     @property
     def state(self) -> Path:
-        """Directory of the client's states and its personal model."""
-        return self.directory / "state"
+        """Directory of what the client keeps: its states, its personal model, its
+        account, and its log of messages.
+        """
+        return self.directory / STATE
 
 
 def make_federation(

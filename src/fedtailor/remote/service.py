@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +17,15 @@ from numpy.typing import NDArray
 
 from fedtailor.federation import Federation
 from fedtailor.protocol import require
+from fedtailor.remote.client import account_of, responder_of
 from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.flower import require_flower
 from fedtailor.remote.job import Job, read_job
-from fedtailor.remote.job_work import AGREED, HELLO, INPUTS, STATISTICS, JobHandler
+from fedtailor.remote.job_work import AGREED, HELLO, INPUTS, STATISTICS
 from fedtailor.remote.kit import COORDINATOR, JOB, Kit, read_public_keys
 from fedtailor.remote.messages import ArraySpec, Request
 from fedtailor.remote.origin import Origins
+from fedtailor.remote.policy import read_policy
 from fedtailor.remote.processes import running_superlink
 from fedtailor.remote.refusals import Refusal
 from fedtailor.remote.releases import MAX_LENGTH, RELEASE, talk
@@ -38,7 +39,6 @@ from fedtailor.remote.superlink import LARGEST_BODY
 from fedtailor.remote.transport import (
     ExchangeResult,
     RequestHandler,
-    Responder,
     TooFewClients,
     Transport,
     send_and_receive,
@@ -373,29 +373,19 @@ def join(
         log: called with lines for the user.
 
     Raises:
-        ValueError: Flower is missing, the file does not fit the job, another process
-            uses this kit, the server is not the coordinator of the kit, or it refuses
-            the client's key.
+        ValueError: Flower is missing, the client's policy does not allow the job, the
+            file does not fit it, another process uses this kit, the server is not the
+            coordinator of the kit, or it refuses the client's key.
     """
     require_flower()
     from fedtailor.remote.flower_client import FleetConnection, answer_messages
 
     stop = threading.Event()
-    make = None if make_handler is None else partial(make_handler, kit)
+    log(f"policy of {kit.name}:")
+    for line in read_policy(kit.directory).describe(kit.job):
+        log(f"  {line}")
     with ClientStore(kit.state, kit.job.identity) as store, _stop_on_signals(stop):
-        handler = JobHandler(kit.job, kit.name, data, store, make, log)
-        log(
-            f"{kit.name}: {handler.sizes.sum()} rows of {data.name} fit the job"
-            f" {kit.job.title!r}"
-        )
-        responder = Responder(
-            kit.job.identity,
-            kit.name,
-            handler,
-            handler.common_vectors,
-            log,
-            handler.origin,
-        )
+        responder = responder_of(kit, store, data, make_handler=make_handler, log=log)
         connection = FleetConnection(
             kit.job.address, kit.authority, kit.key.read_bytes()
         )
@@ -406,6 +396,8 @@ def join(
             stop=stop,
             log=log,
         )
+        for line in account_of(kit).describe():
+            log(line)
 
 
 @contextmanager

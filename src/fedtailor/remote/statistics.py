@@ -236,7 +236,9 @@ class ClientTable:
         if self.schema.classes is not None:
             return Rows(x, self.y)
         centered = self.y.astype(np.float64) - preprocessing.target_shift
-        return Rows(x, (centered / preprocessing.target_scale).astype(np.float32))
+        with np.errstate(over="ignore"):  # becomes infinite, which is checked
+            y = (centered / preprocessing.target_scale).astype(np.float32)
+        return Rows(x, y)
 
     def _parsed(self, name: str) -> pl.Series:
         """Parse a column as values of the kind that the job expects.

@@ -28,9 +28,11 @@ from fedtailor.remote.masks import (
     expand_mask,
 )
 from fedtailor.remote.messages import Request
-from fedtailor.remote.refusals import Refusal, Refused, refuse_unless
+from fedtailor.remote.refusals import Refusal, Refused, refuse_unless, refusing
+from fedtailor.remote.request_size import check_size
 from fedtailor.remote.secure_sums import (
     KEYS,
+    MAX_NEIGHBOURS,
     MAX_WEIGHT,
     MIN_CLIENTS,
     SHARES,
@@ -129,7 +131,7 @@ class SecureSumClient:
         refuse_unless(
             expected,
             Refusal.NO_PART_IN_SUM,
-            "this client was started again, and has no part in this sum",
+            "it was started again, and has no part in this sum",
         )
         assert session is not None
         session.next_stage = stage + 1
@@ -196,6 +198,12 @@ class SecureSumClient:
         if isinstance(names, list) and all(isinstance(name, str) for name in names):
             neighbours = tuple(names)
         count = len(neighbours)
+        # Shares for c neighbours take c^2 steps.
+        refuse_unless(
+            count <= MAX_NEIGHBOURS + 1,
+            Refusal.MALFORMED,
+            f"it adds with up to {MAX_NEIGHBOURS} other clients, not {count - 1}",
+        )
         mask_keys = _rows(arrays, "masking", count, KEY_BYTES)
         encryption_keys = _rows(arrays, "sealing", count, KEY_BYTES)
         refuse_unless(
@@ -280,11 +288,10 @@ class SecureSumClient:
             Refusal.UNSAFE_SUM,
             "it is to weigh so much in a sum that this would not hide its vector",
         )
+        check_size(len(weights) * session.vector.size * 8)
         fixed_point = FixedPoint(self._settings.range)
-        try:
+        with refusing(Refusal.SUM_RANGE):
             fixed_point.check(session.vector)
-        except ValueError as error:
-            raise Refused(Refusal.SUM_RANGE, str(error)) from None
         vector = session.vector.reshape(-1).astype(np.float64)
         masked = np.stack([fixed_point.encode(weight * vector) for weight in weights])
         masked += expand_mask(session.self_mask_seed, masked.shape)

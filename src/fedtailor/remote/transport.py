@@ -281,14 +281,26 @@ RequestHandler = Callable[[Request], Mapping[str, np.ndarray]]
 It may raise any exception. A `Refused` names what the coordinator is told.
 """
 
+_RUST = "pyo3_runtime"
+"""Module of the panics of libraries in Rust, which are not `Exception`s."""
+
 _UNREAD = Request(experiment="", round=0, exchange=0, task="", client="")
 """Stands for a message that is not a request."""
+
+
+Recorder = Callable[[Request, Reply, bytes], None]
+"""Records an answer to a request, and its message, before the message leaves."""
+
+
+def not_recorded(request: Request, reply: Reply, message: bytes) -> None:
+    """A `Recorder` for tests and benchmarks, which records nothing."""
 
 
 def answer_message(
     body: bytes,
     answer: Callable[[Request], Reply],
     log: Callable[[str], None] = lambda line: None,
+    record: Recorder = not_recorded,
 ) -> bytes:
     """Answer a message at a client, whatever goes wrong.
 
@@ -299,26 +311,42 @@ def answer_message(
         body: the message.
         answer: function from a request to its answer.
         log: called with the lines that say why a request was refused.
+        record: called with every answer. If it fails, a refusal is sent instead.
 
     Returns:
         The message of the answer.
     """
+    request, reply, message = _answer(body, answer, log)
+    try:
+        record(request, reply, message)
+    except (OSError, ValueError) as error:
+        log(f"an answer was not sent, as it cannot be recorded: {error}")
+        return encode_reply(Reply.to(request, refusal=Refusal.NO_AUDIT))
+    return message
+
+
+def _answer(
+    body: bytes, answer: Callable[[Request], Reply], log: Callable[[str], None]
+) -> tuple[Request, Reply, bytes]:
+    """The request in a message, its answer or refusal, and the message of that."""
     request = _UNREAD
     try:
         request = decode_request(body)
-        return encode_reply(answer(request))
-    except (KeyboardInterrupt, SystemExit):
-        raise
+        reply = answer(request)
+        return request, reply, encode_reply(reply)
     except Refused as error:
         refusal, lines = error.code, [str(error)]
-    except BaseException as error:  # panics of Rust libraries are not `Exception`s
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__module__ != _RUST:
+            raise  # such as Ctrl-C
         refusal = Refusal.UNREADABLE if request is _UNREAD else Refusal.FAILED
         lines = "".join(traceback.format_exception(error)).splitlines()
     what = repr(request.task) if request.task else "a message"
     log(f"refused {what} of round {request.round + 1} ({refusal}): {lines[-1]}")
     for line in lines[:-1]:
         log(line)
-    return encode_reply(Reply.to(request, refusal=refusal))
+    reply = Reply.to(request, refusal=refusal)
+    return request, reply, encode_reply(reply)
 
 
 class Responder:
@@ -336,6 +364,8 @@ class Responder:
         handler: RequestHandler,
         common_vectors: Callable[[], Iterable[np.ndarray]] = tuple,
         log: Callable[[str], None] = lambda line: None,
+        check: Callable[[Request], None] = lambda request: None,
+        record: Recorder = not_recorded,
         origin: OwnOrigin | None = None,
     ) -> None:
         """Make the end of one client.
@@ -347,16 +377,19 @@ class Responder:
             common_vectors: computes the vectors that all machines can compute, and that
                 are therefore not sent.
             log: called with the lines that say why a request was refused.
+            check: raises `Refused` for a request that may not be answered.
+            record: called with every answer before it leaves.
             origin: where the answers come from; None = they do not say it.
         """
         self.experiment, self.client, self._handler = experiment, client, handler
-        self._log, self._origin = log, origin
+        self._log, self._check, self._record = log, check, record
+        self._origin = origin
         self._cache = VectorCache(common_vectors)
         self._last: tuple[Request, Mapping[str, np.ndarray]] | None = None
 
     def __call__(self, body: bytes) -> bytes:
         """Answer a message; see `answer_message`."""
-        return answer_message(body, self.answer, self._log)
+        return answer_message(body, self.answer, self._log, self._record)
 
     def answer(self, request: Request) -> Reply:
         """Answer a request.
@@ -389,6 +422,7 @@ class Responder:
             Refusal.LATE,
             "the request arrived after its deadline",
         )
+        self._check(request)
         request = self._cache.fill_in(request)
         if self._last is not None:
             last_request, last_arrays = self._last

@@ -204,7 +204,7 @@ class InputSums(BaseModel):
         step = np.subtract(other.mean, self.mean)
         mean = np.array(self.mean) + step * (other.count / count)
         between = np.outer(step, step) * (self.count * other.count / count)
-        products = self._matrix() + other._matrix() + between
+        products = self.matrix() + other.matrix() + between
         return InputSums(
             count=count, mean=tuple(mean.tolist()), products=_upper_triangle(products)
         )
@@ -220,10 +220,11 @@ class InputSums(BaseModel):
     def decorrelation(self) -> Decorrelation | None:
         """The decorrelation of the rows; None if all rows are equal."""
         return decorrelation_from_moments(
-            np.array(self.mean), self._matrix() / self.count
+            np.array(self.mean), self.matrix() / self.count
         )
 
-    def _matrix(self) -> Float64[NDArray, "inputs inputs"]:
+    def matrix(self) -> Float64[NDArray, "inputs inputs"]:
+        """The whole symmetric matrix of products."""
         size = len(self.mean)
         matrix = np.zeros((size, size))
         matrix[np.triu_indices(size)] = self.products

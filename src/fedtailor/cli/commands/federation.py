@@ -26,6 +26,7 @@ from fedtailor.protocol import require
 from fedtailor.remote.waits import MAX_WAIT_S, check_wait
 
 if TYPE_CHECKING:
+    from fedtailor.remote.kit import Kit
     from fedtailor.training import Training
 
 RUN_DIRECTORY = "run"
@@ -39,6 +40,8 @@ Train over machines that keep their own data (docs/federation.md).
   serve DIR                                    coordinate it
   join KIT --data FILE                         take part in it as a client
   predict KIT --data FILE                      predict with this client's own model
+  policy KIT                                   what this client allows, and what it has answered and spent
+  audit KIT                                    the messages that left this client
   simulate DIR --data FILE ...                 run the same job on this machine
   renew DIR [--clients a,b]                    make its certificate, or clients' keys, anew
   revoke DIR CLIENT                            let a client in no more
@@ -107,8 +110,43 @@ class Join:
 
     kit: Positional[Path]
     """The kit that the coordinator made for this client, with the job file in it."""
-    data: Path
+    data: Path | None = None
     """The client's examples: .csv, .tsv or .parquet."""
+    init_policy: bool = False
+    """Only write KIT/policy.toml, what this client allows, with safe values to be
+    edited.
+    """
+
+    def __post_init__(self) -> None:
+        require(
+            self.init_policy or self.data is not None,
+            "say which examples this client has: --data FILE",
+        )
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Print what this client allows, and what it has answered and spent."""
+
+    kit: Positional[Path]
+    """The client's kit."""
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Print the messages that left this client: time (UTC), run, round, kind, bytes, the
+    beginning of the SHA-256, and for a refusal its code.
+    """
+
+    kit: Positional[Path]
+    """The client's kit."""
+    last: int = 20
+    """Number of messages."""
+    json: bool = False
+    """Print all of them as JSON lines, with whole digests."""
+
+    def __post_init__(self) -> None:
+        check_counts(self, "last")
 
 
 @dataclass(frozen=True)
@@ -299,8 +337,77 @@ def _join(options: Join) -> int:
     from fedtailor.remote.kit import read_kit
     from fedtailor.remote.service import join
 
+    if options.init_policy:
+        return _init_policy(read_kit(options.kit))
+    assert options.data is not None
     require_flower()
     join(read_kit(options.kit), options.data)
+    return 0
+
+
+def _init_policy(kit: "Kit") -> int:
+    """Writes the default policy, and says whether the job keeps to it."""
+    from fedtailor.remote.policy import read_policy, write_policy
+
+    path = write_policy(kit.directory, kit.job)
+    policy = read_policy(kit.directory)
+    print(f"Made {path}; edit it as you like. It says:")
+    for line in policy.describe(kit.job):
+        print(f"  {line}")
+    try:
+        policy.check_job(kit.job)
+    except ValueError as error:
+        print(f"As it stands, {error}.")
+    return 0
+
+
+def _policy(options: Policy) -> int:
+    from fedtailor.remote.client import account_of
+    from fedtailor.remote.kit import read_kit
+    from fedtailor.remote.policy import POLICY, read_policy
+
+    kit = read_kit(options.kit)
+    has_file = (kit.directory / POLICY).exists()
+    print(
+        f"{kit.name}: {kit.directory / POLICY}"
+        if has_file
+        else f"{kit.name} has no {POLICY}, and these defaults apply:"
+    )
+    for line in read_policy(kit.directory).describe(kit.job):
+        print(f"  {line}")
+    for line in account_of(kit).describe():
+        print(line)
+    return 0
+
+
+def _audit(options: Audit) -> int:
+    import json
+
+    from fedtailor.remote.audit import read_audit
+    from fedtailor.remote.client import account_of
+    from fedtailor.remote.kit import read_kit
+
+    kit = read_kit(options.kit)
+    entries = list(read_audit(kit.state))
+    if options.json:
+        for entry in entries:
+            print(json.dumps(entry))
+        return 0
+    print(f"{'time':<19}  {'run':<8}  round  {'kind':<11}  {'bytes':>11}  sha256")
+    for entry in entries[-options.last :]:
+        print(
+            f"{entry['time'][:19]}  {entry['run'][:8]:<8}  {entry['round'] + 1:>5}"
+            f"  {entry['kind']:<11}  {entry['bytes']:>11,}  {entry['sha256'][:8]}"
+            f"{'  refused: ' + entry['refused'] if 'refused' in entry else ''}"
+        )
+    refusals = sum("refused" in entry for entry in entries)
+    total = sum(entry["bytes"] for entry in entries)
+    print(
+        f"{len(entries)} messages with {total:,} bytes left {kit.name}, {refusals} of"
+        " them refusals"
+    )
+    for line in account_of(kit).describe():
+        print(line)
     return 0
 
 
@@ -391,6 +498,8 @@ COMMANDS: dict[str, tuple[type, Callable[..., int]]] = {
     "init": (Init, _init),
     "serve": (Serve, _serve),
     "join": (Join, _join),
+    "policy": (Policy, _policy),
+    "audit": (Audit, _audit),
     "predict": (Predict, _predict),
     "simulate": (Simulate, _simulate),
     "renew": (Renew, renew),

@@ -2,6 +2,8 @@
 messages.
 """
 
+import time
+
 import numpy as np
 import polars as pl
 import pytest
@@ -266,3 +268,23 @@ def test_a_client_that_is_revoked_is_not_waited_for(tmp_path):
         zip(training.executor.seen.names, training.executor._accepted, strict=True)
     )
     assert accepted == {"a": 1, "b": -1, "c": 1, "d": 1} and lines == []
+
+
+def test_a_first_round_has_time_to_compile(tmp_path):
+    """Beyond the deadline, for the first exchange of each task that is answered."""
+    clients = Clients(tmp_path / "wards", rounds=3)
+    transport, before = Away(clients.start(NAMES)[0]._clients, {}), time.time()
+    clients.train_over(transport, NAMES, compile_time=10_000.0)
+    extra = {}
+    for _, request in transport.asked:
+        left = request.deadline - before
+        extra.setdefault((request.task, request.round), left > 5_000)
+    assert extra == {
+        ("client", 0): True,
+        ("client", 1): False,
+        ("client", 2): False,
+        ("evaluate", 1): True,
+        ("evaluate", 2): False,
+        ("evaluate", 3): False,
+        ("personal", 3): True,
+    }

@@ -10,9 +10,11 @@ from fedtailor.remote.audit import AuditLog
 from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.job_work import TABLE_TASKS, JobHandler
 from fedtailor.remote.kit import STATE, Kit
+from fedtailor.remote.messages import Reply, Request
 from fedtailor.remote.policy import read_policy
-from fedtailor.remote.transport import RequestHandler, Responder
-from fedtailor.remote.work import TASKS
+from fedtailor.remote.run_log import RunLog
+from fedtailor.remote.transport import Recorder, RequestHandler, Responder
+from fedtailor.remote.work import PERSONAL, TASKS
 
 
 def responder_of(
@@ -54,9 +56,51 @@ def responder_of(
         handler.common_vectors,
         log,
         check=policy.check_request,
-        record=audit_of(kit.directory),
+        record=Narrator(kit, store, audit_of(kit.directory), log),
         origin=handler.origin,
     )
+
+
+class Narrator:
+    """Says what a client has answered (a `Recorder` for `Responder`).
+
+    Args:
+        kit: kit of the client.
+        store: the client's states.
+        record: records the answer first.
+        log: what is said goes there, at the level "info", if it has levels.
+    """
+
+    def __init__(
+        self,
+        kit: Kit,
+        store: ClientStore,
+        record: Recorder,
+        log: Callable[[str], None],
+    ) -> None:
+        self._kit, self._store, self._record = kit, store, record
+        self._info = log.info if isinstance(log, RunLog) else None
+
+    def __call__(self, request: Request, reply: Reply, message: bytes) -> None:
+        """Record an answer, then say that it was given."""
+        self._record(request, reply, message)
+        if self._info is None or reply.refusal is not None or reply.cache_miss:
+            return
+        if request.task not in (*TABLE_TASKS, *TASKS):
+            return
+        self._info(
+            f"round {request.round + 1}: answered {request.task!r}"
+            f" ({len(message):,} bytes)"
+        )
+        if request.task == "personal":
+            self._info(
+                f"the training is over; this client's own model is in"
+                f" {self._store.directory / PERSONAL}"
+            )
+            self._info(
+                f"predict with it: fedtailor federation predict {self._kit.directory}"
+                " --data NEW.csv --out predictions.csv"
+            )
 
 
 def account_of(

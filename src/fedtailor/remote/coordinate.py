@@ -19,7 +19,7 @@ from fedtailor.remote.examples import template_of
 from fedtailor.remote.executor import RemoteExecutor, Rules, client_table
 from fedtailor.remote.job import Job
 from fedtailor.remote.plan import Plan, plan_of
-from fedtailor.remote.rounds import PATIENCE_S, RemoteTraining
+from fedtailor.remote.rounds import COMPILE_S, PATIENCE_S, RemoteTraining
 from fedtailor.remote.secret import run_identity, secret_in
 from fedtailor.remote.statistics import Statistics
 from fedtailor.remote.transport import Transport
@@ -47,6 +47,7 @@ def coordinate(
     evaluate_every: int = 1,
     callbacks: Sequence[Callback] = (),
     patience: float = PATIENCE_S,
+    compile_time: float = COMPILE_S,
     arrivals: Arrivals = lambda known: {},
     log: Callable[[str], None] = lambda line: None,
 ) -> RemoteTraining:
@@ -68,6 +69,8 @@ def coordinate(
         evaluate_every: evaluate after every n-th round, and after the last.
         callbacks: called as in a simulation.
         patience: seconds for which a round that too few clients answer is asked again.
+        compile_time: seconds that the first exchange of each task waits in addition to
+            the job's deadline.
         arrivals: called after each round with the names of all clients that are known;
             returns the numbers of rows [3] of others that have come, by name. They are
             served as newcomers.
@@ -113,7 +116,7 @@ def coordinate(
             template_of(job, statistics),
             unseen=unseen,
             rows={**seen_rows, **rows},
-            rules=Rules(job.minimum, job.deadline),
+            rules=Rules(job.minimum, job.deadline, compile_time),
             run=run_identity(directory),
             log=log,
             use_caches=use_caches,

@@ -103,8 +103,9 @@ class GridTransport:
         reload: Callable[[], Mapping[str, bytes] | None] = lambda: None,
     ) -> None:
         self._reload, self._next_reload, self.revoked = reload, 0.0, set[str]()
+        self.num_online = 0  # when `online` was called last
         self.origins = Origins() if origins is None else origins
-        self._grid, self._check, self._log = grid, check, log
+        self._grid, self.check, self._log = grid, check, log
         self._largest_file, self._largest, self._written = largest_file, 0, 0
         self._names = {key: name for name, key in keys.items()}
         self._nodes: dict[str, int] = {}  # node id by client, when last online
@@ -128,6 +129,7 @@ class GridTransport:
                     f"{node.last_activated_at} {self._num_lost[name]}"
                 )
                 self._nodes[name] = node.node_id
+        self.num_online = len(connection_ids)
         return connection_ids
 
     def _reload_keys(self) -> None:
@@ -250,7 +252,7 @@ class GridTransport:
             try:
                 return action()
             except httpx.HTTPError as error:
-                self._check()
+                self.check()
                 # A status code is an answer, which another call would not change.
                 if time.monotonic() >= end or isinstance(error, httpx.HTTPStatusError):
                     raise RuntimeError(

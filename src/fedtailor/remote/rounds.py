@@ -17,6 +17,9 @@ from fedtailor.training import Training
 PATIENCE_S = 3600.0
 """Seconds for which a round is asked again, unless the coordinator says otherwise."""
 
+COMPILE_S = 300.0
+"""Seconds that clients may take to compile a task, in addition to the deadline."""
+
 PAUSE_S = 10.0
 """Seconds between two attempts of a round. All clients may refuse at once, so that an
 attempt takes no time.

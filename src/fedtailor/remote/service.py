@@ -4,11 +4,13 @@ The coordinator starts a SuperLink, waits for its clients, and has them agree on
 preprocessing. A client joins, and answers messages until it is stopped.
 """
 
+import fcntl
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,13 +24,16 @@ from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.flower import require_flower
 from fedtailor.remote.job import Job, read_job
 from fedtailor.remote.job_work import AGREED, HELLO, INPUTS, STATISTICS
+from fedtailor.remote.keys import days_left
 from fedtailor.remote.kit import COORDINATOR, JOB, Kit, read_public_keys
 from fedtailor.remote.messages import ArraySpec, Request
+from fedtailor.remote.monitor import STATUS, Monitor, Status, monitor_server
 from fedtailor.remote.origin import Origins
 from fedtailor.remote.policy import read_policy
 from fedtailor.remote.processes import running_superlink
 from fedtailor.remote.refusals import Refusal
 from fedtailor.remote.releases import MAX_LENGTH, RELEASE, talk
+from fedtailor.remote.run_log import RunLog
 from fedtailor.remote.statistics import (
     Statistics,
     add_statistics,
@@ -55,6 +60,12 @@ ARRIVAL_S = 30.0
 LARGE_SHARE = 0.9
 """The share of all training rows from which on a client is named."""
 
+
+LOCK = ".serving"
+"""File that a running coordinator locks."""
+
+FEW_DAYS = 60
+"""Days before the end of a certificate from which on the coordinator says so."""
 
 ORIGINS = "origins.json"
 """File of the coordinator with the origins of its clients' answers (see `origin`)."""
@@ -100,7 +111,10 @@ def connected(
     job, coordinator = read_job(directory / JOB), directory / COORDINATOR
     public = read_public_keys(coordinator)
     check_client_count(job, len(public))
-    with running_superlink(coordinator, job.port, host=host) as link:
+    with (
+        _only_one(coordinator),
+        running_superlink(coordinator, job.port, host=host) as link,
+    ):
         keys = KeyDirectory(coordinator, link.address, link.authority, log)
         with open_grid(link.address, link.authority, link.secret) as grid:
             transport = GridTransport(
@@ -113,6 +127,91 @@ def connected(
                 keys.reload,
             )
             yield Connection(job, tuple(keys.keys), transport)
+
+
+@contextmanager
+def monitored(
+    coordinator: Path,
+    connection: Connection,
+    log: RunLog,
+    address: str | None = None,
+) -> Iterator[Monitor]:
+    """Keep the state of a coordinator in its directory, until the end of the block.
+
+    Args:
+        coordinator: directory of the coordinator.
+        connection: connection to the clients.
+        log: its warnings are counted.
+        address: where `/health` and `/metrics` are served; None = nowhere.
+
+    Raises:
+        ValueError: the address is not valid or in use.
+    """
+    from fedtailor.remote.flower_server import GridTransport
+
+    transport = connection.transport
+    assert isinstance(transport, GridTransport)
+    days = days_left((coordinator / "server.crt").read_bytes())
+    status = Status(
+        title=connection.job.title,
+        rounds=connection.job.rounds,
+        registered=len(connection.clients),
+        certificate_days=days,
+    )
+    # On a terminal a bar shows the progress.
+    say = log.to_file if sys.stderr.isatty() else log.info
+    monitor = Monitor(
+        status,
+        coordinator / STATUS,
+        online=lambda: transport.num_online,
+        check=transport.check,
+        say=say,
+    )
+    log.warned = monitor.warn
+    if days < FEW_DAYS:
+        log(
+            f"the certificate is valid for {days} more days; make another one with"
+            " fedtailor federation renew"
+        )
+    try:
+        with ExitStack() as stack:
+            if address is not None:
+                where = stack.enter_context(monitor_server(monitor, address))
+                log.info(f"a monitor finds /health and /metrics at {where}")
+            yield monitor
+    finally:
+        if monitor.status.state != "done":
+            monitor.enter("stopped")
+
+
+def is_served(coordinator: Path) -> bool:
+    """Whether a coordinator runs in a directory."""
+    path = coordinator / LOCK
+    if not path.exists():
+        return False
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
+@contextmanager
+def _only_one(coordinator: Path) -> Iterator[None]:
+    """Let no other coordinator run in a directory until the end of the block.
+
+    Raises:
+        ValueError: another one runs.
+    """
+    with (coordinator / LOCK).open("wb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ValueError(
+                f"another coordinator runs in {coordinator}; stop it first"
+            ) from None
+        yield
 
 
 def check_client_count(job: Job, clients: int) -> None:

@@ -31,6 +31,7 @@ from flwr.app import Context, Message  # noqa: E402
 from flwr.clientapp import ClientApp  # noqa: E402
 from flwr.serverapp import Grid, ServerApp  # noqa: E402
 
+from fedtailor._printable import say  # noqa: E402
 from fedtailor.remote.flower_server import GridTransport  # noqa: E402
 from fedtailor.remote.service import (  # noqa: E402
     Connection,
@@ -133,5 +134,5 @@ def serve(grid: Grid, context: Context) -> None:
         resume=resume,
         statistics=statistics,
         use_caches=False,
-        log=print,
+        log=say,
     )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedtailor._files import atomic_write
+from fedtailor._printable import say
 from fedtailor.remote.flower import MESSAGE_TYPE, unwrap, wrap
 from fedtailor.remote.grid_answers import PartialReply, ReplyLost, pull_new_replies
 from fedtailor.remote.keys import registered_form
@@ -97,7 +98,7 @@ class GridTransport:
         grid: "HttpGrid",
         keys: Mapping[str, bytes],
         check: Callable[[], None],
-        log: Callable[[str], None] = print,
+        log: Callable[[str], None] = say,
         largest_file: Path | None = None,
         origins: Origins | None = None,
         reload: Callable[[], Mapping[str, bytes] | None] = lambda: None,

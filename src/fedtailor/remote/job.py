@@ -73,6 +73,7 @@ class _Privacy(_Table):
     sum_threshold: float = SecureSums.threshold
     sum_range: float = SecureSums.range
     probe: Literal["refused", "open"] = "refused"
+    sum_scope: Literal["run", "round"] = "run"
 
 
 @dataclass(frozen=True)
@@ -281,7 +282,10 @@ def _sums(
         return None
     with _errors_at("privacy", "secure_aggregation"):
         sums = SecureSums(
-            privacy.sum_threshold, privacy.sum_range, privacy.probe == "open"
+            privacy.sum_threshold,
+            privacy.sum_range,
+            privacy.probe == "open",
+            privacy.sum_scope,
         )
         sums.check(algorithm, uplink)
         require(

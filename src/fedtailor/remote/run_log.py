@@ -1,20 +1,15 @@
 """The log of a coordinator or a client: lines with times, levels and rounds."""
 
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, get_args
 
+from fedtailor._printable import one_line, say_status
 from fedtailor.protocol import require
 
 Level = Literal["debug", "info", "warning"]
 LEVELS: tuple[Level, ...] = get_args(Level)
-
-
-def print_line(line: str) -> None:
-    """Print a line on the standard error at once."""
-    print(line, file=sys.stderr, flush=True)
 
 
 class RunLog:
@@ -42,7 +37,7 @@ class RunLog:
         level: str = "info",
         file: Path | None = None,
         *,
-        show: Callable[[str], None] = print_line,
+        show: Callable[[str], None] = say_status,
         warned: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -86,7 +81,7 @@ class RunLog:
         if show:
             self._show(text)
         try:
-            self._append(f"{' '.join(text.splitlines())}\n")
+            self._append(f"{one_line(text)}\n")
         except OSError as error:
             # A full disk must not end a training; the terminal still has the lines.
             self._file = None

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor._printable import say
 from fedtailor.federation import Federation
 from fedtailor.protocol import require
 from fedtailor.remote.client import account_of, responder_of
@@ -88,7 +89,7 @@ class Connection:
 
 @contextmanager
 def connected(
-    directory: Path, *, host: str = "0.0.0.0", log: Callable[[str], None] = print
+    directory: Path, *, host: str = "0.0.0.0", log: Callable[[str], None] = say
 ) -> Iterator[Connection]:
     """Start a SuperLink with the clients' keys, and stop it at the end of the block.
 
@@ -238,7 +239,7 @@ def wait_for_clients(
     *,
     wait: float,
     most_rows: int = MOST_ROWS,
-    log: Callable[[str], None] = print,
+    log: Callable[[str], None] = say,
 ) -> dict[str, NDArray[np.int64]]:
     """Wait until the clients are ready.
 
@@ -386,7 +387,7 @@ def agree_on_preprocessing(
     names: Collection[str],
     wait: float,
     known: Statistics | None = None,
-    log: Callable[[str], None] = print,
+    log: Callable[[str], None] = say,
 ) -> Statistics | None:
     """Have clients agree on the preprocessing of their tables.
 
@@ -460,7 +461,7 @@ def join(
     *,
     make_handler: Callable[[Kit, Federation, ClientStore], RequestHandler]
     | None = None,
-    log: Callable[[str], None] = print,
+    log: Callable[[str], None] = say,
 ) -> None:
     """Take part in a federation until SIGTERM or Ctrl-C.
 

@@ -6,7 +6,6 @@ Each command imports what it needs when it runs: a client should hold little in 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +13,7 @@ import numpy as np
 import tyro
 
 from fedtailor._memory import save_memory
+from fedtailor._printable import csv_of_frame, say, say_block
 from fedtailor.cli.commands.federation_admin import (
     Renew,
     Revoke,
@@ -198,7 +198,7 @@ class Simulate:
 def federation(arguments: list[str]) -> int:
     """Runs a command for federations of machines."""
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(USAGE)
+        say_block(USAGE)
         return 0 if arguments else 2
     name, *rest = arguments
     require(
@@ -230,7 +230,7 @@ def _init(options: Init) -> int:
     if options.data is not None and options.target is not None:
         columns, notes = columns_of(options.data, options.target)
         for note in notes:
-            print(note)
+            say(note)
     created_names = make_federation(
         options.dir,
         names_of(options.clients),
@@ -238,18 +238,18 @@ def _init(options: Init) -> int:
         job=options.job,
         columns=columns,
     )
-    print(f"Made {options.dir} with kits for {', '.join(created_names)}.")
-    print(f"1. Edit {options.dir / JOB}: columns, model, method, rounds.")
-    print(
+    say(f"Made {options.dir} with kits for {', '.join(created_names)}.")
+    say(f"1. Edit {options.dir / JOB}: columns, model, method, rounds.")
+    say(
         f"2. Copy {options.dir / JOB} and one kit of {options.dir / 'kits'} to each"
         " client, over a channel you trust:"
     )
-    print("   a kit holds the client's private key. Then remove the kits here.")
-    print(
+    say("   a kit holds the client's private key. Then remove the kits here.")
+    say(
         f"3. Keep {options.dir / 'coordinator' / 'ca.key'} secret; it is needed only to"
         " make new certificates."
     )
-    print(
+    say(
         f"Start: fedtailor federation serve {options.dir}; at each client: fedtailor"
         " federation join KIT --data FILE"
     )
@@ -290,7 +290,7 @@ def _serve(options: Serve) -> int:
         monitor = stack.enter_context(
             monitored(options.dir / COORDINATOR, connection, log, options.monitor)
         )
-        print(
+        say(
             f"{connection.job.title}: waiting for {', '.join(connection.clients)} at"
             f" {connection.job.address}"
         )
@@ -298,8 +298,8 @@ def _serve(options: Serve) -> int:
             connection, wait=options.wait, most_rows=options.most_rows, log=log
         )
         for name, counts in rows.items():
-            print(f"{name}: {counts.sum()} rows")
-        print(f"{len(rows)} of {len(connection.clients)} clients are ready", flush=True)
+            say(f"{name}: {counts.sum()} rows")
+        say(f"{len(rows)} of {len(connection.clients)} clients are ready")
         if options.check:
             return 0
         job, known_statistics = connection.job, None
@@ -321,7 +321,7 @@ def _serve(options: Serve) -> int:
         if statistics is not None:
             statistics.save(options.dir / COORDINATOR)
         if line := decorrelation_note(job.schema, statistics):
-            print(line, flush=True)
+            say(line)
         advice = f"go on with fedtailor federation serve {options.dir} --resume"
         with (
             progress_of(job.title, job.rounds) as progress,
@@ -370,9 +370,9 @@ def _print_scores(training: "Training", directory: Path | None) -> None:
         last = evaluations[-1]
         for client, value in zip(last.clients, last.values, strict=True):
             name = training.client_names[client]
-            print(f"{name}: {metric} {value:.4f}{newcomer_note}")
+            say(f"{name}: {metric} {value:.4f}{newcomer_note}")
     directory_note = "" if directory is None else f"; the run is in {directory}"
-    print(f"{training.round} rounds done{directory_note}")
+    say(f"{training.round} rounds done{directory_note}")
 
 
 def _join(options: Join) -> int:
@@ -386,7 +386,7 @@ def _join(options: Join) -> int:
     assert options.data is not None
     require_flower()
     # What a client says goes to the standard output, as it has no other output.
-    log = RunLog(options.log_level, options.log_file, show=partial(print, flush=True))
+    log = RunLog(options.log_level, options.log_file, show=say)
     join(read_kit(options.kit), options.data, log=log)
     return 0
 
@@ -397,13 +397,13 @@ def _init_policy(kit: "Kit") -> int:
 
     path = write_policy(kit.directory, kit.job)
     policy = read_policy(kit.directory)
-    print(f"Made {path}; edit it as you like. It says:")
+    say(f"Made {path}; edit it as you like. It says:")
     for line in policy.describe(kit.job):
-        print(f"  {line}")
+        say(f"  {line}")
     try:
         policy.check_job(kit.job)
     except ValueError as error:
-        print(f"As it stands, {error}.")
+        say(f"As it stands, {error}.")
     return 0
 
 
@@ -414,15 +414,15 @@ def _policy(options: Policy) -> int:
 
     kit = read_kit(options.kit)
     has_file = (kit.directory / POLICY).exists()
-    print(
+    say(
         f"{kit.name}: {kit.directory / POLICY}"
         if has_file
         else f"{kit.name} has no {POLICY}, and these defaults apply:"
     )
     for line in read_policy(kit.directory).describe(kit.job):
-        print(f"  {line}")
+        say(f"  {line}")
     for line in account_of(kit).describe():
-        print(line)
+        say(line)
     return 0
 
 
@@ -437,23 +437,23 @@ def _audit(options: Audit) -> int:
     entries = list(read_audit(kit.state))
     if options.json:
         for entry in entries:
-            print(json.dumps(entry))
+            say_block(json.dumps(entry))
         return 0
-    print(f"{'time':<19}  {'run':<8}  round  {'kind':<11}  {'bytes':>11}  sha256")
+    say(f"{'time':<19}  {'run':<8}  round  {'kind':<11}  {'bytes':>11}  sha256")
     for entry in entries[-options.last :]:
-        print(
+        say(
             f"{entry['time'][:19]}  {entry['run'][:8]:<8}  {entry['round'] + 1:>5}"
             f"  {entry['kind']:<11}  {entry['bytes']:>11,}  {entry['sha256'][:8]}"
             f"{'  refused: ' + entry['refused'] if 'refused' in entry else ''}"
         )
     refusals = sum("refused" in entry for entry in entries)
     total = sum(entry["bytes"] for entry in entries)
-    print(
+    say(
         f"{len(entries)} messages with {total:,} bytes left {kit.name}, {refusals} of"
         " them refusals"
     )
     for line in account_of(kit).describe():
-        print(line)
+        say(line)
     return 0
 
 
@@ -498,7 +498,7 @@ def _as_csv(values: Sequence[str] | np.ndarray) -> str:
     """Formats predictions like `fedtailor predict`."""
     import polars as pl
 
-    return pl.DataFrame({"prediction": values}).write_csv()
+    return csv_of_frame(pl.DataFrame({"prediction": values}))
 
 
 def _simulate(options: Simulate) -> int:
@@ -521,7 +521,7 @@ def _simulate(options: Simulate) -> int:
     clients, statistics = read_all(job, dict(zip(names, options.data, strict=True)))
     plan = plan_of(job, statistics)
     if line := decorrelation_note(job.schema, statistics):
-        print(line, flush=True)
+        say(line)
     with progress_of(job.title, job.rounds) as progress:
         finished = run(
             plan.algorithm,

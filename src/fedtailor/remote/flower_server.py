@@ -280,7 +280,7 @@ class KeyDirectory:
         coordinator: Path,
         address: str,
         authority: bytes,
-        log: Callable[[str], None] = print,
+        log: Callable[[str], None] = say,
     ) -> None:
         self._coordinator, self._address = coordinator, address
         self._authority, self._log = authority, log

@@ -321,7 +321,7 @@ class Arrivals:
         statistics: Statistics | None,
         *,
         most_rows: int = MOST_ROWS,
-        log: Callable[[str], None] = print,
+        log: Callable[[str], None] = say,
     ) -> None:
         # One that does not answer ends nothing.
         job = replace(connection.job, minimum=0)

@@ -96,7 +96,7 @@ def test_a_run_is_seen_from_outside(tmp_path):
     monitor = Monitor(
         Status(title="wards", registered=4),
         path,
-        online=lambda: 4,
+        clients=lambda: (4, 4),
         say=lambda line: (lines.append(line), seen.append(read_status(path))),
     )
     assert read_status(path).state == "waiting"

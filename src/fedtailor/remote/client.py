@@ -12,7 +12,8 @@ from fedtailor.remote.job_work import TABLE_TASKS, JobHandler
 from fedtailor.remote.kit import STATE, Kit
 from fedtailor.remote.messages import Reply, Request
 from fedtailor.remote.policy import read_policy
-from fedtailor.remote.run_log import RunLog
+from fedtailor.remote.run_log import RunLog, info_of
+from fedtailor.remote.secure_sums import STAGES
 from fedtailor.remote.transport import Recorder, RequestHandler, Responder
 from fedtailor.remote.work import PERSONAL, TASKS
 
@@ -45,7 +46,7 @@ def responder_of(
     make = None if make_handler is None else partial(make_handler, kit)
     account = account_of(kit, log)
     handler = JobHandler(job, kit.name, data, store, make, account, log)
-    log(
+    info_of(log)(
         f"{kit.name}: {handler.sizes.sum()} rows of {data.name} fit the job"
         f" {job.title!r}"
     )
@@ -59,6 +60,10 @@ def responder_of(
         record=Narrator(kit, store, audit_of(kit.directory), log),
         origin=handler.origin,
     )
+
+
+ROUND_TASKS = ("probe", "client", *STAGES)
+"""Tasks that are part of a round; others come before the first, or after one."""
 
 
 class Narrator:
@@ -88,9 +93,10 @@ class Narrator:
             return
         if request.task not in (*TABLE_TASKS, *TASKS):
             return
+        # What is asked after a round names the number of rounds done.
+        number = request.round + (request.task in ROUND_TASKS)
         self._info(
-            f"round {request.round + 1}: answered {request.task!r}"
-            f" ({len(message):,} bytes)"
+            f"round {number}: answered {request.task!r} ({len(message):,} bytes)"
         )
         if request.task == "personal":
             self._info(

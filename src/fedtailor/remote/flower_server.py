@@ -21,6 +21,7 @@ from fedtailor.remote.grid_answers import PartialReply, ReplyLost, pull_new_repl
 from fedtailor.remote.keys import registered_form
 from fedtailor.remote.kit import read_public_keys
 from fedtailor.remote.origin import Origins
+from fedtailor.remote.run_log import info_of
 from fedtailor.remote.waits import MAX_WAIT_S
 
 if TYPE_CHECKING:
@@ -114,6 +115,11 @@ class GridTransport:
         self._partial: list[PartialReply] = []
         self._num_lost = dict.fromkeys(keys, 0)  # messages and answers, by client
 
+    @property
+    def num_registered(self) -> int:
+        """The number of clients that are let in."""
+        return len(self._names)
+
     def online(self) -> Mapping[str, str]:
         """The clients that are online, each with a connection id (see `Transport`).
 
@@ -146,9 +152,9 @@ class GridTransport:
         self._num_lost = dict.fromkeys(keys, 0) | self._num_lost
         self.revoked = (self.revoked | before) - set(keys)
         for name in sorted(set(keys) - before):
-            self._log(f"client {name} may join now")
+            info_of(self._log)(f"client {name} may join now")
         for name in sorted(before - set(keys)):
-            self._log(f"client {name} was revoked")
+            info_of(self._log)(f"client {name} was revoked")
 
     def expect(self, size: int) -> None:
         """Let the SuperLink take answers of up to `size` bytes, and late ones to what was

@@ -110,8 +110,8 @@ class Monitor(Callback):
     Args:
         status: the state at the start.
         path: file for the state; None = none is written.
-        online: returns the number of clients that were online a moment ago, without
-            asking anybody.
+        clients: returns the number of clients that have a key, and of those that were
+            online a moment ago, without asking anybody.
         check: raises an exception if the coordinator cannot work any more.
         say: called with a line about every round.
     """
@@ -121,12 +121,12 @@ class Monitor(Callback):
         status: Status,
         path: Path | None = None,
         *,
-        online: Callable[[], int] = lambda: 0,
+        clients: Callable[[], tuple[int, int]] = lambda: (0, 0),
         check: Callable[[], None] = lambda: None,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.status, self._path = status, path
-        self._online, self._check, self._say = online, check, say
+        self._clients, self._check, self._say = clients, check, say
         status.started = time.time()
         self._write()
 
@@ -155,7 +155,7 @@ class Monitor(Callback):
         up = [entry.unicasts for entry in answers if entry.direction == "up"]
         down = [entry.unicasts for entry in answers if entry.direction == "down"]
         status.answered, status.asked = max(up, default=0), max(down, default=0)
-        status.online = self._online()
+        status.registered, status.online = self._clients()
         self._write()
         self._say(
             f"round {status.round} of {status.rounds} done in"

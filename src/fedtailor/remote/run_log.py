@@ -92,3 +92,8 @@ class RunLog:
         if self._file is not None:
             with self._file.open("a", encoding="utf-8", errors="replace") as file:
                 file.write(text)
+
+
+def info_of(log: Callable[[str], None]) -> Callable[[str], None]:
+    """What logs a line that tells no trouble: the level "info" of a log that has levels."""
+    return log.info if isinstance(log, RunLog) else log

@@ -34,7 +34,7 @@ from fedtailor.remote.policy import read_policy
 from fedtailor.remote.processes import running_superlink
 from fedtailor.remote.refusals import Refusal
 from fedtailor.remote.releases import MAX_LENGTH, RELEASE, talk
-from fedtailor.remote.run_log import RunLog
+from fedtailor.remote.run_log import RunLog, info_of
 from fedtailor.remote.statistics import (
     Statistics,
     add_statistics,
@@ -164,7 +164,7 @@ def monitored(
     monitor = Monitor(
         status,
         coordinator / STATUS,
-        online=lambda: transport.num_online,
+        clients=lambda: (transport.num_registered, transport.num_online),
         check=transport.check,
         say=say,
     )
@@ -355,7 +355,9 @@ class Arrivals:
             except TooFewClients:
                 continue
             for client in rows:
-                self._log(f"client {client} has come, and is served as a newcomer")
+                info_of(self._log)(
+                    f"client {client} has come, and is served as a newcomer"
+                )
             ready |= rows
         return ready
 
@@ -481,9 +483,10 @@ def join(
     from fedtailor.remote.flower_client import FleetConnection, answer_messages
 
     stop = threading.Event()
-    log(f"policy of {kit.name}:")
+    info = info_of(log)
+    info(f"policy of {kit.name}:")
     for line in read_policy(kit.directory).describe(kit.job):
-        log(f"  {line}")
+        info(f"  {line}")
     with ClientStore(kit.state, kit.job.identity) as store, _stop_on_signals(stop):
         responder = responder_of(kit, store, data, make_handler=make_handler, log=log)
         connection = FleetConnection(
@@ -497,7 +500,7 @@ def join(
             log=log,
         )
         for line in account_of(kit).describe():
-            log(line)
+            info(line)
 
 
 @contextmanager

@@ -45,9 +45,11 @@ class Transport(Protocol):
 
     Attributes:
         origins: where the clients' answers came from.
+        revoked: clients that are not let in any more, so that they are not waited for.
     """
 
     origins: Origins
+    revoked: set[str]
 
     def online(self) -> Mapping[str, str]:
         """The clients that are online, each with an id of its connection.
@@ -217,6 +219,9 @@ def send_and_receive(
     deadline = min((request.deadline for request in requests.values()), default=0.0)
     while pending.open:
         _send_open(transport, pending)
+        for client in [name for name in pending.open if name in transport.revoked]:
+            del pending.open[client]
+            pending.refused[client] = f"client {client}: it was revoked"
         for sender, body in transport.receive():
             try:
                 pending.accept(sender, body)
@@ -453,7 +458,7 @@ class LoopbackTransport:
 
     def __init__(self, clients: Mapping[str, Callable[[bytes], bytes]]) -> None:
         self._clients = dict(clients)
-        self.origins = Origins()
+        self.origins, self.revoked = Origins(), set[str]()
         self._inbox: list[tuple[str, bytes]] = []
 
     def online(self) -> Mapping[str, str]:

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -237,7 +237,7 @@ def join(
     require_flower()
     from fedtailor.remote.flower_client import FleetConnection, answer_messages
 
-    stop = threading.Event()
+    stop, log = threading.Event(), _unless_it_fails(log)
     log(f"policy of {kit.name}:")
     for line in read_policy(kit.directory).describe(kit.job):
         log(f"  {line}")
@@ -255,6 +255,16 @@ def join(
         )
         for line in account_of(kit).describe():
             log(line)
+
+
+def _unless_it_fails(log: Callable[[str], None]) -> Callable[[str], None]:
+    """A log that ends nothing: the disk where its lines are kept may be full."""
+
+    def write(line: str) -> None:
+        with suppress(OSError):
+            log(line)
+
+    return write
 
 
 @contextmanager

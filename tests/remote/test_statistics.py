@@ -152,7 +152,7 @@ def train_rows(clients):
 
 def test_what_is_agreed_is_what_one_table_of_all_training_rows_would_give(clients):
     transport = clients.start()
-    agreed = agree_on_preprocessing(clients.job, transport, reversed(NAMES), wait=60)
+    agreed = agree_on_preprocessing(clients.job, transport, NAMES[::-1], wait=60)
     preprocessing, rows = agreed.preprocessing(clients.job.schema), train_rows(clients)
     by_name = {column.name: column for column in preprocessing.columns}
     age = rows["age"].cast(pl.Float64)
@@ -288,9 +288,7 @@ def test_a_job_over_raw_tables_is_its_simulation_and_predicts_raw_rows(clients, 
 
 def test_inputs_are_decorrelated_as_those_of_one_table_are(clients):
     clients.set(decorrelate=True)
-    agreed = agree_on_preprocessing(
-        clients.job, clients.start(), reversed(NAMES), wait=60
-    )
+    agreed = agree_on_preprocessing(clients.job, clients.start(), NAMES[::-1], wait=60)
     schema = clients.job.schema
     rows = {
         name: split_rows(40, schema, clients.job.seed, name)["train"] for name in NAMES

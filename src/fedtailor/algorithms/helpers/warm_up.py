@@ -107,10 +107,14 @@ class WarmUp(BeforeProbe):
         return is_due and not is_asked
 
     @property
+    def is_clear(self) -> bool:
+        """Whether the last two probes found the same groups, and clearly."""
+        return self.agrees and bool((self.asked[-2:, 1] >= CLEAR).all())
+
+    @property
     def knows_enough(self) -> bool:
         """Whether the groups are clear, or there is no further probe."""
-        is_clear = self.agrees and bool((self.asked[-2:, 1] >= CLEAR).all())
-        return is_clear or self.rounds >= ASKED_AFTER[-1]
+        return self.is_clear or self.rounds >= ASKED_AFTER[-1]
 
     @property
     def is_over(self) -> bool:

@@ -330,7 +330,11 @@ class UCFL(Algorithm):
                 return server
             if not clients_differ:
                 return self._one_for_all(server, probe)
-            if self.streams == "auto" and self.trade_off is None and not server.is_clear:
+            if (
+                self.streams == "auto"
+                and self.trade_off is None
+                and not server.is_clear
+            ):
                 # They differ, but not by groups that could share a stream.
                 return replace(self, streams=None)._after_probe(server, answers, probe)
         return self._after_probe(server, answers, probe)

@@ -431,7 +431,8 @@ def main() -> int:
         timer = threading.Timer(60 * options.minutes, queue.stopping.set)
         timer.daemon = True
         timer.start()
-    os.nice(NICENESS)
+    # At least so nice, also where the shell is nice already.
+    os.nice(max(NICENESS - os.nice(0), 0))
     if options.cores is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-options.cores :])
     try:

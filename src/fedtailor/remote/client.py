@@ -42,7 +42,7 @@ def responder_of(
     policy.check_job(job)
     make = None if make_handler is None else partial(make_handler, kit)
     account = account_of(kit, log)
-    handler = JobHandler(job, kit.name, data, store, make, account)
+    handler = JobHandler(job, kit.name, data, store, make, account, log)
     log(
         f"{kit.name}: {handler.sizes.sum()} rows of {data.name} fit the job"
         f" {job.title!r}"
@@ -55,6 +55,7 @@ def responder_of(
         log,
         check=policy.check_request,
         record=audit_of(kit.directory),
+        origin=handler.origin,
     )
 
 

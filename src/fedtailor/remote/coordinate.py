@@ -92,7 +92,7 @@ def coordinate(
     unseen = _table(unseen_rows, first=len(seen))
     if plan.sums is not None:
         plan.sums.check_client_count(
-            plan.algorithm, job.participation.reporters(len(seen))
+            plan.algorithm, job.participation.reporters(len(seen)), len(seen)
         )
     continued = store.open(_manifest(job, plan, seen_rows, evaluate_every), resume)
     try:

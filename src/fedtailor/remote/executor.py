@@ -33,6 +33,7 @@ from fedtailor.remote.messages import ArraySpec, Request
 from fedtailor.remote.plan import Plan
 from fedtailor.remote.secure_sums import SUM, hidden_kinds
 from fedtailor.remote.sum_server import Stage
+from fedtailor.remote.sum_shares import SumHistory
 from fedtailor.remote.transport import (
     POLL_INTERVAL_S,
     ExchangeResult,
@@ -162,7 +163,8 @@ class RemoteExecutor:
         self._last_exchange = (-1, -1)  # round, number within the round
         if plan.sums is not None:
             plan.sums.check(plan.algorithm, plan.uplink)
-            plan.sums.check_client_count(plan.algorithm, len(seen))
+            plan.sums.check_client_count(plan.algorithm, len(seen), len(seen))
+            self._sum_history = SumHistory(plan.sums.scope)
         # The round whose state is valid, for each seen client (-1: none): now, in the
         # snapshot that is being written, and in the last snapshot on disk.
         no_round = np.full(len(seen), -1, np.int64)
@@ -231,8 +233,9 @@ class RemoteExecutor:
                 cohort,
                 reporting,
                 partial(self._run_stage, cohort=cohort),
-                minimum=min(self.rules.minimum, int(requested.sum())),
+                minimum=sums.minimum(self.rules.minimum, int(requested.sum())),
                 log=self._log,
+                history=self._sum_history,
             )
             for kind, shape in hidden.items():
                 update[kind] = updates.rows(kind, shape)
@@ -269,9 +272,12 @@ class RemoteExecutor:
             if exchange.task == "evaluate":
                 scores = {name: array for name, array in answer.items() if name != WORK}
                 counts = self._rows.get(names[place])
-                rows = None
+                rows: dict[str, int] | None = None
                 if counts is not None:
-                    rows = dict(zip(SPLITS, map(int, counts), strict=True))
+                    rows = {
+                        str(split): int(count)
+                        for split, count in zip(SPLITS, counts, strict=True)
+                    }
                 try:
                     check_scores(scores, self.plan.metrics, rows)
                 except ValueError as error:
@@ -293,11 +299,16 @@ class RemoteExecutor:
 
     def _minimum(self, exchange: Exchange) -> int:
         """The minimum number of answers in an exchange."""
-        if exchange.task == "client":
-            return min(self.rules.minimum, len(exchange.cohort))
-        # The whole training uses the probe of the clients that take part in it.
+        asked = len(exchange.cohort)
+        if exchange.task == "client" and self.plan.sums is not None:
+            return self.plan.sums.minimum(self.rules.minimum, asked)
         is_probe = exchange.task == "probe" and exchange.cohort.seen
-        return len(exchange.cohort) if is_probe else 0
+        # The whole training uses the probe of the clients that take part in it.
+        if is_probe and exchange.algorithm.probe_needs_all:
+            return asked
+        if is_probe or exchange.task == "client":
+            return min(self.rules.minimum, asked)
+        return 0
 
     def _run_stage(
         self, stage: Stage, vector_id: Mapping[str, Any], cohort: Cohort

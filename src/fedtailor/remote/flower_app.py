@@ -31,6 +31,7 @@ from flwr.app import Context, Message  # noqa: E402
 from flwr.clientapp import ClientApp  # noqa: E402
 from flwr.serverapp import Grid, ServerApp  # noqa: E402
 
+from fedtailor._printable import say  # noqa: E402
 from fedtailor.remote.flower_server import GridTransport  # noqa: E402
 from fedtailor.remote.service import (  # noqa: E402
     Connection,
@@ -117,8 +118,7 @@ def serve(grid: Grid, context: Context) -> None:
     }
     http: HttpGrid = grid  # type: ignore[assignment]  # which lists nodes with their keys
     transport = GridTransport(http, keys, lambda: None)
-    greeted = wait_for_clients(Connection(job, tuple(keys), transport), wait=wait)
-    rows = {name: reply.arrays["rows"] for name, reply in greeted.replies.items()}
+    rows = wait_for_clients(Connection(job, tuple(keys), transport), wait=wait)
     run = directory / "run"
     # A run that is resumed continues with the same preprocessing.
     resume = (run / MANIFEST).exists()
@@ -134,5 +134,5 @@ def serve(grid: Grid, context: Context) -> None:
         resume=resume,
         statistics=statistics,
         use_caches=False,
-        log=print,
+        log=say,
     )

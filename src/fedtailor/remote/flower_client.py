@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedtailor._files import atomic_write
+from fedtailor._printable import say
 from fedtailor.protocol import require
 from fedtailor.remote.flower import is_untrusted, unwrap, wrap
 
@@ -282,7 +283,7 @@ def answer_messages(
     *,
     node_id_file: Path,
     stop: threading.Event,
-    log: Callable[[str], None] = print,
+    log: Callable[[str], None] = say,
 ) -> None:
     """Answer the coordinator's messages until `stop` is set.
 

@@ -11,11 +11,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fedtailor._files import atomic_write
+from fedtailor._printable import say
 from fedtailor.remote.flower import MESSAGE_TYPE, unwrap, wrap
 from fedtailor.remote.grid_answers import PartialReply, ReplyLost, pull_new_replies
 from fedtailor.remote.keys import registered_form
+from fedtailor.remote.origin import Origins
 from fedtailor.remote.waits import MAX_WAIT_S
 
 if TYPE_CHECKING:
@@ -26,6 +30,9 @@ T = TypeVar("T")
 
 MAX_BUSY_S = 30.0
 """Seconds for which a busy SuperLink may fail to answer."""
+
+OVERHEAD = 2**16
+"""Bytes that Flower adds to a message, at most."""
 
 MAX_START_S = 30.0
 """Seconds that a run may take to start."""
@@ -75,6 +82,9 @@ class GridTransport:
         check: raises `RuntimeError` if the SuperLink has ended.
         log: called with a line for every answer that another node than its client's has
             sent.
+        largest_file: file that tells the SuperLink the size of the largest answer; None
+            for a SuperLink that does not read one.
+        origins: where the clients' answers came from, before.
     """
 
     def __init__(
@@ -82,9 +92,13 @@ class GridTransport:
         grid: "HttpGrid",
         keys: Mapping[str, bytes],
         check: Callable[[], None],
-        log: Callable[[str], None] = print,
+        log: Callable[[str], None] = say,
+        largest_file: Path | None = None,
+        origins: Origins | None = None,
     ) -> None:
+        self.origins = Origins() if origins is None else origins
         self._grid, self._check, self._log = grid, check, log
+        self._largest_file, self._largest, self._written = largest_file, 0, 0
         self._names = {key: name for name, key in keys.items()}
         self._nodes: dict[str, int] = {}  # node id by client, when last online
         self._sent: dict[str, _SentMessage] = {}  # by id of the message
@@ -107,6 +121,17 @@ class GridTransport:
                 )
                 self._nodes[name] = node.node_id
         return connection_ids
+
+    def expect(self, size: int) -> None:
+        """Let the SuperLink take answers of up to `size` bytes, and late ones to what was
+        asked before.
+        """
+        # Flower's envelope holds the body once.
+        self._largest = max(self._largest, size + OVERHEAD)
+        if self._largest_file is not None and self._largest != self._written:
+            with atomic_write(self._largest_file) as temporary:
+                temporary.write_text(str(self._largest))
+            self._written = self._largest
 
     def send(self, client: str, body: bytes) -> None:
         """Push a message for a client to the SuperLink.

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
+from fedtailor._printable import say
 from fedtailor.federation import Federation
 from fedtailor.protocol import require
 from fedtailor.remote.client import account_of, responder_of
@@ -23,22 +25,37 @@ from fedtailor.remote.job import Job, read_job
 from fedtailor.remote.job_work import AGREED, HELLO, INPUTS, STATISTICS
 from fedtailor.remote.kit import COORDINATOR, JOB, Kit, read_public_keys
 from fedtailor.remote.messages import ArraySpec, Request
+from fedtailor.remote.origin import Origins
 from fedtailor.remote.policy import read_policy
 from fedtailor.remote.processes import running_superlink
+from fedtailor.remote.refusals import Refusal
+from fedtailor.remote.releases import MAX_LENGTH, RELEASE, talk
 from fedtailor.remote.statistics import (
     Statistics,
     add_statistics,
     as_array,
     from_arrays,
 )
+from fedtailor.remote.superlink import LARGEST_BODY
 from fedtailor.remote.transport import (
     ExchangeResult,
     RequestHandler,
+    TooFewClients,
     Transport,
     send_and_receive,
 )
 
-HELLO_ANSWER = {"rows": ArraySpec((3,), "int64")}
+MOST_ROWS = 10**7
+"""The largest number of rows of a client that is believed, unless the coordinator says
+otherwise: who claims more rows than all others together decides what all train.
+"""
+
+LARGE_SHARE = 0.9
+"""The share of all training rows from which on a client is named."""
+
+
+ORIGINS = "origins.json"
+"""File of the coordinator with the origins of its clients' answers (see `origin`)."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +75,7 @@ class Connection:
 
 @contextmanager
 def connected(
-    directory: Path, *, host: str = "0.0.0.0", log: Callable[[str], None] = print
+    directory: Path, *, host: str = "0.0.0.0", log: Callable[[str], None] = say
 ) -> Iterator[Connection]:
     """Start a SuperLink with the clients' keys, and stop it at the end of the block.
 
@@ -84,7 +101,14 @@ def connected(
     with running_superlink(coordinator, job.port, host=host) as link:
         keys = register(link.address, link.authority, public)
         with open_grid(link.address, link.authority, link.secret) as grid:
-            transport = GridTransport(grid, keys, link.check, log)
+            transport = GridTransport(
+                grid,
+                keys,
+                link.check,
+                log,
+                coordinator / LARGEST_BODY,
+                Origins(coordinator / ORIGINS, job.identity, log),
+            )
             yield Connection(job, tuple(keys), transport)
 
 
@@ -108,33 +132,96 @@ def check_client_count(job: Job, clients: int) -> None:
 
 
 def wait_for_clients(
-    connection: Connection, *, wait: float, log: Callable[[str], None] = print
-) -> ExchangeResult:
+    connection: Connection,
+    *,
+    wait: float,
+    most_rows: int = MOST_ROWS,
+    log: Callable[[str], None] = say,
+) -> dict[str, NDArray[np.int64]]:
     """Wait until the clients are ready.
+
+    A client that runs another release, or says that it has an impossible number of
+    rows, is named and left out.
 
     Args:
         connection: connection to the clients.
         wait: seconds to wait; clients that have not answered by then are left out.
+        most_rows: the largest number of rows of a client that is believed.
         log: called with lines for the user.
 
     Returns:
-        The replies, each with the client's numbers of rows ("rows" [3]).
+        Each client's numbers of training, validation and test rows [3]. They are what
+        it has agreed to: weights are taken from them, until the training ends.
 
     Raises:
         TooFewClients: fewer clients answered than the job's minimum.
     """
     deadline, identity = time.time() + wait, connection.job.identity
     requests = {
-        name: Request(identity, 0, 0, HELLO, name, deadline=deadline)
+        name: Request(
+            identity,
+            0,
+            0,
+            HELLO,
+            name,
+            deadline=deadline,
+            algorithm={"release": RELEASE},
+        )
         for name in connection.clients
     }
-    return send_and_receive(
+    expected = {
+        "rows": ArraySpec((3,), "int64", 0, most_rows),
+        "release": ArraySpec((None,), "uint8"),
+    }
+    replies = send_and_receive(
         connection.transport,
         requests,
-        HELLO_ANSWER,
+        expected,
         minimum=connection.job.minimum,
         log=log,
-    )
+    ).replies
+    rows = {}
+    for name, reply in replies.items():
+        counts = reply.arrays["rows"]
+        release = (
+            reply.arrays["release"][:MAX_LENGTH].tobytes().decode("ascii", "replace")
+        )
+        if not talk(release, RELEASE):
+            log(f"client {name}: {Refusal.OTHER_RELEASE.explanation}; it is left out")
+        elif counts[0] < 1:
+            log(f"client {name}: it has no training rows; it is left out")
+        else:
+            rows[name] = counts
+    minimum = connection.job.minimum
+    if len(rows) < minimum:
+        raise TooFewClients(
+            f"{len(rows)} of {len(requests)} clients are ready; the job's minimum is"
+            f" {minimum}"
+        )
+    if note := share_note(rows):
+        log(note)
+    return rows
+
+
+def share_note(rows: Mapping[str, NDArray[np.int64]]) -> str | None:
+    """Name a client that has nearly all training rows, as its model decides.
+
+    Args:
+        rows: numbers of rows [3] of each client.
+
+    Returns:
+        The line; None if there is no such client, or there are fewer than three.
+    """
+    total = sum(int(counts[0]) for counts in rows.values())
+    for name, counts in rows.items():
+        share = int(counts[0]) / total
+        if len(rows) > 2 and share > LARGE_SHARE:
+            return (
+                f"client {name} says that it has {share:.0%} of all training rows, so"
+                " that methods that weigh by rows train its model; if that is not so,"
+                " stop, and set --most-rows"
+            )
+    return None
 
 
 def agree_on_preprocessing(
@@ -143,7 +230,7 @@ def agree_on_preprocessing(
     names: Iterable[str],
     wait: float,
     known: Statistics | None = None,
-    log: Callable[[str], None] = print,
+    log: Callable[[str], None] = say,
 ) -> Statistics | None:
     """Have clients agree on the preprocessing of their tables.
 
@@ -217,7 +304,7 @@ def join(
     *,
     make_handler: Callable[[Kit, Federation, ClientStore], RequestHandler]
     | None = None,
-    log: Callable[[str], None] = print,
+    log: Callable[[str], None] = say,
 ) -> None:
     """Take part in a federation until SIGTERM or Ctrl-C.
 

@@ -425,7 +425,9 @@ def _of_clients(downlink: Downlink, places: NDArray[Any], cohort: Cohort) -> Dow
 
 
 def _names(uplink: Pipeline) -> str:
-    return ", ".join(
-        f"{each.name} {each.norm:g}" if hasattr(each, "norm") else each.name
-        for each in uplink
-    )
+    """The transforms of an uplink with their norms, for messages."""
+    names = []
+    for transform in uplink:
+        norm = getattr(transform, "norm", None)
+        names.append(transform.name if norm is None else f"{transform.name} {norm:g}")
+    return ", ".join(names)

@@ -60,6 +60,9 @@ PERSONAL = "personal"
 `fedtailor.load_models` reads it.
 """
 
+SUMS = "sums.json"
+"""File with the weights of the secure sums in which this client has a part."""
+
 TASKS = ("probe", "client", "init_unseen", "personal", "evaluate", *STAGES)
 
 SERVING = ("init_unseen", "personal", "evaluate")
@@ -96,7 +99,9 @@ class RoundHandler:
         self._rows = data_digest(federation).encode() if self._has_secret else b""
         self._sum_client: SecureSumClient | None = None
         if plan.sums is not None:
-            self._sum_client = SecureSumClient(federation.names[0], plan.sums)
+            self._sum_client = SecureSumClient(
+                federation.names[0], plan.sums, store.directory / SUMS
+            )
         # The state that `init_unseen` returned, and its (round, phase). It is needed
         # for the next requests only, and not written to disk.
         self._newcomer: tuple[tuple[int, int], Any] = ((-1, -1), None)

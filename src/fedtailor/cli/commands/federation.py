@@ -3,7 +3,6 @@
 Each command imports what it needs when it runs: a client should hold little in memory.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +12,18 @@ import numpy as np
 import tyro
 
 from fedtailor._memory import save_memory
+from fedtailor._printable import csv_of_frame, say, say_block, say_status
+from fedtailor.cli.commands.federation_admin import (
+    Renew,
+    Revoke,
+    names_of,
+    renew,
+    revoke,
+)
 from fedtailor.cli.options import as_option, check_counts, parse
 from fedtailor.cli.output import write_text
 from fedtailor.protocol import require
-from fedtailor.remote.waits import check_wait
+from fedtailor.remote.waits import MAX_WAIT_S, check_wait
 
 if TYPE_CHECKING:
     from fedtailor.remote.kit import Kit
@@ -36,6 +43,8 @@ Train over machines that keep their own data (docs/federation.md).
   policy KIT                                   what this client allows, and what it has answered and spent
   audit KIT                                    the messages that left this client
   simulate DIR --data FILE ...                 run the same job on this machine
+  renew DIR [--clients a,b]                    make its certificate, or clients' keys, anew
+  revoke DIR CLIENT                            let a client in no more
 
 `fedtailor federation COMMAND --help` says more."""
 
@@ -72,6 +81,10 @@ class Serve:
     """Address to listen on; all of this machine's by default."""
     wait: float = 600.0
     """Seconds to wait for the clients."""
+    patience: float = 3600.0
+    """Seconds for which a round that too few clients answer is asked again."""
+    most_rows: int = 10_000_000
+    """A client that says that it has more rows is left out."""
     evaluate_every: int = 1
     """Have clients evaluate after every n-th round, and after the last (where the job
     lets them).
@@ -82,8 +95,13 @@ class Serve:
     """Only connect all clients, print who is there, and end."""
 
     def __post_init__(self) -> None:
-        check_counts(self, "evaluate_every")
+        check_counts(self, "evaluate_every", "most_rows")
         check_wait(as_option("wait"), self.wait)
+        require(
+            0 <= self.patience <= MAX_WAIT_S,
+            f"{as_option('patience')} is {self.patience:g} seconds; it must be between"
+            f" 0 and {MAX_WAIT_S:.0f}",
+        )
 
 
 @dataclass(frozen=True)
@@ -158,7 +176,7 @@ class Simulate:
 def federation(arguments: list[str]) -> int:
     """Runs a command for federations of machines."""
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(USAGE)
+        say_block(USAGE)
         return 0 if arguments else 2
     name, *rest = arguments
     require(
@@ -181,22 +199,21 @@ def _init(options: Init) -> int:
     from fedtailor.remote.kit import JOB, make_federation
 
     require_flower()
-    names = [name.strip() for name in options.clients.split(",") if name.strip()]
     created_names = make_federation(
-        options.dir, names, address=options.address, job=options.job
+        options.dir, names_of(options.clients), address=options.address, job=options.job
     )
-    print(f"Made {options.dir} with kits for {', '.join(created_names)}.")
-    print(f"1. Edit {options.dir / JOB}: columns, model, method, rounds.")
-    print(
+    say(f"Made {options.dir} with kits for {', '.join(created_names)}.")
+    say(f"1. Edit {options.dir / JOB}: columns, model, method, rounds.")
+    say(
         f"2. Copy {options.dir / JOB} and one kit of {options.dir / 'kits'} to each"
         " client, over a channel you trust:"
     )
-    print("   a kit holds the client's private key. Then remove the kits here.")
-    print(
+    say("   a kit holds the client's private key. Then remove the kits here.")
+    say(
         f"3. Keep {options.dir / 'coordinator' / 'ca.key'} secret; it is needed only to"
         " make new certificates."
     )
-    print(
+    say(
         f"Start: fedtailor federation serve {options.dir}; at each client: fedtailor"
         " federation join KIT --data FILE"
     )
@@ -227,15 +244,16 @@ def _serve(options: Serve) -> int:
         f"there is no run in {options.dir} to go on with; leave out --resume",
     )
     with connected(options.dir, host=options.listen) as connection:
-        print(
+        say(
             f"{connection.job.title}: waiting for {', '.join(connection.clients)} at"
             f" {connection.job.address}"
         )
-        greeting = wait_for_clients(connection, wait=options.wait)
-        rows = {name: reply.arrays["rows"] for name, reply in greeting.replies.items()}
+        rows = wait_for_clients(
+            connection, wait=options.wait, most_rows=options.most_rows
+        )
         for name, counts in rows.items():
-            print(f"{name}: {counts.sum()} rows")
-        print(f"{len(rows)} of {len(connection.clients)} clients are ready", flush=True)
+            say(f"{name}: {counts.sum()} rows")
+        say(f"{len(rows)} of {len(connection.clients)} clients are ready")
         if options.check:
             return 0
         job, known_statistics = connection.job, None
@@ -248,7 +266,7 @@ def _serve(options: Serve) -> int:
                 rows,
                 options.wait,
                 known_statistics,
-                _print_status,
+                say_status,
             )
         except TooFewClients as error:
             raise ValueError(
@@ -257,7 +275,7 @@ def _serve(options: Serve) -> int:
         if statistics is not None:
             statistics.save(options.dir / COORDINATOR)
         if line := decorrelation_note(job.schema, statistics):
-            print(line, flush=True)
+            say(line)
         advice = f"go on with fedtailor federation serve {options.dir} --resume"
         with (
             progress_of(job.title, job.rounds) as progress,
@@ -273,16 +291,13 @@ def _serve(options: Serve) -> int:
                     statistics=statistics,
                     evaluate_every=options.evaluate_every,
                     callbacks=(AfterRound(progress),),
-                    log=_print_status,
+                    patience=options.patience,
+                    log=say_status,
                 )
             except TooFewClients as error:
                 raise ValueError(f"{error}; {advice}") from None
         _print_scores(training, options.dir / RUN_DIRECTORY)
     return 0
-
-
-def _print_status(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _print_scores(training: "Training", directory: Path | None) -> None:
@@ -301,9 +316,9 @@ def _print_scores(training: "Training", directory: Path | None) -> None:
         last = evaluations[-1]
         for client, value in zip(last.clients, last.values, strict=True):
             name = training.client_names[client]
-            print(f"{name}: {metric} {value:.4f}{newcomer_note}")
+            say(f"{name}: {metric} {value:.4f}{newcomer_note}")
     directory_note = "" if directory is None else f"; the run is in {directory}"
-    print(f"{training.round} rounds done{directory_note}")
+    say(f"{training.round} rounds done{directory_note}")
 
 
 def _join(options: Join) -> int:
@@ -325,13 +340,13 @@ def _init_policy(kit: "Kit") -> int:
 
     path = write_policy(kit.directory, kit.job)
     policy = read_policy(kit.directory)
-    print(f"Made {path}; edit it as you like. It says:")
+    say(f"Made {path}; edit it as you like. It says:")
     for line in policy.describe(kit.job):
-        print(f"  {line}")
+        say(f"  {line}")
     try:
         policy.check_job(kit.job)
     except ValueError as error:
-        print(f"As it stands, {error}.")
+        say(f"As it stands, {error}.")
     return 0
 
 
@@ -342,15 +357,15 @@ def _policy(options: Policy) -> int:
 
     kit = read_kit(options.kit)
     has_file = (kit.directory / POLICY).exists()
-    print(
+    say(
         f"{kit.name}: {kit.directory / POLICY}"
         if has_file
         else f"{kit.name} has no {POLICY}, and these defaults apply:"
     )
     for line in read_policy(kit.directory).describe(kit.job):
-        print(f"  {line}")
+        say(f"  {line}")
     for line in account_of(kit).describe():
-        print(line)
+        say(line)
     return 0
 
 
@@ -365,23 +380,23 @@ def _audit(options: Audit) -> int:
     entries = list(read_audit(kit.state))
     if options.json:
         for entry in entries:
-            print(json.dumps(entry))
+            say_block(json.dumps(entry))
         return 0
-    print(f"{'time':<19}  {'run':<8}  round  {'kind':<11}  {'bytes':>11}  sha256")
+    say(f"{'time':<19}  {'run':<8}  round  {'kind':<11}  {'bytes':>11}  sha256")
     for entry in entries[-options.last :]:
-        print(
+        say(
             f"{entry['time'][:19]}  {entry['run'][:8]:<8}  {entry['round'] + 1:>5}"
             f"  {entry['kind']:<11}  {entry['bytes']:>11,}  {entry['sha256'][:8]}"
             f"{'  refused: ' + entry['refused'] if 'refused' in entry else ''}"
         )
     refusals = sum("refused" in entry for entry in entries)
     total = sum(entry["bytes"] for entry in entries)
-    print(
+    say(
         f"{len(entries)} messages with {total:,} bytes left {kit.name}, {refusals} of"
         " them refusals"
     )
     for line in account_of(kit).describe():
-        print(line)
+        say(line)
     return 0
 
 
@@ -426,7 +441,7 @@ def _as_csv(values: Sequence[str] | np.ndarray) -> str:
     """Formats predictions like `fedtailor predict`."""
     import polars as pl
 
-    return pl.DataFrame({"prediction": values}).write_csv()
+    return csv_of_frame(pl.DataFrame({"prediction": values}))
 
 
 def _simulate(options: Simulate) -> int:
@@ -449,7 +464,7 @@ def _simulate(options: Simulate) -> int:
     clients, statistics = read_all(job, dict(zip(names, options.data, strict=True)))
     plan = plan_of(job, statistics)
     if line := decorrelation_note(job.schema, statistics):
-        print(line, flush=True)
+        say(line)
     with progress_of(job.title, job.rounds) as progress:
         finished = run(
             plan.algorithm,
@@ -476,4 +491,6 @@ COMMANDS: dict[str, tuple[type, Callable[..., int]]] = {
     "audit": (Audit, _audit),
     "predict": (Predict, _predict),
     "simulate": (Simulate, _simulate),
+    "renew": (Renew, renew),
+    "revoke": (Revoke, revoke),
 }

@@ -335,6 +335,7 @@ def show(queue: Queue, names: Sequence[str]) -> None:
     table = Table("name", "state", "runs", "core h left", "fills", box=None)
     for column in table.columns[:4]:
         column.no_wrap = True
+    table.columns[4].overflow = "fold"
     total = 0.0
     errors = []
     for item in queue.items:

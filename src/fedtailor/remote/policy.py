@@ -98,11 +98,12 @@ class Policy:
         """Check that the policy allows a job.
 
         Raises:
-            ValueError: it does not; the line says all reasons.
+            Refused: it does not; the line says all reasons.
         """
         reasons = list(self._against(job))
-        require(
+        refuse_unless(
             not reasons,
+            Refusal.POLICY,
             f"the policy here does not allow this job: {'; '.join(reasons)}. Change"
             f" {POLICY} in the kit (join KIT --init-policy writes it), or agree on"
             " another job",

@@ -189,7 +189,8 @@ class Policy:
                 f" {self.runs} runs"
             ],
             "updates": [
-                f"seen in sums over {self.least_clients} clients or more, {own}"
+                f"seen in sums over {self.least_clients} clients or more, {own}",
+                *(["(this job also sends its own sums of losses)"] * job.evaluate),
             ],
             "epsilon": [
                 f"at most {self.epsilon:g} over all runs and jobs",

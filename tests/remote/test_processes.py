@@ -333,7 +333,7 @@ def test_a_large_body_without_a_key_costs_no_memory(running):
     directory, connection, _ = running
     kit = read_kit(directory / "kits" / "a")
     # The SuperLink is the child of this process that the coordinator started.
-    pid = connection.transport._check.__self__.process.pid
+    pid = connection.transport.check.__self__.process.pid
     before = memory_of(pid)
 
     def parts():

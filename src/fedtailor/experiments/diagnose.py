@@ -169,7 +169,7 @@ class DataProbe(Algorithm):
         return Downlink({"model": Streams.everyone(server.model, len(cohort))})
 
     def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
-        answer = UCFL(sigma_batch=BATCH_SHARE).probe(inbox, local)
+        answer = UCFL(sigma_batch=BATCH_SHARE, warm=0).probe(inbox, local)
         dtype = answer["gradient"].dtype
         epoch = (local.size + _BATCH - 1) // _BATCH
 

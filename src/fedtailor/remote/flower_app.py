@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedtailor._memory import save_memory
+from fedtailor._printable import say
 from fedtailor.protocol import require
 from fedtailor.remote.client import audit_of, responder_of
 from fedtailor.remote.client_store import ClientStore
@@ -58,7 +59,7 @@ def answer(message: Message, context: Context) -> Message:
     body = answer_message(
         unwrap(message),
         lambda request: _responder(settings).answer(request),
-        print,
+        say,
         lambda *answer: audit_of(Path(_setting(settings, "kit")))(*answer),
     )
     return Message(wrap(body), reply_to=message)
@@ -86,7 +87,7 @@ def _setting(settings: Mapping[str, Any], name: str) -> str:
 def _open_responder(kit_directory: str, data: str) -> Responder:
     kit = read_kit(Path(kit_directory))
     store = ClientStore(kit.state, kit.job.identity)
-    return responder_of(kit, store, Path(data), log=print)
+    return responder_of(kit, store, Path(data), log=say)
 
 
 @server.main()
@@ -133,5 +134,5 @@ def serve(grid: Grid, context: Context) -> None:
         resume=resume,
         statistics=statistics,
         use_caches=False,
-        log=print,
+        log=say,
     )

@@ -1,11 +1,25 @@
-"""Commands of `fedtailor federation` for who keeps one running: renew and revoke."""
+"""Commands of `fedtailor federation` for who keeps one running."""
 
-from dataclasses import dataclass
+import json
+import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import tyro
 
+from fedtailor._printable import say
+
 Positional = tyro.conf.Positional
+
+
+@dataclass(frozen=True)
+class Status:
+    """Say what a federation's coordinator is doing, or was doing when it ended."""
+
+    dir: Positional[Path]
+    """Directory of the federation."""
+    json: bool = False
+    """Print one JSON object."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +48,38 @@ class Revoke:
     """Name of the client."""
 
 
+def status(options: Status) -> int:
+    """Prints the state of a coordinator."""
+    from fedtailor.remote.kit import COORDINATOR
+    from fedtailor.remote.monitor import STATUS, read_status
+    from fedtailor.remote.service import is_served
+
+    coordinator = options.dir / COORDINATOR
+    now = read_status(coordinator / STATUS)
+    is_running = is_served(coordinator)
+    if not is_running and now.state != "done":
+        now.state = "stopped"
+    if options.json:
+        say(json.dumps(asdict(now) | {"running": is_running}))
+        return 0
+    say(f"{now.title}: {now.state}{'' if is_running else ', no coordinator runs'}")
+    say(f"  rounds    {now.round} of {now.rounds}")
+    if now.last_round:
+        ago = max(0.0, time.time() - now.last_round)
+        say(
+            f"  last      {_moment(now.last_round)} ({ago:.0f} s ago), in {now.round_seconds:.1f} s;"
+            f" {now.answered} of {now.asked} clients were used"
+        )
+    say(f"  clients   {now.registered} have a key, {now.online} were online")
+    say(f"  warnings  {now.warnings} since {_moment(now.started)}")
+    say(f"  the certificate is valid for {now.certificate_days} days")
+    return 0
+
+
+def _moment(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
 def renew(options: Renew) -> int:
     """Makes a certificate or keys anew."""
     from fedtailor.protocol import require
@@ -48,17 +94,17 @@ def renew(options: Renew) -> int:
         require(bool(names), "name the clients: --clients a,b")
         renew_keys(options.dir, names)
         for name in names:
-            print(
+            say(
                 f"{name} needs {kits / name / 'client.key'} in place of its old one,"
                 " over a channel you trust; it keeps its state."
             )
-        print("The old keys are not accepted any more. Then remove the kits here.")
+        say("The old keys are not accepted any more. Then remove the kits here.")
         return 0
     renew_certificate(options.dir, authority=options.authority)
     if options.authority:
         certificate = options.dir / "coordinator" / "ca.crt"
-        print(f"Every client needs {certificate} in place of its old one.")
-    print("A coordinator that is running has the old certificate: start `serve` again.")
+        say(f"Every client needs {certificate} in place of its old one.")
+    say("A coordinator that is running has the old certificate: start `serve` again.")
     return 0
 
 
@@ -67,7 +113,7 @@ def revoke(options: Revoke) -> int:
     from fedtailor.remote.kit import revoke as revoke_client
 
     revoke_client(options.dir, options.client)
-    print(
+    say(
         f"{options.client} is not let in any more; what was trained with it stays, and"
         " `fedtailor federation renew --clients` lets it in again, with a new key."
     )

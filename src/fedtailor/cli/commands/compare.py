@@ -174,9 +174,9 @@ PLAN_HEADERS = (
 )
 
 
-def _plan_cells(entry: PlannedEntry) -> list[str | int]:
+def _plan_cells(entry: PlannedEntry) -> list[str]:
     """The cells of an entry in the table of a plan."""
-    counts = [entry.runs, entry.finished, entry.rounds]
+    counts = [str(entry.runs), str(entry.finished), str(entry.rounds)]
     times = ["-", "-", "-"]
     if entry.finished < entry.runs:
         times = [

@@ -432,6 +432,7 @@ def _audit(options: Audit) -> int:
     from fedtailor.remote.audit import read_audit
     from fedtailor.remote.client import account_of
     from fedtailor.remote.kit import read_kit
+    from fedtailor.remote.policy import TRAINING
 
     kit = read_kit(options.kit)
     entries = list(read_audit(kit.state))
@@ -439,13 +440,17 @@ def _audit(options: Audit) -> int:
         for entry in entries:
             say_block(json.dumps(entry))
         return 0
-    say(f"{'time':<19}  {'run':<8}  round  {'kind':<11}  {'bytes':>11}  sha256")
+    say("time (UTC)      run     round  kind              bytes  sha256  refused")
     for entry in entries[-options.last :]:
-        say(
-            f"{entry['time'][:19]}  {entry['run'][:8]:<8}  {entry['round'] + 1:>5}"
-            f"  {entry['kind']:<11}  {entry['bytes']:>11,}  {entry['sha256'][:8]}"
-            f"{'  refused: ' + entry['refused'] if 'refused' in entry else ''}"
+        time = entry["time"][5:19].replace("T", " ")
+        # Other tasks than those of training belong to the rounds that are done.
+        round = entry["round"] + (entry["kind"] in TRAINING)
+        line = (
+            f"{time:<14}  {entry['run'][:6]:<6}  {round:>5}"
+            f"  {entry['kind']:<11}  {entry['bytes']:>10,}  {entry['sha256'][:6]}"
+            f"  {entry.get('refused', '')}"
         )
+        say(line.rstrip())
     refusals = sum("refused" in entry for entry in entries)
     total = sum(entry["bytes"] for entry in entries)
     say(

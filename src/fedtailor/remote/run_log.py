@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -78,14 +79,16 @@ class RunLog:
         moment = time.strftime("%Y-%m-%d %H:%M:%S%z", time.localtime(self._clock()))
         where = "" if self.round is None else f"round {self.round + 1}: "
         text = f"{moment} {level.upper():7} {where}{line}"
-        if show:
-            self._show(text)
+        # A full disk must not end a training, wherever the lines go.
+        with suppress(OSError):
+            if show:
+                self._show(text)
         try:
             self._append(f"{one_line(text)}\n")
         except OSError as error:
-            # A full disk must not end a training; the terminal still has the lines.
             self._file = None
-            self._show(f"the log file is given up: {error.strerror}")
+            with suppress(OSError):
+                self._show(f"the log file is given up: {error.strerror}")
 
     def _append(self, text: str) -> None:
         """Append to the file, which is opened anew: it may have been moved away."""

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -483,6 +483,7 @@ def join(
     from fedtailor.remote.flower_client import FleetConnection, answer_messages
 
     stop = threading.Event()
+    log = log if isinstance(log, RunLog) else _unless_it_fails(log)
     info = info_of(log)
     info(f"policy of {kit.name}:")
     for line in read_policy(kit.directory).describe(kit.job):
@@ -501,6 +502,16 @@ def join(
         )
         for line in account_of(kit).describe():
             info(line)
+
+
+def _unless_it_fails(log: Callable[[str], None]) -> Callable[[str], None]:
+    """A log that ends nothing: the disk where its lines are kept may be full."""
+
+    def write(line: str) -> None:
+        with suppress(OSError):
+            log(line)
+
+    return write
 
 
 @contextmanager

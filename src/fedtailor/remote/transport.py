@@ -339,8 +339,12 @@ def _answer(
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__module__ != _RUST:
             raise  # such as Ctrl-C
-        refusal = Refusal.UNREADABLE if request is _UNREAD else Refusal.FAILED
-        lines = "".join(traceback.format_exception(error)).splitlines()
+        if request is _UNREAD and isinstance(error, ValueError):
+            # Anyone can send what is no request; that is no fault to be traced.
+            refusal, lines = Refusal.UNREADABLE, [str(error)]
+        else:
+            refusal = Refusal.FAILED
+            lines = "".join(traceback.format_exception(error)).splitlines()
     what = repr(request.task) if request.task else "a message"
     log(f"refused {what} of round {request.round + 1} ({refusal}): {lines[-1]}")
     for line in lines[:-1]:

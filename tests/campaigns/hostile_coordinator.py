@@ -9,14 +9,16 @@ import numpy as np
 from campaigns.client_process import NO_ANSWER, ClientHere, ClientProcess
 from campaigns.grammar import Grammar, Message
 from campaigns.marked import JOBS, ROUNDS, TARGET, MarkedFederation
+from fedtailor._memory import total_memory
 from fedtailor.remote.job_work import TABLE_TASKS
 from fedtailor.remote.messages import decode_reply, decode_request
 from fedtailor.remote.refusals import Refusal
+from fedtailor.remote.request_size import MAX_SHARE
 from fedtailor.remote.work import TASKS
 
 Client = ClientHere | ClientProcess
 
-MORE_MEMORY = 2**29
+MORE_MEMORY = int(3 * MAX_SHARE * total_memory())
 """Bytes that hostile messages may cost a client at most."""
 
 MESSAGES = 12

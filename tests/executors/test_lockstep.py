@@ -22,7 +22,8 @@ SEEDS = (3, 4, 5)
 UNSEEN = [False, True, False, False, False]
 METHODS = {
     "states and sampling": Ditto(sgd=TRAINED, lam=0.5),
-    "probes and streams": UCFL(sgd=TRAINED, streams=2),
+    "probes and streams": UCFL(sgd=TRAINED, streams=2, warm=0),
+    "probes in a warm-up": UCFL(sgd=TRAINED, streams=2),
     "controls": SCAFFOLD(sgd=PLAIN),
     "streams that differ in number": CFL(
         sgd=TRAINED, eps1=100.0, eps2=0.0, first_split=0

@@ -70,7 +70,7 @@ def test_the_evidence_is_that_of_the_training_rows():
 def test_gradients_are_those_of_the_probe_of_ucfl():
     federation, model = clients([1, -1, 1]), ft.models.logistic()
     evidence, _ = evidence_of(federation, model)
-    training = simulate(ft.UCFL(sgd=SGD), federation, model)
+    training = simulate(ft.UCFL(sgd=SGD, warm=0), federation, model)
     training.probe()
     order = np.argsort(training.population.original_index)
     np.testing.assert_allclose(

@@ -34,7 +34,7 @@ def lying(respond, change, tasks=("client",)):
     def answer(body):
         reply = decode_reply(respond(body))
         request = decode_request(body)
-        if request.task not in tasks or reply.problem or reply.cache_miss:
+        if request.task not in tasks or reply.refusal or reply.cache_miss:
             return encode_reply(reply)
         arrays = {name: np.array(array) for name, array in reply.arrays.items()}
         change(arrays)

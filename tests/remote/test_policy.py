@@ -228,7 +228,7 @@ def test_the_policy_is_said_in_plain_words(tmp_path):
     job = job_of(tmp_path)
     lines = Policy(rounds=5, least_clients=4, hours="20:00-06:00").describe(job)
     assert lines == [
-        "rounds      at most 5 of the job's 20, in 3 runs",
+        "rounds      at most 5 of the job's 20 in a run, and 3 runs",
         "updates     seen in sums over 4 clients or more, never this client's own",
         "epsilon     at most 10 over all runs and jobs",
         "            (this job adds no noise here: no epsilon covers what is sent)",

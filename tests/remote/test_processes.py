@@ -214,9 +214,7 @@ def test_each_client_gets_its_own_message_and_answers(running):
 
 def test_a_client_says_how_many_rows_it_has(running):
     found = wait_for_clients(running[1], wait=60)
-    assert {
-        name: int(reply.arrays["rows"].sum()) for name, reply in found.replies.items()
-    } == {"a": 3, "b": 3}
+    assert {name: int(rows.sum()) for name, rows in found.items()} == {"a": 3, "b": 3}
 
 
 def test_a_client_that_is_killed_in_a_round_comes_back_and_repeats_it(running):
@@ -321,6 +319,42 @@ def test_a_request_without_a_key_is_refused(running):
                 headers=headers,
             )
             assert answer.status_code in (401, 403)
+
+
+def memory_of(pid):
+    """Bytes of memory that a process holds."""
+    with open(f"/proc/{pid}/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs Linux")
+def test_a_large_body_without_a_key_costs_no_memory(running):
+    """200 MB, as one body and in parts whose length is not told."""
+    directory, connection, _ = running
+    kit = read_kit(directory / "kits" / "a")
+    # The SuperLink is the child of this process that the coordinator started.
+    pid = connection.transport.check.__self__.process.pid
+    before = memory_of(pid)
+
+    def parts():
+        for _ in range(200):
+            yield b"x" * 2**20
+
+    headers = {"content-type": "application/protobuf"}
+    for content in (b"x" * 200 * 2**20, parts()):
+        with (
+            open_client(kit) as client,
+            contextlib.suppress(httpx.TransportError),  # it hangs up
+        ):
+            answer = client.post(
+                f"https://{kit.job.address}/v1/fleet/push-object",
+                content=content,
+                headers=headers,
+            )
+            assert answer.status_code == 413
+    assert memory_of(pid) - before < 30 * 2**20
+    # Clients are served as before.
+    assert list(ask(connection, 5, state=2).replies) == list(NAMES)
 
 
 def test_a_server_of_another_authority_is_not_trusted(running):

@@ -61,6 +61,7 @@ class Algorithm:
     probe              client  what a client answers, such as a gradient
     aggregate_probe    server  makes a new server state of the answers
     ---- in every round ----------------------------------------------------------------
+    asks_again         server  whether clients answer the probe once more before it
     broadcast          server  what the clients of the cohort receive
     client             client  trains; returns its new state and what it sends
     server             server  aggregates the answers into the next server state
@@ -103,6 +104,13 @@ class Algorithm:
         they are served.
         """
         return False
+
+    @property
+    def probe_needs_all(self) -> bool:
+        """Whether a probe fails if a client does not answer it in time. Otherwise
+        `aggregate_probe` is given the answers of those at hand, and asks again.
+        """
+        return True
 
     # on the server
     # ----------------------------------------------------------------------------------
@@ -264,9 +272,18 @@ class Algorithm:
         Args:
             server: the state of `init_server`.
             answers: the clients' answers to the probe.
-            cohort: all seen clients.
+            cohort: all seen clients; all of them report if `probe_needs_all`.
         """
         raise NotImplementedError
+
+    def asks_again(self, server: Any) -> bool:
+        """Whether all clients answer the probe once more before the next round, at a
+        model that has been trained; by default they answer it once.
+
+        Args:
+            server: the server's state, which the last answers are part of.
+        """
+        return False
 
     def ranges(self, size: int) -> Mapping[str, tuple[float, float]]:
         """The smallest and the largest number in messages of the clients that are not

@@ -18,6 +18,7 @@ from fedtailor._files import atomic_write
 from fedtailor._printable import say
 from fedtailor.protocol import require
 from fedtailor.remote.flower import is_untrusted, unwrap, wrap
+from fedtailor.remote.run_log import info_of
 
 if TYPE_CHECKING:
     from flwr.app import Message
@@ -311,7 +312,7 @@ def answer_messages(
                 with atomic_write(node_id_file) as temporary:
                     temporary.write_text(str(node_id))
                 first_refusal, last_problem = None, ""
-                log(f"connected to {connection.address}")
+                info_of(log)(f"connected to {connection.address}")
                 _serve(connection, respond, stop)
             except Disconnected as error:
                 # Log a repeated problem once.

@@ -17,8 +17,10 @@ from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.examples import federation_of, split_rows
 from fedtailor.remote.job import Job
 from fedtailor.remote.messages import Request
+from fedtailor.remote.origin import OwnOrigin
 from fedtailor.remote.plan import plan_of
 from fedtailor.remote.refusals import Refusal, Refused, refuse_unless, refusing
+from fedtailor.remote.releases import RELEASE, talk
 from fedtailor.remote.statistics import (
     ClientTable,
     Statistics,
@@ -66,12 +68,14 @@ class JobHandler:
         make_handler: function from the client's federation and store to the handler of
             rounds; `RoundHandler` by default.
         account: what the client has answered and spent (see `RoundHandler`).
+        log: called with lines for the user.
 
     Raises:
         ValueError: the file does not fit the job.
 
     Attributes:
         sizes: [3] numbers of training, validation and test rows.
+        origin: where the answers come from.
     """
 
     def __init__(
@@ -82,6 +86,7 @@ class JobHandler:
         store: ClientStore,
         make_handler: Callable[[Federation, ClientStore], RequestHandler] | None = None,
         account: ClientAccount | None = None,
+        log: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._job, self._name = job, name
         self._store, self._make_work = store, make_handler
@@ -94,16 +99,21 @@ class JobHandler:
         self._rounds: RequestHandler | None = None
         if not job.schema.federated:
             rows = read_rows(data, job.schema)
+            content = [np.asarray(rows.x).tobytes(), np.asarray(rows.y).tobytes()]
             self._split = split_rows(len(rows.y), job.schema, job.seed, name)
             self._begin(rows)
         else:
             self._table = read_table(data, job.schema)
+            cells = self._table.frame.write_csv().encode()
+            content = [cells, np.asarray(self._table.y).tobytes()]
             self._split = split_rows(len(self._table.y), job.schema, job.seed, name)
             # A client that is restarted continues with the same preprocessing.
             self._taken = Statistics.load(store.directory, job.schema)
             if self._taken is not None and not self._taken.needs_input_sums(job.schema):
                 self._begin(self._convert(self._taken), self._taken)
         self.sizes = np.array([len(self._split[split]) for split in SPLITS], np.int64)
+        content += [self._split[split].tobytes() for split in SPLITS]
+        self.origin = OwnOrigin(store.client_directory, store.directory, content, log)
 
     def __call__(self, request: Request) -> Mapping[str, np.ndarray]:
         """Answer a request.
@@ -112,7 +122,18 @@ class JobHandler:
             Refused: the client does not do the task.
         """
         if request.task == HELLO:
-            return {"rows": self.sizes}
+            release = request.algorithm.get("release")
+            refuse_unless(
+                isinstance(release, str) and talk(release, RELEASE),
+                Refusal.OTHER_RELEASE,
+                f"the coordinator runs release {release!r} of fedtailor, and this"
+                f" machine {RELEASE}; both need the same minor version: install it here"
+                " or there",
+            )
+            return {
+                "rows": self.sizes,
+                "release": np.frombuffer(RELEASE.encode(), np.uint8),
+            }
         if request.task in (STATISTICS, INPUTS, AGREED):
             return self._preprocess(request)
         refuse_unless(

@@ -184,7 +184,8 @@ class Policy:
         used = (*job.schema.columns, job.schema.target)
         words = {
             "rounds": [
-                f"at most {rounds} of the job's {job.rounds}, in {self.runs} runs"
+                f"at most {rounds} of the job's {job.rounds} in a run, and"
+                f" {self.runs} runs"
             ],
             "updates": [
                 f"seen in sums over {self.least_clients} clients or more, {own}"
@@ -301,9 +302,8 @@ hours = {hours}
 
 def _listed(names: Sequence[str], most: int = 12) -> str:
     """The first of some names, and how many there are if these are not all."""
-    if len(names) <= most:
-        return ", ".join(names)
-    return f"{', '.join(names[:most])}, ... ({len(names)} in all)"
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown}, ... ({len(names)} in all)"
 
 
 def _has_open_probe(job: Job) -> bool:

@@ -13,12 +13,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 
+from fedtailor.remote.releases import RELEASE
+
 
 class Refusal(StrEnum):
     """The codes of refusals; nothing else about a refusal leaves a client."""
 
     UNREADABLE = "unreadable"
     MALFORMED = "malformed"
+    OTHER_RELEASE = "other-release"
     OTHER_JOB = "other-job"
     OTHER_CLIENT = "other-client"
     OTHER_METHOD = "other-method"
@@ -52,6 +55,10 @@ class Refusal(StrEnum):
 _EXPLANATIONS = {
     Refusal.UNREADABLE: "it cannot read the request; both sides need the same release",
     Refusal.MALFORMED: "the arrays of the request are not well formed, or too large",
+    Refusal.OTHER_RELEASE: (
+        f"it runs a release of fedtailor that does not talk to {RELEASE} here; both need"
+        " the same minor version"
+    ),
     Refusal.OTHER_JOB: "the job there differs from the coordinator's; copy its job.toml",
     Refusal.OTHER_CLIENT: "the request is for another client; one kit was copied",
     Refusal.OTHER_METHOD: (

@@ -46,6 +46,7 @@ from fedtailor.remote.wire import WORK, named, read_downlink
 from fedtailor.storage.export import export_models
 from fedtailor.storage.manifest import digest as data_digest
 from fedtailor.storage.personal_model import PersonalModel
+from fedtailor.tables.encoding import MIN_ROWS
 from fedtailor.training.privacy import delta_of
 
 NEWCOMER = "newcomer"
@@ -59,6 +60,9 @@ PERSONAL = "personal"
 
 `fedtailor.load_models` reads it.
 """
+
+SUMS = "sums.json"
+"""File with the weights of the secure sums in which this client has a part."""
 
 TASKS = ("probe", "client", "init_unseen", "personal", "evaluate", *STAGES)
 
@@ -96,7 +100,9 @@ class RoundHandler:
         self._rows = data_digest(federation).encode() if self._has_secret else b""
         self._sum_client: SecureSumClient | None = None
         if plan.sums is not None:
-            self._sum_client = SecureSumClient(federation.names[0], plan.sums)
+            self._sum_client = SecureSumClient(
+                federation.names[0], plan.sums, store.directory / SUMS
+            )
         # The state that `init_unseen` returned, and its (round, phase). It is needed
         # for the next requests only, and not written to disk.
         self._newcomer: tuple[tuple[int, int], Any] = ((-1, -1), None)
@@ -138,7 +144,9 @@ class RoundHandler:
             self._store_personal(on_host(answers.output))
         elif task == "evaluate":
             scores = named(on_host(answers.output), "scores")
-            return arrays | {name: array[0] for name, array in scores.items()}
+            return arrays | without_small_splits(
+                {name: array[0] for name, array in scores.items()}
+            )
         if request.reply:
             update = {kind: rows.host()[0] for kind, rows in answers.update.items()}
             if self._sum_client is not None and task == "client":
@@ -369,6 +377,19 @@ class RoundHandler:
             self._store.directory / PERSONAL,
             lambda path: export_models([model], path, own_examples=True),
         )
+
+
+def without_small_splits(scores: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Scores in which a split of fewer than `MIN_ROWS` rows is one without rows.
+
+    What a model makes of a single row tells its target.
+    """
+    kept = {}
+    for name, array in scores.items():
+        _, split, *_ = name.split("/")
+        is_small = int(scores[f"scores/{split}/count"]) < MIN_ROWS
+        kept[name] = np.zeros_like(array) if is_small else array
+    return kept
 
 
 def replace_directory(directory: Path, write: Callable[[Path], object]) -> None:

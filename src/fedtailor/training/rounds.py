@@ -262,6 +262,8 @@ class Rounds(Generic[ExecutorT]):
         """
         yield from self._start_next_phase_if_due()
         yield from self.probe_if_due()
+        if self.algorithm.asks_again(self.server):
+            yield from self._probe()
         if reporting is None:
             reporting = self.participation.sample(
                 self.population.ids, self._secret, self.round, self.population.sizes
@@ -454,13 +456,22 @@ class Rounds(Generic[ExecutorT]):
 
     def probe_if_due(self) -> Exchanges[None]:
         """Ask all clients for the statistic that the method needs before training, if it
-        needs one. This is done once in a phase.
+        needs one. This is done once in a phase; a method may ask again between rounds
+        (`Algorithm.asks_again`).
 
         Raises:
             Diverged: a client's answer is NaN or infinite; the probe is still due.
         """
-        if not self.phase.probe_is_due:
-            return
+        if self.phase.probe_is_due:
+            yield from self._probe()
+            self.phase.probe_is_due = False
+
+    def _probe(self) -> Exchanges[None]:
+        """Have all clients answer the probe.
+
+        Raises:
+            Diverged: a client's answer is NaN or infinite; the state is that before.
+        """
         all_clients = np.arange(len(self.population))
         cohort = self._cohort(self.executor.seen, all_clients, seen=True)
         downlink = self.algorithm.probe_downlink(self.server, cohort)
@@ -469,7 +480,6 @@ class Rounds(Generic[ExecutorT]):
         answers.require_finite()
         answered = replace(cohort, reporting=answers.reporting)
         self.server = self.algorithm.aggregate_probe(self.server, answers, answered)
-        self.phase.probe_is_due = False
         self._record_costs(self.ledger, "probe", exchange.downlink, answers)
 
     # helpers

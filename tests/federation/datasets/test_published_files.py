@@ -14,6 +14,7 @@ from fedtailor.federation.datasets import (
     emnist,
     fashion_mnist,
     femnist,
+    heart_disease,
     mnist_writers,
     sent140,
 )
@@ -118,3 +119,23 @@ def test_sent140():
     tokens = at_hand(sent140, "tokens", min_samples=5)
     federation = from_partition(tokens, Natural())
     assert len(federation) == 194 and federation.x.dtype == np.int32
+
+
+def test_the_hospitals_of_flamby():
+    data = at_hand(heart_disease)
+    assert data.x.shape == (740, 13) and data.x.dtype == np.float32
+    federation = from_partition(data, Natural(), test="published")
+    assert federation.names == ("cleveland", "hungarian", "switzerland", "va")
+    assert federation.train.sizes.tolist() == [199, 172, 30, 85]
+    assert federation.test.sizes.tolist() == [104, 89, 16, 45]
+    assert data.client is not None and data.test is not None
+    for name in federation.names:
+        train = data.x[(data.client == name) & ~data.test]
+        np.testing.assert_allclose(train.mean(axis=0), 0, atol=1e-6)
+        varies = train.std(axis=0) > 0
+        np.testing.assert_allclose(train.std(axis=0, ddof=1)[varies], 1, rtol=1e-5)
+        # The split is stratified where each class has three rows.
+        own = data.y[data.client == name]
+        test = data.y[(data.client == name) & data.test]
+        if np.bincount(own, minlength=2).min() > 2:
+            assert abs(test.mean() - own.mean()) < 0.01

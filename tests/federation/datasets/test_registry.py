@@ -40,7 +40,7 @@ def test_a_new_data_set_is_one_file(tmp_path, monkeypatch):
 
 def test_the_data_sets_are_functions_of_the_package_by_their_names():
     expected = (
-        "cifar10 density digits emnist fashion_mnist femnist gaussian mnist"
+        "cifar10 density digits emnist fashion_mnist femnist gaussian heart_disease mnist"
         " mnist_writers school sent140 synthetic synthetic_mixture"
     )
     assert sorted(DATASETS) == expected.split()

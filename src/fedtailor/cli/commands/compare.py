@@ -159,11 +159,11 @@ def _print_plan(comparison: Comparison, options: Options) -> int:
                 parameters = settings_text(setting.parameters)
                 label = ", ".join(filter(None, [entry.algorithm, parameters]))
                 say(f"{label} on {entry.scenario}: {setting.error}")
+    unit = "device" if devices == 1 else "devices"
     say(
-        f"About {duration(content['training_seconds'])} on"
-        f" {devices} {'device' if devices == 1 else 'devices'} as busy as now"
-        f" ({content['core_hours']:.2g} core hours), and"
-        f" {duration(content['compile_seconds'])} to compile."
+        f"About {duration(content['training_seconds'])} on {devices} {unit} as busy as"
+        f" now ({content['core_hours']:.2g} core hours);"
+        f" compiling: {duration(content['compile_seconds'])}."
     )
     return 0
 
@@ -174,9 +174,9 @@ PLAN_HEADERS = (
 )
 
 
-def _plan_cells(entry: PlannedEntry) -> list[str | int]:
+def _plan_cells(entry: PlannedEntry) -> list[str]:
     """The cells of an entry in the table of a plan."""
-    counts = [entry.runs, entry.finished, entry.rounds]
+    counts = [str(entry.runs), str(entry.finished), str(entry.rounds)]
     times = ["-", "-", "-"]
     if entry.finished < entry.runs:
         times = [

@@ -15,6 +15,7 @@ from fedtailor.federation.datasets.download import is_offline, set_offline
 from fedtailor.federation.datasets.emnist import emnist
 from fedtailor.federation.datasets.femnist import femnist
 from fedtailor.federation.datasets.gaussian import gaussian
+from fedtailor.federation.datasets.heart_disease import heart_disease
 from fedtailor.federation.datasets.mnist import fashion_mnist, mnist, mnist_writers
 from fedtailor.federation.datasets.registry import DATASETS, discover, find, register
 from fedtailor.federation.datasets.school import school
@@ -37,6 +38,7 @@ __all__ = [
     "femnist",
     "find",
     "gaussian",
+    "heart_disease",
     "is_offline",
     "mnist",
     "mnist_writers",

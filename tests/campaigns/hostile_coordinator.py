@@ -1,5 +1,6 @@
 """A coordinator that asks whatever it likes; the client is a real process."""
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -75,6 +76,18 @@ class _Target:
             self.process.stop()
         self.process = None
 
+    def another(self) -> None:
+        """Start a second client with the same kit."""
+        log = self._folder / "log-of-another"
+        self._make(self._kit, self.federation.files[TARGET], log).stop()
+
+    def restart_with_other_rows(self) -> None:
+        """Start the client again, with the rows of another one."""
+        assert self.process is not None
+        self.process.stop()
+        log = self._folder / "log-of-other-rows"
+        self.process = self._make(self._kit, self.federation.files["b"], log)
+
     @property
     def states(self) -> set[str]:
         """Files of states in the client's directory."""
@@ -128,7 +141,48 @@ class HostileCoordinator:
         if changed:
             target.stop()  # it was led on: what it answers next depends on that
 
-    def full_disk(self, rng: np.random.Generator) -> None:
+    def client_process(self, rng: np.random.Generator) -> None:
+        """The same of a real process, and a disk that is full for one message."""
+        self.hostile_coordinator(rng)
+        self._full_disk(rng)
+
+    def doubled(self, rng: np.random.Generator) -> None:
+        """A second client with the same kit: it is refused in one line, and the first
+        one goes on.
+        """
+        target = self._begun(rng)
+        try:
+            target.another()
+        except ValueError as error:
+            assert "another process works in" in str(error) and "\n" not in str(error)
+        else:
+            raise AssertionError(f"{target.kind}: two clients work with one kit")
+        target.go_on()
+
+    def other_rows(self, rng: np.random.Generator) -> None:
+        """A client that is started again with other rows says so in its log."""
+        target = self._begun(rng)
+        target.restart_with_other_rows()
+        assert target.process is not None
+        body, expected = target.talk[target.place]
+        answer = target.process.ask(body)
+        said = target.process.said()
+        told = re.search(
+            r"other rows|rows.*(changed|differ)|(changed|differ).*rows", said
+        )
+        target.stop()
+        assert told or decode_reply(answer).refusal, (
+            f"{target.kind}: other rows are taken without a word: {said[-600:]}"
+        )
+
+    def _begun(self, rng: np.random.Generator) -> _Target:
+        """A client that has answered some messages, and is to answer more."""
+        target = self._target(self._jobs[int(rng.integers(len(self._jobs)))])
+        if target.process is None or target.place >= len(target.talk) - 1:
+            target.start(int(rng.integers(1, len(target.talk) - 1)))
+        return target
+
+    def _full_disk(self, rng: np.random.Generator) -> None:
         """An honest message while no file can grow; then there is room again."""
         target = self._target(self._jobs[int(rng.integers(len(self._jobs)))])
         process = target.process

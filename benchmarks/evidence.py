@@ -335,6 +335,7 @@ def show(queue: Queue, names: Sequence[str]) -> None:
     table = Table("name", "state", "runs", "core h left", "fills", box=None)
     for column in table.columns[:4]:
         column.no_wrap = True
+    table.columns[4].overflow = "fold"
     total = 0.0
     errors = []
     for item in queue.items:
@@ -431,7 +432,8 @@ def main() -> int:
         timer = threading.Timer(60 * options.minutes, queue.stopping.set)
         timer.daemon = True
         timer.start()
-    os.nice(NICENESS)
+    # At least so nice, also where the shell is nice already.
+    os.nice(max(NICENESS - os.nice(0), 0))
     if options.cores is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-options.cores :])
     try:

@@ -29,6 +29,9 @@ EXAMPLES = 10
 """Inputs that are drawn from one seed."""
 
 
+MOST_BAD = 50
+"""Bad tries after which a campaign ends."""
+
 FEDERATION = (
     "hostile_coordinator",
     "hostile_client",
@@ -122,7 +125,7 @@ def main() -> int:
         tries = stack.enter_context(Tries(Path(name)))
         end, number = time.monotonic() + 60 * options.minutes, first
         kinds = options.only or KINDS
-        while time.monotonic() < end:
+        while time.monotonic() < end and len(bad) < MOST_BAD:
             for kind in kinds:
                 try:
                     if kind in INPUTS:

@@ -151,6 +151,7 @@ class HostileClient:
 
     def _federation(self, kind: str) -> MarkedFederation:
         if kind not in self._federations:
+            shutil.rmtree(self._folder / kind, ignore_errors=True)
             federation = MarkedFederation(kind, self._folder / kind)
             models = self._train(federation, None, 0.0, [], [])
             norms = [float(np.linalg.norm(model)) for model in models.values()]

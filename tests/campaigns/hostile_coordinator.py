@@ -37,6 +37,7 @@ class _Target:
         self, kind: str, folder: Path, make: Callable[[Path, Path, Path], Client]
     ) -> None:
         self.kind, self._folder, self._make = kind, folder, make
+        shutil.rmtree(folder, ignore_errors=True)  # of a try that could not begin
         folder.mkdir()
         self.federation = MarkedFederation(kind, folder / kind)
         self._snapshot, self._kit = folder / "snapshot", folder / TARGET
@@ -164,7 +165,7 @@ class HostileCoordinator:
         target = self._begun(rng)
         target.restart_with_other_rows()
         assert target.process is not None
-        body, expected = target.talk[target.place]
+        body, _ = target.talk[target.place]
         answer = target.process.ask(body)
         said = target.process.said()
         told = re.search(

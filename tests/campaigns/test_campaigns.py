@@ -123,7 +123,7 @@ def test_a_campaign_notices_what_leaves(marked, monkeypatch):
         return original(reply) + (b"zqfile" if reply.refusal else b"")
 
     monkeypatch.setattr("fedtailor.remote.transport.encode_reply", careless)
-    with pytest.raises(AssertionError, match="the answer holds .*zqfile"):
+    with pytest.raises(AssertionError, match=r"the answer holds .*zqfile"):
         for number in range(20):
             marked.hostile_coordinator(np.random.default_rng(number))
 

@@ -209,7 +209,8 @@ class Queue:
         else:
             report = ["fedtailor", "report", str(self.directory), item.name]
             report += ["--out", str(self.results), "--no-figures"]
-            if error := self._work(item, report, output):
+            error = self._work(item, report, output)
+            if error or self.stopping.is_set():
                 return error
         record = {
             "digest": digest,

@@ -359,7 +359,8 @@ def _commit() -> str:
     """The commit of the code, with "+" if files differ from it."""
     git = ["git", "-C", str(ROOT)]
     try:
-        commit = subprocess.check_output([*git, "rev-parse", "--short", "HEAD"])
+        command = [*git, "rev-parse", "--short", "HEAD"]
+        commit = subprocess.check_output(command, stderr=subprocess.DEVNULL)
         changed = subprocess.call([*git, "diff", "--quiet", "HEAD", "--", "src"])
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

@@ -223,6 +223,8 @@ def test_it_stops_after_some_minutes(folder):
 def test_what_is_stopped_is_not_done(script, folder, monkeypatch, program):
     items = script.read_queue(folder / "queue.toml")
     queue = script.Queue(items, folder / "state", folder / "results")
+    queue.directory.mkdir()
+    (queue.results / "grid").mkdir(parents=True)
 
     def work(queue, item, command, output):
         if program in command:

@@ -209,7 +209,8 @@ class Queue:
         else:
             report = ["fedtailor", "report", str(self.directory), item.name]
             report += ["--out", str(self.results), "--no-figures"]
-            if error := self._work(item, report, output):
+            error = self._work(item, report, output)
+            if error or self.stopping.is_set():
                 return error
         record = {
             "digest": digest,
@@ -335,6 +336,7 @@ def show(queue: Queue, names: Sequence[str]) -> None:
     table = Table("name", "state", "runs", "core h left", "fills", box=None)
     for column in table.columns[:4]:
         column.no_wrap = True
+    table.columns[4].overflow = "fold"
     total = 0.0
     errors = []
     for item in queue.items:
@@ -357,7 +359,8 @@ def _commit() -> str:
     """The commit of the code, with "+" if files differ from it."""
     git = ["git", "-C", str(ROOT)]
     try:
-        commit = subprocess.check_output([*git, "rev-parse", "--short", "HEAD"])
+        command = [*git, "rev-parse", "--short", "HEAD"]
+        commit = subprocess.check_output(command, stderr=subprocess.DEVNULL)
         changed = subprocess.call([*git, "diff", "--quiet", "HEAD", "--", "src"])
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
@@ -431,7 +434,8 @@ def main() -> int:
         timer = threading.Timer(60 * options.minutes, queue.stopping.set)
         timer.daemon = True
         timer.start()
-    os.nice(NICENESS)
+    # At least so nice, also where the shell is nice already.
+    os.nice(max(NICENESS - os.nice(0), 0))
     if options.cores is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-options.cores :])
     try:

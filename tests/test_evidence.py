@@ -98,7 +98,7 @@ def run(folder, *options, state="state"):
         Its exit code and its output.
     """
     queue = start(folder, *options, state=state)
-    output, _ = queue.communicate(timeout=400)
+    output, _ = queue.communicate(timeout=900)
     return queue.returncode, output
 
 
@@ -110,7 +110,7 @@ def metrics(folder):
 
 def wait_for(condition, process):
     """Wait until a condition holds while a process runs."""
-    for _ in range(1200):
+    for _ in range(6000):
         if condition():
             return
         assert process.poll() is None, process.stdout.read()
@@ -149,11 +149,11 @@ def test_a_queue_that_is_killed_goes_on_to_the_same_results(folder, finished, nu
     queue, state = start(folder), folder / "state"
     wait_for(lambda: any(state.glob(f"runs/*/*/{CHECKPOINT}")), queue)
     queue.send_signal(number)
-    output, _ = queue.communicate(timeout=120)
+    output, _ = queue.communicate(timeout=900)
     if number == signal.SIGTERM:
         assert queue.returncode == 0 and "stopped" in output
     # A queue that is killed takes its experiment along.
-    with FileLock(state / "worker.lock", timeout=60):
+    with FileLock(state / "worker.lock", timeout=900):
         assert len(list(state.glob(f"runs/*/*/{SUMMARY}"))) < 3
     assert not (folder / "results").exists()
     code, output = run(folder)
@@ -168,18 +168,21 @@ def test_a_queue_that_is_killed_goes_on_to_the_same_results(folder, finished, nu
 def test_what_fails_is_recorded_and_the_queue_goes_on(tmp_path):
     (tmp_path / "data.toml").write_text(MISSING_DATA)
     (tmp_path / "crash.py").write_text("import os\nprint('begun')\nos.abort()\n")
-    (tmp_path / "good.py").write_text("print('a table')\n")
+    (tmp_path / "good.py").write_text(
+        "import os\nprint(os.nice(0), len(os.sched_getaffinity(0)))\n"
+    )
     add(tmp_path, ITEM.format("absent", "absent"))
     add(tmp_path, ITEM.format("data", "data"))
     add(tmp_path, COMMAND.format("crash", tmp_path / "crash.py"))
     add(tmp_path, COMMAND.format("good", tmp_path / "good.py"))
-    code, output = run(tmp_path)
+    code, output = run(tmp_path, "--cores", "1")
     assert code == 1
     assert "absent: failed: cannot read" in output
     assert "data: failed: fedtailor:" in output and "school.csv.gz" in output
     assert f"crash: failed: ended by signal {signal.SIGABRT.value}" in output
     assert "good: done" in output
-    assert (tmp_path / "results" / "good" / "output.txt").read_text() == "a table\n"
+    niceness, cores = (tmp_path / "results/good/output.txt").read_text().split()
+    assert int(niceness) >= 10 and cores == "1"
     listed = run(tmp_path, "--list")[1].splitlines()
     states = {line.split()[0]: line.split()[1] for line in listed[1:5]}
     assert states == {
@@ -214,6 +217,23 @@ def test_it_stops_after_some_minutes(folder):
     code, output = run(folder, "--minutes", "0.001")
     assert code == 0 and "stopped; started again" in output
     assert not (folder / "results").exists()
+
+
+@pytest.mark.parametrize("program", ["compare", "report"])
+def test_what_is_stopped_is_not_done(script, folder, monkeypatch, program):
+    items = script.read_queue(folder / "queue.toml")
+    queue = script.Queue(items, folder / "state", folder / "results")
+    queue.directory.mkdir()
+    (queue.results / "grid").mkdir(parents=True)
+
+    def work(queue, item, command, output):
+        if program in command:
+            queue.stopping.set()
+        return ""
+
+    monkeypatch.setattr(script.Queue, "_work", work)
+    assert queue.run([]) == 0
+    assert not (folder / "results" / "grid" / "evidence.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ class _Privacy(_Table):
     sum_threshold: float = SecureSums.threshold
     sum_range: float = SecureSums.range
     probe: Literal["refused", "open"] = "refused"
-    sum_scope: Literal["run", "round"] = "run"
+    sum_scope: Literal["run", "round"] = SecureSums.scope
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from fedtailor.federation.datasets import (
     heart_disease,
     mnist_writers,
     sent140,
+    spoken_digits,
 )
 from fedtailor.federation.datasets import mnist as read_mnist
 
@@ -139,3 +140,15 @@ def test_the_hospitals_of_flamby():
         test = data.y[(data.client == name) & data.test]
         if np.bincount(own, minlength=2).min() > 2:
             assert abs(test.mean() - own.mean()) < 0.01
+
+
+def test_the_spoken_digits():
+    data = at_hand(spoken_digits)
+    assert data.x.shape == (3000, 98, 32, 1) and data.x.dtype == np.float32
+    assert data.client is not None and data.test is not None
+    speakers, counts = np.unique(data.client, return_counts=True)
+    assert len(speakers) == 6 and set(counts) == {500}
+    assert np.bincount(data.y).tolist() == [300] * 10 and data.test.sum() == 300
+    np.testing.assert_allclose(data.x.mean(axis=(1, 2, 3)), 0, atol=1e-4)
+    # Silence after a recording has the lowest energies.
+    assert data.x[:, -1].mean() < data.x[:, :20].mean()

@@ -176,7 +176,7 @@ PLAN_HEADERS = (
 
 def _plan_cells(entry: PlannedEntry) -> list[str]:
     """The cells of an entry in the table of a plan."""
-    counts = [str(entry.runs), str(entry.finished), str(entry.rounds)]
+    counts = [str(count) for count in (entry.runs, entry.finished, entry.rounds)]
     times = ["-", "-", "-"]
     if entry.finished < entry.runs:
         times = [

@@ -27,6 +27,7 @@ from fedtailor.experiments.scenarios.self_fl import (
     mnist_two_digits,
     sent140,
     sent140_words,
+    spoken_wake_word,
 )
 from fedtailor.experiments.scenarios.standard import (
     pfedme_mnist,
@@ -99,6 +100,7 @@ __all__ = [
     "school",
     "sent140",
     "sent140_words",
+    "spoken_wake_word",
     "table",
 ]
 

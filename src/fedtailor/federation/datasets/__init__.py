@@ -20,6 +20,7 @@ from fedtailor.federation.datasets.mnist import fashion_mnist, mnist, mnist_writ
 from fedtailor.federation.datasets.registry import DATASETS, discover, find, register
 from fedtailor.federation.datasets.school import school
 from fedtailor.federation.datasets.sent140 import sent140
+from fedtailor.federation.datasets.spoken_digits import spoken_digits
 from fedtailor.federation.datasets.store import MissingData, data_home
 from fedtailor.federation.datasets.synthetic import synthetic
 from fedtailor.federation.datasets.synthetic_mixture import synthetic_mixture
@@ -46,6 +47,7 @@ __all__ = [
     "school",
     "sent140",
     "set_offline",
+    "spoken_digits",
     "synthetic",
     "synthetic_mixture",
 ]

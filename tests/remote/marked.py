@@ -181,13 +181,14 @@ class MarkedClients:
         self.marks.add_word("Qznotes")
         frame.write_csv(path)
 
-    def store(self, name):
+    def store(self, name, directory="state"):
         """The client's states."""
-        return ClientStore(self.directory / f"state-{name}", self.job.identity)
+        return ClientStore(self.directory / f"{directory}-{name}", self.job.identity)
 
-    def client(self, name):
+    def client(self, name, directory="state"):
         """A client as it is after its process started."""
-        handler = JobHandler(self.job, name, self.files[name], self.store(name))
+        store = self.store(name, directory)
+        handler = JobHandler(self.job, name, self.files[name], store)
         self.handlers[name] = handler
         return Responder(
             self.job.identity,

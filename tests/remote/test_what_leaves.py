@@ -37,11 +37,22 @@ def test_nothing_of_a_marked_table_leaves_whatever_is_asked(
     hello = dict(requests[: len(NAMES)])
     for _ in range(150):
         client, body = requests[rng.integers(len(requests))]
-        reply = decode_reply(clients.tap.ask(client, hostile(rng, body)))
+        answer = clients.tap.ask(client, hostile(rng, body))
+        assert not clients.marks.found_in(answer)
+        reply = decode_reply(answer)
         assert isinstance(reply, Reply)
         answers += reply.refusal is None
         assert decode_reply(clients.tap.ask(client, hello[client])).refusal is None
-    assert answers < 150 and not clients.leaks()
+    assert answers < 150
+    # what a client is asked before it has agreed to anything
+    before = [it for it in requests if b"statistics" in it[1]]
+    for number in range(100):
+        client, body = before[rng.integers(len(before))]
+        fresh = clients.client(client, f"state{number}")
+        for changed in (hostile(rng, body), body):
+            clients.tap.sent.append((client, fresh(changed)))
+            assert not clients.marks.found_in(clients.tap.sent[-1][1])
+    assert not clients.leaks()
 
 
 def test_the_search_finds_what_leaves(tmp_path):

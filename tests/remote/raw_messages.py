@@ -159,7 +159,7 @@ def _change_statistics(rng, message):
     key = pick(rng, (*part, "squares", "mean", "count"))
     old = part.get(key)
     if isinstance(old, int | float) and rng.random() < 0.7:
-        value = old * pick(rng, (0, 0.5, 1e-39, 0.999999, 1.5, 1e12))
+        value = old * pick(rng, (0, 0.5, 1e-39, 1e-80, 1e-80, 0.999999, 1.5, 1e12))
         part[key] = int(value) if isinstance(old, int) else value
     elif isinstance(old, dict) and rng.random() < 0.7:
         old[pick(rng, ("Ms Jones", *old, *TEXTS))] = pick(rng, NUMBERS)

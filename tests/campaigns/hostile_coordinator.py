@@ -1,5 +1,6 @@
 """A coordinator that asks whatever it likes; the client is a real process."""
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,14 +10,16 @@ import numpy as np
 from campaigns.client_process import NO_ANSWER, ClientHere, ClientProcess
 from campaigns.grammar import Grammar, Message
 from campaigns.marked import JOBS, ROUNDS, TARGET, MarkedFederation
+from fedtailor._memory import total_memory
 from fedtailor.remote.job_work import TABLE_TASKS
 from fedtailor.remote.messages import decode_reply, decode_request
 from fedtailor.remote.refusals import Refusal
+from fedtailor.remote.request_size import MAX_SHARE
 from fedtailor.remote.work import TASKS
 
 Client = ClientHere | ClientProcess
 
-MORE_MEMORY = 2**29
+MORE_MEMORY = int(3 * MAX_SHARE * total_memory())
 """Bytes that hostile messages may cost a client at most."""
 
 MESSAGES = 12
@@ -34,6 +37,7 @@ class _Target:
         self, kind: str, folder: Path, make: Callable[[Path, Path, Path], Client]
     ) -> None:
         self.kind, self._folder, self._make = kind, folder, make
+        shutil.rmtree(folder, ignore_errors=True)  # of a try that could not begin
         folder.mkdir()
         self.federation = MarkedFederation(kind, folder / kind)
         self._snapshot, self._kit = folder / "snapshot", folder / TARGET
@@ -72,6 +76,18 @@ class _Target:
         if self.process is not None:
             self.process.stop()
         self.process = None
+
+    def another(self) -> None:
+        """Start a second client with the same kit."""
+        log = self._folder / "log-of-another"
+        self._make(self._kit, self.federation.files[TARGET], log).stop()
+
+    def restart_with_other_rows(self) -> None:
+        """Start the client again, with the rows of another one."""
+        assert self.process is not None
+        self.process.stop()
+        log = self._folder / "log-of-other-rows"
+        self.process = self._make(self._kit, self.federation.files["b"], log)
 
     @property
     def states(self) -> set[str]:
@@ -126,7 +142,48 @@ class HostileCoordinator:
         if changed:
             target.stop()  # it was led on: what it answers next depends on that
 
-    def full_disk(self, rng: np.random.Generator) -> None:
+    def client_process(self, rng: np.random.Generator) -> None:
+        """The same of a real process, and a disk that is full for one message."""
+        self.hostile_coordinator(rng)
+        self._full_disk(rng)
+
+    def doubled(self, rng: np.random.Generator) -> None:
+        """A second client with the same kit: it is refused in one line, and the first
+        one goes on.
+        """
+        target = self._begun(rng)
+        try:
+            target.another()
+        except ValueError as error:
+            assert "another process works in" in str(error) and "\n" not in str(error)
+        else:
+            raise AssertionError(f"{target.kind}: two clients work with one kit")
+        target.go_on()
+
+    def other_rows(self, rng: np.random.Generator) -> None:
+        """A client that is started again with other rows says so in its log."""
+        target = self._begun(rng)
+        target.restart_with_other_rows()
+        assert target.process is not None
+        body, _ = target.talk[target.place]
+        answer = target.process.ask(body)
+        said = target.process.said()
+        told = re.search(
+            r"other rows|rows.*(changed|differ)|(changed|differ).*rows", said
+        )
+        target.stop()
+        assert told or decode_reply(answer).refusal, (
+            f"{target.kind}: other rows are taken without a word: {said[-600:]}"
+        )
+
+    def _begun(self, rng: np.random.Generator) -> _Target:
+        """A client that has answered some messages, and is to answer more."""
+        target = self._target(self._jobs[int(rng.integers(len(self._jobs)))])
+        if target.process is None or target.place >= len(target.talk) - 1:
+            target.start(int(rng.integers(1, len(target.talk) - 1)))
+        return target
+
+    def _full_disk(self, rng: np.random.Generator) -> None:
         """An honest message while no file can grow; then there is room again."""
         target = self._target(self._jobs[int(rng.integers(len(self._jobs)))])
         process = target.process

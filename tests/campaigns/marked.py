@@ -228,8 +228,7 @@ class MarkedFederation:
 def train(job, transport, directory: Path, lines: list[str], **options):
     """Do what `federation serve` does with clients that are there."""
     connection = Connection(job, NAMES, transport)
-    greeting = wait_for_clients(connection, wait=600, log=lines.append)
-    rows = {name: reply.arrays["rows"] for name, reply in greeting.replies.items()}
+    rows = wait_for_clients(connection, wait=600, log=lines.append)
     statistics = agree_on_preprocessing(job, transport, rows, 600, None, lines.append)
     return coordinate(
         job,

@@ -476,6 +476,7 @@ def test_a_client_refuses_rounds_before_an_agreement(clients):
             sizes,
             clients.directory / "run",
             statistics=agreed,
+            patience=0.0,
             log=lines.append,
         )
     assert (

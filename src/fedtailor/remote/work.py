@@ -304,6 +304,11 @@ class RoundHandler:
                 Refusal.DIVERGED,
                 f"the model became NaN or infinite in round {request.round + 1}",
             ) from None
+        except ValueError as error:
+            # The method's function was given arrays that it does not take.
+            raise Refused(
+                Refusal.MALFORMED, f"the request does not fit the method: {error}"
+            ) from None
 
     def _state(self, request: Request, algorithm: Algorithm) -> Any:
         """The state that a request starts from, with a leading client axis [1, ...]."""

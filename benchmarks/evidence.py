@@ -209,7 +209,8 @@ class Queue:
         else:
             report = ["fedtailor", "report", str(self.directory), item.name]
             report += ["--out", str(self.results), "--no-figures"]
-            if error := self._work(item, report, output):
+            error = self._work(item, report, output)
+            if error or self.stopping.is_set():
                 return error
         record = {
             "digest": digest,
@@ -358,7 +359,8 @@ def _commit() -> str:
     """The commit of the code, with "+" if files differ from it."""
     git = ["git", "-C", str(ROOT)]
     try:
-        commit = subprocess.check_output([*git, "rev-parse", "--short", "HEAD"])
+        command = [*git, "rev-parse", "--short", "HEAD"]
+        commit = subprocess.check_output(command, stderr=subprocess.DEVNULL)
         changed = subprocess.call([*git, "diff", "--quiet", "HEAD", "--", "src"])
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

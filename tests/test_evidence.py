@@ -219,6 +219,23 @@ def test_it_stops_after_some_minutes(folder):
     assert not (folder / "results").exists()
 
 
+@pytest.mark.parametrize("program", ["compare", "report"])
+def test_what_is_stopped_is_not_done(script, folder, monkeypatch, program):
+    items = script.read_queue(folder / "queue.toml")
+    queue = script.Queue(items, folder / "state", folder / "results")
+    queue.directory.mkdir()
+    (queue.results / "grid").mkdir(parents=True)
+
+    def work(queue, item, command, output):
+        if program in command:
+            queue.stopping.set()
+        return ""
+
+    monkeypatch.setattr(script.Queue, "_work", work)
+    assert queue.run([]) == 0
+    assert not (folder / "results" / "grid" / "evidence.json").exists()
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

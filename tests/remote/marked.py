@@ -11,7 +11,11 @@ from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.coordinate import coordinate
 from fedtailor.remote.job import read_job
 from fedtailor.remote.job_work import JobHandler
-from fedtailor.remote.service import agree_on_preprocessing
+from fedtailor.remote.service import (
+    Connection,
+    agree_on_preprocessing,
+    wait_for_clients,
+)
 from fedtailor.remote.transport import LoopbackTransport, Responder
 
 NAMES = ("a", "b", "c", "d", "e")
@@ -195,7 +199,7 @@ class MarkedClients:
 
     def train(self):
         """All that an honest coordinator does: agree, train, serve a newcomer."""
-        sizes = {name: handler.sizes for name, handler in self.handlers.items()}
+        sizes = wait_for_clients(Connection(self.job, NAMES, self.tap), wait=60)
         statistics = agree_on_preprocessing(self.job, self.tap, SEEN, wait=60)
         self._mark_inputs(statistics, SEEN)
         run = self.directory / "run"

@@ -110,8 +110,9 @@ def test_a_run_is_seen_from_outside(tmp_path):
         )
         metrics = get(address, "/metrics")
         assert get(address, "/health") == "delivering\n"
-        with pytest.raises(urllib.error.HTTPError, match="404"):
+        with pytest.raises(urllib.error.HTTPError, match="404") as answer:
             get(address, "/job")
+        answer.value.close()
     assert [status.round for status in seen] == [1, 2, 3]
     last = seen[-1]
     assert (last.asked, last.answered, last.online, last.rounds) == (4, 3, 4, 3)
@@ -142,6 +143,7 @@ def test_a_superlink_that_ended_is_not_healthy():
         with pytest.raises(urllib.error.HTTPError) as answer:
             get(address, "/health")
         assert answer.value.code == 503
+        answer.value.close()
 
 
 def test_an_address_of_a_monitor_that_is_none_or_in_use_is_said(tmp_path):

@@ -1,5 +1,6 @@
 """A client's policy: what it refuses, and what it says."""
 
+import dataclasses
 from datetime import datetime
 from types import SimpleNamespace
 
@@ -236,6 +237,8 @@ def test_the_policy_is_said_in_plain_words(tmp_path):
         "columns     age, ward, label",
         "hours       20:00-06:00",
     ]
+    job = dataclasses.replace(job, evaluate=True)
+    assert "(this job also sends its own sums of losses)" in Policy().describe(job)[2]
     noisy = job_of(tmp_path, privacy=NOISY)
     many = tuple(f"a column number {number}" for number in range(30))
     policy = Policy(

@@ -63,15 +63,19 @@ WARDS = {
     "b": ["medicine", "eye"],
     "c": ["surgery", "Ms Jones"],
 }
+ROWS = 80
 
 
-def rows_of(name, count=40):
-    """A table with gaps, text, dates and columns that nobody asked for; "Ms Jones"
-    stands in four rows only.
+def rows_of(name, count=ROWS):
+    """A table with gaps, text, dates and columns that nobody asked for; every "Ms Jones"
+    stands in one row only.
     """
     rng = np.random.default_rng(NAMES.index(name))
     age = np.round(rng.normal(50 + 10 * NAMES.index(name), 5, count), 1)
-    ward = np.where(np.arange(count) % 20 < (10 if name != "c" else 18), *WARDS[name])
+    ward = [
+        WARDS[name][place % 20 >= (10 if name != "c" else 16)] for place in range(count)
+    ]
+    ward = [f"{it} {place}" if "Ms" in it else it for place, it in enumerate(ward)]
     frame = pl.DataFrame(
         {
             "age": [
@@ -144,7 +148,7 @@ def train_rows(clients):
     job = clients.job
     return pl.concat(
         read_table(path, job.schema).frame[
-            split_rows(40, job.schema, job.seed, name)["train"]
+            split_rows(ROWS, job.schema, job.seed, name)["train"]
         ]
         for name, path in clients.files.items()
     )
@@ -213,6 +217,38 @@ def test_no_rare_category_and_no_row_leaves_a_client(clients):
     )
     assert not any(b"Jones" in body or b"private" in body for _, body in heard)
     assert all(set(it) == {"format", "columns", "target"} for it in told.values())
+
+
+def test_clients_with_few_values_each_are_told_so_in_one_line(clients):
+    """VA's `ca`: the values of one or two patients would follow from their sums."""
+    for name, path in clients.files.items():
+        frame = rows_of(name)
+        age = [None] * (ROWS - 4) + frame["age"][-4:].to_list()
+        frame.with_columns(age=pl.Series(age)).write_csv(path)
+    transport = clients.start()
+    for work in clients.work.values():
+        told = work._table.statistics(work._split["train"]).columns["age"]
+        assert (told.count, told.mean, told.squares) == (0, 0.0, 0.0)
+    said = (
+        r"^column 'age' has values in fewer than 5 training rows of every client; take"
+        r" it out of the job$"
+    )
+    with pytest.raises(ValueError, match=said):
+        agree_on_preprocessing(clients.job, transport, NAMES, wait=60)
+
+
+def test_a_client_below_the_least_count_uses_what_the_others_told(clients):
+    frame = rows_of("a")
+    age = [None] * (ROWS - 4) + frame["age"][-4:].to_list()
+    frame.with_columns(age=pl.Series(age)).write_csv(clients.files["a"])
+    agreed = agree_on_preprocessing(clients.job, clients.start(), NAMES, wait=60)
+    others = [
+        work._table.statistics(work._split["train"]).columns["age"]
+        for name, work in clients.work.items()
+        if name != "a"
+    ]
+    assert agreed.columns["age"].mean == (others[0] + others[1]).mean
+    assert np.isfinite(clients.work["a"]._table.rows(agreed).x).all()
 
 
 def test_a_job_over_raw_tables_is_its_simulation_and_predicts_raw_rows(clients, capsys):
@@ -291,7 +327,8 @@ def test_inputs_are_decorrelated_as_those_of_one_table_are(clients):
     agreed = agree_on_preprocessing(clients.job, clients.start(), NAMES[::-1], wait=60)
     schema = clients.job.schema
     rows = {
-        name: split_rows(40, schema, clients.job.seed, name)["train"] for name in NAMES
+        name: split_rows(ROWS, schema, clients.job.seed, name)["train"]
+        for name in NAMES
     }
     tables = {name: read_table(path, schema) for name, path in clients.files.items()}
     correlated = np.concatenate(
@@ -354,14 +391,14 @@ def test_a_client_with_few_rows_tells_no_products(clients):
     ("change", "said"),
     [
         (
-            {"age": ["x"] + ["1"] * 39},
+            {"age": ["x"] + ["1"] * (ROWS - 1)},
             "a.csv, row 1: 'age' is 'x', which is no number; mend it",
         ),
         (
-            {"risk": ["none"] * 40},
+            {"risk": ["none"] * ROWS},
             "a.csv, row 1: 'risk' is 'none'; the job knows low, high",
         ),
-        ({"cost": [None] * 40}, "'cost'"),
+        ({"cost": [None] * ROWS}, "'cost'"),
     ],
 )
 def test_a_cell_that_does_not_fit_is_named(clients, change, said):
@@ -439,6 +476,7 @@ def test_a_client_refuses_rounds_before_an_agreement(clients):
             sizes,
             clients.directory / "run",
             statistics=agreed,
+            patience=0.0,
             log=lines.append,
         )
     assert (

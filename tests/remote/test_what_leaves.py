@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedtailor.remote.messages import Reply, decode_reply
-from remote.marked import MarkedClients
+from remote.marked import NAMES, MarkedClients
 from remote.raw_messages import Raw, hostile
 
 SECURE = "secure_aggregation = true"
@@ -28,20 +28,19 @@ def test_nothing_of_a_marked_table_leaves_whatever_is_asked(
     clients = MarkedClients(tmp_path, method, privacy, decorrelate)
     clients.train()
     asked = {Raw.of(body).envelope["task"] for _, body in clients.tap.requests}
-    expected = {"statistics", "agreed", "client", "evaluate", "personal"}
+    expected = {"hello", "statistics", "agreed", "client", "evaluate", "personal"}
     assert expected <= asked
     assert not any(clients.logs.values()) and not clients.leaks()
 
     rng, answers = np.random.default_rng(7), 0
     requests = clients.tap.requests.copy()
+    hello = dict(requests[: len(NAMES)])
     for _ in range(150):
         client, body = requests[rng.integers(len(requests))]
         reply = decode_reply(clients.tap.ask(client, hostile(rng, body)))
         assert isinstance(reply, Reply)
         answers += reply.refusal is None
-        hello = Raw.of(body)
-        hello.envelope["task"] = "hello"
-        assert decode_reply(clients.tap.ask(client, bytes(hello))).refusal is None
+        assert decode_reply(clients.tap.ask(client, hello[client])).refusal is None
     assert answers < 150 and not clients.leaks()
 
 

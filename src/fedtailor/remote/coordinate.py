@@ -107,6 +107,12 @@ def coordinate(
         plan.sums.check_client_count(
             plan.algorithm, job.participation.reporters(len(seen)), len(seen)
         )
+        if plan.sums.scope == "run" and job.minimum < len(seen):
+            log(
+                f"each round needs the answers of all {len(seen)} clients, as sums of"
+                ' different clients show single ones; sum_scope = "round" in [privacy]'
+                f" needs {job.minimum}, and hides a client in each round by itself only"
+            )
     continued = store.open(_manifest(job, plan, seen_rows, evaluate_every), resume)
     try:
         executor = RemoteExecutor(

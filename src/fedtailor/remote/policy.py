@@ -98,11 +98,12 @@ class Policy:
         """Check that the policy allows a job.
 
         Raises:
-            ValueError: it does not; the line says all reasons.
+            Refused: it does not; the line says all reasons.
         """
         reasons = list(self._against(job))
-        require(
+        refuse_unless(
             not reasons,
+            Refusal.POLICY,
             f"the policy here does not allow this job: {'; '.join(reasons)}. Change"
             f" {POLICY} in the kit (join KIT --init-policy writes it), or agree on"
             " another job",
@@ -188,7 +189,8 @@ class Policy:
                 f" {self.runs} runs"
             ],
             "updates": [
-                f"seen in sums over {self.least_clients} clients or more, {own}"
+                f"seen in sums over {self.least_clients} clients or more, {own}",
+                *(["(this job also sends its own sums of losses)"] * job.evaluate),
             ],
             "epsilon": [
                 f"at most {self.epsilon:g} over all runs and jobs",

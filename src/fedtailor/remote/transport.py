@@ -319,7 +319,7 @@ def answer_message(
     request, reply, message = _answer(body, answer, log)
     try:
         record(request, reply, message)
-    except (OSError, ValueError) as error:
+    except Exception as error:
         log(f"an answer was not sent, as it cannot be recorded: {error}")
         return encode_reply(Reply.to(request, refusal=Refusal.NO_AUDIT))
     return message

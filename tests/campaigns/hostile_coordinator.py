@@ -13,6 +13,7 @@ from campaigns.marked import JOBS, ROUNDS, TARGET, MarkedFederation
 from fedtailor._memory import total_memory
 from fedtailor.remote.job_work import TABLE_TASKS
 from fedtailor.remote.messages import decode_reply, decode_request
+from fedtailor.remote.origin import DIGITS
 from fedtailor.remote.refusals import Refusal
 from fedtailor.remote.request_size import MAX_SHARE
 from fedtailor.remote.secure_sums import STAGES
@@ -41,7 +42,7 @@ class _Target:
         shutil.rmtree(folder, ignore_errors=True)  # of a try that could not begin
         folder.mkdir()
         self.federation = MarkedFederation(kind, folder / kind)
-        self._snapshot, self._kit = folder / "snapshot", folder / TARGET
+        self._snapshot, self._kit = folder / "snapshot", self.federation.kit(TARGET)
         recorded = self.federation.record(self._snapshot)
         self.talk = [(_without_deadline(body), answer) for body, answer in recorded]
         # Keys of sums are drawn in each process, so that what follows them differs.
@@ -293,10 +294,14 @@ def _last_refusal(said: str) -> str:
 
 
 def _same(answer: bytes, expected: bytes) -> bool:
-    """Whether two answers are equal; the order of their arrays is not a part of them."""
+    """Whether two answers are equal, but for the order of their arrays, and for the
+    place from which they come: the client's directory is made anew.
+    """
     if NO_ANSWER in (answer, expected):
         return answer == expected
     one, other = Message.of(answer), Message.of(expected)
+    for message in (one, other):
+        message.envelope["origin"] = message.envelope["origin"][DIGITS:]
     return one.envelope == other.envelope and one.arrays == other.arrays
 
 

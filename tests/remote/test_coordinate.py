@@ -191,7 +191,9 @@ def test_waiting_for_clients_has_an_end(tmp_path, no_pause):
 def test_a_newcomer_that_is_away_does_not_end_the_others_training(tmp_path):
     """Its probe would be needed to serve it, and nothing else."""
     data = classification(4, unseen=[False, False, True, True])
-    ours = Remote(UCFL(sgd=PLAIN, streams=1, warm=0), data, softmax_model("float32"), tmp_path)
+    ours = Remote(
+        UCFL(sgd=PLAIN, streams=1, warm=0), data, softmax_model("float32"), tmp_path
+    )
     away = data.names[2]
     clients = dict(ours.responders) | {away: lambda body: b"lost"}
     training = ours.training(ours.executor(LoopbackTransport(clients)))

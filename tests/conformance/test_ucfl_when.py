@@ -151,6 +151,25 @@ def test_candidates_of_a_batch_start_where_the_warm_up_ends():
             np.testing.assert_array_equal(candidate.initial, before[0])
 
 
+def test_clients_that_differ_without_groups_have_a_stream_each():
+    """Centres at equal distances, far apart."""
+    with float64():
+        federation = hidden_groups(np.zeros(CLIENTS, int))
+        y = federation.y.copy()
+        y[:, 1] += np.repeat(np.linspace(-40, 40, CLIENTS), SAMPLES)
+        federation, model = replace(federation, y=y), quadratic_model(1)
+        auto, each, literal = (
+            train(method, federation, model, 21)
+            for method in (
+                UCFL(SLOW, streams="auto"),
+                UCFL(SLOW),
+                UCFL(SLOW, streams="auto", warm=0),
+            )
+        )
+        np.testing.assert_array_equal(personal(auto), personal(each))
+    assert auto.server.one_for_each and not literal.server.one_for_each
+
+
 # the overall test
 # --------------------------------------------------------------------------------------
 

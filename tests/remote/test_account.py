@@ -57,10 +57,18 @@ def test_another_request_for_a_round_is_refused_and_the_same_is_not(tmp_path):
             {"reply": False},
             {"state_round": 0},
             {"algorithm": {"phase": 0, "newcomer": True}},
+            {"algorithm": {"phase": 1}},
         ):
             assert refusal(again, request(**change)) == Refusal.ANSWERED
         for free in ({"round": 1}, {"task": "evaluate"}, {"run": "bb"}):
             again.check(request(arrays={"stream/model": OTHER}, **free))
+
+
+def test_two_phases_may_probe_in_one_round(tmp_path):
+    account = ClientAccount(tmp_path)
+    account.record(request(task="probe"))
+    account.check(request(task="probe", algorithm={"phase": 1}))
+    assert refusal(account, request(task="probe", reply=False)) == Refusal.ANSWERED
 
 
 @pytest.mark.parametrize(

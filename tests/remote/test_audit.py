@@ -153,9 +153,10 @@ def test_commands_write_and_show_the_policy_and_the_log(kit, capsys):
     messages = [respond(body()), respond(body("hello"))]
     code, said, _ = run(capsys, "audit", kit)
     heading, first, second, total, *_ = said.splitlines()
-    assert heading.split() == ["time", "run", "round", "kind", "bytes", "sha256"]
-    assert first.split()[1:4] == ["ab12", "4", "client"]
-    assert second.endswith("refused: policy")
+    assert heading.startswith("time (UTC)") and heading.endswith("sha256  refused")
+    assert first.split()[2:5] == ["ab12", "4", "client"]
+    assert second.endswith(f"{hashlib.sha256(messages[1]).hexdigest()[:6]}  policy")
+    assert heading.index("refused") == second.index("policy")
     count = sum(map(len, messages))
     assert total == f"2 messages with {count:,} bytes left north, 1 of them refusals"
     assert all(len(line) <= 80 for line in (heading, first, second))

@@ -17,6 +17,7 @@ from fedtailor.remote.messages import Request, decode_reply, encode_request
 from fedtailor.remote.plan import plan_of
 from fedtailor.remote.policy import POLICY
 from fedtailor.remote.refusals import Refusal
+from fedtailor.remote.secure_sums import KEYS, SHARES, STAGES, SUM
 from remote.jobs import JOB, NAMES, Clients
 from remote.test_coordinate import Dies
 
@@ -27,13 +28,21 @@ uplink = [{{ use = "gaussian-noise", by = "client", multiplier = 4.0 }}]
 """
 
 
+SUMS = """
+[privacy]
+evaluate = false
+secure_aggregation = true
+"""
+
+
 class Kits(Clients):
     """Clients with a kit each; their job adds noise."""
 
     policy = "secure_aggregation_only = false\n"
+    privacy = NOISE
 
     def set_rounds(self, rounds):
-        self.path.write_text((JOB + NOISE).format(rounds=rounds))
+        self.path.write_text((JOB + self.privacy).format(rounds=rounds))
         self.job = read_job(self.path)
 
     def kit(self, name):
@@ -172,6 +181,41 @@ def test_a_job_that_was_sent_again_with_other_settings_goes_on_with_the_account(
     assert clients.ask("a").arrays
     assert clients.epsilon("a") > before
     assert "in 2 runs of 2 jobs" in account_of(clients.kit("a")).describe()[0]
+
+
+class Summed(Kits):
+    """Clients with the default policy; their job adds updates behind masks."""
+
+    policy, privacy = "", SUMS
+
+
+def test_clients_without_a_policy_of_their_own_take_part_in_sums(tmp_path):
+    clients = Summed(tmp_path / "wards", rounds=2)
+    training = clients.train(NAMES)
+    simulated = clients.simulated(NAMES, 2)
+    for name in NAMES:
+        np.testing.assert_allclose(
+            clients.personal(name).theta,
+            simulated.personal(name).theta,
+            rtol=1e-4,
+            atol=1e-5,
+        )
+    kinds = [entry["kind"] for entry in read_audit(clients.kit("a").state)]
+    assert training.round == 2
+    assert kinds == [*("client", *STAGES) * 2, "personal"]
+
+
+def test_sums_over_too_few_clients_are_refused_by_the_policy(tmp_path):
+    clients = Summed(tmp_path / "wards", rounds=2)
+    clients.policy = "least_clients = 4\n"
+    respond = clients.client("a")
+    description = plan_of(clients.job).describe(0)
+    name = {"name": "s", "kind": "model", "number": None}
+    assert clients.ask("a", respond).refusal is None
+    for stage, wanted in ((KEYS, None), (SHARES, Refusal.POLICY)):
+        settings = description | {SUM: name | {"among": ["a", "b", "c"]}}
+        reply = clients.ask("a", respond, task=stage, algorithm=settings, arrays={})
+        assert reply.refusal == wanted
 
 
 def test_a_job_that_the_policy_does_not_allow_is_not_begun(tmp_path):

@@ -11,7 +11,7 @@ from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.job_work import JobHandler
 from fedtailor.remote.origin import Origin, Origins
 from fedtailor.remote.releases import RELEASE, talk
-from fedtailor.remote.service import Connection, share_note, wait_for_clients
+from fedtailor.remote.service import Arrivals, Connection, share_note, wait_for_clients
 from fedtailor.remote.transport import LoopbackTransport, Responder, TooFewClients
 from remote.jobs import NAMES, Clients
 
@@ -194,3 +194,17 @@ def test_a_client_with_most_rows_is_named():
     assert share_note({"a": few, "b": few, "c": few}) is None
     assert share_note({"a": many, "b": few}) is None
     assert share_note({"a": many, "b": few, "c": few}).startswith("client a says")
+
+
+def test_clients_that_come_later_are_greeted_once(clients):
+    lines, processes = [], {name: Process(clients, name) for name in NAMES}
+    transport = LoopbackTransport(
+        {name: process.respond for name, process in processes.items()}
+    )
+    transport._clients["c"] = lambda body: b"nonsense"
+    connection = Connection(clients.job, NAMES[:2], transport)
+    arrivals = Arrivals(connection, None, log=lines.append)
+    assert list(arrivals(["a", "b"])) == ["d"]
+    assert lines[-1] == "client d has come, and is served as a newcomer"
+    assert len(lines) == 2 and lines[0].startswith("client c: ")
+    assert arrivals(["a", "b", "d"]) == {} and len(lines) == 2

@@ -1,5 +1,6 @@
 """A client's policy: what it refuses, and what it says."""
 
+import dataclasses
 from datetime import datetime
 from types import SimpleNamespace
 
@@ -228,7 +229,7 @@ def test_the_policy_is_said_in_plain_words(tmp_path):
     job = job_of(tmp_path)
     lines = Policy(rounds=5, least_clients=4, hours="20:00-06:00").describe(job)
     assert lines == [
-        "rounds      at most 5 of the job's 20, in 3 runs",
+        "rounds      at most 5 of the job's 20 in a run, and 3 runs",
         "updates     seen in sums over 4 clients or more, never this client's own",
         "epsilon     at most 10 over all runs and jobs",
         "            (this job adds no noise here: no epsilon covers what is sent)",
@@ -236,6 +237,8 @@ def test_the_policy_is_said_in_plain_words(tmp_path):
         "columns     age, ward, label",
         "hours       20:00-06:00",
     ]
+    job = dataclasses.replace(job, evaluate=True)
+    assert "(this job also sends its own sums of losses)" in Policy().describe(job)[2]
     noisy = job_of(tmp_path, privacy=NOISY)
     many = tuple(f"a column number {number}" for number in range(30))
     policy = Policy(

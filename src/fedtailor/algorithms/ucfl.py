@@ -105,7 +105,8 @@ class UCFL(Algorithm):
     last probe counts. Clients answer with sketches of 1,024 numbers, whose distances
     are those of the gradients to about 4 % (see `warm_up`). If an overall test does not
     find the gradients to differ at all, there is a single stream, and training goes on
-    as FedAvg.
+    as FedAvg. If they differ without clear groups, `streams="auto"` gives each client a
+    stream of its own.
 
     The choice of n_k, the number of samples of a batch in the variances, is not in the
     papers. A small n_k gives FedAvg, a large one training alone. One probe is enough
@@ -329,6 +330,19 @@ class UCFL(Algorithm):
                 return server
             if not clients_differ:
                 return self._one_for_all(server, probe)
+            if (
+                self.streams == "auto"
+                and self.trade_off is None
+                and not server.is_clear
+            ):
+                # They differ, but not by groups that could share a stream.
+                return replace(self, streams=None)._after_probe(server, answers, probe)
+        return self._after_probe(server, answers, probe)
+
+    def _after_probe(
+        self, server: BeforeProbe, answers: Answers, probe: Probe
+    ) -> UCFLState | Trial:
+        """The server after the probe that counts."""
         if not self._has_trial:
             rows = user_centric_weights(probe, self.kernel)
             return self._with_streams(server, rows, probe)

@@ -45,7 +45,7 @@ class UCFLParallel(UCFL):
         name="ucfl-parallel",
         paper="Mestoukirdi et al. 2022, User-Centric Federated Learning, eq. 12",
         down="all streams' models",
-        up="as many models as streams",
+        up="as many models as streams (and in each probe what ucfl sends)",
         client_keeps="nothing",
         unseen_clients_get="answers the probe; the nearest stream, or its own mix of the streams",
         models_received="several",

@@ -88,8 +88,10 @@ class _Answer(BaseModel):
 
 
 class _Place(NamedTuple):
-    """A task of a round of a run. A phase of a schedule may begin in the round in which
-    the one before was evaluated.
+    """A task of a round of a run.
+
+    Phases of a schedule have places of their own, as one may begin with a probe in the
+    round in which the one before was evaluated with one. A round trains in one phase.
     """
 
     job: str
@@ -376,7 +378,7 @@ def array_bytes(array: np.ndarray) -> bytes:
 
 
 def _place_of(request: Request) -> _Place:
-    phase = request.algorithm.get("phase", 0)
+    phase = 0 if request.task == "client" else request.algorithm.get("phase", 0)
     return _Place(request.experiment, request.run, phase, request.round, request.task)
 
 

@@ -8,8 +8,8 @@ squares
 
     S - s - n N / (N - n) (M - m)^2,
 
-which cannot be negative, and are zero for a single row (Chan, Golub and LeVeque 1979,
-Updating Formulae). The same holds for products of inputs, with a matrix that must be
+which cannot be negative (Chan, Golub and LeVeque 1979, Updating Formulae). The same
+holds for products of inputs, with a matrix that must be
 positive semidefinite.
 """
 
@@ -74,10 +74,10 @@ def _check_sums(pooled: ColumnSums, own: ColumnSums, kind: Kind, listed: bool) -
     Raises:
         ValueError: they cannot.
     """
-    others = pooled.count - own.count
+    _check_count("cells", pooled.count, own.count)
     require(
-        others >= 0 and pooled.missing >= own.missing,
-        "the pooled table has fewer cells than this one alone",
+        pooled.missing >= own.missing,
+        "the pooled table has fewer missing cells than this one alone",
     )
     if kind == "category":
         _check_categories(pooled, own, listed)
@@ -96,6 +96,7 @@ def _check_sums(pooled: ColumnSums, own: ColumnSums, kind: Kind, listed: bool) -
         + mean_error * (2 * math.sqrt(pooled.count) * root + pooled.count * mean_error)
     )
     distance = abs(pooled.mean - own.mean)
+    others = pooled.count - own.count
     if others == 0:
         is_possible = distance <= mean_error and (
             abs(pooled.squares - own.squares) <= error
@@ -103,17 +104,10 @@ def _check_sums(pooled: ColumnSums, own: ColumnSums, kind: Kind, listed: bool) -
         require(is_possible, "the pooled rows are this table's, and their sums are not")
         return
     weight = own.count * pooled.count / others
-    least, most = (
-        own.squares + weight * apart * apart
-        for apart in (max(distance - mean_error, 0.0), distance + mean_error)
-    )
+    apart = max(distance - mean_error, 0.0)
     require(
-        pooled.squares >= least - error,
+        pooled.squares >= own.squares + weight * apart * apart - error,
         "the pooled variance is smaller than this table alone makes it",
-    )
-    require(
-        others > 1 or pooled.squares <= most + error,
-        "the pooled variance is larger than one more row can make it",
     )
 
 
@@ -126,21 +120,29 @@ def _check_categories(pooled: ColumnSums, own: ColumnSums, listed: bool) -> None
     require(pooled.mean == 0 and pooled.squares == 0, "a category column has a mean")
     require(
         pooled.count == sum(pooled.categories.values()) + pooled.rare
-        and pooled.rare >= own.rare
         and own.categories.keys() <= pooled.categories.keys(),
-        "the pooled table has fewer cells of a category than this one alone",
+        "the pooled table lacks a category of this one, or counts do not add up",
     )
+    _check_count("cells of rare categories", pooled.rare, own.rare)
     require(
         not listed or own.categories.keys() == pooled.categories.keys(),
         "the pooled table has other categories than the job",
     )
     for category, count in pooled.categories.items():
-        others = count - own.categories.get(category, 0)
-        # A client names a category that the job does not list from `MIN_ROWS` on.
-        require(
-            others >= MIN_ROWS or others == 0 or (listed and others > 0),
-            f"other clients cannot have counted {others} rows of a category",
-        )
+        _check_count("cells of a category", count, own.categories.get(category, 0))
+
+
+def _check_count(what: str, pooled: int, own: int) -> None:
+    """Check that a pooled count can hold a client's own.
+
+    Raises:
+        ValueError: it cannot: no client sends a count below `MIN_ROWS`, except 0.
+    """
+    others = pooled - own
+    require(
+        others == 0 or others >= MIN_ROWS,
+        f"other clients cannot have sent a count of {others} {what}",
+    )
 
 
 def _check_booleans(pooled: ColumnSums, own: ColumnSums) -> None:

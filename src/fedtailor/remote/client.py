@@ -10,9 +10,12 @@ from fedtailor.remote.audit import AuditLog
 from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.job_work import TABLE_TASKS, JobHandler
 from fedtailor.remote.kit import STATE, Kit
+from fedtailor.remote.messages import Reply, Request
 from fedtailor.remote.policy import read_policy
-from fedtailor.remote.transport import RequestHandler, Responder
-from fedtailor.remote.work import TASKS
+from fedtailor.remote.run_log import RunLog, info_of
+from fedtailor.remote.secure_sums import STAGES
+from fedtailor.remote.transport import Recorder, RequestHandler, Responder
+from fedtailor.remote.work import PERSONAL, TASKS
 
 
 def responder_of(
@@ -43,7 +46,7 @@ def responder_of(
     make = None if make_handler is None else partial(make_handler, kit)
     account = account_of(kit, log)
     handler = JobHandler(job, kit.name, data, store, make, account, log)
-    log(
+    info_of(log)(
         f"{kit.name}: {handler.sizes.sum()} rows of {data.name} fit the job"
         f" {job.title!r}"
     )
@@ -54,9 +57,56 @@ def responder_of(
         handler.common_vectors,
         log,
         check=policy.check_request,
-        record=audit_of(kit.directory),
+        record=Narrator(kit, store, audit_of(kit.directory), log),
         origin=handler.origin,
     )
+
+
+ROUND_TASKS = ("probe", "client", *STAGES)
+"""Tasks that are part of a round; others come before the first, or after one."""
+
+
+class Narrator:
+    """Says what a client has answered (a `Recorder` for `Responder`).
+
+    Args:
+        kit: kit of the client.
+        store: the client's states.
+        record: records the answer first.
+        log: what is said goes there, at the level "info", if it has levels.
+    """
+
+    def __init__(
+        self,
+        kit: Kit,
+        store: ClientStore,
+        record: Recorder,
+        log: Callable[[str], None],
+    ) -> None:
+        self._kit, self._store, self._record = kit, store, record
+        self._info = log.info if isinstance(log, RunLog) else None
+
+    def __call__(self, request: Request, reply: Reply, message: bytes) -> None:
+        """Record an answer, then say that it was given."""
+        self._record(request, reply, message)
+        if self._info is None or reply.refusal is not None or reply.cache_miss:
+            return
+        if request.task not in (*TABLE_TASKS, *TASKS):
+            return
+        # What is asked after a round names the number of rounds done.
+        number = request.round + (request.task in ROUND_TASKS)
+        self._info(
+            f"round {number}: answered {request.task!r} ({len(message):,} bytes)"
+        )
+        if request.task == "personal":
+            self._info(
+                f"the training is over; this client's own model is in"
+                f" {self._store.directory / PERSONAL}"
+            )
+            self._info(
+                f"predict with it: fedtailor federation predict {self._kit.directory}"
+                " --data NEW.csv --out predictions.csv"
+            )
 
 
 def account_of(

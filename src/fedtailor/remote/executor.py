@@ -67,11 +67,14 @@ class Rules:
         minimum: minimum number of answers in a round. A probe needs the answers of all
             its clients, as the whole training uses them; an evaluation needs none.
         deadline: seconds that an exchange waits.
+        compile_time: seconds that the first exchange of each task waits in addition, as
+            clients compile its programs then.
         poll_interval: seconds between two polls for answers.
     """
 
     minimum: int = 1
     deadline: float = 300.0
+    compile_time: float = 0.0
     poll_interval: float = POLL_INTERVAL_S
 
 
@@ -161,6 +164,7 @@ class RemoteExecutor:
         self._newcomer_shapes: Any = ()  # of the state that `init_unseen` returns
         self._caches = ClientCaches(plan.common_vectors()) if use_caches else None
         self._last_exchange = (-1, -1)  # round, number within the round
+        self._compiled: set[tuple[int, str]] = set()  # phase and task, once answered
         if plan.sums is not None:
             plan.sums.check(plan.algorithm, plan.uplink)
             plan.sums.check_client_count(plan.algorithm, len(seen), len(seen))
@@ -169,6 +173,18 @@ class RemoteExecutor:
         # snapshot that is being written, and in the last snapshot on disk.
         no_round = np.full(len(seen), -1, np.int64)
         self._accepted = self._pending = self._durable = no_round
+
+    def set_unseen(
+        self, unseen: Clients, rows: Mapping[str, NDArray[np.int64]]
+    ) -> None:
+        """Serve other clients that joined after training began.
+
+        Args:
+            unseen: all of them, in place of those so far.
+            rows: numbers of rows [3] that they have agreed to, by name.
+        """
+        self.unseen = unseen
+        self._rows = {**self._rows, **rows}
 
     def begin(
         self, algorithm: Algorithm, uplink: Pipeline, theta: Any, phase: int
@@ -399,6 +415,8 @@ class RemoteExecutor:
             log=self._log,
             poll_interval=self.rules.poll_interval,
         )
+        if result.replies:
+            self._compiled.add((self._phase, exchange.task))
         if caches is not None:
             # A client that did not answer may not have received its vectors.
             for name in result.replies:
@@ -427,6 +445,8 @@ class RemoteExecutor:
             description |= {NEWCOMER: True}
         stateful = bool(jax.tree.leaves(self._initial_state))
         deadline = time.time() + self.rules.deadline
+        if (self._phase, exchange.task) not in self._compiled:
+            deadline += self.rules.compile_time
         arrays = downlink_arrays(exchange.downlink, self.plan.model.dtype, len(cohort))
         requests = {}
         for client, row in enumerate(cohort.rows):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedtailor._memory import save_memory
+from fedtailor._printable import say
 from fedtailor.protocol import require
 from fedtailor.remote.client import audit_of, responder_of
 from fedtailor.remote.client_store import ClientStore
@@ -31,7 +32,6 @@ from flwr.app import Context, Message  # noqa: E402
 from flwr.clientapp import ClientApp  # noqa: E402
 from flwr.serverapp import Grid, ServerApp  # noqa: E402
 
-from fedtailor._printable import say  # noqa: E402
 from fedtailor.remote.flower_server import GridTransport  # noqa: E402
 from fedtailor.remote.service import (  # noqa: E402
     Connection,
@@ -59,7 +59,7 @@ def answer(message: Message, context: Context) -> Message:
     body = answer_message(
         unwrap(message),
         lambda request: _responder(settings).answer(request),
-        print,
+        say,
         lambda *answer: audit_of(Path(_setting(settings, "kit")))(*answer),
     )
     return Message(wrap(body), reply_to=message)
@@ -87,7 +87,7 @@ def _setting(settings: Mapping[str, Any], name: str) -> str:
 def _open_responder(kit_directory: str, data: str) -> Responder:
     kit = read_kit(Path(kit_directory))
     store = ClientStore(kit.state, kit.job.identity)
-    return responder_of(kit, store, Path(data), log=print)
+    return responder_of(kit, store, Path(data), log=say)
 
 
 @server.main()

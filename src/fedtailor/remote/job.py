@@ -73,7 +73,7 @@ class _Privacy(_Table):
     sum_threshold: float = SecureSums.threshold
     sum_range: float = SecureSums.range
     probe: Literal["refused", "open"] = "refused"
-    sum_scope: Literal["run", "round"] = "run"
+    sum_scope: Literal["run", "round"] = SecureSums.scope
 
 
 @dataclass(frozen=True)
@@ -162,9 +162,10 @@ class Job:
     def identity(self) -> str:
         """Fingerprint of the settings that a client agrees to.
 
-        These are data, model, method, seed and what may leave the client. The number of
-        rounds, the deadline, the minimum and the address are not among them: the
-        coordinator may change these without new copies at the clients.
+        These are data, model, method, seed and what may leave the client. The deadline,
+        the minimum, the address and the number of rounds are not among them: the
+        coordinator may change these without new copies at the clients, which answer at
+        most as many rounds as their own copies say.
         """
         tables = ("data", "model", "method", "privacy")
         content: dict[str, Any] = {name: self.content.get(name) for name in tables}

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from fedtailor.protocol import require
 from fedtailor.remote.job import Job, read_job, split_address
-from fedtailor.remote.job_template import template
+from fedtailor.remote.job_template import EXAMPLE, Columns, template
 from fedtailor.remote.keys import (
     Pair,
     check_host,
@@ -76,6 +76,7 @@ def make_federation(
     *,
     address: str | None = None,
     job: Path | None = None,
+    columns: Columns | None = None,
 ) -> tuple[str, ...]:
     """Make the directory of a federation, or add clients to one.
 
@@ -86,6 +87,7 @@ def make_federation(
             federation only.
         job: file to copy as job.toml, for a new federation only. Without it a template
             is written.
+        columns: the columns of the template, if a template is written.
 
     Returns:
         The names of the clients for which kits were made.
@@ -98,10 +100,10 @@ def make_federation(
     coordinator = directory / COORDINATOR
     _check_case(coordinator, clients)
     if not (coordinator / "server.crt").exists():
-        _make_coordinator(directory, len(clients), address, job)
+        _make_coordinator(directory, len(clients), address, job, columns)
     else:
         require(
-            address is None and job is None,
+            address is None and job is None and columns is None,
             f"{directory} holds a federation already; give only --clients, to add some",
         )
     for name in clients:
@@ -290,7 +292,11 @@ def _require_client(coordinator: Path, name: str, folders: Sequence[str]) -> Non
 
 
 def _make_coordinator(
-    directory: Path, clients: int, address: str | None, job: Path | None
+    directory: Path,
+    clients: int,
+    address: str | None,
+    job: Path | None,
+    columns: Columns | None = None,
 ) -> None:
     """Write the job, the authority and the coordinator's certificate.
 
@@ -299,12 +305,14 @@ def _make_coordinator(
         clients: number of its first clients.
         address: "host:port" for the template of a job file.
         job: job file to copy; exactly one of `address` and `job` must be given.
+        columns: the columns of the template.
     """
     coordinator, job_file = directory / COORDINATOR, directory / JOB
     if job is not None:
         require(
             address is None, "the address stands in the job file; leave out --address"
         )
+        require(columns is None, "the columns stand in the job file; leave out --data")
         host = read_job(job).host
         content = job.read_bytes()
         require(
@@ -318,7 +326,9 @@ def _make_coordinator(
         )
         assert address is not None
         host, port = split_address(address)
-        content = template(directory.resolve().name, address, clients).encode()
+        content = template(
+            directory.resolve().name, address, clients, columns or EXAMPLE
+        ).encode()
         if job_file.exists():
             # An earlier call was interrupted, or the file was put here to be used.
             there = read_job(job_file)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, deserialize
 from safetensors.numpy import save
 
@@ -161,6 +161,15 @@ class Reply:
         )
 
 
+def _finite(description: dict[str, Any]) -> dict[str, Any]:
+    """Check that a description holds no NaN or infinity, which JSON does not have."""
+    try:
+        json.dumps(description, allow_nan=False)
+    except (ValueError, RecursionError):
+        raise ValueError("it is not JSON") from None
+    return description
+
+
 class _Envelope(BaseModel):
     """All fields of a message except its arrays; checked when a message is decoded."""
 
@@ -183,7 +192,7 @@ class _RequestEnvelope(_Envelope):
     reply: bool
     run: Annotated[str, Field(pattern=r"^[0-9a-f]{0,32}$")]
     origin: _Origin
-    algorithm: dict[str, Any]
+    algorithm: Annotated[dict[str, Any], AfterValidator(_finite)]
 
 
 class _ReplyEnvelope(_Envelope):

@@ -98,11 +98,12 @@ class Policy:
         """Check that the policy allows a job.
 
         Raises:
-            ValueError: it does not; the line says all reasons.
+            Refused: it does not; the line says all reasons.
         """
         reasons = list(self._against(job))
-        require(
+        refuse_unless(
             not reasons,
+            Refusal.POLICY,
             f"the policy here does not allow this job: {'; '.join(reasons)}. Change"
             f" {POLICY} in the kit (join KIT --init-policy writes it), or agree on"
             " another job",
@@ -184,10 +185,12 @@ class Policy:
         used = (*job.schema.columns, job.schema.target)
         words = {
             "rounds": [
-                f"at most {rounds} of the job's {job.rounds}, in {self.runs} runs"
+                f"at most {rounds} of the job's {job.rounds} in a run, and"
+                f" {self.runs} runs"
             ],
             "updates": [
-                f"seen in sums over {self.least_clients} clients or more, {own}"
+                f"seen in sums over {self.least_clients} clients or more, {own}",
+                *(["(this job also sends its own sums of losses)"] * job.evaluate),
             ],
             "epsilon": [
                 f"at most {self.epsilon:g} over all runs and jobs",
@@ -301,9 +304,8 @@ hours = {hours}
 
 def _listed(names: Sequence[str], most: int = 12) -> str:
     """The first of some names, and how many there are if these are not all."""
-    if len(names) <= most:
-        return ", ".join(names)
-    return f"{', '.join(names[:most])}, ... ({len(names)} in all)"
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown}, ... ({len(names)} in all)"
 
 
 def _has_open_probe(job: Job) -> bool:

@@ -4,12 +4,14 @@ The coordinator starts a SuperLink, waits for its clients, and has them agree on
 preprocessing. A client joins, and answers messages until it is stopped.
 """
 
+import fcntl
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,13 +25,16 @@ from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.flower import require_flower
 from fedtailor.remote.job import Job, read_job
 from fedtailor.remote.job_work import AGREED, HELLO, INPUTS, STATISTICS
+from fedtailor.remote.keys import days_left
 from fedtailor.remote.kit import COORDINATOR, JOB, Kit, read_public_keys
 from fedtailor.remote.messages import ArraySpec, Request
+from fedtailor.remote.monitor import STATUS, Monitor, Status, monitor_server
 from fedtailor.remote.origin import Origins
 from fedtailor.remote.policy import read_policy
 from fedtailor.remote.processes import running_superlink
 from fedtailor.remote.refusals import Refusal
 from fedtailor.remote.releases import MAX_LENGTH, RELEASE, talk
+from fedtailor.remote.run_log import RunLog, info_of
 from fedtailor.remote.statistics import (
     Statistics,
     add_statistics,
@@ -50,9 +55,18 @@ MOST_ROWS = 10**7
 otherwise: who claims more rows than all others together decides what all train.
 """
 
+ARRIVAL_S = 30.0
+"""Seconds that a client which comes while others train has to answer a greeting."""
+
 LARGE_SHARE = 0.9
 """The share of all training rows from which on a client is named."""
 
+
+LOCK = ".serving"
+"""File that a running coordinator locks."""
+
+FEW_DAYS = 60
+"""Days before the end of a certificate from which on the coordinator says so."""
 
 ORIGINS = "origins.json"
 """File of the coordinator with the origins of its clients' answers (see `origin`)."""
@@ -93,23 +107,112 @@ def connected(
         RuntimeError: the SuperLink did not start.
     """
     require_flower()
-    from fedtailor.remote.flower_server import GridTransport, open_grid, register
+    from fedtailor.remote.flower_server import GridTransport, KeyDirectory, open_grid
 
     job, coordinator = read_job(directory / JOB), directory / COORDINATOR
     public = read_public_keys(coordinator)
     check_client_count(job, len(public))
-    with running_superlink(coordinator, job.port, host=host) as link:
-        keys = register(link.address, link.authority, public)
+    with (
+        _only_one(coordinator),
+        running_superlink(coordinator, job.port, host=host) as link,
+    ):
+        keys = KeyDirectory(coordinator, link.address, link.authority, log)
         with open_grid(link.address, link.authority, link.secret) as grid:
             transport = GridTransport(
                 grid,
-                keys,
+                keys.keys,
                 link.check,
                 log,
                 coordinator / LARGEST_BODY,
                 Origins(coordinator / ORIGINS, job.identity, log),
+                keys.reload,
             )
-            yield Connection(job, tuple(keys), transport)
+            yield Connection(job, tuple(keys.keys), transport)
+
+
+@contextmanager
+def monitored(
+    coordinator: Path,
+    connection: Connection,
+    log: RunLog,
+    address: str | None = None,
+) -> Iterator[Monitor]:
+    """Keep the state of a coordinator in its directory, until the end of the block.
+
+    Args:
+        coordinator: directory of the coordinator.
+        connection: connection to the clients.
+        log: its warnings are counted.
+        address: where `/health` and `/metrics` are served; None = nowhere.
+
+    Raises:
+        ValueError: the address is not valid or in use.
+    """
+    from fedtailor.remote.flower_server import GridTransport
+
+    transport = connection.transport
+    assert isinstance(transport, GridTransport)
+    days = days_left((coordinator / "server.crt").read_bytes())
+    status = Status(
+        title=connection.job.title,
+        rounds=connection.job.rounds,
+        registered=len(connection.clients),
+        certificate_days=days,
+    )
+    # On a terminal a bar shows the progress.
+    say = log.to_file if sys.stderr.isatty() else log.info
+    monitor = Monitor(
+        status,
+        coordinator / STATUS,
+        clients=lambda: (transport.num_registered, transport.num_online),
+        check=transport.check,
+        say=say,
+    )
+    log.warned = monitor.warn
+    if days < FEW_DAYS:
+        log(
+            f"the certificate is valid for {days} more days; make another one with"
+            " fedtailor federation renew"
+        )
+    try:
+        with ExitStack() as stack:
+            if address is not None:
+                where = stack.enter_context(monitor_server(monitor, address))
+                log.info(f"a monitor finds /health and /metrics at {where}")
+            yield monitor
+    finally:
+        if monitor.status.state != "done":
+            monitor.enter("stopped")
+
+
+def is_served(coordinator: Path) -> bool:
+    """Whether a coordinator runs in a directory."""
+    path = coordinator / LOCK
+    if not path.exists():
+        return False
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
+@contextmanager
+def _only_one(coordinator: Path) -> Iterator[None]:
+    """Let no other coordinator run in a directory until the end of the block.
+
+    Raises:
+        ValueError: another one runs.
+    """
+    with (coordinator / LOCK).open("wb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ValueError(
+                f"another coordinator runs in {coordinator}; stop it first"
+            ) from None
+        yield
 
 
 def check_client_count(job: Job, clients: int) -> None:
@@ -203,6 +306,62 @@ def wait_for_clients(
     return rows
 
 
+class Arrivals:
+    """Greets the clients that come while others train.
+
+    Args:
+        connection: connection to the clients.
+        statistics: the pooled statistics that the others have agreed to.
+        most_rows, log: see `wait_for_clients`.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        statistics: Statistics | None,
+        *,
+        most_rows: int = MOST_ROWS,
+        log: Callable[[str], None] = say,
+    ) -> None:
+        # One that does not answer ends nothing.
+        job = replace(connection.job, minimum=0)
+        self._connection = replace(connection, job=job)
+        self._statistics, self._most_rows, self._log = statistics, most_rows, log
+        self._greeted: dict[str, str] = {}  # connection ids, by client
+
+    def __call__(self, known: Collection[str]) -> dict[str, NDArray[np.int64]]:
+        """Greet clients that are online, each once on every connection that it makes.
+
+        Args:
+            known: names of the clients that take part.
+
+        Returns:
+            The numbers of rows [3] of others that are ready now, by name.
+        """
+        job, transport = self._connection.job, self._connection.transport
+        ready = {}
+        for name, connection_id in transport.online().items():
+            if name in known or self._greeted.get(name) == connection_id:
+                continue
+            self._greeted[name] = connection_id
+            only = replace(self._connection, clients=(name,))
+            rows = wait_for_clients(
+                only, wait=ARRIVAL_S, most_rows=self._most_rows, log=self._log
+            )
+            try:
+                agree_on_preprocessing(
+                    job, transport, rows, ARRIVAL_S, self._statistics, self._log
+                )
+            except TooFewClients:
+                continue
+            for client in rows:
+                info_of(self._log)(
+                    f"client {client} has come, and is served as a newcomer"
+                )
+            ready |= rows
+        return ready
+
+
 def share_note(rows: Mapping[str, NDArray[np.int64]]) -> str | None:
     """Name a client that has nearly all training rows, as its model decides.
 
@@ -227,7 +386,7 @@ def share_note(rows: Mapping[str, NDArray[np.int64]]) -> str | None:
 def agree_on_preprocessing(
     job: Job,
     transport: Transport,
-    names: Iterable[str],
+    names: Collection[str],
     wait: float,
     known: Statistics | None = None,
     log: Callable[[str], None] = say,
@@ -251,8 +410,8 @@ def agree_on_preprocessing(
         TooFewClients: a client did not answer, so that its rows would be missing.
         ValueError: a column has no values, or a client's statistics are not valid.
     """
-    if not job.schema.federated:
-        return None
+    if not job.schema.federated or not names:
+        return known
     # Floating-point sums depend on the order of the terms, so it is always the same.
     order = sorted(names)
 
@@ -324,9 +483,11 @@ def join(
     from fedtailor.remote.flower_client import FleetConnection, answer_messages
 
     stop = threading.Event()
-    log(f"policy of {kit.name}:")
+    log = log if isinstance(log, RunLog) else _unless_it_fails(log)
+    info = info_of(log)
+    info(f"policy of {kit.name}:")
     for line in read_policy(kit.directory).describe(kit.job):
-        log(f"  {line}")
+        info(f"  {line}")
     with ClientStore(kit.state, kit.job.identity) as store, _stop_on_signals(stop):
         responder = responder_of(kit, store, data, make_handler=make_handler, log=log)
         connection = FleetConnection(
@@ -340,7 +501,17 @@ def join(
             log=log,
         )
         for line in account_of(kit).describe():
+            info(line)
+
+
+def _unless_it_fails(log: Callable[[str], None]) -> Callable[[str], None]:
+    """A log that ends nothing: the disk where its lines are kept may be full."""
+
+    def write(line: str) -> None:
+        with suppress(OSError):
             log(line)
+
+    return write
 
 
 @contextmanager

@@ -219,10 +219,7 @@ class SecureSumClient:
             The encrypted shares ("shares"), one row for each neighbour, and a
             commitment to the seed of the self mask ("commitment").
         """
-        names = settings.get("among")
-        neighbours: tuple[str, ...] = ()
-        if isinstance(names, list) and all(isinstance(name, str) for name in names):
-            neighbours = tuple(names)
+        neighbours = _names(settings, "among")
         count = len(neighbours)
         # Shares for c neighbours take c^2 steps.
         refuse_unless(
@@ -312,10 +309,9 @@ class SecureSumClient:
             f"only {survivors} of {count} clients are left in this sum, and"
             f" {session.threshold} are needed",
         )
-        columns = settings.get("columns")
-        columns = columns if isinstance(columns, list) else []
+        columns = _names(settings, "columns")
         refuse_unless(
-            columns == sorted({*map(str, columns)})
+            len(set(columns)) == len(columns)
             and self._client in columns
             and weights.shape[1] == len(columns)
             and bool(np.isfinite(weights).all()),
@@ -323,7 +319,7 @@ class SecureSumClient:
             "the weights of the sums are not well formed",
         )
         check_size(len(weights) * session.vector.size * 8)
-        session.columns, session.weights = tuple(columns), weights
+        session.columns, session.weights = columns, weights
         self._check_hidden(session, surviving)
         fixed_point = FixedPoint(self._settings.range)
         with refusing(Refusal.SUM_RANGE):
@@ -478,6 +474,14 @@ def pairwise_mask(
 def _associated_text(session: str, sender: str, recipient: str) -> str:
     """The text that binds encrypted shares to one sum, sender and recipient."""
     return json.dumps([session, sender, recipient])
+
+
+def _names(settings: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """The names of clients in the settings of a stage; () if they are not well formed."""
+    names = settings.get(key)
+    if isinstance(names, list) and all(isinstance(name, str) for name in names):
+        return tuple(names)
+    return ()
 
 
 def _is_boolean(array: np.ndarray, count: int) -> bool:

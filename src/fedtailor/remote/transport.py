@@ -45,9 +45,11 @@ class Transport(Protocol):
 
     Attributes:
         origins: where the clients' answers came from.
+        revoked: clients that are not let in any more, so that they are not waited for.
     """
 
     origins: Origins
+    revoked: set[str]
 
     def online(self) -> Mapping[str, str]:
         """The clients that are online, each with an id of its connection.
@@ -217,6 +219,9 @@ def send_and_receive(
     deadline = min((request.deadline for request in requests.values()), default=0.0)
     while pending.open:
         _send_open(transport, pending)
+        for client in [name for name in pending.open if name in transport.revoked]:
+            del pending.open[client]
+            pending.refused[client] = f"client {client}: it was revoked"
         for sender, body in transport.receive():
             try:
                 pending.accept(sender, body)
@@ -314,7 +319,7 @@ def answer_message(
     request, reply, message = _answer(body, answer, log)
     try:
         record(request, reply, message)
-    except (OSError, ValueError) as error:
+    except Exception as error:
         log(f"an answer was not sent, as it cannot be recorded: {error}")
         return encode_reply(Reply.to(request, refusal=Refusal.NO_AUDIT))
     return message
@@ -334,8 +339,12 @@ def _answer(
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__module__ != _RUST:
             raise  # such as Ctrl-C
-        refusal = Refusal.UNREADABLE if request is _UNREAD else Refusal.FAILED
-        lines = "".join(traceback.format_exception(error)).splitlines()
+        if request is _UNREAD and isinstance(error, ValueError):
+            # Anyone can send what is no request; that is no fault to be traced.
+            refusal, lines = Refusal.UNREADABLE, [str(error)]
+        else:
+            refusal = Refusal.FAILED
+            lines = "".join(traceback.format_exception(error)).splitlines()
     what = repr(request.task) if request.task else "a message"
     log(f"refused {what} of round {request.round + 1} ({refusal}): {lines[-1]}")
     for line in lines[:-1]:
@@ -453,7 +462,7 @@ class LoopbackTransport:
 
     def __init__(self, clients: Mapping[str, Callable[[bytes], bytes]]) -> None:
         self._clients = dict(clients)
-        self.origins = Origins()
+        self.origins, self.revoked = Origins(), set[str]()
         self._inbox: list[tuple[str, bytes]] = []
 
     def online(self) -> Mapping[str, str]:

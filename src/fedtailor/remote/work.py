@@ -46,6 +46,7 @@ from fedtailor.remote.wire import WORK, named, read_downlink
 from fedtailor.storage.export import export_models
 from fedtailor.storage.manifest import digest as data_digest
 from fedtailor.storage.personal_model import PersonalModel
+from fedtailor.tables.encoding import MIN_ROWS
 from fedtailor.training.privacy import delta_of
 
 NEWCOMER = "newcomer"
@@ -143,7 +144,9 @@ class RoundHandler:
             self._store_personal(on_host(answers.output))
         elif task == "evaluate":
             scores = named(on_host(answers.output), "scores")
-            return arrays | {name: array[0] for name, array in scores.items()}
+            return arrays | without_small_splits(
+                {name: array[0] for name, array in scores.items()}
+            )
         if request.reply:
             update = {kind: rows.host()[0] for kind, rows in answers.update.items()}
             if self._sum_client is not None and task == "client":
@@ -301,6 +304,11 @@ class RoundHandler:
                 Refusal.DIVERGED,
                 f"the model became NaN or infinite in round {request.round + 1}",
             ) from None
+        except ValueError as error:
+            # The method's function was given arrays that it does not take.
+            raise Refused(
+                Refusal.MALFORMED, f"the request does not fit the method: {error}"
+            ) from None
 
     def _state(self, request: Request, algorithm: Algorithm) -> Any:
         """The state that a request starts from, with a leading client axis [1, ...]."""
@@ -369,6 +377,19 @@ class RoundHandler:
             self._store.directory / PERSONAL,
             lambda path: export_models([model], path, own_examples=True),
         )
+
+
+def without_small_splits(scores: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Scores in which a split of fewer than `MIN_ROWS` rows is one without rows.
+
+    What a model makes of a single row tells its target.
+    """
+    kept = {}
+    for name, array in scores.items():
+        _, split, *_ = name.split("/")
+        is_small = int(scores[f"scores/{split}/count"]) < MIN_ROWS
+        kept[name] = np.zeros_like(array) if is_small else array
+    return kept
 
 
 def replace_directory(directory: Path, write: Callable[[Path], object]) -> None:

@@ -19,7 +19,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from fedtailor.aggregation import Probe, mix, reporter_weights
-from fedtailor.aggregation.clusters import choose_streams, k_means
+from fedtailor.aggregation.clusters import CLEAR, choose_streams, k_means
+from fedtailor.aggregation.differences import overall_p
 from fedtailor.aggregation.distances import squared_distances
 from fedtailor.algorithms.helpers.user_centric import BeforeProbe
 from fedtailor.protocol import (
@@ -35,11 +36,6 @@ from fedtailor.protocol import (
 
 ASKED_AFTER = (0, 1, 2, 5, 10, 20)
 """The rounds of FedAvg after which clients are asked."""
-CLEAR = 0.5
-"""The silhouette from which groups count as found.
-
-Kaufman and Rousseeuw (1990) call a structure reasonable from 0.5 on.
-"""
 LEVEL = 0.05
 """The level of the test of whether clients differ at all (`differ`)."""
 SKETCH_SIZE = 1024
@@ -107,10 +103,14 @@ class WarmUp(BeforeProbe):
         return is_due and not is_asked
 
     @property
+    def is_clear(self) -> bool:
+        """Whether the last two probes found the same groups, and clearly."""
+        return self.agrees and bool((self.asked[-2:, 1] >= CLEAR).all())
+
+    @property
     def knows_enough(self) -> bool:
         """Whether the groups are clear, or there is no further probe."""
-        is_clear = self.agrees and bool((self.asked[-2:, 1] >= CLEAR).all())
-        return is_clear or self.rounds >= ASKED_AFTER[-1]
+        return self.is_clear or self.rounds >= ASKED_AFTER[-1]
 
     @property
     def is_over(self) -> bool:
@@ -203,30 +203,18 @@ def noise_of(answers: Answers) -> Float[np.ndarray, " c"]:
 
 
 def differ(probe: Probe, noise: Float[np.ndarray, " m"]) -> bool:
-    """Whether the clients' gradients differ by more than their noise.
-
-    Under the hypothesis that all expected gradients are equal, the sum of all |g_i -
-    g_j|^2 over its expectation, the sum of all v_i + v_j, is about a weighted mean of
-    variables chi^2_(m-1) / (m-1). A single such variable has the heaviest tail, so that
-    the test holds for any covariance; the better conditioned it is, the more cautious
-    the test. One test of all pairs together has far more power than one of each.
+    """Whether the clients' gradients differ by more than their noise (`overall_p`).
 
     Args:
         probe: the gradients.
         noise: v_i = tr S_i / n_i. Clients with a single sample, whose noise is unknown,
             are left out.
     """
-    from scipy.special import chdtri
-
     is_known = np.asarray(probe.sizes) > 1
-    clients = int(is_known.sum())
-    if clients < 2:
+    if not is_known.any():
         return False
     distances = squared_distances(np.asarray(probe.gradients)[is_known])
-    # Both sums are over ordered pairs i != j.
-    expected = 2 * (clients - 1) * noise[is_known].sum()
-    threshold = chdtri(clients - 1, LEVEL) / (clients - 1)
-    return bool(distances.sum() > threshold * expected)
+    return overall_p(distances, noise[is_known]) < LEVEL
 
 
 def warm_up_diagnostics(asked: Float[np.ndarray, "k 2"]) -> list[LineDiagnostic]:

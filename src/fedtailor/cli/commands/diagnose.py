@@ -1,5 +1,5 @@
 """`fedtailor diagnose TABLE|SCENARIO`: who differs, who gains from sharing, what to
-train, before any training.
+train, before any training or after a few rounds.
 """
 
 import json
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fedtailor._printable import one_line, say_block
+from fedtailor.algorithms import FedAvg
 from fedtailor.cli.names import print_help_or_raise
 from fedtailor.cli.options import check_counts, check_seeds, parse
 from fedtailor.cli.own_table import changed_options, describe_table
@@ -38,6 +39,9 @@ class Options:
 
     seed: int = 0
     """Of the data's split and the initial model."""
+    warm: int = 0
+    """Rounds of FedAvg before the probe. A network that has learned nothing may hide who
+    resembles whom; 10 rounds show it."""
     devices: int | None = None
     """Devices to use (all by default)."""
     json: bool = False
@@ -45,6 +49,10 @@ class Options:
 
     def __post_init__(self) -> None:
         check_counts(self, "devices")
+        require(
+            self.warm >= 0,
+            f"warm is {self.warm}; it must be a number of rounds, 0 or more",
+        )
         check_seeds("seed", self.seed)
 
 
@@ -76,13 +84,21 @@ def diagnose(arguments: list[str]) -> int:
             TableDiagnosisOptions, remaining, f"fedtailor diagnose {name}"
         )
         federation, model, description = _read_user_table(path, options)
+        fedavg = FedAvg()
     else:
         scenario = scenarios.find(name)
         scenario, options = _parse(scenario, remaining)
         federation, model = scenario.build(options.seed), scenario.model
         description = federation.describe()
+        fedavg = scenario.algorithm("fedavg")
+        assert isinstance(fedavg, FedAvg)
     advice = diagnose_federation(
-        federation, model, seed=options.seed, settings=Settings(devices=options.devices)
+        federation,
+        model,
+        seed=options.seed,
+        warm=options.warm,
+        fedavg=fedavg,
+        settings=Settings(devices=options.devices),
     )
     if options.json:
         say_block(json.dumps(finite(as_dict(advice)), allow_nan=False))

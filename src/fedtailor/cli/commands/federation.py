@@ -4,6 +4,7 @@ Each command imports what it needs when it runs: a client should hold little in 
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,13 +13,15 @@ import numpy as np
 import tyro
 
 from fedtailor._memory import save_memory
-from fedtailor._printable import csv_of_frame, say, say_block, say_status
+from fedtailor._printable import csv_of_frame, say, say_block
 from fedtailor.cli.commands.federation_admin import (
     Renew,
     Revoke,
+    Status,
     names_of,
     renew,
     revoke,
+    status,
 )
 from fedtailor.cli.options import as_option, check_counts, parse
 from fedtailor.cli.output import write_text
@@ -43,6 +46,7 @@ Train over machines that keep their own data (docs/federation.md).
   policy KIT                                   what this client allows, and what it has answered and spent
   audit KIT                                    the messages that left this client
   simulate DIR --data FILE ...                 run the same job on this machine
+  status DIR                                   what its coordinator is doing
   renew DIR [--clients a,b]                    make its certificate, or clients' keys, anew
   revoke DIR CLIENT                            let a client in no more
 
@@ -67,6 +71,10 @@ class Init:
     """A job file to copy; without it a template is written, to be edited (new
     federations).
     """
+    data: Path | None = None
+    """A table such as clients have, from which the template's columns are filled in."""
+    target: str | None = None
+    """With --data: the column to predict."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +93,14 @@ class Serve:
     """Seconds for which a round that too few clients answer is asked again."""
     most_rows: int = 10_000_000
     """A client that says that it has more rows is left out."""
+    compile_time: float = 300.0
+    """Seconds that the first round waits beyond the deadline, as clients compile then."""
+    monitor: str | None = None
+    """Serve /health and /metrics (Prometheus) at PORT of this machine, or HOST:PORT."""
+    log_level: str = "info"
+    """What is logged: debug, info or warning."""
+    log_file: Path | None = None
+    """Append the log to this file, too."""
     evaluate_every: int = 1
     """Have clients evaluate after every n-th round, and after the last (where the job
     lets them).
@@ -97,11 +113,13 @@ class Serve:
     def __post_init__(self) -> None:
         check_counts(self, "evaluate_every", "most_rows")
         check_wait(as_option("wait"), self.wait)
-        require(
-            0 <= self.patience <= MAX_WAIT_S,
-            f"{as_option('patience')} is {self.patience:g} seconds; it must be between"
-            f" 0 and {MAX_WAIT_S:.0f}",
-        )
+        for name in ("patience", "compile_time"):
+            seconds = getattr(self, name)
+            require(
+                0 <= seconds <= MAX_WAIT_S,
+                f"{as_option(name)} is {seconds:g} seconds; it must be between 0 and"
+                f" {MAX_WAIT_S:.0f}",
+            )
 
 
 @dataclass(frozen=True)
@@ -112,6 +130,10 @@ class Join:
     """The kit that the coordinator made for this client, with the job file in it."""
     data: Path | None = None
     """The client's examples: .csv, .tsv or .parquet."""
+    log_level: str = "info"
+    """What is logged: debug, info or warning."""
+    log_file: Path | None = None
+    """Append the log to this file, too."""
     init_policy: bool = False
     """Only write KIT/policy.toml, what this client allows, with safe values to be
     edited.
@@ -196,11 +218,25 @@ def federation(arguments: list[str]) -> int:
 
 def _init(options: Init) -> int:
     from fedtailor.remote.flower import require_flower
+    from fedtailor.remote.job_template import columns_of
     from fedtailor.remote.kit import JOB, make_federation
 
     require_flower()
+    require(
+        (options.data is None) == (options.target is None),
+        "give --data FILE and --target COLUMN together",
+    )
+    columns = None
+    if options.data is not None and options.target is not None:
+        columns, notes = columns_of(options.data, options.target)
+        for note in notes:
+            say(note)
     created_names = make_federation(
-        options.dir, names_of(options.clients), address=options.address, job=options.job
+        options.dir,
+        names_of(options.clients),
+        address=options.address,
+        job=options.job,
+        columns=columns,
     )
     say(f"Made {options.dir} with kits for {', '.join(created_names)}.")
     say(f"1. Edit {options.dir / JOB}: columns, model, method, rounds.")
@@ -224,9 +260,12 @@ def _serve(options: Serve) -> int:
     from fedtailor.cli.progress import explain_interrupt, progress_of
     from fedtailor.remote.coordinate import coordinate
     from fedtailor.remote.kit import COORDINATOR
+    from fedtailor.remote.run_log import RunLog
     from fedtailor.remote.service import (
+        Arrivals,
         agree_on_preprocessing,
         connected,
+        monitored,
         wait_for_clients,
     )
     from fedtailor.remote.statistics import Statistics, decorrelation_note
@@ -243,13 +282,20 @@ def _serve(options: Serve) -> int:
         has_run or not options.resume,
         f"there is no run in {options.dir} to go on with; leave out --resume",
     )
-    with connected(options.dir, host=options.listen) as connection:
+    log = RunLog(options.log_level, options.log_file)
+    with ExitStack() as stack:
+        connection = stack.enter_context(
+            connected(options.dir, host=options.listen, log=log)
+        )
+        monitor = stack.enter_context(
+            monitored(options.dir / COORDINATOR, connection, log, options.monitor)
+        )
         say(
             f"{connection.job.title}: waiting for {', '.join(connection.clients)} at"
             f" {connection.job.address}"
         )
         rows = wait_for_clients(
-            connection, wait=options.wait, most_rows=options.most_rows
+            connection, wait=options.wait, most_rows=options.most_rows, log=log
         )
         for name, counts in rows.items():
             say(f"{name}: {counts.sum()} rows")
@@ -266,7 +312,7 @@ def _serve(options: Serve) -> int:
                 rows,
                 options.wait,
                 known_statistics,
-                say_status,
+                log,
             )
         except TooFewClients as error:
             raise ValueError(
@@ -290,12 +336,20 @@ def _serve(options: Serve) -> int:
                     resume=options.resume,
                     statistics=statistics,
                     evaluate_every=options.evaluate_every,
-                    callbacks=(AfterRound(progress),),
+                    callbacks=(AfterRound(progress), monitor),
+                    compile_time=options.compile_time,
                     patience=options.patience,
-                    log=say_status,
+                    arrivals=Arrivals(
+                        connection,
+                        statistics,
+                        most_rows=options.most_rows,
+                        log=log,
+                    ),
+                    log=log,
                 )
             except TooFewClients as error:
                 raise ValueError(f"{error}; {advice}") from None
+        monitor.enter("done")
         _print_scores(training, options.dir / RUN_DIRECTORY)
     return 0
 
@@ -324,13 +378,16 @@ def _print_scores(training: "Training", directory: Path | None) -> None:
 def _join(options: Join) -> int:
     from fedtailor.remote.flower import require_flower
     from fedtailor.remote.kit import read_kit
+    from fedtailor.remote.run_log import RunLog
     from fedtailor.remote.service import join
 
     if options.init_policy:
         return _init_policy(read_kit(options.kit))
     assert options.data is not None
     require_flower()
-    join(read_kit(options.kit), options.data)
+    # What a client says goes to the standard output, as it has no other output.
+    log = RunLog(options.log_level, options.log_file, show=say)
+    join(read_kit(options.kit), options.data, log=log)
     return 0
 
 
@@ -375,6 +432,7 @@ def _audit(options: Audit) -> int:
     from fedtailor.remote.audit import read_audit
     from fedtailor.remote.client import account_of
     from fedtailor.remote.kit import read_kit
+    from fedtailor.remote.policy import TRAINING
 
     kit = read_kit(options.kit)
     entries = list(read_audit(kit.state))
@@ -382,13 +440,17 @@ def _audit(options: Audit) -> int:
         for entry in entries:
             say_block(json.dumps(entry))
         return 0
-    say(f"{'time':<19}  {'run':<8}  round  {'kind':<11}  {'bytes':>11}  sha256")
+    say("time (UTC)      run     round  kind              bytes  sha256  refused")
     for entry in entries[-options.last :]:
-        say(
-            f"{entry['time'][:19]}  {entry['run'][:8]:<8}  {entry['round'] + 1:>5}"
-            f"  {entry['kind']:<11}  {entry['bytes']:>11,}  {entry['sha256'][:8]}"
-            f"{'  refused: ' + entry['refused'] if 'refused' in entry else ''}"
+        time = entry["time"][5:19].replace("T", " ")
+        # Other tasks than those of training belong to the rounds that are done.
+        round = entry["round"] + (entry["kind"] in TRAINING)
+        line = (
+            f"{time:<14}  {entry['run'][:6]:<6}  {round:>5}"
+            f"  {entry['kind']:<11}  {entry['bytes']:>10,}  {entry['sha256'][:6]}"
+            f"  {entry.get('refused', '')}"
         )
+        say(line.rstrip())
     refusals = sum("refused" in entry for entry in entries)
     total = sum(entry["bytes"] for entry in entries)
     say(
@@ -491,6 +553,7 @@ COMMANDS: dict[str, tuple[type, Callable[..., int]]] = {
     "audit": (Audit, _audit),
     "predict": (Predict, _predict),
     "simulate": (Simulate, _simulate),
+    "status": (Status, status),
     "renew": (Renew, renew),
     "revoke": (Revoke, revoke),
 }

@@ -1,6 +1,8 @@
-"""Commands of `fedtailor federation` for who keeps one running: renew and revoke."""
+"""Commands of `fedtailor federation` for who keeps one running."""
 
-from dataclasses import dataclass
+import json
+import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import tyro
@@ -8,6 +10,16 @@ import tyro
 from fedtailor._printable import say
 
 Positional = tyro.conf.Positional
+
+
+@dataclass(frozen=True)
+class Status:
+    """Say what a federation's coordinator is doing, or was doing when it ended."""
+
+    dir: Positional[Path]
+    """Directory of the federation."""
+    json: bool = False
+    """Print one JSON object."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +46,38 @@ class Revoke:
     """Directory of the federation."""
     client: Positional[str]
     """Name of the client."""
+
+
+def status(options: Status) -> int:
+    """Prints the state of a coordinator."""
+    from fedtailor.remote.kit import COORDINATOR
+    from fedtailor.remote.monitor import STATUS, read_status
+    from fedtailor.remote.service import is_served
+
+    coordinator = options.dir / COORDINATOR
+    now = read_status(coordinator / STATUS)
+    is_running = is_served(coordinator)
+    if not is_running and now.state != "done":
+        now.state = "stopped"
+    if options.json:
+        say(json.dumps(asdict(now) | {"running": is_running}))
+        return 0
+    say(f"{now.title}: {now.state}{'' if is_running else ', no coordinator runs'}")
+    say(f"  rounds    {now.round} of {now.rounds}")
+    if now.last_round:
+        ago = max(0.0, time.time() - now.last_round)
+        say(
+            f"  last      {_moment(now.last_round)} ({ago:.0f} s ago), in {now.round_seconds:.1f} s;"
+            f" {now.answered} of {now.asked} clients were used"
+        )
+    say(f"  clients   {now.registered} have a key, {now.online} were online")
+    say(f"  warnings  {now.warnings} since {_moment(now.started)}")
+    say(f"  the certificate is valid for {now.certificate_days} days")
+    return 0
+
+
+def _moment(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def renew(options: Renew) -> int:

@@ -43,6 +43,7 @@ from rich.table import Table
 from fedtailor.executors import Settings
 from fedtailor.experiments.compare import Comparison
 from fedtailor.experiments.experiment import load as load_experiment
+from fedtailor.protocol import require
 from fedtailor.storage import DirectoryLock, Unusable
 from fedtailor.storage.lock import LOCK
 
@@ -208,14 +209,15 @@ class Queue:
         else:
             report = ["fedtailor", "report", str(self.directory), item.name]
             report += ["--out", str(self.results), "--no-figures"]
-            if error := self._work(item, report, output):
+            error = self._work(item, report, output)
+            if error or self.stopping.is_set():
                 return error
         record = {
             "digest": digest,
             "commit": commit,
             "started": begun,
             "finished": _now(),
-            "core_hours": round(self._seconds(item) / 3600, 2),
+            "core_hours": float(f"{self._seconds(item) / 3600:.2g}"),
             "machine": machine("jax", "numpy"),
         }
         (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", "utf-8")
@@ -304,41 +306,37 @@ def read_queue(path: Path) -> list[Item]:
         entries = tomllib.loads(path.read_text("utf-8"))["experiment"]
     except (OSError, KeyError, tomllib.TOMLDecodeError) as error:
         raise ValueError(f"{path} is no queue: {error}") from None
-    items = [_item(path, dict(entry)) for entry in entries]
+    items = [_item(path, entry) for entry in entries]
     names = [item.name for item in items]
     for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"{path}: {name} stands there twice")
+        require(names.count(name) == 1, f"{path}: {name} stands there twice")
     return items
 
 
 def _item(path: Path, entry: dict[str, Any]) -> Item:
-    name = entry.pop("name", None)
-    file = entry.pop("file", None)
-    default = ROOT / "experiments" / f"{name}.toml"
-    try:
-        item = Item(
-            name=name,
-            file=default if file is None else path.parent / file,
-            fills=entry.pop("fills"),
-            core_hours=float(entry.pop("core_hours")),
-            command=tuple(entry.pop("command", ())),
-        )
-    except KeyError as missing:
-        raise ValueError(f"{path}: {name} lacks {missing}") from None
-    if entry or not isinstance(name, str):
-        raise ValueError(f"{path}: {name} has unknown keys: {', '.join(entry)}")
-    if not item.command and item.file.stem != name:
-        raise ValueError(f"{path}: {name} is not the name of {item.file.name}")
-    return item
+    name = entry.get("name")
+    require(isinstance(name, str), f"{path}: an entry stands there without a name")
+    for key in ("fills", "core_hours"):
+        require(key in entry, f"{path}: {name} lacks {key!r}")
+    unknown = entry.keys() - {"name", "file", "command", "fills", "core_hours"}
+    require(not unknown, f"{path}: {name} has unknown keys: {', '.join(unknown)}")
+    hours = entry["core_hours"]
+    is_number = isinstance(hours, int | float)
+    require(is_number, f"{path}: core_hours is {hours!r}; it must be a number")
+    file = ROOT / "experiments" / f"{name}.toml"
+    if "file" in entry:
+        file = path.parent / entry["file"]
+    require(file.stem == name, f"{path}: {name} is not the name of {file.name}")
+    return Item(name, entry["fills"], hours, file, tuple(entry.get("command", ())))
 
 
 def show(queue: Queue, names: Sequence[str]) -> None:
     """Print how far all entries are."""
     running = queue.running()
     table = Table("name", "state", "runs", "core h left", "fills", box=None)
-    for column in table.columns[1:4]:
+    for column in table.columns[:4]:
         column.no_wrap = True
+    table.columns[4].overflow = "fold"
     total = 0.0
     errors = []
     for item in queue.items:
@@ -361,7 +359,8 @@ def _commit() -> str:
     """The commit of the code, with "+" if files differ from it."""
     git = ["git", "-C", str(ROOT)]
     try:
-        commit = subprocess.check_output([*git, "rev-parse", "--short", "HEAD"])
+        command = [*git, "rev-parse", "--short", "HEAD"]
+        commit = subprocess.check_output(command, stderr=subprocess.DEVNULL)
         changed = subprocess.call([*git, "diff", "--quiet", "HEAD", "--", "src"])
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
@@ -435,7 +434,8 @@ def main() -> int:
         timer = threading.Timer(60 * options.minutes, queue.stopping.set)
         timer.daemon = True
         timer.start()
-    os.nice(NICENESS)
+    # At least so nice, also where the shell is nice already.
+    os.nice(max(NICENESS - os.nice(0), 0))
     if options.cores is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-options.cores :])
     try:

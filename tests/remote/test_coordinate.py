@@ -2,6 +2,8 @@
 messages.
 """
 
+import time
+
 import numpy as np
 import polars as pl
 import pytest
@@ -189,7 +191,9 @@ def test_waiting_for_clients_has_an_end(tmp_path, no_pause):
 def test_a_newcomer_that_is_away_does_not_end_the_others_training(tmp_path):
     """Its probe would be needed to serve it, and nothing else."""
     data = classification(4, unseen=[False, False, True, True])
-    ours = Remote(UCFL(sgd=PLAIN, streams=1), data, softmax_model("float32"), tmp_path)
+    ours = Remote(
+        UCFL(sgd=PLAIN, streams=1, warm=0), data, softmax_model("float32"), tmp_path
+    )
     away = data.names[2]
     clients = dict(ours.responders) | {away: lambda body: b"lost"}
     training = ours.training(ours.executor(LoopbackTransport(clients)))
@@ -216,3 +220,73 @@ def test_a_client_that_returns_with_other_rows_is_named(tmp_path):
         "client b: it has 30 + 2 + 7 rows now, and had 26 + 4 + 10 when the run began;"
         " it keeps the weight that it had"
     )
+
+
+def test_a_client_that_comes_while_others_train_is_served_as_a_newcomer(tmp_path):
+    """And the run goes on without it, when it is away at a later start."""
+    clients = Clients(tmp_path / "wards", rounds=4)
+    transport = clients.start(NAMES)[0]
+    calls = []
+
+    def arrivals(known):
+        calls.append(sorted(known))
+        return clients.sizes(["d"]) if len(calls) == 2 else {}
+
+    training = clients.train_over(transport, NAMES[:3], arrivals=arrivals)
+    assert calls == [list("abc")] * 2 + [list("abcd")] * 2
+    assert training.executor.unseen.names == ("d",)
+    measured = pl.read_parquet(clients.directory / "run" / METRICS)
+    of_newcomer = measured.filter(client="d", split="test", metric="accuracy")
+    assert of_newcomer["round"].to_list() == [3, 4] and of_newcomer["unseen"].all()
+    assert clients.personal("d").theta.shape == clients.personal("a").theta.shape
+    simulated = clients.simulated(NAMES[:3], 4)
+    for name in NAMES[:3]:
+        np.testing.assert_allclose(
+            clients.personal(name).theta,
+            simulated.personal(name).theta,
+            rtol=1e-5,
+            atol=1e-6,
+        )
+    clients.set_rounds(5)
+    again = clients.train(NAMES[:3], resume=True)
+    assert again.client_names == ("a", "b", "c", "d")
+    measured = pl.read_parquet(clients.directory / "run" / METRICS)
+    assert set(measured.filter(pl.col("round") == 5)["client"]) == {"a", "b", "c"}
+    assert measured.filter(client="d")["round"].max() == 4
+
+
+def test_a_client_that_is_revoked_is_not_waited_for(tmp_path):
+    clients, lines = Clients(tmp_path / "wards", rounds=2), []
+
+    class Revoking(LoopbackTransport):
+        def online(self):
+            return {name: "1" for name in NAMES if name != "b"}
+
+    transport = Revoking(clients.start(NAMES)[0]._clients)
+    transport.revoked = {"b"}
+    training = clients.train_over(transport, NAMES, log=lines.append)
+    assert training.round == 2
+    accepted = dict(
+        zip(training.executor.seen.names, training.executor._accepted, strict=True)
+    )
+    assert accepted == {"a": 1, "b": -1, "c": 1, "d": 1} and lines == []
+
+
+def test_a_first_round_has_time_to_compile(tmp_path):
+    """Beyond the deadline, for the first exchange of each task that is answered."""
+    clients = Clients(tmp_path / "wards", rounds=3)
+    transport, before = Away(clients.start(NAMES)[0]._clients, {}), time.time()
+    clients.train_over(transport, NAMES, compile_time=10_000.0)
+    extra = {}
+    for _, request in transport.asked:
+        left = request.deadline - before
+        extra.setdefault((request.task, request.round), left > 5_000)
+    assert extra == {
+        ("client", 0): True,
+        ("client", 1): False,
+        ("client", 2): False,
+        ("evaluate", 1): True,
+        ("evaluate", 2): False,
+        ("evaluate", 3): False,
+        ("personal", 3): True,
+    }

@@ -34,7 +34,7 @@ def lying(respond, change, tasks=("client",)):
     def answer(body):
         reply = decode_reply(respond(body))
         request = decode_request(body)
-        if request.task not in tasks or reply.problem or reply.cache_miss:
+        if request.task not in tasks or reply.refusal or reply.cache_miss:
             return encode_reply(reply)
         arrays = {name: np.array(array) for name, array in reply.arrays.items()}
         change(arrays)
@@ -185,7 +185,7 @@ def test_a_probe_is_checked_like_a_round(name, value, tmp_path):
     from fedtailor.remote.transport import TooFewClients
 
     clients = classification(4)
-    ours = Remote(UCFL(sgd=PLAIN), clients, softmax_model("float32"), tmp_path)
+    ours = Remote(UCFL(sgd=PLAIN, warm=0), clients, softmax_model("float32"), tmp_path)
     liar, transport = with_liar(ours, set_all(name, value), tasks=("probe",))
     training = ours.training(ours.executor(transport))
     with pytest.raises(TooFewClients):

@@ -6,6 +6,7 @@ import dataclasses
 import time
 
 import numpy as np
+import polars as pl
 import pytest
 from safetensors import SafetensorError
 
@@ -288,10 +289,6 @@ def test_a_client_says_why_it_does_not_work_by_a_code_and_in_its_log(
     assert lines == [f"refused 'client' of round 5 ({code}): {said}"]
 
 
-class Panic(BaseException):
-    """Like the panics of Rust libraries, which are no `Exception`s."""
-
-
 SECRET = "row 7 of /home/vera/patients.csv is 0.942"
 
 
@@ -303,7 +300,7 @@ SECRET = "row 7 of /home/vera/patients.csv is 0.942"
         MemoryError(SECRET),
         RecursionError(SECRET),
         SafetensorError(SECRET),
-        Panic(SECRET),
+        pl.exceptions.PanicException(SECRET),  # no `Exception`, as it comes from Rust
         Refused(Refusal.TABLE, SECRET),
     ],
     ids=lambda error: type(error).__name__,

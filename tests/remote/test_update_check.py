@@ -135,7 +135,7 @@ def test_scores_are_of_the_rows_that_were_agreed_to():
     check_scores(scores(7), accuracy, {"test": 10})
     check_scores(scores(7), accuracy, None)
     check_scores(scores(0, 0, 0), accuracy, {"test": 0})
-    with pytest.raises(ValueError, match="said that it has 12"):
+    with pytest.raises(ValueError, match="is to measure 12"):
         check_scores(scores(7), accuracy, {"test": 12})
     with pytest.raises(ValueError, match="accuracy on the split 'test' is 20833,"):
         check_scores(scores(208330), accuracy, {"test": 10})

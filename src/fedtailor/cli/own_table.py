@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from fedtailor._printable import one_line
 from fedtailor.experiments.document import Document
 from fedtailor.experiments.experiment import Experiment, resolve
 from fedtailor.metrics import find_metrics
@@ -101,8 +102,13 @@ def prepare_table_experiment(
         if table.classes is None:
             # Above the largest rate training may diverge.
             experiment = replace(experiment, limited=("sgd.lr",))
-    notes = [f"  {note}" for note in table.notes]
-    return experiment, "\n".join([table.describe(), *notes, ""])
+    return experiment, f"{describe_table(table)}\n"
+
+
+def describe_table(table: Table) -> str:
+    """The sizes of a table, and the notes on what was imputed and left out."""
+    notes = [one_line(f"  {note}") for note in table.notes]
+    return "\n".join([table.describe(), *notes])
 
 
 def table_experiment(

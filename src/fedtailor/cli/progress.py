@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 
+from fedtailor._printable import one_line, say_status
 from fedtailor.experiments.compare import Comparison, Entry
 from fedtailor.experiments.compare import Progress as ComparisonProgress
 from fedtailor.experiments.experiment import Candidate
@@ -92,7 +93,7 @@ def progress_over_settings(title: str, settings: int) -> Iterator[BeforeSetting]
             if entry is not last:
                 last = entry
                 text = f"{title}: timing {entry.row} on {entry.column.label}"
-                print(text, file=sys.stderr, flush=True)
+                say_status(text)
 
         yield print_line
 
@@ -115,7 +116,7 @@ def _comparison_lines(title: str, runs: int) -> ComparisonProgress:
             last_time = monotonic()
             run, description = comparison.done + 1, _description(entry, seed, training)
             text = f"{title}: run {run} of {runs}, {description}"
-            print(text, file=sys.stderr, flush=True)
+            say_status(text)
 
     return show
 
@@ -154,8 +155,10 @@ def _bar(title: str, total: int) -> Iterator[Callable[[float, str], None]]:
         *columns, TimeRemainingColumn(), console=console, transient=True
     )
     with progress as bar:
-        task = bar.add_task(title, total=total, text="compiling")
-        yield lambda completed, text: bar.update(task, completed=completed, text=text)
+        task = bar.add_task(one_line(title), total=total, text="compiling")
+        yield lambda completed, text: bar.update(
+            task, completed=completed, text=one_line(text)
+        )
 
 
 def _progress_lines(title: str, rounds: int) -> Progress:
@@ -166,6 +169,6 @@ def _progress_lines(title: str, rounds: int) -> Progress:
         if training.round == rounds or monotonic() - last_time >= SECONDS_BETWEEN_LINES:
             last_time = monotonic()
             text = f"{title}: round {training.round} of {rounds}, {_score(training)}"
-            print(text, file=sys.stderr, flush=True)
+            say_status(text)
 
     return show

@@ -12,12 +12,15 @@ from typing import Any
 from fedtailor.experiments.compared_runs import ComparedRuns
 from fedtailor.experiments.experiment import Candidate, Entry
 from fedtailor.protocol import Diverged
-from fedtailor.runs import simulate
-from fedtailor.storage import Unusable
+from fedtailor.runs.binding import bind
+from fedtailor.runs.run import create_training, executor_of
 
-MIN_SECONDS = 0.5
-"""Rounds that are shorter than this are timed several times."""
-MAX_TIMED_ROUNDS = 5
+MIN_ROUNDS, MAX_ROUNDS = 3, 9
+"""Timed rounds of a setting, of which the median counts: other work on the machine may
+delay single ones.
+"""
+MIN_SECONDS, MAX_SECONDS = 0.5, 10.0
+"""Times after which further rounds are not needed, or not affordable."""
 
 BeforeSetting = Callable[[Entry, Candidate], None]
 """A function that is called before each setting is timed."""
@@ -122,7 +125,7 @@ def plan_entries(
         The methods in the order of the tables.
 
     Raises:
-        ValueError: data are missing.
+        ValueError: data are missing, or the settings of the executor are wrong.
     """
     seeds = runs.experiment.file.seeds
     for entry in runs.experiment.entries:
@@ -154,30 +157,27 @@ def _time_setting(
 ) -> TimedSetting:
     """Train some rounds of a setting, and time them."""
     column = entry.column
+    federation = runs.data(column, seed)
+    model = bind(column.scenario.model, federation)
+    executor = executor_of(federation, model, runs.settings)
+    # From here on errors are those of this setting, and others can be timed.
     try:
-        training = simulate(
+        training = create_training(
             candidate.algorithm,
-            runs.data(column, seed),
-            column.scenario.model,
+            executor,
+            runs.experiment.file.measured,
             seed=seed,
             participation=column.participation,
             uplink=entry.uplink,
-            metrics=runs.experiment.file.measured,
-            settings=runs.settings,
         )
         first = _times(training.advance)[0] + _times(training.evaluate)[0]
         evaluation, evaluation_core = _times(training.evaluate)
         rounds: list[tuple[float, float]] = []
-        # Even a run of a single round has another one here, which compiles nothing.
-        while sum(wall for wall, _ in rounds) < MIN_SECONDS:
+        while _needs_more([wall for wall, _ in rounds]):
+            # Also after the last round of a run, as such a round compiles nothing.
             rounds.append(_times(training.advance))
-            if len(rounds) == MAX_TIMED_ROUNDS:
-                break
     except Diverged:
         return TimedSetting(candidate.parameters, error="diverges in its first rounds")
-    except Unusable:
-        # Other settings would fail as well.
-        raise
     except ValueError as error:
         return TimedSetting(candidate.parameters, error=str(error))
     later = statistics.median(wall for wall, _ in rounds)
@@ -189,6 +189,14 @@ def _time_setting(
         core_seconds_of_round=statistics.median(core for _, core in rounds),
         core_seconds_of_evaluation=evaluation_core,
     )
+
+
+def _needs_more(seconds: list[float]) -> bool:
+    """Whether another round is to be timed."""
+    total = sum(seconds)
+    if len(seconds) < MIN_ROUNDS:
+        return total < MAX_SECONDS
+    return total < MIN_SECONDS and len(seconds) < MAX_ROUNDS
 
 
 def _times(call: Callable[[], object]) -> tuple[float, float]:

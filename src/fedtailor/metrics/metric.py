@@ -208,8 +208,9 @@ def find_metrics(
             different settings.
     """
     metrics: dict[str, Metric] = {}
-    is_sequence = isinstance(names, Sequence) and not isinstance(names, str)
-    for name in names if is_sequence else (names,):
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        names = (names,)
+    for name in names:
         require(
             isinstance(name, str | Metric),
             f"the metric {name!r} is neither a name, such as 'roc_auc', nor a metric of"

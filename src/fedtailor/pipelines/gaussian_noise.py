@@ -1,7 +1,8 @@
 """GaussianNoise: client-level differential privacy, by clipping and noise.
 
-A client's change is the model that it sends minus the model that it received; a gradient
-is a change itself. The clip norm C bounds the Euclidean norm of each client's change.
+A client's change is the model that it sends minus the model that it received (of several
+the one with the same index); a gradient is a change itself. The clip norm C bounds the
+Euclidean norm of each client's change.
 """
 
 import math
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree, ScalarLike
 
+from fedtailor.pipelines.change import fixed_reference
 from fedtailor.pipelines.clip import clipped, smaller_bound
 from fedtailor.protocol import (
     MODEL_KINDS,
@@ -146,7 +148,7 @@ class GaussianNoise(Transform):
         )
         # `announce` sends a clip norm only if it is adaptive.
         clip_norm = inbox.scalars.get(CLIP_NORM, self.norm)
-        update, change_norm = clipped(update, inbox, clip_norm)
+        update, change_norm = clipped(update, inbox, clip_norm, fixed_reference)
         if self.quantile is not None:
             # The server adds noise to the number of these clients.
             is_within = change_norm <= clip_norm

@@ -4,7 +4,7 @@ The coordinator is not trusted. In every run a client answers one request for ea
 and task, as two answers about the same data say more than one. The same request gets the
 same answer again, so that either side may be killed and go on.
 
-The account is a file of JSON lines. A line is on the disk before its answer leaves.
+The account is a file of JSON lines. A line is written before its answer leaves.
 """
 
 import fcntl
@@ -26,6 +26,7 @@ from fedtailor._files import reason
 from fedtailor.accounting.privacy import composed_epsilon, composed_sgd_epsilon
 from fedtailor.protocol import require
 from fedtailor.remote.messages import Request
+from fedtailor.remote.refusals import Refusal, refuse_unless
 from fedtailor.storage.digests import DIGEST_KEY, has_valid_digest, with_digest
 
 ACCOUNT = "account.jsonl"
@@ -87,8 +88,10 @@ class _Answer(BaseModel):
 
 
 class _Place(NamedTuple):
-    """A task of a round of a run. A phase of a schedule may begin in the round in which
-    the one before was evaluated.
+    """A task of a round of a run.
+
+    Phases of a schedule have places of their own, as one may begin with a probe in the
+    round in which the one before was evaluated with one. A round trains in one phase.
     """
 
     job: str
@@ -125,6 +128,7 @@ class ClientAccount:
         self._answered: dict[_Place, str] = {}
         self._spent: Counter[Release] = Counter()  # releases with a count of 1 -> count
         self._without_noise = 0
+        self._last: tuple[Request, str] | None = None
         if self.path.exists():
             with self._locked() as file:
                 self._read_new(file)
@@ -133,18 +137,20 @@ class ClientAccount:
         """Check that a request may be answered.
 
         Raises:
-            ValueError: another request for the same task of the same round of this run
+            Refused: another request for the same task of the same round of this run
                 was answered, or the job has begun too many runs.
         """
         place, answered = _place_of(request), self._answered
-        require(
-            answered.get(place, digest_of(request)) == digest_of(request),
+        refuse_unless(
+            place not in answered or answered[place] == self._digest(request),
+            Refusal.ANSWERED,
             f"it has answered another request for the task {place.task!r} in round"
             f" {place.round + 1} of this run; it answers one",
         )
         runs = {other.run for other in answered if other.job == place.job}
-        require(
+        refuse_unless(
             self._most_runs is None or len(runs | {place.run}) <= self._most_runs,
+            Refusal.SPENT,
             f"the policy here lets a job run {self._most_runs} times, and this would be"
             " once more; raise runs to go on",
         )
@@ -164,8 +170,9 @@ class ClientAccount:
             without_noise: whether it holds something that no epsilon covers.
 
         Raises:
-            ValueError: the request may not be answered (see `check`), too much would be
-                spent, or the file cannot be written.
+            Refused: the request may not be answered (see `check`), or too much would be
+                spent.
+            ValueError: the file cannot be written.
         """
         releases = tuple(release for release in releases if release.count)
         with self._locked() as file:
@@ -176,17 +183,25 @@ class ClientAccount:
             answer = _Answer(
                 time=datetime.now(UTC).isoformat(timespec="seconds"),
                 **_place_of(request)._asdict(),
-                request=digest_of(request),
+                request=self._digest(request),
                 releases=releases,
                 without_noise=without_noise,
             )
             if releases:
                 self._check_epsilons(releases)
             line = json.dumps(with_digest(answer.model_dump(mode="json"))) + "\n"
-            append(file, line.encode())
+            # What is spent must survive a power cut, which takes a hundredth of a second.
+            # That a round was answered survives a kill of the process in any case.
+            append(file, line.encode(), durable=bool(releases))
             self._read_new(file)
         if releases:
             self._log(f"round {request.round + 1}: {self._describe_epsilons()}")
+
+    def _digest(self, request: Request) -> str:
+        """The digest of a request, computed once for `check` and `record`."""
+        if self._last is None or self._last[0] is not request:
+            self._last = request, digest_of(request)
+        return self._last[1]
 
     def epsilons(self, more: Iterable[Release] = ()) -> dict[str, tuple[float, float]]:
         """What all answers have spent.
@@ -221,6 +236,8 @@ class ClientAccount:
 
     def describe(self) -> list[str]:
         """Say in lines what was answered and spent."""
+        if not self._answered:
+            return ["nothing was answered so far"]
         rounds = sum(place.task == "client" for place in self._answered)
         jobs = {place.job for place in self._answered}
         runs = {(place.job, place.run) for place in self._answered}
@@ -251,8 +268,9 @@ class ClientAccount:
         if math.isinf(self._most_epsilon):
             return
         for epsilon, _ in self.epsilons(releases).values():
-            require(
+            refuse_unless(
                 epsilon <= self._most_epsilon,
+                Refusal.SPENT,
                 f"with this answer epsilon would be {epsilon:.2f}, over all runs, and"
                 f" the policy here allows {self._most_epsilon:g}",
             )
@@ -313,8 +331,13 @@ class ClientAccount:
             self._spent[release.model_copy(update={"count": 1})] += release.count
 
 
-def append(file: IO[bytes], data: bytes) -> None:
-    """Append bytes to an unbuffered file, and flush them to the disk.
+def append(file: IO[bytes], data: bytes, *, durable: bool = True) -> None:
+    """Append bytes to an unbuffered file.
+
+    Args:
+        file: the file.
+        data: the bytes.
+        durable: whether to flush them to the disk, so that they survive a power cut.
 
     Raises:
         OSError: they cannot be written; the file is then as before.
@@ -324,7 +347,8 @@ def append(file: IO[bytes], data: bytes) -> None:
         written = 0
         while written < len(data):
             written += file.write(data[written:])
-        os.fsync(file.fileno())
+        if durable:
+            os.fsync(file.fileno())
     except OSError:
         file.truncate(end)
         raise
@@ -354,7 +378,7 @@ def array_bytes(array: np.ndarray) -> bytes:
 
 
 def _place_of(request: Request) -> _Place:
-    phase = request.algorithm.get("phase", 0)
+    phase = 0 if request.task == "client" else request.algorithm.get("phase", 0)
     return _Place(request.experiment, request.run, phase, request.round, request.task)
 
 

@@ -3,7 +3,8 @@
 The run directory has the same format as that of a simulated run.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +19,7 @@ from fedtailor.remote.examples import template_of
 from fedtailor.remote.executor import RemoteExecutor, Rules, client_table
 from fedtailor.remote.job import Job
 from fedtailor.remote.plan import Plan, plan_of
-from fedtailor.remote.rounds import PATIENCE_S, RemoteTraining
+from fedtailor.remote.rounds import COMPILE_S, PATIENCE_S, RemoteTraining
 from fedtailor.remote.secret import run_identity, secret_in
 from fedtailor.remote.statistics import Statistics
 from fedtailor.remote.transport import Transport
@@ -26,9 +27,12 @@ from fedtailor.runs import Run
 from fedtailor.runs.run import train_until
 from fedtailor.storage import Checkpoints, RunDirectory, interrupts
 from fedtailor.storage.manifest import versions
-from fedtailor.storage.run_files import CLIENTS, LEDGER, read_frame
-from fedtailor.training import Callback
+from fedtailor.storage.run_files import CLIENTS, LEDGER, METRICS, read_frame
+from fedtailor.training import Callback, Training
 from fedtailor.training.settings import settings
+
+Arrivals = Callable[[Collection[str]], Mapping[str, NDArray[np.int64]]]
+"""(names of known clients) -> numbers of rows [3] of others that have come, by name."""
 
 
 def coordinate(
@@ -43,6 +47,8 @@ def coordinate(
     evaluate_every: int = 1,
     callbacks: Sequence[Callback] = (),
     patience: float = PATIENCE_S,
+    compile_time: float = COMPILE_S,
+    arrivals: Arrivals = lambda known: {},
     log: Callable[[str], None] = lambda line: None,
 ) -> RemoteTraining:
     """Train by the job, and have each client store its personal model.
@@ -63,6 +69,11 @@ def coordinate(
         evaluate_every: evaluate after every n-th round, and after the last.
         callbacks: called as in a simulation.
         patience: seconds for which a round that too few clients answer is asked again.
+        compile_time: seconds that the first exchange of each task waits in addition to
+            the job's deadline.
+        arrivals: called after each round with the names of all clients that are known;
+            returns the numbers of rows [3] of others that have come, by name. They are
+            served as newcomers.
         log: called with a line for every answer that is refused, and with one line
             that names all clients that did not answer.
 
@@ -88,12 +99,20 @@ def coordinate(
                 f" {_counts(seen_rows[name])} when the run began; it keeps the weight"
                 " that it had"
             )
-    seen = _table(seen_rows)
-    unseen = _table(unseen_rows, first=len(seen))
+    names = [*seen_rows, *unseen_rows]
+    names += [name for name in _stored_newcomers(directory) if name not in names]
+    seen = _table(seen_rows, names)
+    unseen = _table(unseen_rows, names)
     if plan.sums is not None:
         plan.sums.check_client_count(
-            plan.algorithm, job.participation.reporters(len(seen))
+            plan.algorithm, job.participation.reporters(len(seen)), len(seen)
         )
+        if plan.sums.scope == "run" and job.minimum < len(seen):
+            log(
+                f"each round needs the answers of all {len(seen)} clients, as sums of"
+                ' different clients show single ones; sum_scope = "round" in [privacy]'
+                f" needs {job.minimum}, and hides a client in each round by itself only"
+            )
     continued = store.open(_manifest(job, plan, seen_rows, evaluate_every), resume)
     try:
         executor = RemoteExecutor(
@@ -103,7 +122,7 @@ def coordinate(
             template_of(job, statistics),
             unseen=unseen,
             rows={**seen_rows, **rows},
-            rules=Rules(job.minimum, job.deadline),
+            rules=Rules(job.minimum, job.deadline, compile_time),
             run=run_identity(directory),
             log=log,
             use_caches=use_caches,
@@ -122,18 +141,22 @@ def coordinate(
             secret=secret_in(directory) if plan.coordinator_needs_secret else None,
             target_scale=target_scale,
         )
+        training.patience, training.log, training.names = patience, log, names
         if continued:
             store.load(training)
         else:
             store.write_table(CLIENTS, _clients_frame(seen_rows))
-        training.patience, training.log = patience, log
         with interrupts() as stop:
             training.stop = stop
             # With a checkpoint after every round, clients need to keep few states, and
             # a coordinator that is killed loses at most one round.
             checkpoints = Checkpoints(store, 1, stop)
             rounds = train_until(
-                training, job.rounds, evaluate_every, (checkpoints, *callbacks), stop
+                training,
+                job.rounds,
+                evaluate_every,
+                (checkpoints, *callbacks, _Newcomers(arrivals, unseen_rows)),
+                stop,
             )
             drive(rounds, executor)
             # Record the delivery in a copy of the ledger. The checkpoint's ledger ends
@@ -167,9 +190,47 @@ def _counts(rows: NDArray[np.int64]) -> str:
     return " + ".join(str(count) for count in rows)
 
 
-def _table(rows: Mapping[str, NDArray[np.int64]], first: int = 0) -> Clients:
+class _Newcomers(Callback):
+    """Has clients that come while others train served as newcomers, from then on.
+
+    Args:
+        arrivals: returns the numbers of rows [3] of clients that have come since the
+            last call, by name.
+        rows: those of the newcomers so far; changed in place.
+    """
+
+    def __init__(self, arrivals: Arrivals, rows: dict[str, NDArray[np.int64]]) -> None:
+        self._arrivals, self._rows = arrivals, rows
+
+    def after_round(self, training: Training, evaluated: bool) -> None:
+        assert isinstance(training, RemoteTraining)
+        executor = training.executor
+        known = {*executor.seen.names, *executor.unseen.names}
+        arrived = self._arrivals(known)
+        if not arrived:
+            return
+        self._rows.update(arrived)
+        names = list(training.names)
+        names += [name for name in arrived if name not in names]
+        training.names = names
+        executor.set_unseen(_table(self._rows, names), arrived)
+
+
+def _table(rows: Mapping[str, NDArray[np.int64]], names: Sequence[str]) -> Clients:
+    """The table of some of the clients, with their indices in `names`."""
     train_sizes = [sizes[0] for sizes in rows.values()]
-    return client_table(tuple(rows), train_sizes, first=first)
+    table = client_table(tuple(rows), train_sizes)
+    index = [names.index(name) for name in table.names]
+    return replace(table, original_index=np.array(index, np.int64))
+
+
+def _stored_newcomers(directory: Path) -> list[str]:
+    """The clients that the run has measured and not trained."""
+    path = directory / METRICS
+    if not path.is_file():
+        return []
+    frame = read_frame(path)
+    return frame.filter("unseen")["client"].unique(maintain_order=True).to_list()
 
 
 def _stored_clients(directory: Path) -> dict[str, NDArray[np.int64]] | None:

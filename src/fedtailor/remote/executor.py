@@ -33,6 +33,7 @@ from fedtailor.remote.messages import ArraySpec, Request
 from fedtailor.remote.plan import Plan
 from fedtailor.remote.secure_sums import SUM, hidden_kinds
 from fedtailor.remote.sum_server import Stage
+from fedtailor.remote.sum_shares import SumHistory
 from fedtailor.remote.transport import (
     POLL_INTERVAL_S,
     ExchangeResult,
@@ -66,11 +67,14 @@ class Rules:
         minimum: minimum number of answers in a round. A probe needs the answers of all
             its clients, as the whole training uses them; an evaluation needs none.
         deadline: seconds that an exchange waits.
+        compile_time: seconds that the first exchange of each task waits in addition, as
+            clients compile its programs then.
         poll_interval: seconds between two polls for answers.
     """
 
     minimum: int = 1
     deadline: float = 300.0
+    compile_time: float = 0.0
     poll_interval: float = POLL_INTERVAL_S
 
 
@@ -160,13 +164,27 @@ class RemoteExecutor:
         self._newcomer_shapes: Any = ()  # of the state that `init_unseen` returns
         self._caches = ClientCaches(plan.common_vectors()) if use_caches else None
         self._last_exchange = (-1, -1)  # round, number within the round
+        self._compiled: set[tuple[int, str]] = set()  # phase and task, once answered
         if plan.sums is not None:
             plan.sums.check(plan.algorithm, plan.uplink)
-            plan.sums.check_client_count(plan.algorithm, len(seen))
+            plan.sums.check_client_count(plan.algorithm, len(seen), len(seen))
+            self._sum_history = SumHistory(plan.sums.scope)
         # The round whose state is valid, for each seen client (-1: none): now, in the
         # snapshot that is being written, and in the last snapshot on disk.
         no_round = np.full(len(seen), -1, np.int64)
         self._accepted = self._pending = self._durable = no_round
+
+    def set_unseen(
+        self, unseen: Clients, rows: Mapping[str, NDArray[np.int64]]
+    ) -> None:
+        """Serve other clients that joined after training began.
+
+        Args:
+            unseen: all of them, in place of those so far.
+            rows: numbers of rows [3] that they have agreed to, by name.
+        """
+        self.unseen = unseen
+        self._rows = {**self._rows, **rows}
 
     def begin(
         self, algorithm: Algorithm, uplink: Pipeline, theta: Any, phase: int
@@ -231,8 +249,9 @@ class RemoteExecutor:
                 cohort,
                 reporting,
                 partial(self._run_stage, cohort=cohort),
-                minimum=min(self.rules.minimum, int(requested.sum())),
+                minimum=sums.minimum(self.rules.minimum, int(requested.sum())),
                 log=self._log,
+                history=self._sum_history,
             )
             for kind, shape in hidden.items():
                 update[kind] = updates.rows(kind, shape)
@@ -269,9 +288,12 @@ class RemoteExecutor:
             if exchange.task == "evaluate":
                 scores = {name: array for name, array in answer.items() if name != WORK}
                 counts = self._rows.get(names[place])
-                rows = None
+                rows: dict[str, int] | None = None
                 if counts is not None:
-                    rows = dict(zip(SPLITS, map(int, counts), strict=True))
+                    rows = {
+                        str(split): int(count)
+                        for split, count in zip(SPLITS, counts, strict=True)
+                    }
                 try:
                     check_scores(scores, self.plan.metrics, rows)
                 except ValueError as error:
@@ -293,12 +315,15 @@ class RemoteExecutor:
 
     def _minimum(self, exchange: Exchange) -> int:
         """The minimum number of answers in an exchange."""
+        asked = len(exchange.cohort)
+        if exchange.task == "client" and self.plan.sums is not None:
+            return self.plan.sums.minimum(self.rules.minimum, asked)
         is_probe = exchange.task == "probe" and exchange.cohort.seen
         # The whole training uses the probe of the clients that take part in it.
         if is_probe and exchange.algorithm.probe_needs_all:
-            return len(exchange.cohort)
+            return asked
         if is_probe or exchange.task == "client":
-            return min(self.rules.minimum, len(exchange.cohort))
+            return min(self.rules.minimum, asked)
         return 0
 
     def _run_stage(
@@ -390,6 +415,8 @@ class RemoteExecutor:
             log=self._log,
             poll_interval=self.rules.poll_interval,
         )
+        if result.replies:
+            self._compiled.add((self._phase, exchange.task))
         if caches is not None:
             # A client that did not answer may not have received its vectors.
             for name in result.replies:
@@ -418,6 +445,8 @@ class RemoteExecutor:
             description |= {NEWCOMER: True}
         stateful = bool(jax.tree.leaves(self._initial_state))
         deadline = time.time() + self.rules.deadline
+        if (self._phase, exchange.task) not in self._compiled:
+            deadline += self.rules.compile_time
         arrays = downlink_arrays(exchange.downlink, self.plan.model.dtype, len(cohort))
         requests = {}
         for client, row in enumerate(cohort.rows):

@@ -14,9 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fedtailor._files import atomic_write
+from fedtailor._files import atomic_write, reason
+from fedtailor._printable import say
 from fedtailor.protocol import require
 from fedtailor.remote.flower import is_untrusted, unwrap, wrap
+from fedtailor.remote.run_log import info_of
 
 if TYPE_CHECKING:
     from flwr.app import Message
@@ -282,7 +284,7 @@ def answer_messages(
     *,
     node_id_file: Path,
     stop: threading.Event,
-    log: Callable[[str], None] = print,
+    log: Callable[[str], None] = say,
 ) -> None:
     """Answer the coordinator's messages until `stop` is set.
 
@@ -307,10 +309,9 @@ def answer_messages(
         while not stop.is_set():
             try:
                 node_id = connection.activate(_read_node_id(node_id_file))
-                with atomic_write(node_id_file) as temporary:
-                    temporary.write_text(str(node_id))
+                _write_node_id(node_id_file, node_id, log)
                 first_refusal, last_problem = None, ""
-                log(f"connected to {connection.address}")
+                info_of(log)(f"connected to {connection.address}")
                 _serve(connection, respond, stop)
             except Disconnected as error:
                 # Log a repeated problem once.
@@ -341,6 +342,15 @@ def _read_node_id(path: Path) -> int | None:
     return int(text)
 
 
+def _write_node_id(path: Path, node_id: int, log: Callable[[str], None]) -> None:
+    """Store a node id; a client whose disk is full does without."""
+    try:
+        with atomic_write(path) as temporary:
+            temporary.write_text(str(node_id))
+    except OSError as error:
+        log(f"cannot write {path} ({reason(error)}); going on without it")
+
+
 def _serve(
     connection: FleetConnection,
     respond: Callable[[bytes], bytes],
@@ -368,6 +378,11 @@ def _serve(
                 continue
             connection.push(message, respond(unwrap(message)))
             last = time.monotonic()
+    except Disconnected:
+        raise
+    except Exception as error:
+        # Flower raises many kinds of exceptions at messages that it would not write.
+        raise Disconnected(f"a message cannot be handled: {error!r}") from None
     finally:
         disconnected.set()
 

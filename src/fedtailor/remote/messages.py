@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, deserialize
 from safetensors.numpy import save
 
@@ -42,8 +42,12 @@ DTYPES = {
 MAX_TEXT = 2**22
 """Maximum number of entries of an array whose length the sender chooses."""
 
+MAX_ENVELOPE = 2**16
+"""Bytes that are enough for all of a reply but its arrays."""
+
 _ENVELOPE = "fedtailor"
 
+_Origin = Annotated[str, Field(pattern=r"^([0-9a-f]{32})?$")]
 TracedInt = Annotated[int, Field(ge=0, lt=2**31)]
 E = TypeVar("E", bound="_Envelope")
 
@@ -84,6 +88,8 @@ class Request:
         reply: whether the client has to report its update.
         run: identity of the coordinator's run (`run_identity`), in which each round
             has one request for each task; empty before a run begins.
+        origin: the origin (see `origin`) of the client's answers that the coordinator
+            has heard last; empty if none.
         nonce: a secret that only the coordinator and this client know. The answer
             repeats it, so that nobody else can forge one.
         algorithm: the method's name and hyper-parameters, as plain values.
@@ -100,6 +106,7 @@ class Request:
     deadline: float = float("inf")
     reply: bool = True
     run: str = ""
+    origin: str = ""
     nonce: str = ""
     algorithm: Mapping[str, Any] = field(default_factory=dict)
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -115,6 +122,7 @@ class Reply:
         refusal: why the client did not do its task; None if it did.
         cache_miss: whether the client's cache lacks a vector whose digest the request
             holds, so that it must be sent the full request.
+        origin: where the answer comes from (see `origin`); empty if it does not say.
     """
 
     experiment: str
@@ -126,6 +134,7 @@ class Reply:
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
     refusal: Refusal | None = None
     cache_miss: bool = False
+    origin: str = ""
 
     @classmethod
     def to(
@@ -152,6 +161,15 @@ class Reply:
         )
 
 
+def _finite(description: dict[str, Any]) -> dict[str, Any]:
+    """Check that a description holds no NaN or infinity, which JSON does not have."""
+    try:
+        json.dumps(description, allow_nan=False)
+    except (ValueError, RecursionError):
+        raise ValueError("it is not JSON") from None
+    return description
+
+
 class _Envelope(BaseModel):
     """All fields of a message except its arrays; checked when a message is decoded."""
 
@@ -173,7 +191,8 @@ class _RequestEnvelope(_Envelope):
     deadline: float | None
     reply: bool
     run: Annotated[str, Field(pattern=r"^[0-9a-f]{0,32}$")]
-    algorithm: dict[str, Any]
+    origin: _Origin
+    algorithm: Annotated[dict[str, Any], AfterValidator(_finite)]
 
 
 class _ReplyEnvelope(_Envelope):
@@ -181,6 +200,7 @@ class _ReplyEnvelope(_Envelope):
     # In strict mode JSON's strings are still converted to members of the enumeration.
     refusal: Refusal | None
     lacks: bool
+    origin: _Origin
 
 
 def encode_request(request: Request) -> bytes:
@@ -192,6 +212,7 @@ def encode_request(request: Request) -> bytes:
         "deadline": None if request.deadline == float("inf") else request.deadline,
         "reply": request.reply,
         "run": request.run,
+        "origin": request.origin,
         "algorithm": dict(request.algorithm),
     }
     return _pack(envelope, request.arrays)
@@ -211,6 +232,7 @@ def decode_request(data: bytes) -> Request:
         deadline=float("inf") if envelope.deadline is None else envelope.deadline,
         reply=envelope.reply,
         run=envelope.run,
+        origin=envelope.origin,
         algorithm=envelope.algorithm,
         arrays=arrays,
     )
@@ -222,6 +244,7 @@ def encode_reply(reply: Reply) -> bytes:
         "kind": "reply",
         "refusal": reply.refusal,
         "lacks": reply.cache_miss,
+        "origin": reply.origin,
     }
     return _pack(envelope, reply.arrays)
 
@@ -238,6 +261,7 @@ def decode_reply(data: bytes) -> Reply:
         arrays=arrays,
         refusal=envelope.refusal,
         cache_miss=envelope.lacks,
+        origin=envelope.origin,
     )
 
 
@@ -321,6 +345,16 @@ def check_arrays(
                 f"array {name!r} holds {smallest if smallest < low else largest}, which"
                 f" is not between {low} and {high}",
             )
+
+
+def largest_reply(expected: Mapping[str, ArraySpec]) -> int:
+    """The size in bytes of the largest reply that holds the expected arrays."""
+    size = 0
+    for spec in expected.values():
+        lengths = [MAX_TEXT if length is None else length for length in spec.shape]
+        entries = math.prod(lengths)
+        size += entries * np.dtype(spec.dtype).itemsize
+    return size + MAX_ENVELOPE
 
 
 def _common(message: Request | Reply) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from fedtailor.remote.job import Job
 from fedtailor.remote.secure_sums import SecureSums
 from fedtailor.remote.statistics import Statistics
 from fedtailor.runs.binding import bind
+from fedtailor.runs.run import MOST_ROUNDS
 from fedtailor.training.settings import settings
 
 
@@ -39,6 +40,7 @@ class Plan:
         evaluate: whether clients send sums of losses and of correct predictions.
         inputs: fingerprint of the federated preprocessing; empty without it.
         sums: settings of secure aggregation; None without it.
+        rounds: number of rounds; a client answers no requests beyond them.
     """
 
     experiment: str
@@ -50,6 +52,7 @@ class Plan:
     evaluate: bool = True
     inputs: str = ""
     sums: SecureSums | None = None
+    rounds: int = MOST_ROUNDS
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -146,6 +149,7 @@ def plan_of(job: Job, statistics: Statistics | None = None) -> Plan:
         evaluate=job.evaluate,
         inputs="" if statistics is None else statistics.fingerprint,
         sums=job.sums,
+        rounds=job.rounds,
     )
 
 

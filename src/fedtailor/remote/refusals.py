@@ -9,7 +9,11 @@ Any code that runs at a client may raise `Refused`. `transport.answer_message` a
 turns it, and every other exception, into an answer.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
+
+from fedtailor.remote.releases import RELEASE
 
 
 class Refusal(StrEnum):
@@ -17,6 +21,7 @@ class Refusal(StrEnum):
 
     UNREADABLE = "unreadable"
     MALFORMED = "malformed"
+    OTHER_RELEASE = "other-release"
     OTHER_JOB = "other-job"
     OTHER_CLIENT = "other-client"
     OTHER_METHOD = "other-method"
@@ -24,6 +29,11 @@ class Refusal(StrEnum):
     NOT_IN_JOB = "not-in-job"
     LATE = "late"
     ROUND = "round"
+    ANSWERED = "answered"
+    POLICY = "policy"
+    HOURS = "hours"
+    SPENT = "spent"
+    NO_AUDIT = "no-audit"
     NO_STATISTICS = "no-statistics"
     OTHER_STATISTICS = "other-statistics"
     WRONG_STATISTICS = "wrong-statistics"
@@ -45,6 +55,10 @@ class Refusal(StrEnum):
 _EXPLANATIONS = {
     Refusal.UNREADABLE: "it cannot read the request; both sides need the same release",
     Refusal.MALFORMED: "the arrays of the request are not well formed, or too large",
+    Refusal.OTHER_RELEASE: (
+        f"it runs a release of fedtailor that does not talk to {RELEASE} here; both need"
+        " the same minor version"
+    ),
     Refusal.OTHER_JOB: "the job there differs from the coordinator's; copy its job.toml",
     Refusal.OTHER_CLIENT: "the request is for another client; one kit was copied",
     Refusal.OTHER_METHOD: (
@@ -62,6 +76,16 @@ _EXPLANATIONS = {
         "the request is of a round that its job does not have; copy the job.toml with"
         " more rounds to it"
     ),
+    Refusal.ANSWERED: (
+        "it has answered another request for this round of this run, and answers one;"
+        " begin a new run"
+    ),
+    Refusal.POLICY: "its policy does not allow what the request asks for",
+    Refusal.HOURS: "its policy does not let it answer at this time of the day",
+    Refusal.SPENT: (
+        "its policy lets it spend no more: rounds, runs or epsilon are used up"
+    ),
+    Refusal.NO_AUDIT: "it cannot write down what it sends; its disk may be full",
     Refusal.NO_STATISTICS: "it has not received the statistics of all clients' tables",
     Refusal.OTHER_STATISTICS: (
         "it has taken other pooled statistics for this job, and takes them once;"
@@ -100,6 +124,17 @@ class Refused(ValueError):
     def __init__(self, code: Refusal, text: str) -> None:
         super().__init__(text)
         self.code = code
+
+
+@contextmanager
+def refusing(code: Refusal) -> Iterator[None]:
+    """Turn every `ValueError` of a block into `Refused` with this code."""
+    try:
+        yield
+    except Refused:
+        raise
+    except ValueError as error:
+        raise Refused(code, str(error)) from None
 
 
 def refuse_unless(condition: bool, code: Refusal, text: str) -> None:

@@ -3,13 +3,16 @@
 It holds the vectors that it trained until the server asks for sums of them, and sends
 each of them once, masked. The server is not trusted: at every stage the client checks
 the request, and refuses one whose answer would reveal more than a sum. Nothing is
-written to disk, so a client that is restarted has dropped out of the round's sums.
+written to disk but the weights of the sums, so a client that is restarted has dropped out of
+the round's sums.
 """
 
+import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,17 +31,21 @@ from fedtailor.remote.masks import (
     expand_mask,
 )
 from fedtailor.remote.messages import Request
-from fedtailor.remote.refusals import Refusal, Refused, refuse_unless
+from fedtailor.remote.refusals import Refusal, Refused, refuse_unless, refusing
+from fedtailor.remote.request_size import check_size
 from fedtailor.remote.secure_sums import (
     KEYS,
-    MAX_WEIGHT,
+    MAX_NEIGHBOURS,
+    MAX_SHARE,
     MIN_CLIENTS,
     SHARES,
     STAGES,
     SUM,
     VECTORS,
     SecureSums,
+    unsafe_combination,
 )
+from fedtailor.remote.sum_shares import ReleasedSums, SumHistory, largest_shares
 
 Arrays = dict[str, np.ndarray]
 
@@ -54,6 +61,8 @@ class _Session:
     Attributes:
         name: the server's name of the sum.
         vector: the vector to be added.
+        vector_name: its kind, and its number among several of this kind or None.
+        earlier: the sums with which this one may be combined.
         next_stage: index in `STAGES` of the stage that comes next.
         mask_keys: key pair for pairwise masks, made for this sum.
         encryption_keys: key pair for the encryption of shares, made for this sum.
@@ -63,12 +72,16 @@ class _Session:
         threshold: number of shares that reconstruct a secret.
         public_mask_keys: each neighbour's public key for pairwise masks.
         shared_keys: the key that encrypts shares, agreed on with each neighbour.
+        columns: names of the clients in the order of the columns of the weights.
+        weights: [s, c] weight of each client in each sum.
         shares: for each neighbour that has not dropped out, its shares (of the seed of
             its self mask, of the secret of its mask keys).
     """
 
     name: str
     vector: np.ndarray
+    vector_name: list[Any]
+    earlier: ReleasedSums
     next_stage: int = 0
     mask_keys: KeyPair = field(default_factory=lambda: KeyPair(_random_seed()))
     encryption_keys: KeyPair = field(default_factory=lambda: KeyPair(_random_seed()))
@@ -77,6 +90,8 @@ class _Session:
     threshold: int = 0
     public_mask_keys: dict[str, bytes] = field(default_factory=dict)
     shared_keys: dict[str, bytes] = field(default_factory=dict)
+    columns: tuple[str, ...] = ()
+    weights: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
     shares: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)
 
 
@@ -86,10 +101,18 @@ class SecureSumClient:
     Args:
         client: name of the client.
         settings: secure aggregation, as the job sets it.
+        history: file in which the client keeps the weights of the sums that it has a
+            part in; None = it forgets them when it is started again.
+
+    Raises:
+        ValueError: the file cannot be read.
     """
 
-    def __init__(self, client: str, settings: SecureSums) -> None:
+    def __init__(
+        self, client: str, settings: SecureSums, history: Path | None = None
+    ) -> None:
         self._client, self._settings = client, settings
+        self._history = SumHistory(settings.scope, history)
         # The vectors not yet sent, by kind and index. The index is None until the
         # server asks for single rows of a kind.
         self._vectors: dict[tuple[str, int | None], np.ndarray] = {}
@@ -120,7 +143,12 @@ class SecureSumClient:
         settings = settings if isinstance(settings, dict) else {}
         name, stage = str(settings.get("name")), STAGES.index(request.task)
         if request.task == KEYS:
-            self._session = _Session(name, self._vector(request.round, settings))
+            self._session = _Session(
+                name,
+                self._vector(request.round, settings),
+                vector_name := [settings.get("kind"), settings.get("number")],
+                self._history.released(request.round, vector_name),
+            )
         session = self._session
         # The stages are done in order and each of them once, whatever the server asks.
         expected = (
@@ -129,7 +157,7 @@ class SecureSumClient:
         refuse_unless(
             expected,
             Refusal.NO_PART_IN_SUM,
-            "this client was started again, and has no part in this sum",
+            "it was started again, and has no part in this sum",
         )
         assert session is not None
         session.next_stage = stage + 1
@@ -141,7 +169,7 @@ class SecureSumClient:
         if request.task == SHARES:
             return self._share_keys(session, settings, request.arrays)
         if request.task == VECTORS:
-            return self._masked_vectors(session, request.arrays)
+            return self._masked_vectors(session, settings, request.arrays)
         # End the session before revealing shares: a server that could ask twice would
         # get both shares of a neighbour, which together unmask its vector.
         self._session = None
@@ -191,11 +219,14 @@ class SecureSumClient:
             The encrypted shares ("shares"), one row for each neighbour, and a
             commitment to the seed of the self mask ("commitment").
         """
-        names = settings.get("among")
-        neighbours: tuple[str, ...] = ()
-        if isinstance(names, list) and all(isinstance(name, str) for name in names):
-            neighbours = tuple(names)
+        neighbours = _names(settings, "among")
         count = len(neighbours)
+        # Shares for c neighbours take c^2 steps.
+        refuse_unless(
+            count <= MAX_NEIGHBOURS + 1,
+            Refusal.MALFORMED,
+            f"it adds with up to {MAX_NEIGHBOURS} other clients, not {count - 1}",
+        )
         mask_keys = _rows(arrays, "masking", count, KEY_BYTES)
         encryption_keys = _rows(arrays, "sealing", count, KEY_BYTES)
         refuse_unless(
@@ -243,15 +274,19 @@ class SecureSumClient:
         }
 
     def _masked_vectors(
-        self, session: _Session, arrays: Mapping[str, np.ndarray]
+        self,
+        session: _Session,
+        settings: Mapping[str, Any],
+        arrays: Mapping[str, np.ndarray],
     ) -> Arrays:
         """Weight and mask this client's vector, once for each sum.
 
         Args:
             session: the sum.
+            settings: holds the names of all clients of the sum ("columns").
             arrays: the shares that the neighbours encrypted for this client ("shares"),
                 whether each neighbour has not dropped out ("there"), and the weights of
-                this client ("weights" [s]).
+                all clients ("weights" [s, c]).
         """
         count = len(session.neighbours)
         encrypted = _rows(arrays, "shares", count, CIPHERTEXT_BYTES)
@@ -260,7 +295,7 @@ class SecureSumClient:
             surviving is not None
             and weights is not None
             and _is_boolean(surviving, count)
-            and weights.ndim == 1
+            and weights.ndim == 2
             and weights.dtype == np.float64
             and len(weights) > 0,
             Refusal.MALFORMED,
@@ -274,20 +309,26 @@ class SecureSumClient:
             f"only {survivors} of {count} clients are left in this sum, and"
             f" {session.threshold} are needed",
         )
-        bounded = bool((np.abs(weights) <= MAX_WEIGHT).all())  # False for NaN
+        columns = _names(settings, "columns")
         refuse_unless(
-            bounded,
-            Refusal.UNSAFE_SUM,
-            "it is to weigh so much in a sum that this would not hide its vector",
+            len(set(columns)) == len(columns)
+            and self._client in columns
+            and weights.shape[1] == len(columns)
+            and bool(np.isfinite(weights).all()),
+            Refusal.MALFORMED,
+            "the weights of the sums are not well formed",
         )
+        check_size(len(weights) * session.vector.size * 8)
+        session.columns, session.weights = columns, weights
+        self._check_hidden(session, surviving)
         fixed_point = FixedPoint(self._settings.range)
-        try:
+        with refusing(Refusal.SUM_RANGE):
             fixed_point.check(session.vector)
-        except ValueError as error:
-            raise Refused(Refusal.SUM_RANGE, str(error)) from None
         vector = session.vector.reshape(-1).astype(np.float64)
-        masked = np.stack([fixed_point.encode(weight * vector) for weight in weights])
+        own = weights[:, columns.index(self._client)]
+        masked = np.stack([fixed_point.encode(weight * vector) for weight in own])
         masked += expand_mask(session.self_mask_seed, masked.shape)
+        named = mask_session(session.name, session.columns, weights)
         for index, other in enumerate(session.neighbours):
             if not surviving[index] or other == self._client:
                 continue
@@ -305,7 +346,7 @@ class SecureSumClient:
             masked += pairwise_mask(
                 session.mask_keys,
                 session.public_mask_keys[other],
-                session.name,
+                named,
                 self._client,
                 other,
                 masked.shape,
@@ -318,6 +359,41 @@ class SecureSumClient:
             if vector is not session.vector
         }
         return {"masked": masked}
+
+    def _check_hidden(self, session: _Session, there: np.ndarray) -> None:
+        """Check that no combination of sums shows this client's vector, or another's.
+
+        Args:
+            session: the sum, with the weights of all clients.
+            there: [neighbours] whether each neighbour has a part in it.
+
+        Raises:
+            Refused: a combination shows a vector.
+        """
+        absent = [
+            name
+            for name, is_there in zip(session.neighbours, there, strict=True)
+            if not is_there
+        ]
+        weights = session.weights.copy()
+        weights[:, [name in absent for name in session.columns]] = 0
+        # Its neighbours hide this client's vector, as their keys are theirs. Whether the
+        # others in the list exist, the server alone says.
+        hiding = [name in session.neighbours for name in session.columns]
+        own = sum(hiding[: session.columns.index(self._client)])
+        share = largest_shares(weights[:, hiding])[own]
+        refuse_unless(
+            share <= MAX_SHARE,
+            Refusal.UNSAFE_SUM,
+            f"it would be {share:.0%} of a combination of the sums, which would not hide"
+            f" its vector (at most {MAX_SHARE:.0%})",
+        )
+        together = session.earlier.with_sums(session.columns, weights)
+        line = unsafe_combination(together, past=bool(session.earlier.names))
+        refuse_unless(not line, Refusal.UNSAFE_SUM, line)
+        # A client that is not asked to unmask a sum does not learn whether it was
+        # computed. So the sum counts from when the vector is sent.
+        self._history.record(self._round, session.vector_name, together)
 
     def _reveal_shares(
         self, session: _Session, arrays: Mapping[str, np.ndarray]
@@ -350,12 +426,24 @@ class SecureSumClient:
             f"only {len(senders)} of {count} vectors arrived, and {session.threshold}"
             " are needed",
         )
+        self._check_hidden(session, arrived)
         revealed = np.zeros((count, SECRET_BYTES), np.uint8)
         for index, other in enumerate(session.neighbours):
             if other in session.shares:
                 seed_share, key_share = session.shares[other]
                 revealed[index] = _bytes(seed_share if arrived[index] else key_share)
         return {"shares": revealed}
+
+
+def mask_session(session: str, columns: Sequence[str], weights: np.ndarray) -> str:
+    """The name by which the masks of a sum are derived.
+
+    It holds the weights of all clients. The masks of two clients that were told
+    different ones do not cancel.
+    """
+    text = json.dumps([session, list(columns), weights.shape])
+    content = text.encode() + np.ascontiguousarray(weights, "<f8").tobytes()
+    return f"{session} {hashlib.sha256(content).hexdigest()}"
 
 
 def pairwise_mask(
@@ -386,6 +474,14 @@ def pairwise_mask(
 def _associated_text(session: str, sender: str, recipient: str) -> str:
     """The text that binds encrypted shares to one sum, sender and recipient."""
     return json.dumps([session, sender, recipient])
+
+
+def _names(settings: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """The names of clients in the settings of a stage; () if they are not well formed."""
+    names = settings.get(key)
+    if isinstance(names, list) and all(isinstance(name, str) for name in names):
+        return tuple(names)
+    return ()
 
 
 def _is_boolean(array: np.ndarray, count: int) -> bool:

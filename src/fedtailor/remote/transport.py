@@ -27,7 +27,9 @@ from fedtailor.remote.messages import (
     decode_request,
     encode_reply,
     encode_request,
+    largest_reply,
 )
+from fedtailor.remote.origin import Origins, OwnOrigin
 from fedtailor.remote.refusals import Refusal, Refused, refuse_unless
 from fedtailor.remote.vector_cache import CacheMiss, VectorCache
 
@@ -40,13 +42,27 @@ class Transport(Protocol):
 
     A transport verifies the clients' names. It may lose messages, and may deliver a
     message several times.
+
+    Attributes:
+        origins: where the clients' answers came from.
+        revoked: clients that are not let in any more, so that they are not waited for.
     """
+
+    origins: Origins
+    revoked: set[str]
 
     def online(self) -> Mapping[str, str]:
         """The clients that are online, each with an id of its connection.
 
         The id changes if the client was offline in between, or if a message to or from
         it was lost. The client must then be asked again.
+        """
+        ...
+
+    def expect(self, size: int) -> None:
+        """Announce that answers of up to `size` bytes will come.
+
+        A transport may refuse larger ones before it reads them.
         """
         ...
 
@@ -186,7 +202,9 @@ def send_and_receive(
     # The nonce distinguishes answers to this request from answers to the same request
     # of a coordinator that was killed, and from forged answers.
     requests = {
-        client: replace(request, nonce=secrets.token_hex(12))
+        client: replace(
+            request, nonce=secrets.token_hex(12), origin=transport.origins.of(client)
+        )
         for client, request in requests.items()
     }
     cached = {
@@ -195,14 +213,23 @@ def send_and_receive(
     }
     specs = expected if callable(expected) else lambda request: expected
     pending = PendingExchange(requests, specs, cached, dict.fromkeys(requests))
+    transport.expect(
+        max((largest_reply(specs(request)) for request in requests.values()), default=0)
+    )
     deadline = min((request.deadline for request in requests.values()), default=0.0)
     while pending.open:
         _send_open(transport, pending)
+        for client in [name for name in pending.open if name in transport.revoked]:
+            del pending.open[client]
+            pending.refused[client] = f"client {client}: it was revoked"
         for sender, body in transport.receive():
             try:
                 pending.accept(sender, body)
             except ValueError as error:
                 log(str(error))
+            else:
+                if sender in pending.replies:
+                    transport.origins.hear(sender, pending.replies[sender].origin)
         if time.time() >= deadline:
             break
         if pending.open:
@@ -254,14 +281,26 @@ RequestHandler = Callable[[Request], Mapping[str, np.ndarray]]
 It may raise any exception. A `Refused` names what the coordinator is told.
 """
 
+_RUST = "pyo3_runtime"
+"""Module of the panics of libraries in Rust, which are not `Exception`s."""
+
 _UNREAD = Request(experiment="", round=0, exchange=0, task="", client="")
 """Stands for a message that is not a request."""
+
+
+Recorder = Callable[[Request, Reply, bytes], None]
+"""Records an answer to a request, and its message, before the message leaves."""
+
+
+def not_recorded(request: Request, reply: Reply, message: bytes) -> None:
+    """A `Recorder` for tests and benchmarks, which records nothing."""
 
 
 def answer_message(
     body: bytes,
     answer: Callable[[Request], Reply],
     log: Callable[[str], None] = lambda line: None,
+    record: Recorder = not_recorded,
 ) -> bytes:
     """Answer a message at a client, whatever goes wrong.
 
@@ -272,26 +311,46 @@ def answer_message(
         body: the message.
         answer: function from a request to its answer.
         log: called with the lines that say why a request was refused.
+        record: called with every answer. If it fails, a refusal is sent instead.
 
     Returns:
         The message of the answer.
     """
+    request, reply, message = _answer(body, answer, log)
+    try:
+        record(request, reply, message)
+    except Exception as error:
+        log(f"an answer was not sent, as it cannot be recorded: {error}")
+        return encode_reply(Reply.to(request, refusal=Refusal.NO_AUDIT))
+    return message
+
+
+def _answer(
+    body: bytes, answer: Callable[[Request], Reply], log: Callable[[str], None]
+) -> tuple[Request, Reply, bytes]:
+    """The request in a message, its answer or refusal, and the message of that."""
     request = _UNREAD
     try:
         request = decode_request(body)
-        return encode_reply(answer(request))
-    except (KeyboardInterrupt, SystemExit):
-        raise
+        reply = answer(request)
+        return request, reply, encode_reply(reply)
     except Refused as error:
         refusal, lines = error.code, [str(error)]
-    except BaseException as error:  # panics of Rust libraries are not `Exception`s
-        refusal = Refusal.UNREADABLE if request is _UNREAD else Refusal.FAILED
-        lines = "".join(traceback.format_exception(error)).splitlines()
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__module__ != _RUST:
+            raise  # such as Ctrl-C
+        if request is _UNREAD and isinstance(error, ValueError):
+            # Anyone can send what is no request; that is no fault to be traced.
+            refusal, lines = Refusal.UNREADABLE, [str(error)]
+        else:
+            refusal = Refusal.FAILED
+            lines = "".join(traceback.format_exception(error)).splitlines()
     what = repr(request.task) if request.task else "a message"
     log(f"refused {what} of round {request.round + 1} ({refusal}): {lines[-1]}")
     for line in lines[:-1]:
         log(line)
-    return encode_reply(Reply.to(request, refusal=refusal))
+    reply = Reply.to(request, refusal=refusal)
+    return request, reply, encode_reply(reply)
 
 
 class Responder:
@@ -309,6 +368,9 @@ class Responder:
         handler: RequestHandler,
         common_vectors: Callable[[], Iterable[np.ndarray]] = tuple,
         log: Callable[[str], None] = lambda line: None,
+        check: Callable[[Request], None] = lambda request: None,
+        record: Recorder = not_recorded,
+        origin: OwnOrigin | None = None,
     ) -> None:
         """Make the end of one client.
 
@@ -319,15 +381,19 @@ class Responder:
             common_vectors: computes the vectors that all machines can compute, and that
                 are therefore not sent.
             log: called with the lines that say why a request was refused.
+            check: raises `Refused` for a request that may not be answered.
+            record: called with every answer before it leaves.
+            origin: where the answers come from; None = they do not say it.
         """
         self.experiment, self.client, self._handler = experiment, client, handler
-        self._log = log
+        self._log, self._check, self._record = log, check, record
+        self._origin = origin
         self._cache = VectorCache(common_vectors)
         self._last: tuple[Request, Mapping[str, np.ndarray]] | None = None
 
     def __call__(self, body: bytes) -> bytes:
         """Answer a message; see `answer_message`."""
-        return answer_message(body, self.answer, self._log)
+        return answer_message(body, self.answer, self._log, self._record)
 
     def answer(self, request: Request) -> Reply:
         """Answer a request.
@@ -336,9 +402,13 @@ class Responder:
             Refused: the request is not for this client, or its handler refuses it.
         """
         try:
-            return Reply.to(request, self._arrays(request))
+            reply = Reply.to(request, self._arrays(request))
         except CacheMiss:
             return Reply.to(request, cache_miss=True)
+        if self._origin is None:
+            return reply
+        self._origin.compare(request.origin)
+        return replace(reply, origin=self._origin.text)
 
     def _arrays(self, request: Request) -> Mapping[str, np.ndarray]:
         refuse_unless(
@@ -356,6 +426,7 @@ class Responder:
             Refusal.LATE,
             "the request arrived after its deadline",
         )
+        self._check(request)
         request = self._cache.fill_in(request)
         if self._last is not None:
             last_request, last_arrays = self._last
@@ -367,11 +438,11 @@ class Responder:
 
 
 def _is_repeated(request: Request, last: Request) -> bool:
-    """Whether two requests are equal except for their nonces and deadlines."""
+    """Whether two requests are equal, but for what differs when one is sent again."""
     if request.arrays.keys() != last.arrays.keys():
         return False
     settings, last_settings = (
-        encode_request(replace(each, nonce="", deadline=0.0, arrays={}))
+        encode_request(replace(each, nonce="", origin="", deadline=0.0, arrays={}))
         for each in (request, last)
     )
     return settings == last_settings and all(
@@ -391,11 +462,15 @@ class LoopbackTransport:
 
     def __init__(self, clients: Mapping[str, Callable[[bytes], bytes]]) -> None:
         self._clients = dict(clients)
+        self.origins, self.revoked = Origins(), set[str]()
         self._inbox: list[tuple[str, bytes]] = []
 
     def online(self) -> Mapping[str, str]:
         """All clients, always on the same connection."""
         return dict.fromkeys(self._clients, "loopback")
+
+    def expect(self, size: int) -> None:
+        """Nothing is refused for its size."""
 
     def send(self, client: str, body: bytes) -> None:
         """Have the client answer a message at once."""

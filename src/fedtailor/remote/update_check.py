@@ -16,12 +16,11 @@ What is checked of an update:
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
 from numpy.typing import NDArray
 
 from fedtailor.metrics import Metric
@@ -38,6 +37,7 @@ from fedtailor.protocol import (
     decode,
     require,
 )
+from fedtailor.tables.encoding import MIN_ROWS
 
 USUAL_FACTOR = 100.0
 """A change is refused if it is larger than this many times a usual one.
@@ -194,21 +194,25 @@ class UpdateCheck:
         decoded = self._decoded(exchange, answers)
         places = list(answers)
         vectors = [kind for kind in decoded if kind in MODEL_KINDS]
-        starts = _received_models(exchange.downlink, places)
+        received = _received_models(exchange.downlink, places)
         norms: dict[str, dict[int, float]] = {}
         for kind, rows in decoded.items():
-            if not jnp.issubdtype(rows.dtype, jnp.floating):
+            if not jnp.issubdtype(rows[0].dtype, jnp.floating):
                 continue
             norms[kind] = {}
             for row, place in enumerate(places):
-                start = starts.get(place) if kind == "model" else None
+                start = received[place].models if kind == "model" else None
                 norms[kind][place] = _change_norm(rows[row], start)
 
         bounded_kinds: list[str] = []
         refused: dict[int, str] = {}
         if exchange.task == "client" and vectors:
             bounded_kinds, refused = self._check_bound(
-                exchange, answers, decoded, {kind: norms[kind] for kind in vectors}
+                exchange,
+                answers,
+                received,
+                {kind: norms[kind] for kind in vectors},
+                sum(decoded[kind][0].size for kind in vectors),
             )
         is_round = exchange.task == "client"
         for kind, of_clients in norms.items():
@@ -217,12 +221,16 @@ class UpdateCheck:
             recent = self._recent.setdefault(kind, deque(maxlen=RECENT_ROUNDS))
             known = [norm for norms in recent for norm in norms] if is_round else []
             factor = USUAL_FACTOR if kind in MODEL_KINDS else NUMBERS_FACTOR
+            cohort = list(of_clients.values())
+            limits: dict[float, float] = {}  # by the norm of the received model
             accepted = []
             for place, norm in of_clients.items():
-                received = _largest_norm(starts.get(place))
-                limit = largest_usual_norm(
-                    known, list(of_clients.values()), received, factor
-                )
+                start_norm = received[place].norm
+                if start_norm not in limits:
+                    limits[start_norm] = largest_usual_norm(
+                        known, cohort, start_norm, factor
+                    )
+                limit = limits[start_norm]
                 if not norm <= limit:
                     refused.setdefault(
                         place,
@@ -239,8 +247,9 @@ class UpdateCheck:
         self,
         exchange: Exchange,
         answers: Mapping[int, Mapping[str, np.ndarray]],
-        decoded: Mapping[str, np.ndarray],
+        received: Mapping[int, "_Received"],
         norms: Mapping[str, Mapping[int, float]],
+        size: int,
     ) -> tuple[list[str], dict[int, str]]:
         """Compare changes with the bound that the uplink keeps.
 
@@ -248,12 +257,10 @@ class UpdateCheck:
             The kinds of message that it bounds, and why answers are refused.
         """
         announced = exchange.downlink.scalars.get(CLIP_NORM)
-        size = sum(int(np.prod(decoded[kind].shape[1:])) for kind in norms)
         adaptive = None if announced is None else float(np.max(np.asarray(announced)))
         bound = bound_of(self._uplink, adaptive, size)
         if bound is None:
             return [], {}
-        starts = _received_models(exchange.downlink, list(answers))
         refused = {}
         for place, update in answers.items():
             # What a client rounds is its model, which is larger than its change.
@@ -262,9 +269,7 @@ class UpdateCheck:
                 for kind in norms
                 if kind in update
             )
-            limit = bound * (1 + SLACK) + rounding * (
-                bound + _largest_norm(starts.get(place))
-            )
+            limit = bound * (1 + SLACK) + rounding * (bound + received[place].norm)
             norm = float(np.sqrt(sum(norms[kind][place] ** 2 for kind in norms)))
             if not norm <= limit:
                 refused[place] = (
@@ -275,14 +280,10 @@ class UpdateCheck:
 
     def _decoded(
         self, exchange: Exchange, answers: Mapping[int, Mapping[str, np.ndarray]]
-    ) -> dict[str, np.ndarray]:
-        """The updates [c, ...] of the clients that answered, without compression."""
-        kinds = list(next(iter(answers.values())))
-        # Numbers that are far too large may overflow; their norm is then not finite.
-        rows = {
-            kind: np.stack([update[kind] for update in answers.values()])
-            for kind in kinds
-        }
+    ) -> Mapping[str, Any]:
+        """The updates of the clients that answered, without compression, by kind."""
+        kinds = next(iter(answers.values()))
+        rows = {kind: [update[kind] for update in answers.values()] for kind in kinds}
         if exchange.task != "client":
             return rows
         # A transform with a state of the server changes updates (adds noise), which it
@@ -293,10 +294,11 @@ class UpdateCheck:
         places = np.array(list(answers))
         cohort = exchange.cohort.subset(places)
         update = {
-            kind: ClientRows(jnp.asarray(values), np.arange(len(places)))
+            kind: ClientRows(jnp.asarray(np.stack(values)), np.arange(len(places)))
             for kind, values in rows.items()
         }
         downlink = _of_clients(exchange.downlink, places, cohort)
+        # Numbers that are far too large may overflow; their norm is then not finite.
         decoded, _ = decode(stateless, update, downlink, cohort, [()] * len(stateless))
         return {kind: values.host() for kind, values in decoded.items()}
 
@@ -322,10 +324,13 @@ def check_scores(
         if rest != ["count"]:
             continue
         expected = None if rows is None else rows[split]
+        # A client does not say what it measured on few rows.
+        if expected is not None and expected < MIN_ROWS:
+            expected = 0
         require(
             int(count) >= 0 if expected is None else int(count) == expected,
             f"it measured {int(count)} rows of its split {split!r}"
-            + ("" if expected is None else f", and said that it has {expected}"),
+            + ("" if expected is None else f", and it is to measure {expected}"),
         )
         if int(count) == 0:
             continue
@@ -368,20 +373,35 @@ def require_finite_server(server: Any, round: int) -> None:
         )
 
 
-def _received_models(
-    downlink: Downlink, places: Sequence[int]
-) -> dict[int, Float[np.ndarray, "k d"]]:
+class _Received(NamedTuple):
+    """What a client received.
+
+    Attributes:
+        models: the distinct models [k, d]; None if there is none.
+        norm: the largest of their norms; 0 if there is none.
+    """
+
+    models: np.ndarray | None
+    norm: float
+
+
+def _received_models(downlink: Downlink, places: Sequence[int]) -> dict[int, _Received]:
     """The models that each client of the cohort received."""
-    models = downlink.streams.get("model")
-    if models is None:
-        return {}
-    values = np.asarray(models.values)
+    streams = downlink.streams.get("model")
+    if streams is None:
+        return dict.fromkeys(places, _Received(None, 0.0))
+    values = np.asarray(streams.values)
+    known: dict[bytes, _Received] = {}  # most clients receive the same
     received = {}
     for place in places:
-        recipients = np.unique(models.recipients[place])
-        recipients = recipients[recipients >= 0]
-        if len(recipients):
-            received[place] = values[recipients]
+        recipients = np.asarray(streams.recipients[place])
+        key = recipients.tobytes()
+        if key not in known:
+            rows = np.unique(recipients[recipients >= 0])
+            models = values[rows] if len(rows) else None
+            norm = 0.0 if models is None else max(_norm(model) for model in models)
+            known[key] = _Received(models, norm)
+        received[place] = known[key]
     return received
 
 
@@ -411,10 +431,6 @@ def _norm(array: np.ndarray) -> float:
     return norm
 
 
-def _largest_norm(models: np.ndarray | None) -> float:
-    return 0.0 if models is None else max(_norm(model) for model in models)
-
-
 def _of_clients(downlink: Downlink, places: NDArray[Any], cohort: Cohort) -> Downlink:
     """A downlink for some clients of the cohort."""
     streams = {
@@ -425,7 +441,9 @@ def _of_clients(downlink: Downlink, places: NDArray[Any], cohort: Cohort) -> Dow
 
 
 def _names(uplink: Pipeline) -> str:
-    return ", ".join(
-        f"{each.name} {each.norm:g}" if hasattr(each, "norm") else each.name
-        for each in uplink
-    )
+    """The transforms of an uplink with their norms, for messages."""
+    names = []
+    for transform in uplink:
+        norm = getattr(transform, "norm", None)
+        names.append(transform.name if norm is None else f"{transform.name} {norm:g}")
+    return ", ".join(names)

@@ -19,6 +19,7 @@ import numpy as np
 
 from fedtailor.remote.messages import Request
 from fedtailor.remote.refusals import Refusal, refuse_unless
+from fedtailor.remote.request_size import check_size
 
 DIGEST_BYTES = 16
 KNOWN = "known/"
@@ -125,6 +126,12 @@ class VectorCache:
             Refusal.MALFORMED,
             "a request holds a number where vectors belong",
         )
+        # There can be any number of vectors of length 0 in no bytes.
+        refuse_unless(
+            all(arrays[name].size or not len(arrays[name]) for name in names),
+            Refusal.MALFORMED,
+            "a request holds vectors of length 0",
+        )
         # The digests of one array may refer to rows of another one.
         new: dict[bytes, np.ndarray] = {}
         for name in names:
@@ -172,6 +179,7 @@ class VectorCache:
             Refusal.MALFORMED,
             "a request holds more new vectors than it names",
         )
+        check_size(sum(row.nbytes for row in rows))
         return np.stack(rows)
 
     def _look_up(

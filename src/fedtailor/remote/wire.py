@@ -17,6 +17,7 @@ scores/...     sums of losses and of correct predictions over its validation and
 work           [2] how many gradients and forward passes of single examples it computed
 """
 
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -45,6 +46,7 @@ from fedtailor.protocol import (
 )
 from fedtailor.remote.messages import ArraySpec
 from fedtailor.remote.refusals import Refusal, refuse_unless
+from fedtailor.remote.request_size import check_size
 from fedtailor.remote.vector_cache import INITIAL, STREAM, digest
 
 UPDATE = "update/"
@@ -152,6 +154,7 @@ def read_downlink(arrays: Mapping[str, np.ndarray]) -> Downlink:
                 Refusal.MALFORMED,
                 f"the places of the streams {kind!r} do not fit them",
             )
+            check_size(len(index) * math.prod(array.shape[1:]) * array.itemsize)
             padded = np.zeros((len(index), *array.shape[1:]), array.dtype)
             padded[: len(array)] = array
             streams[kind] = Streams(jnp.asarray(padded), index[None])

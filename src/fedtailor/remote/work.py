@@ -4,7 +4,6 @@ A request names the task, and the state to start from. The method, its hyper-par
 and what may leave this machine are those of the client's own copy of the job.
 """
 
-import hashlib
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -17,7 +16,7 @@ import numpy as np
 
 from fedtailor.client.private_steps import private_settings
 from fedtailor.executors import DeviceExecutor, Settings
-from fedtailor.federation import SPLITS, Federation
+from fedtailor.federation import Federation
 from fedtailor.protocol import (
     PRIVATE_STEPS,
     Algorithm,
@@ -38,14 +37,16 @@ from fedtailor.remote.account import (
 from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.messages import Request
 from fedtailor.remote.plan import Plan
-from fedtailor.remote.refusals import Refusal, Refused, refuse_unless
+from fedtailor.remote.refusals import Refusal, Refused, refuse_unless, refusing
 from fedtailor.remote.secret import secret_in, seed_from
 from fedtailor.remote.secure_sums import STAGES, SUM, hidden_kinds
 from fedtailor.remote.sum_client import SecureSumClient
 from fedtailor.remote.vector_cache import INITIAL
 from fedtailor.remote.wire import WORK, named, read_downlink
 from fedtailor.storage.export import export_models
+from fedtailor.storage.manifest import digest as data_digest
 from fedtailor.storage.personal_model import PersonalModel
+from fedtailor.tables.encoding import MIN_ROWS
 from fedtailor.training.privacy import delta_of
 
 NEWCOMER = "newcomer"
@@ -59,6 +60,9 @@ PERSONAL = "personal"
 
 `fedtailor.load_models` reads it.
 """
+
+SUMS = "sums.json"
+"""File with the weights of the secure sums in which this client has a part."""
 
 TASKS = ("probe", "client", "init_unseen", "personal", "evaluate", *STAGES)
 
@@ -93,10 +97,12 @@ class RoundHandler:
         # Noise hides nothing from a coordinator that knows its seed.
         self._has_secret = plan.clients_need_secrets
         self._seed = secret_in(store.directory) if self._has_secret else plan.seed
-        self._rows = _rows_digest(federation) if self._has_secret else b""
+        self._rows = data_digest(federation).encode() if self._has_secret else b""
         self._sum_client: SecureSumClient | None = None
         if plan.sums is not None:
-            self._sum_client = SecureSumClient(federation.names[0], plan.sums)
+            self._sum_client = SecureSumClient(
+                federation.names[0], plan.sums, store.directory / SUMS
+            )
         # The state that `init_unseen` returned, and its (round, phase). It is needed
         # for the next requests only, and not written to disk.
         self._newcomer: tuple[tuple[int, int], Any] = ((-1, -1), None)
@@ -138,7 +144,9 @@ class RoundHandler:
             self._store_personal(on_host(answers.output))
         elif task == "evaluate":
             scores = named(on_host(answers.output), "scores")
-            return arrays | {name: array[0] for name, array in scores.items()}
+            return arrays | without_small_splits(
+                {name: array[0] for name, array in scores.items()}
+            )
         if request.reply:
             update = {kind: rows.host()[0] for kind, rows in answers.update.items()}
             if self._sum_client is not None and task == "client":
@@ -162,9 +170,10 @@ class RoundHandler:
         description.pop(NEWCOMER, None)
         description.pop(SUM, None)
         phases = range(len(plan.algorithm.phases()))
-        is_same = isinstance(phase, int) and phase in phases
         refuse_unless(
-            is_same and description == plan.describe(phase),
+            isinstance(phase, int)
+            and phase in phases
+            and description == plan.describe(phase),
             Refusal.OTHER_METHOD,
             "the coordinator asks for another method, hyper-parameter or seed than this"
             " job's",
@@ -186,7 +195,31 @@ class RoundHandler:
             Refusal.NOT_IN_JOB,
             "the job does not let clients answer a probe openly",
         )
+        self._check_rounds(request)
         return phase
+
+    def _check_rounds(self, request: Request) -> None:
+        """Check the numbers of rounds in a request.
+
+        Raises:
+            Refused: the job has no such round, or the request names a state of a later
+                round than its own.
+        """
+        round, last = request.round, self._plan.rounds
+        # After the last round models are evaluated and delivered.
+        is_training = request.task in ("client", *STAGES)
+        refuse_unless(
+            0 <= round < last or (round == last and not is_training),
+            Refusal.ROUND,
+            f"round {round + 1} is asked for, and this job has {last}; for more rounds"
+            " change its job.toml here",
+        )
+        for number in (request.state_round, request.durable_state_round):
+            refuse_unless(
+                -1 <= number <= round,
+                Refusal.ROUND,
+                f"in round {round + 1} the state after round {number + 1} is named",
+            )
 
     def _record(self, request: Request, algorithm: Algorithm, answers: Answers) -> None:
         """Record an answer, and what it spends, before anything follows from it.
@@ -265,9 +298,16 @@ class RoundHandler:
         try:
             return executor.exchange(exchange).require_finite()
         except Diverged:
+            # This, too, says something about the rows, once for each round and task.
+            self._account.record(request, without_noise=True)
             raise Refused(
                 Refusal.DIVERGED,
                 f"the model became NaN or infinite in round {request.round + 1}",
+            ) from None
+        except ValueError as error:
+            # The method's function was given arrays that it does not take.
+            raise Refused(
+                Refusal.MALFORMED, f"the request does not fit the method: {error}"
             ) from None
 
     def _state(self, request: Request, algorithm: Algorithm) -> Any:
@@ -277,7 +317,7 @@ class RoundHandler:
             refuse_unless(
                 created_in == (request.round, request.algorithm["phase"]),
                 Refusal.NO_STATE,
-                "this client was started again, and has no state as a newcomer yet",
+                "it was started again, and has no state as a newcomer yet",
             )
             return state
         initial = self._initial_state(request, algorithm)
@@ -298,10 +338,8 @@ class RoundHandler:
 
     def _load(self, state_round: int) -> Any:
         """Load a state from the disk."""
-        try:
+        with refusing(Refusal.NO_STATE):
             return self._store.load(state_round)
-        except ValueError as error:
-            raise Refused(Refusal.NO_STATE, str(error)) from None
 
     def _initial_state(self, request: Request, algorithm: Algorithm) -> Any:
         """The state of a client that has not taken part in this phase."""
@@ -341,14 +379,17 @@ class RoundHandler:
         )
 
 
-def _rows_digest(federation: Federation) -> bytes:
-    """SHA-256 of a federation's examples and of their splits."""
-    digest = hashlib.sha256()
-    arrays = [federation.x, federation.y]
-    arrays += [getattr(federation, split)[0] for split in SPLITS]
-    for array in arrays:
-        digest.update(array_bytes(array))
-    return digest.digest()
+def without_small_splits(scores: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Scores in which a split of fewer than `MIN_ROWS` rows is one without rows.
+
+    What a model makes of a single row tells its target.
+    """
+    kept = {}
+    for name, array in scores.items():
+        _, split, *_ = name.split("/")
+        is_small = int(scores[f"scores/{split}/count"]) < MIN_ROWS
+        kept[name] = np.zeros_like(array) if is_small else array
+    return kept
 
 
 def replace_directory(directory: Path, write: Callable[[Path], object]) -> None:

@@ -49,6 +49,7 @@ from fedtailor._files import (
     sync_tree,
 )
 from fedtailor._parquet import write_parquet
+from fedtailor._printable import one_line
 from fedtailor.accounting import Ledger
 from fedtailor.protocol.diagnostics import Diagnostic
 from fedtailor.storage.checkpoint import (
@@ -172,14 +173,14 @@ class RunDirectory:
                 if changes := environment_changes(old, settings):
                     _log.warning(
                         "fedtailor: %s goes on under other circumstances: %s",
-                        path,
-                        changes,
+                        one_line(path),
+                        one_line(changes),
                     )
                 return True
             _log.warning(
                 "fedtailor: %s has no checkpoint yet: the run starts again from its"
                 " first round",
-                path,
+                one_line(path),
             )
         try:
             self._write_text(MANIFEST, tomli_w.dumps(settings))
@@ -379,7 +380,7 @@ class RunDirectory:
             snapshot = load_tree(self.path / PREVIOUS_CHECKPOINT)
             _log.warning(
                 "fedtailor: %s; going on from the one before, round %d",
-                str(error).partition(";")[0],
+                one_line(str(error).partition(";")[0]),
                 snapshot["round"],
             )
         saved = snapshot.pop("saved")

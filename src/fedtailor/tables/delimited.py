@@ -97,6 +97,7 @@ def read_delimited(path: Path, options: TableOptions) -> tuple[pl.DataFrame, lis
                 null_values=[*MISSING_WORDS, *options.missing],
                 infer_schema_length=infer_from,
                 schema_overrides=text_columns,
+                glob=False,  # brackets in a path are no pattern
             )
         except pl.exceptions.ComputeError as error:
             # A later cell is of another type. Infer the types from all lines, which

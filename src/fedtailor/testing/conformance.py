@@ -5,7 +5,6 @@ Each check trains the method for two or three rounds on five small clients, and 
 is exempted from its check by name, with a reason.
 """
 
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -16,6 +15,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor._printable import say_status
 from fedtailor.executors import DeviceExecutor
 from fedtailor.federation import Federation
 from fedtailor.models import Classification, Model, cross_entropy
@@ -85,7 +85,7 @@ def check_algorithm(
     for number, (kind, name) in enumerate(runs, 1):
         if progress:
             line = f"{number} of {len(runs)}: {name}, on {kind}"
-            print(line, file=sys.stderr, flush=True)
+            say_status(line)
         tested = algorithm
         if name == "one client" and for_one_client is not None:
             tested = for_one_client

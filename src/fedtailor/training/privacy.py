@@ -217,6 +217,11 @@ def privacy_account(
         )
         for method in methods:
             require(
+                bool(private_settings(method)),
+                f"{method.about.name} trains without dp_noise, and epsilon would not"
+                " cover what it sends: set it in all of the schedule's methods",
+            )
+            require(
                 method.participants == "reporters" or reporters == clients,
                 f"{method.about.name} trains clients that do not report, and their"
                 " private steps would not be counted; have everybody report"

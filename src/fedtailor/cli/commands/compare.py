@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from fedtailor._printable import say, say_block
 from fedtailor.cli.commands.report import report
 from fedtailor.cli.names import print_help_or_raise
 from fedtailor.cli.options import as_option, check_counts, check_seeds, parse
@@ -105,7 +106,7 @@ def compare(arguments: list[str]) -> int:
         options: Options = parse(TableOptions, remaining, program)
         assert isinstance(options, TableOptions)
         experiment, description = prepare_table_experiment(path, options)
-        print(description, file=sys.stderr if options.json else sys.stdout)
+        say_block(description, file=sys.stderr if options.json else sys.stdout)
     else:
         require(
             path.suffix == ".toml",
@@ -146,7 +147,7 @@ def _print_plan(comparison: Comparison, options: Options) -> int:
     devices = options.devices or len(jax.devices())
     content = _plan_as_dict(experiment.name, entries, devices)
     if options.json:
-        print(json.dumps(content))
+        say_block(json.dumps(content))
         return 0
     title = f"{experiment.name}: {content['runs']} runs"
     if content["finished"]:
@@ -157,12 +158,12 @@ def _print_plan(comparison: Comparison, options: Options) -> int:
             if setting.error:
                 parameters = settings_text(setting.parameters)
                 label = ", ".join(filter(None, [entry.algorithm, parameters]))
-                print(f"{label} on {entry.scenario}: {setting.error}")
-    print(
-        f"About {duration(content['training_seconds'])} on"
-        f" {devices} {'device' if devices == 1 else 'devices'} as busy as now"
-        f" ({content['core_hours']:.2g} core hours), and"
-        f" {duration(content['compile_seconds'])} to compile."
+                say(f"{label} on {entry.scenario}: {setting.error}")
+    unit = "device" if devices == 1 else "devices"
+    say(
+        f"About {duration(content['training_seconds'])} on {devices} {unit} as busy as"
+        f" now ({content['core_hours']:.2g} core hours);"
+        f" compiling: {duration(content['compile_seconds'])}."
     )
     return 0
 
@@ -173,9 +174,9 @@ PLAN_HEADERS = (
 )
 
 
-def _plan_cells(entry: PlannedEntry) -> list[str | int]:
+def _plan_cells(entry: PlannedEntry) -> list[str]:
     """The cells of an entry in the table of a plan."""
-    counts = [entry.runs, entry.finished, entry.rounds]
+    counts = [str(count) for count in (entry.runs, entry.finished, entry.rounds)]
     times = ["-", "-", "-"]
     if entry.finished < entry.runs:
         times = [

@@ -7,10 +7,11 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from fedtailor._printable import one_line, say_block
 from fedtailor.algorithms import FedAvg
 from fedtailor.cli.names import print_help_or_raise
 from fedtailor.cli.options import check_counts, check_seeds, parse
-from fedtailor.cli.own_table import changed_options
+from fedtailor.cli.own_table import changed_options, describe_table
 from fedtailor.cli.sizes import sizes_of, with_sizes
 from fedtailor.diagnosis import RESTS_ON, Recommendation
 from fedtailor.executors import Settings
@@ -100,9 +101,9 @@ def diagnose(arguments: list[str]) -> int:
         settings=Settings(devices=options.devices),
     )
     if options.json:
-        print(json.dumps(finite(as_dict(advice)), allow_nan=False))
+        say_block(json.dumps(finite(as_dict(advice)), allow_nan=False))
     else:
-        print(f"{description}\n\n{as_text(advice)}")
+        say_block(f"{description}\n\n{as_text(advice)}")
     return 0
 
 
@@ -112,8 +113,7 @@ def _read_user_table(
     """Returns the federation, a linear model, and a description of the table."""
     assert isinstance(options, TableDiagnosisOptions)
     table = from_table(path, seed=options.seed, **changed_options(options))
-    notes = [f"  {note}" for note in table.notes]
-    return table, logistic(), "\n".join([table.describe(), *notes])
+    return table, logistic(), describe_table(table)
 
 
 def _parse(scenario: Scenario, arguments: list[str]) -> tuple[Scenario, Options]:
@@ -166,7 +166,7 @@ def as_text(advice: Advice) -> str:
     explanations = [f"  {name}: {RESTS_ON[name]}" for name in columns]
     pairs_title = "Pairs, by gradients the most unlike ones first"
     parts = [
-        "\n".join(advice.sentences()),
+        "\n".join(map(one_line, advice.sentences())),
         "Train (sent in a round; the probe has sent"
         f" {_format_bytes(advice.probe_bytes)}):",
         _align_columns(header, methods),
@@ -183,7 +183,8 @@ def _recommendation_cells(entry: Recommendation) -> list[str]:
     settings = [f"{name} {value}" for name, value in entry.settings.items()]
     traffic = (entry.bytes_down, entry.bytes_down_unicast, entry.bytes_up)
     settings_text = ", ".join(settings) or "-"
-    return [entry.method, *map(_format_bytes, traffic), settings_text, entry.because]
+    cells = [entry.method, *map(_format_bytes, traffic), settings_text, entry.because]
+    return list(map(one_line, cells))
 
 
 def _truncation_note(limit: int, total: int) -> str:
@@ -197,7 +198,7 @@ def _format_table(frame: "pl.DataFrame") -> str:
 
 def _format_cell(value: Any) -> str:
     if not isinstance(value, float):
-        return str(value)
+        return one_line(value)
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
 
 

@@ -6,6 +6,7 @@ from inspect import unwrap
 from pathlib import Path
 from typing import Annotated, Any
 
+from fedtailor._printable import say_block
 from fedtailor.algorithms.find import find_algorithm
 from fedtailor.cli.names import print_help_or_raise
 from fedtailor.cli.options import check_counts, check_seeds, parse
@@ -197,6 +198,6 @@ def _print(finished: Run, scenario: str, as_json: bool) -> None:
     summary = finished.summary().as_dict()
     summary = {"algorithm": summary.pop("algorithm"), "scenario": scenario, **summary}
     if as_json:
-        print(json.dumps(finite(summary), allow_nan=False, default=str))
+        say_block(json.dumps(finite(summary), allow_nan=False, default=str))
         return
-    print(as_lines(summary))
+    say_block(as_lines(summary))

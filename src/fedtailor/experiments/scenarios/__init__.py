@@ -18,6 +18,7 @@ from fedtailor.experiments.scenarios.digits import (
 )
 from fedtailor.experiments.scenarios.fedem import fedem_synthetic
 from fedtailor.experiments.scenarios.fedrep import fedrep_cifar
+from fedtailor.experiments.scenarios.flamby import flamby_heart
 from fedtailor.experiments.scenarios.school import school
 from fedtailor.experiments.scenarios.self_fl import (
     cifar_three_classes,
@@ -26,6 +27,7 @@ from fedtailor.experiments.scenarios.self_fl import (
     mnist_two_digits,
     sent140,
     sent140_words,
+    spoken_wake_word,
 )
 from fedtailor.experiments.scenarios.standard import (
     pfedme_mnist,
@@ -86,6 +88,7 @@ __all__ = [
     "fedrep_cifar",
     "femnist_letters",
     "find",
+    "flamby_heart",
     "gaussian",
     "mnist_two_digits",
     "mnist_writers",
@@ -97,6 +100,7 @@ __all__ = [
     "school",
     "sent140",
     "sent140_words",
+    "spoken_wake_word",
     "table",
 ]
 

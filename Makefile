@@ -12,7 +12,7 @@ help:
 	@echo 'make demo       train personalized models on real data: install into $(VENV), then run `fedtailor demo`'
 	@echo 'make federation-demo  a federation of processes (TLS, keys, one client killed) beside its simulation'
 	@echo 'make test       everything that CI runs: make lint, the tests, and those of equal bits as XLA compiles for users'
-	@echo 'make campaign   kills, flipped bits, full disks and bad input for MINUTES (30), from SEED (the time)'
+	@echo 'make campaign   kills, flipped bits, full disks, bad input and attacks on federations for MINUTES (30), from SEED (the time)'
 	@echo 'make lint       ruff, pyright, and the layers of the package'
 	@echo 'make format     mend what ruff can mend'
 	@echo 'make coverage   the tests with coverage, which must not fall below the floor in pyproject.toml'

@@ -45,7 +45,7 @@ use = "logistic"
 {method}
 [training]
 rounds = {rounds}
-minimum = 2
+minimum = {minimum}
 deadline = 3600
 [privacy]
 {privacy}
@@ -165,6 +165,7 @@ class MarkedFederation:
                 columns=columns,
                 method=method,
                 rounds=ROUNDS,
+                minimum=len(NAMES) if self.kind == "sums" else 2,
                 privacy=privacy,
             )
         )

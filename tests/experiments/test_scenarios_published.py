@@ -63,7 +63,7 @@ def sent140(features="words", **options):
 
 def with_clients(name, rows, classes, clients, x):
     """As many rows of each client."""
-    owners = np.array([f"client-{i % clients}" for i in range(rows)])
+    owners = np.array([f"client-{i * clients // rows}" for i in range(rows)])
     return generated(name, rows, classes, x=x, dtype=np.float32, owners=owners)
 
 

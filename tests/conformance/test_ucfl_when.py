@@ -35,7 +35,7 @@ from fedtailor.training import Participation
 SLOW = SGD(lr=0.05, steps=1, batch_size=64)
 TRAINED = SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=8)
 GROUPS = np.array([0, 1, 1, 0, 1, 0, 0, 1])
-CLIENTS, SAMPLES = len(GROUPS), 40
+CLIENTS, SAMPLES, SIZE = len(GROUPS), 39, 3
 
 
 def hidden_groups(groups=GROUPS, unseen=None, curvatures=(1.0, 3.0)):
@@ -45,15 +45,19 @@ def hidden_groups(groups=GROUPS, unseen=None, curvatures=(1.0, 3.0)):
     expectation and variance for everybody at x = 0, and differs by (A_i - A_j) x
     elsewhere.
     """
-    A = np.array(curvatures)[groups]
+    A = np.repeat(np.array(curvatures)[groups][:, None], SIZE, axis=1)
     federation = quadratics(3.0 / A, A, [SAMPLES] * len(groups), unseen=unseen)
     y = federation.y.copy()
-    # equally noisy gradients A_i (x - y), and no noise in their means
-    noise = np.random.default_rng(0).normal(size=(len(groups), SAMPLES))
-    noise -= noise.mean(axis=1, keepdims=True)
-    noise += np.random.default_rng(1).normal(size=(len(groups), 1)) / SAMPLES**0.5
-    y[:, 1] += noise.ravel() / y[:, 0]
+    # equally noisy gradients A_i (x - y)
+    noise = np.random.default_rng(2).normal(size=(len(y), SIZE))
+    y[:, SIZE:] += noise / y[:, :SIZE]
     return replace(federation, y=y)
+
+
+def centres(federation):
+    """The means of the clients' minimisers [m, SIZE]."""
+    means = [federation.y[rows, SIZE:].mean(axis=0) for rows in federation.train]
+    return np.stack(means)
 
 
 def found_groups(training):
@@ -69,7 +73,7 @@ def found_groups(training):
 @pytest.mark.parametrize("streams", [2, "auto"])
 def test_groups_that_gradients_hide_at_the_initial_model_are_found_later(streams):
     with float64():
-        federation, model = hidden_groups(), quadratic_model(1)
+        federation, model = hidden_groups(), quadratic_model(SIZE)
         at_once = train(UCFL(SLOW, streams=2, warm=0), federation, model, 0)
         assert (found_groups(at_once) != GROUPS).any()
         later = train(UCFL(SLOW, streams=streams), federation, model, 21)
@@ -80,18 +84,15 @@ def test_groups_that_gradients_hide_at_the_initial_model_are_found_later(streams
         average = train(FedAvg(SLOW), federation, model, asked).server.model[0]
         np.testing.assert_array_equal(later.server.initial, average)
         A = np.array([1.0, 3.0])[GROUPS]
-        centres = np.array([federation.y[rows, 1].mean() for rows in federation.train])
-        np.testing.assert_allclose(
-            by_place(later, later.server.gradients)[:, 0],
-            A * (average[0] - centres),
-            **EXACT,
-        )
+        expected = A[:, None] * (average - centres(federation))
+        found = by_place(later, later.server.gradients)
+        np.testing.assert_allclose(found, expected, **EXACT)
 
 
 def test_the_silhouettes_that_decide_are_those_of_warm_as_a_number():
     """Each probe of "auto" has the weights of a run that asks once, in that round."""
     with float64():
-        federation, model = hidden_groups(), quadratic_model(1)
+        federation, model = hidden_groups(), quadratic_model(SIZE)
         auto = train(UCFL(SLOW, streams="auto"), federation, model, 21).server
         for rounds, best in auto.asked:
             given = UCFL(SLOW, streams="auto", warm=int(rounds))
@@ -104,17 +105,30 @@ def test_the_silhouettes_that_decide_are_those_of_warm_as_a_number():
     assert clear[-2:].all() and not auto.asked[0, 1]
 
 
+@pytest.mark.parametrize("batch", [5, 10])
+def test_when_to_ask_does_not_depend_on_the_batch_of_the_weights(batch):
+    with float64():
+        federation, model = hidden_groups(), quadratic_model(SIZE)
+        papers, other = (
+            train(UCFL(SLOW, sigma_batch=n_k), federation, model, 21).server
+            for n_k in (13, batch)
+        )
+    # of the same gradients, with another estimate of their noise
+    assert papers.asked[-1, 0] == other.asked[-1, 0]
+    assert np.abs(papers.rows - other.rows).max() > 0.1
+
+
 @pytest.mark.parametrize("kind", [UCFL, UCFLParallel])
 @pytest.mark.parametrize("streams", [None, 2, "auto"])
 def test_one_group_is_fedavg_at_no_more_than_the_cost_of_the_probes(kind, streams):
     rounds = ASKED_AFTER[-1] + 3
     with float64():
         federation = hidden_groups(np.zeros(CLIENTS, int))
-        model = quadratic_model(1)
+        model = quadratic_model(SIZE)
         average = train(FedAvg(SLOW), federation, model, rounds)
         ours = train(kind(SLOW, streams=streams), federation, model, rounds)
         np.testing.assert_allclose(personal(ours), personal(average), **EXACT)
-    assert ours.server.model.shape == (1, 1)
+    assert ours.server.model.shape == (1, SIZE)
     costs = ["round", "direction", "kind", "bytes_unicast", "bytes_multicast"]
     frame, other = ours.ledger.frame(), average.ledger.frame()
     # Rounds send what FedAvg's send, but where clients hold the model from a probe.
@@ -156,8 +170,8 @@ def test_clients_that_differ_without_groups_have_a_stream_each():
     with float64():
         federation = hidden_groups(np.zeros(CLIENTS, int))
         y = federation.y.copy()
-        y[:, 1] += np.repeat(np.linspace(-40, 40, CLIENTS), SAMPLES)
-        federation, model = replace(federation, y=y), quadratic_model(1)
+        y[:, SIZE:] += np.repeat(np.linspace(-40, 40, CLIENTS), SAMPLES)[:, None]
+        federation, model = replace(federation, y=y), quadratic_model(SIZE)
         auto, each, literal = (
             train(method, federation, model, 21)
             for method in (
@@ -181,8 +195,7 @@ def test_clients_that_are_alike_are_told_apart_in_at_most_a_twentieth_of_cases(r
         noise = rng.uniform(0.5, 2.0)
         scale = np.sqrt(noise / rank)
         gradients = rng.normal(size=(10, rank)) * scale
-        probe = Probe(gradients, np.ones(10), np.full(10, 50))
-        wrong += differ(probe, np.full(10, noise))
+        wrong += differ(Probe(gradients, np.full(10, noise), np.full(10, 50)))
     # three standard errors above the level
     assert wrong / times <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / times)
 
@@ -191,15 +204,15 @@ def test_clients_that_no_pair_tells_apart_are_told_apart_together():
     """Differences of 1.5 times the noise of a pair, in 20 clients."""
     rng = np.random.default_rng(0)
     gradients = rng.normal(size=(20, 50)) * np.sqrt(2.5 / 50)
-    probe = Probe(gradients, np.ones(20), np.full(20, 50))
-    assert differ(probe, np.ones(20))
-    assert not differ(probe, np.full(20, 2.5))
+    sizes = np.full(20, 50)
+    assert differ(Probe(gradients, np.ones(20), sizes))
+    assert not differ(Probe(gradients, np.full(20, 2.5), sizes))
 
 
 def test_clients_of_one_sample_say_nothing_about_differences():
     gradients = np.array([[0.0], [1.0], [100.0]])
     probe = Probe(gradients, np.array([1.0, np.nan, np.nan]), np.array([9, 1, 1]))
-    assert not differ(probe, np.array([1.0, np.nan, np.nan]))
+    assert not differ(probe)
 
 
 # sketches
@@ -281,7 +294,7 @@ def test_probes_ask_everybody_where_rounds_ask_some():
         training = train(
             method,
             hidden_groups(),
-            quadratic_model(1),
+            quadratic_model(SIZE),
             24,
             participation=Participation(count=3),
         )
@@ -296,7 +309,7 @@ def test_probes_ask_everybody_where_rounds_ask_some():
 @pytest.mark.parametrize("stop", [1, 2, 3, 5])
 def test_a_run_killed_in_the_warm_up_ends_with_the_same_bytes(stop, tmp_path):
     with float64():
-        federation, model = hidden_groups(), quadratic_model(1)
+        federation, model = hidden_groups(), quadratic_model(SIZE)
 
         def files(name, rounds, **options):
             where = tmp_path / name
@@ -308,7 +321,7 @@ def test_a_run_killed_in_the_warm_up_ends_with_the_same_bytes(stop, tmp_path):
                 directory=where,
                 **options,
             )
-            assert isinstance(done.training.server, WarmUp) == (rounds < 10)
+            assert isinstance(done.training.server, WarmUp) == (rounds < 6)
             return [(where / file).read_bytes() for file in (METRICS, LEDGER)]
 
         whole = files("whole", 12)
@@ -343,7 +356,9 @@ def answer_of(training, clients):
 
 def test_while_machines_are_late_fedavg_goes_on_and_all_are_asked_again():
     with float64():
-        training = train(UCFL(SLOW, streams=2), hidden_groups(), quadratic_model(1), 0)
+        training = train(
+            UCFL(SLOW, streams=2), hidden_groups(), quadratic_model(SIZE), 0
+        )
         everybody = np.ones(CLIENTS, bool)
         late = np.arange(CLIENTS) == 3
         while training.round < 14:
@@ -363,24 +378,21 @@ def test_while_machines_are_late_fedavg_goes_on_and_all_are_asked_again():
         np.testing.assert_array_equal(found_groups(training), GROUPS)
         # what the late client answered last, not its zeros
         A = np.array([1.0, 3.0])[GROUPS]
-        centres = np.array(
-            [
-                training.executor.federation.y[rows, 1].mean()
-                for rows in training.executor.federation.train
-            ]
+        expected = A[:, None] * (
+            training.server.initial - centres(training.executor.federation)
         )
-        np.testing.assert_allclose(
-            by_place(training, training.server.gradients)[:, 0],
-            A * (training.server.initial[0] - centres),
-            **EXACT,
-        )
+        found = by_place(training, training.server.gradients)
+        np.testing.assert_allclose(found, expected, **EXACT)
 
 
 def test_newcomers_are_asked_at_the_model_of_the_last_probe():
     with float64():
         unseen = np.arange(CLIENTS) >= 6
         training = train(
-            UCFL(SLOW, streams=2), hidden_groups(unseen=unseen), quadratic_model(1), 22
+            UCFL(SLOW, streams=2),
+            hidden_groups(unseen=unseen),
+            quadratic_model(SIZE),
+            22,
         )
         (found,) = predictors(training)
     # 3 / A of their groups is nearer to the model that they are served.

@@ -24,7 +24,7 @@ address = "127.0.0.1:9092"
 [data]
 target = "label"
 classes = ["no", "yes"]
-validation = 0.1
+validation = 0.15
 test = 0.25
 [data.columns]
 age = "number"

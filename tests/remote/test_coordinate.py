@@ -117,7 +117,7 @@ def test_rows_are_split_by_the_clients_name_and_none_is_lost(tmp_path):
             sorted(np.concatenate(list(parts.values()))) == list(range(count))
             and len(parts["train"]) >= 1
         )
-    assert [len(part) for part in parts.values()] == [26, 4, 10]
+    assert [len(part) for part in parts.values()] == [24, 6, 10]
     assert (split_rows(40, schema, 0, "b")["train"] != parts["train"]).any()
 
 
@@ -217,7 +217,7 @@ def test_a_client_that_returns_with_other_rows_is_named(tmp_path):
         log=lines.append,
     )
     assert lines[0] == (
-        "client b: it has 30 + 2 + 7 rows now, and had 26 + 4 + 10 when the run began;"
+        "client b: it has 30 + 2 + 7 rows now, and had 24 + 6 + 10 when the run began;"
         " it keeps the weight that it had"
     )
 

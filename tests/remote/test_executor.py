@@ -253,7 +253,7 @@ def test_without_leave_to_evaluate_nobody_is_asked_and_clients_refuse(tmp_path):
     curious = ours.training()
     curious.evaluate()
     assert len(ours.lines) == 3
-    assert "the job does not let clients send what they measure" in ours.lines[0]
+    assert "its job does not let it send what the request asks for" in ours.lines[0]
     assert len(curious.metrics.values("loss")) == 0
 
 
@@ -263,7 +263,7 @@ def test_a_client_does_only_what_its_job_says(tmp_path):
     ours.plan = replace(ours.plan, algorithm=example("finetune"))
     with pytest.raises(TooFewClients):
         ours.training().advance()
-    assert "another method, hyper-parameter or seed than this job's" in ours.lines[0]
+    assert "another method, hyper-parameter or seed than its job's" in ours.lines[0]
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold"])

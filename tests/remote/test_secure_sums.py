@@ -588,7 +588,7 @@ def test_a_client_that_was_started_again_has_no_part():
     circle.relay = relay
     sums, _ = circle.run(WEIGHTS)
     assert circle.lines == [
-        "client c: this client was started again, and has no part in this sum"
+        "client c: it was started again, and has no part in this sum"
     ]
     np.testing.assert_allclose(
         sums, circle.plain(WEIGHTS, "c"), atol=10 * FixedPoint(64.0).step

@@ -32,7 +32,6 @@ from fedtailor.algorithms.helpers.user_centric import (
 from fedtailor.algorithms.helpers.validation import validation_error
 from fedtailor.algorithms.helpers.warm_up import (
     WarmUp,
-    differ,
     noise_of,
     sketch,
     warm_up_diagnostics,
@@ -322,13 +321,13 @@ class UCFL(Algorithm):
             )
         probe = probe_of(answers, cohort)
         if isinstance(server, WarmUp):
-            answered = probe.of(cohort.reporting)
-            clients_differ = differ(answered, noise_of(answers)[cohort.reporting])
-            rows = self._rows_that_show_groups(answered)
-            server = server.after_probe(rows, cohort.reporting, clients_differ)
+            noise = noise_of(answers)
+            server = server.after_probe(
+                replace(probe, sigma2=noise), cohort.reporting, self.kernel
+            )
             if not server.is_over:
                 return server
-            if not clients_differ:
+            if not server.differ:
                 return self._one_for_all(server, probe)
             if (
                 self.streams == "auto"
@@ -355,15 +354,6 @@ class UCFL(Algorithm):
             validates=answers.host("validation") > 0,
             errors=np.zeros((0, len(CANDIDATES))),
         )
-
-    def _rows_that_show_groups(self, probe: Probe) -> Float[np.ndarray, "m m"]:
-        """The weights in which a warm-up looks for groups: those of eq. 9 (or 6).
-
-        Where n_k is not given, they are those of the papers' n_k, a third.
-        """
-        if self._needs_trace:
-            probe = probe.with_bandwidth(bandwidth_of(1 / 3))
-        return user_centric_weights(probe, "eq6" if self.kernel == "eq6" else "eq9")
 
     def _one_for_all(self, server: WarmUp, probe: Probe) -> UCFLState:
         """The server for clients that do not differ: a single stream, which is FedAvg."""

@@ -110,7 +110,10 @@ class JobHandler:
             # A client that is restarted continues with the same preprocessing.
             self._taken = Statistics.load(store.directory, job.schema)
             if self._taken is not None and not self._taken.needs_input_sums(job.schema):
-                self._begin(self._convert(self._taken), self._taken)
+                try:
+                    self._begin(self._convert(self._taken), self._taken)
+                except Refused as error:  # no message may keep a client from starting
+                    log(f"{data.name} does not fit the pooled statistics: {error}")
         self.sizes = np.array([len(self._split[split]) for split in SPLITS], np.int64)
         content += [self._split[split].tobytes() for split in SPLITS]
         self.origin = OwnOrigin(store.client_directory, store.directory, content, log)

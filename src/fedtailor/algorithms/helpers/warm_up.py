@@ -18,11 +18,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from fedtailor.aggregation import Probe, mix, reporter_weights
+from fedtailor.aggregation import (
+    Kernel,
+    Probe,
+    mix,
+    reporter_weights,
+    user_centric_weights,
+)
 from fedtailor.aggregation.clusters import CLEAR, choose_streams, k_means
 from fedtailor.aggregation.differences import overall_p
 from fedtailor.aggregation.distances import squared_distances
-from fedtailor.algorithms.helpers.user_centric import BeforeProbe
+from fedtailor.algorithms.helpers.user_centric import BeforeProbe, bandwidth_of
 from fedtailor.protocol import (
     Answers,
     ClientRows,
@@ -68,6 +74,8 @@ class WarmUp(BeforeProbe):
     """
     agrees: bool
     """Whether the probe before found the same groups, of clients that answered both."""
+    differ: bool
+    """Whether the clients' gradients differ by more than noise, in the last probe."""
     sketch: int | None
     """The seed of the sketches; None = clients send whole gradients."""
     fresh: bool
@@ -90,6 +98,7 @@ class WarmUp(BeforeProbe):
             asked=np.zeros((0, 2)),
             groups=np.full(len(population), -1),
             agrees=False,
+            differ=False,
             # A model that is no larger than a sketch travels as it is.
             sketch=population.seed % _SEEDS if initial.size > SKETCH_SIZE else None,
             fresh=False,
@@ -118,24 +127,32 @@ class WarmUp(BeforeProbe):
         return self.knows_enough and bool((self.groups >= 0).all())
 
     def after_probe(
-        self,
-        rows: Float[np.ndarray, "r r"],
-        answered: Bool[np.ndarray, " m"],
-        clients_differ: bool,
+        self, probe: Probe, answered: Bool[np.ndarray, " m"], kernel: Kernel
     ) -> "WarmUp":
         """The server after one more probe.
 
+        It looks for groups in the weights of eq. 9 (or 6) with the papers' n_k, a third,
+        whatever the weights that streams will have: with larger n_k a client has most
+        weight on itself, which hides its group.
+
         Args:
-            rows: the weights of the r clients that answered, for each of them.
-            answered: which clients these are.
-            clients_differ: whether the gradients differ by more than noise, in which
-                one finds groups as well.
+            probe: the clients' answers, with tr S_i / n_i for sigma_i^2.
+            answered: which clients answered in time.
+            kernel: the method's rule for the weights.
         """
+        probe = probe.of(answered)
+        rows = user_centric_weights(
+            probe.with_bandwidth(bandwidth_of(1 / 3)),
+            "eq6" if kernel == "eq6" else "eq9",
+        )
         streams, silhouettes = choose_streams(rows)
         groups = np.full(len(answered), -1)
         groups[answered], _ = k_means(rows, streams)
+        # Noise has groups as well.
+        clients_differ = differ(probe)
         clarity = silhouettes.get(streams, 0.0) if clients_differ else 0.0
         return self.replace(
+            differ=clients_differ,
             asked=np.concatenate([self.asked, [[self.rounds, clarity]]]),
             groups=groups,
             agrees=_same_groups(groups, self.groups),
@@ -202,19 +219,19 @@ def noise_of(answers: Answers) -> Float[np.ndarray, " c"]:
     return answers.host(kind).astype(np.float64)
 
 
-def differ(probe: Probe, noise: Float[np.ndarray, " m"]) -> bool:
+def differ(probe: Probe) -> bool:
     """Whether the clients' gradients differ by more than their noise (`overall_p`).
 
     Args:
-        probe: the gradients.
-        noise: v_i = tr S_i / n_i. Clients with a single sample, whose noise is unknown,
-            are left out.
+        probe: the gradients, with tr S_i / n_i for sigma_i^2. Clients with a single
+            sample, whose noise is unknown, are left out.
     """
     is_known = np.asarray(probe.sizes) > 1
     if not is_known.any():
         return False
     distances = squared_distances(np.asarray(probe.gradients)[is_known])
-    return overall_p(distances, noise[is_known]) < LEVEL
+    noise = np.asarray(probe.sigma2, np.float64)[is_known]
+    return overall_p(distances, noise) < LEVEL
 
 
 def warm_up_diagnostics(asked: Float[np.ndarray, "k 2"]) -> list[LineDiagnostic]:

@@ -291,3 +291,12 @@ def check_reply(reply):
 def _envelope(body):
     length = int.from_bytes(body[:8], "little")
     return json.loads(body[8 : 8 + length])["__metadata__"]["fedtailor"]
+
+
+def test_a_description_of_the_method_is_json():
+    """NaN is not, though many readers take it; nobody could encode the request again."""
+    body = encode_request(Request("job", 0, 0, "client", "a", algorithm={"lr": 0.5}))
+    damaged = body.replace(b"0.5", b"NaN")
+    assert decode_request(body).algorithm == {"lr": 0.5} and damaged != body
+    with pytest.raises(ValueError, match="its algorithm is not valid"):
+        decode_request(damaged)

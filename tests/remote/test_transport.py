@@ -354,3 +354,21 @@ def test_every_code_has_words():
 
 def _body(request, **change):
     return encode_request(dataclasses.replace(request, **change))
+
+
+def test_what_is_no_request_is_refused_in_one_line_of_the_log():
+    lines = []
+    client = Responder("job", "a", doubled, log=lines.append)
+    for body in (b"", b"{}", b"\xff" * 100):
+        assert decode_reply(client(body)).refusal == Refusal.UNREADABLE
+    assert len(lines) == 3 and not any("Traceback" in line for line in lines)
+
+
+def test_a_log_that_fails_ends_no_client():
+    from fedtailor.remote.service import _unless_it_fails
+
+    def full(line):
+        raise OSError(28, "No space left on device")
+
+    client = Responder("job", "a", doubled, log=_unless_it_fails(full))
+    assert decode_reply(client(b"")).refusal == Refusal.UNREADABLE

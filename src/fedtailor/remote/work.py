@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedtailor._files import reason
 from fedtailor.client.private_steps import private_settings
 from fedtailor.executors import DeviceExecutor, Settings
 from fedtailor.federation import Federation
@@ -304,10 +305,13 @@ class RoundHandler:
                 Refusal.DIVERGED,
                 f"the model became NaN or infinite in round {request.round + 1}",
             ) from None
-        except ValueError as error:
-            # The method's function was given arrays that it does not take.
+        except (LookupError, TypeError, ValueError) as error:
+            # The method's function was given arrays that it does not take, or not given
+            # one that it needs.
             raise Refused(
-                Refusal.MALFORMED, f"the request does not fit the method: {error}"
+                Refusal.MALFORMED,
+                "the request does not fit the method"
+                f" ({type(error).__name__}: {reason(error)})",
             ) from None
 
     def _state(self, request: Request, algorithm: Algorithm) -> Any:

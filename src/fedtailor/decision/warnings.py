@@ -4,16 +4,16 @@ Each function returns one line per problem, and an empty list if there is none.
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedtailor.decision.convergence import movement
+
 MIN_TEST_ROWS = 10
 """Clients with fewer test rows get a warning."""
-MIN_RELATIVE_DECREASE = 0.02
-"""Share of the loss's decrease in its last tenth above which it is still falling."""
 _MAX_NAMES = 3
 """A warning lists this many names and counts the others."""
 MIN_VALIDATION_ROWS = 2500
@@ -116,9 +116,7 @@ def warn_few_validation_rows(rows: int) -> list[str]:
 
 
 def warn_grid_edges(
-    chosen: Mapping[str, Any],
-    grid: Mapping[str, Sequence[Any]],
-    limited: Collection[str] = (),
+    chosen: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]
 ) -> list[str]:
     """Warns about settings at an edge of their grid: a better value may lie beyond.
 
@@ -126,8 +124,6 @@ def warn_grid_edges(
         chosen: setting -> chosen value.
         grid: setting -> candidate values. A grid with a single value, or with values
             that are not numbers, has no edge.
-        limited: settings whose largest candidate is a limit, such as a learning rate
-            above which training diverges. Choosing that candidate gives no warning.
     """
     warnings = []
     for name, values in grid.items():
@@ -141,56 +137,31 @@ def warn_grid_edges(
             warnings.append(
                 f"{name}={value} is the smallest value tried; try smaller ones"
             )
-        elif value == numbers[-1] and name not in limited:
+        elif value == numbers[-1]:
             warnings.append(
                 f"{name}={value} is the largest value tried; try larger ones"
             )
     return warnings
 
 
-def still_falling(rounds: ArrayLike, losses: ArrayLike) -> bool:
-    """Whether a validation loss is still falling when training ends.
-
-    A loss is still falling if two conditions hold. Its mean over the last tenth of the
-    rounds is below its mean over the tenth before, by more than 2 % of its total
-    decrease. And no loss in the tenth before is below the mean of the last tenth.
-
-    Args:
-        rounds: [r] round numbers, ascending.
-        losses: [r] validation losses after these rounds.
-    """
-    round_numbers = np.asarray(rounds, np.float64)
-    values = np.asarray(losses, np.float64)
-    if len(values) < 4 or not np.isfinite(values).all():
-        return False
-    span = round_numbers[-1] - round_numbers[0]
-    is_last_tenth = round_numbers > round_numbers[-1] - 0.1 * span
-    is_tenth_before = (round_numbers > round_numbers[-1] - 0.2 * span) & ~is_last_tenth
-    last_losses, previous_losses = values[is_last_tenth], values[is_tenth_before]
-    # With few evaluations, compare the last two.
-    if not len(previous_losses):
-        last_losses, previous_losses = values[-1:], values[-2:-1]
-    decrease = values[0] - values.min()
-    recent_decrease = previous_losses.mean() - last_losses.mean()
-    decreased = recent_decrease > MIN_RELATIVE_DECREASE * decrease > 0
-    return bool(decreased and last_losses.mean() <= previous_losses.min())
-
-
 def warn_still_falling(curves: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> list[str]:
     """Warns about methods whose validation loss was still falling in the last round.
 
+    The rule is that by which a training until it stands still ends
+    (`fedtailor.decision.movement`).
+
     Args:
-        curves: method -> rounds [r] and losses [r], see `still_falling`.
+        curves: method -> rounds [r] and losses [r].
     """
-    decreasing = [
+    falling = [
         method
         for method, (rounds, losses) in curves.items()
-        if still_falling(rounds, losses)
+        if movement(rounds, losses) == "falling"
     ]
-    if not decreasing:
+    if not falling:
         return []
     return [
-        f"validation loss was still falling: {join_names(decreasing)}; train for more"
+        f"validation loss was still falling: {join_names(falling)}; train for more"
         " rounds"
     ]
 

@@ -20,7 +20,7 @@ from typing import Any
 from fedtailor._files import reason
 from fedtailor.algorithms import Local
 from fedtailor.executors import Settings
-from fedtailor.experiments import halving
+from fedtailor.experiments import bracketing, halving
 from fedtailor.experiments.compared_runs import ComparedRuns
 from fedtailor.experiments.comparison_index import (
     collect_versions,
@@ -29,7 +29,14 @@ from fedtailor.experiments.comparison_index import (
     require_own_index,
     write_index,
 )
-from fedtailor.experiments.experiment import Candidate, Column, Entry, Experiment
+from fedtailor.experiments.experiment import (
+    Candidate,
+    Column,
+    Entry,
+    Experiment,
+    with_setting,
+)
+from fedtailor.experiments.parsing import RefusedSettings
 from fedtailor.experiments.run_scores import (
     has_diverged,
     stored_score,
@@ -47,6 +54,9 @@ from fedtailor.training import Training
 ALL_FAILED = (
     "every candidate diverged or was refused; offer smaller learning rates in its grid"
 )
+
+Scored = tuple[Candidate, float | None]
+"""A candidate, and its validation score; None if it failed."""
 
 Progress = Callable[["Comparison", Entry, int, Training | None], None]
 """A function that is called at the start of each run and after each of its rounds.
@@ -106,6 +116,12 @@ class Comparison:
             track=self.track,
         )
         self._rounds = 0
+        self._added_runs = 0
+
+    @property
+    def runs(self) -> int:
+        """Number of runs, with those that bracketing has added so far."""
+        return self.experiment.runs + self._added_runs
 
     @property
     def done(self) -> int:
@@ -194,35 +210,81 @@ class Comparison:
         self._skip_refused(entry)
         if len(entry.candidates) == 1:
             return entry.candidates[0]
-        runs: list[str] = []
-        scores: list[float | None] = []
-        for candidate in entry.candidates:
+        runs: dict[int, str] = {}
+
+        def score(candidate: Candidate) -> float | None:
             name = self._runs.train(entry, candidate, seed)
-            runs.append(name)
+            runs[id(candidate)] = name
             if name in self._runs.refusals:
                 refusal = self._runs.refusals[name]
                 self._skip(entry, seed, candidate.parameters, refusal)
-                scores.append(None)
-            else:
-                scores.append(validation_score(self.results / name))
-        # Of equal scores, the first candidate is the best.
-        best, best_score = None, None
-        for index, score in enumerate(scores):
-            if score is not None and (best_score is None or score > best_score):
-                best, best_score = index, score
+                return None
+            return validation_score(self.results / name)
+
+        scored = self._bracketed(entry, score)
+        best = self._best(scored)
         if best is None:
             other_seeds = len(self.experiment.file.seeds) - 1
             self._skip(entry, None, {}, ALL_FAILED, runs=other_seeds)
-        for index, candidate in enumerate(entry.candidates):
+        for candidate, value in scored:
             self._add_candidate(
                 entry,
                 candidate,
                 seed,
-                run=runs[index],
-                val=scores[index],
-                chosen=index == best,
+                run=runs[id(candidate)],
+                val=value,
+                chosen=candidate is best,
             )
-        return None if best is None else entry.candidates[best]
+        return best
+
+    def _best(self, scored: Sequence[Scored]) -> Candidate | None:
+        """The candidate with the best score; None if all failed.
+
+        Of equal scores, the first candidate is the best, and with a bracketed setting
+        that of the largest value.
+        """
+        best, best_score = None, None
+        for candidate, score in scored:
+            if score is not None and (best_score is None or score > best_score):
+                best, best_score = candidate, score
+        for setting in self.experiment.file.bracket:
+            if best is not None and setting in best.parameters:
+                line = bracketing.line_through(best, scored, setting)
+                value = bracketing.best_value({v: s for v, (_, s) in line.items()})
+                best = line[value][0] if value is not None else best
+        return best
+
+    def _bracketed(
+        self, entry: Entry, score: Callable[[Candidate], float | None]
+    ) -> list[Scored]:
+        """Score an entry's candidates, and further ones until the best value of each
+        bracketed setting lies inside its grid.
+
+        Returns:
+            All candidates with their scores; None if one diverged or was refused.
+        """
+        scored: list[Scored] = [(one, score(one)) for one in entry.candidates]
+        for setting in self.experiment.file.bracket:
+            refused: dict[float, None] = {}
+            for _ in range(bracketing.MAX_EXTENSIONS):
+                centre = self._best(scored) or scored[-1][0]
+                if setting not in centre.parameters:
+                    break
+                line = bracketing.line_through(centre, scored, setting)
+                known = {value: one[1] for value, one in line.items()}
+                value = bracketing.next_value(known | refused)
+                if value is None:
+                    break
+                try:
+                    candidate = with_setting(centre, setting, value)
+                except RefusedSettings as error:
+                    parameters = {**centre.parameters, setting: value}
+                    self._skip(entry, None, parameters, str(error))
+                    refused[value] = None
+                    continue
+                self._added_runs += 1
+                scored.append((candidate, score(candidate)))
+        return scored
 
     def _add_candidate(
         self, entry: Entry, candidate: Candidate, seed: int, **result: Any
@@ -252,8 +314,14 @@ class Comparison:
         # column's rounds, and its finalists are then trained on all seeds.
         cuts = halving.cut_rounds(column.rounds, self._runs.evaluate_every(column))
         kept = halving.methods_after_cuts(len(entries), len(cuts))
+        first_cut = [*cuts, column.rounds][0]
         remaining = [
-            (entry, candidate) for entry in entries for candidate in entry.candidates
+            (entry, candidate)
+            for entry in entries
+            for candidate, _ in self._bracketed(
+                entry,
+                lambda one, entry=entry: self._score_after(entry, one, seed, first_cut),
+            )
         ]
         done = 0
         for rounds, keep in zip(
@@ -438,4 +506,6 @@ class Comparison:
             (len(entry.candidates) + other_seeds) * entry.column.rounds
             for entry in self.experiment.entries
         )
+        column_rounds = self.experiment.columns[0].rounds
+        full += self._added_runs * column_rounds
         return {"rounds": self._rounds, "full": full}

@@ -87,6 +87,8 @@ class _File(_Table):
     source: str = ""
     note: str = ""
     rounds: Rounds | None = None
+    until_still: bool = False
+    bracket: list[str] = []
     seeds: Annotated[list[Seed], AfterValidator(_require_distinct)] = Field(
         [0, 1, 2], min_length=1
     )
@@ -173,8 +175,6 @@ class Experiment:
         file: the settings of the file, such as title, seeds, metrics and figures.
         columns: the scenarios.
         entries: the rows of all columns, sorted by column.
-        limited: settings whose largest value in the grid is a limit, such as a learning
-            rate above which training diverges.
     """
 
     name: str
@@ -182,7 +182,6 @@ class Experiment:
     file: _File
     columns: tuple[Column, ...]
     entries: tuple[Entry, ...]
-    limited: tuple[str, ...] = ()
 
     @property
     def rows(self) -> list[str]:
@@ -196,6 +195,21 @@ class Experiment:
         # repeated.
         seeds = len(self.file.seeds)
         return sum(seeds + len(entry.candidates) - 1 for entry in self.entries)
+
+
+def with_setting(candidate: Candidate, setting: str, value: float) -> Candidate:
+    """A candidate with another value of a setting, given by its dotted name.
+
+    Raises:
+        RefusedSettings: the method refuses the value.
+    """
+    nested: Any = value
+    for name in reversed(setting.split(".")):
+        nested = {name: nested}
+    return Candidate(
+        configure(candidate.algorithm, nested, ("bracket",)),
+        {**candidate.parameters, setting: value},
+    )
 
 
 def load(path: Path, *, quick: bool = False) -> Experiment:

@@ -10,6 +10,7 @@ from fedtailor.storage import Damaged, check
 from fedtailor.storage.run_files import (
     METRICS,
     SUMMARY,
+    ended_early,
     read_frame,
     read_summary,
     require_unchanged,
@@ -59,11 +60,24 @@ def stored_score(path: Path, metric: Metric, rounds: int) -> float | None:
     (finding,) = check(path)
     if not finding.whole:
         raise Damaged(finding.what)
-    selected = _is_validation(metric.name) & (pl.col("round") == rounds)
-    mean = read_frame(path / METRICS).filter(selected)["value"].mean()
+    values = read_frame(path / METRICS).filter(_is_validation(metric.name))
+    if has_ended(path):
+        # It stood still in an earlier round, and would not have changed until this one.
+        rounds = min(rounds, values["round"].max() or 0)  # type: ignore[type-var]
+    mean = values.filter(pl.col("round") == rounds)["value"].mean()
     if not isinstance(mean, float):
         return None
     return mean if metric.higher_is_better else -mean
+
+
+def has_ended(path: Path) -> bool:
+    """Whether a run ended before the rounds for which it was started, as its loss stood
+    still.
+    """
+    if not (path / SUMMARY).exists():
+        return False
+    summary = read_summary(path / SUMMARY)
+    return "diverged" not in summary and ended_early(summary)
 
 
 def has_diverged(path: Path) -> bool:

@@ -395,12 +395,18 @@ def _training_warnings(
             if (candidate.scenario, candidate.algorithm) == (scenario, label)
         ]
         settings = [candidate.parameters for candidate in candidates]
+        # Values that the method refused are no less a bound than those that diverged.
+        settings += [
+            skipped.parameters
+            for skipped in experiment.index.skipped
+            if (skipped.scenario, skipped.algorithm) == (scenario, label)
+        ]
         chosen = next((one.parameters for one in candidates if one.chosen), {})
         grid = {
             name: [parameters[name] for parameters in settings if name in parameters]
             for name in chosen
         }
-        for warning in warn_grid_edges(chosen, grid, experiment.index.limited):
+        for warning in warn_grid_edges(chosen, grid):
             labels_by_warning.setdefault(warning, []).append(label)
     for warning, labels in labels_by_warning.items():
         warnings.append(f"{join_names(labels)}: {warning}")

@@ -28,6 +28,7 @@ from fedtailor.storage.run_files import (
     METRICS,
     ROWS,
     SUMMARY,
+    ended_early,
     read_text,
     require_unchanged,
 )
@@ -242,9 +243,17 @@ class StoredRun:
         Returns:
             Rows of `metrics`.
         """
-        return self._scores(split, unseen=False).filter(
-            pl.col("round").is_in(list(rounds))
-        )
+        values = self._scores(split, unseen=False)
+        found = values.filter(pl.col("round").is_in(list(rounds)))
+        if not ended_early(self.summary) or values.is_empty():
+            return found
+        # The run stood still: later rounds would not have changed it.
+        last = self.last(split)
+        later = [number for number in rounds if number > last["round"][0]]
+        repeated = [
+            last.with_columns(round=pl.lit(number, pl.Int32)) for number in later
+        ]
+        return pl.concat([found, *repeated])
 
     def spread(self) -> dict[str, float]:
         """Mean, worst, worst10 and std of `scores` over the seen clients, or NaN."""

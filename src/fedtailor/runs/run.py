@@ -36,6 +36,7 @@ from fedtailor.training import (
     AfterRound,
     Callback,
     Participation,
+    StandsStill,
     Training,
     as_participation,
 )
@@ -53,6 +54,7 @@ def run(
     *,
     seed: int = 0,
     participation: Participation | float | int = Participation(),  # noqa: B008 (frozen)
+    until_still: bool = False,
     evaluate_every: int = 1,
     uplink: Pipeline = (),
     downlink: Pipeline = (),
@@ -79,6 +81,9 @@ def run(
         participation: which clients report in a round: a `Participation`, a share of the
             seen clients (up to 1) or a number of them (from 2; `Participation(count=1)` is
             a single one).
+        until_still: end as soon as the mean validation loss over clients stands still
+            (the rule is `fedtailor.decision.movement`), after `rounds` rounds at the
+            latest.
         evaluate_every: evaluate all personal models after every n-th round (and after
             the last).
         uplink: transforms of what clients send, in this order (`fedtailor.pipelines`).
@@ -126,6 +131,7 @@ def run(
         rounds,
         seed=seed,
         participation=participation,
+        until_still=until_still,
         evaluate_every=evaluate_every,
         uplink=uplink,
         downlink=downlink,
@@ -227,6 +233,7 @@ def run_exchanges(
     *,
     seed: int = 0,
     participation: Participation | float | int = Participation(),  # noqa: B008 (frozen)
+    until_still: bool = False,
     evaluate_every: int = 1,
     uplink: Pipeline = (),
     downlink: Pipeline = (),
@@ -274,6 +281,8 @@ def run_exchanges(
         uplink=uplink,
         downlink=downlink,
     )
+    if until_still:
+        callbacks = (*callbacks, StandsStill())
     if directory is None:
         yield from train_until(training, rounds, evaluate_every, callbacks)
         return (yield from finished_run(training, executor))
@@ -293,6 +302,7 @@ def run_exchanges(
         requested_metrics,
         devices=executor.shards,
         canonical=executor.settings.canonical,
+        until_still=until_still,
         origin=_origin(federation, Path(directory)) or origin,
     )
     has_checkpoint = store.open(run_settings, resume)
@@ -376,9 +386,7 @@ def train_until(
         " asked for",
     )
     try:
-        for callback in callbacks:
-            callback.on_start(training, rounds)
-        stop = False
+        stop = any([callback.on_start(training, rounds) for callback in callbacks])
         while training.round < rounds and not stop:
             started = perf_counter()
             yield from training.next_round()

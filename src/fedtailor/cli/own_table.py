@@ -107,8 +107,7 @@ def prepare_table_experiment(
     find_metrics(options.metrics, bind(experiment.columns[0].scenario.model, table))
     rates = options.lr or default_rates(table)
     experiment = table_experiment(path, options, rates, ridge_of(table))
-    notes = [f"  {note}" for note in table.notes]
-    return experiment, "\n".join([table.describe(), *notes, ""])
+    return experiment, f"{table.report()}\n"
 
 
 def table_experiment(

@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fedtailor._files import reason
 from fedtailor.algorithms import Local
 from fedtailor.executors import Settings
@@ -38,6 +41,7 @@ from fedtailor.experiments.experiment import (
 )
 from fedtailor.experiments.parsing import RefusedSettings
 from fedtailor.experiments.run_scores import (
+    client_scores,
     has_diverged,
     stored_score,
     validation_score,
@@ -221,8 +225,8 @@ class Comparison:
                 return None
             return validation_score(self.results / name)
 
-        scored = self._bracketed(entry, score)
-        best = self._best(scored)
+        scored = self._bracketed(entry, seed, score)
+        best = self._best(entry, scored, seed, None)
         if best is None:
             other_seeds = len(self.experiment.file.seeds) - 1
             self._skip(entry, None, {}, ALL_FAILED, runs=other_seeds)
@@ -237,42 +241,76 @@ class Comparison:
             )
         return best
 
-    def _best(self, scored: Sequence[Scored]) -> Candidate | None:
+    def _best(
+        self, entry: Entry, scored: Sequence[Scored], seed: int, rounds: int | None
+    ) -> Candidate | None:
         """The candidate with the best score; None if all failed.
 
-        Of equal scores, the first candidate is the best, and with a bracketed setting
-        that of the largest value.
+        Of equal scores, the first candidate is the best. Of the values of a bracketed
+        setting it is the first one, unless another is better by more than chance.
         """
         best, best_score = None, None
         for candidate, score in scored:
             if score is not None and (best_score is None or score > best_score):
                 best, best_score = candidate, score
         for setting in self.experiment.file.bracket:
-            if best is not None and setting in best.parameters:
-                line = bracketing.line_through(best, scored, setting)
-                value = bracketing.best_value({v: s for v, (_, s) in line.items()})
-                best = line[value][0] if value is not None else best
+            if best is None or setting not in best.parameters:
+                continue
+            line = bracketing.line_through(best, (one for one, _ in scored), setting)
+            value = bracketing.best_value(
+                self._client_scores(entry, line, seed, rounds)
+            )
+            if value is not None:
+                best = line[value]
         return best
 
+    def _client_scores(
+        self,
+        entry: Entry,
+        line: Mapping[float, Candidate],
+        seed: int,
+        rounds: int | None,
+    ) -> dict[float, NDArray[np.float64] | None]:
+        """The validation scores of candidates by client, after `rounds` rounds."""
+        return {
+            value: client_scores(
+                self.results / self._runs.name_of(entry, candidate, seed), rounds
+            )
+            for value, candidate in line.items()
+        }
+
     def _bracketed(
-        self, entry: Entry, score: Callable[[Candidate], float | None]
+        self,
+        entry: Entry,
+        seed: int,
+        score: Callable[[Candidate], float | None],
+        rounds: int | None = None,
     ) -> list[Scored]:
         """Score an entry's candidates, and further ones until the best value of each
         bracketed setting lies inside its grid.
 
+        Args:
+            entry: the method and the scenario.
+            seed: the seed on which settings are chosen.
+            score: trains a candidate and returns its validation score; None if it
+                diverged or was refused.
+            rounds: the rounds that `score` trains; None = to the end.
+
         Returns:
-            All candidates with their scores; None if one diverged or was refused.
+            All candidates with their scores.
         """
         scored: list[Scored] = [(one, score(one)) for one in entry.candidates]
         for setting in self.experiment.file.bracket:
             refused: dict[float, None] = {}
             for _ in range(bracketing.MAX_EXTENSIONS):
-                centre = self._best(scored) or scored[-1][0]
+                centre = self._best(entry, scored, seed, rounds) or scored[-1][0]
                 if setting not in centre.parameters:
                     break
-                line = bracketing.line_through(centre, scored, setting)
-                known = {value: one[1] for value, one in line.items()}
-                value = bracketing.next_value(known | refused)
+                line = bracketing.line_through(
+                    centre, (one for one, _ in scored), setting
+                )
+                scores = self._client_scores(entry, line, seed, rounds)
+                value = bracketing.next_value(scores | refused)
                 if value is None:
                     break
                 try:
@@ -320,7 +358,9 @@ class Comparison:
             for entry in entries
             for candidate, _ in self._bracketed(
                 entry,
+                seed,
                 lambda one, entry=entry: self._score_after(entry, one, seed, first_cut),
+                first_cut,
             )
         ]
         done = 0

@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
+import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from fedtailor.metrics import Metric, find_metric
 from fedtailor.protocol import require
@@ -41,6 +43,30 @@ def validation_score(path: Path) -> float | None:
     last = frame.filter(pl.col("round") == frame["round"].max())["value"].mean()
     assert isinstance(last, float)
     return last if find_metric(metric).higher_is_better else -last
+
+
+def client_scores(path: Path, rounds: int | None = None) -> NDArray[np.float64] | None:
+    """A run's validation scores, one for each seen client, in the order of names.
+
+    Args:
+        path: directory of a finished run.
+        rounds: after which round at the latest; None = the last one.
+
+    Returns:
+        The values of the run's metric, negated if lower is better; None if the run
+        diverged or was refused.
+    """
+    if not (path / SUMMARY).exists() or has_diverged(path):
+        return None
+    metric = read_summary(path / SUMMARY)["metric"]
+    values = read_frame(path / METRICS).filter(_is_validation(metric))
+    if rounds is not None:
+        values = values.filter(pl.col("round") <= rounds)
+    last = values.filter(pl.col("round") == pl.col("round").max()).sort("client")
+    scores = last["value"].to_numpy()
+    if not len(scores) or not np.isfinite(scores).all():
+        return None
+    return scores if find_metric(metric).higher_is_better else -scores
 
 
 def stored_score(path: Path, metric: Metric, rounds: int) -> float | None:

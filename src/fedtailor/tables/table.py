@@ -37,6 +37,13 @@ from fedtailor.tables.roles import (
 )
 from fedtailor.tables.screening import screen
 from fedtailor.tables.splitting import Splits, split_rows
+from fedtailor.tables.suspicions import (
+    class_warnings,
+    client_warnings,
+    code_warnings,
+    leak_warnings,
+    repetition_warnings,
+)
 from fedtailor.tables.target import Target, TargetEncoding
 
 
@@ -68,6 +75,8 @@ class Table(Federation):
     Attributes:
         preprocessing: converts rows of the table to inputs, and predictions to labels.
         notes: what was detected, imputed and left out, in sentences.
+        warnings: what makes results wrong or too good: codes for missing cells, columns
+            that give the target away, repeated rows, a rare class, one row a client.
         rows: [N] the row number of each example in the table, counted from 0.
         origin: the file and the options, with which the table can be read again; None
             if it was read from a frame.
@@ -75,8 +84,15 @@ class Table(Federation):
 
     preprocessing: Preprocessing | None = None
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     rows: Int[NDArray, " N"] | None = None
     origin: TableOrigin | None = None
+
+    def report(self) -> str:
+        """The sizes of the clients, the notes and the warnings, one on each line."""
+        notes = [f"  {note}" for note in self.notes]
+        warnings = [f"  Warning: {warning}." for warning in self.warnings]
+        return "\n".join([self.describe(), *notes, *warnings])
 
 
 def from_table(source: Any, *, seed: int = 0, **options: Any) -> Table:
@@ -161,6 +177,16 @@ def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
         has_comma = any("decimal comma" in note for note in raw.notes)
         decimal = "," if has_comma else "."
     x, decorrelation = _encode(columns, encodings), None
+    kept = {encoding.name: columns[encoding.name] for encoding in encodings}
+    warnings = [
+        *client_warnings(rows, options),
+        *(class_warnings(y[train], encoding.classes) if encoding.classes else ()),
+        *code_warnings(kept, train, rows.owners, rows.names),
+        *leak_warnings(encodings, x, y, train, len(encoding.classes)),
+        *repetition_warnings(
+            [column.values for column in kept.values()], rows.y, rows.owners, splits
+        ),
+    ]
     if encoding.task == "regression" and not options.keep_correlated:
         decorrelation = fit_decorrelation(x, train)
         notes += decorrelation_notes(decorrelation, x.shape[1])
@@ -186,6 +212,7 @@ def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
         class_names=tuple(str(label) for label in encoding.classes) or None,
         preprocessing=preprocessing,
         notes=tuple(notes),
+        warnings=tuple(warnings),
         rows=row_numbers,
     )
 

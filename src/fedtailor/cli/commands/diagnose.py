@@ -96,8 +96,7 @@ def _read_user_table(
     """Returns the federation, a linear model, and a description of the table."""
     assert isinstance(options, TableDiagnosisOptions)
     table = from_table(path, seed=options.seed, **changed_options(options))
-    notes = [f"  {note}" for note in table.notes]
-    return table, logistic(), "\n".join([table.describe(), *notes])
+    return table, logistic(), table.report()
 
 
 def _parse(scenario: Scenario, arguments: list[str]) -> tuple[Scenario, Options]:

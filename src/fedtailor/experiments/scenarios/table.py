@@ -65,7 +65,7 @@ def table(
         folds: cross-validation: seed s tests on part s of this many.
         unseen: clients that never train: how many, which share, or their names.
         clients: the clients to take; None = all of the table.
-        missing: further words for a missing cell.
+        missing: further words for a missing cell; COLUMN=WORD for one column's.
         skip_unlabelled: leave out rows without target or client, instead of refusing
             them.
         keep_correlated: leave the inputs of a regression correlated, as they are in the

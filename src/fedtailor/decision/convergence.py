@@ -52,7 +52,7 @@ def movement(rounds: ArrayLike, losses: ArrayLike) -> Movement:
     change = second.mean() - first.mean()
     # The standard error of the difference of two means, if losses are a trend and noise.
     scatter = float(np.std(np.diff(window))) / np.sqrt(half)
-    if abs(change) <= max(allowed, 2 * scatter):
+    if abs(change) <= max(allowed, 3 * scatter):
         return "wavering"
     return "falling" if change < 0 else "rising"
 

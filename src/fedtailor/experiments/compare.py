@@ -523,6 +523,7 @@ class Comparison:
         runs = [self.results / cell["run"] for cell in self.cells]
         content = {
             **describe_experiment(self.experiment, self.index, self.source),
+            "runs": self.runs,
             "cells": self.cells,
             "candidates": self.candidates,
             "skipped": self.skipped,

@@ -303,6 +303,13 @@ class Experiment:
             for entry in self.index.skipped
         )
 
+    def rounds_text(self, scenario: str) -> str:
+        """How long the runs of a scenario trained, such as "50 rounds"."""
+        rounds = self.index.scenarios[scenario].rounds
+        if self.index.until_still:
+            return f"rounds until the validation loss stands still, {rounds:,} at most"
+        return f"{rounds} rounds"
+
     def unit(self, scenario: str) -> Unit:
         """The unit of a scenario's metric."""
         units = (run.unit for runs in self.runs[scenario].values() for run in runs)

@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from fedtailor.models import logistic
+from fedtailor.models import linear, logistic
 from fedtailor.report.experiment import Experiment, ScenarioUse, Skipped
 from fedtailor.report.stored import StoredRun
 from fedtailor.training.metrics import PRIVACY
@@ -117,7 +117,8 @@ def _scenario(
         parts.append(f"{len(seen)} clients with {_sample_counts(seen)}")
         if len(unseen):
             parts.append(f"{len(unseen)} unseen clients with {_sample_counts(unseen)}")
-    linear_note = ", which is linear" if scenario.model == repr(logistic()) else ""
+    is_linear = scenario.model in (repr(linear()), repr(logistic()))
+    linear_note = ", which is linear" if is_linear else ""
     parts.append(f"model {scenario.model}{linear_note}")
     parts.append(rounds)
     parts.append(f"{_reporters(scenario)} report in a round")

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from fedtailor.experiments.scenario import Scenario, defaults_with
-from fedtailor.models import logistic
+from fedtailor.models import linear
 from fedtailor.protocol import SGD, require
 from fedtailor.tables import Table, from_table
 
@@ -124,7 +124,7 @@ SCENARIOS = (
         "a file of your own, CSV, Parquet or Excel, with a column that names the"
         " client",
         table,
-        logistic(),
+        linear(),
         300,
         {},
         defaults_with(LOCAL),

@@ -22,6 +22,7 @@ from fedtailor.tables.notes import (
     column_notes,
     decorrelation_notes,
     dropped_notes,
+    role_notes,
     split_notes,
 )
 from fedtailor.tables.options import TableOptions, make_options
@@ -169,6 +170,7 @@ def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
         columns, train, rows.owners, options, notes, problems
     )
     problems.raise_if_any()
+    notes += role_notes(options)
     notes += [*target.notes, *split_notes(splits, rows, options)]
     encoding, y = _standardize_target(target, train)
     ignored = _ignored_columns(raw.frame.columns, encodings, options, dropped)

@@ -241,6 +241,7 @@ def resolve(document: Document, name: str, *, quick: bool = False) -> Experiment
             _column(label, table, file) for label, table in file.scenarios.items()
         )
         entries = tuple(entry for column in columns for entry in _entries(column, file))
+        _check_bracket(file, entries)
         _check_published(file, entries, quick)
     except ConfigError as error:
         raise ValueError(document.explain(error)) from None
@@ -390,6 +391,29 @@ def _recommended(name: str, column: Column, file: _File) -> Algorithm:
         sgd = configure(sgd, file.scenarios[column.label].sgd, place)
         algorithm = replace(algorithm, sgd=sgd)
     return algorithm
+
+
+def _check_bracket(file: _File, entries: Sequence[Entry]) -> None:
+    """Check that grids have the settings that are bracketed, as numbers above 0."""
+    for setting in file.bracket:
+        values = [
+            candidate.parameters[setting]
+            for entry in entries
+            for candidate in entry.candidates
+            if setting in candidate.parameters
+        ]
+        if not values:
+            raise ConfigError(
+                ("bracket",), f"bracket names {setting!r}, which is in no grid"
+            )
+        for value in values:
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or value <= 0:
+                raise ConfigError(
+                    ("bracket",),
+                    f"bracket names {setting!r}, whose grid holds {value!r}; only"
+                    " numbers above 0 can be bracketed",
+                )
 
 
 def _check_published(file: _File, entries: tuple[Entry, ...], quick: bool) -> None:

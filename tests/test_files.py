@@ -201,7 +201,7 @@ def test_a_table_at_which_the_reader_breaks_down_is_refused_and_nothing_is_print
     pl.DataFrame({"c": ["a"], "y": [1.0]}).write_parquet(path)
     said = "os.write(2, b'thread async-executor-1 panicked at immutable.rs:329:9')"
     (tmp_path / "polars.py").write_text(
-        f"import os\ndef read_parquet(path):\n    {said}\n    {breakdown}\n"
+        f"import os\ndef read_parquet(path, glob):\n    {said}\n    {breakdown}\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(
@@ -221,7 +221,7 @@ def test_a_panic_at_a_damaged_file_of_a_run_is_an_exception(tmp_path, monkeypatc
         b"PAR1"
     )  # without a digest, as fedtailor 0.1 wrote them
 
-    def panic(path):
+    def panic(path, glob):
         raise pl.exceptions.PanicException("offset + length <= self.length")
 
     monkeypatch.setattr(pl, "read_parquet", panic)
@@ -264,7 +264,9 @@ def test_polars_never_sees_a_table_that_is_not_what_was_written(tmp_path, monkey
     path = tmp_path / "t.parquet"
     write_parquet(pl.DataFrame({"value": [1.0, 2.0]}), path)
     path.write_bytes(path.read_bytes().replace(b"value", b"vbluf"))
-    monkeypatch.setattr(pl, "read_parquet", lambda path: pytest.fail("it was read"))
+    monkeypatch.setattr(
+        pl, "read_parquet", lambda path, glob: pytest.fail("it was read")
+    )
     with pytest.raises(
         Damaged, match=r"t.parquet is damaged \(it is not what was written\)"
     ):

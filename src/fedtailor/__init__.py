@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from fedtailor.algorithms import *  # noqa: F403
     from fedtailor.deployment import forget as forget
     from fedtailor.deployment import model_card as model_card
-
-    # Python's own `open` is not hidden: see _NAMES_THERE.
-    from fedtailor.deployment import open_run as open  # noqa: F401
+    from fedtailor.deployment import open_run
     from fedtailor.executors import Settings as Settings
     from fedtailor.experiments import scenarios as scenarios
     from fedtailor.experiments.diagnose import diagnose as diagnose
@@ -39,6 +37,10 @@ if TYPE_CHECKING:
     from fedtailor.storage import load_models as load_models
     from fedtailor.training import EarlyStopping as EarlyStopping
     from fedtailor.training import Participation as Participation
+
+    # An assignment, as type checkers take an import under another name as private.
+    # Python's own `open` is not hidden: see _NAMES_THERE.
+    open = open_run
 
 
 _MODULES = {

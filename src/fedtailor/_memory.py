@@ -1,8 +1,12 @@
-"""Process settings that save memory. Settings that the user has made are kept."""
+"""The memory of this machine, and process settings that save it.
+
+Settings that the user has made are kept.
+"""
 
 import ctypes
 import os
 from contextlib import suppress
+from pathlib import Path
 
 import jax
 
@@ -17,6 +21,21 @@ that it does not know.
 
 _ARENA_MAX, _MMAP_THRESHOLD = -8, -3
 """Names of glibc's options, from its malloc.h."""
+
+
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+"""The limit of this process's container on Linux, in bytes, or the word "max"."""
+
+
+def total_memory() -> int:
+    """Bytes of memory that this process may use; 2^40 if they are unknown."""
+    try:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        memory = 2**40
+    with suppress(OSError, ValueError):
+        memory = min(memory, int(_CGROUP_LIMIT.read_text()))
+    return memory
 
 
 def save_memory() -> None:

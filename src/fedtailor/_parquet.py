@@ -53,7 +53,7 @@ def read_parquet(path: Path) -> "pl.DataFrame":
         if not _has_valid_digest(file):
             raise pl.exceptions.ComputeError("it is not what was written")
     try:
-        return pl.read_parquet(path)
+        return pl.read_parquet(path, glob=False)
     # A damaged file of fedtailor 0.1, which has no digest.
     except pl.exceptions.PanicException as error:
         raise pl.exceptions.ComputeError(reason(error)) from None
@@ -82,7 +82,7 @@ _READ_SCRIPT = """
 import contextlib, sys
 import polars
 with contextlib.suppress(Exception):
-    polars.read_parquet(sys.argv[1])
+    polars.read_parquet(sys.argv[1], glob=False)
 """
 
 

@@ -10,16 +10,95 @@ import time
 import traceback
 import warnings
 from collections import Counter
+from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import conftest  # noqa: F401 (the settings of a test process, before JAX is imported)
+from campaigns.client_process import ClientProcess
 from campaigns.faults import FAULTS, Faults
+from campaigns.hostile_client import HostileClient
+from campaigns.hostile_coordinator import HostileCoordinator
 from campaigns.inputs import INPUTS, Inputs
+from campaigns.port import OpenPort
 
 EXAMPLES = 10
 """Inputs that are drawn from one seed."""
+
+
+MOST_BAD = 50
+"""Bad tries after which a campaign ends."""
+
+FEDERATION = (
+    "hostile_coordinator",
+    "hostile_client",
+    "doubled",
+    "other_rows",
+    "client_process",
+    "open_port",
+)
+"""Tries of a federation of machines; they need the extra flower."""
+
+KINDS = (*FAULTS, *INPUTS, *FEDERATION)
+
+
+class Tries:
+    """What makes the tries of each kind, made when it is first needed.
+
+    Args:
+        folder: for files.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @cached_property
+    def faults(self) -> Faults:
+        return Faults(self._folder)
+
+    @cached_property
+    def inputs(self) -> Inputs:
+        folder = self.faults.folder
+        return Inputs(folder / "inputs", folder / "whole", folder / "models")
+
+    @cached_property
+    def coordinator(self) -> HostileCoordinator:
+        return HostileCoordinator(self._folder / "coordinator")
+
+    @cached_property
+    def process(self) -> HostileCoordinator:
+        return HostileCoordinator(
+            self._folder / "process", ("fedavg", "ditto"), ClientProcess
+        )
+
+    @cached_property
+    def client(self) -> HostileClient:
+        return HostileClient(self._folder / "client")
+
+    @cached_property
+    def port(self) -> OpenPort:
+        return OpenPort(self._folder / "port")
+
+    def of(self, kind: str) -> Any:
+        """What has a function of this name."""
+        names = {
+            "hostile_client": "client",
+            "client_process": "process",
+            "open_port": "port",
+        }
+        in_federation = names.get(kind, "coordinator")
+        return getattr(self, in_federation if kind in FEDERATION else "faults")
+
+    def __enter__(self) -> "Tries":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in ("coordinator", "process", "port"):
+            if name in vars(self):
+                vars(self)[name].stop()
 
 
 def main() -> int:
@@ -33,7 +112,7 @@ def main() -> int:
     )
     parser.add_argument(
         "--only",
-        choices=(*FAULTS, *INPUTS),
+        choices=KINDS,
         action="append",
         help="only this kind (several times)",
     )
@@ -42,20 +121,18 @@ def main() -> int:
     logging.getLogger("fedtailor").setLevel(logging.ERROR)  # what is said at a resume
     warnings.simplefilter("ignore")
     tried, bad = Counter(), []
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        faults = Faults(folder)
-        inputs = Inputs(folder / "inputs", folder / "whole", folder / "models")
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        tries = stack.enter_context(Tries(Path(name)))
         end, number = time.monotonic() + 60 * options.minutes, first
-        kinds = options.only or (*FAULTS, *INPUTS)
-        while time.monotonic() < end:
+        kinds = options.only or KINDS
+        while time.monotonic() < end and len(bad) < MOST_BAD:
             for kind in kinds:
                 try:
-                    if kind in FAULTS:
-                        tried[kind] += 1
-                        getattr(faults, kind)(np.random.default_rng(number))
+                    if kind in INPUTS:
+                        tried[kind] += getattr(tries.inputs, kind)(number, EXAMPLES)
                     else:
-                        tried[kind] += getattr(inputs, kind)(number, EXAMPLES)
+                        tried[kind] += 1
+                        getattr(tries.of(kind), kind)(np.random.default_rng(number))
                 except Exception as error:
                     tried[kind] += kind in INPUTS
                     bad.append((kind, number))

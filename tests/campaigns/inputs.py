@@ -86,6 +86,8 @@ WORDS = st.sampled_from(
         "join",
         "predict",
         "simulate",
+        "policy",
+        "audit",
     ]
 )
 OPTIONS = st.sampled_from(
@@ -108,6 +110,7 @@ OPTIONS = st.sampled_from(
         "--quick",
         "--seeds",
         "--canonical",
+        "--init-policy",
         "--any-version",
         "--path",
         "--nothing",

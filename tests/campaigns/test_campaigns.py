@@ -1,14 +1,22 @@
 """The short form of `make campaign`: a few tries of every kind, from fixed seeds."""
 
 import logging
+import os
 
 import numpy as np
 import pytest
 
+from campaigns.client_process import ClientProcess
 from campaigns.faults import FAULTS, Faults
 from campaigns.file_events import Steps, watching
+from campaigns.grammar import Message
+from campaigns.hostile_client import HostileClient
+from campaigns.hostile_coordinator import HostileCoordinator
 from campaigns.inputs import INPUTS, Inputs
+from campaigns.marked import Secrets
+from campaigns.port import OpenPort
 from campaigns.small_run import start
+from fedtailor.remote import messages
 
 TRIES = {"kill": 5, "fill_disk": 5, "flip_bit_of_opened": 10}
 
@@ -66,3 +74,89 @@ def test_changes_of_files_are_counted_and_fail(tmp_path):
     assert steps.count == 5
     start(tmp_path / "run", rounds=1)
     assert steps.count == 5
+
+
+@pytest.fixture(scope="module")
+def marked(tmp_path_factory):
+    """A federation with marked tables, and clients in this process."""
+    pytest.importorskip("cryptography", reason="keys need the extra flower")
+    jobs = ("fedavg", "pooled")
+    made = HostileCoordinator(tmp_path_factory.mktemp("marked") / "h", jobs)
+    yield made
+    made.stop()
+
+
+@pytest.mark.parametrize("kind", ["hostile_coordinator", "doubled"])
+def test_a_hostile_coordinator(marked, kind):
+    for number in range(8):
+        getattr(marked, kind)(np.random.default_rng(number))
+
+
+def test_a_hostile_coordinator_is_answered_and_refused(marked):
+    """Neither all nor nothing of what the grammar makes is refused."""
+    for number in range(100, 104):
+        marked.hostile_coordinator(np.random.default_rng(number))
+    assert marked.counts["answered"] > 5 and marked.counts["refused"] > 5
+
+
+def test_what_leaves_a_client_is_searched_for_its_cells():
+    numbers = np.array([47.182639, -0.5432198, 12.75])
+    secrets = Secrets((b"zqname", b"47.1826"), numbers)
+    other = np.array([1.0, 2.0, -0.5])
+    harmless = [b"", b"failed", other.tobytes(), other.astype("f4").tobytes()]
+    assert not any(secrets.in_message(body) for body in harmless)
+    for body in (
+        b"x zqname",
+        b"column a is 47.1826 in 60 rows",
+        b"abc" + numbers[:1].tobytes(),
+        b"a" + numbers[1:].astype("<f4").tobytes(),
+    ):
+        assert secrets.in_message(body), body
+    assert not secrets.in_message(b"zqname", request=b"zqname")  # it asked by that name
+
+
+def test_a_campaign_notices_what_leaves(marked, monkeypatch):
+    """A refusal that says what an error says."""
+    original = messages.encode_reply
+
+    def careless(reply):
+        return original(reply) + (b"zqfile" if reply.refusal else b"")
+
+    monkeypatch.setattr("fedtailor.remote.transport.encode_reply", careless)
+    with pytest.raises(AssertionError, match=r"the answer holds .*zqfile"):
+        for number in range(20):
+            marked.hostile_coordinator(np.random.default_rng(number))
+
+
+def test_a_hostile_client(tmp_path):
+    pytest.importorskip("cryptography", reason="keys need the extra flower")
+    made = HostileClient(tmp_path / "h", ("fedavg",))
+    for number in range(3):
+        made.hostile_client(np.random.default_rng(number))
+    assert made.answers > 10
+
+
+def test_a_message_in_pieces_is_the_message():
+    request = messages.Request(
+        "job", 1, 0, "client", "a", arrays={"stream/model": np.ones((1, 3), "f4")}
+    )
+    body = messages.encode_request(request)
+    again = messages.decode_request(Message.of(body).encode())
+    assert again.round == 1 and again.task == "client"
+    np.testing.assert_array_equal(again.arrays["stream/model"], np.ones((1, 3)))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    "FEDTAILOR_PROCESS_TESTS" not in os.environ, reason="starts processes"
+)
+def test_a_real_process_and_a_real_port(tmp_path):
+    process = HostileCoordinator(tmp_path / "process", ("ditto",), ClientProcess)
+    port = OpenPort(tmp_path / "port")
+    try:
+        for number in range(3):
+            process.client_process(np.random.default_rng(number))
+            port.open_port(np.random.default_rng(number))
+    finally:
+        process.stop()
+        port.stop()

@@ -103,6 +103,27 @@ def test_an_experiment_ends_with_its_tables(tmp_path, capsys):
     assert main(other) == 0
 
 
+def test_a_plan_fits_a_terminal_and_writes_nothing(tmp_path, capsys):
+    path = tmp_path / "two.toml"
+    path.write_text(FILE.replace("seeds = [0]", "seeds = [0, 1]"))
+    command = ["compare", str(path), "--plan", "--out", str(tmp_path / "results")]
+    assert main(command) == 0
+    shown = capsys.readouterr()
+    assert "two: 2 runs" in shown.out and "core hours" in shown.out
+    assert "timing FedAvg on rotated" in shown.err
+    assert max(map(len, shown.out.splitlines())) <= 80
+    assert main([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (entry,) = found["entries"]
+    assert (found["runs"], found["finished"]) == (2, 0)
+    assert found["training_seconds"] == entry["training_seconds"] > 0
+    assert found["core_hours"] == entry["core_seconds"] / 3600 > 0
+    assert list(tmp_path.iterdir()) == [path]
+
+    assert main([*command, "--budget"]) == 2
+    assert "leave out the budget" in capsys.readouterr().err
+
+
 def test_labels_in_square_brackets_are_shown(tmp_path, capsys):
     text = FILE.replace("algorithms.FedAvg", 'algorithms."Ditto [weak]"').replace(
         '"fedavg"', '"ditto"'

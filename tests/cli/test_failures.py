@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 
 from fedtailor.cli import main, registry
-from fedtailor.cli.failures import explain, one_line
+from fedtailor.cli.failures import explain
 from fedtailor.storage import Interrupted
 from fedtailor.storage.checkpoint import load_tree
 from fedtailor.storage.run_files import CHECKPOINT
@@ -124,7 +124,8 @@ def test_the_end_of_a_pipe_is_no_failure(monkeypatch, capsys):
 
 
 def test_what_would_steer_a_terminal_is_not_printed():
-    assert one_line("a\x1b[31m\r\nb\x9bc\td") == "a [31m b c d"
+    code, shown = explain(ValueError("a\x1b[31m\r\nb\x9bc\td"))
+    assert (code, shown) == (2, r"a\x1b[31m b\x9bc d")
 
 
 def test_an_interrupt_that_python_drops_is_sent_again(monkeypatch, capsys):

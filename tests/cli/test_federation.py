@@ -12,11 +12,12 @@ from fedtailor.cli.commands.federation import _as_csv
 
 
 def test_predictions_are_cells_whatever_classes_are_called():
-    classes = ["no", "a,b", 'c"d', "e\nf", "", " g"]
+    classes = ["no", "a,b", 'c"d', "e f", "", " g", "-1", "<=50K"]
     assert [row for (row,) in csv.reader(io.StringIO(_as_csv(classes)))] == [
         "prediction",
         *classes,
     ]
+    assert _as_csv(["=1+1", "e\nf\x1b"]) == "prediction\n'=1+1\ne f\\x1b\n"
     # as `fedtailor predict` writes numbers: no digits that float32 does not have
     for values in (np.array([0.1, 1e-5, 2.0], np.float32), np.array([0.1, 1 / 3])):
         assert _as_csv(values) == pl.DataFrame({"prediction": values}).write_csv()

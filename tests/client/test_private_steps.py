@@ -2,6 +2,9 @@
 what is refused.
 """
 
+from dataclasses import replace
+from itertools import pairwise
+
 import dp_accounting
 import jax
 import jax.numpy as jnp
@@ -12,9 +15,20 @@ from scipy import stats
 
 from conformance.examples import PLAIN, example
 from fedtailor.accounting.privacy import ORDERS, max_private_batch, sgd_epsilon
-from fedtailor.algorithms import APFL, MRMTL, UCFL, Ditto, FedAvg, HypCluster, PerFedAvg
+from fedtailor.algorithms import (
+    APFL,
+    MRMTL,
+    UCFL,
+    Ditto,
+    FedAvg,
+    FedProx,
+    HypCluster,
+    PerFedAvg,
+    Then,
+)
 from fedtailor.client.private_steps import batch_size_cdf
-from fedtailor.protocol import SGD
+from fedtailor.models import mlp
+from fedtailor.protocol import SGD, hyperparameters
 from fedtailor.runs import simulate
 from fedtailor.testing import classification, softmax_model
 
@@ -160,6 +174,77 @@ def test_more_that_private_steps_do_not_cover():
         begun(example("local").__class__(sgd=PRIVATE), participation=2)
     with pytest.raises(ValueError, match=r"\(dp_delta\), 30"):
         begun(FedAvg(sgd=SGD(dp_noise=1.0, dp_norm=1.0, dp_delta=0.1)))
+
+
+@hyperparameters
+class OnSomeRows(FedAvg):
+    """FedAvg whose clients train on half of their rows, on another split, or with less
+    noise than the settings say.
+    """
+
+    rows: str = "half"
+
+    def client(self, state, inbox, local):
+        theta, sgd = inbox.only("model"), self.sgd
+        if self.rows == "half":
+            return state, {"model": local.part(0, local.size // 2, "a").sgd(theta, sgd)}
+        if self.rows == "val":
+            return state, {"model": local.sgd(theta, sgd, split="val")}
+        if self.rows == "less noise":
+            sgd = SGD(lr=0.1, batch_size=10, dp_noise=0.1, dp_norm=1.0)
+        return state, {"model": local.sgd(theta, sgd)}
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ("half", "takes them on some of these rows"),
+        ("val", "takes them on the split 'val'"),
+        ("less noise", "by other settings than its own"),
+    ],
+)
+def test_steps_that_the_account_does_not_know_are_refused(rows, said):
+    """A draw of 10 of 15 rows costs more than one of 10 of 30: the account would print
+    an epsilon that is too small.
+    """
+    algorithm = OnSomeRows(sgd=replace(PRIVATE, batch_size=10), rows=rows)
+    clients = classification(3, sizes=SIZES, val=10)
+    with pytest.raises(ValueError, match=said) as refused:
+        simulate(algorithm, clients, softmax_model("float32")).advance()
+    assert "\n" not in str(refused.value)
+    # All rows with the settings that are accounted are taken.
+    whole = replace(algorithm, rows="all")
+    simulate(whole, clients, softmax_model("float32")).advance()
+
+
+def test_a_schedule_is_private_in_all_of_its_phases():
+    """What a phase without noise sends is not covered by the epsilon that is printed."""
+    for first, then in ((PRIVATE, PLAIN), (PLAIN, PRIVATE)):
+        schedule = Then(FedAvg(sgd=first), rounds=1, next=FedProx(sgd=then))
+        with pytest.raises(ValueError, match=r"trains without dp_noise, .* in all of"):
+            begun(schedule)
+    begun(Then(FedAvg(sgd=PRIVATE), rounds=1, next=FedProx(sgd=PRIVATE)))
+
+
+def test_every_leaf_has_noise_of_its_own():
+    """One noise in two leaves of a shape would show the difference of their
+    gradients.
+    """
+    sgd = SGD(lr=1.0, steps=1, batch_size=64, dp_noise=1e3, dp_norm=1e-6)
+    training = simulate(
+        MRMTL(sgd=sgd, lam=0.0), classification(3, sizes=SIZES), mlp([4, 4, 4])
+    )
+    training.advance()
+    model = training.model
+    moved = training.executor.client_states["model"] - training.initial(0)
+    by_shape = {}
+    for leaf in jax.tree.leaves(model.params(jnp.asarray(moved[0]))):
+        by_shape.setdefault(leaf.shape, []).append(np.asarray(leaf).ravel())
+    repeated = [leaves for leaves in by_shape.values() if len(leaves) > 1]
+    assert repeated
+    for leaves in repeated:
+        for first, second in pairwise(leaves):
+            assert np.abs(first - second).max() > 0.1 * np.abs(first).max()
 
 
 @pytest.mark.parametrize(

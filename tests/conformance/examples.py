@@ -16,8 +16,8 @@ EXAMPLES: dict[str, Algorithm] = {
     "fedavg": ft.FedAvg(sgd=TRAINED),
     "finetune": ft.FineTune(sgd=TRAINED, tune=PLAIN),
     "oracle": ft.Oracle(sgd=TRAINED),
-    "ucfl": ft.UCFL(sgd=TRAINED, streams=2),
-    "ucfl-parallel": ft.UCFLParallel(sgd=TRAINED, streams=2),
+    "ucfl": ft.UCFL(sgd=TRAINED, streams=2, warm=0),
+    "ucfl-parallel": ft.UCFLParallel(sgd=TRAINED, streams=2, warm=0),
     "fedprox": ft.FedProx(sgd=TRAINED, mu=0.5),
     "scaffold": ft.SCAFFOLD(sgd=PLAIN),
     "ditto": ft.Ditto(sgd=TRAINED, lam=0.5),
@@ -57,8 +57,8 @@ EXAMPLES: dict[str, Algorithm] = {
 }
 
 FOR_ONE: dict[str, Algorithm] = {
-    "ucfl": ft.UCFL(sgd=TRAINED),
-    "ucfl-parallel": ft.UCFLParallel(sgd=TRAINED),
+    "ucfl": ft.UCFL(sgd=TRAINED, warm=0),
+    "ucfl-parallel": ft.UCFLParallel(sgd=TRAINED, warm=0),
     "cgpfl": ft.CGPFL(sgd=PLAIN, lam=2.0, contexts=1),
     "hypcluster": ft.HypCluster(sgd=TRAINED, clusters=1, optimizer=ServerOptimizer()),
     "ifca": ft.IFCA(sgd=TRAINED, clusters=1),

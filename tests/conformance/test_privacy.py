@@ -4,13 +4,21 @@ not trained.
 
 from dataclasses import fields, replace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedtailor.algorithms import FedAvg, FineTune
 from fedtailor.models import mlp
 from fedtailor.pipelines import GaussianNoise
-from fedtailor.protocol import SGD, Algorithm, init_pipeline
+from fedtailor.protocol import (
+    SGD,
+    Algorithm,
+    Downlink,
+    Streams,
+    hyperparameters,
+    init_pipeline,
+)
 from fedtailor.remote.wire import answer_shapes
 from fedtailor.runs import simulate
 from fedtailor.testing import classification
@@ -135,3 +143,58 @@ def test_a_server_of_ones_own_promises_nothing(kind):
 
 def test_the_best_round_is_sought_by_more_than_a_mean():
     assert not needs_only_mean(FineTune(best=True))
+
+
+@pytest.mark.parametrize("name", sorted(AVERAGING | {"fedem", "cfl", "fedamp"}))
+def test_what_a_client_sends_stays_within_the_clip_norm_of_what_it_was_sent(name):
+    """Whatever its data: the reference of its change is a function of the downlink.
+    Long steps take the models of a mixture, which lie close together, past each other.
+    """
+    algorithm = with_long_steps(Algorithm.registry[name]())
+    noise = GaussianNoise(delta=0.01, by="client", multiplier=1e-6, norm=0.01)
+    clients = classification(12, sizes=[12] * 12, groups=np.arange(12) % 2)
+    training = simulate(algorithm, clients, mlp(5), uplink=(noise,))
+    if name == "fedem":
+        close = training.initial(0) + jnp.arange(3)[:, None] * 0.01
+        training.server = training.server.replace(model=close)
+    exchange = next(training.next_round())
+    answers = training.executor.exchange(exchange)
+    (kind,) = answers.update
+    sent, start = answers.host(kind).astype(float), np.zeros(1)
+    if kind == "model":
+        streams = exchange.downlink.streams["model"]
+        start = np.asarray(streams.values, float)[streams.recipients]
+        start = start.reshape(sent.shape)
+    lengths = np.linalg.norm((sent - start).reshape(len(sent), -1), axis=1)
+    assert 0.005 < lengths.max() < 0.01 * (1 + 1e-3)
+
+
+def with_long_steps(algorithm):
+    long = {"lr": 1.0, "epochs": 3}
+    trained = {
+        field.name: replace(getattr(algorithm, field.name), **long)
+        for field in fields(algorithm)
+        if isinstance(getattr(algorithm, field.name), SGD)
+    }
+    return replace(algorithm, **trained)
+
+
+@hyperparameters
+class Choosing(FedAvg):
+    """Its clients are sent two models and send the better one."""
+
+    def broadcast(self, server, cohort):
+        both = jnp.stack([server.model[0], 9 + server.model[0]])
+        return Downlink({"model": Streams.all_to_all(both, len(cohort))})
+
+    def client(self, state, inbox, local):
+        losses = jnp.stack([local.loss(m) for m in inbox["model"]])
+        return state, {"model": inbox["model"][losses.argmin()]}
+
+
+def test_a_model_chosen_among_several_has_no_fixed_reference():
+    """Which one is nearest depends on the client's data: the choice would show."""
+    noise = GaussianNoise(delta=0.01, by="client")
+    clients = classification(12, sizes=[12] * 12)
+    with pytest.raises(ValueError, match="sent 2 models and send one of another shape"):
+        simulate(Choosing(), clients, mlp(5), uplink=(noise,)).advance()

@@ -26,6 +26,8 @@ from fedtailor.protocol import (
     Predictor,
     hyperparameters,
 )
+from fedtailor.testing import CHECKS, check_algorithm
+from fedtailor.testing.problems import mlp_model
 
 A = np.array([0.5, 1.0, 2.0, 3.0])
 a = np.array([-1.0, 0.5, 2.0, 4.0])
@@ -118,6 +120,54 @@ def test_closed_forms_catch_mutants(check, right, mutants):
         for mutant in mutants:
             with pytest.raises(AssertionError):
                 check(mutant)
+
+
+@hyperparameters
+class ForgetsBody(FedAvg):
+    """A round in which nobody reports sets the body to zero: a mean over nobody."""
+
+    def server(self, server: Any, down: Any, ups: ClientUpdate, cohort: Any) -> Any:
+        after = super().server(server, down, ups, cohort)
+        model = mlp_model()
+        if cohort.reporting.any() or server.model.shape[1] != model.size:
+            return after
+        return after.replace(model=after.model * model.part("head").mask)
+
+
+@hyperparameters
+class Breaks(FedAvg):
+    """Raises an error of its own in the second round."""
+
+    def broadcast(self, server: Any, cohort: Any) -> Any:
+        if cohort.round == 1:
+            raise KeyError("model")
+        return super().broadcast(server, cohort)
+
+
+def without(*names):
+    """Exemptions from all checks but these."""
+    return {name: "not asked here" for name in CHECKS if name not in names}
+
+
+def test_a_network_with_a_head_refutes_what_a_linear_model_passes(capsys):
+    with pytest.raises(AssertionError) as caught:
+        check_algorithm(ForgetsBody(sgd=PLAIN), exempt=without("empty round"))
+    message = str(caught.value)
+    assert message.startswith(
+        "fedavg fails 1 of 2 checks:\n  'empty round' on a network"
+    )
+    assert "A round in which nobody reports changes nothing." in message
+    assert len(message) < 400  # no dump of arrays
+    assert "1 of 2: empty round, on logistic regression" in capsys.readouterr().err
+
+
+def test_all_failures_are_listed_with_those_that_raise(capsys):
+    with pytest.raises(AssertionError, match="fails 4 of 4 checks") as caught:
+        check_algorithm(
+            Breaks(sgd=PLAIN), exempt=without("no trace", "one client"), progress=False
+        )
+    assert str(caught.value).count("it could not be run: KeyError: 'model'") == 4
+    assert capsys.readouterr().err == ""
 
 
 def test_exemptions_have_reasons():

@@ -130,14 +130,14 @@ def test_parallel_is_sequential_in_the_first_round_only():
 def test_as_many_streams_as_clients_are_one_for_each_and_one_stream_has_the_mean_row():
     with float64():
         federation, model = classification(), softmax_model()
-        full = train(UCFL(sgd=TRAINED), federation, model, 2)
-        same = train(UCFL(sgd=TRAINED, streams=5), federation, model, 2)
+        full = train(UCFL(warm=0, sgd=TRAINED), federation, model, 2)
+        same = train(UCFL(warm=0, sgd=TRAINED, streams=5), federation, model, 2)
         np.testing.assert_array_equal(personal(full), personal(same))
-        one = train(UCFL(sgd=TRAINED, streams=1), federation, model, 2)
+        one = train(UCFL(warm=0, sgd=TRAINED, streams=1), federation, model, 2)
         np.testing.assert_allclose(
             one.server.weights, full.server.rows.mean(0, keepdims=True), **EXACT
         )
-        two = train(UCFL(sgd=TRAINED, streams=2), federation, model, 2)
+        two = train(UCFL(warm=0, sgd=TRAINED, streams=2), federation, model, 2)
         np.testing.assert_allclose(two.server.weights.sum(1), 1, **EXACT)
 
 
@@ -151,7 +151,9 @@ def test_the_probe_is_the_papers():
         y = federation.y.copy()
         y[:, 1] += rng.normal(size=len(y))
         federation = replace(federation, y=y)
-        run = train(UCFL(sgd=PLAIN, sigma_batch=1), federation, quadratic_model(1), 0)
+        run = train(
+            UCFL(warm=0, sgd=PLAIN, sigma_batch=1), federation, quadratic_model(1), 0
+        )
         gradients = -y[:, 0] * y[:, 1]  # at theta = 0
         per_client = [gradients[federation.train[i]] for i in range(4)]
         found = by_place(run, run.server.gradients)[:, 0]
@@ -165,7 +167,10 @@ def test_the_probe_is_the_papers():
 def test_a_single_batch_or_a_single_sample_does_not_end_in_nan():
     with float64():
         run = train(
-            UCFL(sgd=PLAIN), quadratics(a, A, [1, 2, 13, 1]), quadratic_model(1), 2
+            UCFL(warm=0, sgd=PLAIN),
+            quadratics(a, A, [1, 2, 13, 1]),
+            quadratic_model(1),
+            2,
         )
         assert np.isfinite(run.server.rows).all()
         assert np.isfinite(personal(run)).all()
@@ -174,7 +179,9 @@ def test_a_single_batch_or_a_single_sample_does_not_end_in_nan():
 def test_identical_clients_share_one_stream():
     with float64():
         federation = classification(sizes=[20] * 5, same=True)
-        run = train(UCFL(sgd=TRAINED, streams="auto"), federation, softmax_model(), 2)
+        run = train(
+            UCFL(warm=0, sgd=TRAINED, streams="auto"), federation, softmax_model(), 2
+        )
         np.testing.assert_array_equal(run.server.stream, 0)
 
 
@@ -188,7 +195,7 @@ def test_a_newcomer_with_a_clients_data_gets_its_stream():
             np.array([0, 1, 2, 3, 4, 5, 1])
         )  # the newcomer's data are client 1's
         run = train(
-            UCFL(sgd=TRAINED, streams=2, sigma_batch=0.5),
+            UCFL(warm=0, sgd=TRAINED, streams=2, sigma_batch=0.5),
             replace(federation, y=y, train=twin),
             softmax_model(),
             2,
@@ -285,7 +292,7 @@ def test_a_newcomers_own_mix_is_of_what_clients_sent(kind, reports):
     """
     with float64():
         federation = noisy_quadratics(np.arange(4) == NEWCOMER)
-        method = kind(sgd=SGD(lr=LR, steps=STEPS, batch_size=32), sigma_batch=1)
+        method = kind(warm=0, sgd=SGD(lr=LR, steps=STEPS, batch_size=32), sigma_batch=1)
         training = train(method, federation, quadratic_model(1), 0)
         for report in reports:
             advance_with(training, report)
@@ -299,7 +306,10 @@ def test_before_anybody_sent_a_model_a_newcomer_gets_the_initial_one():
         federation = noisy_quadratics(np.arange(4) == NEWCOMER)
         for streams in (None, 1):
             training = train(
-                UCFL(streams=streams), federation, quadratic_model(1, shifted), 0
+                UCFL(warm=0, streams=streams),
+                federation,
+                quadratic_model(1, shifted),
+                0,
             )
             found = training.predictors(training.serve(unseen=True))
             np.testing.assert_array_equal(found, training.initial(0)[None])
@@ -313,7 +323,7 @@ def test_a_newcomer_gets_the_nearest_stream_that_was_ever_mixed(kind):
         )
         y = federation.y.copy()
         y[:, 1] += np.random.default_rng(0).normal(size=len(y))
-        method = kind(sgd=PLAIN, streams=2, sigma_batch=1)
+        method = kind(warm=0, sgd=PLAIN, streams=2, sigma_batch=1)
         training = train(method, replace(federation, y=y), quadratic_model(1), 0)
         advance_with(training, [1, 1, 0, 0])
         assert np.count_nonzero(training.server.model) == 1
@@ -392,7 +402,10 @@ def test_the_batches_of_sigma_are_drawn_at_random():
         y = federation.y.copy()
         y[:, 1] = np.tile(np.repeat([-1.0, 1.0], 50), 2)
         run = train(
-            UCFL(sigma_batch=0.5), replace(federation, y=y), quadratic_model(1), 0
+            UCFL(warm=0, sigma_batch=0.5),
+            replace(federation, y=y),
+            quadratic_model(1),
+            0,
         )
         assert (run.server.sigma2 < 0.3).all()
         assert (
@@ -408,7 +421,7 @@ def test_auto_gives_two_clients_one_stream():
             1,
         ]
         run = train(
-            UCFL(sgd=PLAIN, streams="auto"),
+            UCFL(warm=0, sgd=PLAIN, streams="auto"),
             replace(federation, y=y),
             quadratic_model(1),
             0,
@@ -419,9 +432,11 @@ def test_auto_gives_two_clients_one_stream():
 def test_weights_and_silhouettes_are_drawn():
     with float64():
         model = softmax_model()
-        run = train(UCFL(sgd=TRAINED, streams="auto"), classification(), model, 1)
+        run = train(
+            UCFL(warm=0, sgd=TRAINED, streams="auto"), classification(), model, 1
+        )
         weights, line = run.algorithm.diagnostics(run.server)
-        given = train(UCFL(sgd=TRAINED, streams=2), classification(), model, 1)
+        given = train(UCFL(warm=0, sgd=TRAINED, streams=2), classification(), model, 1)
         (alone,) = given.algorithm.diagnostics(
             given.server
         )  # whose number of streams was not chosen

@@ -30,8 +30,8 @@ from fedtailor.protocol import SGD
 from fedtailor.testing.conformance import CHECKS
 
 TRAINED = SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=8)
-AUTO = UCFL(sgd=TRAINED, sigma_batch="auto", trial=2)
-BOUND = UCFL(sgd=TRAINED, kernel="bound")
+AUTO = UCFL(warm=0, sgd=TRAINED, sigma_batch="auto", trial=2)
+BOUND = UCFL(warm=0, sgd=TRAINED, kernel="bound")
 SIZES = np.array([3, 8, 13, 18])
 
 

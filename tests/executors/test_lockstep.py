@@ -15,6 +15,7 @@ from fedtailor.algorithms import CFL, SCAFFOLD, UCFL, Ditto, FedAvg
 from fedtailor.executors import DeviceExecutor, LockstepGroup, Settings, devices
 from fedtailor.protocol import SGD, Diverged, drive
 from fedtailor.runs import train_until
+from fedtailor.runs.run import create_training
 from fedtailor.storage import Interrupted
 from fedtailor.training import Participation, Training
 
@@ -22,7 +23,8 @@ SEEDS = (3, 4, 5)
 UNSEEN = [False, True, False, False, False]
 METHODS = {
     "states and sampling": Ditto(sgd=TRAINED, lam=0.5),
-    "probes and streams": UCFL(sgd=TRAINED, streams=2),
+    "probes and streams": UCFL(sgd=TRAINED, streams=2, warm=0),
+    "probes in a warm-up": UCFL(sgd=TRAINED, streams=2),
     "controls": SCAFFOLD(sgd=PLAIN),
     "streams that differ in number": CFL(
         sgd=TRAINED, eps1=100.0, eps2=0.0, first_split=0
@@ -285,3 +287,28 @@ def test_federations_of_other_forms_may_meet(debug):
     tolerance = {"same": np.testing.assert_allclose, **ROUNDED} if debug else {}
     for training, expected in zip(joint, alone, strict=True):
         assert_measured(training, expected, **tolerance)
+
+
+def test_private_runs_in_lock_step_have_their_noise():
+    """Each draws from its own settings and data, as if it were alone."""
+    sgd = SGD(lr=0.1, steps=2, batch_size=8, dp_noise=1.0, dp_norm=0.5)
+    algorithm = Ditto(sgd=sgd, lam=0.5)
+    clients = [classification(sizes=[11, 17, 23, 29, 35], seed=seed) for seed in SEEDS]
+    together = group_over(clients)
+
+    def begun(seed, executor):
+        return create_training(algorithm, executor, (), seed=seed)
+
+    def steps(training):
+        yield from train_until(training, 2)
+        return training
+
+    trainings = [
+        begun(seed, executor)
+        for seed, executor in zip(SEEDS, together.executors, strict=True)
+    ]
+    found = together.drive([steps(it) for it in trainings], threading.Event())
+    for seed, data, training in zip(SEEDS, clients, found, strict=True):
+        alone = DeviceExecutor(data, softmax_model("float32"))
+        expected = drive(steps(begun(seed, alone)), alone)
+        np.testing.assert_array_equal(training.server.model, expected.server.model)

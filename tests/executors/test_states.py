@@ -86,7 +86,7 @@ def test_a_restored_training_makes_no_probe(monkeypatch):
     federation, model, algorithm = (
         classification(),
         softmax_model("float32"),
-        UCFL(sgd=TRAINED),
+        UCFL(sgd=TRAINED, warm=0),
     )
     training = train(algorithm, federation, model, 1)
     tasks, answer = [], DeviceExecutor.exchange
@@ -109,7 +109,7 @@ def test_a_run_whose_probe_diverged_is_not_resumed_as_probed(monkeypatch, tmp_pa
     federation, model = classification(), softmax_model("float32")
 
     def trained(directory, **options):
-        method = UCFL(sgd=TRAINED)
+        method = UCFL(sgd=TRAINED, warm=0)
         return run(method, federation, model, rounds=1, directory=directory, **options)
 
     answer = DeviceExecutor.exchange

@@ -1,5 +1,7 @@
 """The probe behind `diagnose`: what clients answer, and what is made of it."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -70,7 +72,7 @@ def test_the_evidence_is_that_of_the_training_rows():
 def test_gradients_are_those_of_the_probe_of_ucfl():
     federation, model = clients([1, -1, 1]), ft.models.logistic()
     evidence, _ = evidence_of(federation, model)
-    training = simulate(ft.UCFL(sgd=SGD), federation, model)
+    training = simulate(ft.UCFL(sgd=SGD, warm=0), federation, model)
     training.probe()
     order = np.argsort(training.population.original_index)
     np.testing.assert_allclose(
@@ -79,6 +81,23 @@ def test_gradients_are_those_of_the_probe_of_ucfl():
     np.testing.assert_allclose(
         evidence.sigma2, training.server.sigma2[order], rtol=1e-6
     )
+
+
+@pytest.mark.slow
+def test_after_rounds_of_fedavg_groups_are_found_that_no_pair_shows():
+    """Clients that label the same inputs by opposite slopes, a third of a network."""
+    federation = clients([1, -1, 1, -1, 1, -1], rows=40)
+    model, fedavg = ft.models.mlp(8), ft.FedAvg(sgd=SGD)
+    at_once, later = (
+        diagnose(federation, model, warm=warm, fedavg=fedavg) for warm in (0, 10)
+    )
+    assert at_once.diagnosis.silhouette is None
+    np.testing.assert_array_equal(later.diagnosis.groups, [0, 1, 0, 1, 0, 1])
+    # what the clients sent in ten rounds is counted, too
+    weights = model.bind((3,), 2).size
+    assert later.probe_bytes - at_once.probe_bytes == 10 * 6 * 4 * weights
+    with pytest.raises(ValueError, match="warm is -1"):
+        diagnose(federation, model, warm=-1)
 
 
 def test_batches_are_a_third_and_at_most_half():
@@ -156,7 +175,9 @@ def test_what_a_method_is_said_to_send_is_what_it_sends(groups):
     race = recommend(diagnose_evidence(known), 4 * 8)
     assert race.entries[0].method == ("ucfl" if groups else "fedavg")
     for entry in race.entries:
-        method = {"ucfl": ft.UCFL, "ifca": ft.IFCA, "local": ft.Local}.get(entry.method)
+        # with the streams from the first round on
+        literal = partial(ft.UCFL, warm=0)
+        method = {"ucfl": literal, "ifca": ft.IFCA, "local": ft.Local}.get(entry.method)
         method = method or {"fedavg": ft.FedAvg, "ditto": ft.Ditto}[entry.method]
         run = ft.run(
             method(sgd=SGD, **entry.settings), federation, model, 4, evaluate_every=4

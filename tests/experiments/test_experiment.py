@@ -323,7 +323,7 @@ def test_a_scenario_of_another_package_is_found_by_its_entry_point(
     )
     monkeypatch.syspath_prepend(tmp_path)
 
-    def offered(group, name):
+    def offered(group, name=None):
         theirs = (group, name) == ("fedtailor.scenarios", "theirs")
         return [EntryPoint(name, "outside_scenario:THEIRS", group)] if theirs else []
 

@@ -20,7 +20,12 @@ def table(tmp_path_factory):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(160, 2))
     y = x @ [1.0, -2.0] + 0.3 * rng.normal(size=160)
-    columns = {"site": [f"s{row % 8}" for row in range(160)], "u": x[:, 0], "v": x[:, 1], "y": y}
+    columns = {
+        "site": [f"s{row % 8}" for row in range(160)],
+        "u": x[:, 0],
+        "v": x[:, 1],
+        "y": y,
+    }
     pl.DataFrame(columns).write_csv(path)
     return path
 

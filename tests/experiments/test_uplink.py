@@ -10,7 +10,7 @@ import pytest
 
 from fedtailor.cli import main
 from fedtailor.experiments.experiment import load
-from fedtailor.experiments.uplink import uplink_of_texts
+from fedtailor.experiments.texts import uplink_of_texts
 from fedtailor.pipelines import Cast, Clip, GaussianNoise, Quantize, TopK
 from fedtailor.report.overview import _privacy
 from fedtailor.storage.manifest import settings

@@ -401,7 +401,7 @@ def test_metrics_are_found_by_name_each_once_and_only_where_defined():
 
 
 def test_a_metric_of_another_package_is_found_by_its_entry_point(monkeypatch):
-    def offered(group, name):
+    def offered(group, name=None):
         points = {
             "outside": "fedtailor.metrics:Accuracy",
             "no_class": "fedtailor.metrics:find_metric",

@@ -107,7 +107,7 @@ def clients():
         ft.FedAvg(sgd=TRAINED),
         ft.Ditto(sgd=TRAINED, lam=0.5),
         ft.Local(sgd=replace(TRAINED, epochs=1, drop_last=True)),
-        ft.UCFL(sgd=TRAINED, streams=2),
+        ft.UCFL(sgd=TRAINED, streams=2, warm=0),
         ft.SCAFFOLD(sgd=SGD(lr=0.1, steps=5, batch_size=8)),
         ft.FedRep(sgd=TRAINED, head=SGD(lr=0.1, batch_size=8)),
         ft.FedAvg(sgd=SGD(optimizer=optax.adam(0.01), batch_size=8)),

@@ -181,7 +181,7 @@ def test_a_new_transform_is_one_file(tmp_path, monkeypatch):
 
 
 def test_a_transform_of_another_package_is_found_by_its_entry_point(monkeypatch):
-    def offered(group, name):
+    def offered(group, name=None):
         assert group == "fedtailor.transforms"
         return (
             [EntryPoint(name, "fedtailor.pipelines:Clip", group)]

@@ -60,19 +60,22 @@ def test_only_what_a_coordinator_can_ask_for_is_kept(tmp_path):
     store = ClientStore(tmp_path, "experiment")
     for round in (1, 2, 4, 6, 9):
         store.save(round, state(round))
-    # round 9 was never accepted; the coordinator's disk says 2
+    # round 9 was not accepted yet; the coordinator's disk says 2
     store.prune(state_round=6, durable_state_round=2)
-    assert store.rounds() == [2, 4, 6]
-    assert len(list(store.directory.glob("round-*"))) == 3
+    assert store.rounds() == [2, 4, 6, 9]
+    assert len(list(store.directory.glob("round-*"))) == 4
     store.prune(state_round=6, durable_state_round=6)
-    assert store.rounds() == [6]
+    assert store.rounds() == [6, 9]
 
 
-def test_a_coordinator_without_a_checkpoint_may_start_again(tmp_path):
+def test_an_old_request_costs_no_state(tmp_path):
+    """It may be an honest one that somebody sends again."""
     store = ClientStore(tmp_path, "experiment")
-    store.save(0, state(0))
+    for round in (0, 1):
+        store.save(round, state(round))
     store.prune(state_round=-1, durable_state_round=-1)
-    assert store.rounds() == []
+    store.prune(state_round=0, durable_state_round=-1)
+    assert store.rounds() == [0, 1]
 
 
 def test_states_are_for_their_owner_only(tmp_path):

@@ -2,13 +2,23 @@
 messages.
 """
 
+import time
+
 import numpy as np
 import polars as pl
 import pytest
 
+from conformance.examples import PLAIN
+from fedtailor.algorithms import UCFL
+from fedtailor.remote.coordinate import coordinate
 from fedtailor.remote.examples import federation_of, split_rows
+from fedtailor.remote.messages import decode_reply, decode_request
+from fedtailor.remote.rounds import RemoteTraining
+from fedtailor.remote.transport import LoopbackTransport, TooFewClients
 from fedtailor.storage.run_directory import METRICS, SUMMARY
+from fedtailor.testing.problems import classification, softmax_model
 from fedtailor.training import Callback
+from remote.federations import Remote
 from remote.jobs import NAMES, Clients
 
 
@@ -109,3 +119,174 @@ def test_rows_are_split_by_the_clients_name_and_none_is_lost(tmp_path):
         )
     assert [len(part) for part in parts.values()] == [26, 4, 10]
     assert (split_rows(40, schema, 0, "b")["train"] != parts["train"]).any()
+
+
+class Away(LoopbackTransport):
+    """Clients of which some are away for a while.
+
+    Args:
+        clients: the clients, by name.
+        missed: names of clients, and how many of their first answers are lost.
+    """
+
+    def __init__(self, clients, missed):
+        super().__init__(clients)
+        self.missed, self.asked = dict(missed), []
+
+    def send(self, client, body):
+        self.asked.append((client, decode_request(body)))
+        super().send(client, body)
+
+    def receive(self):
+        kept = []
+        for client, body in super().receive():
+            task = decode_reply(body).task
+            if task == "client" and self.missed.get(client, 0) > 0:
+                self.missed[client] -= 1
+                body = b"lost"
+            kept.append((client, body))
+        return kept
+
+
+@pytest.fixture
+def no_pause(monkeypatch):
+    monkeypatch.setattr(RemoteTraining, "pause", 0.0)
+
+
+def test_a_round_with_too_few_clients_is_asked_again(tmp_path, no_pause):
+    straight, other = Clients(tmp_path / "straight"), Clients(tmp_path / "other")
+    straight.train(NAMES)
+    transport, lines = Away(other.start(NAMES)[0]._clients, dict.fromkeys("abc", 3)), []
+    other.train_over(transport, NAMES, log=lines.append)
+    told = [line for line in lines if "asking again" in line]
+    assert len(told) == 3 and told[0].startswith(
+        "round 1: 1 of 4 clients answered in time; the job's minimum is 2; asking again"
+        " for 60 minutes"
+    )
+    for name in NAMES:
+        np.testing.assert_array_equal(
+            other.personal(name).theta, straight.personal(name).theta
+        )
+    one, two = (
+        (it.directory / "run" / METRICS).read_bytes() for it in (straight, other)
+    )
+    assert one == two
+    # The request that is repeated is the same but for its time and its nonce.
+    first, again = [
+        request
+        for name, request in transport.asked
+        if name == "d" and request.task == "client" and request.round == 0
+    ][:2]
+    assert (first.exchange, first.state_round) == (again.exchange, again.state_round)
+
+
+def test_waiting_for_clients_has_an_end(tmp_path, no_pause):
+    clients = Clients(tmp_path / "wards")
+    transport = Away(clients.start(NAMES)[0]._clients, dict.fromkeys("abc", 10**6))
+    with pytest.raises(TooFewClients):
+        clients.train_over(transport, NAMES, patience=0.5)
+    assert clients.train(NAMES, resume=True).round == 4
+
+
+def test_a_newcomer_that_is_away_does_not_end_the_others_training(tmp_path):
+    """Its probe would be needed to serve it, and nothing else."""
+    data = classification(4, unseen=[False, False, True, True])
+    ours = Remote(
+        UCFL(sgd=PLAIN, streams=1, warm=0), data, softmax_model("float32"), tmp_path
+    )
+    away = data.names[2]
+    clients = dict(ours.responders) | {away: lambda body: b"lost"}
+    training = ours.training(ours.executor(LoopbackTransport(clients)))
+    training.advance()
+    training.evaluate()
+    assert len(training.metrics.values("accuracy")) == 2
+    assert len(training.metrics.values("accuracy", unseen=True)) == 1
+
+
+def test_a_client_that_returns_with_other_rows_is_named(tmp_path):
+    clients, lines = Clients(tmp_path / "wards", rounds=1), []
+    clients.train(NAMES)
+    clients.set_rounds(2)
+    rows = clients.sizes(NAMES) | {"b": np.array([30, 2, 7])}
+    coordinate(
+        clients.job,
+        clients.start(NAMES)[0],
+        rows,
+        clients.directory / "run",
+        resume=True,
+        log=lines.append,
+    )
+    assert lines[0] == (
+        "client b: it has 30 + 2 + 7 rows now, and had 26 + 4 + 10 when the run began;"
+        " it keeps the weight that it had"
+    )
+
+
+def test_a_client_that_comes_while_others_train_is_served_as_a_newcomer(tmp_path):
+    """And the run goes on without it, when it is away at a later start."""
+    clients = Clients(tmp_path / "wards", rounds=4)
+    transport = clients.start(NAMES)[0]
+    calls = []
+
+    def arrivals(known):
+        calls.append(sorted(known))
+        return clients.sizes(["d"]) if len(calls) == 2 else {}
+
+    training = clients.train_over(transport, NAMES[:3], arrivals=arrivals)
+    assert calls == [list("abc")] * 2 + [list("abcd")] * 2
+    assert training.executor.unseen.names == ("d",)
+    measured = pl.read_parquet(clients.directory / "run" / METRICS)
+    of_newcomer = measured.filter(client="d", split="test", metric="accuracy")
+    assert of_newcomer["round"].to_list() == [3, 4] and of_newcomer["unseen"].all()
+    assert clients.personal("d").theta.shape == clients.personal("a").theta.shape
+    simulated = clients.simulated(NAMES[:3], 4)
+    for name in NAMES[:3]:
+        np.testing.assert_allclose(
+            clients.personal(name).theta,
+            simulated.personal(name).theta,
+            rtol=1e-5,
+            atol=1e-6,
+        )
+    clients.set_rounds(5)
+    again = clients.train(NAMES[:3], resume=True)
+    assert again.client_names == ("a", "b", "c", "d")
+    measured = pl.read_parquet(clients.directory / "run" / METRICS)
+    assert set(measured.filter(pl.col("round") == 5)["client"]) == {"a", "b", "c"}
+    assert measured.filter(client="d")["round"].max() == 4
+
+
+def test_a_client_that_is_revoked_is_not_waited_for(tmp_path):
+    clients, lines = Clients(tmp_path / "wards", rounds=2), []
+
+    class Revoking(LoopbackTransport):
+        def online(self):
+            return {name: "1" for name in NAMES if name != "b"}
+
+    transport = Revoking(clients.start(NAMES)[0]._clients)
+    transport.revoked = {"b"}
+    training = clients.train_over(transport, NAMES, log=lines.append)
+    assert training.round == 2
+    accepted = dict(
+        zip(training.executor.seen.names, training.executor._accepted, strict=True)
+    )
+    assert accepted == {"a": 1, "b": -1, "c": 1, "d": 1} and lines == []
+
+
+def test_a_first_round_has_time_to_compile(tmp_path):
+    """Beyond the deadline, for the first exchange of each task that is answered."""
+    clients = Clients(tmp_path / "wards", rounds=3)
+    transport, before = Away(clients.start(NAMES)[0]._clients, {}), time.time()
+    clients.train_over(transport, NAMES, compile_time=10_000.0)
+    extra = {}
+    for _, request in transport.asked:
+        left = request.deadline - before
+        extra.setdefault((request.task, request.round), left > 5_000)
+    assert extra == {
+        ("client", 0): True,
+        ("client", 1): False,
+        ("client", 2): False,
+        ("evaluate", 1): True,
+        ("evaluate", 2): False,
+        ("evaluate", 3): False,
+        ("personal", 3): True,
+    }

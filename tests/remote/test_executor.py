@@ -341,3 +341,18 @@ class Counting(LoopbackTransport):
                 if name.startswith("update/") and array.ndim
             )
         return arrived
+
+
+def test_a_split_of_few_rows_is_not_measured(tmp_path):
+    """The loss of a single row tells its class to whoever has the model."""
+    clients = classification(4, test=6, val=4)
+    ours = Remote(example("fedavg"), clients, softmax_model("float32"), tmp_path)
+    training, expected = ours.training(), simulated(example("fedavg"), clients, 1)
+    training.advance()
+    training.evaluate()
+    expected.evaluate()
+    np.testing.assert_allclose(
+        training.metrics.values("loss", "test"), expected.metrics.values("loss", "test")
+    )
+    assert len(expected.metrics.values("loss", "val")) == 4
+    assert not len(training.metrics.values("loss", "val")) and ours.lines == []

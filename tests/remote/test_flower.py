@@ -10,6 +10,8 @@ import pytest
 from fedtailor.cli import main
 from fedtailor.remote import flower
 from fedtailor.remote.flower_client import answer_messages
+from fedtailor.remote.messages import Request, decode_reply, encode_request
+from fedtailor.remote.refusals import Refusal
 
 
 @pytest.mark.parametrize(
@@ -73,10 +75,7 @@ def test_a_body_is_the_same_behind_flowers_messages():
         RecordDict({"fedtailor": ArrayRecord()}),
         RecordDict({"fedtailor": ConfigRecord({"body": "text"})}),
     ):
-        with pytest.raises(
-            ValueError, match="it is no message of a fedtailor federation"
-        ):
-            flower.unwrap(Message(content, 5, flower.MESSAGE_TYPE))
+        assert flower.unwrap(Message(content, 5, flower.MESSAGE_TYPE)) == b""
 
 
 @pytest.mark.parametrize("kept", [b"", b"12\xff", b"-3", b"9" * 30, b"1234"], ids=repr)
@@ -104,3 +103,64 @@ def test_a_damaged_note_of_the_last_connection_keeps_no_client_away(tmp_path, ke
         log=lambda line: None,
     )
     assert asked == [1234 if kept == b"1234" else None] and memory.read_text() == "77"
+
+
+@pytest.mark.parametrize("error", [TypeError("x"), IndexError(), KeyError("y")])
+def test_a_message_that_flower_cannot_read_and_a_full_disk_end_no_client(
+    tmp_path, error
+):
+    """A coordinator can write any message of Flower."""
+    stop, lines, pulled = threading.Event(), [], []
+
+    class Connection:
+        address = "coordinator:9092"
+
+        def activate(self, former):
+            return 7
+
+        def heartbeat(self):
+            pass
+
+        def pull(self):
+            pulled.append(1)
+            if len(pulled) == 1:
+                raise error
+            stop.set()
+
+        def close(self):
+            pass
+
+    answer_messages(
+        Connection(),
+        lambda body: body,
+        node_id_file=tmp_path / "no directory" / "node",
+        stop=stop,
+        log=lines.append,
+    )
+    assert len(pulled) == 2
+    assert any("a message cannot be handled" in line for line in lines)
+    assert any("going on without it" in line for line in lines)
+
+
+@pytest.mark.parametrize("settings", [{}, {"kit": "Qzkit", "data": "Qzrows.csv"}])
+def test_as_a_plain_flower_app_no_text_of_an_error_reaches_the_server(settings):
+    """Flower sends the server the text of an exception that a client app raises."""
+    pytest.importorskip(
+        "flwr", reason="federations of machines need Flower (extra flower)"
+    )
+    from flwr.app import Context, Message, RecordDict
+    from flwr.supercore.task_identity import TaskIdentity
+
+    from fedtailor.remote import flower_app
+
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 2, 3
+    context = Context(2, 3, settings, RecordDict(), {})
+    request = Request("job", 0, 0, "hello", "a")
+    for body in (encode_request(request), b"nonsense"):
+        message = Message(flower.wrap(body), 3, flower.MESSAGE_TYPE)
+        reply = flower_app.client(message, context)
+        answer = flower.unwrap(reply)
+        assert not reply.has_error()
+        # without a kit there is no place to write down what was sent
+        assert decode_reply(answer).refusal == Refusal.NO_AUDIT
+        assert b"Qz" not in answer and b"node-config" not in answer

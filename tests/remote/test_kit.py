@@ -14,7 +14,9 @@ pytest.importorskip(
 )
 pytest.importorskip("flwr", reason="federations of machines need Flower (extra flower)")
 
+from fedtailor.remote.demo import OPEN_POLICY
 from fedtailor.remote.kit import make_federation, read_kit, read_public_keys
+from fedtailor.remote.policy import POLICY
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +159,7 @@ def test_other_commands_say_what_is_missing(federation, tmp_path, capsys):
     )
     assert "cannot read" in fails(capsys, "serve", tmp_path / "none")
     shutil.copy(federation / "job.toml", federation / "kits" / "north")
+    (federation / "kits" / "north" / POLICY).write_text(OPEN_POLICY)
     assert "there is no file none.csv" in fails(
         capsys, "join", federation / "kits" / "north", "--data", "none.csv"
     )

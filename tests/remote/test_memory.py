@@ -35,7 +35,7 @@ own = Federation(
     x=rng.normal(size=(200, 28, 28, 1)).astype(np.float32), y=rng.integers(0, 10, 200).astype(np.int32), names=("a",),
     classes=10, **{name: Ragged.of([np.arange(200)[part]]) for name, part in parts.items()},
 )
-plan = Plan("experiment", UCFL(SGD(lr=0.1, batch_size=32)), models.lenet5().bind((28, 28, 1), 10))
+plan = Plan("experiment", UCFL(SGD(lr=0.1, batch_size=32), warm=0), models.lenet5().bind((28, 28, 1), 10))
 work = RoundHandler(plan, own, ClientStore(Path(sys.argv[1]), "experiment"))
 arrays = {"stream/model": plan.initial()[None], "index/model": np.zeros(1, np.int32)}
 for exchange, task in enumerate(("probe", "client", "evaluate")):

@@ -23,6 +23,7 @@ from fedtailor.remote.messages import (
     encode_reply,
     encode_request,
 )
+from fedtailor.remote.refusals import Refusal
 
 MODEL = np.arange(12, dtype=np.float32)
 REQUEST = Request(
@@ -163,11 +164,11 @@ def test_changed_messages_are_refused_or_decoded_but_nothing_else(data):
     )
 )
 def test_an_envelope_of_other_values_is_refused(value):
-    for key in ("round", "client", "nonce", "kind", "format", "problem"):
+    for key in ("round", "client", "nonce", "kind", "format", "refusal"):
         envelope = json.loads(_envelope(encode_reply(REPLY)))
         if (type(value), value) == (type(envelope[key]), envelope[key]):
             continue
-        if key in ("client", "nonce", "problem") and isinstance(value, str):
+        if key in ("client", "nonce") and isinstance(value, str):
             continue
         if (
             key == "round"
@@ -249,7 +250,10 @@ def test_the_right_answer_is_accepted():
         ),
         ({"nonce": "cd"}, "it answers a request that is no longer open"),
         ({"task": "probe"}, "it answers the task 'probe' instead of 'client'"),
-        ({"problem": "disk full"}, "it could not take part: disk full"),
+        (
+            {"refusal": Refusal.FAILED},
+            "it refused: it failed (see that client's log)",
+        ),
         ({"arrays": {}}, "the array 'up/model' is missing"),
         (
             {"arrays": {"up/model": MODEL, "x": MODEL}},

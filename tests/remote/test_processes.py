@@ -23,11 +23,13 @@ pytest.importorskip(
 import httpx
 
 from fedtailor.remote import flower_server
+from fedtailor.remote.demo import OPEN_POLICY
 from fedtailor.remote.flower import require_flower
-from fedtailor.remote.flower_client import FleetConnection, Refused
+from fedtailor.remote.flower_client import FleetConnection, KeyRefused
 from fedtailor.remote.keys import make_authority, make_client_key
 from fedtailor.remote.kit import make_federation, read_kit
 from fedtailor.remote.messages import ArraySpec, Request
+from fedtailor.remote.policy import POLICY
 from fedtailor.remote.processes import free_port, running_superlink, stop
 from fedtailor.remote.service import connected, wait_for_clients
 from fedtailor.remote.transport import TooFewClients, send_and_receive
@@ -96,9 +98,9 @@ with connected(directory, host="127.0.0.1") as connection:
         }
         found = send_and_receive(connection.transport, requests, specs, minimum=2)
         calls = [int(reply.arrays["calls"]) for reply in found.replies.values()]
+        print("round", done + 1, calls, flush=True)
         (directory / "part").write_text(str(done + 1))
         (directory / "part").rename(progress)
-        print("round", done + 1, calls, flush=True)
 """
 
 
@@ -111,6 +113,7 @@ def make(directory, clients=NAMES):
     job.write_text(job.read_text().replace('"federated"', '"none"'))
     for name in clients:
         shutil.copy(directory / "job.toml", directory / "kits" / name)
+        (directory / "kits" / name / POLICY).write_text(OPEN_POLICY)
 
 
 @contextlib.contextmanager
@@ -211,9 +214,7 @@ def test_each_client_gets_its_own_message_and_answers(running):
 
 def test_a_client_says_how_many_rows_it_has(running):
     found = wait_for_clients(running[1], wait=60)
-    assert {
-        name: int(reply.arrays["rows"].sum()) for name, reply in found.replies.items()
-    } == {"a": 3, "b": 3}
+    assert {name: int(rows.sum()) for name, rows in found.items()} == {"a": 3, "b": 3}
 
 
 def test_a_client_that_is_killed_in_a_round_comes_back_and_repeats_it(running):
@@ -283,7 +284,7 @@ def connect(directory, *, authority=None, key=None):
 
 
 def test_a_key_that_is_not_registered_is_refused(running):
-    with pytest.raises(Refused, match="does not accept this client's key"):
+    with pytest.raises(KeyRefused, match="does not accept this client's key"):
         connect(running[0], key=make_client_key().private)
 
 
@@ -294,7 +295,7 @@ def test_a_client_without_a_registered_key_cannot_register_one_itself(running):
     connection = FleetConnection(
         kit.job.address, kit.authority, make_client_key().private
     )
-    with pytest.raises(Refused):
+    with pytest.raises(KeyRefused):
         connection._call(
             connection._client.RegisterNode,
             RegisterNodeFleetRequest(public_key=connection._public),
@@ -318,6 +319,42 @@ def test_a_request_without_a_key_is_refused(running):
                 headers=headers,
             )
             assert answer.status_code in (401, 403)
+
+
+def memory_of(pid):
+    """Bytes of memory that a process holds."""
+    with open(f"/proc/{pid}/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs Linux")
+def test_a_large_body_without_a_key_costs_no_memory(running):
+    """200 MB, as one body and in parts whose length is not told."""
+    directory, connection, _ = running
+    kit = read_kit(directory / "kits" / "a")
+    # The SuperLink is the child of this process that the coordinator started.
+    pid = connection.transport.check.__self__.process.pid
+    before = memory_of(pid)
+
+    def parts():
+        for _ in range(200):
+            yield b"x" * 2**20
+
+    headers = {"content-type": "application/protobuf"}
+    for content in (b"x" * 200 * 2**20, parts()):
+        with (
+            open_client(kit) as client,
+            contextlib.suppress(httpx.TransportError),  # it hangs up
+        ):
+            answer = client.post(
+                f"https://{kit.job.address}/v1/fleet/push-object",
+                content=content,
+                headers=headers,
+            )
+            assert answer.status_code == 413
+    assert memory_of(pid) - before < 30 * 2**20
+    # Clients are served as before.
+    assert list(ask(connection, 50).replies) == list(NAMES)
 
 
 def test_a_server_of_another_authority_is_not_trusted(running):

@@ -26,7 +26,7 @@ from remote.federations import Remote
 from remote.test_executor import assert_close, simulated
 from remote.test_job import job_of
 
-STREAMS = UCFL(sgd=PLAIN, streams=2)
+STREAMS = UCFL(sgd=PLAIN, streams=2, warm=0)
 ROUNDS = 2
 # half a step of each of four clients, and a rounding of the sum to float32, in each
 # round
@@ -131,8 +131,43 @@ def test_models_are_the_simulations_to_the_bound(algorithm, sums, tmp_path):
         )
 
 
-def test_a_client_lost_after_training_weighs_nothing_and_returns(tmp_path):
+def test_a_round_without_a_client_shows_it_and_does_not_count(tmp_path):
+    """By the difference to a round with it: updates are alike from round to round."""
     ours = Secure(example("fedavg"), tmp_path)
+    lost = clients().names[1]
+    answer = ours.responders[lost]
+    training = ours.training()
+    before = np.array(training.server.model)
+    for task, said in (
+        (VECTORS, "3 of 4 clients are left for a secure sum, and it needs 4"),
+        ("client", "3 of 4 clients"),
+    ):
+        deaf = lambda body, task=task: b"" if task.encode() in body else answer(body)  # noqa: E731
+        training.executor._transport = LoopbackTransport(
+            {**ours.responders, lost: deaf}
+        )
+        with pytest.raises(TooFewClients, match=said):
+            training.advance()
+        np.testing.assert_array_equal(training.server.model, before)
+    training.executor._transport = ours.transport
+    training.advance()
+    assert training.round == 1
+
+
+def test_other_clients_in_each_round_are_refused_before_anything_is_sent():
+    """After as many rounds as clients the sums would show all of them."""
+    said = (
+        r"^3 of 5 clients report in a round, and the differences of such sums show"
+        r" single clients: .* or set sum_scope = \"round\" in \[privacy\]"
+    )
+    with pytest.raises(ValueError, match=said):
+        SecureSums().check_client_count(example("fedavg"), 3, 5)
+    SecureSums(scope="round").check_client_count(example("fedavg"), 3, 5)
+    SecureSums().check_client_count(example("fedavg"), 5, 5)
+
+
+def test_a_client_lost_after_training_weighs_nothing_and_returns(tmp_path):
+    ours = Secure(example("fedavg"), tmp_path, sums=SecureSums(scope="round"))
     lost = clients().names[1]
     answer = ours.responders[lost]
     deaf = lambda body: b"" if VECTORS.encode() in body else answer(body)  # noqa: E731 (a line is enough)
@@ -274,7 +309,7 @@ def test_the_probe_is_open_or_refused(tmp_path):
         ours.training(executor).advance()
     assert (
         len(ours.lines) == 4
-        and "the job does not let clients answer a probe openly" in ours.lines[0]
+        and "its job does not let it send what the request asks for" in ours.lines[0]
     )
 
 

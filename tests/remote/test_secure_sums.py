@@ -26,6 +26,7 @@ from fedtailor.remote.secure_sums import (
 )
 from fedtailor.remote.sum_client import SecureSumClient
 from fedtailor.remote.sum_server import SecureSumServer
+from fedtailor.remote.sum_shares import ReleasedSums, largest_shares
 from fedtailor.remote.transport import TooFewClients
 
 SETTINGS = SecureSums()
@@ -47,7 +48,7 @@ class Circle:
         self.clients = {name: SecureSumClient(name, settings) for name in names}
         for name, client in self.clients.items():
             client.hold(0, {"model": self.vectors[name]})
-        self.lost, self.seen, self.requests = {}, {}, {}
+        self.lost, self.seen, self.requests, self.round = {}, {}, {}, 0
         self.change = lambda stage, name, arrays: arrays
         self.relay = lambda stage, name, arrays: arrays
 
@@ -60,7 +61,7 @@ class Circle:
             settings = {"kind": "model", "number": None, **stage.settings_for(name)}
             request = Request(
                 "job",
-                0,
+                self.round,
                 0,
                 stage.task,
                 name,
@@ -87,6 +88,14 @@ class Circle:
             **options,
         )
         return one.run(np.asarray(weights, np.float64))
+
+    def begin(self, round):
+        """Have the clients hold the same vectors again, as in a round that changed
+        nothing.
+        """
+        self.round = round
+        for name, client in self.clients.items():
+            client.hold(round, {"model": self.vectors[name]})
 
     def plain(self, weights, without=()):
         """The same sums of those that are not lost, whose weights grow so that rows
@@ -245,6 +254,107 @@ def test_a_sum_of_one_client_almost_alone_is_not_made():
     assert UNMASK not in circle.seen
 
 
+TWO_STREAMS = [
+    [0.4, 0.12, 0.13, 0.11, 0.12, 0.12],
+    [0.05, 0.19, 0.19, 0.19, 0.19, 0.19],
+]
+
+
+def test_sums_of_which_a_combination_is_one_client_are_not_computed():
+    """Each sum hides everybody; a difference of both is one client to 90 % and more."""
+    weights = np.array(TWO_STREAMS)
+    shares = largest_shares(weights)
+    assert weights.max() <= 0.4 and shares.max() > 0.9
+    circle = Circle(tuple("abcdef"))
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"^client a would be 95% of a combination of the sums, which would not hide"
+            r" its vector \(at most 90%\); use fewer streams, or have more clients"
+        ),
+    ):
+        circle.run(weights)
+    assert VECTORS not in circle.seen
+    # Either sum by itself is computed.
+    for row in weights:
+        Circle(tuple("abcdef")).run([row])
+
+
+def test_clients_look_at_combinations_themselves():
+    """A coordinator of another release does not."""
+    circle = Circle(tuple("abcdef"))
+    server = SecureSumServer(circle.ask, circle.names, SIZE, SETTINGS)
+    server._unsafe_combination = lambda weights: ""
+    with pytest.raises(TooFewClients, match="0 of 6 clients are left"):
+        server.run(np.array(TWO_STREAMS))
+    assert len(circle.lines) == 6 and all(
+        "of a combination of the sums, which would not hide" in line
+        for line in circle.lines
+    )
+
+
+def test_clients_that_were_told_different_weights_give_no_sum():
+    """One that is told that others weigh much would else add to a sum of itself."""
+    circle = Circle()
+
+    def relay(stage, name, arrays):
+        if stage == VECTORS and name == "a":
+            arrays["weights"] = np.full((1, 5), 0.2)
+        return arrays
+
+    circle.relay = relay
+    weights = np.array([[0.2, 0.2, 0.2, 0.2, 0.2 - 1e-9]])
+    sums, _ = circle.run(weights)
+    assert circle.lines == [] and np.abs(sums - circle.plain(weights)).max() > 1
+
+
+@pytest.mark.parametrize("scope", ["run", "round"])
+@pytest.mark.parametrize("later", [0, 1])
+def test_sums_of_two_rounds_that_differ_by_one_client(scope, later, tmp_path):
+    """In the scope of the run they are refused, and in that of a round if both are of
+    one round: vectors are alike from round to round, and equal in one.
+    """
+    circle = Circle(settings=SecureSums(scope=scope))
+    for name in NAMES:
+        circle.clients[name] = SecureSumClient(name, circle.settings, tmp_path / name)
+    circle.begin(0)
+    everybody, without_e = np.full((1, 5), 0.2), np.array([[0.25] * 4 + [0.0]])
+    circle.run(everybody)
+    # A client that is started again knows what it has had a part in.
+    for name in NAMES:
+        circle.clients[name] = SecureSumClient(name, circle.settings, tmp_path / name)
+    circle.begin(later)
+    if scope == "round" and later:
+        circle.run(without_e)
+        assert circle.lines == []
+        return
+    with pytest.raises(TooFewClients):
+        circle.run(without_e)
+    assert set(circle.lines) == {
+        f"client {name}: client e would be 100% of a combination of these and earlier"
+        " sums, which would not hide its vector (at most 90%)"
+        for name in NAMES
+    }
+    # The same sum again shows nothing that the first one did not.
+    circle.begin(later)
+    circle.run(everybody)
+
+
+def test_the_server_looks_at_earlier_sums_before_it_asks():
+    circle = Circle()
+    earlier = ReleasedSums().with_sums(NAMES, np.full((1, 5), 0.2))
+    said = "client e would be 100% of a combination of these and earlier sums"
+    with pytest.raises(ValueError, match=said):
+        circle.run([[0.25] * 4 + [0.0]], earlier=earlier)
+    circle.lost["e"] = losing(KEYS)
+    with pytest.raises(TooFewClients, match=said + ".* as others are lost"):
+        circle.run([[0.2] * 5], earlier=earlier)
+    circle.lost["e"] = losing(VECTORS)
+    with pytest.raises(TooFewClients, match=said + ".* as others are lost"):
+        circle.run([[0.2] * 5], earlier=earlier)
+    assert VECTORS in circle.seen and UNMASK not in circle.seen
+
+
 def test_neighbours_on_a_ring_suffice():
     names = tuple(f"client {number}" for number in range(9))
     among = neighbour_graph(names, 4)
@@ -347,6 +457,13 @@ def test_a_client_sends_a_vector_in_one_sum_only():
     ]
 
 
+def alone(weights, weight):
+    """Weights by which the first client is nearly alone."""
+    changed = np.full_like(weights, (1 - abs(weight)) / 4)
+    changed[:, 0] = weight
+    return changed
+
+
 @pytest.mark.parametrize(
     ("stage", "change", "said"),
     [
@@ -363,13 +480,23 @@ def test_a_client_sends_a_vector_in_one_sum_only():
         (SHARES, {"sealing": lambda it: it[:3]}, "holds no 'sealing' of 5 clients"),
         (
             VECTORS,
-            {"weights": lambda it: it * 0 + 0.95},
-            "it is to weigh so much in a sum",
+            {"weights": lambda it: alone(it, 0.95)},
+            "it would be 95% of a combination of the sums",
+        ),
+        (
+            VECTORS,
+            {"weights": lambda it: alone(it, -0.95)},
+            "it would be 95% of a combination of the sums",
         ),
         (
             VECTORS,
             {"weights": lambda it: it * np.nan},
-            "it is to weigh so much in a sum",
+            "the weights of the sums are not well formed",
+        ),
+        (
+            VECTORS,
+            {"weights": lambda it: it[:, :4]},
+            "the weights of the sums are not well formed",
         ),
         (
             VECTORS,
@@ -461,7 +588,7 @@ def test_a_client_that_was_started_again_has_no_part():
     circle.relay = relay
     sums, _ = circle.run(WEIGHTS)
     assert circle.lines == [
-        "client c: it was started again, and has no part in this sum"
+        "client c: this client was started again, and has no part in this sum"
     ]
     np.testing.assert_allclose(
         sums, circle.plain(WEIGHTS, "c"), atol=10 * FixedPoint(64.0).step

@@ -1,10 +1,26 @@
-"""Of the SuperLink's interfaces, other machines reach the clients' one only."""
+"""Of the SuperLink's interfaces, other machines reach the clients' one only; what they
+send is bounded before it is read.
+"""
 
 import asyncio
+import base64
+import datetime
+import socket
+import threading
+import time
 
 import pytest
 
-from fedtailor.remote.superlink import LoopbackOnly
+from fedtailor.remote import superlink
+from fedtailor.remote.superlink import (
+    DEFAULT_LARGEST_BODY,
+    LARGEST_BODY,
+    BoundedBodies,
+    Directory,
+    Limits,
+    LoopbackOnly,
+    guarded_protocol,
+)
 
 
 def ask(path, client, kind="http"):
@@ -64,3 +80,234 @@ def test_the_machine_itself_reaches_all(host):
 
 def test_a_peer_without_an_address_is_another_machine():
     assert ask("/v1/control/start-run", None) == 403
+
+
+# bodies and connections
+# --------------------------------------------------------------------------------------
+
+
+class Behind:
+    """The application behind the middleware, which remembers what reached it."""
+
+    def __init__(self):
+        self.bodies = []
+
+    async def __call__(self, scope, receive, send):
+        message = await receive()
+        self.bodies.append(message["body"])
+        assert not message["more_body"]
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+
+def post(body, *, largest=10**6, known=False, declared=None, path="push-object"):
+    """Status of a request, what reached the application, and how much was read.
+
+    Args:
+        body: parts of the body, as they arrive.
+        largest: bytes of the largest body that is asked for.
+        known: whether a registered key has signed the request.
+        declared: its length in the head; None = it is not declared.
+        path: of the clients' interface.
+    """
+    sent, parts, behind, read = [], list(body), Behind(), [0]
+
+    async def receive():
+        part = parts.pop(0)
+        read[0] += len(part)
+        return {"type": "http.request", "body": part, "more_body": bool(parts)}
+
+    async def send(message):
+        sent.append(message)
+
+    headers = []
+    if declared is not None:
+        headers.append((b"content-length", str(declared).encode()))
+    scope = {"type": "http", "path": f"/v1/fleet/{path}", "headers": headers}
+    app = BoundedBodies(behind, lambda: largest, lambda headers: known)
+    asyncio.run(app(scope, receive, send))
+    return sent[0]["status"], b"".join(behind.bodies), read[0]
+
+
+KB64 = b"x" * 2**16
+
+
+@pytest.mark.parametrize("declare", [True, False])
+def test_a_large_body_without_a_key_is_not_read(declare):
+    parts = [KB64] * 100
+    length = len(KB64) * 100 if declare else None
+    status, reached, read = post(parts, declared=length, largest=10**9)
+    assert (status, reached) == (413, b"")
+    assert read <= (0 if declare else 2 * len(KB64))
+
+
+def test_a_small_body_needs_no_key():
+    assert post([b"ab", b"c"], declared=3) == (200, b"abc", 3)
+    assert post([KB64], declared=2**16)[0] == 200
+    assert post([KB64, b"x"], declared=2**16 + 1)[0] == 413
+
+
+def test_a_registered_key_may_send_what_was_asked_for():
+    parts = [KB64] * 10
+    size = 10 * 2**16
+    assert post(parts, declared=size, known=True, largest=size)[:2] == (
+        200,
+        b"".join(parts),
+    )
+    assert post(parts, declared=size, known=True, largest=size - 1) == (413, b"", 0)
+    # A client that declares less, or nothing, gains nothing.
+    assert post(parts, known=True, largest=2 * 2**16)[::2] == (413, 3 * 2**16)
+    assert post(parts, declared=5, known=True)[::2] == (413, 2 * 2**16)
+    for wrong in ("1e9", "-5", "9" * 30, "", "5, 5"):
+        assert post(parts, declared=wrong)[::2] == (413, 2 * 2**16)
+
+
+def test_a_body_that_never_comes_is_given_up(monkeypatch):
+    monkeypatch.setattr(superlink, "HEAD_S", 0.2)
+    sent = []
+
+    async def receive():
+        await asyncio.sleep(60)
+
+    async def send(message):
+        sent.append(message)
+
+    app = BoundedBodies(Behind(), lambda: 10, lambda headers: False)
+    headers = [(b"content-length", b"5")]
+    scope = {"type": "http", "path": "/v1/fleet/x", "headers": headers}
+    asyncio.run(asyncio.wait_for(app(scope, receive, send), 10))
+    assert sent[0]["status"] == 408 and app._reserved == 0
+
+
+def test_all_bodies_together_are_bounded(monkeypatch):
+    monkeypatch.setattr(superlink, "TOGETHER", 0)
+    size = 2**17
+    sent = []
+
+    async def main():
+        release = asyncio.Event()
+        app = BoundedBodies(Behind(), lambda: size, lambda headers: True)
+
+        async def receive():
+            await release.wait()
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message):
+            if "status" in message:
+                sent.append(message["status"])
+
+        headers = [(b"content-length", str(size).encode())]
+        scope = {"type": "http", "path": "/v1/fleet/x", "headers": headers}
+        calls = [asyncio.create_task(app(scope, receive, send)) for _ in range(20)]
+        await asyncio.sleep(0.05)
+        release.set()
+        await asyncio.gather(*calls)
+        assert app._reserved == 0
+
+    asyncio.run(main())
+    assert sorted(sent) == [200] * 8 + [503] * 12
+
+
+def test_the_keys_of_large_bodies_are_those_in_the_directory(tmp_path):
+    pytest.importorskip("flwr", reason="needs Flower (extra flower)")
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+    from flwr.supercore.date import now
+    from flwr.supercore.primitives.asymmetric import sign_message
+
+    from fedtailor.remote.keys import make_client_key, registered_form
+
+    (tmp_path / "clients").mkdir()
+    known, other = make_client_key(), make_client_key()
+    (tmp_path / "clients" / "a.pub").write_bytes(known.public)
+    directory = Directory(tmp_path)
+
+    def headers(signer=known, claimed=known, moment=None, **change):
+        text = (moment or now()).isoformat()
+        key = load_ssh_private_key(signer.private, None)
+        public = registered_form(claimed.public)
+        found = {
+            b"flwr-public-key": base64.b64encode(public),
+            b"flwr-timestamp": text.encode(),
+            b"flwr-signature": base64.b64encode(sign_message(key, text.encode())),
+        }
+        return found | {name.encode(): value for name, value in change.items()}
+
+    assert directory.is_known(headers())
+    assert not directory.is_known(headers(other, other))  # not registered
+    assert not directory.is_known(headers(other, known))  # of another's key
+    old = now() - datetime.timedelta(minutes=5)
+    assert not directory.is_known(headers(moment=old))
+    assert not directory.is_known(headers(moment=now() + datetime.timedelta(minutes=5)))
+    assert not directory.is_known({})
+    for name in headers():
+        for nonsense in (b"", b"\xff", b"!!", b"2026"):
+            assert not directory.is_known(headers() | {name: nonsense})
+    # A key that is taken away counts at once, and so does one that is added.
+    time.sleep(0.02)
+    (tmp_path / "clients" / "a.pub").rename(tmp_path / "clients" / "a.old")
+    (tmp_path / "clients" / "b.pub").write_bytes(other.public)
+    assert not directory.is_known(headers())
+    assert directory.is_known(headers(other, other))
+    assert directory.largest_body() == DEFAULT_LARGEST_BODY
+    (tmp_path / LARGEST_BODY).write_text("123")
+    assert directory.largest_body() == 123
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """A server with limits, in a thread; its port."""
+    uvicorn = pytest.importorskip("uvicorn", reason="needs Flower (extra flower)")
+    pytest.importorskip("httptools", reason="without it uvicorn's h11 has the limits")
+    monkeypatch.setattr(superlink, "HEAD_S", 4.0)
+    app = BoundedBodies(Behind(), lambda: 10**6, lambda headers: False)
+    protocol = guarded_protocol(Limits(connections=6, of_one_peer=4))
+    config = uvicorn.Config(
+        app, port=0, http=protocol, ws="none", lifespan="off", log_level="error"
+    )
+    running = uvicorn.Server(config)
+    thread = threading.Thread(target=running.run, daemon=True)
+    thread.start()
+    while not running.started:
+        time.sleep(0.01)
+    yield running.servers[0].sockets[0].getsockname()[1]
+    running.should_exit = True
+    thread.join(10)
+
+
+def is_open(connection):
+    """Whether the server keeps a connection on which nothing was sent."""
+    connection.settimeout(0.05)
+    try:
+        return connection.recv(1) != b""
+    except TimeoutError:
+        return True
+    except OSError:
+        return False
+
+
+def test_connections_of_one_peer_are_limited_and_silent_ones_are_closed(server):
+    opened = [socket.create_connection(("127.0.0.1", server)) for _ in range(6)]
+    try:
+        time.sleep(0.2)
+        assert [is_open(each) for each in opened] == [True] * 4 + [False] * 2
+        end = time.monotonic() + 60
+        while any(is_open(each) for each in opened):
+            assert time.monotonic() < end
+    finally:
+        for each in opened:
+            each.close()
+    with socket.create_connection(("127.0.0.1", server)) as again:
+        again.sendall(
+            b"POST /v1/fleet/x HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\nx"
+        )
+        assert b"200" in again.recv(100)
+
+
+def test_an_endless_head_is_cut_off(server):
+    with socket.create_connection(("127.0.0.1", server)) as peer:
+        peer.sendall(b"POST /v1/fleet/x HTTP/1.1\r\n")
+        sent = 0
+        with pytest.raises(OSError):
+            while sent < 100 * 2**20:
+                peer.sendall(b"a: " + b"b" * 1000 + b"\r\n")
+                sent += 1005
+        assert sent < 20 * 2**20  # what buffers of the system hold

@@ -6,7 +6,9 @@ import dataclasses
 import time
 
 import numpy as np
+import polars as pl
 import pytest
+from safetensors import SafetensorError
 
 from fedtailor.remote.messages import (
     ArraySpec,
@@ -15,7 +17,9 @@ from fedtailor.remote.messages import (
     decode_reply,
     decode_request,
     encode_reply,
+    encode_request,
 )
+from fedtailor.remote.refusals import Refusal, Refused
 from fedtailor.remote.transport import (
     LoopbackTransport,
     Responder,
@@ -102,7 +106,11 @@ def test_all_answers_are_collected_in_the_order_of_the_requests():
             "client b: array 'up/model' holds NaN or infinity",
         ),
         ({"arrays": {}}, "client b: the array 'up/model' is missing"),
-        ({"problem": "no rows"}, "client b: it could not take part: no rows"),
+        (
+            {"refusal": Refusal.FEW_ROWS},
+            "client b: it refused: it has too few training rows for what the request"
+            " asks for (see that client's log)",
+        ),
         (
             {"round": 5},
             (
@@ -249,29 +257,100 @@ def test_a_repeated_request_is_answered_from_memory_with_its_own_nonce():
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "code", "said"),
     [
         (
             {"experiment": "x"},
-            "the job here differs from the coordinator's; copy its job.toml",
+            "other-job",
+            "the job here differs from the coordinator's; ask for its job.toml",
         ),
-        ({"client": "b"}, "this is 'a', and the request is for 'b'"),
-        ({"deadline": 1.0}, "the request arrived after its deadline"),
-        ({"arrays": {}}, "no model"),
+        (
+            {"client": "b"},
+            "other-client",
+            "this is 'a', and the request is for 'b'",
+        ),
+        ({"deadline": 1.0}, "late", "the request arrived after its deadline"),
+        ({"arrays": {}}, "malformed", "no model"),
     ],
 )
-def test_a_client_says_why_it_does_not_work(change, said):
+def test_a_client_says_why_it_does_not_work_by_a_code_and_in_its_log(
+    change, code, said
+):
     def work(request):
         if not request.arrays:
-            raise ValueError("no\nmodel")
+            raise Refused(Refusal.MALFORMED, "no model")
         raise AssertionError("must not be called")
 
+    lines = []
     (request,) = requests(names=("a",)).values()
-    reply = decode_reply(Responder("job", "a", work)(_body(request, **change)))
-    assert reply.problem == said and not reply.arrays
+    respond = Responder("job", "a", work, log=lines.append)
+    reply = decode_reply(respond(_body(request, **change)))
+    assert reply.refusal == code and not reply.arrays
+    assert lines == [f"refused 'client' of round 5 ({code}): {said}"]
+
+
+SECRET = "row 7 of /home/vera/patients.csv is 0.942"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError(SECRET),
+        OSError(28, SECRET, "/home/vera"),
+        MemoryError(SECRET),
+        RecursionError(SECRET),
+        SafetensorError(SECRET),
+        pl.exceptions.PanicException(SECRET),  # no `Exception`, as it comes from Rust
+        Refused(Refusal.TABLE, SECRET),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_no_error_ends_a_client_and_no_text_of_it_leaves(error):
+    def work(request):
+        if request.round == 4:
+            raise error
+        return doubled(request)
+
+    lines = []
+    respond = Responder("job", "a", work, log=lines.append)
+    (request,) = requests(names=("a",)).values()
+    body = respond(_body(request))
+    expected = error.code if isinstance(error, Refused) else Refusal.FAILED
+    # the answer differs from the request's identity by the code alone
+    assert body == encode_reply(Reply.to(request, refusal=expected))
+    assert not any(word in body for word in (b"vera", b"0.942", b"row 7", b"Error"))
+    assert "vera" in lines[0]
+    assert isinstance(error, Refused) or any("Traceback" in line for line in lines)
+    assert decode_reply(respond(_body(request, round=5))).refusal is None
+
+
+@pytest.mark.parametrize("body", [b"", b"nonsense", b"\xff" * 9])
+def test_what_is_no_request_is_refused_at_once_and_nobody_waits(body):
+    class Damaging(LoopbackTransport):
+        def send(self, client, sent):
+            super().send(client, body if client == "b" else sent)
+
+    found, lines = ask(responders(), transport=Damaging)
+    assert list(found.replies) == ["a", "c"] and not found.missing
+    assert lines == [
+        "client b: it refused: it cannot read the request; both sides need the same"
+        " release (see that client's log)"
+    ]
+
+
+def test_ctrl_c_still_ends_a_client():
+    def work(request):
+        raise KeyboardInterrupt
+
+    (request,) = requests(names=("a",)).values()
+    with pytest.raises(KeyboardInterrupt):
+        Responder("job", "a", work)(_body(request))
+
+
+def test_every_code_has_words():
+    texts = {code.explanation for code in Refusal}
+    assert len(texts) == len(Refusal) and all(texts)
 
 
 def _body(request, **change):
-    from fedtailor.remote.messages import encode_request
-
     return encode_request(dataclasses.replace(request, **change))

@@ -77,6 +77,8 @@ def test_nothing_reaches_out_and_every_element_is_closed():
     assert not found.open and len(found.scripts) == 4
     assert found.links and all(link.startswith(("#", "data:")) for link in found.links)
     assert "default-src 'none'" in text and "url(" not in text
+    assert "unsafe-" not in text and text.count("'sha256-") == 4
+    assert " style=" not in text and " onclick=" not in text
     targets = {link[1:] for link in found.links if link.startswith("#")}
     assert targets <= set(re.findall(r' id="([^"]+)"', text))
 

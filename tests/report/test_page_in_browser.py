@@ -2,6 +2,8 @@
 switch, keys, widths.
 """
 
+import base64
+import hashlib
 import json
 import os
 import re
@@ -79,16 +81,63 @@ addEventListener("load", () => setTimeout(() => {
 </script>"""
 
 
-@pytest.fixture(scope="module", params=[400, 1400])
-def opened(request, tmp_path_factory):
-    """What a browser of some width found, its console, and what it asked the server
-    for.
-    """
-    text = (
-        render(page())
+def with_scripts(text):
+    """The page with the two scripts, which its policy then allows by their digests."""
+    digests = [
+        base64.b64encode(hashlib.sha256(script[8:-9].encode()).digest()).decode()
+        for script in (BEFORE, AFTER)
+    ]
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    return (
+        text.replace("script-src ", f"script-src {allowed} ", 1)
         .replace("<title>", f"{BEFORE}<title>", 1)
         .replace("</body>", f"{AFTER}</body>")
     )
+
+
+def in_browser(address, profile):
+    """What the scripts put down, and the browser's console."""
+    done = subprocess.run(
+        [
+            CHROMIUM,
+            "--headless=new",
+            "--disable-gpu",
+            "--enable-logging=stderr",
+            "--disable-dev-shm-usage",
+            *(["--no-sandbox"] if os.geteuid() == 0 else []),
+            f"--user-data-dir={profile}",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--no-first-run",
+            "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+            "--hide-scrollbars",
+            "--window-size=1500,1000",
+            "--virtual-time-budget=5000",
+            "--dump-dom",
+            address,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    found = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.S)
+    assert found is not None, done.stderr[-2000:]
+    return json.loads(unescape(found[1])) | {"console": done.stderr}
+
+
+@pytest.fixture(scope="module", params=[400, 1400, "file"])
+def opened(request, tmp_path_factory):
+    """What a browser of some width found, its console, and what it asked the server
+    for; or what it found in a file.
+    """
+    text = with_scripts(render(page()))
+    profile = tmp_path_factory.mktemp("chromium")
+    if request.param == "file":
+        path = tmp_path_factory.mktemp("page") / "report.html"
+        path.write_text(text, encoding="utf-8")
+        nothing = {"asked": ["/", "/page"], "wanted": 1500}
+        return in_browser(path.as_uri(), profile) | nothing
     # A window has a least width that the page in it need not have.
     frame = f"""<link rel="icon" href="data:,"><iframe src="/page" width="{request.param}" height="900"
                 frameborder="0"></iframe>"""
@@ -109,40 +158,11 @@ def opened(request, tmp_path_factory):
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            done = subprocess.run(
-                [
-                    CHROMIUM,
-                    "--headless=new",
-                    "--disable-gpu",
-                    "--enable-logging=stderr",
-                    "--disable-dev-shm-usage",
-                    *(["--no-sandbox"] if os.geteuid() == 0 else []),
-                    f"--user-data-dir={tmp_path_factory.mktemp('chromium')}",
-                    "--disable-background-networking",
-                    "--disable-component-update",
-                    "--no-first-run",
-                    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-                    "--hide-scrollbars",
-                    "--window-size=1500,1000",
-                    "--virtual-time-budget=5000",
-                    "--dump-dom",
-                    f"http://127.0.0.1:{server.server_port}/",
-                ],
-                capture_output=True,
-                text=True,
-                timeout=120,
-                check=True,
-            )
+            found = in_browser(f"http://127.0.0.1:{server.server_port}/", profile)
         finally:
             server.shutdown()
             thread.join()
-    found = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.S)
-    assert found is not None, done.stderr[-2000:]
-    return json.loads(unescape(found[1])) | {
-        "console": done.stderr,
-        "asked": asked,
-        "wanted": request.param,
-    }
+    return found | {"asked": asked, "wanted": request.param}
 
 
 def test_no_error_and_no_request(opened):
@@ -192,3 +212,14 @@ def test_the_page_is_as_wide_as_the_window_and_the_paper(opened):
     reached, window = opened["width"]
     assert window == opened["wanted"] and reached <= window
     assert opened["printed"] == 640
+
+
+def test_a_script_that_slipped_into_the_page_does_not_run(tmp_path):
+    """What escaping and the policy each prevent: here only the policy is left."""
+    text = with_scripts(render(page()))
+    slipped = """<script>window.problems = ["ran"]</script>
+    <img src="x" onerror="window.problems = ['ran']"><b style="color:red">x</b>"""
+    path = tmp_path / "report.html"
+    path.write_text(text.replace("<main", f"{slipped}<main"), encoding="utf-8")
+    found = in_browser(path.as_uri(), tmp_path / "chromium")
+    assert "ran" not in found["problems"] and len(found["problems"]) >= 3

@@ -8,6 +8,11 @@ from sklearn.linear_model import LogisticRegression
 
 import fedtailor as ft
 from fedtailor.federation import from_arrays
+from fedtailor.metrics import find_metrics
+from fedtailor.pipelines import Clip
+from fedtailor.runs.binding import as_callbacks, as_pipeline
+from fedtailor.training import EarlyStopping
+from fedtailor.training.metrics import Evaluation, Metrics
 
 linen = pytest.importorskip("flax.linen", reason="Flax is an extra")
 X = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
@@ -74,3 +79,38 @@ def test_methods_and_federations_of_the_wrong_kind():
             ),
         ):
             ft.run(ft.FedAvg(), data, ft.models.logistic(), rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"metrics": "acc"}, "there is no metric 'acc'"),
+        ({"metrics": 3}, "the metric 3 is neither a name"),
+        ({"uplink": "clip"}, r"uplink is 'clip'; give transforms .* uplink=\(Clip"),
+        ({"downlink": ("cast",)}, r"downlink is \('cast',\); give transforms"),
+        ({"callbacks": 3}, "a callback is 3; it must be a fedtailor.training.Callback"),
+        ({"progress": True}, "progress is True; give a function"),
+        ({"settings": None}, "settings is None; give fedtailor.Settings"),
+        ({"participation": "all"}, "participation is 'all'; it must be a share"),
+    ],
+)
+def test_arguments_of_the_wrong_kind(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        ft.run(ft.Local(), DATA, ft.models.logistic(), 1, **arguments)
+
+
+def test_a_single_metric_transform_or_callback_needs_no_sequence():
+    model = ft.models.logistic()
+    clip, stop = Clip(1.0), EarlyStopping(5)
+    assert as_pipeline(clip, "uplink") == (clip,) == as_pipeline([clip], "uplink")
+    assert as_callbacks(stop, None) == (stop,) == as_callbacks([stop], None)
+    (metric,) = find_metrics("roc_auc", model.bind((3,), 2))
+    assert metric.name == "roc_auc"
+
+
+def test_the_values_of_a_misspelt_metric_are_refused():
+    metrics = Metrics([Evaluation(1, np.zeros(1, int), False, "test", "loss", X[0])])
+    assert len(metrics.values("loss")) == 3
+    assert len(metrics.values("roc_auc")) == 0  # exists, and was not measured
+    with pytest.raises(ValueError, match="no metric in this run 'los'; did you mean"):
+        metrics.values("los")

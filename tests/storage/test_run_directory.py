@@ -22,7 +22,7 @@ from fedtailor.accounting import Ledger
 from fedtailor.algorithms import UCFL, FedAvg, Local, Then
 from fedtailor.protocol import SGD, Diverged
 from fedtailor.runs import run
-from fedtailor.storage import Interrupted, load_models
+from fedtailor.storage import Interrupted, load_models, run_directory
 from fedtailor.storage.checkpoint import load_tree, save_tree
 from fedtailor.storage.run_directory import RunDirectory
 from fedtailor.storage.run_files import (
@@ -69,6 +69,28 @@ def test_trees_survive_exactly(tmp_path):
     with pytest.raises(TypeError, match="cannot be written"):
         save_tree(tmp_path / "no", {"f": object()})
     assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize(("seconds_of_a_save", "saved"), [(0, [4, 7, 8]), (30, [4, 8])])
+def test_where_rounds_take_long_a_run_is_saved_once_a_minute(
+    tmp_path, monkeypatch, seconds_of_a_save, saved
+):
+    """A round takes 25 s; a save of 30 s is made less often."""
+    clock, rounds = [0.0], []
+    save = RunDirectory.save
+
+    def slow_save(directory, training):
+        save(directory, training)
+        rounds.append(training.round)
+        clock[0] += seconds_of_a_save
+
+    def pass_time(training, evaluated):
+        clock[0] += 25
+
+    monkeypatch.setattr(RunDirectory, "save", slow_save)
+    monkeypatch.setattr(run_directory, "monotonic", lambda: clock[0])
+    start(tmp_path, rounds=8, checkpoint_every=100, progress=pass_time)
+    assert rounds == saved
 
 
 @pytest.mark.as_shipped

@@ -347,7 +347,7 @@ def test_a_tracker_of_another_package_is_found_by_its_entry_point(monkeypatch):
         "gone": "fedtailor_no_such_module:Tracker",
     }
 
-    def offered(group, name):
+    def offered(group, name=None):
         assert group == "fedtailor.trackers"
         return [EntryPoint(name, points[name], group)] if name in points else []
 

@@ -66,7 +66,7 @@ def test_by_hand_one_client_two_steps():
 @pytest.mark.as_shipped
 @pytest.mark.parametrize(
     "algorithm",
-    [FedAvg(sgd=TRAINED), UCFL(sgd=TRAINED, streams=2)],
+    [FedAvg(sgd=TRAINED), UCFL(sgd=TRAINED, streams=2, warm=0)],
     ids=["fedavg", "ucfl"],
 )
 def test_the_order_of_listing_devices_and_chunks_do_not_matter(algorithm):

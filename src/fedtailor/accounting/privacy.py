@@ -5,6 +5,7 @@ the extra `privacy`.
 """
 
 import math
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -61,16 +62,29 @@ def sampled_gaussian_epsilon(
     Returns:
         Epsilon, for adding or removing one unit; 0 if nothing was published.
     """
-    if steps == 0:
+    return composed_epsilon([(multiplier, probability, steps)], delta)
+
+
+def composed_epsilon(sums: Iterable[tuple[float, float, int]], delta: float) -> float:
+    """Epsilon of noisy sums of several kinds together.
+
+    Args:
+        sums: for each kind its multiplier, probability and number of sums, as
+            `sampled_gaussian_epsilon` takes them.
+        delta: probability that the guarantee may fail.
+    """
+    published = [kind for kind in sums if kind[2] > 0]
+    if not published:
         return 0.0
     library = require_accountant()
-    event = library.GaussianDpEvent(multiplier)
-    # Sampling amplifies the privacy of a sum.
-    if probability < 1:
-        event = library.PoissonSampledDpEvent(probability, event)
-    # Composition over steps adds Rényi divergences up.
+    # Composition adds Rényi divergences up.
     accountant = library.rdp.RdpAccountant(ORDERS)
-    accountant.compose(event, steps)
+    for multiplier, probability, steps in published:
+        event = library.GaussianDpEvent(multiplier)
+        # Sampling amplifies the privacy of a sum.
+        if probability < 1:
+            event = library.PoissonSampledDpEvent(probability, event)
+        accountant.compose(event, steps)
     return float(accountant.get_epsilon(delta))
 
 
@@ -79,9 +93,6 @@ def sgd_epsilon(
     multiplier: float, batch_size: int, examples: int, steps: int, delta: float
 ) -> float:
     """Epsilon of one client's private SGD, for adding or removing one of its examples.
-
-    A step whose draw exceeds `max_private_batch` takes fewer examples than drawn; delta pays
-    for the probability of that.
 
     Args:
         multiplier: the standard deviation of the noise, divided by the bound on the norm
@@ -94,19 +105,38 @@ def sgd_epsilon(
     Returns:
         Epsilon; infinite if overfull draws alone use up half of delta.
     """
-    if steps == 0 or examples == 0:
+    return composed_sgd_epsilon([(multiplier, batch_size, examples, steps)], delta)
+
+
+def composed_sgd_epsilon(
+    steps: Iterable[tuple[float, int, int, int]], delta: float
+) -> float:
+    """Epsilon of a client's private SGD with several settings together.
+
+    A step whose draw exceeds `max_private_batch` takes fewer examples than drawn; delta pays
+    for the probability of that.
+
+    Args:
+        steps: for each setting the multiplier, batch size, number of examples and
+            number of steps, as `sgd_epsilon` takes them.
+        delta: probability that the guarantee may fail.
+    """
+    taken = [setting for setting in steps if setting[2] > 0 and setting[3] > 0]
+    if not taken:
         return 0.0
-    probability = min(1.0, batch_size / examples)
-    epsilon = sampled_gaussian_epsilon(multiplier, probability, steps, delta)
     # Imported here, as it takes half a second.
     from scipy import stats
 
+    sums = []
+    p = 0.0  # the probability of an overfull draw in any step, at most
+    for multiplier, batch_size, examples, count in taken:
+        probability = min(1.0, batch_size / examples)
+        sums.append((multiplier, probability, count))
+        overfull = stats.binom.sf(max_private_batch(batch_size), examples, probability)
+        p += count * float(overfull)
+    epsilon = composed_epsilon(sums, delta)
     # If two mechanisms differ with probability p at most and one is (epsilon, delta)-
     # private, the other is (epsilon, delta + (1 + e^epsilon) p)-private.
-    overfull = float(
-        stats.binom.sf(max_private_batch(batch_size), examples, probability)
-    )
-    p = steps * overfull
     if p == 0:
         return epsilon
     # If at most half of delta is used up, epsilon grows by less than 1 (by log 2 at the
@@ -114,9 +144,7 @@ def sgd_epsilon(
     overfull_delta = p * (1 + math.exp(min(epsilon + 1, 700)))
     if overfull_delta >= delta / 2:
         return math.inf
-    return sampled_gaussian_epsilon(
-        multiplier, probability, steps, delta - overfull_delta
-    )
+    return composed_epsilon(sums, delta - overfull_delta)
 
 
 def require_delta(delta: float, units: int, what: str) -> None:

@@ -27,6 +27,11 @@ from fedtailor.protocol import require
 TradeOff = Callable[[int, float], float]
 """c(k, s): the value of k streams of silhouette s (Mestoukirdi et al., algorithm 2)."""
 
+CLEAR = 0.5
+"""The silhouette from which clusters count as found.
+
+Kaufman and Rousseeuw (1990) call a structure reasonable from 0.5 on.
+"""
 _MAX_CONSECUTIVE = 100
 """Every number of clusters k up to this one is tried. Above it, k grows by 10 %."""
 

@@ -69,6 +69,16 @@ class Probe:
                     " size 1 or more"
                 )
 
+    def of(self, clients: Bool[np.ndarray, " m"]) -> "Probe":
+        """The answers of some of the clients."""
+        if clients.all():
+            return self
+        return Probe(
+            np.asarray(self.gradients)[clients],
+            np.asarray(self.sigma2)[clients],
+            np.asarray(self.sizes)[clients],
+        )
+
     def with_bandwidth(self, bandwidth: float) -> "Probe":
         """The same answers with `sigma2` multiplied by `bandwidth`.
 

@@ -1,6 +1,6 @@
 """DAPPER: fine-tuning on a mixture of the client's data and examples of all clients."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -271,6 +271,9 @@ class DAPPER(Algorithm):
 
     def diagnostics(self, server: DAPPERState) -> Sequence[Diagnostic]:
         return cluster_diagnostics(training_state(models_of(server)))
+
+    def ranges(self, size: int) -> Mapping[str, tuple[float, float]]:
+        return self._training().ranges(size)
 
     # before training: second moments, for source="moments"
     # ----------------------------------------------------------------------------------

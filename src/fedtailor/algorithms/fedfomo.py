@@ -1,6 +1,6 @@
 """FedFomo: each client weighs other clients' models by its validation loss."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 import jax
@@ -225,6 +225,9 @@ class FedFomo(Algorithm):
 
     def init_client(self, theta: Float[Array, " d"]) -> ClientState:
         return {"base": theta, "model": theta}
+
+    def ranges(self, size: int) -> Mapping[str, tuple[float, float]]:
+        return {"weights": (0, 1)}
 
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer

@@ -5,9 +5,11 @@ from pathlib import Path
 from fedtailor.protocol import (
     Algorithm,
     check_choice,
+    load_offered,
     module_of,
     named_in_file,
     offered,
+    offered_names,
     require,
 )
 
@@ -28,9 +30,26 @@ def find_algorithm(name: str) -> type[Algorithm]:
     if own is not None:
         return _from_file(*own)
     if name not in Algorithm.registry:
-        offered(ENTRY_POINTS, name, "algorithm", Algorithm)  # registers the method
-    check_choice(name, Algorithm.registry, "algorithm", "fedtailor algorithms")
+        loaded = offered(ENTRY_POINTS, name, "algorithm", Algorithm)
+        # Importing it has registered it, under the name in its `about`.
+        require(
+            loaded is None or name in Algorithm.registry,
+            f"the algorithm {name!r} of an installed package calls itself"
+            f" {getattr(getattr(loaded, 'about', None), 'name', None)!r}; its entry point"
+            " must have the name in its `about`",
+        )
+    names = sorted({*Algorithm.registry, *offered_names(ENTRY_POINTS)})
+    check_choice(name, names, "algorithm", "fedtailor algorithms")
     return Algorithm.registry[name]
+
+
+def load_installed_algorithms() -> list[str]:
+    """Load the methods of all installed packages, which registers them.
+
+    Returns:
+        What is wrong with those that cannot be loaded, one line each.
+    """
+    return load_offered(ENTRY_POINTS, find_algorithm)
 
 
 def _from_file(path: Path, kind: str) -> type[Algorithm]:

@@ -4,7 +4,7 @@ The q models are the server's streams, numbered 0..q-1. The c clients of a round
 cohort. The reporters are the clients of the cohort whose answers the server uses.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Literal
 
 import jax.numpy as jnp
@@ -275,6 +275,9 @@ class HypCluster(Algorithm):
 
     # on the client
     # ----------------------------------------------------------------------------------
+
+    def ranges(self, size: int) -> Mapping[str, tuple[float, float]]:
+        return {"cluster": (0, self.clusters - 1)}
 
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer

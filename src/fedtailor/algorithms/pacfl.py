@@ -1,7 +1,7 @@
 """PACFL: clusters of clients by the angles between the subspaces of their inputs."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -201,6 +201,10 @@ class PACFL(Algorithm):
         )
         vectors = min(self.vectors, features)
         return {"bases": leading_vectors(local, classes, features, vectors)}
+
+    def ranges(self, size: int) -> Mapping[str, tuple[float, float]]:
+        # Entries of vectors of length 1.
+        return {"bases": (-1, 1)}
 
     def aggregate_probe(
         self, server: PACFLState, answers: Answers, cohort: Cohort

@@ -1,6 +1,7 @@
 """Self-FL: variances determine the start, the steps and the weight of each client."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
@@ -317,6 +318,9 @@ class SelfFL(PersonalModelAlgorithm):
         zero = jnp.zeros((), theta.dtype)
         # (count, mean, M2) of the models that the client has trained; see `variances`
         return {"model": theta, "moments": (zero, jnp.zeros_like(theta), zero)}
+
+    def ranges(self, size: int) -> Mapping[str, tuple[float, float]]:
+        return {"intra": (_UNKNOWN, math.inf)}
 
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer

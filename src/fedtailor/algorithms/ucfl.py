@@ -1,6 +1,7 @@
 """UCFL: each client receives a mix of all models, weighted by similar gradients."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, Literal
 
@@ -29,6 +30,13 @@ from fedtailor.algorithms.helpers.user_centric import (
     stream_diagnostics,
 )
 from fedtailor.algorithms.helpers.validation import validation_error
+from fedtailor.algorithms.helpers.warm_up import (
+    WarmUp,
+    differ,
+    noise_of,
+    sketch,
+    warm_up_diagnostics,
+)
 from fedtailor.protocol import (
     SGD,
     About,
@@ -65,9 +73,9 @@ With smaller batches there are more of them, and their mean has less noise.
 class UCFL(Algorithm):
     """User-centric federated learning (Mestoukirdi et al. 2021/2022).
 
-    Before training every client answers a probe at the common theta^0 with its full
-    gradient g_i and the variance of its gradients over disjoint batches (eq. 10); the
-    server turns them into rows of weights (eq. 9)
+    Every client answers a probe at a common model with its gradient g_i and the
+    variance of its gradients over disjoint batches (eq. 10); the server turns them into
+    rows of weights (eq. 9)
 
         w_ij ~ n_j exp( -|g_i - g_j|^2 / (2 sigma_i^2) )
 
@@ -90,6 +98,16 @@ class UCFL(Algorithm):
     model are used for this, because the other models are still theta^0. A seen client
     whose own stream has never been mixed is served in the same way.
 
+    In the papers the probe is made once, at the initial model (`warm=0`), where
+    gradients may say little about who resembles whom. By default it is made after 0, 1,
+    2, 5, 10 and 20 rounds of FedAvg, until two probes in a row find the same groups of
+    clients with a silhouette of 0.5 or more; after 20 rounds it ends in any case. The
+    last probe counts. Clients answer with sketches of 1,024 numbers, whose distances
+    are those of the gradients to about 4 % (see `warm_up`). If an overall test does not
+    find the gradients to differ at all, there is a single stream, and training goes on
+    as FedAvg. If they differ without clear groups, `streams="auto"` gives each client a
+    stream of its own.
+
     The choice of n_k, the number of samples of a batch in the variances, is not in the
     papers. A small n_k gives FedAvg, a large one training alone. One probe is enough
     for all n_k, since sigma_i^2 = tr S_i (1/n_k - 1/n_i) in expectation, where S_i is
@@ -109,8 +127,8 @@ class UCFL(Algorithm):
     about: ClassVar[About] = About(
         name="ucfl",
         paper="Mestoukirdi et al. 2021, User-Centric Federated Learning",
-        down="1 model of its stream (theta^0 once, in the probe)",
-        up="1 model (1 gradient and 2 scalars once, in the probe)",
+        down="1 model of its stream",
+        up="1 model (1 sketch of a gradient and 3 scalars in each of up to 6 probes)",
         client_keeps="nothing",
         unseen_clients_get=(
             "answers the probe; the nearest stream, or its own mix of the last models"
@@ -145,10 +163,10 @@ class UCFL(Algorithm):
     """Weights to use instead of those from the probe: row i holds the weights of all
     clients for client i. Rows and columns are sorted by client id.
     """
-    warm: int = 0
-    """Rounds of FedAvg before the probe. The gradients of the probe are then taken at
-    the resulting model (in the papers at theta^0).
-    """
+    warm: int | Literal["auto"] = "auto"
+    """Rounds of FedAvg before the probe, whose gradients are then taken at the resulting
+    model (in the papers at theta^0: 0). "auto" asks with sketches of the gradients,
+    until they show clear groups, or 20 rounds are over."""
 
     def __post_init__(self) -> None:
         require(
@@ -175,7 +193,10 @@ class UCFL(Algorithm):
             " 0.5] or 'auto'",
         )
         require(self.trial >= 1, f"trial is {self.trial}; it must be 1 or more")
-        require(self.warm >= 0, f"warm is {self.warm}; it must be 0 or more")
+        require(
+            self.warm == "auto" or (isinstance(self.warm, int) and self.warm >= 0),
+            f"warm is {self.warm!r}; it must be a number of rounds, 0 or more, or 'auto'",
+        )
 
     def check(self, population: Population) -> None:
         clients = len(population)
@@ -193,8 +214,10 @@ class UCFL(Algorithm):
             )
 
     def phases(self) -> Sequence[tuple[Algorithm, int | None]]:
-        warm_up = [(FedAvg(sgd=self.sgd), self.warm)] if self.warm else []
-        return [*warm_up, (self, None)]
+        # "auto" trains as FedAvg within this method, as its rounds are not known before.
+        if isinstance(self.warm, int) and self.warm > 0:
+            return [(FedAvg(sgd=self.sgd), self.warm), (self, None)]
+        return [(self, None)]
 
     @property
     def probes(self) -> bool:
@@ -205,20 +228,41 @@ class UCFL(Algorithm):
         """Whether several candidates for the weights are compared in a `Trial`."""
         return self.sigma_batch == "auto" and self.kernel != "bound"
 
+    @property
+    def _needs_trace(self) -> bool:
+        """Whether clients send tr S / n in place of sigma^2."""
+        return self.sigma_batch == "auto" or self.kernel == "bound"
+
     # before training
     # ----------------------------------------------------------------------------------
 
     def init_server(self, init: Init, population: Population) -> BeforeProbe:
+        if self.rows is None and self.warm == "auto":
+            return WarmUp.start(init(0), population)
         server = BeforeProbe(init(0), population.ids, population.sizes)
         if self.rows is None:
             return server
         return self._with_streams(server, np.asarray(self.rows, np.float64))
 
+    @property
+    def probe_needs_all(self) -> bool:
+        return self.warm != "auto"
+
+    def asks_again(self, server: BeforeProbe) -> bool:
+        return isinstance(server, WarmUp) and server.asks
+
+    def probe_downlink(self, server: BeforeProbe, cohort: Cohort) -> Downlink:
+        downlink = super().probe_downlink(server, cohort)
+        if isinstance(server, Trial):
+            server = server.leader
+        seed = server.sketch if isinstance(server, WarmUp | UCFLState) else None
+        return downlink if seed is None else replace(downlink, scalars={"sketch": seed})
+
     def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
         theta, n = inbox.only("model"), local.size
         # "auto" and `bound` need tr S / n, from which sigma^2 follows for every n_k.
         # Other settings need sigma^2 for one n_k.
-        needs_trace = self.sigma_batch == "auto" or self.kernel == "bound"
+        needs_trace = self._needs_trace
         n_k = PROBE_SHARE if needs_trace else self.sigma_batch
         assert not isinstance(n_k, str)
         if not isinstance(n_k, int):
@@ -242,41 +286,91 @@ class UCFL(Algorithm):
         # samples.
         total = local.fori_loop(batches, add, jnp.zeros((), theta.dtype))
         sigma2 = total / batches
-        if needs_trace:
-            # sigma_i^2 = tr S (1/n_k - 1/n) = (tr S / n) (n / n_k - 1), in expectation
-            factor = jnp.where(n > batch_size, n / batch_size - 1, 1)
-            sigma2 = sigma2 / factor.astype(theta.dtype)
+        # sigma_i^2 = tr S (1/n_k - 1/n) = (tr S / n) (n / n_k - 1), in expectation
+        factor = jnp.where(n > batch_size, n / batch_size - 1, 1)
+        noise = sigma2 / factor.astype(theta.dtype)
         answer = {
             "gradient": gradient,
-            "sigma2": sigma2,
+            "sigma2": noise if needs_trace else sigma2,
             "samples": n.astype(theta.dtype),
         }
+        if self.warm == "auto" and not needs_trace:
+            answer["noise"] = noise
+        if "sketch" in inbox.scalars:
+            answer["sketch"] = sketch(answer.pop("gradient"), inbox.scalars["sketch"])
         if self._has_trial:
             answer["validation"] = local.count("val").astype(theta.dtype)
         return answer
 
+    def ranges(self, size: int) -> Mapping[str, tuple[float, float]]:
+        # The server weighs clients by their numbers of samples, which they have told.
+        return {
+            "sigma2": (0, math.inf),
+            "noise": (0, math.inf),
+            "samples": (size, size),
+            "validation": (0, math.inf),
+        }
+
     def aggregate_probe(
         self, server: BeforeProbe, answers: Answers, cohort: Cohort
-    ) -> UCFLState | Trial:
+    ) -> UCFLState | Trial | WarmUp:
+        if self._has_trial and cohort.reporting.all():
+            require(
+                bool((answers.host("validation") > 0).any()),
+                "sigma_batch 'auto' is chosen on validation data, and no client has any;"
+                " split some off, or name a number",
+            )
         probe = probe_of(answers, cohort)
+        if isinstance(server, WarmUp):
+            answered = probe.of(cohort.reporting)
+            clients_differ = differ(answered, noise_of(answers)[cohort.reporting])
+            rows = self._rows_that_show_groups(answered)
+            server = server.after_probe(rows, cohort.reporting, clients_differ)
+            if not server.is_over:
+                return server
+            if not clients_differ:
+                return self._one_for_all(server, probe)
+            if (
+                self.streams == "auto"
+                and self.trade_off is None
+                and not server.is_clear
+            ):
+                # They differ, but not by groups that could share a stream.
+                return replace(self, streams=None)._after_probe(server, answers, probe)
+        return self._after_probe(server, answers, probe)
+
+    def _after_probe(
+        self, server: BeforeProbe, answers: Answers, probe: Probe
+    ) -> UCFLState | Trial:
+        """The server after the probe that counts."""
         if not self._has_trial:
             rows = user_centric_weights(probe, self.kernel)
             return self._with_streams(server, rows, probe)
-        has_validation = answers.host("validation") > 0  # [c]
-        require(
-            bool(has_validation.any()),
-            "sigma_batch 'auto' is chosen on validation data, and no client has any; "
-            "split some off, or name a number",
-        )
         return Trial(
             initial=server.initial,
             ids=server.ids,
             sizes=server.sizes,
             candidates=[self._candidate(server, probe, share) for share in CANDIDATES],
             shares=np.array(CANDIDATES),
-            validates=has_validation,
+            validates=answers.host("validation") > 0,
             errors=np.zeros((0, len(CANDIDATES))),
         )
+
+    def _rows_that_show_groups(self, probe: Probe) -> Float[np.ndarray, "m m"]:
+        """The weights in which a warm-up looks for groups: those of eq. 9 (or 6).
+
+        Where n_k is not given, they are those of the papers' n_k, a third.
+        """
+        if self._needs_trace:
+            probe = probe.with_bandwidth(bandwidth_of(1 / 3))
+        return user_centric_weights(probe, "eq6" if self.kernel == "eq6" else "eq9")
+
+    def _one_for_all(self, server: WarmUp, probe: Probe) -> UCFLState:
+        """The server for clients that do not differ: a single stream, which is FedAvg."""
+        weights = server.sizes / server.sizes.sum()
+        rows = np.tile(weights, (len(weights), 1))
+        state = replace(self, streams=1)._with_streams(server, rows, probe)
+        return state.replace(bandwidth=np.inf)
 
     def _candidate(self, server: BeforeProbe, probe: Probe, share: float) -> UCFLState:
         """The server's state with one of the `CANDIDATES` for the weights.
@@ -334,12 +428,16 @@ class UCFL(Algorithm):
             kernel=self.kernel,
             bandwidth=1.0,
             fresh=True,
+            sketch=server.sketch if isinstance(server, WarmUp) else None,
+            asked=server.asked if isinstance(server, WarmUp) else np.zeros((0, 2)),
         )
 
     # rounds
     # ----------------------------------------------------------------------------------
 
-    def broadcast(self, server: UCFLState | Trial, cohort: Cohort) -> Downlink:
+    def broadcast(self, server: UCFLState | Trial | WarmUp, cohort: Cohort) -> Downlink:
+        if isinstance(server, WarmUp):
+            return server.downlink(cohort, already_held=server.fresh)
         if isinstance(server, Trial):
             return server.downlink(cohort)
         stream = server.stream[cohort.position]
@@ -361,12 +459,14 @@ class UCFL(Algorithm):
 
     def server(
         self,
-        server: UCFLState | Trial,
+        server: UCFLState | Trial | WarmUp,
         downlink: Downlink,
         answers: Answers,
         cohort: Cohort,
-    ) -> UCFLState | Trial:
+    ) -> UCFLState | Trial | WarmUp:
         models = answers["model"]
+        if isinstance(server, WarmUp):
+            return server.after_round(models, cohort)
         if isinstance(server, UCFLState):
             return self._mix_streams(server, models, cohort)
         # The k-th of the models that each client sent belongs to candidate k.
@@ -398,7 +498,9 @@ class UCFL(Algorithm):
     # after training
     # ----------------------------------------------------------------------------------
 
-    def serve(self, server: UCFLState | Trial, cohort: Cohort) -> Downlink:
+    def serve(self, server: UCFLState | Trial | WarmUp, cohort: Cohort) -> Downlink:
+        if isinstance(server, WarmUp):
+            return server.downlink(cohort)
         server = server.leader if isinstance(server, Trial) else server
         # Seen clients have a stream. Unseen ones are assigned a stream or a mix.
         if not cohort.seen:
@@ -452,7 +554,8 @@ class UCFL(Algorithm):
     # reports
     # ----------------------------------------------------------------------------------
 
-    def diagnostics(self, server: UCFLState | Trial) -> Sequence[Diagnostic]:
-        return stream_diagnostics(
-            server.leader if isinstance(server, Trial) else server
-        )
+    def diagnostics(self, server: UCFLState | Trial | WarmUp) -> Sequence[Diagnostic]:
+        if isinstance(server, WarmUp):
+            return warm_up_diagnostics(server.asked)
+        server = server.leader if isinstance(server, Trial) else server
+        return [*stream_diagnostics(server), *warm_up_diagnostics(server.asked)]

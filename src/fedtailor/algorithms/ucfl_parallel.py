@@ -8,6 +8,7 @@ from jaxtyping import Bool
 
 from fedtailor.aggregation import mix, restrict_to_reporters
 from fedtailor.algorithms.helpers.user_centric import UCFLState
+from fedtailor.algorithms.helpers.warm_up import WarmUp
 from fedtailor.algorithms.ucfl import UCFL
 from fedtailor.protocol import (
     About,
@@ -44,7 +45,7 @@ class UCFLParallel(UCFL):
         name="ucfl-parallel",
         paper="Mestoukirdi et al. 2022, User-Centric Federated Learning, eq. 12",
         down="all streams' models",
-        up="as many models as streams",
+        up="as many models as streams (and in each probe what ucfl sends)",
         client_keeps="nothing",
         unseen_clients_get="answers the probe; the nearest stream, or its own mix of the streams",
         models_received="several",
@@ -72,7 +73,9 @@ class UCFLParallel(UCFL):
 
     def server(
         self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort
-    ) -> UCFLState:
+    ) -> UCFLState | WarmUp:
+        if isinstance(server, WarmUp):
+            return server.after_round(answers["model"].item(0), cohort)
         weights = restrict_to_reporters(server.weights, server.sizes, cohort)
         # eq. 12: theta_s = sum_j W_sj theta_sj, stream by stream; theta_sj is the s-th
         # of the models that client j sent

@@ -1,10 +1,11 @@
 """Converts every error to an exit code and a message of one line."""
 
 import errno
-import re
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+
+from fedtailor._printable import one_line
 
 DONE, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130
 """Exit codes: success, failure of the machine or fedtailor, wrong input, Ctrl-C.
@@ -22,17 +23,12 @@ def explain(error: BaseException) -> tuple[int, str]:
     for link in _error_chain(error):
         if isinstance(link, KeyboardInterrupt):
             code = getattr(link, "code", INTERRUPTED)
-            return code, one_line(str(link)) or "interrupted"
+            return code, one_line(link).strip() or "interrupted"
     # As in `fedtailor algorithms | head`.
     if isinstance(error, BrokenPipeError):
         return DONE, ""
     code, message = _classify(error)
-    return code, one_line(message)
-
-
-def one_line(text: str) -> str:
-    """Replaces line breaks and control characters by single spaces."""
-    return " ".join(re.sub(r"[\x00-\x1f\x7f-\x9f]+", " ", text).split())
+    return code, one_line(message).strip()
 
 
 def _classify(error: BaseException) -> tuple[int, str]:

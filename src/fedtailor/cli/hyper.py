@@ -3,9 +3,9 @@
 import dataclasses
 from typing import Any
 
-from docstring_parser import DocstringMeta, parse_from_object
+from docstring_parser import DocstringMeta
 
-from fedtailor.protocol import is_hyperparameters
+from fedtailor.protocol import field_docs, is_hyperparameters
 
 
 def parameters(value: Any, prefix: str = "") -> list[dict[str, str]]:
@@ -23,17 +23,6 @@ def parameters(value: Any, prefix: str = "") -> list[dict[str, str]]:
         else:
             rows.append({"name": name, "default": str(default), "doc": doc})
     return rows
-
-
-def field_docs(kind: type) -> dict[str, str]:
-    """Field name -> docstring of the field, which may be inherited."""
-    docs: dict[str, str] = {}
-    # The class itself comes last, so that its docstrings replace inherited ones.
-    for base in reversed(kind.__mro__[:-1]):
-        if dataclasses.is_dataclass(base):
-            for entry in parse_from_object(base).params:
-                docs[entry.arg_name] = description_of(entry)
-    return docs
 
 
 def description_of(entry: DocstringMeta) -> str:

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
+from fedtailor._printable import say, say_block, say_status
+
 TRACEBACK = "--traceback"
 INTERRUPTED = 130
 """The exit code after Ctrl-C, following shells: 128 + 2 (128 + 15 after SIGTERM).
@@ -42,15 +44,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if TRACEBACK in command_line:
             import traceback
 
-            traceback.print_exc()
+            say_status(*traceback.format_exc().rstrip().split("\n"))
         code, message = explain(error)
         output_error = _discard_output()
         if output_error and isinstance(error, OSError) and error.filename is None:
             message = f"the standard output: {output_error}"
         # On a terminal, the line of the cursor already contains ^C or a progress bar.
-        _print_error(
-            message, "\n" if code >= INTERRUPTED and sys.stderr.isatty() else ""
-        )
+        _print_error(message, below=code >= INTERRUPTED and sys.stderr.isatty())
         return code
 
 
@@ -58,12 +58,12 @@ def _run(arguments: list[str]) -> int:
     from fedtailor.cli import registry
 
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(_usage(registry.summaries()))
+        say_block(_usage(registry.summaries()))
         return 0 if arguments else 2
     if arguments[0] in ("-V", "--version"):
         import fedtailor
 
-        print(f"fedtailor {fedtailor.__version__}")
+        say(f"fedtailor {fedtailor.__version__}")
         return 0
     with _exit_on_interrupt():
         command = registry.find(arguments[0])
@@ -87,11 +87,25 @@ Exit codes: 0 done, 1 the machine or fedtailor failed, 2 wrong input, 130 Ctrl-C
 `fedtailor COMMAND --help` says more; with {TRACEBACK}, errors are printed as Python raises them."""
 
 
-def _print_error(message: str, prefix: str = "") -> None:
-    """Prints a line on the standard error, if that is still open."""
+_MAX_MESSAGE = 2000
+"""Characters of a message; what it quotes, such as a column's name, may be of any length."""
+
+
+def _print_error(message: str, *, below: bool = False) -> None:
+    """Prints a line on the standard error, if that is still open.
+
+    Args:
+        message: the line; nothing is printed if it is empty.
+        below: whether to leave the line of the cursor first.
+    """
     try:
+        if len(message) > _MAX_MESSAGE:
+            half = _MAX_MESSAGE // 2
+            left_out = len(message) - 2 * half
+            message = f"{message[:half]} [{left_out:,} characters] {message[-half:]}"
+        line = f"fedtailor: {message}"
         if message:
-            print(f"{prefix}fedtailor: {message}", file=sys.stderr, flush=True)
+            say_status(*(["", line] if below else [line]))
     except (OSError, ValueError):
         _redirect_to_devnull(sys.stderr)
 

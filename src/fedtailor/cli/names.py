@@ -1,5 +1,6 @@
 """Reads command lines without a dataclass: help, and lists with `[NAME] [--json]`."""
 
+from fedtailor._printable import say_block
 from fedtailor.protocol import require
 
 
@@ -27,7 +28,7 @@ def print_help_or_raise(
     """
     if not asks_for_help(arguments):
         raise ValueError(f"usage: {usage}{hint}")
-    print(f"usage: {usage}\n\n{note}")
+    say_block(f"usage: {usage}\n\n{note}")
     return 0
 
 
@@ -42,7 +43,7 @@ def parse_name_and_json(arguments: list[str], usage: str) -> tuple[str | None, b
         SystemExit: the arguments ask for help; `usage` has been printed.
     """
     if asks_for_help(arguments):
-        print(usage)
+        say_block(usage)
         raise SystemExit(0)
     names = [argument for argument in arguments if not argument.startswith("-")]
     for argument in arguments:

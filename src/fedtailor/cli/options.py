@@ -10,7 +10,7 @@ from itertools import takewhile
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
-from fedtailor.protocol import require
+from fedtailor.protocol import doc_without_fields, field_docs, require
 
 T = TypeVar("T")
 
@@ -56,6 +56,7 @@ def parse(target: Callable[..., T], arguments: list[str], program: str) -> T:
         message = _error_message(event, arguments, [*_names(target)])
         raise ValueError(f"{message}; `{program} --help` lists the options")
 
+    given: set[str] = set()
     for number, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
         previous = arguments[number - 1] if number else "the first argument"
@@ -64,6 +65,12 @@ def parse(target: Callable[..., T], arguments: list[str], program: str) -> T:
             not (name.startswith("--") and equals and not value),
             f"{name} is empty; give it a value",
         )
+        # argparse would keep the last one without a word.
+        require(
+            not name.startswith("--") or name not in given,
+            f"{name} is given twice; give it once, with all its values after it",
+        )
+        given.add(name)
     if {"-h", "--help"} & {*arguments}:
         for cls in _dataclasses(target):
             _add_help(cls)
@@ -87,10 +94,9 @@ def _add_help(cls: type) -> None:
 
     If tyro read the docstrings itself, it would keep the line breaks of the source.
     """
-    # This reads the source of the class, so it is done only for help.
-    from fedtailor.cli.hyper import field_docs
-
     docs = field_docs(cls)
+    # The fields are options of their own, and need not stand in the text above them, too.
+    cls.__doc__ = doc_without_fields(cls)
     for field in fields(cls):
         if field.name in docs:
             help_text = {"help": docs[field.name]}

@@ -3,16 +3,19 @@
 from pathlib import Path
 
 from fedtailor._files import atomic_write, reason
+from fedtailor._printable import say_block
 
 
 def write_text(text: str, out: Path | None) -> None:
     """Writes a text atomically to a file, or prints it if `out` is None.
 
+    Whoever composes the text cleans the names in it, as files need that, too.
+
     Raises:
         ValueError: the file cannot be written.
     """
     if out is None:
-        print(text, end="")
+        say_block(text.removesuffix("\n"))
         return
     try:
         with atomic_write(out) as temporary:

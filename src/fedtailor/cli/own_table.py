@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from fedtailor._printable import one_line
 from fedtailor.experiments.document import Document
 from fedtailor.experiments.experiment import Experiment, resolve
 from fedtailor.metrics import find_metrics
@@ -107,7 +108,14 @@ def prepare_table_experiment(
     find_metrics(options.metrics, bind(experiment.columns[0].scenario.model, table))
     rates = options.lr or default_rates(table)
     experiment = table_experiment(path, options, rates, ridge_of(table))
-    return experiment, f"{table.report()}\n"
+    return experiment, f"{describe_table(table)}\n"
+
+
+def describe_table(table: Table) -> str:
+    """The sizes of a table, the notes on it and the warnings, one on each line."""
+    notes = [one_line(f"  {note}") for note in table.notes]
+    notes += [one_line(f"  Warning: {warning}.") for warning in table.warnings]
+    return "\n".join([table.describe(), *notes])
 
 
 def table_experiment(

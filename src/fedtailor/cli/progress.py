@@ -5,8 +5,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 
+from fedtailor._printable import one_line, say_status
 from fedtailor.experiments.compare import Comparison, Entry
 from fedtailor.experiments.compare import Progress as ComparisonProgress
+from fedtailor.experiments.experiment import Candidate
+from fedtailor.experiments.plan import BeforeSetting
 from fedtailor.storage import Interrupted
 from fedtailor.training import Training
 
@@ -67,6 +70,36 @@ def progress_over_runs(title: str, runs: int) -> Iterator[ComparisonProgress]:
         yield _comparison_lines(title)
 
 
+@contextmanager
+def progress_over_settings(title: str, settings: int) -> Iterator[BeforeSetting]:
+    """Yields a function that is called with an entry before a setting of it is timed.
+
+    On a terminal it displays a bar, elsewhere a line for each method and scenario.
+    """
+    done = 0
+    if sys.stderr.isatty():
+        with _bar(title, settings) as update:
+
+            def show(entry: Entry, candidate: Candidate) -> None:
+                nonlocal done
+                text = f"timing {entry.row} on {entry.column.label}"
+                update(done, text, settings)
+                done += 1
+
+            yield show
+    else:
+        last: Entry | None = None
+
+        def print_line(entry: Entry, candidate: Candidate) -> None:
+            nonlocal last
+            if entry is not last:
+                last = entry
+                text = f"{title}: timing {entry.row} on {entry.column.label}"
+                say_status(text)
+
+        yield print_line
+
+
 def _description(entry: Entry, seed: int, training: Training | None) -> str:
     text = f"{entry.row} on {entry.column.label}, seed {seed}"
     if training is None:
@@ -85,7 +118,7 @@ def _comparison_lines(title: str) -> ComparisonProgress:
             last_time = monotonic()
             run, description = comparison.done + 1, _description(entry, seed, training)
             text = f"{title}: run {run} of {comparison.runs}, {description}"
-            print(text, file=sys.stderr, flush=True)
+            say_status(text)
 
     return show
 
@@ -126,9 +159,9 @@ def _bar(title: str, total: int) -> Iterator[Callable[[float, str, int], None]]:
         *columns, TimeRemainingColumn(), console=console, transient=True
     )
     with progress as bar:
-        task = bar.add_task(title, total=total, text="compiling")
+        task = bar.add_task(one_line(title), total=total, text="compiling")
         yield lambda completed, text, total: bar.update(
-            task, completed=completed, text=text, total=total
+            task, completed=completed, text=one_line(text), total=total
         )
 
 
@@ -140,6 +173,6 @@ def _progress_lines(title: str, rounds: int) -> Progress:
         if training.round == rounds or monotonic() - last_time >= SECONDS_BETWEEN_LINES:
             last_time = monotonic()
             text = f"{title}: round {training.round} of {rounds}, {_score(training)}"
-            print(text, file=sys.stderr, flush=True)
+            say_status(text)
 
     return show

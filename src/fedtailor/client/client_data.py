@@ -82,6 +82,11 @@ class ClientData:
         part.size = jnp.maximum(end - first, 0)
         return part
 
+    @property
+    def is_part(self) -> bool:
+        """Whether this is a view of some of the client's training samples (`part`)."""
+        return bool(self._permutations)
+
     def in_round(self, round: ArrayLike) -> Self:
         view = copy.copy(self)
         view.round = jnp.asarray(round, jnp.int32)

@@ -35,13 +35,18 @@ class PrivateSteps:
             " has none of; use a model with group instead of batch normalisation",
         )
         assert sgd.dp_noise is not None and sgd.dp_norm is not None
+        if local.context.private_steps_only:
+            _require_accounted(local, sgd, split)
         self._local = local
         self._split = split
         self._batch_size = sgd.batch_size
         self._norm = sgd.dp_norm
         self._deviation = sgd.dp_noise * sgd.dp_norm
         self._count = local.count(split)
-        self._key = local.key(f"private steps {local.context.next_private_loop()}")
+        # Steps whose result stays at the client (a personal model) have other noise than
+        # those of the round with the same number, which leave it.
+        kind = "private" if local.context.private_steps_only else "own private"
+        self._key = local.key(f"{kind} steps {local.context.next_private_loop()}")
         self._expected = jnp.minimum(sgd.batch_size, self._count)
         self._max_size = local.padded_size(max_private_batch(sgd.batch_size))
         self._cumulative = batch_size_cdf(self._count, sgd.batch_size, self._max_size)
@@ -99,6 +104,39 @@ class PrivateSteps:
         with self._local.context.override(private_steps_only=False):
             batch = self._local.examples(indices, positions < size, self._split)
         return batch, dropout, noise
+
+
+def _require_accounted(local: "DeviceTrainer", sgd: SGD, split: str) -> None:
+    """Require steps that cost as much as the account says.
+
+    It knows the settings among the method's hyper-parameters, and the number of a
+    client's training rows. A step that draws as many examples from fewer rows costs
+    more.
+
+    Raises:
+        ValueError: the steps are others.
+    """
+    rows = "all training rows of a client"
+    require(
+        split == "train",
+        f"private steps are accounted for draws from {rows}, and this method takes them"
+        f" on the split {split!r}; leave out dp_noise, or choose another method",
+    )
+    require(
+        not local.is_part,
+        f"private steps are accounted for draws from {rows}, and this method takes them"
+        " on some of these rows; leave out dp_noise, or choose another method",
+    )
+    # The noise is compared by identity, as JAX may have put a placeholder in its place.
+    is_own = any(
+        sgd.dp_noise is own.dp_noise and sgd.batch_size == own.batch_size
+        for own in local.context.accounted_settings
+    )
+    require(
+        is_own,
+        "private steps are accounted by the dp_noise and batch_size among a method's"
+        " hyper-parameters, and this method takes them by other settings than its own",
+    )
 
 
 def batch_size_cdf(

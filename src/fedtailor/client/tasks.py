@@ -50,9 +50,9 @@ def client_task(
     """
     # If a client trains privately, everything that it sends must come from private steps.
     leaves_client = task in ("probe", "client")
-    local.context.private_steps_only = leaves_client and bool(
-        private_settings(algorithm)
-    )
+    private = private_settings(algorithm)
+    local.context.accounted_settings = private
+    local.context.private_steps_only = leaves_client and bool(private)
     if task == "probe":
         return {"update": algorithm.probe(inbox, local)}
     if task == "client":

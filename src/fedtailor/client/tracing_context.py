@@ -9,7 +9,7 @@ traced values.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped
 
-from fedtailor.protocol import Batch, IntScalar
+from fedtailor.protocol import SGD, Batch, IntScalar
 
 
 class StepWork(NamedTuple):
@@ -100,6 +100,7 @@ class TracingContext:
         is_repeated: whether `map` or `fori_loop` repeats the code that is being traced.
         is_evaluating: whether the test split may be read.
         private_steps_only: whether only private steps may read examples.
+        accounted_settings: the settings of private steps that the account knows.
         private_steps_taken: the number of private steps so far; None if there were none.
     """
 
@@ -109,6 +110,7 @@ class TracingContext:
         self.is_repeated = False
         self.is_evaluating = False
         self.private_steps_only = False
+        self.accounted_settings: Sequence[SGD] = ()
         self.private_steps_taken: Int[Array, ""] | None = None
         self._private_loops = 0
 

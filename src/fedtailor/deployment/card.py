@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 
 from fedtailor._files import atomic_write, reason
+from fedtailor._printable import markdown_text
 from fedtailor.decision.intervals import Interval
 from fedtailor.decision.row_scores import SCORES, metric_interval
 from fedtailor.deployment.opening import OpenedRun
@@ -21,7 +22,6 @@ from fedtailor.tables.target import label_text
 
 CARDS = "cards"
 """Name of the folder of model cards in an export."""
-_PLAIN_TEXT = re.compile(r"([\\`*_{}\[\]<>|#])")
 
 
 def model_card(run: OpenedRun, client: str) -> str:
@@ -37,7 +37,7 @@ def model_card(run: OpenedRun, client: str) -> str:
     # The client's row of the run's table of clients, by column.
     row = run.stored.clients.row(run.names.index(client), named=True)
     sections = [
-        [f"# Model card: {_text(client)}", "", *_head(run, row)],
+        [f"# Model card: {markdown_text(client)}", "", *_head(run, row)],
         ["## Data", "", *_data(run, row)],
         ["## Preprocessing", "", *_preprocessing(run.preprocessing)],
         ["## Measurements", "", *_measurements(run, client, row)],
@@ -86,7 +86,7 @@ def _head(run: OpenedRun, row: dict[str, Any]) -> Iterator[str]:
     if row["unseen"]:
         role = "never took part in training and was served at its end"
     yield (
-        f"A personal model for the client {_text(row['client'])}, who {role}. It is"
+        f"A personal model for the client {markdown_text(row['client'])}, who {role}. It is"
         " meant for this client's own examples: nothing below says how good it is on"
         " others."
     )
@@ -98,16 +98,16 @@ def _head(run: OpenedRun, row: dict[str, Any]) -> Iterator[str]:
         f"inputs of shape {model['input_shape']}, {model['outputs']} outputs,"
         f" {model['dtype']}"
     )
-    yield f"- model: {_text(kind)}, {shape}"
+    yield f"- model: {markdown_text(kind)}, {markdown_text(shape)}"
     versions_text = ", ".join(f"{name} {version}" for name, version in versions.items())
-    yield f"- made by: {versions_text}"
+    yield f"- made by: {markdown_text(versions_text)}"
 
 
 def _data(run: OpenedRun, row: dict[str, Any]) -> Iterator[str]:
     data, origin = run.manifest["data"], run.manifest.get("origin", {})
     # A federation of machines has no digest, as no machine has all data.
-    digest = f" (digest {data['digest']})" if "digest" in data else ""
-    yield f"{_text(data['name'])}, {data['clients']} clients{digest}."
+    digest = f" (digest {markdown_text(data['digest'])})" if "digest" in data else ""
+    yield f"{markdown_text(data['name'])}, {data['clients']} clients{digest}."
     yield ""
     yield "| split | examples of this client |"
     yield "| --- | ---: |"
@@ -117,10 +117,10 @@ def _data(run: OpenedRun, row: dict[str, Any]) -> Iterator[str]:
         target = run.preprocessing.target
         kind = target.task
         if target.classes:
-            labels = (_text(label_text(label)) for label in target.classes)
+            labels = (markdown_text(label_text(label)) for label in target.classes)
             kind += f"; classes {', '.join(labels)}"
         yield ""
-        yield f"Target: {_text(target.name)} ({kind})."
+        yield f"Target: {markdown_text(target.name)} ({kind})."
     yield ""
     yield _split(origin)
 
@@ -129,24 +129,25 @@ def _split(origin: dict[str, Any]) -> str:
     """Describe the split of the rows in one sentence."""
     if not origin:
         return "Split: as the federation was given in Python."
-    options, seed = origin.get("parameters", {}), origin.get("seed")
+    options, seed = origin.get("parameters", {}), markdown_text(origin.get("seed"))
     if origin.get("scenario") != "table":
-        return f"Split: as the scenario {origin.get('scenario')} draws it, seed {seed}."
+        scenario = markdown_text(origin.get("scenario"))
+        return f"Split: as the scenario {scenario} draws it, seed {seed}."
     test, val = options.get("test", 0.2), options.get("val", 0.1)
     shares = f"test {test:g} and val {val:g} of each client's rows"
     if "split" in options:
-        rule = f"as the column {_text(options['split'])} says"
+        rule = f"as the column {markdown_text(options['split'])} says"
     elif "time" in options:
         rule = (
-            f"the last rows by the column {_text(options['time'])} are the test, those"
+            f"the last rows by the column {markdown_text(options['time'])} are the test, those"
             f" before them val ({shares})"
         )
     elif "folds" in options:
-        rule = f"part {seed} of {_text(options['folds'])} is the test"
+        rule = f"part {seed} of {markdown_text(options['folds'])} is the test"
     else:
         rule = f"drawn by class, seed {seed}: {shares}"
     if "group" in options:
-        rule += f"; rows of one {_text(options['group'])} stay together"
+        rule += f"; rows of one {markdown_text(options['group'])} stay together"
     return f"Split: {rule}."
 
 
@@ -165,7 +166,9 @@ def _preprocessing(preprocessing: Preprocessing | None) -> Iterator[str]:
     yield "| column | what the model sees | a missing cell |"
     yield "| --- | --- | --- |"
     for column in preprocessing.columns:
-        cells = map(_text, (column.name, _input_text(column), _missing_text(column)))
+        cells = map(
+            markdown_text, (column.name, _input_text(column), _missing_text(column))
+        )
         yield f"| {' | '.join(cells)} |"
     if preprocessing.decorrelation is not None:
         yield ""
@@ -177,7 +180,8 @@ def _preprocessing(preprocessing: Preprocessing | None) -> Iterator[str]:
     if preprocessing.ignored:
         yield ""
         ignored = (
-            f"{_text(name)} ({why})" for name, why in preprocessing.ignored.items()
+            f"{markdown_text(name)} ({markdown_text(why)})"
+            for name, why in preprocessing.ignored.items()
         )
         yield f"Not looked at: {'; '.join(ignored)}."
 
@@ -212,7 +216,7 @@ def _measurements(run: OpenedRun, client: str, row: dict[str, Any]) -> Iterator[
     rows, naive = _test_rows(run, client)
     yield (
         f"After round {last['round'][0]}, on this client's own rows. The run is judged"
-        f" by {run.stored.metric}."
+        f" by {markdown_text(run.stored.metric)}."
     )
     yield ""
     yield "| metric | test | 95 % interval | learning nothing | val |"
@@ -226,7 +230,7 @@ def _measurements(run: OpenedRun, client: str, row: dict[str, Any]) -> Iterator[
             number_format.text(naive.get(name)),
             number_format.text(values.get(("val", name))),
         )
-        yield f"| {_text(number_format.label)} | {' | '.join(cells)} |"
+        yield f"| {markdown_text(number_format.label)} | {' | '.join(cells)} |"
     yield ""
     if rows is None:
         yield (
@@ -242,7 +246,7 @@ def _measurements(run: OpenedRun, client: str, row: dict[str, Any]) -> Iterator[
         )
     for warning in run.stored.warnings:
         if f"'{client}'" in warning:
-            yield f"\n{_text(warning)}"
+            yield f"\n{markdown_text(warning)}"
 
 
 class _NumberFormat:
@@ -296,11 +300,11 @@ def _interval(rows: pl.DataFrame | None, metric: str) -> Interval | None:
 
 def _method(run: OpenedRun) -> Iterator[str]:
     about, summary = run.algorithm.about, run.stored.summary
-    yield f"{about.name}: {_text(about.paper)}"
+    yield f"{about.name}: {markdown_text(about.paper)}"
     yield ""
-    yield f"- rounds: {summary.get('rounds')}, seed {run.stored.seed}"
+    yield f"- rounds: {markdown_text(summary.get('rounds'))}, seed {run.stored.seed}"
     for name, value in _flat(run.manifest["algorithm"]):
-        yield f"- {name}: {_text(str(value))}"
+        yield f"- {markdown_text(name)}: {markdown_text(value)}"
 
 
 def _flat(settings: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
@@ -323,7 +327,7 @@ def _shared_data(run: OpenedRun, client: str, row: dict[str, Any]) -> Iterator[s
         probe_entries = [entry for entry in sent if entry.phase == "unseen"]
         if probe_entries:
             kinds = ", ".join(dict.fromkeys(entry.kind for entry in probe_entries))
-            yield f"To be served it answered the probe with: {kinds}."
+            yield f"To be served it answered the probe with: {markdown_text(kinds)}."
         return
     # Participation is drawn for the seen clients in the order of their ids.
     seen = run.stored.clients.filter(~pl.col("unseen"))
@@ -341,9 +345,9 @@ def _shared_data(run: OpenedRun, client: str, row: dict[str, Any]) -> Iterator[s
         " this method"
     )
     yield ""
-    yield f"- is sent: {_text(method.down)}"
-    yield f"- sends: {_text(method.up)}"
-    yield f"- keeps: {_text(method.client_keeps)}"
+    yield f"- is sent: {markdown_text(method.down)}"
+    yield f"- sends: {markdown_text(method.up)}"
+    yield f"- keeps: {markdown_text(method.client_keeps)}"
     yield ""
     # The bytes of each message, by kind and time.
     messages: dict[str, list[int]] = {}
@@ -353,7 +357,7 @@ def _shared_data(run: OpenedRun, client: str, row: dict[str, Any]) -> Iterator[s
             continue
         when = "in rounds" if in_round else "before training"
         size = entry.bytes_unicast // entry.clients if entry.bytes_unicast else 0
-        messages.setdefault(f"{_text(entry.kind)}, {when}", []).append(size)
+        messages.setdefault(f"{markdown_text(entry.kind)}, {when}", []).append(size)
     if not messages:
         yield "Nothing left this client."
         return
@@ -364,13 +368,8 @@ def _shared_data(run: OpenedRun, client: str, row: dict[str, Any]) -> Iterator[s
     yield ""
     transforms = run.manifest.get("uplink", [])
     if transforms:
-        names = ", ".join(_text(one.get("type", "")) for one in transforms)
+        names = ", ".join(markdown_text(one.get("type", "")) for one in transforms)
         yield f"Messages went through: {names}."
     else:
         yield "Messages went as they are: nothing was clipped, and no noise was added."
     yield "Single numbers (a loss, a weight) are not in the bytes."
-
-
-def _text(value: str) -> str:
-    """Escape text for Markdown."""
-    return _PLAIN_TEXT.sub(r"\\\1", " ".join(str(value).split()))

@@ -17,7 +17,7 @@ from fedtailor.models import (
     zoo,
 )
 from fedtailor.protocol import Algorithm, Pipeline, Transform, require
-from fedtailor.storage.manifest import settings
+from fedtailor.training.settings import settings
 
 _LOSSES = (cross_entropy, squared_error, token_cross_entropy)
 

@@ -9,6 +9,7 @@ from scipy import special
 from scipy.cluster import hierarchy
 from scipy.spatial.distance import squareform
 
+from fedtailor.aggregation.differences import overall_p
 from fedtailor.aggregation.distances import Rows, squared_distances
 from fedtailor.decision import holm
 from fedtailor.protocol import require
@@ -36,6 +37,8 @@ class Homogeneity:
         p: [m, m] p-values of the hypothesis that both expected gradients are equal; 1
             on the diagonal.
         p_holm: [m, m] p-values adjusted for the number of pairs (Holm).
+        overall_p: p-value of the hypothesis that all expected gradients are equal, from
+            one test of all pairs together.
     """
 
     squared: Float[np.ndarray, "m m"]
@@ -44,6 +47,7 @@ class Homogeneity:
     distance: Float[np.ndarray, "m m"]
     p: Float[np.ndarray, "m m"]
     p_holm: Float[np.ndarray, "m m"]
+    overall_p: float
 
     def groups(self, alpha: float = 0.05) -> Int[np.ndarray, " m"]:
         """Clusters clients so that no pair in a group differs significantly.
@@ -158,6 +162,7 @@ def homogeneity(
         distance=squared - expected,
         p=_symmetric(p, clients),
         p_holm=_symmetric(holm(p), clients),
+        overall_p=overall_p(squared, mean_variances),
     )
 
 

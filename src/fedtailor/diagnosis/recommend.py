@@ -121,7 +121,7 @@ def recommend(diagnosis: Diagnosis, model_bytes: int) -> Race:
         diagnosis: diagnosis of the population.
         model_bytes: size of one model in a message.
     """
-    clients_differ = bool((diagnosis.adjusted_p_values("gradients") < ALPHA).any())
+    told_apart = bool((diagnosis.adjusted_p_values("gradients") < ALPHA).any())
     streams = streams_of(diagnosis)
     if streams is not None:
         reasons = {
@@ -133,14 +133,15 @@ def recommend(diagnosis: Diagnosis, model_bytes: int) -> Race:
             "fedavg": "one model for all",
             "ditto": "models of clients' own, held near the common one",
         }
-        if not clients_differ:
+        if not told_apart:
             reasons["fedavg"] = "no pair of clients is told apart"
     reasons["local"] = LOCAL_REASON
     entries = tuple(
         _recommendation(method, reason, diagnosis, model_bytes)
         for method, reason in reasons.items()
     )
-    doubt = "" if clients_differ else _inconclusive_message(diagnosis)
+    is_sure = told_apart or streams is not None
+    doubt = "" if is_sure else _inconclusive_message(diagnosis)
     names = ", ".join(entry.method for entry in entries)
     return Race(entries, f"Train {names} and let validation data choose.", doubt)
 

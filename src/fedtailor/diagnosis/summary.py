@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
 from fedtailor.aggregation import Probe, user_centric_weights
+from fedtailor.aggregation.clusters import CLEAR, choose_streams, k_means
 from fedtailor.aggregation.distances import Rows
 from fedtailor.decision import holm
 from fedtailor.diagnosis.bounds import effective_samples
@@ -128,6 +129,9 @@ class Diagnosis:
         weights: [m, m] UCFL's rows of weights.
         gain: each client's gain from sharing.
         groups: [m] the group of each client; no pair in a group differs significantly.
+            If no pair does, but all clients together do, at a model that was trained:
+            the clusters of UCFL's weights, if they are clear.
+        silhouette: that of these clusters; None if the groups come from tests of pairs.
     """
 
     evidence: Evidence
@@ -137,6 +141,7 @@ class Diagnosis:
     weights: Float[np.ndarray, "m m"]
     gain: PersonalizationGain
     groups: Int[np.ndarray, " m"]
+    silhouette: float | None = None
 
     def clients(self) -> "pl.DataFrame":
         """Returns a table with one row for each client.
@@ -221,7 +226,12 @@ class Diagnosis:
         p = self.adjusted_p_values("gradients")
         is_significant = p < ALPHA
         if not is_significant.any():
-            return "No pair of clients is told apart by gradients."
+            if self.gradients.overall_p >= ALPHA:
+                return "No pair of clients is told apart by gradients."
+            return (
+                "No pair of clients is told apart by gradients, but all of them together"
+                f" differ (p = {self.gradients.overall_p:.2g})."
+            )
         # The pairs that also differ significantly in labels or inputs.
         explained = np.zeros(len(p), bool)
         for comparison in ("labels", "inputs"):
@@ -241,6 +251,11 @@ class Diagnosis:
         sizes = np.bincount(self.groups)
         if len(sizes) == 1:
             return ""
+        if self.silhouette is not None:
+            return (
+                f"UCFL's weights fall into {len(sizes)} clear groups (silhouette"
+                f" {self.silhouette:.2f})."
+            )
         group_sizes = zip(self.evidence.names, sizes[self.groups], strict=True)
         singletons = [name for name, size in group_sizes if size == 1]
         if len(singletons) == len(self.groups):
@@ -267,8 +282,13 @@ class Diagnosis:
         )
 
 
-def diagnose(evidence: Evidence) -> Diagnosis:
-    """Computes all estimates and tests that need one probe and no trained model.
+def diagnose(evidence: Evidence, *, trained: bool = False) -> Diagnosis:
+    """Computes all estimates and tests, from one probe.
+
+    Args:
+        evidence: the clients' answers.
+        trained: whether the probe's model has been trained. At an initial model
+            clusters of weights are no evidence of groups.
 
     Raises:
         ValueError: no client has samples for two batches, or a client's gradients do
@@ -299,6 +319,12 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     gain = personalization_gain(
         mean_variances, variance_between(gradients, mean_variances), "exact"
     )
+    groups, silhouette = gradient_comparison.groups(ALPHA), None
+    if trained and not groups.any() and gradient_comparison.overall_p < ALPHA:
+        streams, silhouettes = choose_streams(weights)
+        if silhouettes.get(streams, 0.0) >= CLEAR:
+            groups, _ = k_means(weights, streams)
+            silhouette = silhouettes[streams]
     return Diagnosis(
         evidence,
         gradient_comparison,
@@ -306,5 +332,6 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         inputs,
         weights,
         gain,
-        gradient_comparison.groups(ALPHA),
+        groups,
+        silhouette,
     )

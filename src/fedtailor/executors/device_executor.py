@@ -161,7 +161,8 @@ class DeviceExecutor:
         order = self._order(cohort)
         table_rows = cohort.rows[order]
         clients = cohort.clients.original_index[table_rows]
-        round_keys = client_keys(cohort.seed, cohort.round, cohort.ids[order])
+        draw_seed = cohort.seed if cohort.draw_seed is None else cohort.draw_seed
+        round_keys = client_keys(draw_seed, cohort.round, cohort.ids[order])
         reporting = cohort.reporting & np.asarray(exchange.downlink.reply, bool)
         row_count = self._row_count(exchange)
         return ExchangeRequest(

@@ -10,9 +10,11 @@ with the version, unless `any_version` is True. The index is rewritten after eve
 or after every group of seeds that are trained at once.
 """
 
+import hashlib
+import json
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,7 @@ from fedtailor.experiments.experiment import (
     with_setting,
 )
 from fedtailor.experiments.parsing import RefusedSettings
+from fedtailor.experiments.plan import BeforeSetting, PlannedEntry, plan_entries
 from fedtailor.experiments.run_scores import (
     client_scores,
     has_diverged,
@@ -147,6 +150,45 @@ class Comparison:
     def index(self) -> Path:
         """Path of the index."""
         return self.results / self.experiment.name / COMPARISON_INDEX
+
+    def finished(self) -> int:
+        """Number of runs in the result directory that are finished."""
+        seeds = self.experiment.file.seeds
+        return sum(
+            self._runs.is_finished(entry, candidate, seed)
+            for entry in self.experiment.entries
+            for candidate in entry.candidates
+            for seed in seeds
+        )
+
+    def plan(self, before: BeforeSetting | None = None) -> Iterator[PlannedEntry]:
+        """Time some rounds of each setting whose runs are missing; nothing is written.
+
+        Args:
+            before: called before each setting is timed.
+
+        Raises:
+            ValueError: data are missing, or methods are to be halved.
+        """
+        require(
+            not self.budget,
+            "a plan counts whole runs; leave out the budget, which takes about a third"
+            " of their rounds",
+        )
+        return plan_entries(self._runs, before)
+
+    def digest(self) -> str:
+        """A digest of everything that the results depend on.
+
+        These are the settings of all runs and the seeds, but not the code.
+        """
+        settings = [
+            [*entry_labels(entry).values(), self._runs.fingerprint(entry, candidate)]
+            for entry in self.experiment.entries
+            for candidate in entry.candidates
+        ]
+        content = json.dumps([self.experiment.file.seeds, settings])
+        return hashlib.sha256(content.encode()).hexdigest()[:10]
 
     def run(self) -> Path:
         """Train all runs, in order.

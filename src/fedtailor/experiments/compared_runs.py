@@ -18,12 +18,12 @@ from fedtailor.runs import run_exchanges
 from fedtailor.runs.binding import bind
 from fedtailor.runs.run import executor_of
 from fedtailor.storage import Interrupted, Unusable, interrupts
-from fedtailor.storage.manifest import settings as to_toml
 from fedtailor.storage.manifest import stored_versions
 from fedtailor.storage.run_directory import RunDirectory
 from fedtailor.storage.run_files import MANIFEST
 from fedtailor.trackers import Tracker, find_trackers
 from fedtailor.training import AfterRound, Training
+from fedtailor.training.settings import settings as to_toml
 
 RUNS = "runs"
 
@@ -117,6 +117,11 @@ class ComparedRuns:
             group.drive(runs, stopped)
             if stopped.is_set():
                 raise Interrupted
+
+    def is_finished(self, entry: Entry, candidate: Candidate, seed: int) -> bool:
+        """Whether the directory of a run has the finished run."""
+        name = self.name_of(entry, candidate, seed)
+        return self._finished(name, entry.column) is not None
 
     def _finished(
         self, name: str, column: Column, rounds: int | None = None
@@ -216,6 +221,20 @@ class ComparedRuns:
 
     def name_of(self, entry: Entry, candidate: Candidate, seed: int) -> str:
         """The name of a run, which depends on its settings and on the version."""
+        method = candidate.algorithm.about.name
+        fingerprint = self.fingerprint(entry, candidate)
+        name = f"{RUNS}/{entry.column.scenario.name}/{method}-{fingerprint}-s{seed}"
+        versions = stored_versions(self.results / name / MANIFEST)
+        if versions.get("fedtailor", __version__) == __version__:
+            return name
+        # The run of that name was made by another version.
+        versioned_name = f"{name}-{__version__}"
+        if self.any_version and not (self.results / versioned_name).exists():
+            return name
+        return versioned_name
+
+    def fingerprint(self, entry: Entry, candidate: Candidate) -> str:
+        """The fingerprint of all settings of a run but its seed."""
         column = entry.column
         measured = self.experiment.file.measured
         settings = {
@@ -235,17 +254,7 @@ class ComparedRuns:
         if self.experiment.file.until_still:
             settings["until_still"] = True
         text = json.dumps(settings, sort_keys=True, default=str)
-        fingerprint = hashlib.sha256(text.encode()).hexdigest()[:10]
-        method = candidate.algorithm.about.name
-        name = f"{RUNS}/{column.scenario.name}/{method}-{fingerprint}-s{seed}"
-        versions = stored_versions(self.results / name / MANIFEST)
-        if versions.get("fedtailor", __version__) == __version__:
-            return name
-        # The run of that name was made by another version.
-        versioned_name = f"{name}-{__version__}"
-        if self.any_version and not (self.results / versioned_name).exists():
-            return name
-        return versioned_name
+        return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
 def _digest_of_file(column: Column) -> str:

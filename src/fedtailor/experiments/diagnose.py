@@ -1,4 +1,4 @@
-"""`diagnose`: analyze a federation by a probe, before training."""
+"""`diagnose`: analyze a federation by a probe, before training or after a few rounds."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from fedtailor.algorithms import UCFL
+from fedtailor.algorithms import UCFL, FedAvg
 from fedtailor.diagnosis import Diagnosis, Evidence, Race, recommend
 from fedtailor.diagnosis import diagnose as diagnose_evidence
 from fedtailor.executors import Settings
@@ -27,6 +27,7 @@ from fedtailor.protocol import (
     ServerState,
     Streams,
     hyperparameters,
+    require,
     server_state,
 )
 from fedtailor.runs.binding import bind
@@ -59,7 +60,8 @@ class Advice:
         diagnosis: tables of clients and of pairs of clients.
         race: the recommended methods.
         federation: name of the data.
-        probe_bytes: number of bytes that all clients sent for the probe.
+        probe_bytes: number of bytes that all clients sent for the probe, and in the
+            rounds before it.
         validation: number of validation rows of all seen clients.
     """
 
@@ -83,42 +85,61 @@ def diagnose(
     model: Model | Architecture,
     *,
     seed: int = 0,
+    warm: int = 0,
+    fedavg: FedAvg = FedAvg(),  # noqa: B008 (frozen)
     settings: Settings = Settings(),  # noqa: B008 (frozen)
 ) -> Advice:
     """Analyze how clients differ and who gains from collaboration, and recommend
     methods.
 
-    Each client sends its gradient at the initial model, the variance of the gradients
-    of its batches (UCFL's probe), the frequencies of its classes, and the means and
-    variances of its features. No model is trained.
+    Each client sends its gradient at a common model, the variance of the gradients of
+    its batches (UCFL's probe), the frequencies of its classes, and the means and
+    variances of its features. The model is the initial one, or that of some rounds of
+    FedAvg: the gradients of a network that has learned nothing may hide groups.
 
     Args:
         federation: the federation, of which only training rows are used.
         model: the model to be trained.
         seed: random seed of the initial model and of the batches.
+        warm: rounds of FedAvg before the probe.
+        fedavg: how they train.
         settings: settings of the executor.
 
     Raises:
-        ValueError: there is only one client, the rows of a client are all equal, or the
+        ValueError: `warm` is negative, there is only one client, the rows of a client are all equal, or the
             model does not fit the data.
         Diverged: a gradient is NaN or infinite.
     """
+    require(warm >= 0, f"warm is {warm}; it must be a number of rounds, 0 or more")
     executor = executor_of(federation, bind(model, federation), settings)
     # Token ids have no means.
     has_features = federation.x.dtype.kind != "i"
     features = int(np.prod(federation.input_shape, dtype=int)) if has_features else 0
     network = executor.model
+    trained, warm_bytes = None, 0
+    if warm:
+        training = Training(fedavg, executor, network, seed=seed)
+        for _ in range(warm):
+            training.advance()
+        trained = training.server.model
+        warm_bytes = training.ledger.totals().bytes_up
     evidence, probe_bytes = gather_evidence(
-        executor, network, federation.classes or 0, features, seed
+        executor, network, federation.classes or 0, features, seed, trained
     )
-    diagnosis = diagnose_evidence(evidence)
+    probe_bytes += warm_bytes
+    diagnosis = diagnose_evidence(evidence, trained=warm > 0)
     race = recommend(diagnosis, network.size * np.dtype(network.dtype).itemsize)
     validation = int(federation.val.sizes[federation.seen].sum())
     return Advice(diagnosis, race, federation.name, probe_bytes, validation)
 
 
 def gather_evidence(
-    executor: Executor, model: Model, classes: int, features: int, seed: int = 0
+    executor: Executor,
+    model: Model,
+    classes: int,
+    features: int,
+    seed: int = 0,
+    trained: Float[Array, "1 d"] | None = None,
 ) -> tuple[Evidence, int]:
     """Collect the evidence for a diagnosis from all seen clients, by one probe.
 
@@ -128,12 +149,15 @@ def gather_evidence(
         classes: number of classes; 0 if the targets are not labels.
         features: number of features of an input; 0 if inputs have no means.
         seed: random seed of the initial model and of the batches.
+        trained: the model at which gradients are computed; None = the initial one.
 
     Returns:
         The evidence, with clients in the order of the federation, and the number of
         bytes that the clients sent.
     """
     training = Training(DataProbe(classes, features), executor, model, seed=seed)
+    if trained is not None:
+        training.server = training.server.replace(model=trained)
     training.probe()
     answers: ProbeAnswers = training.server
     return _evidence(executor.seen, answers), training.ledger.totals().bytes_up
@@ -169,7 +193,7 @@ class DataProbe(Algorithm):
         return Downlink({"model": Streams.everyone(server.model, len(cohort))})
 
     def probe(self, inbox: Inbox, local: LocalTrainer) -> ClientUpdate:
-        answer = UCFL(sigma_batch=BATCH_SHARE).probe(inbox, local)
+        answer = UCFL(sigma_batch=BATCH_SHARE, warm=0).probe(inbox, local)
         dtype = answer["gradient"].dtype
         epoch = (local.size + _BATCH - 1) // _BATCH
 

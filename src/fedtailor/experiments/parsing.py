@@ -126,13 +126,14 @@ def architecture(
     """
     arguments = {"use": value} if isinstance(value, str) else dict(value)
     name = arguments.pop("use", None)
-    known = models.builders()
     if name is None:
-        raise ConfigError(place, f"{place[-1]} needs a name: use = {' | '.join(known)}")
+        names = " | ".join(models.builders())
+        raise ConfigError(place, f"{place[-1]} needs a name: use = {names}")
     in_file = named_in_file(name) if own_files and isinstance(name, str) else None
-    if in_file is None:
-        check_choice_at(name, list(known), place, "model")
-    build = known[name] if in_file is None else _load_function(*in_file, place)
+    try:
+        build = _load_function(*in_file) if in_file else models.find_builder(name)
+    except ValueError as error:
+        raise ConfigError(place, str(error)) from None
     hints = typing.get_type_hints(build)
     names = list(inspect.signature(build).parameters)
     for key in arguments:
@@ -160,14 +161,15 @@ def architecture(
     return result
 
 
-def _load_function(path: Path, name: str, place: KeyPath) -> Callable[..., Any]:
-    """Load a function of a Python file."""
-    try:
-        function = getattr(module_of(path), name, None)
-    except ValueError as error:
-        raise ConfigError(place, str(error)) from None
-    if not callable(function):
-        raise ConfigError(place, f"{path} has no function {name!r}")
+def _load_function(path: Path, name: str) -> Callable[..., Any]:
+    """Load a function of a Python file.
+
+    Raises:
+        ValueError: the file cannot be loaded, or has no such function.
+    """
+    function = getattr(module_of(path), name, None)
+    require(callable(function), f"{path} has no function {name!r}")
+    assert callable(function)
     return function
 
 

@@ -1,14 +1,12 @@
-"""Parse the uplink, the transforms of the clients' updates, from files and options."""
+"""Parse the uplink, the transforms of the clients' updates, from files."""
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
-from typing import Any, cast
+from typing import Any
 
 from fedtailor.experiments.document import ConfigError, KeyPath
 from fedtailor.experiments.parsing import configure
 from fedtailor.pipelines import check_order, find_transform, transform_names
-from fedtailor.protocol import Pipeline, require
+from fedtailor.protocol import Pipeline
 
 
 def uplink_of_tables(entries: Sequence[Mapping[str, Any]], place: KeyPath) -> Pipeline:
@@ -40,38 +38,3 @@ def uplink_of_tables(entries: Sequence[Mapping[str, Any]], place: KeyPath) -> Pi
     except ValueError as error:
         raise ConfigError(place, str(error)) from None
     return tuple(transforms)
-
-
-def uplink_of_texts(texts: Sequence[str]) -> Pipeline:
-    """Build transforms from options such as `gaussian-noise:1.1,norm=0.5,by=client`.
-
-    The name of the first setting can be omitted.
-
-    Raises:
-        ValueError: as for `uplink_of_tables`.
-    """
-    entries = []
-    for text in texts:
-        name, _, settings = text.partition(":")
-        transform = find_transform(name)
-        entry: dict[str, Any] = {"use": name}
-        for number, setting in enumerate(filter(None, settings.split(","))):
-            key, equals, value = setting.partition("=")
-            require(
-                bool(equals) or number == 0,
-                f"--uplink {text}: write {key!r} as name=value",
-            )
-            if not equals:
-                first = fields(cast(Any, transform))[0]
-                key, value = first.name, key
-            entry[key] = _parse_value(value)
-        entries.append(entry)
-    return uplink_of_tables(entries, ())
-
-
-def _parse_value(text: str) -> Any:
-    """Convert text to a number or boolean if possible."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text

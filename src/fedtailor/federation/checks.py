@@ -4,13 +4,13 @@ Every error message is one line that says what to do.
 """
 
 import math
-import os
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedtailor._memory import total_memory
 from fedtailor.protocol import require
 
 SPLITS = ("train", "val", "test")
@@ -89,7 +89,7 @@ def check_memory(count: float, itemsize: int, name: str) -> None:
         ValueError: the arrays need more bytes than the machine has.
     """
     required = count * itemsize
-    installed = _memory()
+    installed = total_memory()
     require(
         required <= installed,
         f"{name} needs {required / 2**30:,.0f} GiB of memory, and this machine has"
@@ -182,11 +182,3 @@ def _is_missing(value: Any) -> bool:
     if isinstance(value, float | np.floating):
         return math.isnan(value)
     return value is None or type(value).__name__ in ("NAType", "NaTType")
-
-
-def _memory() -> int:
-    """Bytes of memory of this machine; 2^40 if it is unknown."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return 2**40

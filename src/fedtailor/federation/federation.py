@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedtailor._printable import one_line
 from fedtailor.federation.checks import SPLITS, plain_array, short_repr
 from fedtailor.federation.validation import validate
 from fedtailor.protocol import client_ids
@@ -318,7 +319,7 @@ class Federation:
             lines.append(
                 f"  without test samples: {names}; no test result can name them"
             )
-        return "\n".join(lines)
+        return "\n".join(map(one_line, lines))
 
     def __repr__(self) -> str:
         return (

@@ -171,7 +171,9 @@ def _read(path: Path) -> pl.DataFrame:
             return read_foreign_parquet(path)
         if name.endswith((".csv", ".tsv")):
             separator = "\t" if name.endswith(".tsv") else ","
-            return pl.read_csv(path, separator=separator, infer_schema_length=None)
+            return pl.read_csv(
+                path, separator=separator, infer_schema_length=None, glob=False
+            )
     except (pl.exceptions.PolarsError, OSError) as error:
         raise ValueError(
             f"{path} cannot be read: {str(error).splitlines()[0]}"

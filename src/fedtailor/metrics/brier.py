@@ -20,6 +20,9 @@ class Brier(Metric):
     title: ClassVar[str] = "Brier score"
     higher_is_better: ClassVar[bool] = False
 
+    def limits(self) -> tuple[float, float]:
+        return 0.0, 2.0
+
     def applies(self, model: Model) -> bool:
         return model.classification
 

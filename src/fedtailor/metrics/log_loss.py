@@ -1,5 +1,6 @@
 """The negative log-likelihood of the labels."""
 
+import math
 from typing import ClassVar
 
 import jax.numpy as jnp
@@ -19,6 +20,9 @@ class LogLoss(Metric):
     name: ClassVar[str] = "log_loss"
     title: ClassVar[str] = "Log loss"
     higher_is_better: ClassVar[bool] = False
+
+    def limits(self) -> tuple[float, float]:
+        return 0.0, math.inf
 
     def applies(self, model: Model) -> bool:
         return model.classification

@@ -1,5 +1,6 @@
 """The mean absolute error."""
 
+import math
 from typing import ClassVar, Literal
 
 import jax.numpy as jnp
@@ -21,6 +22,9 @@ class MAE(Metric):
     title: ClassVar[str] = "MAE"
     unit: ClassVar[Literal["%", "", "target"]] = "target"
     higher_is_better: ClassVar[bool] = False
+
+    def limits(self) -> tuple[float, float]:
+        return 0.0, math.inf
 
     def applies(self, model: Model) -> bool:
         return is_regression(model)

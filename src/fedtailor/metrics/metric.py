@@ -23,6 +23,7 @@ For example, the share of samples whose correct class is among the k most probab
             return float(mean(statistic, "correct"))
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ from jaxtyping import Array, Float, Shaped
 from numpy.typing import NDArray
 
 from fedtailor.models import Model, TokenCrossEntropy
-from fedtailor.protocol import find_registered
+from fedtailor.protocol import find_registered, require
 
 Statistic = Mapping[str, Shaped[Array | np.ndarray, "..."]]
 """Sums over samples: key -> array, whose shape depends on the model only. The statistic of
@@ -86,6 +87,12 @@ class Metric(ABC):
         super().__init_subclass__(**options)
         if "name" in cls.__dict__:
             Metric.registry[cls.name] = cls
+
+    def limits(self) -> tuple[float, float]:
+        """The smallest and the largest value that the metric can have. A coordinator
+        refuses what clients measured if it gives another one.
+        """
+        return (0.0, 1.0) if self.unit == "%" else (-math.inf, math.inf)
 
     @abstractmethod
     def applies(self, model: Model) -> bool:
@@ -183,11 +190,14 @@ def find_metric(name: str) -> Metric:
     return find_registered(Metric.registry, name, "metric", ENTRY_POINTS, base=Metric)()
 
 
-def find_metrics(names: Sequence[str | Metric], model: Model) -> tuple[Metric, ...]:
+def find_metrics(
+    names: str | Metric | Sequence[str | Metric], model: Model
+) -> tuple[Metric, ...]:
     """The metrics to measure for a model.
 
     Args:
-        names: names of metrics, for those with their default settings, or metrics.
+        names: names of metrics, for those with their default settings, or metrics; a
+            single one need not be in a sequence.
         model: the model that is measured.
 
     Returns:
@@ -198,7 +208,14 @@ def find_metrics(names: Sequence[str | Metric], model: Model) -> tuple[Metric, .
             different settings.
     """
     metrics: dict[str, Metric] = {}
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        names = (names,)
     for name in names:
+        require(
+            isinstance(name, str | Metric),
+            f"the metric {name!r} is neither a name, such as 'roc_auc', nor a metric of"
+            " fedtailor.metrics",
+        )
         metric = find_metric(name) if isinstance(name, str) else name
         if not metric.applies(model):
             choices = ", ".join(_applicable_names(model))

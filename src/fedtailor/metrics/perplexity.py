@@ -1,5 +1,6 @@
 """Perplexity: the number of equally likely symbols that would be as hard to predict."""
 
+import math
 from typing import ClassVar
 
 import jax.numpy as jnp
@@ -24,6 +25,9 @@ class Perplexity(Metric):
     name: ClassVar[str] = "perplexity"
     title: ClassVar[str] = "Perplexity"
     higher_is_better: ClassVar[bool] = False
+
+    def limits(self) -> tuple[float, float]:
+        return 0.0, math.inf
 
     def applies(self, model: Model) -> bool:
         return is_sequence(model) or model.classification

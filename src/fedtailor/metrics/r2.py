@@ -1,5 +1,6 @@
 """The share of the targets' variance that a regression explains."""
 
+import math
 from typing import ClassVar
 
 import jax.numpy as jnp
@@ -25,6 +26,9 @@ class R2(Metric):
     name: ClassVar[str] = "r2"
     title: ClassVar[str] = "R2"
     higher_is_better: ClassVar[bool] = True
+
+    def limits(self) -> tuple[float, float]:
+        return -math.inf, 1.0
 
     def applies(self, model: Model) -> bool:
         return is_regression(model)

@@ -1,5 +1,6 @@
 """The root of the mean squared error."""
 
+import math
 from typing import ClassVar, Literal
 
 import jax.numpy as jnp
@@ -22,6 +23,9 @@ class RMSE(Metric):
     title: ClassVar[str] = "RMSE"
     unit: ClassVar[Literal["%", "", "target"]] = "target"
     higher_is_better: ClassVar[bool] = False
+
+    def limits(self) -> tuple[float, float]:
+        return 0.0, math.inf
 
     def applies(self, model: Model) -> bool:
         return is_regression(model)

@@ -21,7 +21,7 @@ from fedtailor.models.losses import (
 from fedtailor.models.model import Model
 from fedtailor.models.parts import Part
 from fedtailor.models.pytorch import from_torch, save_state_dict, state_dict
-from fedtailor.models.registry import builders, register
+from fedtailor.models.registry import builders, find_builder, register
 from fedtailor.models.resnet import resnet
 from fedtailor.models.zoo import (
     cnn,
@@ -47,6 +47,7 @@ __all__ = [
     "cnn_5x5",
     "cross_entropy",
     "density",
+    "find_builder",
     "from_equinox",
     "from_function",
     "from_linen",

@@ -4,6 +4,12 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from fedtailor.models.architecture import Architecture
+from fedtailor.protocol import find_registered
+
+ENTRY_POINTS = "fedtailor.models"
+"""The group of entry points under which other packages offer models: functions that
+return an `Architecture`.
+"""
 
 Builder = TypeVar("Builder", bound=Callable[..., Architecture])
 
@@ -28,3 +34,13 @@ def register(build: Builder) -> Builder:
 def builders() -> dict[str, Callable[..., Architecture]]:
     """All registered functions by name, in the order of registration."""
     return dict(_BUILDERS)
+
+
+def find_builder(name: str) -> Callable[..., Architecture]:
+    """The function that builds the models of that name.
+
+    Raises:
+        ValueError: neither fedtailor nor an installed package has a model of that name,
+            or the package's is broken.
+    """
+    return find_registered(_BUILDERS, name, "model", ENTRY_POINTS)

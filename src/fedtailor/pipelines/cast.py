@@ -63,6 +63,11 @@ class Cast(Transform):
 
         return replace_vectors(update, cast_back), state
 
+    def largest_norm(
+        self, norm: float | None, size: int, announced: float | None = None
+    ) -> float | None:
+        return norm
+
     def send(self, downlink: Downlink) -> Downlink:
         def cast(kind: str, streams: Streams) -> dict[str, Streams]:
             values = jnp.asarray(streams.values).astype(self.dtype)

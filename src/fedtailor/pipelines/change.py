@@ -1,7 +1,8 @@
 """Changes: the difference between a vector that a client sends and its reference.
 
-The reference of a model is the received model that is nearest to it. Gradients and controls
-are changes themselves, so that their reference is zero. The client subtracts the reference
+The reference of a model is the received model that is nearest to it (where data must not
+decide it, `fixed_reference`). Gradients and controls are changes themselves, so that their
+reference is zero. The client subtracts the reference
 (`change_of`), and the server adds it again (`received_rows`). Accompanying messages, such
 as "model start", hold what else the server needs for this.
 """
@@ -21,6 +22,7 @@ from fedtailor.protocol import (
     Inbox,
     Update,
     along_axis,
+    require,
 )
 
 Message = TypeVar("Message")
@@ -102,6 +104,40 @@ def reference(
         return jnp.zeros_like(value)
     start = inbox["model"][nearest(value, inbox)]
     return jnp.where(inbox.received["model"].any(), start, 0)
+
+
+def fixed_reference(
+    kind: str, value: Float[Array, "*k d"], inbox: Inbox
+) -> Float[Array, "*k d"]:
+    """A vector that a client's change is measured from, whatever its data.
+
+    The `reference` is nearest to what the client sends, which its data decide. A bound
+    on the change from it bounds no difference between two data sets.
+
+    Args:
+        kind: "model", "gradient" or "control".
+        value: one vector of this kind, or several.
+        inbox: what the client received.
+
+    Returns:
+        The only model received; or, if as many were received as are sent, the one with
+        the same index. Zero for gradients and controls, and where no model was received.
+
+    Raises:
+        ValueError: several models were received, and not as many are sent.
+    """
+    if kind != "model" or "model" not in inbox.values:
+        return jnp.zeros_like(value)
+    models, received = inbox["model"], inbox.received["model"][:, None]
+    if len(models) == 1:
+        models, received = models[0], received[0]
+    require(
+        models.shape == value.shape or models.ndim == 1,
+        f"clients are sent {len(models)} models and send one of another shape: which of"
+        " them their change is measured from would depend on their data, which noise"
+        " does not cover; choose a method whose clients are sent one model",
+    )
+    return jnp.broadcast_to(jnp.where(received, models, 0), value.shape)
 
 
 def which_reference(

@@ -1,5 +1,6 @@
 """Clip: bounds the norm of each client's change."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -43,9 +44,22 @@ class Clip(Transform):
         update, _ = clipped(update, inbox, self.norm)
         return update, state
 
+    def largest_norm(
+        self, norm: float | None, size: int, announced: float | None = None
+    ) -> float | None:
+        return smaller_bound(norm, self.norm)
+
+
+def smaller_bound(norm: float | None, clip_norm: float) -> float:
+    """The largest norm after clipping; `norm` is that before it, None without a bound."""
+    return clip_norm if norm is None else min(norm, clip_norm)
+
 
 def clipped(
-    update: ClientUpdate, inbox: Inbox, clip_norm: Any
+    update: ClientUpdate,
+    inbox: Inbox,
+    clip_norm: Any,
+    measured_from: Callable[[str, Array, Inbox], Array] = reference,
 ) -> tuple[ClientUpdate, Float[Array, ""]]:
     """Clip the change of an update.
 
@@ -53,6 +67,8 @@ def clipped(
         update: the client's messages.
         inbox: what the client received, from which changes are measured.
         clip_norm: the largest Euclidean norm.
+        measured_from: (kind, vectors, inbox) -> the vectors from which changes are
+            measured.
 
     Returns:
         A new update, whose change has a norm of at most `clip_norm`, and the norm of the
@@ -60,7 +76,7 @@ def clipped(
     """
     # One norm over all vectors together bounds everything that a client sends.
     start = {
-        kind: reference(kind, value, inbox)
+        kind: measured_from(kind, value, inbox)
         for kind, value in update.items()
         if kind in MODEL_KINDS
     }

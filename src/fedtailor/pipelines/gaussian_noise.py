@@ -1,7 +1,8 @@
 """GaussianNoise: client-level differential privacy, by clipping and noise.
 
-A client's change is the model that it sends minus the model that it received; a gradient
-is a change itself. The clip norm C bounds the Euclidean norm of each client's change.
+A client's change is the model that it sends minus the model that it received (of several
+the one with the same index); a gradient is a change itself. The clip norm C bounds the
+Euclidean norm of each client's change.
 """
 
 import math
@@ -13,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree, ScalarLike
 
-from fedtailor.pipelines.clip import clipped
+from fedtailor.pipelines.change import fixed_reference
+from fedtailor.pipelines.clip import clipped, smaller_bound
 from fedtailor.protocol import (
     MODEL_KINDS,
     NOT_SENT,
@@ -42,6 +44,11 @@ was at most the clip norm, else 0.
 KINDS_WITH_NOISE = ("model", "gradient")
 """The kinds of message to which noise is added. A client may send one message of one of
 these kinds and nothing else.
+"""
+
+NOISE_TAIL = 8.0
+"""Standard deviations by which the norm of noise may exceed its typical size; it exceeds
+more in one of 10^13 updates.
 """
 
 REPORTERS_PER_COUNT_NOISE = 20
@@ -141,7 +148,7 @@ class GaussianNoise(Transform):
         )
         # `announce` sends a clip norm only if it is adaptive.
         clip_norm = inbox.scalars.get(CLIP_NORM, self.norm)
-        update, change_norm = clipped(update, inbox, clip_norm)
+        update, change_norm = clipped(update, inbox, clip_norm, fixed_reference)
         if self.quantile is not None:
             # The server adds noise to the number of these clients.
             is_within = change_norm <= clip_norm
@@ -152,6 +159,17 @@ class GaussianNoise(Transform):
 
     # on the server
     # ----------------------------------------------------------------------------------
+
+    def largest_norm(
+        self, norm: float | None, size: int, announced: float | None = None
+    ) -> float | None:
+        clip_norm = self.norm if announced is None else announced
+        bound = smaller_bound(norm, clip_norm)
+        if self.by == "client":
+            # |N(0, I)| > sqrt(d) + t has a probability of at most exp(-t^2 / 2).
+            noise = math.sqrt(size) + NOISE_TAIL
+            bound += self.multiplier * clip_norm * noise
+        return bound
 
     @property
     def runs_without_reporters(self) -> bool:
@@ -202,7 +220,9 @@ class GaussianNoise(Transform):
             adaptive = AdaptiveClipNorm(self.quantile, self.norm_rate, expected)
             multiplier = adaptive.change_multiplier(multiplier)
 
-        rng = cohort.rng("gaussian noise")
+        # A round that is done again with other reporters gets other noise. The difference
+        # of both releases would else be that of two sums without noise.
+        rng = cohort.rng("gaussian noise", among_reporters=True)
         rows = _noisy_rows(
             update[kind],
             start=_common_start(kind, downlink),

@@ -90,6 +90,13 @@ class Quantize(Transform):
 
         return replace_vectors(without(update, *accompanying), as_vectors), state
 
+    def largest_norm(
+        self, norm: float | None, size: int, announced: float | None = None
+    ) -> float | None:
+        # An entry moves by less than s = max_block |x| / 127 <= |block| / 127.
+        moved = math.sqrt(min(self.block, size)) / LEVELS
+        return None if norm is None else norm * (1 + moved)
+
 
 def rounded(
     x: Float[Array, "*k d"], block: int, key: Array

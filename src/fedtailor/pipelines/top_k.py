@@ -1,5 +1,6 @@
 """TopK: the largest changes are sent first, and the others later."""
 
+import math
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -112,6 +113,16 @@ class TopK(Transform):
 
         vectors = without(update, indices_kind, start_kind)
         return replace_vectors(vectors, as_vectors), state
+
+    def largest_norm(
+        self, norm: float | None, size: int, announced: float | None = None
+    ) -> float | None:
+        if norm is None or not self.feedback:
+            return norm
+        # |y - sent| <= q |y| with q = sqrt(1 - k / d), and y = change + memory, so that
+        # memory <= q (norm + memory), and sent <= y <= norm + memory <= norm / (1 - q).
+        count = max(1, round(self.fraction * size))
+        return norm / (1 - math.sqrt(1 - count / size))
 
 
 def largest(

@@ -18,9 +18,11 @@ from fedtailor.protocol.diagnostics import (
 from fedtailor.protocol.entry_points import (
     find_registered,
     import_modules,
+    load_offered,
     module_of,
     named_in_file,
     offered,
+    offered_names,
 )
 from fedtailor.protocol.errors import Diverged
 from fedtailor.protocol.exchange import (
@@ -34,6 +36,7 @@ from fedtailor.protocol.exchange import (
     drive,
     on_host,
 )
+from fedtailor.protocol.field_docs import doc_without_fields, field_docs
 from fedtailor.protocol.hidden_rows import HiddenRows, Sums
 from fedtailor.protocol.hyperparameters import (
     MayBeInfinite,
@@ -141,20 +144,24 @@ __all__ = [
     "client_ids",
     "client_keys",
     "decode",
+    "doc_without_fields",
     "draw_bits",
     "draw_uniform",
     "drive",
     "encode",
+    "field_docs",
     "find_registered",
     "hyperparameters",
     "import_modules",
     "init_pipeline",
     "is_hyperparameters",
     "is_off",
+    "load_offered",
     "module_of",
     "named_in_file",
     "next_power_of_two",
     "offered",
+    "offered_names",
     "on_host",
     "receive",
     "require",

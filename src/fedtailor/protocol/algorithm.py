@@ -16,7 +16,7 @@ The words of this file:
 * kind: the name of an array in a message, such as "model" or "control".
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from jaxtyping import Array, Float
@@ -61,6 +61,7 @@ class Algorithm:
     probe              client  what a client answers, such as a gradient
     aggregate_probe    server  makes a new server state of the answers
     ---- in every round ----------------------------------------------------------------
+    asks_again         server  whether clients answer the probe once more before it
     broadcast          server  what the clients of the cohort receive
     client             client  trains; returns its new state and what it sends
     server             server  aggregates the answers into the next server state
@@ -103,6 +104,13 @@ class Algorithm:
         they are served.
         """
         return False
+
+    @property
+    def probe_needs_all(self) -> bool:
+        """Whether a probe fails if a client does not answer it in time. Otherwise
+        `aggregate_probe` is given the answers of those at hand, and asks again.
+        """
+        return True
 
     # on the server
     # ----------------------------------------------------------------------------------
@@ -264,9 +272,28 @@ class Algorithm:
         Args:
             server: the state of `init_server`.
             answers: the clients' answers to the probe.
-            cohort: all seen clients.
+            cohort: all seen clients; all of them report if `probe_needs_all`.
         """
         raise NotImplementedError
+
+    def asks_again(self, server: Any) -> bool:
+        """Whether all clients answer the probe once more before the next round, at a
+        model that has been trained; by default they answer it once.
+
+        Args:
+            server: the server's state, which the last answers are part of.
+        """
+        return False
+
+    def ranges(self, size: int) -> Mapping[str, tuple[float, float]]:
+        """The smallest and the largest number in messages of the clients that are not
+        vectors of the model's size, by kind. A coordinator refuses others; kinds that are
+        not named may hold any finite number.
+
+        Args:
+            size: the number of training samples of the client.
+        """
+        return {}
 
     # reports
     # ----------------------------------------------------------------------------------

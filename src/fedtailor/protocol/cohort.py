@@ -5,7 +5,7 @@ to c - 1. Both are sorted by id, so that no result depends on the order in which
 lists the clients.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -100,6 +100,8 @@ class Cohort:
             to reply and did reply.
         round: 0, 1, ...; after training, the number of rounds done.
         seed: the run's seed.
+        draw_seed: the seed of what clients draw in this exchange; None = `seed`. What
+            they draw once for all rounds follows from `seed`.
         probes: answers to the probe, for unseen clients of methods that have a probe;
             else None.
         examples: as in `Population`.
@@ -113,12 +115,17 @@ class Cohort:
     reporting: NDArray[np.bool_]
     round: int
     seed: int
+    draw_seed: int | None = None
     probes: "Answers | None" = None
     examples: Examples | None = field(default=None, repr=False)
     capacity: int = 0
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def subset(self, clients: NDArray[Any]) -> "Cohort":
+        """Some clients of the cohort, by a mask [c] or by ascending indices."""
+        return replace(self, rows=self.rows[clients], reporting=self.reporting[clients])
 
     @property
     def position(self) -> NDArray[np.int64]:
@@ -157,6 +164,14 @@ class Cohort:
         """[c] true groups, or None."""
         return None if self.clients.groups is None else self.clients.groups[self.rows]
 
-    def rng(self, purpose: str) -> np.random.Generator:
-        """The server's random generator for one purpose in this round."""
-        return server_rng(self.seed, purpose, self.round)
+    def rng(
+        self, purpose: str, *, among_reporters: bool = False
+    ) -> np.random.Generator:
+        """The server's random generator for one purpose in this round.
+
+        Args:
+            purpose: what is drawn.
+            among_reporters: whether other numbers are drawn if other clients report.
+        """
+        ids = self.ids[self.reporting] if among_reporters else ()
+        return server_rng(self.seed, purpose, self.round, ids)

@@ -4,6 +4,7 @@ packages (entry points), or in a user's file.
 
 import importlib.util
 import sys
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 from pkgutil import iter_modules
@@ -46,8 +47,35 @@ def find_registered(
         entry = offered(group, name, what, base)
         if entry is not None:
             registry[name] = entry
-    check_choice(name, sorted(registry), what, listed_by)
+    check_choice(name, sorted({*registry, *offered_names(group)}), what, listed_by)
     return registry[name]
+
+
+def load_offered(group: str, find: Callable[[str], object]) -> list[str]:
+    """Load everything that installed packages offer in a group, for a list of all names.
+
+    Args:
+        group: the group of entry points, such as "fedtailor.metrics".
+        find: loads and registers an entry by its name; it raises `ValueError` if the
+            entry is broken.
+
+    Returns:
+        What is wrong with the broken entries, one line each.
+    """
+    problems = []
+    for name in offered_names(group):
+        try:
+            find(name)
+        except ValueError as error:
+            problems.append(str(error))
+    return problems
+
+
+def offered_names(group: str) -> list[str]:
+    """The names that installed packages offer in a group of entry points, which need not
+    be loaded yet, in alphabetical order.
+    """
+    return sorted({entry.name for entry in entry_points(group=group)})
 
 
 def offered(group: str, name: str, what: str, base: type | None = None) -> Any:

@@ -205,6 +205,20 @@ class Answers(Mapping[str, ClientRows]):
     def __len__(self) -> int:
         return len(self.update)
 
+    def subset(self, clients: Bool[np.ndarray, " c"]) -> "Answers":
+        """The answers of some clients of the cohort, without `output` and `states`."""
+        update = {
+            kind: replace(rows, row=rows.row[clients])
+            for kind, rows in self.update.items()
+        }
+        return replace(
+            self,
+            reporting=self.reporting[clients],
+            update=update,
+            output=None,
+            states=None,
+        )
+
     @property
     def sent(self) -> dict[str, Any]:
         """Kind -> `ClientRows.sent`, from which the ledger computes the traffic."""

@@ -22,6 +22,8 @@ from typing import Annotated, Any, TypeGuard, TypeVar, dataclass_transform
 import jax
 import numpy as np
 
+from fedtailor.protocol.field_docs import DocWithFields, doc_without_fields
+
 # Markers in the metadata of `Annotated` types.
 _TRACED = "fedtailor: traced"
 _ZERO_IS_STATIC = "fedtailor: zero is structure"
@@ -85,6 +87,7 @@ def hyperparameters(cls: type[T]) -> type[T]:
     # Instances are compared by identity, since leaves may be arrays, whose comparison
     # is not a bool. JAX compares the static part of the tree by itself.
     new_class = dataclasses.dataclass(frozen=True, eq=False)(cls)
+    new_class.__doc__ = DocWithFields(doc_without_fields(new_class))  # type: ignore[assignment]
     # Annotations determine which fields may be leaves; values determine which of these
     # are leaves.
     names = [field.name for field in dataclasses.fields(typing.cast(Any, new_class))]

@@ -9,7 +9,7 @@ batches.
 import hashlib
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -83,13 +83,14 @@ def client_keys(seed: int, round: int, ids: NDArray[np.uint64]) -> NDArray[np.ui
     return np.stack([high, low], axis=-1).astype(np.uint32)
 
 
-def server_rng(seed: int, purpose: str, round: int) -> np.random.Generator:
+def server_rng(
+    seed: int, purpose: str, round: int, ids: Iterable[np.uint64] = ()
+) -> np.random.Generator:
     """The server's random generator for one purpose in one round (FedFomo's
-    exploration, ...).
+    exploration, ...), and for some clients if their ids are given.
     """
-    return np.random.default_rng(
-        [seed & UINT64_MAX, zlib.crc32(purpose.encode()), round]
-    )
+    words = [seed & UINT64_MAX, zlib.crc32(purpose.encode()), round]
+    return np.random.default_rng([*words, *(int(number) for number in ids)])
 
 
 def _splitmix64(x: Any) -> Any:

@@ -120,6 +120,30 @@ class Transform:
         """
         return update, state
 
+    @property
+    def is_compression(self) -> bool:
+        """Whether `decode` restores what `encode` has compressed, and does nothing else;
+        the server then keeps no state for the transform.
+        """
+        return self.stage in ("entries", "numbers")
+
+    def largest_norm(
+        self, norm: float | None, size: int, announced: float | None = None
+    ) -> float | None:
+        """The largest Euclidean norm of a client's change after `encode`, up to
+        rounding. A coordinator refuses larger ones.
+
+        Args:
+            norm: the largest norm before `encode`; None = it is not bounded.
+            size: the number of entries of all vectors that a client sends.
+            announced: the clip norm that was announced to the clients in this round, if
+                one was.
+
+        Returns:
+            The bound; None if there is none, or (the default) it is not known.
+        """
+        return None
+
     def send(self, downlink: Downlink) -> Downlink:
         """Transform a downlink before it is sent (on the host)."""
         return downlink

@@ -25,7 +25,7 @@ class ClientStore:
     same time.
 
     Args:
-        directory: the client's directory; created, readable by its owner only, if it
+        directory: the client's directory, of all its jobs; created, readable by its owner only, if it
             does not exist.
         experiment: identity of the job (`Job.identity`).
 
@@ -34,6 +34,7 @@ class ClientStore:
     """
 
     def __init__(self, directory: Path, experiment: str) -> None:
+        self.client_directory = directory
         self.directory = directory / experiment[:16]
         self._lock: IO[bytes] | None = None
         try:
@@ -109,17 +110,20 @@ class ClientStore:
         """Delete the states that the coordinator cannot ask for any more.
 
         Those are states older than the one in the coordinator's last checkpoint, from
-        which it resumes after a crash, and states newer than the last accepted one.
+        which it resumes after a crash. If that one is not here, the number is wrong,
+        and all are kept. States newer than the last accepted one are kept, too: an old
+        request that arrives once more must not cost the client its state, and the
+        round that made such a state replaces it when it is done again.
 
         Args:
             state_round: see `Request`.
             durable_state_round: see `Request`.
         """
-        for round in self.rounds():
-            is_needed = durable_state_round <= round <= state_round
-            # A new phase of a schedule starts without a state (state_round = -1). Until
-            # the coordinator has saved that, it may resume from the durable state.
-            if not is_needed and round != durable_state_round:
+        stored = self.rounds()
+        if durable_state_round >= 0 and durable_state_round not in stored:
+            return
+        for round in stored:
+            if round < durable_state_round and round != state_round:
                 self._path(round).unlink(missing_ok=True)
 
     def _path(self, round: int) -> Path:

@@ -3,7 +3,8 @@
 The run directory has the same format as that of a simulated run.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,15 +19,20 @@ from fedtailor.remote.examples import template_of
 from fedtailor.remote.executor import RemoteExecutor, Rules, client_table
 from fedtailor.remote.job import Job
 from fedtailor.remote.plan import Plan, plan_of
-from fedtailor.remote.secret import secret_in
+from fedtailor.remote.rounds import COMPILE_S, PATIENCE_S, RemoteTraining
+from fedtailor.remote.secret import run_identity, secret_in
 from fedtailor.remote.statistics import Statistics
 from fedtailor.remote.transport import Transport
 from fedtailor.runs import Run
 from fedtailor.runs.run import train_until
 from fedtailor.storage import Checkpoints, RunDirectory, interrupts
-from fedtailor.storage.manifest import settings, versions
-from fedtailor.storage.run_files import CLIENTS, LEDGER, read_frame
+from fedtailor.storage.manifest import versions
+from fedtailor.storage.run_files import CLIENTS, LEDGER, METRICS, read_frame
 from fedtailor.training import Callback, Training
+from fedtailor.training.settings import settings
+
+Arrivals = Callable[[Collection[str]], Mapping[str, NDArray[np.int64]]]
+"""(names of known clients) -> numbers of rows [3] of others that have come, by name."""
 
 
 def coordinate(
@@ -40,8 +46,11 @@ def coordinate(
     use_caches: bool = True,
     evaluate_every: int = 1,
     callbacks: Sequence[Callback] = (),
+    patience: float = PATIENCE_S,
+    compile_time: float = COMPILE_S,
+    arrivals: Arrivals = lambda known: {},
     log: Callable[[str], None] = lambda line: None,
-) -> Training[RemoteExecutor]:
+) -> RemoteTraining:
     """Train by the job, and have each client store its personal model.
 
     Args:
@@ -59,6 +68,12 @@ def coordinate(
             needs clients whose processes live longer than one message.
         evaluate_every: evaluate after every n-th round, and after the last.
         callbacks: called as in a simulation.
+        patience: seconds for which a round that too few clients answer is asked again.
+        compile_time: seconds that the first exchange of each task waits in addition to
+            the job's deadline.
+        arrivals: called after each round with the names of all clients that are known;
+            returns the numbers of rows [3] of others that have come, by name. They are
+            served as newcomers.
         log: called with a line for every answer that is refused, and with one line
             that names all clients that did not answer.
 
@@ -67,8 +82,8 @@ def coordinate(
 
     Raises:
         ValueError: arguments, files and clients do not fit together; in one line.
-        TooFewClients: fewer clients than the minimum answered; all earlier rounds are
-            saved.
+        TooFewClients: fewer clients than the minimum answered for `patience` seconds;
+            all earlier rounds are saved.
         Interrupted: Ctrl-C; all completed rounds are saved.
     """
     plan = plan_of(job, statistics)
@@ -77,12 +92,27 @@ def coordinate(
     if seen_rows is None:
         seen_rows = dict(rows)
     unseen_rows = {name: sizes for name, sizes in rows.items() if name not in seen_rows}
-    seen = _table(seen_rows)
-    unseen = _table(unseen_rows, first=len(seen))
+    for name in sorted(set(rows) & set(seen_rows)):
+        if not np.array_equal(rows[name], seen_rows[name]):
+            log(
+                f"client {name}: it has {_counts(rows[name])} rows now, and had"
+                f" {_counts(seen_rows[name])} when the run began; it keeps the weight"
+                " that it had"
+            )
+    names = [*seen_rows, *unseen_rows]
+    names += [name for name in _stored_newcomers(directory) if name not in names]
+    seen = _table(seen_rows, names)
+    unseen = _table(unseen_rows, names)
     if plan.sums is not None:
         plan.sums.check_client_count(
-            plan.algorithm, job.participation.reporters(len(seen))
+            plan.algorithm, job.participation.reporters(len(seen)), len(seen)
         )
+        if plan.sums.scope == "run" and job.minimum < len(seen):
+            log(
+                f"each round needs the answers of all {len(seen)} clients, as sums of"
+                ' different clients show single ones; sum_scope = "round" in [privacy]'
+                f" needs {job.minimum}, and hides a client in each round by itself only"
+            )
     continued = store.open(_manifest(job, plan, seen_rows, evaluate_every), resume)
     try:
         executor = RemoteExecutor(
@@ -91,14 +121,16 @@ def coordinate(
             transport,
             template_of(job, statistics),
             unseen=unseen,
-            rules=Rules(job.minimum, job.deadline),
+            rows={**seen_rows, **rows},
+            rules=Rules(job.minimum, job.deadline, compile_time),
+            run=run_identity(directory),
             log=log,
             use_caches=use_caches,
         )
         target_scale = 1.0
         if statistics is not None:
             target_scale = statistics.preprocessing(job.schema).target_scale
-        training = Training(
+        training = RemoteTraining(
             plan.algorithm,
             executor,
             plan.model,
@@ -109,16 +141,22 @@ def coordinate(
             secret=secret_in(directory) if plan.coordinator_needs_secret else None,
             target_scale=target_scale,
         )
+        training.patience, training.log, training.names = patience, log, names
         if continued:
             store.load(training)
         else:
             store.write_table(CLIENTS, _clients_frame(seen_rows))
         with interrupts() as stop:
+            training.stop = stop
             # With a checkpoint after every round, clients need to keep few states, and
             # a coordinator that is killed loses at most one round.
             checkpoints = Checkpoints(store, 1, stop)
             rounds = train_until(
-                training, job.rounds, evaluate_every, (checkpoints, *callbacks), stop
+                training,
+                job.rounds,
+                evaluate_every,
+                (checkpoints, *callbacks, _Newcomers(arrivals, unseen_rows)),
+                stop,
             )
             drive(rounds, executor)
             # Record the delivery in a copy of the ledger. The checkpoint's ledger ends
@@ -139,7 +177,7 @@ def coordinate(
         store.close()
 
 
-def _deliver(training: Training[RemoteExecutor], ledger: Ledger) -> Exchanges[None]:
+def _deliver(training: RemoteTraining, ledger: Ledger) -> Exchanges[None]:
     """Have every client make its personal model and store it on its own machine."""
     for table in (training.executor.seen, training.executor.unseen):
         clients = np.arange(len(table))
@@ -148,9 +186,51 @@ def _deliver(training: Training[RemoteExecutor], ledger: Ledger) -> Exchanges[No
             yield from training.run_personal("personal", served)
 
 
-def _table(rows: Mapping[str, NDArray[np.int64]], first: int = 0) -> Clients:
+def _counts(rows: NDArray[np.int64]) -> str:
+    return " + ".join(str(count) for count in rows)
+
+
+class _Newcomers(Callback):
+    """Has clients that come while others train served as newcomers, from then on.
+
+    Args:
+        arrivals: returns the numbers of rows [3] of clients that have come since the
+            last call, by name.
+        rows: those of the newcomers so far; changed in place.
+    """
+
+    def __init__(self, arrivals: Arrivals, rows: dict[str, NDArray[np.int64]]) -> None:
+        self._arrivals, self._rows = arrivals, rows
+
+    def after_round(self, training: Training, evaluated: bool) -> None:
+        assert isinstance(training, RemoteTraining)
+        executor = training.executor
+        known = {*executor.seen.names, *executor.unseen.names}
+        arrived = self._arrivals(known)
+        if not arrived:
+            return
+        self._rows.update(arrived)
+        names = list(training.names)
+        names += [name for name in arrived if name not in names]
+        training.names = names
+        executor.set_unseen(_table(self._rows, names), arrived)
+
+
+def _table(rows: Mapping[str, NDArray[np.int64]], names: Sequence[str]) -> Clients:
+    """The table of some of the clients, with their indices in `names`."""
     train_sizes = [sizes[0] for sizes in rows.values()]
-    return client_table(tuple(rows), train_sizes, first=first)
+    table = client_table(tuple(rows), train_sizes)
+    index = [names.index(name) for name in table.names]
+    return replace(table, original_index=np.array(index, np.int64))
+
+
+def _stored_newcomers(directory: Path) -> list[str]:
+    """The clients that the run has measured and not trained."""
+    path = directory / METRICS
+    if not path.is_file():
+        return []
+    frame = read_frame(path)
+    return frame.filter("unseen")["client"].unique(maintain_order=True).to_list()
 
 
 def _stored_clients(directory: Path) -> dict[str, NDArray[np.int64]] | None:

@@ -20,6 +20,7 @@ import numpy as np
 import polars as pl
 
 from fedtailor._memory import save_memory
+from fedtailor._printable import say, say_block
 from fedtailor.client.pool import split_sizes
 from fedtailor.executors import Settings
 from fedtailor.experiments import scenarios
@@ -29,6 +30,7 @@ from fedtailor.remote.flower import require_flower
 from fedtailor.remote.job import read_job
 from fedtailor.remote.kit import JOB, make_federation, read_kit
 from fedtailor.remote.plan import plan_of
+from fedtailor.remote.policy import POLICY
 from fedtailor.remote.processes import free_port, stop
 from fedtailor.remote.work import PERSONAL
 from fedtailor.runs import Run, run
@@ -69,6 +71,12 @@ minimum = {minimum}
 deadline = {deadline}
 {privacy}"""
 
+OPEN_POLICY = """\
+# These clients let the coordinator see their own updates.
+secure_aggregation_only = false
+federated_statistics = true
+"""
+
 COMMAND = (
     "import sys; from fedtailor.cli import main; raise SystemExit(main(sys.argv[1:]))"
 )
@@ -87,12 +95,11 @@ def main(arguments: list[str]) -> int:
             arguments = [stack.enter_context(tempfile.TemporaryDirectory())]
         federation = Path(arguments[0]) / "digits"
         files = prepare(federation)
-        print(f"Simulating UCFL with two streams, {ROUNDS} rounds", flush=True)
+        say(f"Simulating UCFL with two streams, {ROUNDS} rounds")
         simulated = simulate(federation, files)
-        print(
+        say(
             "The same over TLS: a coordinator and four clients, each a process with its"
             " own file and key",
-            flush=True,
         )
         deploy(federation, files)
         return compare(federation, simulated)
@@ -141,7 +148,9 @@ def prepare(
         digits = pl.Series(images.y[rows].astype(str))
         files[name] = directory / f"{name}.csv"
         frame.with_columns(digit=digits).write_csv(files[name])
-        (directory / "kits" / name / JOB).write_bytes((directory / JOB).read_bytes())
+        kit = directory / "kits" / name
+        (kit / JOB).write_bytes((directory / JOB).read_bytes())
+        (kit / POLICY).write_text(OPEN_POLICY)
     return files
 
 
@@ -151,7 +160,7 @@ def simulate(directory: Path, files: Mapping[str, Path]) -> Run:
     clients, statistics = read_all(job, dict(sorted(files.items())))
     plan = plan_of(job, statistics)
     sizes = zip(clients.names, split_sizes(clients).tolist(), strict=True)
-    print(dict(sizes), "train, val, test")
+    say(f"{dict(sizes)} train, val, test")
     # With the settings of a client's executor, results are equal to the bit.
     settings = Settings(devices=1, canonical=True)
     return run(
@@ -189,10 +198,9 @@ def deploy(
                 wait_for_round(directory, KILLED_AFTER, coordinator)
                 clients[killed].kill()
                 clients[killed].wait()
-                print(
+                say(
                     f"killed {killed} after round {rounds_done(directory)}; starting it"
                     " again",
-                    flush=True,
                 )
                 clients[killed] = start_client(directory, killed, files)
             code = coordinator.wait(WAIT_S * 2)
@@ -286,7 +294,7 @@ def compare(directory: Path, simulated: Run) -> int:
     accuracies = simulated.metrics.values("accuracy")
     expected = dict(zip(simulated.federation.names, accuracies, strict=True))
     models = personal_models(directory, list(expected))
-    print(
+    say_block(
         f"\n{'client':<8}  simulated  machines  largest difference between the two"
         " models"
     )
@@ -294,14 +302,14 @@ def compare(directory: Path, simulated: Run) -> int:
     for name, accuracy in expected.items():
         difference = float(np.abs(models[name] - simulated.personal(name).theta).max())
         largest = max(largest, difference)
-        print(f"{name:<8}  {accuracy:9.4f}  {deployed[name]:8.4f}  {difference:.1e}")
+        say(f"{name:<8}  {accuracy:9.4f}  {deployed[name]:8.4f}  {difference:.1e}")
     if deployed == expected and largest == 0:
-        print(
+        say(
             "The machines' personal models and accuracies are equal to the"
             " simulation's, to the bit."
         )
         return 0
-    print("The two differ.")
+    say("The two differ.")
     return 1
 
 

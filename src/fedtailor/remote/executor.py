@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor.client.pool import build_pool
-from fedtailor.federation import Federation
+from fedtailor.federation import SPLITS, Federation
 from fedtailor.protocol import (
     Algorithm,
     Answers,
@@ -33,12 +33,15 @@ from fedtailor.remote.messages import ArraySpec, Request
 from fedtailor.remote.plan import Plan
 from fedtailor.remote.secure_sums import SUM, hidden_kinds
 from fedtailor.remote.sum_server import Stage
+from fedtailor.remote.sum_shares import SumHistory
 from fedtailor.remote.transport import (
     POLL_INTERVAL_S,
     ExchangeResult,
+    TooFewClients,
     Transport,
     send_and_receive,
 )
+from fedtailor.remote.update_check import UpdateCheck, check_scores
 from fedtailor.remote.vector_cache import INITIAL, ClientCaches, digest
 from fedtailor.remote.wire import (
     WORK,
@@ -46,6 +49,7 @@ from fedtailor.remote.wire import (
     answer_shapes,
     downlink_arrays,
     downlink_digests,
+    named_updates,
     specs_of,
     stack,
 )
@@ -63,11 +67,14 @@ class Rules:
         minimum: minimum number of answers in a round. A probe needs the answers of all
             its clients, as the whole training uses them; an evaluation needs none.
         deadline: seconds that an exchange waits.
+        compile_time: seconds that the first exchange of each task waits in addition, as
+            clients compile its programs then.
         poll_interval: seconds between two polls for answers.
     """
 
     minimum: int = 1
     deadline: float = 300.0
+    compile_time: float = 0.0
     poll_interval: float = POLL_INTERVAL_S
 
 
@@ -118,8 +125,10 @@ class RemoteExecutor:
         template: Federation,
         *,
         unseen: Clients | None = None,
+        rows: Mapping[str, NDArray[np.int64]] | None = None,
         rules: Rules = Rules(),
         use_caches: bool = True,
+        run: str = "",
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
         """Make an executor; no client is asked yet.
@@ -131,8 +140,11 @@ class RemoteExecutor:
             template: any federation whose examples have the shapes of the clients'
                 examples, from which the shapes of answers follow.
             unseen: the clients that joined after training began.
+            rows: numbers of training, validation and test rows [3] that the clients
+                have agreed to, by name; None = they are not known.
             rules: when an exchange ends.
             use_caches: whether vectors that a client has cached are not sent again.
+            run: identity of the run (`run_identity`).
             log: called with a line for every answer that is refused, and with one line
                 that names all clients that did not answer.
 
@@ -144,19 +156,35 @@ class RemoteExecutor:
             unseen = client_table((), np.zeros(0), first=len(seen))
         self.plan, self.seen, self.unseen, self.rules = plan, seen, unseen, rules
         self.federation, self._transport, self._log = template, transport, log
+        self._rows = rows or {}
         pool, _ = build_pool([template], plan.model.dtype)
+        self._run = run
         self._pool = jax.tree.map(jnp.asarray, pool)
         self._shapes: dict[Any, Any] = {}
         self._newcomer_shapes: Any = ()  # of the state that `init_unseen` returns
         self._caches = ClientCaches(plan.common_vectors()) if use_caches else None
         self._last_exchange = (-1, -1)  # round, number within the round
+        self._compiled: set[tuple[int, str]] = set()  # phase and task, once answered
         if plan.sums is not None:
             plan.sums.check(plan.algorithm, plan.uplink)
-            plan.sums.check_client_count(plan.algorithm, len(seen))
+            plan.sums.check_client_count(plan.algorithm, len(seen), len(seen))
+            self._sum_history = SumHistory(plan.sums.scope)
         # The round whose state is valid, for each seen client (-1: none): now, in the
         # snapshot that is being written, and in the last snapshot on disk.
         no_round = np.full(len(seen), -1, np.int64)
         self._accepted = self._pending = self._durable = no_round
+
+    def set_unseen(
+        self, unseen: Clients, rows: Mapping[str, NDArray[np.int64]]
+    ) -> None:
+        """Serve other clients that joined after training began.
+
+        Args:
+            unseen: all of them, in place of those so far.
+            rows: numbers of rows [3] that they have agreed to, by name.
+        """
+        self.unseen = unseen
+        self._rows = {**self._rows, **rows}
 
     def begin(
         self, algorithm: Algorithm, uplink: Pipeline, theta: Any, phase: int
@@ -168,9 +196,13 @@ class RemoteExecutor:
             init_pipeline(uplink, theta),
         )
         self._accepted = np.full(len(self.seen), -1, np.int64)
+        self._check = UpdateCheck(uplink)
 
     def exchange(self, exchange: Exchange) -> Answers:
         """Send a cohort its requests, and wait for the answers or the deadline.
+
+        An answer that no honest client can have sent is logged, and counts as none (see
+        `update_check`).
 
         Returns:
             The answers in the order of the cohort, with zeros for clients that did not
@@ -198,12 +230,14 @@ class RemoteExecutor:
         requested = cohort.reporting & np.asarray(exchange.downlink.reply, bool)
         replies = self._send_requests(exchange, requested, specs).replies
         answers: list[Mapping[str, np.ndarray] | None] = []
-        work = np.zeros(2, np.int64)
         for row in cohort.rows:
             reply = replies.get(cohort.clients.names[row])
             answers.append(None if reply is None else reply.arrays)
-            if reply is not None:
-                work += reply.arrays[WORK]
+        self._refuse_impossible(exchange, answers)
+        work = np.zeros(2, np.int64)
+        for answer in answers:
+            if answer is not None:
+                work += answer[WORK]
         answered = np.array([answer is not None for answer in answers], bool)
         reporting = requested & answered
         output = stack(answers, specs, prefix, shapes)
@@ -215,8 +249,9 @@ class RemoteExecutor:
                 cohort,
                 reporting,
                 partial(self._run_stage, cohort=cohort),
-                minimum=min(self.rules.minimum, int(requested.sum())),
+                minimum=sums.minimum(self.rules.minimum, int(requested.sum())),
                 log=self._log,
+                history=self._sum_history,
             )
             for kind, shape in hidden.items():
                 update[kind] = updates.rows(kind, shape)
@@ -229,6 +264,67 @@ class RemoteExecutor:
             wait=partial(_pair, work),
             extra_bytes=partial(_pair, extra_bytes),
         )
+
+    def _refuse_impossible(
+        self, exchange: Exchange, answers: list[Mapping[str, np.ndarray] | None]
+    ) -> None:
+        """Remove the answers that no honest client can have sent, and name the senders.
+
+        Args:
+            exchange: the exchange.
+            answers: the arrays of each client's answer, in the order of the cohort;
+                changed in place.
+
+        Raises:
+            TooFewClients: too few answers are left.
+        """
+        cohort = exchange.cohort
+        names = [cohort.clients.names[row] for row in cohort.rows]
+        refused: dict[int, str] = {}
+        updates: dict[int, dict[str, np.ndarray]] = {}
+        for place, answer in enumerate(answers):
+            if answer is None:
+                continue
+            if exchange.task == "evaluate":
+                scores = {name: array for name, array in answer.items() if name != WORK}
+                counts = self._rows.get(names[place])
+                rows: dict[str, int] | None = None
+                if counts is not None:
+                    rows = {
+                        str(split): int(count)
+                        for split, count in zip(SPLITS, counts, strict=True)
+                    }
+                try:
+                    check_scores(scores, self.plan.metrics, rows)
+                except ValueError as error:
+                    refused[place] = str(error)
+            elif update := named_updates(answer):
+                updates[place] = update
+        if updates:
+            refused |= self._check.refuse(exchange, updates)
+        for place, reason in sorted(refused.items()):
+            answers[place] = None
+            self._log(f"client {names[place]}: {reason}; it is left out of this round")
+        minimum = self._minimum(exchange)
+        left = sum(answer is not None for answer in answers)
+        if refused and left < minimum:
+            raise TooFewClients(
+                f"the answers of {left} of {len(cohort)} clients can be used; the"
+                f" job's minimum is {minimum}"
+            )
+
+    def _minimum(self, exchange: Exchange) -> int:
+        """The minimum number of answers in an exchange."""
+        asked = len(exchange.cohort)
+        if exchange.task == "client" and self.plan.sums is not None:
+            return self.plan.sums.minimum(self.rules.minimum, asked)
+        is_probe = exchange.task == "probe" and exchange.cohort.seen
+        # The whole training uses the probe of the clients that take part in it.
+        if is_probe and exchange.algorithm.probe_needs_all:
+            return asked
+        if is_probe or exchange.task == "client":
+            return min(self.rules.minimum, asked)
+        return 0
 
     def _run_stage(
         self, stage: Stage, vector_id: Mapping[str, Any], cohort: Cohort
@@ -255,6 +351,7 @@ class RemoteExecutor:
                 stage.task,
                 name,
                 deadline=deadline,
+                run=self._run,
                 algorithm=description
                 | {SUM: {**vector_id, **stage.settings_for(name)}},
                 arrays=arrays,
@@ -270,6 +367,13 @@ class RemoteExecutor:
             poll_interval=self.rules.poll_interval,
         )
         return {name: reply.arrays for name, reply in result.replies.items()}
+
+    def repeat_exchanges(self) -> None:
+        """Number the exchanges of this round from 0 again, as it is asked again.
+
+        A client that has answered is then sent the request that it knows.
+        """
+        self._last_exchange = (-1, -1)
 
     def _next_number(self, round: int) -> int:
         """The number of the next exchange within a round."""
@@ -291,12 +395,7 @@ class RemoteExecutor:
             requested: [c] whether each client has to send the arrays of `specs`.
             specs: the shapes and types of those arrays.
         """
-        cohort, caches = exchange.cohort, self._caches
-        minimum = 0
-        if exchange.task == "client":
-            minimum = min(self.rules.minimum, len(cohort))
-        elif exchange.task == "probe":
-            minimum = len(cohort)
+        caches = self._caches
         requests = self._requests(exchange, requested)
         digests = self._digests(exchange, requests)
         cached = {}
@@ -312,10 +411,12 @@ class RemoteExecutor:
             requests,
             expected,
             cached=cached,
-            minimum=minimum,
+            minimum=self._minimum(exchange),
             log=self._log,
             poll_interval=self.rules.poll_interval,
         )
+        if result.replies:
+            self._compiled.add((self._phase, exchange.task))
         if caches is not None:
             # A client that did not answer may not have received its vectors.
             for name in result.replies:
@@ -344,6 +445,8 @@ class RemoteExecutor:
             description |= {NEWCOMER: True}
         stateful = bool(jax.tree.leaves(self._initial_state))
         deadline = time.time() + self.rules.deadline
+        if (self._phase, exchange.task) not in self._compiled:
+            deadline += self.rules.compile_time
         arrays = downlink_arrays(exchange.downlink, self.plan.model.dtype, len(cohort))
         requests = {}
         for client, row in enumerate(cohort.rows):
@@ -364,6 +467,7 @@ class RemoteExecutor:
                 durable_state_round=durable,
                 deadline=deadline,
                 reply=bool(requested[client]),
+                run=self._run,
                 algorithm=description,
                 arrays=arrays[client],
             )

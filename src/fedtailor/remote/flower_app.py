@@ -5,21 +5,23 @@ fedtailor.remote.flower_app import client, server`. Flower starts a process for 
 message, so a client has no cache, and every request holds all vectors.
 """
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedtailor._memory import save_memory
+from fedtailor._printable import say
 from fedtailor.protocol import require
+from fedtailor.remote.client import audit_of, responder_of
 from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.coordinate import coordinate
 from fedtailor.remote.flower import require_flower, unwrap, wrap
 from fedtailor.remote.job import read_job
-from fedtailor.remote.job_work import JobHandler
 from fedtailor.remote.keys import registered_form
 from fedtailor.remote.kit import COORDINATOR, JOB, read_kit, read_public_keys
 from fedtailor.remote.statistics import Statistics
-from fedtailor.remote.transport import Responder
+from fedtailor.remote.transport import Responder, answer_message
 from fedtailor.remote.waits import check_wait
 from fedtailor.storage.run_directory import MANIFEST
 
@@ -52,24 +54,40 @@ def answer(message: Message, context: Context) -> Message:
 
     The node's configuration names the client's kit and its file (`kit`, `data`).
     """
+    # Flower sends the texts of exceptions to the server, so none may get that far.
     settings = context.node_config
-    for name in ("kit", "data"):
-        require(
-            name in settings,
-            f'start the SuperNode with --node-config \'kit="DIR" data="FILE"\'; {name}'
-            " is missing",
-        )
-    respond = _responder(str(settings["kit"]), str(settings["data"]))
-    return Message(wrap(respond(unwrap(message))), reply_to=message)
+    body = answer_message(
+        unwrap(message),
+        lambda request: _responder(settings).answer(request),
+        say,
+        lambda *answer: audit_of(Path(_setting(settings, "kit")))(*answer),
+    )
+    return Message(wrap(body), reply_to=message)
+
+
+def _responder(settings: Mapping[str, Any]) -> Responder:
+    """The client of a node's configuration.
+
+    Raises:
+        ValueError: a setting is missing, or a file is not valid.
+    """
+    return _open_responder(_setting(settings, "kit"), _setting(settings, "data"))
+
+
+def _setting(settings: Mapping[str, Any], name: str) -> str:
+    require(
+        name in settings,
+        f'start the SuperNode with --node-config \'kit="DIR" data="FILE"\'; {name} is'
+        " missing",
+    )
+    return str(settings[name])
 
 
 @cache
-def _responder(kit_directory: str, data: str) -> Responder:
+def _open_responder(kit_directory: str, data: str) -> Responder:
     kit = read_kit(Path(kit_directory))
-    experiment = kit.job.identity
-    store = ClientStore(kit.state, experiment)
-    handler = JobHandler(kit.job, kit.name, Path(data), store)
-    return Responder(experiment, kit.name, handler, handler.common_vectors)
+    store = ClientStore(kit.state, kit.job.identity)
+    return responder_of(kit, store, Path(data), log=say)
 
 
 @server.main()
@@ -100,8 +118,7 @@ def serve(grid: Grid, context: Context) -> None:
     }
     http: HttpGrid = grid  # type: ignore[assignment]  # which lists nodes with their keys
     transport = GridTransport(http, keys, lambda: None)
-    greeted = wait_for_clients(Connection(job, tuple(keys), transport), wait=wait)
-    rows = {name: reply.arrays["rows"] for name, reply in greeted.replies.items()}
+    rows = wait_for_clients(Connection(job, tuple(keys), transport), wait=wait)
     run = directory / "run"
     # A run that is resumed continues with the same preprocessing.
     resume = (run / MANIFEST).exists()
@@ -117,5 +134,5 @@ def serve(grid: Grid, context: Context) -> None:
         resume=resume,
         statistics=statistics,
         use_caches=False,
-        log=print,
+        log=say,
     )

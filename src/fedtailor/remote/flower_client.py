@@ -14,9 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fedtailor._files import atomic_write
+from fedtailor._files import atomic_write, reason
+from fedtailor._printable import say
 from fedtailor.protocol import require
 from fedtailor.remote.flower import is_untrusted, unwrap, wrap
+from fedtailor.remote.run_log import info_of
 
 if TYPE_CHECKING:
     from flwr.app import Message
@@ -47,7 +49,7 @@ class Disconnected(RuntimeError):
     """The coordinator cannot be reached, or the connection is not valid any more."""
 
 
-class Refused(Disconnected):
+class KeyRefused(Disconnected):
     """The coordinator can be reached, but refuses this client's key or connection."""
 
 
@@ -268,7 +270,7 @@ class FleetConnection:
                 raise Disconnected(
                     f"the coordinator at {self.address} has trouble"
                 ) from None
-            raise Refused(
+            raise KeyRefused(
                 f"the coordinator at {self.address} does not accept this client's key"
                 " (yet)"
             ) from None
@@ -282,7 +284,7 @@ def answer_messages(
     *,
     node_id_file: Path,
     stop: threading.Event,
-    log: Callable[[str], None] = print,
+    log: Callable[[str], None] = say,
 ) -> None:
     """Answer the coordinator's messages until `stop` is set.
 
@@ -290,8 +292,8 @@ def answer_messages(
 
     Args:
         connection: connection to the coordinator.
-        respond: function from a message to its answer; a message for which it raises a
-            `ValueError` is not answered.
+        respond: function from a message to its answer, which raises no exception (see
+            `transport.answer_message`).
         node_id_file: file that stores the node id. With it a client that was killed can
             end its earlier connection, and need not wait until the SuperLink does.
         stop: set by another thread or a signal handler.
@@ -307,17 +309,16 @@ def answer_messages(
         while not stop.is_set():
             try:
                 node_id = connection.activate(_read_node_id(node_id_file))
-                with atomic_write(node_id_file) as temporary:
-                    temporary.write_text(str(node_id))
+                _write_node_id(node_id_file, node_id, log)
                 first_refusal, last_problem = None, ""
-                log(f"connected to {connection.address}")
-                _serve(connection, respond, stop, log)
+                info_of(log)(f"connected to {connection.address}")
+                _serve(connection, respond, stop)
             except Disconnected as error:
                 # Log a repeated problem once.
                 if str(error) != last_problem:
                     last_problem = str(error)
                     log(f"{last_problem}; trying again")
-                if not isinstance(error, Refused):
+                if not isinstance(error, KeyRefused):
                     first_refusal = None
                 elif first_refusal is None:
                     first_refusal = time.monotonic()
@@ -341,11 +342,19 @@ def _read_node_id(path: Path) -> int | None:
     return int(text)
 
 
+def _write_node_id(path: Path, node_id: int, log: Callable[[str], None]) -> None:
+    """Store a node id; a client whose disk is full does without."""
+    try:
+        with atomic_write(path) as temporary:
+            temporary.write_text(str(node_id))
+    except OSError as error:
+        log(f"cannot write {path} ({reason(error)}); going on without it")
+
+
 def _serve(
     connection: FleetConnection,
     respond: Callable[[bytes], bytes],
     stop: threading.Event,
-    log: Callable[[str], None],
 ) -> None:
     """Answer messages until `stop` is set.
 
@@ -367,13 +376,13 @@ def _serve(
                 idle = time.monotonic() - last
                 stop.wait(min(longest, max(shortest, idle / 20)))
                 continue
-            try:
-                body = respond(unwrap(message))
-            except ValueError as error:
-                log(f"a message was not answered: {error}")
-                continue
-            connection.push(message, body)
+            connection.push(message, respond(unwrap(message)))
             last = time.monotonic()
+    except Disconnected:
+        raise
+    except Exception as error:
+        # Flower raises many kinds of exceptions at messages that it would not write.
+        raise Disconnected(f"a message cannot be handled: {error!r}") from None
     finally:
         disconnected.set()
 

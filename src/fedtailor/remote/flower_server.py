@@ -8,14 +8,20 @@ pulls from it, and a run holds no code.
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fedtailor._files import atomic_write
+from fedtailor._printable import say
 from fedtailor.remote.flower import MESSAGE_TYPE, unwrap, wrap
 from fedtailor.remote.grid_answers import PartialReply, ReplyLost, pull_new_replies
 from fedtailor.remote.keys import registered_form
+from fedtailor.remote.kit import read_public_keys
+from fedtailor.remote.origin import Origins
+from fedtailor.remote.run_log import info_of
 from fedtailor.remote.waits import MAX_WAIT_S
 
 if TYPE_CHECKING:
@@ -26,6 +32,12 @@ T = TypeVar("T")
 
 MAX_BUSY_S = 30.0
 """Seconds for which a busy SuperLink may fail to answer."""
+
+RELOAD_S = 5.0
+"""Seconds between two looks at the clients' keys."""
+
+OVERHEAD = 2**16
+"""Bytes that Flower adds to a message, at most."""
 
 MAX_START_S = 30.0
 """Seconds that a run may take to start."""
@@ -75,6 +87,11 @@ class GridTransport:
         check: raises `RuntimeError` if the SuperLink has ended.
         log: called with a line for every answer that another node than its client's has
             sent.
+        largest_file: file that tells the SuperLink the size of the largest answer; None
+            for a SuperLink that does not read one.
+        origins: where the clients' answers came from, before.
+        reload: returns the keys of all clients that are let in now; None if they are as
+            before. It is called every few seconds.
     """
 
     def __init__(
@@ -82,14 +99,26 @@ class GridTransport:
         grid: "HttpGrid",
         keys: Mapping[str, bytes],
         check: Callable[[], None],
-        log: Callable[[str], None] = print,
+        log: Callable[[str], None] = say,
+        largest_file: Path | None = None,
+        origins: Origins | None = None,
+        reload: Callable[[], Mapping[str, bytes] | None] = lambda: None,
     ) -> None:
-        self._grid, self._check, self._log = grid, check, log
+        self._reload, self._next_reload, self.revoked = reload, 0.0, set[str]()
+        self.num_online = 0  # when `online` was called last
+        self.origins = Origins() if origins is None else origins
+        self._grid, self.check, self._log = grid, check, log
+        self._largest_file, self._largest, self._written = largest_file, 0, 0
         self._names = {key: name for name, key in keys.items()}
         self._nodes: dict[str, int] = {}  # node id by client, when last online
         self._sent: dict[str, _SentMessage] = {}  # by id of the message
         self._partial: list[PartialReply] = []
         self._num_lost = dict.fromkeys(keys, 0)  # messages and answers, by client
+
+    @property
+    def num_registered(self) -> int:
+        """The number of clients that are let in."""
+        return len(self._names)
 
     def online(self) -> Mapping[str, str]:
         """The clients that are online, each with a connection id (see `Transport`).
@@ -98,6 +127,7 @@ class GridTransport:
         answers that were lost. So a client is asked again after a loss, even if it has
         stayed connected.
         """
+        self._reload_keys()
         connection_ids: dict[str, str] = {}
         for node in self._retry(self._grid.get_nodes):
             name = self._names.get(node.public_key)
@@ -106,7 +136,36 @@ class GridTransport:
                     f"{node.last_activated_at} {self._num_lost[name]}"
                 )
                 self._nodes[name] = node.node_id
+        self.num_online = len(connection_ids)
         return connection_ids
+
+    def _reload_keys(self) -> None:
+        """Let other clients in, if the coordinator's directory names others."""
+        if time.monotonic() < self._next_reload:
+            return
+        self._next_reload = time.monotonic() + RELOAD_S
+        keys = self._reload()
+        if keys is None:
+            return
+        before = set(self._names.values())
+        self._names = {key: name for name, key in keys.items()}
+        self._num_lost = dict.fromkeys(keys, 0) | self._num_lost
+        self.revoked = (self.revoked | before) - set(keys)
+        for name in sorted(set(keys) - before):
+            info_of(self._log)(f"client {name} may join now")
+        for name in sorted(before - set(keys)):
+            info_of(self._log)(f"client {name} was revoked")
+
+    def expect(self, size: int) -> None:
+        """Let the SuperLink take answers of up to `size` bytes, and late ones to what was
+        asked before.
+        """
+        # Flower's envelope holds the body once.
+        self._largest = max(self._largest, size + OVERHEAD)
+        if self._largest_file is not None and self._largest != self._written:
+            with atomic_write(self._largest_file) as temporary:
+                temporary.write_text(str(self._largest))
+            self._written = self._largest
 
     def send(self, client: str, body: bytes) -> None:
         """Push a message for a client to the SuperLink.
@@ -154,7 +213,7 @@ class GridTransport:
                     " another node; it is ignored"
                 )
             else:
-                yield partial.client, _body(reply)
+                yield partial.client, unwrap(reply)
 
     def _pull_announcements(self) -> None:
         """Move messages whose answers were announced from `_sent` to `_partial`."""
@@ -200,7 +259,7 @@ class GridTransport:
             try:
                 return action()
             except httpx.HTTPError as error:
-                self._check()
+                self.check()
                 # A status code is an answer, which another call would not change.
                 if time.monotonic() >= end or isinstance(error, httpx.HTTPStatusError):
                     raise RuntimeError(
@@ -209,12 +268,69 @@ class GridTransport:
             time.sleep(0.5)
 
 
-def _body(reply: "Message") -> bytes:
-    """The body of an answer; empty if it is not a message of fedtailor."""
-    try:
-        return unwrap(reply)
-    except ValueError:
-        return b""  # which fails to decode, with an error that names the client
+class KeyDirectory:
+    """The clients' keys in the coordinator's directory, registered at the SuperLink.
+
+    Args:
+        coordinator: directory of the coordinator.
+        address: "host:port" of the SuperLink.
+        authority: PEM certificate of the federation's authority.
+        log: called with lines for the user.
+
+    Attributes:
+        keys: the key of each client, as the SuperLink lists it (PEM).
+    """
+
+    def __init__(
+        self,
+        coordinator: Path,
+        address: str,
+        authority: bytes,
+        log: Callable[[str], None] = say,
+    ) -> None:
+        self._coordinator, self._address = coordinator, address
+        self._authority, self._log = authority, log
+        self._public = read_public_keys(coordinator)
+        self.keys = register(address, authority, self._public)
+
+    def reload(self) -> dict[str, bytes] | None:
+        """Register keys that are new, and unregister those that are gone.
+
+        Returns:
+            The keys of all clients; None if nothing has changed.
+        """
+        try:
+            public = read_public_keys(self._coordinator)
+            if public == self._public:
+                return None
+            changed = {
+                name: key
+                for name, key in public.items()
+                if key != self._public.get(name)
+            }
+            added = register(self._address, self._authority, changed)
+            kept = {name: key for name, key in self.keys.items() if name in public}
+            keys = kept | added
+            gone = set(self.keys.values()) - set(keys.values())
+            unregister(self._address, self._authority, gone)
+        except (ValueError, OSError) as error:
+            # A key that is being written, or a mistake that the operator can mend.
+            self._log(f"the clients' keys are as before: {error}")
+            return None
+        self._public, self.keys = public, keys
+        return keys
+
+
+def unregister(address: str, authority: bytes, keys: Collection[bytes]) -> None:
+    """Remove public keys (PEM) from the SuperLink, and end their connections."""
+    from flwr.proto.control_pb2 import ListNodesRequest, UnregisterNodeRequest
+
+    if not keys:
+        return
+    with _control(address, authority) as control:
+        for node in control.ListNodes(ListNodesRequest()).nodes_info:
+            if node.public_key in keys:
+                control.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
 
 
 def register(

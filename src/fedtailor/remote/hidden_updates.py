@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fedtailor.protocol import Cohort, HiddenRows, Sums, require
 from fedtailor.remote.secure_sums import SecureSums
 from fedtailor.remote.sum_server import MASKED, Arrays, SecureSumServer, Stage
+from fedtailor.remote.sum_shares import SumHistory
 
 
 class HiddenUpdates:
@@ -30,6 +31,7 @@ class HiddenUpdates:
         *,
         minimum: int,
         log: Callable[[str], None],
+        history: SumHistory,
     ) -> None:
         """Describe the updates of a cohort; no client is asked yet.
 
@@ -40,8 +42,10 @@ class HiddenUpdates:
             run_stage: sends the requests of a stage, and returns the answers; its
                 second argument identifies the vectors to be added.
             minimum, log: see `SecureSumServer`.
+            history: the sums that the server has had.
         """
         self._settings, self._run_stage = settings, run_stage
+        self._history, self._round = history, cohort.round
         self._minimum, self._log = minimum, log
         self._clients, self._reporting = len(cohort), np.flatnonzero(reporting)
         self._names = [cohort.clients.names[row] for row in cohort.rows[reporting]]
@@ -71,6 +75,7 @@ class HiddenUpdates:
         def add_up(weights: NDArray[np.float64], index: int | None) -> Sums:
             others = np.delete(weights, self._reporting, axis=1)
             require(not others.any(), "the method weighs clients that do not report")
+            vector = [kind, index]
             server = SecureSumServer(
                 partial(run_stage, vector_id={"kind": kind, "number": index}),
                 self._names,
@@ -78,8 +83,11 @@ class HiddenUpdates:
                 self._settings,
                 minimum=self._minimum,
                 log=self._log,
+                earlier=self._history.released(self._round, vector),
             )
-            return server.run(weights[:, self._reporting])
+            sums = server.run(weights[:, self._reporting])
+            self._history.record(self._round, vector, server.released)
+            return sums
 
         return HiddenRows(
             (self._clients, *shape.shape),

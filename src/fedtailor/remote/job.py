@@ -4,6 +4,7 @@ All machines have the same file.
 """
 
 import hashlib
+import ipaddress
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -72,6 +73,7 @@ class _Privacy(_Table):
     sum_threshold: float = SecureSums.threshold
     sum_range: float = SecureSums.range
     probe: Literal["refused", "open"] = "refused"
+    sum_scope: Literal["run", "round"] = SecureSums.scope
 
 
 @dataclass(frozen=True)
@@ -160,9 +162,10 @@ class Job:
     def identity(self) -> str:
         """Fingerprint of the settings that a client agrees to.
 
-        These are data, model, method, seed and what may leave the client. The number of
-        rounds, the deadline, the minimum and the address are not among them: the
-        coordinator may change these without new copies at the clients.
+        These are data, model, method, seed and what may leave the client. The deadline,
+        the minimum, the address and the number of rounds are not among them: the
+        coordinator may change these without new copies at the clients, which answer at
+        most as many rounds as their own copies say.
         """
         tables = ("data", "model", "method", "privacy")
         content: dict[str, Any] = {name: self.content.get(name) for name in tables}
@@ -190,10 +193,15 @@ def split_address(address: str) -> tuple[str, int]:
     """Split "host:port" or "[IPv6 address]:port" into host and port.
 
     Raises:
-        ValueError: the address has neither form.
+        ValueError: the address has neither form, or stands for all addresses.
     """
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
+    require(
+        host not in ("0", "*") and not _is_unspecified(host),
+        f"{host} stands for all addresses of a machine, on which a server may listen; no"
+        " client can reach it: write the coordinator's name or its own address",
+    )
     fits = bool(host) and port.isdecimal() and 0 < int(port) < 65536 and "/" not in host
     require(
         fits,
@@ -201,6 +209,13 @@ def split_address(address: str) -> tuple[str, int]:
         " coordinator.example.org:9092",
     )
     return host, int(port)
+
+
+def _is_unspecified(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
 
 
 def _job(document: Document) -> Job:
@@ -268,7 +283,10 @@ def _sums(
         return None
     with _errors_at("privacy", "secure_aggregation"):
         sums = SecureSums(
-            privacy.sum_threshold, privacy.sum_range, privacy.probe == "open"
+            privacy.sum_threshold,
+            privacy.sum_range,
+            privacy.probe == "open",
+            privacy.sum_scope,
         )
         sums.check(algorithm, uplink)
         require(

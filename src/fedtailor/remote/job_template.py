@@ -1,5 +1,19 @@
 """The `job.toml` that `federation init` writes, to be edited."""
 
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedtailor.protocol import require
+from fedtailor.tables.kinds import ParsedColumn, parse_column
+from fedtailor.tables.options import TableOptions
+from fedtailor.tables.problems import Problems, join_names
+from fedtailor.tables.reading import clean, read
+from fedtailor.tables.screening import screen
+from fedtailor.tables.target import label_text, read_target
+
 TEMPLATE = """\
 # What this federation trains. Every machine has a copy of this file; a client takes part in no other job.
 
@@ -9,15 +23,11 @@ title = "{title}"
 address = "{address}"       # host name or IP address of the coordinator, and its port
 
 [data]                            # one row for each example; files with more columns are welcome, these are read
-target = "label"                  # column to predict
-classes = ["no", "yes"]           # what the target can be; leave this out to predict a number
-validation = 0.1                  # shares of each client's rows that do not train
+{target}validation = 0.1                  # shares of each client's rows that do not train
 test = 0.2
 preprocessing = "federated"       # numbers standardised, gaps filled, by sums over all clients; "none": as they stand
 [data.columns]                    # inputs: "number", "category", "boolean", "date", or the categories in a list
-age = "number"
-ward = ["surgery", "medicine"]
-
+{inputs}
 [model]
 use = "mlp"                       # any model of `fedtailor scenarios`, with its arguments
 hidden = 32
@@ -41,16 +51,117 @@ secure_aggregation = false        # true: the coordinator sees sums over clients
 """
 
 
-def template(title: str, address: str, clients: int) -> str:
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a job.
+
+    Attributes:
+        target: column to predict.
+        classes: what the target can be; None = it is a number.
+        inputs: the kind of each input by name, as the job file has it: "number",
+            "category", ... or a list of categories.
+    """
+
+    target: str
+    classes: tuple[str, ...] | None
+    inputs: dict[str, str]
+
+
+EXAMPLE = Columns(
+    "label", ("no", "yes"), {"age": '"number"', "ward": '["surgery", "medicine"]'}
+)
+"""Columns for who has given none."""
+
+
+def columns_of(path: Path, target: str) -> tuple[Columns, list[str]]:
+    """Fill in the columns of a job from a table such as clients have.
+
+    No cell is taken but the labels of the target, which every client needs to know.
+
+    Args:
+        path: the table.
+        target: name of the column to predict.
+
+    Returns:
+        The columns, and lines for the user about what was left out.
+
+    Raises:
+        ValueError: the table cannot be read, has no such column or no input, or a
+            column holds several kinds of cells.
+    """
+    options = TableOptions(target=target)
+    frame = clean(read(path, options).frame)
+    require(
+        target in frame.columns,
+        f"{path.name} has no column {target!r}; its columns are"
+        f" {join_names(frame.columns)}",
+    )
+    frame = frame.filter(frame[target].is_not_null())
+    require(frame.height > 0, f"the target {target!r} is missing in all rows")
+    problems = Problems(str(path))
+    found = read_target(frame[target], options, problems)
+    problems.raise_if_any()
+    assert found is not None
+    classes = None
+    if found.encoding.task == "classification":
+        classes = tuple(label_text(label) for label in found.encoding.classes)
+    parsed: dict[str, ParsedColumn] = {}
+    for name in frame.columns:
+        if name != target:
+            parsed[name] = parse_column(frame[name])
+    rows = frame.height
+    screened = screen(
+        parsed, np.ones(rows, bool), np.zeros(rows, np.int64), frozenset()
+    )
+    require(bool(screened.kept), f"{path.name} has no column that can be an input")
+    notes = [
+        f"{name!r} is left out: it is {reason}"
+        for name, reason in screened.dropped.items()
+    ]
+    inputs = {name: parsed[name].kind for name in screened.kept}
+    return Columns(
+        target, classes, {name: f'"{kind}"' for name, kind in inputs.items()}
+    ), notes
+
+
+def template(title: str, address: str, clients: int, columns: Columns = EXAMPLE) -> str:
     """Fill in the template of a job file.
 
     Args:
         title: name of the federation; characters that TOML would escape are replaced.
         address: "host:port" of the coordinator.
         clients: number of clients with a kit; a round needs half of them.
+        columns: the columns of the clients' tables.
     """
+    target = _line(f"target = {_text(columns.target)}", "column to predict")
+    if columns.classes is not None:
+        listed = ", ".join(_text(label) for label in columns.classes)
+        target += _line(
+            f"classes = [{listed}]",
+            "what the target can be; leave this out to predict a number",
+        )
+    inputs = "".join(
+        f"{_key(name)} = {kind}\n" for name, kind in columns.inputs.items()
+    )
     return TEMPLATE.format(
         title=title.replace("\\", "/").replace('"', "'"),
         address=address,
         minimum=max(1, clients // 2),
+        target=target,
+        inputs=inputs,
     )
+
+
+def _line(setting: str, comment: str) -> str:
+    return f"{setting:<33} # {comment}\n"
+
+
+def _text(text: str) -> str:
+    """A text as TOML has it, whose escapes are JSON's."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _key(name: str) -> str:
+    """A key as TOML has it."""
+    is_bare = name.isascii() and name.replace("-", "").replace("_", "").isalnum()
+    return name if is_bare else _text(name)

@@ -11,12 +11,16 @@ from pathlib import Path
 import numpy as np
 
 from fedtailor.federation import SPLITS, Federation
-from fedtailor.protocol import require
+from fedtailor.remote.account import ClientAccount
+from fedtailor.remote.agreement import check_columns, check_inputs, check_scale
 from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.examples import federation_of, split_rows
 from fedtailor.remote.job import Job
 from fedtailor.remote.messages import Request
+from fedtailor.remote.origin import OwnOrigin
 from fedtailor.remote.plan import plan_of
+from fedtailor.remote.refusals import Refusal, Refused, refuse_unless, refusing
+from fedtailor.remote.releases import RELEASE, talk
 from fedtailor.remote.statistics import (
     ClientTable,
     Statistics,
@@ -27,6 +31,7 @@ from fedtailor.remote.statistics import (
 from fedtailor.remote.table import Rows, read_rows
 from fedtailor.remote.transport import RequestHandler
 from fedtailor.remote.work import RoundHandler
+from fedtailor.tables.sums import InputSums
 
 HELLO = "hello"
 """Task: report the numbers of training, validation and test rows."""
@@ -48,6 +53,10 @@ The answer holds no arrays.
 """
 
 
+TABLE_TASKS = (HELLO, STATISTICS, INPUTS, AGREED)
+"""Tasks before training, about the client's table."""
+
+
 class JobHandler:
     """Answers the requests of a job (a `RequestHandler` for `Responder`).
 
@@ -58,12 +67,15 @@ class JobHandler:
         store: the client's states.
         make_handler: function from the client's federation and store to the handler of
             rounds; `RoundHandler` by default.
+        account: what the client has answered and spent (see `RoundHandler`).
+        log: called with lines for the user.
 
     Raises:
         ValueError: the file does not fit the job.
 
     Attributes:
         sizes: [3] numbers of training, validation and test rows.
+        origin: where the answers come from.
     """
 
     def __init__(
@@ -73,37 +85,60 @@ class JobHandler:
         data: Path,
         store: ClientStore,
         make_handler: Callable[[Federation, ClientStore], RequestHandler] | None = None,
+        account: ClientAccount | None = None,
+        log: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._job, self._name = job, name
         self._store, self._make_work = store, make_handler
+        self._account = account
         self._table: ClientTable | None = None
-        self._statistics: Statistics | None = None
+        # The statistics that were sent in this process, and the pooled ones taken.
+        self._sent: Statistics | None = None
+        self._sent_inputs: InputSums | None = None
+        self._taken: Statistics | None = None
         self._rounds: RequestHandler | None = None
         if not job.schema.federated:
             rows = read_rows(data, job.schema)
+            content = [np.asarray(rows.x).tobytes(), np.asarray(rows.y).tobytes()]
             self._split = split_rows(len(rows.y), job.schema, job.seed, name)
             self._begin(rows)
         else:
             self._table = read_table(data, job.schema)
+            cells = self._table.frame.write_csv().encode()
+            content = [cells, np.asarray(self._table.y).tobytes()]
             self._split = split_rows(len(self._table.y), job.schema, job.seed, name)
             # A client that is restarted continues with the same preprocessing.
-            stored = Statistics.load(store.directory, job.schema)
-            if stored is not None:
-                self._convert_table(stored)
+            self._taken = Statistics.load(store.directory, job.schema)
+            if self._taken is not None and not self._taken.needs_input_sums(job.schema):
+                self._begin(self._convert(self._taken), self._taken)
         self.sizes = np.array([len(self._split[split]) for split in SPLITS], np.int64)
+        content += [self._split[split].tobytes() for split in SPLITS]
+        self.origin = OwnOrigin(store.client_directory, store.directory, content, log)
 
     def __call__(self, request: Request) -> Mapping[str, np.ndarray]:
         """Answer a request.
 
         Raises:
-            ValueError: the client cannot do the task; in one line.
+            Refused: the client does not do the task.
         """
         if request.task == HELLO:
-            return {"rows": self.sizes}
+            release = request.algorithm.get("release")
+            refuse_unless(
+                isinstance(release, str) and talk(release, RELEASE),
+                Refusal.OTHER_RELEASE,
+                f"the coordinator runs release {release!r} of fedtailor, and this"
+                f" machine {RELEASE}; both need the same minor version: install it here"
+                " or there",
+            )
+            return {
+                "rows": self.sizes,
+                "release": np.frombuffer(RELEASE.encode(), np.uint8),
+            }
         if request.task in (STATISTICS, INPUTS, AGREED):
             return self._preprocess(request)
-        require(
+        refuse_unless(
             self._rounds is not None,
+            Refusal.NO_STATISTICS,
             "it has not received the statistics of all clients' tables",
         )
         assert self._rounds is not None
@@ -111,42 +146,92 @@ class JobHandler:
 
     def common_vectors(self) -> list[np.ndarray]:
         """Vectors that all machines can compute (`Plan.common_vectors`)."""
-        return plan_of(self._job, self._statistics).common_vectors()
+        return plan_of(self._job, self._taken).common_vectors()
 
     def _preprocess(self, request: Request) -> Mapping[str, np.ndarray]:
         """Answer a request about the client's table."""
         table, schema, train = self._table, self._job.schema, self._split["train"]
-        require(table is not None, "this job takes tables as they stand")
-        assert table is not None
+        if table is None:
+            raise Refused(Refusal.NOT_IN_JOB, "this job takes tables as they stand")
         if request.task == STATISTICS:
-            return {STATISTICS: as_array(table.statistics(train))}
-        statistics = from_arrays(request.arrays, schema)
+            self._sent = table.statistics(train)
+            return {STATISTICS: as_array(self._sent)}
+        refuse_unless(
+            request.task != INPUTS or schema.decorrelate,
+            Refusal.NOT_IN_JOB,
+            "this job does not ask for products of inputs",
+        )
+        with refusing(Refusal.WRONG_STATISTICS):
+            pooled = from_arrays(request.arrays, schema)
+            needs_input_sums = pooled.needs_input_sums(schema)
         if request.task == INPUTS:
-            require(schema.decorrelate, "this job does not ask for products of inputs")
-            return {STATISTICS: as_array(table.with_inputs(train, statistics))}
-        require(
-            not statistics.needs_input_sums(schema),
+            self._take(pooled.columns_only)
+            rows = self._convert(pooled.columns_only)
+            with refusing(Refusal.FEW_ROWS):
+                self._sent_inputs = InputSums.of(rows.x[train])
+            sent = pooled.model_copy(update={"inputs": self._sent_inputs})
+            return {STATISTICS: as_array(sent)}
+        refuse_unless(
+            not needs_input_sums,
+            Refusal.WRONG_STATISTICS,
             "the job asks for sums of products, and there are none",
         )
-        if statistics != self._statistics:
-            # Save the statistics only after the table has been converted: a restart
-            # uses them without another check.
-            self._convert_table(statistics)
-            statistics.save(self._store.directory)
+        self._take(pooled)
+        if self._rounds is None:
+            self._begin(self._convert(pooled), pooled)
         return {}
 
-    def _convert_table(self, statistics: Statistics) -> None:
-        """Convert the table to examples by pooled statistics, and begin."""
-        assert self._table is not None
-        rows = self._table.rows(statistics)
-        self._statistics = statistics
-        self._begin(rows)
+    def _take(self, pooled: Statistics) -> None:
+        """Take pooled statistics, which a client does once a job.
 
-    def _begin(self, rows: Rows) -> None:
+        With other ones the client would say more about its table, at least whether it
+        refuses them. The same ones are taken again, so that both sides can be restarted.
+
+        Raises:
+            Refused: other statistics were taken, or these cannot hold the client's own.
+        """
+        schema, taken = self._job.schema, self._taken
+        if taken is not None:
+            is_taken = pooled in (taken, taken.columns_only)
+            adds_inputs = taken.columns_only == pooled.columns_only and (
+                taken.needs_input_sums(schema)
+            )
+            refuse_unless(
+                is_taken or adds_inputs,
+                Refusal.OTHER_STATISTICS,
+                f"other pooled statistics are in {self._store.directory}; a job is"
+                " prepared once, and a new one needs another seed",
+            )
+            if is_taken:
+                return
+        with refusing(Refusal.WRONG_STATISTICS):
+            pooled.preprocessing(schema)
+            if self._sent is not None:
+                check_columns(pooled, self._sent, schema)
+            if pooled.inputs is not None and self._sent_inputs is not None:
+                check_inputs(pooled.inputs, self._sent_inputs)
+        # Save them before they are used: what they lead to must not depend on how often
+        # this client is restarted.
+        pooled.save(self._store.directory)
+        self._taken = pooled
+
+    def _convert(self, statistics: Statistics) -> Rows:
+        """Convert the table to examples by pooled statistics.
+
+        Raises:
+            Refused: the table does not fit them.
+        """
+        assert self._table is not None
+        with refusing(Refusal.TABLE):
+            rows = self._table.rows(statistics)
+            check_scale(rows, self._split["train"], self._job.schema)
+        return rows
+
+    def _begin(self, rows: Rows, statistics: Statistics | None = None) -> None:
         """Make the handler of rounds on these examples."""
         federation = federation_of(self._job, {self._name: rows})
         if self._make_work is not None:
             self._rounds = self._make_work(federation, self._store)
         else:
-            plan = plan_of(self._job, self._statistics)
-            self._rounds = RoundHandler(plan, federation, self._store)
+            plan = plan_of(self._job, statistics)
+            self._rounds = RoundHandler(plan, federation, self._store, self._account)

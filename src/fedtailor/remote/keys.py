@@ -109,6 +109,23 @@ def make_server_certificate(authority: Pair, addresses: Sequence[str]) -> Pair:
     return Pair(_private_pem(key), _signed(builder, authority_key))
 
 
+def check_host(host: str) -> None:
+    """Check that a certificate can be made for a host.
+
+    Raises:
+        ValueError: it is neither a host name nor an IP address.
+    """
+    _alternative_name(host)
+
+
+def days_left(certificate: bytes) -> int:
+    """The number of days for which a certificate (PEM) is still valid; 0 if none."""
+    from cryptography import x509
+
+    end = x509.load_pem_x509_certificate(certificate).not_valid_after_utc
+    return max(0, (end - datetime.datetime.now(datetime.UTC)).days)
+
+
 def make_client_key() -> Pair:
     """Make a client's key pair, on the curve P-384.
 
@@ -184,6 +201,23 @@ def write_new(path: Path, content: bytes, *, secret: bool = False) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def replace_file(path: Path, content: bytes, *, secret: bool = False) -> None:
+    """Write a file atomically, in place of the one that is there, if any.
+
+    Args:
+        path: path of the file.
+        content: content of the file.
+        secret: whether only the owner can read the file, from its creation on.
+
+    Raises:
+        ValueError: the file cannot be written.
+    """
+    new = path.with_name(f".{path.name}.part")
+    new.unlink(missing_ok=True)
+    write_new(new, content, secret=secret)
+    new.replace(path)
 
 
 def check_secret(path: Path) -> None:

@@ -7,18 +7,20 @@ one line for every invalid message.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, deserialize
 from safetensors.numpy import save
 
 from fedtailor.protocol import require
+from fedtailor.remote.refusals import Refusal
 
-FORMAT = 1
+FORMAT = 2
 """Version of this wire format; other versions are refused."""
 
 DTYPES = {
@@ -40,8 +42,12 @@ DTYPES = {
 MAX_TEXT = 2**22
 """Maximum number of entries of an array whose length the sender chooses."""
 
+MAX_ENVELOPE = 2**16
+"""Bytes that are enough for all of a reply but its arrays."""
+
 _ENVELOPE = "fedtailor"
 
+_Origin = Annotated[str, Field(pattern=r"^([0-9a-f]{32})?$")]
 TracedInt = Annotated[int, Field(ge=0, lt=2**31)]
 E = TypeVar("E", bound="_Envelope")
 
@@ -54,10 +60,13 @@ class ArraySpec:
         shape: the exact shape; (None,) stands for an array of one dimension with at
             most `MAX_TEXT` entries.
         dtype: the exact type, such as "float32"; NaN and infinity are refused.
+        low, high: the smallest and the largest number that it may hold; None = any.
     """
 
     shape: tuple[int | None, ...]
     dtype: str
+    low: int | None = None
+    high: int | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +86,10 @@ class Request:
             checkpoint. The client may delete older states.
         deadline: time, in seconds since the epoch, after which answers are ignored.
         reply: whether the client has to report its update.
+        run: identity of the coordinator's run (`run_identity`), in which each round
+            has one request for each task; empty before a run begins.
+        origin: the origin (see `origin`) of the client's answers that the coordinator
+            has heard last; empty if none.
         nonce: a secret that only the coordinator and this client know. The answer
             repeats it, so that nobody else can forge one.
         algorithm: the method's name and hyper-parameters, as plain values.
@@ -92,6 +105,8 @@ class Request:
     durable_state_round: int = -1
     deadline: float = float("inf")
     reply: bool = True
+    run: str = ""
+    origin: str = ""
     nonce: str = ""
     algorithm: Mapping[str, Any] = field(default_factory=dict)
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -104,10 +119,10 @@ class Reply:
     Attributes:
         experiment, round, exchange, task, client, nonce: copied from the request.
         arrays: the arrays of the method's answer, by name (see `wire`).
-        problem: one line that says why the client could not do its task; empty if it
-            could.
+        refusal: why the client did not do its task; None if it did.
         cache_miss: whether the client's cache lacks a vector whose digest the request
             holds, so that it must be sent the full request.
+        origin: where the answer comes from (see `origin`); empty if it does not say.
     """
 
     experiment: str
@@ -117,16 +132,17 @@ class Reply:
     client: str
     nonce: str = ""
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
-    problem: str = ""
+    refusal: Refusal | None = None
     cache_miss: bool = False
+    origin: str = ""
 
     @classmethod
     def to(
         cls,
         request: Request,
         arrays: Mapping[str, np.ndarray] | None = None,
-        problem: str = "",
         *,
+        refusal: Refusal | None = None,
         cache_miss: bool = False,
     ) -> "Reply":
         """Make the answer to a request.
@@ -134,15 +150,24 @@ class Reply:
         Args:
             request: the request.
             arrays: the arrays of the method's answer, by name.
-            problem: what went wrong; cut to one line of at most 300 characters.
+            refusal: see `Reply`.
             cache_miss: see `Reply`.
         """
         return cls(
             **_identity(request),
             arrays=arrays or {},
-            problem=" ".join(problem.split())[:300],
+            refusal=refusal,
             cache_miss=cache_miss,
         )
+
+
+def _finite(description: dict[str, Any]) -> dict[str, Any]:
+    """Check that a description holds no NaN or infinity, which JSON does not have."""
+    try:
+        json.dumps(description, allow_nan=False)
+    except (ValueError, RecursionError):
+        raise ValueError("it is not JSON") from None
+    return description
 
 
 class _Envelope(BaseModel):
@@ -165,13 +190,17 @@ class _RequestEnvelope(_Envelope):
     durable_state_round: Annotated[int, Field(ge=-1)]
     deadline: float | None
     reply: bool
-    algorithm: dict[str, Any]
+    run: Annotated[str, Field(pattern=r"^[0-9a-f]{0,32}$")]
+    origin: _Origin
+    algorithm: Annotated[dict[str, Any], AfterValidator(_finite)]
 
 
 class _ReplyEnvelope(_Envelope):
     kind: Literal["reply"]
-    problem: Annotated[str, Field(max_length=400)]
+    # In strict mode JSON's strings are still converted to members of the enumeration.
+    refusal: Refusal | None
     lacks: bool
+    origin: _Origin
 
 
 def encode_request(request: Request) -> bytes:
@@ -182,6 +211,8 @@ def encode_request(request: Request) -> bytes:
         "durable_state_round": request.durable_state_round,
         "deadline": None if request.deadline == float("inf") else request.deadline,
         "reply": request.reply,
+        "run": request.run,
+        "origin": request.origin,
         "algorithm": dict(request.algorithm),
     }
     return _pack(envelope, request.arrays)
@@ -200,6 +231,8 @@ def decode_request(data: bytes) -> Request:
         durable_state_round=envelope.durable_state_round,
         deadline=float("inf") if envelope.deadline is None else envelope.deadline,
         reply=envelope.reply,
+        run=envelope.run,
+        origin=envelope.origin,
         algorithm=envelope.algorithm,
         arrays=arrays,
     )
@@ -209,8 +242,9 @@ def encode_reply(reply: Reply) -> bytes:
     """Encode a reply."""
     envelope = _common(reply) | {
         "kind": "reply",
-        "problem": reply.problem,
+        "refusal": reply.refusal,
         "lacks": reply.cache_miss,
+        "origin": reply.origin,
     }
     return _pack(envelope, reply.arrays)
 
@@ -225,8 +259,9 @@ def decode_reply(data: bytes) -> Reply:
     return Reply(
         **_identity(envelope),
         arrays=arrays,
-        problem=envelope.problem,
+        refusal=envelope.refusal,
         cache_miss=envelope.lacks,
+        origin=envelope.origin,
     )
 
 
@@ -254,13 +289,25 @@ def check_identity(reply: Reply, request: Request) -> None:
 
 
 def check_content(reply: Reply, expected: Mapping[str, ArraySpec]) -> None:
-    """Check that a reply reports no problem, and holds the expected arrays.
+    """Check that a reply is no refusal, and holds the expected arrays.
 
     Raises:
-        ValueError: the problem, or what is wrong with the arrays.
+        ValueError: why the client refused, or what is wrong with the arrays.
     """
-    require(not reply.problem, f"it could not take part: {reply.problem}")
+    check_not_refused(reply)
     check_arrays(reply.arrays, expected)
+
+
+def check_not_refused(reply: Reply) -> None:
+    """Check that a reply is no refusal.
+
+    Raises:
+        ValueError: why the client refused, in words of this machine.
+    """
+    if reply.refusal is not None:
+        raise ValueError(
+            f"it refused: {reply.refusal.explanation} (see that client's log)"
+        )
 
 
 def check_arrays(
@@ -289,6 +336,25 @@ def check_arrays(
         if array.dtype.kind == "f":
             finite = bool(np.isfinite(array).all())
             require(finite, f"array {name!r} holds NaN or infinity")
+        if array.size and (spec.low is not None or spec.high is not None):
+            low = -math.inf if spec.low is None else spec.low
+            high = math.inf if spec.high is None else spec.high
+            smallest, largest = array.min().item(), array.max().item()
+            require(
+                low <= smallest and largest <= high,
+                f"array {name!r} holds {smallest if smallest < low else largest}, which"
+                f" is not between {low} and {high}",
+            )
+
+
+def largest_reply(expected: Mapping[str, ArraySpec]) -> int:
+    """The size in bytes of the largest reply that holds the expected arrays."""
+    size = 0
+    for spec in expected.values():
+        lengths = [MAX_TEXT if length is None else length for length in spec.shape]
+        entries = math.prod(lengths)
+        size += entries * np.dtype(spec.dtype).itemsize
+    return size + MAX_ENVELOPE
 
 
 def _common(message: Request | Reply) -> dict[str, Any]:

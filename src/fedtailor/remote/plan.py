@@ -22,7 +22,8 @@ from fedtailor.remote.job import Job
 from fedtailor.remote.secure_sums import SecureSums
 from fedtailor.remote.statistics import Statistics
 from fedtailor.runs.binding import bind
-from fedtailor.storage.manifest import settings
+from fedtailor.runs.run import MOST_ROUNDS
+from fedtailor.training.settings import settings
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Plan:
         evaluate: whether clients send sums of losses and of correct predictions.
         inputs: fingerprint of the federated preprocessing; empty without it.
         sums: settings of secure aggregation; None without it.
+        rounds: number of rounds; a client answers no requests beyond them.
     """
 
     experiment: str
@@ -50,6 +52,7 @@ class Plan:
     evaluate: bool = True
     inputs: str = ""
     sums: SecureSums | None = None
+    rounds: int = MOST_ROUNDS
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -57,16 +60,21 @@ class Plan:
         return default_metrics(self.model)
 
     @property
+    def client_noise(self) -> GaussianNoise | None:
+        """The noise that clients add to what they send."""
+        return _noise(self.uplink, by="client")
+
+    @property
     def clients_need_secrets(self) -> bool:
         """Whether clients add noise that the coordinator must not know."""
-        return _adds_noise(self.uplink, by="client") or any(
+        return self.client_noise is not None or any(
             private_settings(phase) for phase, _ in self.algorithm.phases()
         )
 
     @property
     def coordinator_needs_secret(self) -> bool:
         """Whether the server adds noise that clients must not be able to compute."""
-        return _adds_noise(self.uplink, by="server")
+        return _noise(self.uplink, by="server") is not None
 
     def phase(self, number: int) -> Algorithm:
         """The method of one phase of the schedule.
@@ -128,7 +136,7 @@ def plan_of(job: Job, statistics: Statistics | None = None) -> Plan:
     """
     model = bind(job.model, template_of(job, statistics))
     require(
-        not (_adds_noise(job.uplink, by="client") and job.evaluate),
+        _noise(job.uplink, by="client") is None or not job.evaluate,
         "the clients' noise does not cover the sums that they send with "
         "evaluate = true; set evaluate = false",
     )
@@ -141,15 +149,16 @@ def plan_of(job: Job, statistics: Statistics | None = None) -> Plan:
         evaluate=job.evaluate,
         inputs="" if statistics is None else statistics.fingerprint,
         sums=job.sums,
+        rounds=job.rounds,
     )
 
 
-def _adds_noise(pipeline: Pipeline, by: str) -> bool:
-    """Whether a pipeline adds noise on one side ("client", "server")."""
-    return any(
-        isinstance(transform, GaussianNoise) and transform.by == by
-        for transform in pipeline
-    )
+def _noise(pipeline: Pipeline, by: str) -> GaussianNoise | None:
+    """The noise that a pipeline adds on one side ("client", "server")."""
+    for transform in pipeline:
+        if isinstance(transform, GaussianNoise) and transform.by == by:
+            return transform
+    return None
 
 
 def _json_values(value: Any) -> Any:

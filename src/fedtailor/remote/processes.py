@@ -19,6 +19,7 @@ from pathlib import Path
 from fedtailor.protocol import require
 from fedtailor.remote.flower import SETTINGS, require_flower
 from fedtailor.remote.keys import check_secret, write_new
+from fedtailor.remote.superlink import COORDINATOR, LARGEST_BODY
 
 READY_S = 60.0
 """Seconds that a SuperLink may take to start (about 2 on an idle machine)."""
@@ -106,7 +107,15 @@ def running_superlink(
         "--superexec-auth-secret-file",
         str(secret_file),
     ]
-    environment = os.environ | SETTINGS | {"FLWR_HOME": str(coordinator / ".flower")}
+    environment = (
+        os.environ
+        | SETTINGS
+        | {
+            "FLWR_HOME": str(coordinator / ".flower"),
+            COORDINATOR: str(coordinator.resolve()),
+        }
+    )
+    (coordinator / LARGEST_BODY).unlink(missing_ok=True)
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,

@@ -27,7 +27,7 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, Literal, TypeGuard
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 from fedtailor.algorithms import UCFL
 from fedtailor.pipelines import Clip, GaussianNoise
 from fedtailor.protocol import PRIVATE_STEPS, Algorithm, Pipeline, require
+from fedtailor.remote.sum_shares import ReleasedSums
 
 KEYS, SHARES, VECTORS, UNMASK = "sum-keys", "sum-shares", "sum-vectors", "sum-unmask"
 STAGES = (KEYS, SHARES, VECTORS, UNMASK)
@@ -49,10 +50,15 @@ MIN_CLIENTS = 3
 MAX_NEIGHBOURS = 50
 """Maximum number of other clients with which a client shares masks and secrets."""
 
-MAX_WEIGHT = 0.9
-"""Maximum weight of a client in a sum whose weights sum to 1.
+MAX_SHARE = 0.9
+"""Maximum share of a client in a combination of sums (see `sum_shares`).
 
-A sum in which one client weighs more is nearly that client's vector.
+A combination in which one client has a larger share is nearly that client's vector.
+"""
+
+SCOPES = ("run", "round")
+"""The sums of which no combination may show a client's vector: those of all rounds, or
+those of each round by itself.
 """
 
 
@@ -65,13 +71,22 @@ class SecureSums:
             (including the client); above 0.5, and at most 1.
         range: the largest absolute value of a number that a client can send.
         open_probe: whether clients answer a method's probe without masks.
+        scope: the sums of which no combination may show a client's vector, one of
+            `SCOPES`. A client's vectors are alike from round to round. So the sums of
+            two rounds show a client that has a part in one of them only: in the scope
+            "run" all clients have a part in every sum.
     """
 
     threshold: float = 2 / 3
     range: float = 64.0
     open_probe: bool = False
+    scope: Literal["run", "round"] = "run"
 
     def __post_init__(self) -> None:
+        require(
+            self.scope in SCOPES,
+            f"sum_scope is {self.scope!r}; it must be 'run' or 'round'",
+        )
         require(
             0.5 < self.threshold <= 1,
             f"sum_threshold is {self.threshold:g}; it must be above 0.5, and at most 1",
@@ -83,6 +98,15 @@ class SecureSums:
             f"sum_range is {self.range:g}; it must be at least 0.001, and at most"
             " 1000000",
         )
+
+    def minimum(self, minimum: int, asked: int) -> int:
+        """The number of clients that must answer in a round.
+
+        Args:
+            minimum: the number that the job asks for.
+            asked: the number of clients that are asked.
+        """
+        return asked if self.scope == "run" else min(minimum, asked)
 
     def reconstruction_threshold(self, neighbours: int) -> int:
         """The number of shares that reconstruct a secret.
@@ -139,17 +163,28 @@ class SecureSums:
                 " only clip and gaussian-noise by = 'client' go with it",
             )
 
-    def check_client_count(self, algorithm: Algorithm, clients: int) -> None:
+    def check_client_count(
+        self, algorithm: Algorithm, clients: int, population: int
+    ) -> None:
         """Check that a round has enough clients to hide the vector of each.
 
         Args:
             algorithm: the method, or a schedule of several.
             clients: number of clients that report in a round.
+            population: number of clients that take part in training.
 
         Raises:
             ValueError: there are fewer than three clients, or fewer than two for each
-                stream of UCFL.
+                stream of UCFL; or other clients report in each round, and the scope is
+                that of the run.
         """
+        require(
+            self.scope == "round" or clients == population,
+            f"{clients} of {population} clients report in a round, and the differences"
+            " of such sums show single clients: have all of them report (participation"
+            ' = 1.0), or set sum_scope = "round" in [privacy], which hides a client in'
+            " each round by itself only",
+        )
         require(
             clients >= MIN_CLIENTS,
             f"secure_aggregation needs {MIN_CLIENTS} clients or more in a round, not"
@@ -221,6 +256,23 @@ def neighbour_graph(
     }
 
 
+def unsafe_combination(sums: ReleasedSums, past: bool) -> str:
+    """Say which client a combination of sums would show; empty if none.
+
+    Args:
+        sums: the sums of a round, and those before with which they may be combined.
+        past: whether there are sums before.
+    """
+    share, client = sums.largest_share()
+    if share <= MAX_SHARE:
+        return ""
+    which = "these and earlier sums" if past else "the sums"
+    return (
+        f"client {client} would be {share:.0%} of a combination of {which}, which would"
+        f" not hide its vector (at most {MAX_SHARE:.0%})"
+    )
+
+
 def unsafe_sums(
     weights: Float[np.ndarray, "s c"],
     surviving: Bool[np.ndarray, " c"],
@@ -239,11 +291,11 @@ def unsafe_sums(
     unsafe = {}
     for index, sizes in enumerate(np.abs(np.where(surviving, weights, 0.0))):
         client, total = int(sizes.argmax()), float(sizes.sum())
-        if sizes[client] > MAX_WEIGHT * total:
+        if sizes[client] > MAX_SHARE * total:
             unsafe[index] = (
                 f"client {names[client]} would be {sizes[client] / total:.0%} of sum"
                 f" {index + 1}, which would not hide its vector (at most"
-                f" {MAX_WEIGHT:.0%})"
+                f" {MAX_SHARE:.0%})"
             )
     return unsafe
 

@@ -4,41 +4,72 @@ The coordinator starts a SuperLink, waits for its clients, and has them agree on
 preprocessing. A client joins, and answers messages until it is stopped.
 """
 
+import fcntl
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
+from fedtailor._printable import say
 from fedtailor.federation import Federation
 from fedtailor.protocol import require
+from fedtailor.remote.client import account_of, responder_of
 from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.flower import require_flower
 from fedtailor.remote.job import Job, read_job
-from fedtailor.remote.job_work import AGREED, HELLO, INPUTS, STATISTICS, JobHandler
+from fedtailor.remote.job_work import AGREED, HELLO, INPUTS, STATISTICS
+from fedtailor.remote.keys import days_left
 from fedtailor.remote.kit import COORDINATOR, JOB, Kit, read_public_keys
 from fedtailor.remote.messages import ArraySpec, Request
+from fedtailor.remote.monitor import STATUS, Monitor, Status, monitor_server
+from fedtailor.remote.origin import Origins
+from fedtailor.remote.policy import read_policy
 from fedtailor.remote.processes import running_superlink
+from fedtailor.remote.refusals import Refusal
+from fedtailor.remote.releases import MAX_LENGTH, RELEASE, talk
+from fedtailor.remote.run_log import RunLog, info_of
 from fedtailor.remote.statistics import (
     Statistics,
     add_statistics,
     as_array,
     from_arrays,
 )
+from fedtailor.remote.superlink import LARGEST_BODY
 from fedtailor.remote.transport import (
     ExchangeResult,
     RequestHandler,
-    Responder,
+    TooFewClients,
     Transport,
     send_and_receive,
 )
 
-HELLO_ANSWER = {"rows": ArraySpec((3,), "int64")}
+MOST_ROWS = 10**7
+"""The largest number of rows of a client that is believed, unless the coordinator says
+otherwise: who claims more rows than all others together decides what all train.
+"""
+
+ARRIVAL_S = 30.0
+"""Seconds that a client which comes while others train has to answer a greeting."""
+
+LARGE_SHARE = 0.9
+"""The share of all training rows from which on a client is named."""
+
+
+LOCK = ".serving"
+"""File that a running coordinator locks."""
+
+FEW_DAYS = 60
+"""Days before the end of a certificate from which on the coordinator says so."""
+
+ORIGINS = "origins.json"
+"""File of the coordinator with the origins of its clients' answers (see `origin`)."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +89,7 @@ class Connection:
 
 @contextmanager
 def connected(
-    directory: Path, *, host: str = "0.0.0.0", log: Callable[[str], None] = print
+    directory: Path, *, host: str = "0.0.0.0", log: Callable[[str], None] = say
 ) -> Iterator[Connection]:
     """Start a SuperLink with the clients' keys, and stop it at the end of the block.
 
@@ -76,16 +107,112 @@ def connected(
         RuntimeError: the SuperLink did not start.
     """
     require_flower()
-    from fedtailor.remote.flower_server import GridTransport, open_grid, register
+    from fedtailor.remote.flower_server import GridTransport, KeyDirectory, open_grid
 
     job, coordinator = read_job(directory / JOB), directory / COORDINATOR
     public = read_public_keys(coordinator)
     check_client_count(job, len(public))
-    with running_superlink(coordinator, job.port, host=host) as link:
-        keys = register(link.address, link.authority, public)
+    with (
+        _only_one(coordinator),
+        running_superlink(coordinator, job.port, host=host) as link,
+    ):
+        keys = KeyDirectory(coordinator, link.address, link.authority, log)
         with open_grid(link.address, link.authority, link.secret) as grid:
-            transport = GridTransport(grid, keys, link.check, log)
-            yield Connection(job, tuple(keys), transport)
+            transport = GridTransport(
+                grid,
+                keys.keys,
+                link.check,
+                log,
+                coordinator / LARGEST_BODY,
+                Origins(coordinator / ORIGINS, job.identity, log),
+                keys.reload,
+            )
+            yield Connection(job, tuple(keys.keys), transport)
+
+
+@contextmanager
+def monitored(
+    coordinator: Path,
+    connection: Connection,
+    log: RunLog,
+    address: str | None = None,
+) -> Iterator[Monitor]:
+    """Keep the state of a coordinator in its directory, until the end of the block.
+
+    Args:
+        coordinator: directory of the coordinator.
+        connection: connection to the clients.
+        log: its warnings are counted.
+        address: where `/health` and `/metrics` are served; None = nowhere.
+
+    Raises:
+        ValueError: the address is not valid or in use.
+    """
+    from fedtailor.remote.flower_server import GridTransport
+
+    transport = connection.transport
+    assert isinstance(transport, GridTransport)
+    days = days_left((coordinator / "server.crt").read_bytes())
+    status = Status(
+        title=connection.job.title,
+        rounds=connection.job.rounds,
+        registered=len(connection.clients),
+        certificate_days=days,
+    )
+    # On a terminal a bar shows the progress.
+    say = log.to_file if sys.stderr.isatty() else log.info
+    monitor = Monitor(
+        status,
+        coordinator / STATUS,
+        clients=lambda: (transport.num_registered, transport.num_online),
+        check=transport.check,
+        say=say,
+    )
+    log.warned = monitor.warn
+    if days < FEW_DAYS:
+        log(
+            f"the certificate is valid for {days} more days; make another one with"
+            " fedtailor federation renew"
+        )
+    try:
+        with ExitStack() as stack:
+            if address is not None:
+                where = stack.enter_context(monitor_server(monitor, address))
+                log.info(f"a monitor finds /health and /metrics at {where}")
+            yield monitor
+    finally:
+        if monitor.status.state != "done":
+            monitor.enter("stopped")
+
+
+def is_served(coordinator: Path) -> bool:
+    """Whether a coordinator runs in a directory."""
+    path = coordinator / LOCK
+    if not path.exists():
+        return False
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
+@contextmanager
+def _only_one(coordinator: Path) -> Iterator[None]:
+    """Let no other coordinator run in a directory until the end of the block.
+
+    Raises:
+        ValueError: another one runs.
+    """
+    with (coordinator / LOCK).open("wb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ValueError(
+                f"another coordinator runs in {coordinator}; stop it first"
+            ) from None
+        yield
 
 
 def check_client_count(job: Job, clients: int) -> None:
@@ -108,42 +235,161 @@ def check_client_count(job: Job, clients: int) -> None:
 
 
 def wait_for_clients(
-    connection: Connection, *, wait: float, log: Callable[[str], None] = print
-) -> ExchangeResult:
+    connection: Connection,
+    *,
+    wait: float,
+    most_rows: int = MOST_ROWS,
+    log: Callable[[str], None] = say,
+) -> dict[str, NDArray[np.int64]]:
     """Wait until the clients are ready.
+
+    A client that runs another release, or says that it has an impossible number of
+    rows, is named and left out.
 
     Args:
         connection: connection to the clients.
         wait: seconds to wait; clients that have not answered by then are left out.
+        most_rows: the largest number of rows of a client that is believed.
         log: called with lines for the user.
 
     Returns:
-        The replies, each with the client's numbers of rows ("rows" [3]).
+        Each client's numbers of training, validation and test rows [3]. They are what
+        it has agreed to: weights are taken from them, until the training ends.
 
     Raises:
         TooFewClients: fewer clients answered than the job's minimum.
     """
     deadline, identity = time.time() + wait, connection.job.identity
     requests = {
-        name: Request(identity, 0, 0, HELLO, name, deadline=deadline)
+        name: Request(
+            identity,
+            0,
+            0,
+            HELLO,
+            name,
+            deadline=deadline,
+            algorithm={"release": RELEASE},
+        )
         for name in connection.clients
     }
-    return send_and_receive(
+    expected = {
+        "rows": ArraySpec((3,), "int64", 0, most_rows),
+        "release": ArraySpec((None,), "uint8"),
+    }
+    replies = send_and_receive(
         connection.transport,
         requests,
-        HELLO_ANSWER,
+        expected,
         minimum=connection.job.minimum,
         log=log,
-    )
+    ).replies
+    rows = {}
+    for name, reply in replies.items():
+        counts = reply.arrays["rows"]
+        release = (
+            reply.arrays["release"][:MAX_LENGTH].tobytes().decode("ascii", "replace")
+        )
+        if not talk(release, RELEASE):
+            log(f"client {name}: {Refusal.OTHER_RELEASE.explanation}; it is left out")
+        elif counts[0] < 1:
+            log(f"client {name}: it has no training rows; it is left out")
+        else:
+            rows[name] = counts
+    minimum = connection.job.minimum
+    if len(rows) < minimum:
+        raise TooFewClients(
+            f"{len(rows)} of {len(requests)} clients are ready; the job's minimum is"
+            f" {minimum}"
+        )
+    if note := share_note(rows):
+        log(note)
+    return rows
+
+
+class Arrivals:
+    """Greets the clients that come while others train.
+
+    Args:
+        connection: connection to the clients.
+        statistics: the pooled statistics that the others have agreed to.
+        most_rows, log: see `wait_for_clients`.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        statistics: Statistics | None,
+        *,
+        most_rows: int = MOST_ROWS,
+        log: Callable[[str], None] = say,
+    ) -> None:
+        # One that does not answer ends nothing.
+        job = replace(connection.job, minimum=0)
+        self._connection = replace(connection, job=job)
+        self._statistics, self._most_rows, self._log = statistics, most_rows, log
+        self._greeted: dict[str, str] = {}  # connection ids, by client
+
+    def __call__(self, known: Collection[str]) -> dict[str, NDArray[np.int64]]:
+        """Greet clients that are online, each once on every connection that it makes.
+
+        Args:
+            known: names of the clients that take part.
+
+        Returns:
+            The numbers of rows [3] of others that are ready now, by name.
+        """
+        job, transport = self._connection.job, self._connection.transport
+        ready = {}
+        for name, connection_id in transport.online().items():
+            if name in known or self._greeted.get(name) == connection_id:
+                continue
+            self._greeted[name] = connection_id
+            only = replace(self._connection, clients=(name,))
+            rows = wait_for_clients(
+                only, wait=ARRIVAL_S, most_rows=self._most_rows, log=self._log
+            )
+            try:
+                agree_on_preprocessing(
+                    job, transport, rows, ARRIVAL_S, self._statistics, self._log
+                )
+            except TooFewClients:
+                continue
+            for client in rows:
+                info_of(self._log)(
+                    f"client {client} has come, and is served as a newcomer"
+                )
+            ready |= rows
+        return ready
+
+
+def share_note(rows: Mapping[str, NDArray[np.int64]]) -> str | None:
+    """Name a client that has nearly all training rows, as its model decides.
+
+    Args:
+        rows: numbers of rows [3] of each client.
+
+    Returns:
+        The line; None if there is no such client, or there are fewer than three.
+    """
+    total = sum(int(counts[0]) for counts in rows.values())
+    for name, counts in rows.items():
+        share = int(counts[0]) / total
+        if len(rows) > 2 and share > LARGE_SHARE:
+            return (
+                f"client {name} says that it has {share:.0%} of all training rows, so"
+                " that methods that weigh by rows train its model; if that is not so,"
+                " stop, and set --most-rows"
+            )
+    return None
 
 
 def agree_on_preprocessing(
     job: Job,
     transport: Transport,
-    names: Iterable[str],
+    names: Collection[str],
     wait: float,
     known: Statistics | None = None,
-    log: Callable[[str], None] = print,
+    log: Callable[[str], None] = say,
 ) -> Statistics | None:
     """Have clients agree on the preprocessing of their tables.
 
@@ -164,8 +410,8 @@ def agree_on_preprocessing(
         TooFewClients: a client did not answer, so that its rows would be missing.
         ValueError: a column has no values, or a client's statistics are not valid.
     """
-    if not job.schema.federated:
-        return None
+    if not job.schema.federated or not names:
+        return known
     # Floating-point sums depend on the order of the terms, so it is always the same.
     order = sorted(names)
 
@@ -217,7 +463,7 @@ def join(
     *,
     make_handler: Callable[[Kit, Federation, ClientStore], RequestHandler]
     | None = None,
-    log: Callable[[str], None] = print,
+    log: Callable[[str], None] = say,
 ) -> None:
     """Take part in a federation until SIGTERM or Ctrl-C.
 
@@ -229,24 +475,21 @@ def join(
         log: called with lines for the user.
 
     Raises:
-        ValueError: Flower is missing, the file does not fit the job, another process
-            uses this kit, the server is not the coordinator of the kit, or it refuses
-            the client's key.
+        ValueError: Flower is missing, the client's policy does not allow the job, the
+            file does not fit it, another process uses this kit, the server is not the
+            coordinator of the kit, or it refuses the client's key.
     """
     require_flower()
     from fedtailor.remote.flower_client import FleetConnection, answer_messages
 
     stop = threading.Event()
-    make = None if make_handler is None else partial(make_handler, kit)
+    log = log if isinstance(log, RunLog) else _unless_it_fails(log)
+    info = info_of(log)
+    info(f"policy of {kit.name}:")
+    for line in read_policy(kit.directory).describe(kit.job):
+        info(f"  {line}")
     with ClientStore(kit.state, kit.job.identity) as store, _stop_on_signals(stop):
-        handler = JobHandler(kit.job, kit.name, data, store, make)
-        log(
-            f"{kit.name}: {handler.sizes.sum()} rows of {data.name} fit the job"
-            f" {kit.job.title!r}"
-        )
-        responder = Responder(
-            kit.job.identity, kit.name, handler, handler.common_vectors
-        )
+        responder = responder_of(kit, store, data, make_handler=make_handler, log=log)
         connection = FleetConnection(
             kit.job.address, kit.authority, kit.key.read_bytes()
         )
@@ -257,6 +500,18 @@ def join(
             stop=stop,
             log=log,
         )
+        for line in account_of(kit).describe():
+            info(line)
+
+
+def _unless_it_fails(log: Callable[[str], None]) -> Callable[[str], None]:
+    """A log that ends nothing: the disk where its lines are kept may be full."""
+
+    def write(line: str) -> None:
+        with suppress(OSError):
+            log(line)
+
+    return write
 
 
 @contextmanager

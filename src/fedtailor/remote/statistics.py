@@ -2,7 +2,7 @@
 
 Before the first round each client sends counts, means and sums of squares over its
 training rows. All machines derive the same preprocessing from the pooled statistics.
-Rows, and categories with fewer than five rows, never leave a client.
+Rows never leave a client, and neither do counts of fewer than five rows.
 
 If the job decorrelates the inputs of a regression, each client also sends sums of
 products of its inputs.
@@ -30,6 +30,7 @@ from fedtailor.remote.table import Rows, codes, numbers
 from fedtailor.storage.digests import DIGEST_KEY, has_valid_digest, with_digest
 from fedtailor.tables import Preprocessing
 from fedtailor.tables.decorrelation import MAX_DECORRELATED_INPUTS, can_decorrelate
+from fedtailor.tables.encoding import MIN_ROWS
 from fedtailor.tables.kinds import parse_as
 from fedtailor.tables.options import TableOptions
 from fedtailor.tables.problems import first_row
@@ -156,7 +157,8 @@ class Statistics(BaseModel):
         else:
             require(
                 self.target.count > 0,
-                f"the target {schema.target!r} is missing in all rows",
+                f"the target {schema.target!r} has values in fewer than {MIN_ROWS} training"
+                " rows of every client; collect more rows",
             )
             target = TargetEncoding(
                 schema.target, "regression", (), self.target.mean, self.target.deviation
@@ -236,7 +238,9 @@ class ClientTable:
         if self.schema.classes is not None:
             return Rows(x, self.y)
         centered = self.y.astype(np.float64) - preprocessing.target_shift
-        return Rows(x, (centered / preprocessing.target_scale).astype(np.float32))
+        with np.errstate(over="ignore"):  # becomes infinite, which is checked
+            y = (centered / preprocessing.target_scale).astype(np.float32)
+        return Rows(x, y)
 
     def _parsed(self, name: str) -> pl.Series:
         """Parse a column as values of the kind that the job expects.

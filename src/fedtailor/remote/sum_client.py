@@ -3,19 +3,21 @@
 It holds the vectors that it trained until the server asks for sums of them, and sends
 each of them once, masked. The server is not trusted: at every stage the client checks
 the request, and refuses one whose answer would reveal more than a sum. Nothing is
-written to disk, so a client that is restarted has dropped out of the round's sums.
+written to disk but the weights of the sums, so a client that is restarted has dropped out of
+the round's sums.
 """
 
+import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import UInt32
 
-from fedtailor.protocol import require
 from fedtailor.remote.masks import (
     CIPHERTEXT_BYTES,
     KEY_BYTES,
@@ -29,16 +31,21 @@ from fedtailor.remote.masks import (
     expand_mask,
 )
 from fedtailor.remote.messages import Request
+from fedtailor.remote.refusals import Refusal, Refused, refuse_unless, refusing
+from fedtailor.remote.request_size import check_size
 from fedtailor.remote.secure_sums import (
     KEYS,
-    MAX_WEIGHT,
+    MAX_NEIGHBOURS,
+    MAX_SHARE,
     MIN_CLIENTS,
     SHARES,
     STAGES,
     SUM,
     VECTORS,
     SecureSums,
+    unsafe_combination,
 )
+from fedtailor.remote.sum_shares import ReleasedSums, SumHistory, largest_shares
 
 Arrays = dict[str, np.ndarray]
 
@@ -54,6 +61,8 @@ class _Session:
     Attributes:
         name: the server's name of the sum.
         vector: the vector to be added.
+        vector_name: its kind, and its number among several of this kind or None.
+        earlier: the sums with which this one may be combined.
         next_stage: index in `STAGES` of the stage that comes next.
         mask_keys: key pair for pairwise masks, made for this sum.
         encryption_keys: key pair for the encryption of shares, made for this sum.
@@ -63,12 +72,16 @@ class _Session:
         threshold: number of shares that reconstruct a secret.
         public_mask_keys: each neighbour's public key for pairwise masks.
         shared_keys: the key that encrypts shares, agreed on with each neighbour.
+        columns: names of the clients in the order of the columns of the weights.
+        weights: [s, c] weight of each client in each sum.
         shares: for each neighbour that has not dropped out, its shares (of the seed of
             its self mask, of the secret of its mask keys).
     """
 
     name: str
     vector: np.ndarray
+    vector_name: list[Any]
+    earlier: ReleasedSums
     next_stage: int = 0
     mask_keys: KeyPair = field(default_factory=lambda: KeyPair(_random_seed()))
     encryption_keys: KeyPair = field(default_factory=lambda: KeyPair(_random_seed()))
@@ -77,6 +90,8 @@ class _Session:
     threshold: int = 0
     public_mask_keys: dict[str, bytes] = field(default_factory=dict)
     shared_keys: dict[str, bytes] = field(default_factory=dict)
+    columns: tuple[str, ...] = ()
+    weights: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
     shares: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)
 
 
@@ -86,10 +101,18 @@ class SecureSumClient:
     Args:
         client: name of the client.
         settings: secure aggregation, as the job sets it.
+        history: file in which the client keeps the weights of the sums that it has a
+            part in; None = it forgets them when it is started again.
+
+    Raises:
+        ValueError: the file cannot be read.
     """
 
-    def __init__(self, client: str, settings: SecureSums) -> None:
+    def __init__(
+        self, client: str, settings: SecureSums, history: Path | None = None
+    ) -> None:
         self._client, self._settings = client, settings
+        self._history = SumHistory(settings.scope, history)
         # The vectors not yet sent, by kind and index. The index is None until the
         # server asks for single rows of a kind.
         self._vectors: dict[tuple[str, int | None], np.ndarray] = {}
@@ -114,19 +137,28 @@ class SecureSumClient:
         """Answer the request of a stage.
 
         Raises:
-            ValueError: the stage cannot be done, or would reveal more than a sum.
+            Refused: the stage cannot be done, or would reveal more than a sum.
         """
         settings = request.algorithm.get(SUM)
         settings = settings if isinstance(settings, dict) else {}
         name, stage = str(settings.get("name")), STAGES.index(request.task)
         if request.task == KEYS:
-            self._session = _Session(name, self._vector(request.round, settings))
+            self._session = _Session(
+                name,
+                self._vector(request.round, settings),
+                vector_name := [settings.get("kind"), settings.get("number")],
+                self._history.released(request.round, vector_name),
+            )
         session = self._session
         # The stages are done in order and each of them once, whatever the server asks.
         expected = (
             session is not None and session.name == name and session.next_stage == stage
         )
-        require(expected, "it was started again, and has no part in this sum")
+        refuse_unless(
+            expected,
+            Refusal.NO_PART_IN_SUM,
+            "it was started again, and has no part in this sum",
+        )
         assert session is not None
         session.next_stage = stage + 1
         if request.task == KEYS:
@@ -137,7 +169,7 @@ class SecureSumClient:
         if request.task == SHARES:
             return self._share_keys(session, settings, request.arrays)
         if request.task == VECTORS:
-            return self._masked_vectors(session, request.arrays)
+            return self._masked_vectors(session, settings, request.arrays)
         # End the session before revealing shares: a server that could ask twice would
         # get both shares of a neighbour, which together unmask its vector.
         self._session = None
@@ -146,22 +178,25 @@ class SecureSumClient:
     def _vector(self, round: int, settings: Mapping[str, Any]) -> np.ndarray:
         """The vector that the server asks for; it is held until it has been sent."""
         kind, index = str(settings.get("kind")), settings.get("number")
-        require(
+        refuse_unless(
             round == self._round,
+            Refusal.NO_PART_IN_SUM,
             "it was started again, and does not hold what it trained in this round",
         )
         rows = self._vectors.get((kind, None))
         if index is not None and rows is not None:
-            require(
+            refuse_unless(
                 isinstance(index, int) and rows.ndim > 1 and 0 <= index < len(rows),
+                Refusal.NO_PART_IN_SUM,
                 f"it is asked for {kind!r} number {index!r}, which it does not have",
             )
             # From now on each row is sent by itself, and the whole array never.
             del self._vectors[kind, None]
             self._vectors |= {(kind, row): vector for row, vector in enumerate(rows)}
         key = (kind, index if isinstance(index, int) else None)
-        require(
+        refuse_unless(
             key in self._vectors,
+            Refusal.NO_PART_IN_SUM,
             f"it has sent its {kind!r} of this round in another sum, or has none",
         )
         return self._vectors[key]
@@ -184,30 +219,36 @@ class SecureSumClient:
             The encrypted shares ("shares"), one row for each neighbour, and a
             commitment to the seed of the self mask ("commitment").
         """
-        names = settings.get("among")
-        neighbours: tuple[str, ...] = ()
-        if isinstance(names, list) and all(isinstance(name, str) for name in names):
-            neighbours = tuple(names)
+        neighbours = _names(settings, "among")
         count = len(neighbours)
+        # Shares for c neighbours take c^2 steps.
+        refuse_unless(
+            count <= MAX_NEIGHBOURS + 1,
+            Refusal.MALFORMED,
+            f"it adds with up to {MAX_NEIGHBOURS} other clients, not {count - 1}",
+        )
         mask_keys = _rows(arrays, "masking", count, KEY_BYTES)
         encryption_keys = _rows(arrays, "sealing", count, KEY_BYTES)
-        require(
+        refuse_unless(
             count >= MIN_CLIENTS,
+            Refusal.UNSAFE_SUM,
             f"it adds with {MIN_CLIENTS} clients or more, not with {count}",
         )
         # A client that appears under several names, or with another client's keys,
         # would make the sum hide fewer vectors than it seems to.
         in_order = neighbours == tuple(sorted(set(neighbours)))
-        require(
+        refuse_unless(
             in_order and len({*mask_keys, *encryption_keys}) == 2 * count,
+            Refusal.UNSAFE_SUM,
             "the clients of a sum are not distinct",
         )
         listed_keys = None
         if self._client in neighbours:
             me = neighbours.index(self._client)
             listed_keys = (mask_keys[me], encryption_keys[me])
-        require(
+        refuse_unless(
             listed_keys == (session.mask_keys.public, session.encryption_keys.public),
+            Refusal.UNSAFE_SUM,
             "its own keys in this sum are not those that it made",
         )
         session.neighbours = neighbours
@@ -233,45 +274,61 @@ class SecureSumClient:
         }
 
     def _masked_vectors(
-        self, session: _Session, arrays: Mapping[str, np.ndarray]
+        self,
+        session: _Session,
+        settings: Mapping[str, Any],
+        arrays: Mapping[str, np.ndarray],
     ) -> Arrays:
         """Weight and mask this client's vector, once for each sum.
 
         Args:
             session: the sum.
+            settings: holds the names of all clients of the sum ("columns").
             arrays: the shares that the neighbours encrypted for this client ("shares"),
                 whether each neighbour has not dropped out ("there"), and the weights of
-                this client ("weights" [s]).
+                all clients ("weights" [s, c]).
         """
         count = len(session.neighbours)
         encrypted = _rows(arrays, "shares", count, CIPHERTEXT_BYTES)
         surviving, weights = arrays.get("there"), arrays.get("weights")
-        require(
+        refuse_unless(
             surviving is not None
             and weights is not None
             and _is_boolean(surviving, count)
-            and weights.ndim == 1
+            and weights.ndim == 2
             and weights.dtype == np.float64
             and len(weights) > 0,
+            Refusal.MALFORMED,
             "the request for its vector is not well formed",
         )
         assert surviving is not None and weights is not None
         survivors = int(surviving.sum())
-        require(
+        refuse_unless(
             survivors >= session.threshold,
+            Refusal.UNSAFE_SUM,
             f"only {survivors} of {count} clients are left in this sum, and"
             f" {session.threshold} are needed",
         )
-        bounded = bool((np.abs(weights) <= MAX_WEIGHT).all())  # False for NaN
-        require(
-            bounded,
-            "it is to weigh so much in a sum that this would not hide its vector",
+        columns = _names(settings, "columns")
+        refuse_unless(
+            len(set(columns)) == len(columns)
+            and self._client in columns
+            and weights.shape[1] == len(columns)
+            and bool(np.isfinite(weights).all()),
+            Refusal.MALFORMED,
+            "the weights of the sums are not well formed",
         )
+        check_size(len(weights) * session.vector.size * 8)
+        session.columns, session.weights = columns, weights
+        self._check_hidden(session, surviving)
         fixed_point = FixedPoint(self._settings.range)
-        fixed_point.check(session.vector)
+        with refusing(Refusal.SUM_RANGE):
+            fixed_point.check(session.vector)
         vector = session.vector.reshape(-1).astype(np.float64)
-        masked = np.stack([fixed_point.encode(weight * vector) for weight in weights])
+        own = weights[:, columns.index(self._client)]
+        masked = np.stack([fixed_point.encode(weight * vector) for weight in own])
         masked += expand_mask(session.self_mask_seed, masked.shape)
+        named = mask_session(session.name, session.columns, weights)
         for index, other in enumerate(session.neighbours):
             if not surviving[index] or other == self._client:
                 continue
@@ -281,14 +338,15 @@ class SecureSumClient:
                     session.shared_keys[other], encrypted[index], associated
                 )
             except ValueError as error:
-                raise ValueError(
-                    f"the share of client {other} cannot be read: {error}"
+                raise Refused(
+                    Refusal.UNSAFE_SUM,
+                    f"the share of client {other} cannot be read: {error}",
                 ) from None
             session.shares[other] = shares[:SECRET_BYTES], shares[SECRET_BYTES:]
             masked += pairwise_mask(
                 session.mask_keys,
                 session.public_mask_keys[other],
-                session.name,
+                named,
                 self._client,
                 other,
                 masked.shape,
@@ -302,6 +360,41 @@ class SecureSumClient:
         }
         return {"masked": masked}
 
+    def _check_hidden(self, session: _Session, there: np.ndarray) -> None:
+        """Check that no combination of sums shows this client's vector, or another's.
+
+        Args:
+            session: the sum, with the weights of all clients.
+            there: [neighbours] whether each neighbour has a part in it.
+
+        Raises:
+            Refused: a combination shows a vector.
+        """
+        absent = [
+            name
+            for name, is_there in zip(session.neighbours, there, strict=True)
+            if not is_there
+        ]
+        weights = session.weights.copy()
+        weights[:, [name in absent for name in session.columns]] = 0
+        # Its neighbours hide this client's vector, as their keys are theirs. Whether the
+        # others in the list exist, the server alone says.
+        hiding = [name in session.neighbours for name in session.columns]
+        own = sum(hiding[: session.columns.index(self._client)])
+        share = largest_shares(weights[:, hiding])[own]
+        refuse_unless(
+            share <= MAX_SHARE,
+            Refusal.UNSAFE_SUM,
+            f"it would be {share:.0%} of a combination of the sums, which would not hide"
+            f" its vector (at most {MAX_SHARE:.0%})",
+        )
+        together = session.earlier.with_sums(session.columns, weights)
+        line = unsafe_combination(together, past=bool(session.earlier.names))
+        refuse_unless(not line, Refusal.UNSAFE_SUM, line)
+        # A client that is not asked to unmask a sum does not learn whether it was
+        # computed. So the sum counts from when the vector is sent.
+        self._history.record(self._round, session.vector_name, together)
+
     def _reveal_shares(
         self, session: _Session, arrays: Mapping[str, np.ndarray]
     ) -> Arrays:
@@ -311,8 +404,9 @@ class SecureSumClient:
         of its self mask, else the share of its secret for pairwise masks.
         """
         arrived, count = arrays.get("arrived"), len(session.neighbours)
-        require(
+        refuse_unless(
             arrived is not None and _is_boolean(arrived, count),
+            Refusal.MALFORMED,
             "the request to unmask is not well formed",
         )
         assert arrived is not None
@@ -321,21 +415,35 @@ class SecureSumClient:
             for name, has_arrived in zip(session.neighbours, arrived, strict=True)
             if has_arrived
         }
-        require(
+        refuse_unless(
             senders <= set(session.shares) and self._client in senders,
+            Refusal.UNSAFE_SUM,
             "the vectors of other clients arrived than those of this sum",
         )
-        require(
+        refuse_unless(
             len(senders) >= session.threshold,
+            Refusal.UNSAFE_SUM,
             f"only {len(senders)} of {count} vectors arrived, and {session.threshold}"
             " are needed",
         )
+        self._check_hidden(session, arrived)
         revealed = np.zeros((count, SECRET_BYTES), np.uint8)
         for index, other in enumerate(session.neighbours):
             if other in session.shares:
                 seed_share, key_share = session.shares[other]
                 revealed[index] = _bytes(seed_share if arrived[index] else key_share)
         return {"shares": revealed}
+
+
+def mask_session(session: str, columns: Sequence[str], weights: np.ndarray) -> str:
+    """The name by which the masks of a sum are derived.
+
+    It holds the weights of all clients. The masks of two clients that were told
+    different ones do not cancel.
+    """
+    text = json.dumps([session, list(columns), weights.shape])
+    content = text.encode() + np.ascontiguousarray(weights, "<f8").tobytes()
+    return f"{session} {hashlib.sha256(content).hexdigest()}"
 
 
 def pairwise_mask(
@@ -368,6 +476,14 @@ def _associated_text(session: str, sender: str, recipient: str) -> str:
     return json.dumps([session, sender, recipient])
 
 
+def _names(settings: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """The names of clients in the settings of a stage; () if they are not well formed."""
+    names = settings.get(key)
+    if isinstance(names, list) and all(isinstance(name, str) for name in names):
+        return tuple(names)
+    return ()
+
+
 def _is_boolean(array: np.ndarray, count: int) -> bool:
     return array.shape == (count,) and array.dtype == np.bool_
 
@@ -382,12 +498,16 @@ def _rows(
     """The rows of an array [count, size] of bytes.
 
     Raises:
-        ValueError: the array is missing, or has another shape or type.
+        Refused: the array is missing, or has another shape or type.
     """
     array = arrays.get(name)
     fits = (
         array is not None and array.shape == (count, size) and array.dtype == np.uint8
     )
-    require(fits, f"the request of a sum holds no {name!r} of {count} clients")
+    refuse_unless(
+        fits,
+        Refusal.MALFORMED,
+        f"the request of a sum holds no {name!r} of {count} clients",
+    )
     assert array is not None
     return [row.tobytes() for row in array]

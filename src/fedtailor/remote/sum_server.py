@@ -38,9 +38,11 @@ from fedtailor.remote.secure_sums import (
     SecureSums,
     neighbour_graph,
     normalized,
+    unsafe_combination,
     unsafe_sums,
 )
-from fedtailor.remote.sum_client import pairwise_mask
+from fedtailor.remote.sum_client import mask_session, pairwise_mask
+from fedtailor.remote.sum_shares import ReleasedSums
 from fedtailor.remote.transport import TooFewClients
 
 Arrays = Mapping[str, np.ndarray]
@@ -65,6 +67,8 @@ class Stage:
         expected: the arrays that each client's answer must hold, by client.
         neighbours: the neighbours of each client; empty except in the stage that tells
             clients their neighbours.
+        columns: names of the clients in the order of the columns of the weights; empty
+            except in the stage that tells clients the weights.
     """
 
     task: str
@@ -72,10 +76,13 @@ class Stage:
     arrays: Mapping[str, Arrays]
     expected: Mapping[str, Mapping[str, ArraySpec]]
     neighbours: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    columns: tuple[str, ...] = ()
 
     def settings_for(self, client: str) -> dict[str, Any]:
         """The settings of the stage in the request to a client."""
         settings: dict[str, Any] = {"name": self.session}
+        if self.columns:
+            settings["columns"] = list(self.columns)
         if self.neighbours:
             settings["among"] = list(self.neighbours[client])
         return settings
@@ -98,6 +105,10 @@ class SecureSumServer:
             whose shares are wrong.
         neighbours: maximum number of other clients with which a client shares masks and
             secrets.
+        earlier: the sums with which those of this run may be combined.
+
+    Attributes:
+        released: `earlier` and the sums of this run, when it is done.
     """
 
     def __init__(
@@ -110,12 +121,15 @@ class SecureSumServer:
         minimum: int = 1,
         log: Callable[[str], None] = lambda line: None,
         neighbours: int = MAX_NEIGHBOURS,
+        earlier: ReleasedSums | None = None,
     ) -> None:
         self._run_stage, self._names = run_stage, tuple(names)
         self._size, self._settings = size, settings
         self._minimum, self._log = max(minimum, MIN_CLIENTS), log
         self._max_neighbours = neighbours
+        self.released = ReleasedSums() if earlier is None else earlier
         self._session = secrets.token_hex(8)
+        self._mask_session = self._session  # by which masks are derived
         # By client, from the first two stages.
         self._neighbours: dict[str, tuple[str, ...]] = {}
         self._mask_keys: dict[str, bytes] = {}  # public keys for pairwise masks
@@ -126,7 +140,8 @@ class SecureSumServer:
 
         If clients drop out, the weights of the others grow, so that the absolute
         weights of each sum keep their total. A sum that would not hide the vector of
-        one client is left out.
+        one client by itself is left out. Sums of which a combination would not hide it
+        are not computed.
 
         Args:
             weights: weight of each client in each sum.
@@ -139,7 +154,8 @@ class SecureSumServer:
         Raises:
             TooFewClients: so many clients dropped out that the sum cannot be unmasked,
                 or would not hide the others' vectors; nothing has been unmasked.
-            ValueError: every sum would reveal the vector of one client.
+            ValueError: every sum, or a combination of them, would reveal the vector of
+                one client.
         """
         shares = self._share_keys(self._advertise_keys())
         surviving = self._survivors(shares)
@@ -153,12 +169,26 @@ class SecureSumServer:
             self._log(f"{line}; it is left out of this round")
         is_safe = np.array([index not in unsafe for index in range(len(weights))])
         scaled = normalized(weights[is_safe], surviving)
+        unsafe_span = self._unsafe_combination(scaled)
+        if unsafe_span and not surviving.all():
+            raise TooFewClients(
+                f"{unsafe_span}, as others are lost; the round does not count"
+            )
+        require(
+            not unsafe_span,
+            f"{unsafe_span}; use fewer streams, or have more clients in a round",
+        )
         masked = self._collect_masked_vectors(shares, scaled)
         # The vectors in the sums are known now. Check them before unmasking anything.
         surviving = self._survivors(masked)
         self._check_enough(masked)
         for line in unsafe_sums(scaled, surviving, self._names).values():
             raise TooFewClients(f"{line}, as others are lost; the round does not count")
+        arrived = normalized(scaled, surviving)
+        line = self._unsafe_combination(arrived)
+        if line:
+            raise TooFewClients(f"{line}, as others are lost; the round does not count")
+        self.released = self.released.with_sums(self._names, arrived)
         total = FixedPoint(self._settings.range).decode(self._unmask(masked, shares))
         # Rescale each sum from its surviving weights to the weights asked for.
         remaining = np.abs(np.where(surviving, scaled, 0.0)).sum(axis=1)
@@ -170,6 +200,11 @@ class SecureSumServer:
         available = np.zeros(len(weights), bool)
         available[is_safe] = remaining > 0
         return sums, available
+
+    def _unsafe_combination(self, weights: Float[np.ndarray, "s c"]) -> str:
+        """Say which client a combination of sums would show; empty if none."""
+        together = self.released.with_sums(self._names, weights)
+        return unsafe_combination(together, past=bool(self.released.names))
 
     # stages
     # ----------------------------------------------------------------------------------
@@ -217,6 +252,8 @@ class SecureSumServer:
             shares: answers of the previous stage; who sent none has dropped out.
             weights: weight of each client in each sum.
         """
+        # All clients are told the same weights, or their masks do not cancel.
+        self._mask_session = mask_session(self._session, self._names, weights)
         arrays, specs = {}, {}
         for name in shares:
             neighbours = self._neighbours[name]
@@ -228,10 +265,12 @@ class SecureSumServer:
             arrays[name] = {
                 "shares": encrypted,
                 "there": np.array([other in shares for other in neighbours]),
-                "weights": np.ascontiguousarray(weights[:, self._names.index(name)]),
+                "weights": weights,
             }
             specs[name] = {MASKED: ArraySpec((len(weights), self._size), "uint32")}
-        return self._run_stage(Stage(VECTORS, self._session, arrays, specs))
+        return self._run_stage(
+            Stage(VECTORS, self._session, arrays, specs, columns=self._names)
+        )
 
     def _unmask(
         self, masked: Mapping[str, Arrays], shares: Mapping[str, Arrays]
@@ -270,7 +309,7 @@ class SecureSumServer:
                 total += pairwise_mask(
                     keys,
                     self._mask_keys[other],
-                    self._session,
+                    self._mask_session,
                     name,
                     other,
                     total.shape,

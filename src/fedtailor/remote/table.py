@@ -16,8 +16,8 @@ from fedtailor.remote.job import Schema
 from fedtailor.tables.kinds import category_text
 
 READERS = {
-    ".csv": pl.read_csv,
-    ".tsv": lambda path: pl.read_csv(path, separator="\t"),
+    ".csv": lambda path: pl.read_csv(path, glob=False),
+    ".tsv": lambda path: pl.read_csv(path, separator="\t", glob=False),
     ".parquet": read_foreign_parquet,
 }
 """The function that reads a file, by the file's suffix."""

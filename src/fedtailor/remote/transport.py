@@ -8,6 +8,7 @@ exchange, but is logged in one line that names the client.
 
 import secrets
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -21,11 +22,15 @@ from fedtailor.remote.messages import (
     Request,
     check_content,
     check_identity,
+    check_not_refused,
     decode_reply,
     decode_request,
     encode_reply,
     encode_request,
+    largest_reply,
 )
+from fedtailor.remote.origin import Origins, OwnOrigin
+from fedtailor.remote.refusals import Refusal, Refused, refuse_unless
 from fedtailor.remote.vector_cache import CacheMiss, VectorCache
 
 POLL_INTERVAL_S = 0.1
@@ -37,13 +42,27 @@ class Transport(Protocol):
 
     A transport verifies the clients' names. It may lose messages, and may deliver a
     message several times.
+
+    Attributes:
+        origins: where the clients' answers came from.
+        revoked: clients that are not let in any more, so that they are not waited for.
     """
+
+    origins: Origins
+    revoked: set[str]
 
     def online(self) -> Mapping[str, str]:
         """The clients that are online, each with an id of its connection.
 
         The id changes if the client was offline in between, or if a message to or from
         it was lost. The client must then be asked again.
+        """
+        ...
+
+    def expect(self, size: int) -> None:
+        """Announce that answers of up to `size` bytes will come.
+
+        A transport may refuse larger ones before it reads them.
         """
         ...
 
@@ -119,6 +138,8 @@ class PendingExchange:
             require(sender in self.requests, "it was not asked")
             request = self.requests[sender]
             reply = decode_reply(body)
+            if reply.refusal is Refusal.UNREADABLE:
+                check_not_refused(reply)  # it cannot repeat what it could not read
             check_identity(reply, request)
             require(
                 sender not in self.replies, "it answered twice; the first answer stands"
@@ -181,7 +202,9 @@ def send_and_receive(
     # The nonce distinguishes answers to this request from answers to the same request
     # of a coordinator that was killed, and from forged answers.
     requests = {
-        client: replace(request, nonce=secrets.token_hex(12))
+        client: replace(
+            request, nonce=secrets.token_hex(12), origin=transport.origins.of(client)
+        )
         for client, request in requests.items()
     }
     cached = {
@@ -190,14 +213,23 @@ def send_and_receive(
     }
     specs = expected if callable(expected) else lambda request: expected
     pending = PendingExchange(requests, specs, cached, dict.fromkeys(requests))
+    transport.expect(
+        max((largest_reply(specs(request)) for request in requests.values()), default=0)
+    )
     deadline = min((request.deadline for request in requests.values()), default=0.0)
     while pending.open:
         _send_open(transport, pending)
+        for client in [name for name in pending.open if name in transport.revoked]:
+            del pending.open[client]
+            pending.refused[client] = f"client {client}: it was revoked"
         for sender, body in transport.receive():
             try:
                 pending.accept(sender, body)
             except ValueError as error:
                 log(str(error))
+            else:
+                if sender in pending.replies:
+                    transport.origins.hear(sender, pending.replies[sender].origin)
         if time.time() >= deadline:
             break
         if pending.open:
@@ -246,8 +278,79 @@ def _is_stale(body: bytes, request: Request) -> bool:
 RequestHandler = Callable[[Request], Mapping[str, np.ndarray]]
 """Computes the arrays of a client's answer to a request.
 
-If it raises a `ValueError`, the message of the error is sent to the coordinator.
+It may raise any exception. A `Refused` names what the coordinator is told.
 """
+
+_RUST = "pyo3_runtime"
+"""Module of the panics of libraries in Rust, which are not `Exception`s."""
+
+_UNREAD = Request(experiment="", round=0, exchange=0, task="", client="")
+"""Stands for a message that is not a request."""
+
+
+Recorder = Callable[[Request, Reply, bytes], None]
+"""Records an answer to a request, and its message, before the message leaves."""
+
+
+def not_recorded(request: Request, reply: Reply, message: bytes) -> None:
+    """A `Recorder` for tests and benchmarks, which records nothing."""
+
+
+def answer_message(
+    body: bytes,
+    answer: Callable[[Request], Reply],
+    log: Callable[[str], None] = lambda line: None,
+    record: Recorder = not_recorded,
+) -> bytes:
+    """Answer a message at a client, whatever goes wrong.
+
+    Every exception becomes a refusal with a code. The texts of exceptions may hold the
+    client's data, so this function, which alone makes refusals, sends none of them.
+
+    Args:
+        body: the message.
+        answer: function from a request to its answer.
+        log: called with the lines that say why a request was refused.
+        record: called with every answer. If it fails, a refusal is sent instead.
+
+    Returns:
+        The message of the answer.
+    """
+    request, reply, message = _answer(body, answer, log)
+    try:
+        record(request, reply, message)
+    except Exception as error:
+        log(f"an answer was not sent, as it cannot be recorded: {error}")
+        return encode_reply(Reply.to(request, refusal=Refusal.NO_AUDIT))
+    return message
+
+
+def _answer(
+    body: bytes, answer: Callable[[Request], Reply], log: Callable[[str], None]
+) -> tuple[Request, Reply, bytes]:
+    """The request in a message, its answer or refusal, and the message of that."""
+    request = _UNREAD
+    try:
+        request = decode_request(body)
+        reply = answer(request)
+        return request, reply, encode_reply(reply)
+    except Refused as error:
+        refusal, lines = error.code, [str(error)]
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__module__ != _RUST:
+            raise  # such as Ctrl-C
+        if request is _UNREAD and isinstance(error, ValueError):
+            # Anyone can send what is no request; that is no fault to be traced.
+            refusal, lines = Refusal.UNREADABLE, [str(error)]
+        else:
+            refusal = Refusal.FAILED
+            lines = "".join(traceback.format_exception(error)).splitlines()
+    what = repr(request.task) if request.task else "a message"
+    log(f"refused {what} of round {request.round + 1} ({refusal}): {lines[-1]}")
+    for line in lines[:-1]:
+        log(line)
+    reply = Reply.to(request, refusal=refusal)
+    return request, reply, encode_reply(reply)
 
 
 class Responder:
@@ -264,6 +367,10 @@ class Responder:
         client: str,
         handler: RequestHandler,
         common_vectors: Callable[[], Iterable[np.ndarray]] = tuple,
+        log: Callable[[str], None] = lambda line: None,
+        check: Callable[[Request], None] = lambda request: None,
+        record: Recorder = not_recorded,
+        origin: OwnOrigin | None = None,
     ) -> None:
         """Make the end of one client.
 
@@ -273,37 +380,53 @@ class Responder:
             handler: computes the answers to requests that passed the checks.
             common_vectors: computes the vectors that all machines can compute, and that
                 are therefore not sent.
+            log: called with the lines that say why a request was refused.
+            check: raises `Refused` for a request that may not be answered.
+            record: called with every answer before it leaves.
+            origin: where the answers come from; None = they do not say it.
         """
         self.experiment, self.client, self._handler = experiment, client, handler
+        self._log, self._check, self._record = log, check, record
+        self._origin = origin
         self._cache = VectorCache(common_vectors)
         self._last: tuple[Request, Mapping[str, np.ndarray]] | None = None
 
     def __call__(self, body: bytes) -> bytes:
-        """Answer a message.
+        """Answer a message; see `answer_message`."""
+        return answer_message(body, self.answer, self._log, self._record)
+
+    def answer(self, request: Request) -> Reply:
+        """Answer a request.
 
         Raises:
-            ValueError: the message is not a request, so that it cannot be answered.
+            Refused: the request is not for this client, or its handler refuses it.
         """
-        request = decode_request(body)
         try:
-            return encode_reply(Reply.to(request, self._answer(request)))
+            reply = Reply.to(request, self._arrays(request))
         except CacheMiss:
-            return encode_reply(Reply.to(request, cache_miss=True))
-        except ValueError as error:
-            return encode_reply(Reply.to(request, problem=str(error)))
+            return Reply.to(request, cache_miss=True)
+        if self._origin is None:
+            return reply
+        self._origin.compare(request.origin)
+        return replace(reply, origin=self._origin.text)
 
-    def _answer(self, request: Request) -> Mapping[str, np.ndarray]:
-        require(
+    def _arrays(self, request: Request) -> Mapping[str, np.ndarray]:
+        refuse_unless(
             request.experiment == self.experiment,
-            "the job here differs from the coordinator's; copy its job.toml",
+            Refusal.OTHER_JOB,
+            "the job here differs from the coordinator's; ask for its job.toml",
         )
-        require(
+        refuse_unless(
             request.client == self.client,
+            Refusal.OTHER_CLIENT,
             f"this is {self.client!r}, and the request is for {request.client!r}",
         )
-        require(
-            time.time() <= request.deadline, "the request arrived after its deadline"
+        refuse_unless(
+            time.time() <= request.deadline,
+            Refusal.LATE,
+            "the request arrived after its deadline",
         )
+        self._check(request)
         request = self._cache.fill_in(request)
         if self._last is not None:
             last_request, last_arrays = self._last
@@ -315,11 +438,11 @@ class Responder:
 
 
 def _is_repeated(request: Request, last: Request) -> bool:
-    """Whether two requests are equal except for their nonces and deadlines."""
+    """Whether two requests are equal, but for what differs when one is sent again."""
     if request.arrays.keys() != last.arrays.keys():
         return False
     settings, last_settings = (
-        encode_request(replace(each, nonce="", deadline=0.0, arrays={}))
+        encode_request(replace(each, nonce="", origin="", deadline=0.0, arrays={}))
         for each in (request, last)
     )
     return settings == last_settings and all(
@@ -339,11 +462,15 @@ class LoopbackTransport:
 
     def __init__(self, clients: Mapping[str, Callable[[bytes], bytes]]) -> None:
         self._clients = dict(clients)
+        self.origins, self.revoked = Origins(), set[str]()
         self._inbox: list[tuple[str, bytes]] = []
 
     def online(self) -> Mapping[str, str]:
         """All clients, always on the same connection."""
         return dict.fromkeys(self._clients, "loopback")
+
+    def expect(self, size: int) -> None:
+        """Nothing is refused for its size."""
 
     def send(self, client: str, body: bytes) -> None:
         """Have the client answer a message at once."""

@@ -17,8 +17,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedtailor.protocol import require
 from fedtailor.remote.messages import Request
+from fedtailor.remote.refusals import Refusal, refuse_unless
+from fedtailor.remote.request_size import check_size
 
 DIGEST_BYTES = 16
 KNOWN = "known/"
@@ -105,7 +106,7 @@ class VectorCache:
 
         Raises:
             CacheMiss: the cache lacks a vector.
-            ValueError: the request is not well formed.
+            Refused: the request is not well formed.
         """
         arrays, known = {}, {}
         for name, array in request.arrays.items():
@@ -115,10 +116,21 @@ class VectorCache:
                 arrays[name] = array
         names = [name for name in arrays if name == INITIAL or name.startswith(STREAM)]
         fits = set(known) <= set(names) and all(map(_is_digests, known.values()))
-        require(fits, "the digests of a request do not fit its vectors")
-        require(
+        refuse_unless(
+            fits,
+            Refusal.MALFORMED,
+            "the digests of a request do not fit its vectors",
+        )
+        refuse_unless(
             all(arrays[name].ndim for name in names),
+            Refusal.MALFORMED,
             "a request holds a number where vectors belong",
+        )
+        # There can be any number of vectors of length 0 in no bytes.
+        refuse_unless(
+            all(arrays[name].size or not len(arrays[name]) for name in names),
+            Refusal.MALFORMED,
+            "a request holds vectors of length 0",
         )
         # The digests of one array may refer to rows of another one.
         new: dict[bytes, np.ndarray] = {}
@@ -156,12 +168,18 @@ class VectorCache:
                 rows.append(self._look_up(row_digest, in_request))
                 continue
             row = next(remaining, None)
-            require(row is not None, "a request names more new vectors than it holds")
+            refuse_unless(
+                row is not None,
+                Refusal.MALFORMED,
+                "a request names more new vectors than it holds",
+            )
             rows.append(row)
-        require(
+        refuse_unless(
             next(remaining, None) is None,
+            Refusal.MALFORMED,
             "a request holds more new vectors than it names",
         )
+        check_size(sum(row.nbytes for row in rows))
         return np.stack(rows)
 
     def _look_up(

@@ -17,6 +17,7 @@ scores/...     sums of losses and of correct predictions over its validation and
 work           [2] how many gradients and forward passes of single examples it computed
 """
 
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -42,13 +43,17 @@ from fedtailor.protocol import (
     Downlink,
     Exchange,
     Streams,
-    require,
 )
 from fedtailor.remote.messages import ArraySpec
+from fedtailor.remote.refusals import Refusal, refuse_unless
+from fedtailor.remote.request_size import check_size
 from fedtailor.remote.vector_cache import INITIAL, STREAM, digest
 
+UPDATE = "update/"
+"""Prefix of the names of a client's messages."""
+
 WORK = "work"
-WORK_SPEC = ArraySpec((2,), "int64")
+WORK_SPEC = ArraySpec((2,), "int64", 0, 2**40)
 
 
 def downlink_arrays(
@@ -112,13 +117,17 @@ def read_downlink(arrays: Mapping[str, np.ndarray]) -> Downlink:
     rounds use the same compiled program.
 
     Raises:
-        ValueError: the arrays do not describe a downlink.
+        Refused: the arrays do not describe a downlink.
     """
     streams, scalars = {}, {}
     for name, array in arrays.items():
         part, _, kind = name.partition("/")
         if part == "scalar":
-            require(array.ndim == 0, f"the number {kind!r} is an array")
+            refuse_unless(
+                array.ndim == 0,
+                Refusal.MALFORMED,
+                f"the number {kind!r} is an array",
+            )
             scalars[kind] = array[()]
         elif part == "stream":
             index = arrays.get(f"index/{kind}")
@@ -128,7 +137,11 @@ def read_downlink(arrays: Mapping[str, np.ndarray]) -> Downlink:
                 and index.dtype == np.int32
                 and array.ndim >= 1
             )
-            require(usable, f"the streams {kind!r} come without places")
+            refuse_unless(
+                usable,
+                Refusal.MALFORMED,
+                f"the streams {kind!r} come without places",
+            )
             assert index is not None
             # In compiled code an index out of range raises no error.
             fits = (
@@ -136,14 +149,21 @@ def read_downlink(arrays: Mapping[str, np.ndarray]) -> Downlink:
                 and index.min() >= -1
                 and index.max() < len(array) <= len(index)
             )
-            require(fits, f"the places of the streams {kind!r} do not fit them")
+            refuse_unless(
+                fits,
+                Refusal.MALFORMED,
+                f"the places of the streams {kind!r} do not fit them",
+            )
+            check_size(len(index) * math.prod(array.shape[1:]) * array.itemsize)
             padded = np.zeros((len(index), *array.shape[1:]), array.dtype)
             padded[: len(array)] = array
             streams[kind] = Streams(jnp.asarray(padded), index[None])
         else:
             known = name == INITIAL or (part == "index" and STREAM + kind in arrays)
-            require(
-                known, f"a request holds {name!r}, which this version does not know"
+            refuse_unless(
+                known,
+                Refusal.MALFORMED,
+                f"a request holds {name!r}, which this version does not know",
             )
     return Downlink(streams, scalars)
 
@@ -198,6 +218,15 @@ def specs_of(shapes: Any, prefix: str) -> dict[str, ArraySpec]:
     return {
         name: ArraySpec(tuple(leaf.shape), str(np.dtype(leaf.dtype)))
         for name, leaf in named(shapes, prefix).items()
+    }
+
+
+def named_updates(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The messages in an answer, by kind."""
+    return {
+        name.removeprefix(UPDATE): array
+        for name, array in arrays.items()
+        if name.startswith(UPDATE)
     }
 
 

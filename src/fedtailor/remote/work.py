@@ -6,6 +6,7 @@ and what may leave this machine are those of the client's own copy of the job.
 
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedtailor.client.private_steps import private_settings
 from fedtailor.executors import DeviceExecutor, Settings
 from fedtailor.federation import Federation
 from fedtailor.protocol import (
+    PRIVATE_STEPS,
     Algorithm,
+    Answers,
     Cohort,
     Diverged,
     Exchange,
@@ -24,16 +28,26 @@ from fedtailor.protocol import (
     on_host,
     require,
 )
+from fedtailor.remote.account import (
+    ClientAccount,
+    Release,
+    array_bytes,
+    digest_of,
+)
 from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.messages import Request
 from fedtailor.remote.plan import Plan
-from fedtailor.remote.secret import secret_in
+from fedtailor.remote.refusals import Refusal, Refused, refuse_unless, refusing
+from fedtailor.remote.secret import secret_in, seed_from
 from fedtailor.remote.secure_sums import STAGES, SUM, hidden_kinds
 from fedtailor.remote.sum_client import SecureSumClient
 from fedtailor.remote.vector_cache import INITIAL
 from fedtailor.remote.wire import WORK, named, read_downlink
 from fedtailor.storage.export import export_models
+from fedtailor.storage.manifest import digest as data_digest
 from fedtailor.storage.personal_model import PersonalModel
+from fedtailor.tables.encoding import MIN_ROWS
+from fedtailor.training.privacy import delta_of
 
 NEWCOMER = "newcomer"
 """Key in a request's description of the method: the client is an unseen one.
@@ -47,7 +61,13 @@ PERSONAL = "personal"
 `fedtailor.load_models` reads it.
 """
 
+SUMS = "sums.json"
+"""File with the weights of the secure sums in which this client has a part."""
+
 TASKS = ("probe", "client", "init_unseen", "personal", "evaluate", *STAGES)
+
+SERVING = ("init_unseen", "personal", "evaluate")
+"""Tasks by which a client makes its personal model, and draws the same numbers."""
 
 
 class RoundHandler:
@@ -57,20 +77,32 @@ class RoundHandler:
         plan: what this client agreed to.
         federation: a federation of this client only.
         store: the client's states.
+        account: what the client has answered and spent; by default the one beside the
+            states, without limits.
     """
 
-    def __init__(self, plan: Plan, federation: Federation, store: ClientStore) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        federation: Federation,
+        store: ClientStore,
+        account: ClientAccount | None = None,
+    ) -> None:
         require(
             len(federation) == 1,
             f"a client's own data are one client's, not {len(federation)} clients'",
         )
         self._plan, self._store = plan, store
+        self._account = account or ClientAccount(store.client_directory)
         # Noise hides nothing from a coordinator that knows its seed.
-        secret = plan.clients_need_secrets
-        self._seed = secret_in(store.directory) if secret else plan.seed
+        self._has_secret = plan.clients_need_secrets
+        self._seed = secret_in(store.directory) if self._has_secret else plan.seed
+        self._rows = data_digest(federation).encode() if self._has_secret else b""
         self._sum_client: SecureSumClient | None = None
         if plan.sums is not None:
-            self._sum_client = SecureSumClient(federation.names[0], plan.sums)
+            self._sum_client = SecureSumClient(
+                federation.names[0], plan.sums, store.directory / SUMS
+            )
         # The state that `init_unseen` returned, and its (round, phase). It is needed
         # for the next requests only, and not written to disk.
         self._newcomer: tuple[tuple[int, int], Any] = ((-1, -1), None)
@@ -83,19 +115,23 @@ class RoundHandler:
         """Answer a request.
 
         Raises:
-            ValueError: the job does not allow the request, the state is not on this
+            Refused: the job does not allow the request, the state is not on this
                 machine, or the model became NaN or infinite.
         """
         task = request.task
         phase = self._check(request)
         if task in STAGES:
-            require(
+            refuse_unless(
                 self._sum_client is not None,
+                Refusal.NOT_IN_JOB,
                 "the job does not add updates behind masks",
             )
             assert self._sum_client is not None
             return self._sum_client(request)
-        answers = self._run(request, self._plan.phase(phase))
+        self._account.check(request)
+        algorithm = self._plan.phase(phase)
+        answers = self._run(request, algorithm)
+        self._record(request, algorithm, answers)
         arrays = {WORK: np.asarray(answers.work, np.int64)}
         if task == "client":
             # Save the state before answering: the coordinator may ask for it as soon as
@@ -108,7 +144,9 @@ class RoundHandler:
             self._store_personal(on_host(answers.output))
         elif task == "evaluate":
             scores = named(on_host(answers.output), "scores")
-            return arrays | {name: array[0] for name, array in scores.items()}
+            return arrays | without_small_splits(
+                {name: array[0] for name, array in scores.items()}
+            )
         if request.reply:
             update = {kind: rows.host()[0] for kind, rows in answers.update.items()}
             if self._sum_client is not None and task == "client":
@@ -124,37 +162,120 @@ class RoundHandler:
             The requested phase of the schedule.
 
         Raises:
-            ValueError: the job does not allow it.
+            Refused: the job does not allow it.
         """
         plan, task = self._plan, request.task
         phase = request.algorithm.get("phase")
         description = dict(request.algorithm)
         description.pop(NEWCOMER, None)
         description.pop(SUM, None)
-        require(
-            isinstance(phase, int) and description == plan.describe(phase),
+        phases = range(len(plan.algorithm.phases()))
+        refuse_unless(
+            isinstance(phase, int)
+            and phase in phases
+            and description == plan.describe(phase),
+            Refusal.OTHER_METHOD,
             "the coordinator asks for another method, hyper-parameter or seed than this"
             " job's",
         )
         assert isinstance(phase, int)
-        require(
+        refuse_unless(
             task in TASKS,
+            Refusal.UNKNOWN_TASK,
             f"this client does not know the task {task!r}; both sides need the same"
             " release",
         )
-        require(
+        refuse_unless(
             task != "evaluate" or plan.evaluate,
+            Refusal.NOT_IN_JOB,
             "the job does not let clients send what they measure",
         )
-        require(
+        refuse_unless(
             task != "probe" or plan.sums is None or plan.sums.open_probe,
+            Refusal.NOT_IN_JOB,
             "the job does not let clients answer a probe openly",
         )
+        self._check_rounds(request)
         return phase
 
-    def _run(self, request: Request, algorithm: Algorithm) -> Any:
+    def _check_rounds(self, request: Request) -> None:
+        """Check the numbers of rounds in a request.
+
+        Raises:
+            Refused: the job has no such round, or the request names a state of a later
+                round than its own.
+        """
+        round, last = request.round, self._plan.rounds
+        # After the last round models are evaluated and delivered.
+        is_training = request.task in ("client", *STAGES)
+        refuse_unless(
+            0 <= round < last or (round == last and not is_training),
+            Refusal.ROUND,
+            f"round {round + 1} is asked for, and this job has {last}; for more rounds"
+            " change its job.toml here",
+        )
+        for number in (request.state_round, request.durable_state_round):
+            refuse_unless(
+                -1 <= number <= round,
+                Refusal.ROUND,
+                f"in round {round + 1} the state after round {number + 1} is named",
+            )
+
+    def _record(self, request: Request, algorithm: Algorithm, answers: Answers) -> None:
+        """Record an answer, and what it spends, before anything follows from it.
+
+        Raises:
+            ValueError: the client's policy does not allow it.
+        """
+        task, releases = request.task, []
+        noise = self._plan.client_noise
+        if noise is not None and task == "client" and request.reply:
+            releases.append(
+                Release(
+                    unit="client",
+                    multiplier=noise.multiplier,
+                    delta=noise.delta,
+                    count=1,
+                )
+            )
+        if PRIVATE_STEPS in answers.update:
+            # Steps count if they are not reported, too, as the next rounds start from
+            # the state that they led to.
+            sgd = private_settings(algorithm)[0]
+            assert sgd.dp_noise is not None
+            releases.append(
+                Release(
+                    unit="example",
+                    multiplier=sgd.dp_noise,
+                    delta=delta_of(sgd),
+                    count=int(answers.update[PRIVATE_STEPS].host()[0]),
+                    batch_size=sgd.batch_size,
+                    examples=int(self._executor.seen.sizes[0]),
+                )
+            )
+        is_sent = task == "evaluate" or (task in ("client", "probe") and request.reply)
+        self._account.record(request, releases, without_noise=is_sent and not releases)
+
+    def _draw_seed(self, request: Request, states: Any) -> int | None:
+        """The seed of what the client draws; None = that of the job.
+
+        Noise follows from everything that changes what is released: another model, state
+        or table has other noise, and the difference of two answers does not take it off.
+        """
+        if not self._has_secret:
+            return None
+        asked = request
+        if request.task in SERVING:
+            asked = replace(request, task=SERVING[0], reply=True)
+        leaves = [array_bytes(leaf) for leaf in jax.tree.leaves(states)]
+        return seed_from(self._seed, digest_of(asked).encode(), self._rows, *leaves)
+
+    def _run(self, request: Request, algorithm: Algorithm) -> Answers:
         """Run the method's function for the task, and wait for its result."""
         executor, plan, task = self._executor, self._plan, request.task
+        states = None
+        if task in ("client", "personal", "evaluate"):
+            states = self._state(request, algorithm)
         cohort = Cohort(
             clients=executor.seen,
             rows=np.zeros(1, np.int64),
@@ -162,10 +283,8 @@ class RoundHandler:
             reporting=np.array([request.reply]),
             round=request.round,
             seed=self._seed,
+            draw_seed=self._draw_seed(request, states),
         )
-        states = None
-        if task in ("client", "personal", "evaluate"):
-            states = self._state(request, algorithm)
         exchange = Exchange(
             task=task,  # pyright: ignore[reportArgumentType] (checked against TASKS)
             algorithm=algorithm,
@@ -179,16 +298,25 @@ class RoundHandler:
         try:
             return executor.exchange(exchange).require_finite()
         except Diverged:
-            raise ValueError(
-                f"its model became NaN or infinite in round {request.round + 1}"
+            # This, too, says something about the rows, once for each round and task.
+            self._account.record(request, without_noise=True)
+            raise Refused(
+                Refusal.DIVERGED,
+                f"the model became NaN or infinite in round {request.round + 1}",
+            ) from None
+        except ValueError as error:
+            # The method's function was given arrays that it does not take.
+            raise Refused(
+                Refusal.MALFORMED, f"the request does not fit the method: {error}"
             ) from None
 
     def _state(self, request: Request, algorithm: Algorithm) -> Any:
         """The state that a request starts from, with a leading client axis [1, ...]."""
         if request.algorithm.get(NEWCOMER):
             created_in, state = self._newcomer
-            require(
+            refuse_unless(
                 created_in == (request.round, request.algorithm["phase"]),
+                Refusal.NO_STATE,
                 "it was started again, and has no state as a newcomer yet",
             )
             return state
@@ -196,10 +324,11 @@ class RoundHandler:
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(initial)]
         if leaves and request.state_round >= 0:
             shapes = [leaf.shape for leaf in leaves]
-            leaves = self._store.load(request.state_round)
-            require(
+            leaves = self._load(request.state_round)
+            refuse_unless(
                 isinstance(leaves, list)
                 and [np.shape(leaf) for leaf in leaves] == shapes,
+                Refusal.NO_STATE,
                 f"its state after round {request.state_round + 1} is not one of this"
                 " method",
             )
@@ -207,13 +336,19 @@ class RoundHandler:
         batched = [np.asarray(leaf)[None] for leaf in leaves]
         return jax.tree.unflatten(jax.tree.structure(initial), batched)
 
+    def _load(self, state_round: int) -> Any:
+        """Load a state from the disk."""
+        with refusing(Refusal.NO_STATE):
+            return self._store.load(state_round)
+
     def _initial_state(self, request: Request, algorithm: Algorithm) -> Any:
         """The state of a client that has not taken part in this phase."""
         plan, initial = self._plan, request.arrays.get(INITIAL)
         theta = jnp.asarray(plan.initial() if initial is None else initial)
         size = plan.model.size
-        require(
+        refuse_unless(
             theta.shape == (size,),
+            Refusal.MALFORMED,
             f"the initial model has shape {theta.shape}; it must be ({size},)",
         )
         state = algorithm.init_state(theta, plan.model)
@@ -242,6 +377,19 @@ class RoundHandler:
             self._store.directory / PERSONAL,
             lambda path: export_models([model], path, own_examples=True),
         )
+
+
+def without_small_splits(scores: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Scores in which a split of fewer than `MIN_ROWS` rows is one without rows.
+
+    What a model makes of a single row tells its target.
+    """
+    kept = {}
+    for name, array in scores.items():
+        _, split, *_ = name.split("/")
+        is_small = int(scores[f"scores/{split}/count"]) < MIN_ROWS
+        kept[name] = np.zeros_like(array) if is_small else array
+    return kept
 
 
 def replace_directory(directory: Path, write: Callable[[Path], object]) -> None:

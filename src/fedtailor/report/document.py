@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from fedtailor._printable import markdown_text, one_line, say, say_block
 from fedtailor.report import drawing, overview
 from fedtailor.report.comparison import redundant_tables, slug, tables
 from fedtailor.report.decision import MAX_TABLE_ROWS, Decision, decide_all
@@ -27,19 +28,23 @@ def show(experiment: Experiment, output_format: Format) -> None:
         hidden = redundant_tables(experiment)
         for name, table in tables_by_name.items():
             if name not in hidden:
-                print()
+                say("")
                 table.show()
         _print_decisions(decisions)
     elif output_format == "markdown":
-        print(markdown(experiment, tables_by_name, decisions))
+        say_block(markdown(experiment, tables_by_name, decisions))
     elif output_format == "json":
         content = as_dict(experiment, tables_by_name, decisions)
-        print(json.dumps(content, indent=2, allow_nan=False))
+        say_block(json.dumps(content, indent=2, allow_nan=False))
     elif output_format == "csv":
         all_tables = [*tables_by_name.values(), *_gain_tables(decisions).values()]
-        print("\n".join(f"# {table.title}\n{table.csv()}" for table in all_tables))
+        say_block(
+            "\n".join(
+                f"# {one_line(table.title)}\n{table.csv()}" for table in all_tables
+            )
+        )
     else:
-        print("\n".join(table.latex() for table in tables_by_name.values()))
+        say_block("\n".join(table.latex() for table in tables_by_name.values()))
 
 
 def write(experiment: Experiment, directory: Path, *, figures: bool = True) -> Path:
@@ -83,12 +88,12 @@ def markdown(
 ) -> str:
     """The report as Markdown: overview, tables, decisions and further paragraphs."""
     parts = [
-        f"# {overview.title(experiment)}",
+        f"# {markdown_text(overview.title(experiment))}",
         _bullet_list(overview.paragraphs(experiment)),
         *(table.markdown().rstrip() for table in tables_by_name.values()),
     ]
     for decision in decisions:
-        parts.append(f"## Decision: {decision.scenario}")
+        parts.append(f"## Decision: {markdown_text(decision.scenario)}")
         parts.append(_bullet_list(_decision_lines(decision)))
         parts += [table.markdown().rstrip() for table in _short_tables(decision)]
     return "\n\n".join([*parts, *paragraphs]) + "\n"
@@ -131,16 +136,16 @@ def _decision_lines(decision: Decision) -> list[str]:
 
 
 def _bullet_list(lines: Sequence[str]) -> str:
-    return "\n".join(f"- {line}" for line in lines)
+    return "\n".join(f"- {markdown_text(line)}" for line in lines)
 
 
 def _print_decisions(decisions: Sequence[Decision]) -> None:
     """Prints the decisions, wrapped to the terminal's width."""
     for decision in decisions:
         for table in _short_tables(decision):
-            print()
+            say("")
             table.show()
-        print(f"\nDecision: {decision.scenario}")
+        say("", f"Decision: {decision.scenario}")
         for line in _decision_lines(decision):
             _print_wrapped(line, "  ", "    ")
 
@@ -162,4 +167,4 @@ def _print_wrapped(line: str, first_indent: str, next_indent: str) -> None:
         subsequent_indent=next_indent,
         break_on_hyphens=False,
     )
-    print(text)
+    say_block(text)

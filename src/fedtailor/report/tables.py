@@ -1,7 +1,5 @@
 """Tables of text: on the terminal, as Markdown, CSV, LaTeX or JSON."""
 
-import csv
-import io
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedtailor._printable import csv_text, markdown_text, one_line
 from fedtailor.protocol import require
 
 
@@ -80,30 +79,35 @@ class Table:
         )
         for number, column in enumerate(self.columns):
             justify = "left" if number < self.text else "right"
-            rich_table.add_column(Text(column), justify=justify, overflow="fold")
+            header = "\n".join(map(one_line, column.split("\n")))
+            rich_table.add_column(Text(header), justify=justify, overflow="fold")
         for row in self.rows:
-            rich_table.add_row(*(Text(str(cell)) for cell in row))
+            rich_table.add_row(*(Text(one_line(cell)) for cell in row))
         console = Console()
         if not console.is_terminal:
             # A pipe has no width, so nothing is wrapped.
             unlimited = console.options.update(width=10_000)
             required_width = Measurement.get(console, unlimited, rich_table).maximum
             console.width = max(len(self.title), len(self.note), required_width)
-        console.print(Text(self.title, "italic"))
+        console.print(Text(one_line(self.title), "italic"))
         console.print(rich_table)
         if self.note:
-            console.print(Text(self.note, "dim"))
+            console.print(Text(one_line(self.note), "dim"))
 
     def markdown(self) -> str:
         """Converts the table to Markdown."""
         numbers = len(self.columns) - self.text
         alignment = ["---"] * self.text + ["---:"] * numbers
         rows = [
-            _markdown_row(row)
-            for row in (_header_lines(self.columns), alignment, *self.rows)
+            f"| {' | '.join(row)} |"
+            for row in (
+                map(markdown_text, self.columns),
+                alignment,
+                *(map(markdown_text, row) for row in self.rows),
+            )
         ]
-        note = [self.note, ""] if self.note else []
-        return "\n".join([f"**{_on_one_line(self.title)}**", "", *rows, "", *note])
+        note = [markdown_text(self.note), ""] if self.note else []
+        return "\n".join([f"**{markdown_text(self.title)}**", "", *rows, "", *note])
 
     def csv(self) -> str:
         """Converts the table to comma-separated values.
@@ -114,11 +118,7 @@ class Table:
         columns: dict[str, list[str]] = {}
         for number, header in enumerate(_header_lines(self.columns)):
             columns |= _csv_columns(header, [row[number] for row in self.rows])
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(zip(*columns.values(), strict=True))
-        return text.getvalue()
+        return csv_text(list(columns), zip(*columns.values(), strict=True))
 
     def latex(self) -> str:
         """Converts the table to a LaTeX tabular, which needs no package.
@@ -272,14 +272,9 @@ def _json_value(cell: Cell) -> Any:
     return {"mean": mean, "std": cell.std, "runs": cell.runs, "diverged": cell.diverged}
 
 
-def _markdown_row(cells: Sequence[Cell]) -> str:
-    texts = [_on_one_line(str(cell)).replace("|", r"\|") for cell in cells]
-    return f"| {' | '.join(texts)} |"
-
-
 def _on_one_line(text: str) -> str:
     """Replaces all whitespace by single spaces: labels may have line breaks."""
-    return " ".join(text.split())
+    return one_line(" ".join(text.split()))
 
 
 def _header_lines(headers: Sequence[str]) -> list[str]:

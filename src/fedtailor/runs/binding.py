@@ -2,13 +2,15 @@
 raises an error that says in one line what to pass instead.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from fedtailor.federation import Federation
 from fedtailor.models import Architecture, Model, cross_entropy, squared_error
-from fedtailor.protocol import Algorithm, require
+from fedtailor.protocol import Algorithm, Pipeline, Transform, require
+from fedtailor.training import AfterRound, Callback, Training
 
 OTHER_LIBRARIES = {
     "torch.nn": "a PyTorch module; wrap it with fedtailor.models.from_torch",
@@ -113,6 +115,57 @@ def require_federation(federation: object) -> None:
         " fedtailor.federation.from_arrays, or of a table with"
         " fedtailor.tables.from_table",
     )
+
+
+def as_pipeline(transforms: Transform | Pipeline, name: str) -> Pipeline:
+    """The pipeline of an argument, which may be a single transform.
+
+    Args:
+        transforms: the argument.
+        name: of the argument, "uplink" or "downlink".
+
+    Raises:
+        ValueError: it is no pipeline.
+    """
+    if isinstance(transforms, Transform):
+        return (transforms,)
+    is_sequence = isinstance(transforms, list | tuple)
+    require(
+        is_sequence and all(isinstance(each, Transform) for each in transforms),
+        f"{name} is {transforms!r}; give transforms of fedtailor.pipelines, such as"
+        f" {name}=(Clip(1.0),)",
+    )
+    return tuple(transforms)
+
+
+def as_callbacks(
+    callbacks: Callback | Sequence[Callback],
+    progress: Callable[[Training, bool], bool | None] | None,
+) -> tuple[Callback, ...]:
+    """The callbacks of a run; a single one need not be in a sequence.
+
+    Args:
+        callbacks: the argument of `run`.
+        progress: a plain function as one more callback, or None.
+
+    Raises:
+        ValueError: one of them is no callback, or `progress` is no function.
+    """
+    given = tuple(callbacks) if isinstance(callbacks, Sequence) else (callbacks,)
+    for callback in given:
+        require(
+            isinstance(callback, Callback),
+            f"a callback is {_describe(callback)}; it must be a"
+            " fedtailor.training.Callback, such as EarlyStopping(5)",
+        )
+    if progress is None:
+        return given
+    require(
+        callable(progress),
+        f"progress is {_describe(progress)}; give a function that is called with"
+        " (training, evaluated) after every round",
+    )
+    return (*given, AfterRound(progress))
 
 
 def _describe(value: Any) -> str:

@@ -19,7 +19,12 @@ from fedtailor.metrics import Metric, find_metrics
 from fedtailor.models import Architecture, Model
 from fedtailor.protocol import Algorithm, Diverged, Exchanges, Pipeline, drive, require
 from fedtailor.runs.baseline import baseline, data_warnings
-from fedtailor.runs.binding import bind, require_algorithm
+from fedtailor.runs.binding import (
+    as_callbacks,
+    as_pipeline,
+    bind,
+    require_algorithm,
+)
 from fedtailor.runs.result import Run
 from fedtailor.runs.row_outcomes import row_outcomes
 from fedtailor.runs.target_units import table_metrics, target_units
@@ -30,16 +35,17 @@ from fedtailor.storage import (
     interrupts,
     manifest,
 )
+from fedtailor.storage.manifest import digest
 from fedtailor.storage.run_files import BASELINE, CLIENTS, LEDGER, ROWS, clients
 from fedtailor.tables import Table
 from fedtailor.training import (
-    AfterRound,
     Callback,
     Participation,
     StandsStill,
     Training,
     as_participation,
 )
+from fedtailor.training.privacy import promises_privacy
 
 MOST_ROUNDS = 2**31 - 1
 _MAX_KEPT_BYTES = 1 << 25
@@ -100,8 +106,8 @@ def run(
             must be empty unless `resume`. None = nothing is written.
         resume: continue the run that the directory holds, to `rounds` rounds; start one
             if it is empty.
-        checkpoint_every: save after every n-th round (and after the last, and on Ctrl-C
-            or SIGTERM).
+        checkpoint_every: save after every n-th round (and after the last, about once a
+            minute, and on Ctrl-C or SIGTERM).
         keep_rows: write the outcome of every test row to `rows.parquet` in the directory
             (see `Run.row_outcomes`).
         keep_models: write the personal models of all clients into the directory if they
@@ -123,8 +129,6 @@ def run(
     """
     require_algorithm(algorithm)
     executor = executor_of(federation, bind(model, federation), settings, directory)
-    if progress is not None:
-        callbacks = (*callbacks, AfterRound(progress))
     exchanges = run_exchanges(
         algorithm,
         executor,
@@ -136,7 +140,7 @@ def run(
         uplink=uplink,
         downlink=downlink,
         metrics=metrics,
-        callbacks=callbacks,
+        callbacks=as_callbacks(callbacks, progress),
         directory=directory,
         resume=resume,
         checkpoint_every=checkpoint_every,
@@ -158,6 +162,10 @@ def executor_of(
     Raises:
         ValueError: a single model does not fit into this machine.
     """
+    require(
+        isinstance(settings, Settings),
+        f"settings is {settings!r}; give fedtailor.Settings(...), or nothing",
+    )
     check_memory(
         model.size, np.dtype(model.dtype).itemsize, f"a model of {model.size:,} numbers"
     )
@@ -197,8 +205,8 @@ def simulate(
         metrics,
         seed=seed,
         participation=as_participation(participation),
-        uplink=uplink,
-        downlink=downlink,
+        uplink=as_pipeline(uplink, "uplink"),
+        downlink=as_pipeline(downlink, "downlink"),
     )
 
 
@@ -206,6 +214,8 @@ def create_training(
     algorithm: Algorithm,
     executor: DeviceExecutor,
     metrics: Sequence[str | Metric],
+    *,
+    uplink: Pipeline = (),
     **options: Any,
 ) -> Training[DeviceExecutor]:
     """A `Training` with the default metrics of its data, recorded in their unit.
@@ -214,14 +224,21 @@ def create_training(
         algorithm: the method.
         executor: answers for the clients.
         metrics: as for `run`.
-        options: of `Training`.
+        uplink: transforms of what clients send.
+        options: further ones of `Training`.
     """
+    federation = executor.federation
+    methods = [method for method, _ in algorithm.phases()]
+    # Reading all examples takes seconds if there are millions.
+    data = digest(federation) if promises_privacy(methods, uplink) else ""
     return Training(
         algorithm,
         executor,
         executor.model,
-        metrics=metrics or table_metrics(executor.federation),
-        target_scale=target_units(executor.federation)[1],
+        uplink=uplink,
+        metrics=metrics or table_metrics(federation),
+        target_scale=target_units(federation)[1],
+        data=data,
         **options,
     )
 
@@ -268,6 +285,8 @@ def run_exchanges(
         "run for row_outcomes()",
     )
     participation = as_participation(participation)
+    uplink = as_pipeline(uplink, "uplink")
+    downlink = as_pipeline(downlink, "downlink")
     federation, model = executor.federation, executor.model
     requested_metrics = find_metrics(metrics or table_metrics(federation), model)
     # The training is created before anything is written, because the method may refuse

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor._printable import one_line
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -102,6 +104,6 @@ def as_lines(values: Mapping[str, Any]) -> str:
     """Format the fields of a summary, one on each line."""
     width = max(map(len, values))
     return "\n".join(
-        f"{name:<{width}}  {f'{value:.4f}' if isinstance(value, float) else value}"
+        f"{name:<{width}}  {f'{value:.4f}' if isinstance(value, float) else one_line(value)}"
         for name, value in values.items()
     )

@@ -1,6 +1,5 @@
 """The manifest of a run: all settings, the data and the versions, as TOML values."""
 
-import dataclasses
 import hashlib
 import platform
 import tomllib
@@ -18,6 +17,7 @@ from fedtailor.metrics import Metric
 from fedtailor.models import Model
 from fedtailor.protocol import Algorithm, Pipeline
 from fedtailor.training.participation import Participation
+from fedtailor.training.settings import settings
 
 ENVIRONMENT = ("versions", "machine", "origin")
 """The tables of a manifest in which a resumed run may differ.
@@ -97,41 +97,6 @@ def _origin_settings(origin: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in origin.items()
         if value is not None
     }
-
-
-def settings(value: Any) -> Any:
-    """Convert a dataclass, recursively, to a dict of TOML values.
-
-    Arrays are represented by their digests, and functions by their names. Values that
-    are None are left out, as TOML has no null.
-    """
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        table: dict[str, Any] = _type_entry(value)
-        for field in dataclasses.fields(value):
-            part = getattr(value, field.name)
-            if part is not None:
-                table[field.name] = settings(part)
-        return table
-    if isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, list | tuple):
-        return [settings(part) for part in value if part is not None]
-    if hasattr(value, "dtype"):
-        sha256 = hashlib.sha256(np.ascontiguousarray(value).tobytes())
-        return f"array {sha256.hexdigest()[:16]}"
-    return getattr(value, "__qualname__", repr(value))
-
-
-def _type_entry(value: Any) -> dict[str, str]:
-    """An entry with a dataclass's type, or with the name of a method."""
-    type_name = type(value).__name__
-    if isinstance(value, Algorithm):
-        has_name = hasattr(value, "about")
-        return {"name": value.about.name if has_name else type_name.lower()}
-    # A run has a single participation and model, which need no type.
-    if isinstance(value, Participation | Model):
-        return {}
-    return {"type": type_name}
 
 
 def digest(federation: Federation) -> str:

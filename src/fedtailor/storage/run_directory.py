@@ -30,6 +30,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import jax
@@ -48,6 +49,7 @@ from fedtailor._files import (
     sync_tree,
 )
 from fedtailor._parquet import write_parquet
+from fedtailor._printable import one_line
 from fedtailor.accounting import Ledger
 from fedtailor.protocol.diagnostics import Diagnostic
 from fedtailor.storage.checkpoint import (
@@ -81,6 +83,9 @@ from fedtailor.storage.run_files import (
 )
 from fedtailor.tables import Preprocessing
 from fedtailor.training import Callback, Metrics, Training
+
+SECONDS_BETWEEN_CHECKPOINTS = 60.0
+"""Seconds after which `Checkpoints` saves, even if few rounds were done."""
 
 _log = logging.getLogger("fedtailor")
 
@@ -168,14 +173,14 @@ class RunDirectory:
                 if changes := environment_changes(old, settings):
                     _log.warning(
                         "fedtailor: %s goes on under other circumstances: %s",
-                        path,
-                        changes,
+                        one_line(path),
+                        one_line(changes),
                     )
                 return True
             _log.warning(
                 "fedtailor: %s has no checkpoint yet: the run starts again from its"
                 " first round",
-                path,
+                one_line(path),
             )
         try:
             self._write_text(MANIFEST, tomli_w.dumps(settings))
@@ -375,7 +380,7 @@ class RunDirectory:
             snapshot = load_tree(self.path / PREVIOUS_CHECKPOINT)
             _log.warning(
                 "fedtailor: %s; going on from the one before, round %d",
-                str(error).partition(";")[0],
+                one_line(str(error).partition(";")[0]),
                 snapshot["round"],
             )
         saved = snapshot.pop("saved")
@@ -440,7 +445,9 @@ class Checkpoints(Callback):
     """Saves a training to a run directory.
 
     It saves after every `every`-th round, at the end, and after the current round when
-    the event `stopped` is set.
+    the event `stopped` is set. Where rounds take long, it also saves about once a
+    minute, so that a process that is killed loses little; less often if saving takes
+    more than a twentieth of the time.
     """
 
     def __init__(
@@ -450,9 +457,13 @@ class Checkpoints(Callback):
         self._every = every
         self._stopped = stopped
         self._saved_round: int | None = None
+        self._next_save = monotonic() + SECONDS_BETWEEN_CHECKPOINTS
 
     def after_round(self, training: Training, evaluated: bool) -> None:
-        if training.round % self._every == 0 or self._stopped.is_set():
+        # All processes of a distributed run save together, but their clocks differ.
+        is_late = jax.process_count() == 1 and monotonic() >= self._next_save
+        is_due = training.round % self._every == 0
+        if is_due or is_late or self._stopped.is_set():
             self._save(training)
 
     def on_end(self, training: Training) -> None:
@@ -460,5 +471,9 @@ class Checkpoints(Callback):
             self._save(training)
 
     def _save(self, training: Training) -> None:
+        started = monotonic()
         self._directory.save(training)
         self._saved_round = training.round
+        saved = monotonic()
+        pause = max(SECONDS_BETWEEN_CHECKPOINTS, 20 * (saved - started))
+        self._next_save = saved + pause

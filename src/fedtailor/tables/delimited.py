@@ -16,6 +16,11 @@ import polars as pl
 from fedtailor.tables.options import TableOptions
 from fedtailor.tables.problems import join_names
 
+csv.field_size_limit(2**31 - 1)
+"""Clinical notes and the like are longer than the 131,072 characters that Python allows
+by default. Such columns are left out of the inputs later, with a word.
+"""
+
 ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".txt")
 MISSING_WORDS = (
     *("", "?", "-", "--", "."),
@@ -92,6 +97,7 @@ def read_delimited(path: Path, options: TableOptions) -> tuple[pl.DataFrame, lis
                 null_values=[*MISSING_WORDS, *options.missing],
                 infer_schema_length=infer_from,
                 schema_overrides=text_columns,
+                glob=False,  # brackets in a path are no pattern
             )
         except pl.exceptions.ComputeError as error:
             # A later cell is of another type. Infer the types from all lines, which

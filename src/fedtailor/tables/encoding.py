@@ -16,7 +16,8 @@ from fedtailor.tables.kinds import MAX_CATEGORIES, Kind, ParsedColumn
 MIN_ROWS = 5
 """The smallest number of training rows of a category that has its own input.
 
-Infrequent categories share the input "other".
+Infrequent categories share the input "other". No count of fewer rows leaves a client in
+federated preprocessing.
 """
 OTHER = "other"
 

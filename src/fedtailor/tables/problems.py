@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 import polars as pl
 
+from fedtailor._printable import one_line
+
 MAX_LISTED = 12
 """The largest number of problems in a message, which then ends with "and N more"."""
 
@@ -35,15 +37,16 @@ class Problems:
         if not self.found:
             return
         if len(self.found) == 1:
-            raise ValueError(f"{self.where}: {self.found[0]}")
+            raise ValueError(one_line(f"{self.where}: {self.found[0]}"))
         lines = [
-            f"{number}. {problem}"
+            f"{number}. {one_line(problem)}"
             for number, problem in enumerate(self.found[:MAX_LISTED], 1)
         ]
         if len(self.found) > MAX_LISTED:
             lines.append(f"and {len(self.found) - MAX_LISTED} more")
         raise ValueError(
-            f"{self.where}: {len(self.found)} problems:\n  " + "\n  ".join(lines)
+            f"{one_line(self.where)}: {len(self.found)} problems:\n  "
+            + "\n  ".join(lines)
         )
 
 

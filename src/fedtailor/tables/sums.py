@@ -3,12 +3,18 @@
 Each client computes counts and sums of its own rows, which are then added up, so that
 no rows are sent. Missing numbers are imputed by the mean; `fit_column`, which has all
 rows, uses the median.
+
+No count of fewer than `MIN_ROWS` rows is sent either, nor one from which it follows as a
+difference (the number of all rows is known). What is sent are the sums of a table in which
+each smaller group of rows is counted to the largest one: the rows of rare categories, the
+missing cells, the rows whose value is not that of all others. A column that has values in
+fewer rows is sent as one without values.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import polars as pl
@@ -35,8 +41,6 @@ Name = Annotated[str, Field(max_length=200)]
 
 class ColumnSums(BaseModel):
     """Counts and sums of a column over some rows.
-
-    Single rows cannot be reconstructed from them, unless there are very few rows.
 
     Attributes:
         count: number of cells that are not missing.
@@ -66,29 +70,37 @@ class ColumnSums(BaseModel):
     ) -> "ColumnSums":
         """Compute the sums of parsed cells, with null for missing cells.
 
+        Groups of fewer than `MIN_ROWS` rows are counted to the largest one.
+
         Args:
             values: the cells.
             kind: kind of the column.
-            agreed: the categories to list. By default those with at least `MIN_ROWS`
-                rows are listed, so that no single row is revealed.
+            agreed: the categories to list; by default those that have enough rows.
         """
-        present = values.drop_nulls()
-        count, missing = len(present), values.null_count()
-        if kind != "category":
-            mean = float(present.mean() or 0.0)  # type: ignore[arg-type]
-            squares = float(((present - mean) ** 2).sum())
-            return ColumnSums(count=count, missing=missing, mean=mean, squares=squares)
-        row_counts = dict(present.value_counts(sort=True).iter_rows())
-        if agreed:
-            categories = {name: row_counts.get(name, 0) for name in agreed}
-        else:
-            most_frequent = list(row_counts.items())[:MAX_NAMES]
-            categories = {
-                name: rows for name, rows in most_frequent if rows >= MIN_ROWS
-            }
-        rare = count - sum(categories.values())
+        row_counts = _row_counts(values)
+        count = sum(row_counts.values())
+        mode = next(iter(row_counts), None)
+        is_empty = count < MIN_ROWS or (
+            kind == "boolean" and row_counts[mode] < MIN_ROWS
+        )
+        if kind == "category":
+            return _category_sums(row_counts, len(values), agreed, is_empty)
+        if is_empty:
+            return ColumnSums(missing=len(values))
+        numbers = values.drop_nulls()
+        if count - row_counts[mode] < MIN_ROWS <= row_counts[mode]:
+            numbers = pl.repeat(mode, count, eager=True)
+        if len(values) - count < MIN_ROWS:
+            # Few cells are missing. They are counted as the mean, which does not change
+            # by that; but yes and no have no cells between them.
+            count = len(values)
+            if kind == "boolean":
+                added = pl.repeat(mode, count - len(numbers), eager=True)
+                numbers = numbers.append(added)
+        mean = float(numbers.mean() or 0.0)  # type: ignore[arg-type]
+        squares = float(((numbers - mean) ** 2).sum())
         return ColumnSums(
-            count=count, missing=missing, categories=categories, rare=rare
+            count=count, missing=len(values) - count, mean=mean, squares=squares
         )
 
     def __add__(self, other: "ColumnSums") -> "ColumnSums":
@@ -128,7 +140,8 @@ class ColumnSums(BaseModel):
         """
         require(
             self.count > 0,
-            f"column {name!r} is missing in all training rows; take it out of the job",
+            f"column {name!r} has values in fewer than {MIN_ROWS} training rows of every"
+            " client; take it out of the job",
         )
         indicator = self.missing > 0
         if kind == "category":
@@ -138,7 +151,7 @@ class ColumnSums(BaseModel):
             )
             kept = sorted(frequent[:MAX_CATEGORIES]) if agreed is None else list(agreed)
             require(
-                bool(frequent) and self.categories[frequent[0]] > 0,
+                bool(frequent),
                 f"column {name!r} has no category in {MIN_ROWS} training rows of a"
                 " client; list them in the job",
             )
@@ -183,17 +196,21 @@ class InputSums(BaseModel):
     def of(x: Float32[NDArray, "rows inputs"]) -> "InputSums":
         """Compute the sums of encoded rows.
 
+        An input that is the same in all but a few rows (`MIN_ROWS`) is taken as the same
+        in all. Of several inputs together the products may count fewer rows.
+
         Raises:
-            ValueError: there are not more rows than inputs. The rows could then be
-                reconstructed from their products, up to a rotation.
+            ValueError: there are not more rows than inputs, or few rows. The rows could
+                then be reconstructed from their products, up to a rotation.
         """
         rows, inputs = x.shape
         require(
-            rows > inputs,
-            f"its {rows} training rows are not more than the {inputs} inputs: sums of"
-            " products would give them away (set decorrelate = false in the job)",
+            rows > inputs and rows >= MIN_ROWS,
+            f"its {rows} training rows are not more than the {inputs} inputs, or fewer"
+            f" than {MIN_ROWS}: sums of products would give them away (set decorrelate ="
+            " false in the job)",
         )
-        mean, products = centered_products(x)
+        mean, products = centered_products(without_few_rows(x))
         return InputSums(
             count=rows, mean=tuple(mean.tolist()), products=_upper_triangle(products)
         )
@@ -204,7 +221,7 @@ class InputSums(BaseModel):
         step = np.subtract(other.mean, self.mean)
         mean = np.array(self.mean) + step * (other.count / count)
         between = np.outer(step, step) * (self.count * other.count / count)
-        products = self._matrix() + other._matrix() + between
+        products = self.matrix() + other.matrix() + between
         return InputSums(
             count=count, mean=tuple(mean.tolist()), products=_upper_triangle(products)
         )
@@ -220,14 +237,75 @@ class InputSums(BaseModel):
     def decorrelation(self) -> Decorrelation | None:
         """The decorrelation of the rows; None if all rows are equal."""
         return decorrelation_from_moments(
-            np.array(self.mean), self._matrix() / self.count
+            np.array(self.mean), self.matrix() / self.count
         )
 
-    def _matrix(self) -> Float64[NDArray, "inputs inputs"]:
+    def matrix(self) -> Float64[NDArray, "inputs inputs"]:
+        """The whole symmetric matrix of products."""
         size = len(self.mean)
         matrix = np.zeros((size, size))
         matrix[np.triu_indices(size)] = self.products
         return matrix + np.triu(matrix, 1).T
+
+
+def _row_counts(values: pl.Series) -> dict[Any, int]:
+    """The number of rows of each value that is not missing, the most frequent first."""
+    counts = values.drop_nulls().rename("value").value_counts(name="rows")
+    in_order = counts.sort("rows", "value", descending=[True, False])
+    return dict(in_order.iter_rows())
+
+
+def _category_sums(
+    row_counts: Mapping[str, int],
+    rows: int,
+    agreed: Sequence[str] | None,
+    is_empty: bool,
+) -> ColumnSums:
+    """`ColumnSums.of` categories.
+
+    Args:
+        row_counts: the number of rows of each category, the most frequent first.
+        rows: the number of all rows, with those in which the category is missing.
+        agreed: the categories to list; None = those that have enough rows.
+        is_empty: whether to say that all rows are missing.
+    """
+    # Categories without enough rows are rare ones, and if these are few together they
+    # are counted to the largest category. So are rows in which it is missing.
+    categories = dict.fromkeys(agreed or (), 0)
+    if is_empty:
+        return ColumnSums(missing=rows, categories=categories)
+    listed = row_counts.keys() if agreed is None else agreed
+    for name in list(row_counts)[:MAX_NAMES]:
+        if name in listed and row_counts[name] >= MIN_ROWS:
+            categories[name] = row_counts[name]
+    count = sum(row_counts.values())
+    rare, missing = count - sum(categories.values()), rows - count
+    largest = max(categories, key=categories.__getitem__, default=None)
+    if largest is not None and categories[largest] > 0 and rare < MIN_ROWS:
+        categories[largest] += rare
+        rare = 0
+    if missing < MIN_ROWS:
+        if largest is not None and categories[largest] > 0:
+            categories[largest] += missing
+        else:
+            rare += missing
+        missing = 0
+    return ColumnSums(
+        count=rows - missing, missing=missing, categories=categories, rare=rare
+    )
+
+
+def without_few_rows(
+    x: Float32[NDArray, "rows inputs"],
+) -> Float32[NDArray, "rows inputs"]:
+    """Inputs, in which one that is the same in all but a few rows is so in all."""
+    x = x.copy()
+    for column in range(x.shape[1]):
+        values, counts = np.unique(x[:, column], return_counts=True)
+        most = int(counts.argmax())
+        if len(x) - counts[most] < MIN_ROWS <= counts[most]:
+            x[:, column] = values[most]
+    return x
 
 
 def _upper_triangle(matrix: Float64[NDArray, "inputs inputs"]) -> tuple[float, ...]:

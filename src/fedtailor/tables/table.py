@@ -89,12 +89,6 @@ class Table(Federation):
     rows: Int[NDArray, " N"] | None = None
     origin: TableOrigin | None = None
 
-    def report(self) -> str:
-        """The sizes of the clients, the notes and the warnings, one on each line."""
-        notes = [f"  {note}" for note in self.notes]
-        warnings = [f"  Warning: {warning}." for warning in self.warnings]
-        return "\n".join([self.describe(), *notes, *warnings])
-
 
 def from_table(source: Any, *, seed: int = 0, **options: Any) -> Table:
     """Build a federation from a table with one row per example and a client column.

@@ -15,9 +15,10 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor._printable import say_status
 from fedtailor.executors import DeviceExecutor
 from fedtailor.federation import Federation
-from fedtailor.models import Classification, cross_entropy
+from fedtailor.models import Classification, Model, cross_entropy
 from fedtailor.protocol import SGD, Algorithm, Exchange, drive
 from fedtailor.runs import run
 from fedtailor.storage.run_files import LEDGER, METRICS
@@ -25,6 +26,7 @@ from fedtailor.testing.problems import (
     EXACT,
     classification,
     float64,
+    mlp_model,
     predictors,
     softmax_model,
     train,
@@ -35,6 +37,14 @@ from fedtailor.training.personal import personal_models
 GROUPS = np.array([0, 1, 0, 1, 1])
 UNSEEN = np.array([False, False, False, True, False])
 SAMPLED = Participation(count=3)
+MakeModel = Callable[[], Model]
+MODELS: dict[str, MakeModel] = {
+    "logistic regression": softmax_model,
+    "a network with a hidden layer": mlp_model,
+}
+"""What the properties are checked on. A linear model is all head, so that it does not tell
+whether a method treats body and head as it should.
+"""
 SCALED_LOSS = Classification(lambda outputs, y: 4.0 * cross_entropy(outputs, y))
 
 
@@ -43,8 +53,9 @@ def check_algorithm(
     *,
     for_one_client: Algorithm | None = None,
     exempt: Mapping[str, str] | None = None,
+    progress: bool = True,
 ) -> list[str]:
-    """Runs every check on a method with its settings.
+    """Runs every check on a method with its settings, for each of `MODELS`.
 
     Args:
         algorithm: the method. Small batches and learning rates around 0.1 suit the
@@ -52,12 +63,14 @@ def check_algorithm(
         for_one_client: the same method with settings for a population of one client, if
             the settings of `algorithm` need more clients.
         exempt: name of a check -> the reason why the method need not pass it.
+        progress: print a line on the standard error before each check, as each takes
+            seconds to compile.
 
     Returns:
         The names of the passed checks.
 
     Raises:
-        AssertionError: a property does not hold; the message names the check.
+        AssertionError: properties do not hold; the message lists all of them, one a line.
         ValueError: `exempt` has a name that is not a check.
     """
     exempt = exempt or {}
@@ -66,16 +79,44 @@ def check_algorithm(
         raise ValueError(
             f"there is no check {unknown[0]!r}; the checks are {', '.join(CHECKS)}"
         )
-    checks = {name: check for name, check in CHECKS.items() if name not in exempt}
-    for name, check in checks.items():
-        substitute = for_one_client if name == "one client" else None
+    names = [name for name in CHECKS if name not in exempt]
+    runs = [(kind, name) for kind in MODELS for name in names]
+    failures = []
+    for number, (kind, name) in enumerate(runs, 1):
+        if progress:
+            line = f"{number} of {len(runs)}: {name}, on {kind}"
+            say_status(line)
+        tested = algorithm
+        if name == "one client" and for_one_client is not None:
+            tested = for_one_client
         try:
-            check(substitute or algorithm)
+            CHECKS[name](tested, MODELS[kind])
         except AssertionError as error:
-            raise AssertionError(
-                f"{algorithm.about.name} fails '{name}': {error}"
-            ) from error
-    return list(checks)
+            failures.append(f"'{name}' on {kind}: {_explain(name, error)}")
+        # A method may raise anything, and the other checks still tell something.
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            failures.append(f"'{name}' on {kind}: it could not be run: {reason}")
+    if failures:
+        count = f"{len(failures)} of {len(runs)} checks"
+        raise AssertionError(
+            "\n  ".join([f"{algorithm.about.name} fails {count}:", *failures])
+        )
+    return names
+
+
+def _explain(name: str, error: AssertionError) -> str:
+    """What a failed check means: the property, and by how much the results differ."""
+    property_text = " ".join((CHECKS[name].__doc__ or "").partition("\n\n")[0].split())
+    # NumPy's message is a table of both arrays, with the largest difference in a line.
+    found = [
+        line.strip()
+        for line in str(error).splitlines()
+        if line.startswith(("Max absolute difference", "Mismatched elements"))
+    ]
+    if not found:
+        found = [line.strip() for line in str(error).splitlines() if line.strip()][:1]
+    return f"expected: {property_text} Found: {'; '.join(found) or 'something else'}"
 
 
 def federation(order: NDArray[np.int64] | None = None, **changes: Any) -> Federation:
@@ -102,10 +143,12 @@ def federation(order: NDArray[np.int64] | None = None, **changes: Any) -> Federa
     return replace(clients, **changes)
 
 
-def participation_of(algorithm: Algorithm) -> Participation:
+def participation_of(
+    algorithm: Algorithm, make_model: MakeModel = softmax_model
+) -> Participation:
     """Three of four clients, or all clients if the method needs all of them."""
     try:
-        train(algorithm, federation(), softmax_model(), 0, participation=SAMPLED)
+        train(algorithm, federation(), make_model(), 0, participation=SAMPLED)
     except ValueError:
         return Participation()
     return SAMPLED
@@ -140,10 +183,10 @@ def assert_equal(actual: Any, expected: Any) -> None:
 # --------------------------------------------------------------------------------------
 
 
-def check_order(algorithm: Algorithm) -> None:
+def check_order(algorithm: Algorithm, make_model: MakeModel = softmax_model) -> None:
     """Results do not depend on the order of clients, the devices or the chunk size."""
     with float64():
-        participation = participation_of(algorithm)
+        participation = participation_of(algorithm, make_model)
 
         def run_training(
             clients: Federation, **settings: Any
@@ -151,7 +194,7 @@ def check_order(algorithm: Algorithm) -> None:
             return train(
                 algorithm,
                 clients,
-                softmax_model(),
+                make_model(),
                 3,
                 participation=participation,
                 **settings,
@@ -168,12 +211,14 @@ def check_order(algorithm: Algorithm) -> None:
         assert_same(permuted_models, [leaf[order] for leaf in models])
 
 
-def check_empty_round(algorithm: Algorithm) -> None:
+def check_empty_round(
+    algorithm: Algorithm, make_model: MakeModel = softmax_model
+) -> None:
     """A round in which nobody reports changes nothing."""
     if algorithm.participants == "all":
         return
     with float64():
-        training = train(algorithm, federation(), softmax_model(), 2)
+        training = train(algorithm, federation(), make_model(), 2)
         before = _models(training)
         clients, no_reporters = training.executor.seen, np.zeros(4, bool)
         cohort = training._cohort(
@@ -187,30 +232,36 @@ def check_empty_round(algorithm: Algorithm) -> None:
         assert_equal(_models(training), before)
 
 
-def check_identical_clients(algorithm: Algorithm) -> None:
+def check_identical_clients(
+    algorithm: Algorithm, make_model: MakeModel = softmax_model
+) -> None:
     """Clients with equal data end with one model."""
     with float64():
         # 8 samples are one batch, so all clients have the same batch.
         same = classification(
             sizes=[8] * 5, same=True, groups=np.zeros(5, int), unseen=UNSEEN
         )
-        for leaf in predictors(train(algorithm, same, softmax_model(), 2)):
+        for leaf in predictors(train(algorithm, same, make_model(), 2)):
             seen = leaf[~UNSEEN]
             np.testing.assert_allclose(
                 seen, np.broadcast_to(seen[:1], seen.shape), **EXACT
             )
 
 
-def check_one_client(algorithm: Algorithm) -> None:
+def check_one_client(
+    algorithm: Algorithm, make_model: MakeModel = softmax_model
+) -> None:
     """A population of one trains."""
     with float64():
         clients = replace(
             classification(clients=1, sizes=[20]), groups=np.zeros(1, int)
         )
-        assert_finite(predictors(train(algorithm, clients, softmax_model(), 2)))
+        assert_finite(predictors(train(algorithm, clients, make_model(), 2)))
 
 
-def check_enrolment(algorithm: Algorithm) -> None:
+def check_enrolment(
+    algorithm: Algorithm, make_model: MakeModel = softmax_model
+) -> None:
     """An unseen client with the data of a seen client gets the same model.
 
     The property holds for methods whose personal model is a function of the server's
@@ -225,17 +276,17 @@ def check_enrolment(algorithm: Algorithm) -> None:
         training = train(
             algorithm,
             replace(clients, train=clients.train.take(data_source)),
-            softmax_model(),
+            make_model(),
             2,
         )
         for leaf in predictors(training):
             np.testing.assert_allclose(leaf[3], leaf[1], **EXACT)
 
 
-def check_no_trace(algorithm: Algorithm) -> None:
+def check_no_trace(algorithm: Algorithm, make_model: MakeModel = softmax_model) -> None:
     """Serving unseen clients twice gives the same models and changes no state."""
     with float64():
-        training = train(algorithm, federation(), softmax_model(), 2)
+        training = train(algorithm, federation(), make_model(), 2)
         before = states_of(training)
         first, second = predictors(training), predictors(training)
         assert_finite(first)
@@ -243,12 +294,14 @@ def check_no_trace(algorithm: Algorithm) -> None:
         assert_equal(states_of(training), before)
 
 
-def check_never_sampled(algorithm: Algorithm) -> None:
+def check_never_sampled(
+    algorithm: Algorithm, make_model: MakeModel = softmax_model
+) -> None:
     """A seen client that was never sampled gets a newcomer's model."""
     with float64():
         try:
             training = train(
-                algorithm, federation(), softmax_model(), 0, participation=SAMPLED
+                algorithm, federation(), make_model(), 0, participation=SAMPLED
             )
         except ValueError:
             return  # The method needs full participation.
@@ -271,7 +324,9 @@ def check_never_sampled(algorithm: Algorithm) -> None:
         assert_equal(served, [leaf[0] for leaf in newcomer])
 
 
-def check_test_rows(algorithm: Algorithm) -> None:
+def check_test_rows(
+    algorithm: Algorithm, make_model: MakeModel = softmax_model
+) -> None:
     """Garbage in test rows changes neither the models nor the states."""
     with float64():
         original = federation()
@@ -280,23 +335,25 @@ def check_test_rows(algorithm: Algorithm) -> None:
         assert len(rows) > 0
         x[rows] = 1e3 * np.flip(x[rows], axis=-1) + 7.0
         y[rows] = (y[rows] + 1) % 3
-        participation = participation_of(algorithm)
+        participation = participation_of(algorithm, make_model)
         trainings = [
-            train(algorithm, clients, softmax_model(), 3, participation=participation)
+            train(algorithm, clients, make_model(), 3, participation=participation)
             for clients in (original, replace(original, x=x, y=y))
         ]
         assert_equal(*(predictors(training) for training in trainings))
         assert_equal(*(states_of(training) for training in trainings))
 
 
-def check_loss_scale(algorithm: Algorithm) -> None:
+def check_loss_scale(
+    algorithm: Algorithm, make_model: MakeModel = softmax_model
+) -> None:
     """The loss c F with learning rate eta / c trains the same models as F with eta.
 
     The property holds for methods without other terms in their objective.
     """
     factor = 4.0
     with float64():
-        model = softmax_model()
+        model = make_model()
         scaled_rates = {
             field.name: replace(value, lr=value.lr / factor)
             for field in fields(algorithm)  # pyright: ignore[reportArgumentType] (methods are dataclasses)
@@ -311,7 +368,7 @@ def check_loss_scale(algorithm: Algorithm) -> None:
         )
 
 
-def check_resume(algorithm: Algorithm) -> None:
+def check_resume(algorithm: Algorithm, make_model: MakeModel = softmax_model) -> None:
     """A resumed run writes the same metrics and ledger as an uninterrupted run."""
     with float64(), tempfile.TemporaryDirectory() as folder:
 
@@ -323,7 +380,7 @@ def check_resume(algorithm: Algorithm) -> None:
                 "checkpoint_every": 2,
                 "resume": resume,
             }
-            run(algorithm, federation(), softmax_model(), rounds, **options)
+            run(algorithm, federation(), make_model(), rounds, **options)
             return [(directory / file).read_bytes() for file in (METRICS, LEDGER)]
 
         uninterrupted = run_files(Path(folder) / "whole", 4)
@@ -333,7 +390,7 @@ def check_resume(algorithm: Algorithm) -> None:
         )
 
 
-CHECKS: dict[str, Callable[[Algorithm], None]] = {
+CHECKS: dict[str, Callable[..., None]] = {
     "order": check_order,
     "empty round": check_empty_round,
     "identical clients": check_identical_clients,
@@ -345,7 +402,7 @@ CHECKS: dict[str, Callable[[Algorithm], None]] = {
     "loss scale": check_loss_scale,
     "resume": check_resume,
 }
-"""All checks by name."""
+"""All checks by name: functions of a method and, optionally, of what makes the model."""
 
 
 def _models(training: Training[DeviceExecutor]) -> list[NDArray[Any]]:

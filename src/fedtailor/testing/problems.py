@@ -175,6 +175,11 @@ def softmax_model(dtype: Literal["float32", "float64"] = "float64") -> Model:
     return models.logistic().bind((4,), 3, dtype=dtype)
 
 
+def mlp_model() -> Model:
+    """A network with a body and a head for `classification`."""
+    return models.mlp(hidden=5).bind((4,), 3, dtype="float64")
+
+
 def train(
     algorithm: Algorithm,
     federation: Federation,

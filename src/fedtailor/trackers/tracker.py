@@ -19,8 +19,8 @@ from fedtailor.protocol import find_registered, require
 from fedtailor.runs.summary import spread
 from fedtailor.storage import Unusable
 from fedtailor.storage.digests import has_valid_digest, with_digest
-from fedtailor.storage.manifest import settings
 from fedtailor.training import Callback, Training
+from fedtailor.training.settings import settings
 
 ENTRY_POINTS = "fedtailor.trackers"
 """Group of entry points by which other packages provide subclasses of `Tracker`."""

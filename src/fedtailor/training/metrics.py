@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from fedtailor.metrics import Metric, default_metrics, find_metric, find_metrics
 from fedtailor.models import Model
+from fedtailor.protocol import check_choice
 
 if TYPE_CHECKING:
     import polars as pl
@@ -142,7 +143,11 @@ class Metrics:
 
         Returns:
             [c], in the federation's order; empty if there is no such evaluation.
+
+        Raises:
+            ValueError: there is no metric of that name.
         """
+        self._check_name(metric)
         matching = [
             evaluation
             for evaluation in self._select(metric, split, unseen)
@@ -157,11 +162,28 @@ class Metrics:
 
         Returns:
             Rounds [r], and the means after them [r].
+
+        Raises:
+            ValueError: there is no metric of that name.
         """
+        self._check_name(metric)
         matching = self._select(metric, split, unseen)
         rounds = np.array([evaluation.round for evaluation in matching], np.int64)
         means = np.array([evaluation.values.mean() for evaluation in matching])
         return rounds, means
+
+    def _check_name(self, metric: str) -> None:
+        """Refuse a misspelt metric.
+
+        A metric that exists may lack values: it was not measured, or is undefined for
+        all clients.
+
+        Raises:
+            ValueError: there is no such metric; the message lists the measured ones.
+        """
+        measured = {evaluation.metric for evaluation in self.evaluations}
+        if measured and metric not in Metric.registry:
+            check_choice(metric, sorted(measured), "metric in this run")
 
     def _select(self, metric: str, split: str, unseen: bool) -> list[Evaluation]:
         """The evaluations of one kind, in the order in which they were made."""

@@ -146,6 +146,11 @@ def as_participation(
     """
     if isinstance(value, Participation):
         return value
+    require(
+        isinstance(value, int | float) and not isinstance(value, bool),
+        f"participation is {value!r}; it must be a share of the clients (up to 1), a"
+        " number of them (from 2), or a Participation",
+    )
     if sampling != "uniform":
         require(
             sampling == "samples" or value <= 1,

@@ -111,7 +111,7 @@ class PrivacyAccount:
             epsilons[CLIENT_EPSILON] = np.array(each)
         if sgd is not None:
             assert sgd.dp_noise is not None
-            delta = _delta(sgd)
+            delta = delta_of(sgd)
             each = [
                 sgd_epsilon(sgd.dp_noise, sgd.batch_size, int(size), int(steps), delta)
                 for size, steps in zip(self.population.sizes, self.steps, strict=True)
@@ -211,11 +211,16 @@ def privacy_account(
             " batch_size",
         )
         require_delta(
-            _delta(private[0]),
+            delta_of(private[0]),
             int(population.sizes.max()),
             "training rows of a client (dp_delta)",
         )
         for method in methods:
+            require(
+                bool(private_settings(method)),
+                f"{method.about.name} trains without dp_noise, and epsilon would not"
+                " cover what it sends: set it in all of the schedule's methods",
+            )
             require(
                 method.participants == "reporters" or reporters == clients,
                 f"{method.about.name} trains clients that do not report, and their"
@@ -229,7 +234,7 @@ def privacy_account(
     )
 
 
-def _delta(sgd: SGD) -> float:
+def delta_of(sgd: SGD) -> float:
     """The delta for the accounting of private steps."""
     return DEFAULT_DELTA if sgd.dp_delta is None else sgd.dp_delta
 

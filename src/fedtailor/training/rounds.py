@@ -50,6 +50,7 @@ from fedtailor.protocol import (
 from fedtailor.training.metrics import Metrics, select_metrics
 from fedtailor.training.participation import Participation
 from fedtailor.training.privacy import privacy_account, promises_privacy
+from fedtailor.training.settings import private_seed
 
 ExecutorT = TypeVar("ExecutorT", bound=Executor)
 
@@ -125,6 +126,7 @@ class Rounds(Generic[ExecutorT]):
         metrics: Sequence[str | Metric] = (),
         target_scale: float = 1.0,
         secret: int | None = None,
+        data: str = "",
     ) -> None:
         """Start the first phase; the clients are not asked for anything yet.
 
@@ -144,6 +146,9 @@ class Rounds(Generic[ExecutorT]):
             secret: the seed of the server's random numbers (who reports, noise on
                 sums), where others know `seed` and must not foresee them; None =
                 `seed`.
+            data: a digest of the clients' examples, if they are known. A run that
+                promises privacy draws its random numbers from `secret`, from all of
+                these settings and from this digest (`private_seed`).
 
         Raises:
             ValueError: the method or a pipeline is not defined for this population, or
@@ -171,6 +176,8 @@ class Rounds(Generic[ExecutorT]):
         self.privacy = privacy_account(
             methods, uplink, downlink, participation, self.population
         )
+        if self.privacy is not None:
+            self._secret = private_seed(self._secret, self._settings(algorithm), data)
         self.uplink_state = [
             transform.init_server(self.population) for transform in uplink
         ]
@@ -198,6 +205,19 @@ class Rounds(Generic[ExecutorT]):
             examples=None if is_private else self.executor.examples,
             model=self.model,
         )
+
+    def _settings(self, algorithm: Algorithm) -> dict[str, Any]:
+        """All that the releases of a run depend on, apart from seeds and examples."""
+        return {
+            "algorithm": algorithm,
+            "model": self.model,
+            "parameters": self.model.size,
+            "participation": self.participation,
+            "uplink": self.uplink,
+            "downlink": self.downlink,
+            "clients": self.population.names,
+            "sizes": self.population.sizes,
+        }
 
     @property
     def algorithm(self) -> Algorithm:
@@ -242,6 +262,8 @@ class Rounds(Generic[ExecutorT]):
         """
         yield from self._start_next_phase_if_due()
         yield from self.probe_if_due()
+        if self.algorithm.asks_again(self.server):
+            yield from self._probe()
         if reporting is None:
             reporting = self.participation.sample(
                 self.population.ids, self._secret, self.round, self.population.sizes
@@ -434,13 +456,22 @@ class Rounds(Generic[ExecutorT]):
 
     def probe_if_due(self) -> Exchanges[None]:
         """Ask all clients for the statistic that the method needs before training, if it
-        needs one. This is done once in a phase.
+        needs one. This is done once in a phase; a method may ask again between rounds
+        (`Algorithm.asks_again`).
 
         Raises:
             Diverged: a client's answer is NaN or infinite; the probe is still due.
         """
-        if not self.phase.probe_is_due:
-            return
+        if self.phase.probe_is_due:
+            yield from self._probe()
+            self.phase.probe_is_due = False
+
+    def _probe(self) -> Exchanges[None]:
+        """Have all clients answer the probe.
+
+        Raises:
+            Diverged: a client's answer is NaN or infinite; the state is that before.
+        """
         all_clients = np.arange(len(self.population))
         cohort = self._cohort(self.executor.seen, all_clients, seen=True)
         downlink = self.algorithm.probe_downlink(self.server, cohort)
@@ -449,7 +480,6 @@ class Rounds(Generic[ExecutorT]):
         answers.require_finite()
         answered = replace(cohort, reporting=answers.reporting)
         self.server = self.algorithm.aggregate_probe(self.server, answers, answered)
-        self.phase.probe_is_due = False
         self._record_costs(self.ledger, "probe", exchange.downlink, answers)
 
     # helpers

@@ -124,7 +124,8 @@ class Training(Rounds[ExecutorT]):
             groups.append(group)
         if len(newcomers):
             group = yield from self.serve_newcomers(table, newcomers, ledger)
-            groups.append(group)
+            if len(group.cohort):
+                groups.append(group)
         return groups
 
     def serve_participants(
@@ -148,9 +149,9 @@ class Training(Rounds[ExecutorT]):
         """Send clients that never took part in training what they need to predict.
 
         They first answer the probe, if the method has one, so that `Algorithm.serve` can
-        send what suits them. Then each initializes its state from what it is sent.
-        Neither the server nor the executor keeps these states. Arguments are those of
-        `serve_clients`.
+        send what suits them; those that do not answer are not served. Then each
+        initializes its state from what it is sent. Neither the server nor the executor
+        keeps these states. Arguments are those of `serve_clients`.
         """
         yield from self.probe_if_due()
         cohort = self._cohort(table, clients, seen=False)
@@ -160,6 +161,13 @@ class Training(Rounds[ExecutorT]):
             answers = yield exchange
             answers.require_finite()
             self._record_serving(ledger, cohort, exchange.downlink, answers)
+            # Over machines a newcomer may be away. It cannot be served without a probe,
+            # and the others can.
+            answered = answers.reporting
+            if not answered.any():
+                return ServedClients(cohort.subset(answered), Downlink())
+            if not answered.all():
+                cohort, answers = cohort.subset(answered), answers.subset(answered)
             cohort = replace(cohort, probes=answers)
         downlink = self.algorithm.serve(self.server, cohort)
         exchange = self._new_exchange("init_unseen", cohort, downlink)

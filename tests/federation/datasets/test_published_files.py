@@ -14,8 +14,10 @@ from fedtailor.federation.datasets import (
     emnist,
     fashion_mnist,
     femnist,
+    heart_disease,
     mnist_writers,
     sent140,
+    spoken_digits,
 )
 from fedtailor.federation.datasets import mnist as read_mnist
 
@@ -118,3 +120,35 @@ def test_sent140():
     tokens = at_hand(sent140, "tokens", min_samples=5)
     federation = from_partition(tokens, Natural())
     assert len(federation) == 194 and federation.x.dtype == np.int32
+
+
+def test_the_hospitals_of_flamby():
+    data = at_hand(heart_disease)
+    assert data.x.shape == (740, 13) and data.x.dtype == np.float32
+    federation = from_partition(data, Natural(), test="published")
+    assert federation.names == ("cleveland", "hungarian", "switzerland", "va")
+    assert federation.train.sizes.tolist() == [199, 172, 30, 85]
+    assert federation.test.sizes.tolist() == [104, 89, 16, 45]
+    assert data.client is not None and data.test is not None
+    for name in federation.names:
+        train = data.x[(data.client == name) & ~data.test]
+        np.testing.assert_allclose(train.mean(axis=0), 0, atol=1e-6)
+        varies = train.std(axis=0) > 0
+        np.testing.assert_allclose(train.std(axis=0, ddof=1)[varies], 1, rtol=1e-5)
+        # The split is stratified where each class has three rows.
+        own = data.y[data.client == name]
+        test = data.y[(data.client == name) & data.test]
+        if np.bincount(own, minlength=2).min() > 2:
+            assert abs(test.mean() - own.mean()) < 0.01
+
+
+def test_the_spoken_digits():
+    data = at_hand(spoken_digits)
+    assert data.x.shape == (3000, 98, 32, 1) and data.x.dtype == np.float32
+    assert data.client is not None and data.test is not None
+    speakers, counts = np.unique(data.client, return_counts=True)
+    assert len(speakers) == 6 and set(counts) == {500}
+    assert np.bincount(data.y).tolist() == [300] * 10 and data.test.sum() == 300
+    np.testing.assert_allclose(data.x.mean(axis=(1, 2, 3)), 0, atol=1e-4)
+    # Silence after a recording has the lowest energies.
+    assert data.x[:, -1].mean() < data.x[:, :20].mean()

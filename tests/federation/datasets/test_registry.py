@@ -40,8 +40,8 @@ def test_a_new_data_set_is_one_file(tmp_path, monkeypatch):
 
 def test_the_data_sets_are_functions_of_the_package_by_their_names():
     expected = (
-        "cifar10 density digits emnist fashion_mnist femnist gaussian mnist"
-        " mnist_writers school sent140 synthetic synthetic_mixture"
+        "cifar10 density digits emnist fashion_mnist femnist gaussian heart_disease"
+        " mnist mnist_writers school sent140 spoken_digits synthetic synthetic_mixture"
     )
     assert sorted(DATASETS) == expected.split()
     for name, registered in DATASETS.items():

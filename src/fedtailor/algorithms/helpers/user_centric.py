@@ -54,7 +54,9 @@ class UCFLState(BeforeProbe):
     """The streams, and the answers to the probe, which weights of unseen clients need."""
 
     gradients: Float[np.ndarray, "m d"] | None
-    """g_i, from the probe; None without a probe, if the user gave `UCFL.rows`."""
+    """g_i, or a sketch of it, from the probe; None without a probe, if the user gave
+    `UCFL.rows`.
+    """
     sigma2: Float[np.ndarray, " m"] | None
     """sigma_i^2 (or tr S_i / n_i), from the probe; None without a probe."""
     kernel: Kernel
@@ -84,6 +86,12 @@ class UCFLState(BeforeProbe):
     tried: Float[np.ndarray, "k 2"] = field(default_factory=lambda: np.zeros((0, 2)))
     """The batch sizes that "auto" compared: n_k / n_i (NaN for the kernel `bound`, which
     has no n_k), and the validation error with it.
+    """
+    sketch: int | None = None
+    """The seed of the sketches that `gradients` holds; None = they are whole gradients."""
+    asked: Float[np.ndarray, "k 2"] = field(default_factory=lambda: np.zeros((0, 2)))
+    """After how many rounds of FedAvg clients were asked, and the best silhouette of each
+    probe (see `WarmUp`); empty if the round of the probe was given.
     """
 
     @property
@@ -202,8 +210,9 @@ def batch_share_of(bandwidth: float) -> float:
 
 def probe_of(answers: Answers, cohort: Cohort) -> Probe:
     """The answers to the probe, in the order of the cohort."""
+    kind = "gradient" if "gradient" in answers else "sketch"
     return Probe(
-        answers.host("gradient"),
+        answers.host(kind),
         answers.host("sigma2").astype(np.float64),
         cohort.sizes,
     )

@@ -3,17 +3,23 @@ hyper-parameters.
 """
 
 import dataclasses
-import inspect
 import json
 import shutil
 import sys
 import textwrap
 from typing import get_args
 
-from fedtailor.algorithms.find import find_algorithm
+from fedtailor._printable import say, say_block, say_status
+from fedtailor.algorithms.find import find_algorithm, load_installed_algorithms
 from fedtailor.cli.hyper import parameters
 from fedtailor.cli.names import parse_name_and_json
-from fedtailor.protocol import About, Algorithm, check_choice, require
+from fedtailor.protocol import (
+    About,
+    Algorithm,
+    check_choice,
+    doc_without_fields,
+    require,
+)
 from fedtailor.protocol.about import ModelsReceived, Sees
 
 USAGE = (
@@ -73,13 +79,15 @@ def algorithms(arguments: list[str]) -> int:
     if name is not None:
         _print_method(find_algorithm(name), as_json)
         return 0
+    for problem in load_installed_algorithms():
+        say_status(f"not listed: {problem}")
     other_names = sorted(name for name in Algorithm.registry if name not in ORDER)
     names = [name for name in ORDER if name in Algorithm.registry] + other_names
     methods = [Algorithm.registry[name].about for name in names]
     if as_json:
-        print(json.dumps([as_dict(about) for about in methods], indent=2))
+        say_block(json.dumps([as_dict(about) for about in methods], indent=2))
     else:
-        print(_format_list(methods, fact or "travels"))
+        say_block(_format_list(methods, fact or "travels"))
     return 0
 
 
@@ -103,18 +111,18 @@ def _parse_fact(arguments: list[str]) -> tuple[str | None, list[str]]:
 
 def _print_method(method: type[Algorithm], as_json: bool) -> None:
     """Prints the facts and the hyper-parameters of a method."""
-    rows, doc = parameters(method()), inspect.getdoc(method)
+    rows, doc = parameters(method()), doc_without_fields(method)
     if as_json:
         content = {**as_dict(method.about), "doc": doc, "parameters": rows}
-        print(json.dumps(content, indent=2))
+        say_block(json.dumps(content, indent=2))
         return
-    print(f"{method.about.name}: {method.about.paper}\n\n{doc}\n")
+    say_block(f"{method.about.name}: {method.about.paper}\n\n{doc}\n")
     for word in ("down", "up", "keeps", "sees", "validation", "unseen"):
-        print(f"{word:>10}: {fact_of(method.about, word) or 'not used'}")
-    print("\nHyper-parameters:")
+        say(f"{word:>10}: {fact_of(method.about, word) or 'not used'}")
+    say("", "Hyper-parameters:")
     for row in rows:
-        print(f"  --{row['name']} (default {row['default']})")
-        print(f"      {row['doc']}")
+        say(f"  --{row['name']} (default {row['default']})")
+        say(f"      {row['doc']}")
 
 
 def as_dict(about: About) -> dict[str, str]:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import tyro
 
+from fedtailor._printable import say
 from fedtailor.cli.options import parse
 from fedtailor.cli.output import write_text
 
@@ -34,5 +35,5 @@ def card(arguments: list[str]) -> int:
     text = model_card(open_run(options.run), options.client)
     write_text(text, options.out)
     if options.out is not None:
-        print(options.out.resolve())
+        say(options.out.resolve())
     return 0

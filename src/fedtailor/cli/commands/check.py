@@ -10,6 +10,7 @@ from typing import Annotated
 import tyro
 
 from fedtailor import algorithms
+from fedtailor._printable import say, say_block
 from fedtailor.cli.failures import DONE, FAILED
 from fedtailor.cli.options import parse
 from fedtailor.storage import check as check_path
@@ -47,10 +48,10 @@ def check(arguments: list[str]) -> int:
             {"path": str(finding.path), "whole": finding.whole, "what": finding.what}
             for finding in findings
         ]
-        print(json.dumps(entries, indent=2))
+        say_block(json.dumps(entries, indent=2))
     else:
         for finding in findings:
             state = "whole" if finding.whole else "NOT WHOLE"
-            print(f"{finding.path}: {state}: {finding.what}")
-        print(f"{sum(finding.whole for finding in findings)} of {len(findings)} whole")
+            say(f"{finding.path}: {state}: {finding.what}")
+        say(f"{sum(finding.whole for finding in findings)} of {len(findings)} whole")
     return DONE if all(finding.whole for finding in findings) else FAILED

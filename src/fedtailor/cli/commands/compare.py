@@ -2,10 +2,15 @@
 table of your own.
 """
 
+import json
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+import jax
+
+from fedtailor._printable import say, say_block
 from fedtailor.cli.commands.report import report
 from fedtailor.cli.names import print_help_or_raise
 from fedtailor.cli.options import (
@@ -17,11 +22,19 @@ from fedtailor.cli.options import (
     parse,
 )
 from fedtailor.cli.own_table import TableComparisonOptions, prepare_table_experiment
-from fedtailor.cli.progress import explain_interrupt, progress_over_runs
+from fedtailor.cli.progress import (
+    explain_interrupt,
+    progress_over_runs,
+    progress_over_settings,
+)
 from fedtailor.executors import Settings
 from fedtailor.experiments.compare import Comparison
 from fedtailor.experiments.experiment import load
+from fedtailor.experiments.plan import PlannedEntry
 from fedtailor.protocol import require
+from fedtailor.report.comparison import settings as settings_text
+from fedtailor.report.overview import duration
+from fedtailor.report.tables import Table
 from fedtailor.tables import ENDINGS
 
 USAGE = "fedtailor compare EXPERIMENT.toml|TABLE.csv|TABLE.parquet [options]"
@@ -54,6 +67,10 @@ class Options:
     """
     track: tuple[str, ...] = ()
     """Show every run in experiment trackers, too: mlflow, tensorboard, wandb (offline).
+    """
+    plan: bool = False
+    """Print the runs and about how long they take, instead of starting them: some rounds
+    of each setting are timed, and nothing is written.
     """
     json: bool = False
     """Print one JSON object instead of tables."""
@@ -101,7 +118,7 @@ def compare(arguments: list[str]) -> int:
         with as_typed():
             experiment, description = prepare_table_experiment(path, options)
         description = as_typed_text(description)
-        print(description, file=sys.stderr if options.json else sys.stdout)
+        say_block(description, file=sys.stderr if options.json else sys.stdout)
     else:
         require(
             path.suffix == ".toml",
@@ -110,22 +127,96 @@ def compare(arguments: list[str]) -> int:
         )
         options = parse(Options, remaining, program)
         experiment = load(path, quick=options.quick)
+    comparison = Comparison(
+        experiment,
+        options.out,
+        Settings(devices=options.devices, canonical=options.canonical),
+        at_once=options.seeds_at_once,
+        source=path,
+        any_version=options.any_version,
+        track=options.track,
+        budget=options.budget,
+    )
+    if options.plan:
+        return _print_plan(comparison, options)
     with (
         progress_over_runs(experiment.name, experiment.runs) as progress,
         explain_interrupt("stopped; the same command goes on where it was"),
     ):
-        comparison = Comparison(
-            experiment,
-            options.out,
-            Settings(devices=options.devices, canonical=options.canonical),
-            progress,
-            options.seeds_at_once,
-            path,
-            options.any_version,
-            options.track,
-            options.budget,
-        )
+        comparison.progress = progress
         index = comparison.run()
     # Print the same tables as `fedtailor report`.
     format_options = ["--format", "json"] if options.json else []
     return report([str(options.out), index.parent.name, *format_options])
+
+
+def _print_plan(comparison: Comparison, options: Options) -> int:
+    """Times the settings of an experiment, and prints its runs."""
+    experiment = comparison.experiment
+    settings = sum(len(entry.candidates) for entry in experiment.entries)
+    with progress_over_settings(experiment.name, settings) as progress:
+        entries = list(comparison.plan(progress))
+    devices = options.devices or len(jax.devices())
+    content = _plan_as_dict(experiment.name, entries, devices)
+    if options.json:
+        say_block(json.dumps(content))
+        return 0
+    title = f"{experiment.name}: {content['runs']} runs"
+    if content["finished"]:
+        title += f", {content['finished']} of them finished"
+    Table(title, PLAN_HEADERS, [_plan_cells(entry) for entry in entries], text=2).show()
+    for entry in entries:
+        for setting in entry.settings:
+            if setting.error:
+                parameters = settings_text(setting.parameters)
+                label = ", ".join(filter(None, [entry.algorithm, parameters]))
+                say(f"{label} on {entry.scenario}: {setting.error}")
+    unit = "device" if devices == 1 else "devices"
+    say(
+        f"About {duration(content['training_seconds'])} on {devices} {unit} as busy as"
+        f" now ({content['core_hours']:.2g} core hours);"
+        f" compiling: {duration(content['compile_seconds'])}."
+    )
+    return 0
+
+
+PLAN_HEADERS = (
+    *("scenario", "method", "runs", "done", "rounds", "s a\nround"),
+    *("compile", "left"),
+)
+
+
+def _plan_cells(entry: PlannedEntry) -> list[str]:
+    """The cells of an entry in the table of a plan."""
+    counts = [str(count) for count in (entry.runs, entry.finished, entry.rounds)]
+    times = ["-", "-", "-"]
+    if entry.finished < entry.runs:
+        times = [
+            f"{entry.round_seconds:.2g}",
+            duration(entry.compile_seconds),
+            duration(entry.training_seconds),
+        ]
+    return [entry.scenario, entry.algorithm, *counts, *times]
+
+
+def _plan_as_dict(
+    name: str, entries: list[PlannedEntry], devices: int
+) -> dict[str, Any]:
+    """A plan as a dict for JSON."""
+    return {
+        "name": name,
+        "runs": sum(entry.runs for entry in entries),
+        "finished": sum(entry.finished for entry in entries),
+        "training_seconds": sum(entry.training_seconds for entry in entries),
+        "compile_seconds": sum(entry.compile_seconds for entry in entries),
+        "devices": devices,
+        "core_hours": sum(entry.core_seconds for entry in entries) / 3600,
+        "entries": [
+            asdict(entry)
+            | {
+                "training_seconds": entry.training_seconds,
+                "core_seconds": entry.core_seconds,
+            }
+            for entry in entries
+        ],
+    }

@@ -9,6 +9,7 @@ from pathlib import Path
 from time import perf_counter
 
 import fedtailor.algorithms as methods
+from fedtailor._printable import say, say_block
 from fedtailor.cli.options import check_counts, parse
 from fedtailor.cli.progress import explain_interrupt, progress_of
 from fedtailor.experiments import scenarios
@@ -51,16 +52,18 @@ def demo(arguments: list[str]) -> int:
     }
     for name, runs_by_label in runs.items():
         table(name, runs_by_label).show()
-        print()
+        say("")
     paths = draw(runs, options.out / "figures")
     names = ", ".join(dict.fromkeys(path.stem for path in paths))
-    print(f"Figures, PNG and SVG: {names}\nin {(options.out / 'figures').resolve()}")
+    say_block(
+        f"Figures, PNG and SVG: {names}\nin {(options.out / 'figures').resolve()}"
+    )
     n_runs = sum(
         len(seeds)
         for runs_by_label in runs.values()
         for seeds in runs_by_label.values()
     )
-    print(f"{n_runs} runs in {perf_counter() - start_time:.0f} s")
+    say(f"{n_runs} runs in {perf_counter() - start_time:.0f} s")
     return 0
 
 

@@ -1,5 +1,5 @@
 """`fedtailor diagnose TABLE|SCENARIO`: who differs, who gains from sharing, what to
-train, before any training.
+train, before any training or after a few rounds.
 """
 
 import json
@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from fedtailor._printable import one_line, say_block
+from fedtailor.algorithms import FedAvg
 from fedtailor.cli.names import print_help_or_raise
 from fedtailor.cli.options import (
     as_typed,
@@ -15,7 +17,7 @@ from fedtailor.cli.options import (
     check_seeds,
     parse,
 )
-from fedtailor.cli.own_table import changed_options
+from fedtailor.cli.own_table import changed_options, describe_table
 from fedtailor.cli.sizes import sizes_of, with_sizes
 from fedtailor.diagnosis import RESTS_ON, Recommendation
 from fedtailor.executors import Settings
@@ -43,6 +45,9 @@ class Options:
 
     seed: int = 0
     """Of the data's split and the initial model."""
+    warm: int = 0
+    """Rounds of FedAvg before the probe. A network that has learned nothing may hide who
+    resembles whom; 10 rounds show it."""
     devices: int | None = None
     """Devices to use (all by default)."""
     json: bool = False
@@ -50,6 +55,10 @@ class Options:
 
     def __post_init__(self) -> None:
         check_counts(self, "devices")
+        require(
+            self.warm >= 0,
+            f"warm is {self.warm}; it must be a number of rounds, 0 or more",
+        )
         check_seeds("seed", self.seed)
 
 
@@ -83,18 +92,26 @@ def diagnose(arguments: list[str]) -> int:
             TableDiagnosisOptions, remaining, f"fedtailor diagnose {name}"
         )
         federation, model, description = _read_user_table(path, options)
+        fedavg = FedAvg()
     else:
         scenario = scenarios.find(name)
         scenario, options = _parse(scenario, remaining)
         federation, model = scenario.build(options.seed), scenario.model
         description = federation.describe()
+        fedavg = scenario.algorithm("fedavg")
+        assert isinstance(fedavg, FedAvg)
     advice = diagnose_federation(
-        federation, model, seed=options.seed, settings=Settings(devices=options.devices)
+        federation,
+        model,
+        seed=options.seed,
+        warm=options.warm,
+        fedavg=fedavg,
+        settings=Settings(devices=options.devices),
     )
     if options.json:
-        print(json.dumps(finite(as_dict(advice)), allow_nan=False))
+        say_block(json.dumps(finite(as_dict(advice)), allow_nan=False))
     else:
-        print(f"{description}\n\n{as_text(advice)}")
+        say_block(f"{description}\n\n{as_text(advice)}")
     return 0
 
 
@@ -105,7 +122,7 @@ def _read_user_table(
     assert isinstance(options, TableDiagnosisOptions)
     with as_typed():
         table = from_table(path, seed=options.seed, **changed_options(options))
-    return table, logistic(), as_typed_text(table.report())
+    return table, logistic(), as_typed_text(describe_table(table))
 
 
 def _parse(scenario: Scenario, arguments: list[str]) -> tuple[Scenario, Options]:
@@ -158,7 +175,7 @@ def as_text(advice: Advice) -> str:
     explanations = [f"  {name}: {RESTS_ON[name]}" for name in columns]
     pairs_title = "Pairs, by gradients the most unlike ones first"
     parts = [
-        "\n".join(advice.sentences()),
+        "\n".join(map(one_line, advice.sentences())),
         "Train (sent in a round; the probe has sent"
         f" {_format_bytes(advice.probe_bytes)}):",
         _align_columns(header, methods),
@@ -175,7 +192,8 @@ def _recommendation_cells(entry: Recommendation) -> list[str]:
     settings = [f"{name} {value}" for name, value in entry.settings.items()]
     traffic = (entry.bytes_down, entry.bytes_down_unicast, entry.bytes_up)
     settings_text = ", ".join(settings) or "-"
-    return [entry.method, *map(_format_bytes, traffic), settings_text, entry.because]
+    cells = [entry.method, *map(_format_bytes, traffic), settings_text, entry.because]
+    return list(map(one_line, cells))
 
 
 def _truncation_note(limit: int, total: int) -> str:
@@ -189,7 +207,7 @@ def _format_table(frame: "pl.DataFrame") -> str:
 
 def _format_cell(value: Any) -> str:
     if not isinstance(value, float):
-        return str(value)
+        return one_line(value)
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
 
 

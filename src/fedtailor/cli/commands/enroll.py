@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from fedtailor._printable import say
 from fedtailor.cli.options import as_typed, parse
 
 
@@ -65,7 +66,7 @@ def enroll(arguments: list[str]) -> int:
             run, options.data, missing=options.missing, unknown=options.unknown
         )
     model = run.enroll(x, y, name=options.client)
-    print(
+    say(
         f"{options.client}: a model from {len(x):,} rows:"
         f" {model.save(options.out).resolve()}"
     )

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from fedtailor._printable import say
 from fedtailor.cli.options import parse
 
 
@@ -45,7 +46,7 @@ def export(arguments: list[str]) -> int:
     write = export_onnx if options.format == "onnx" else export_models
     write(models, options.out)
     cards = write_cards(run, names, options.out)
-    print(
+    say(
         f"{len(models)} models ({options.format}) and {len(cards)} cards:"
         f" {options.out.resolve()}"
     )

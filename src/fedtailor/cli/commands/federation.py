@@ -3,8 +3,8 @@
 Each command imports what it needs when it runs: a client should hold little in memory.
 """
 
-import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,12 +13,23 @@ import numpy as np
 import tyro
 
 from fedtailor._memory import save_memory
+from fedtailor._printable import csv_of_frame, say, say_block
+from fedtailor.cli.commands.federation_admin import (
+    Renew,
+    Revoke,
+    Status,
+    names_of,
+    renew,
+    revoke,
+    status,
+)
 from fedtailor.cli.options import as_option, check_counts, parse
 from fedtailor.cli.output import write_text
 from fedtailor.protocol import require
-from fedtailor.remote.waits import check_wait
+from fedtailor.remote.waits import MAX_WAIT_S, check_wait
 
 if TYPE_CHECKING:
+    from fedtailor.remote.kit import Kit
     from fedtailor.training import Training
 
 RUN_DIRECTORY = "run"
@@ -32,7 +43,12 @@ Train over machines that keep their own data (docs/federation.md).
   serve DIR                                    coordinate it
   join KIT --data FILE                         take part in it as a client
   predict KIT --data FILE                      predict with this client's own model
+  policy KIT                                   what this client allows, and what it has answered and spent
+  audit KIT                                    the messages that left this client
   simulate DIR --data FILE ...                 run the same job on this machine
+  status DIR                                   what its coordinator is doing
+  renew DIR [--clients a,b]                    make its certificate, or clients' keys, anew
+  revoke DIR CLIENT                            let a client in no more
 
 `fedtailor federation COMMAND --help` says more."""
 
@@ -55,6 +71,10 @@ class Init:
     """A job file to copy; without it a template is written, to be edited (new
     federations).
     """
+    data: Path | None = None
+    """A table such as clients have, from which the template's columns are filled in."""
+    target: str | None = None
+    """With --data: the column to predict."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +89,18 @@ class Serve:
     """Address to listen on; all of this machine's by default."""
     wait: float = 600.0
     """Seconds to wait for the clients."""
+    patience: float = 3600.0
+    """Seconds for which a round that too few clients answer is asked again."""
+    most_rows: int = 10_000_000
+    """A client that says that it has more rows is left out."""
+    compile_time: float = 300.0
+    """Seconds that the first round waits beyond the deadline, as clients compile then."""
+    monitor: str | None = None
+    """Serve /health and /metrics (Prometheus) at PORT of this machine, or HOST:PORT."""
+    log_level: str = "info"
+    """What is logged: debug, info or warning."""
+    log_file: Path | None = None
+    """Append the log to this file, too."""
     evaluate_every: int = 1
     """Have clients evaluate after every n-th round, and after the last (where the job
     lets them).
@@ -79,8 +111,15 @@ class Serve:
     """Only connect all clients, print who is there, and end."""
 
     def __post_init__(self) -> None:
-        check_counts(self, "evaluate_every")
+        check_counts(self, "evaluate_every", "most_rows")
         check_wait(as_option("wait"), self.wait)
+        for name in ("patience", "compile_time"):
+            seconds = getattr(self, name)
+            require(
+                0 <= seconds <= MAX_WAIT_S,
+                f"{as_option(name)} is {seconds:g} seconds; it must be between 0 and"
+                f" {MAX_WAIT_S:.0f}",
+            )
 
 
 @dataclass(frozen=True)
@@ -89,8 +128,47 @@ class Join:
 
     kit: Positional[Path]
     """The kit that the coordinator made for this client, with the job file in it."""
-    data: Path
+    data: Path | None = None
     """The client's examples: .csv, .tsv or .parquet."""
+    log_level: str = "info"
+    """What is logged: debug, info or warning."""
+    log_file: Path | None = None
+    """Append the log to this file, too."""
+    init_policy: bool = False
+    """Only write KIT/policy.toml, what this client allows, with safe values to be
+    edited.
+    """
+
+    def __post_init__(self) -> None:
+        require(
+            self.init_policy or self.data is not None,
+            "say which examples this client has: --data FILE",
+        )
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Print what this client allows, and what it has answered and spent."""
+
+    kit: Positional[Path]
+    """The client's kit."""
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Print the messages that left this client: time (UTC), run, round, kind, bytes, the
+    beginning of the SHA-256, and for a refusal its code.
+    """
+
+    kit: Positional[Path]
+    """The client's kit."""
+    last: int = 20
+    """Number of messages."""
+    json: bool = False
+    """Print all of them as JSON lines, with whole digests."""
+
+    def __post_init__(self) -> None:
+        check_counts(self, "last")
 
 
 @dataclass(frozen=True)
@@ -120,7 +198,7 @@ class Simulate:
 def federation(arguments: list[str]) -> int:
     """Runs a command for federations of machines."""
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(USAGE)
+        say_block(USAGE)
         return 0 if arguments else 2
     name, *rest = arguments
     require(
@@ -140,25 +218,38 @@ def federation(arguments: list[str]) -> int:
 
 def _init(options: Init) -> int:
     from fedtailor.remote.flower import require_flower
+    from fedtailor.remote.job_template import columns_of
     from fedtailor.remote.kit import JOB, make_federation
 
     require_flower()
-    names = [name.strip() for name in options.clients.split(",") if name.strip()]
-    created_names = make_federation(
-        options.dir, names, address=options.address, job=options.job
+    require(
+        (options.data is None) == (options.target is None),
+        "give --data FILE and --target COLUMN together",
     )
-    print(f"Made {options.dir} with kits for {', '.join(created_names)}.")
-    print(f"1. Edit {options.dir / JOB}: columns, model, method, rounds.")
-    print(
+    columns = None
+    if options.data is not None and options.target is not None:
+        columns, notes = columns_of(options.data, options.target)
+        for note in notes:
+            say(note)
+    created_names = make_federation(
+        options.dir,
+        names_of(options.clients),
+        address=options.address,
+        job=options.job,
+        columns=columns,
+    )
+    say(f"Made {options.dir} with kits for {', '.join(created_names)}.")
+    say(f"1. Edit {options.dir / JOB}: columns, model, method, rounds.")
+    say(
         f"2. Copy {options.dir / JOB} and one kit of {options.dir / 'kits'} to each"
         " client, over a channel you trust:"
     )
-    print("   a kit holds the client's private key. Then remove the kits here.")
-    print(
+    say("   a kit holds the client's private key. Then remove the kits here.")
+    say(
         f"3. Keep {options.dir / 'coordinator' / 'ca.key'} secret; it is needed only to"
         " make new certificates."
     )
-    print(
+    say(
         f"Start: fedtailor federation serve {options.dir}; at each client: fedtailor"
         " federation join KIT --data FILE"
     )
@@ -169,9 +260,12 @@ def _serve(options: Serve) -> int:
     from fedtailor.cli.progress import explain_interrupt, progress_of
     from fedtailor.remote.coordinate import coordinate
     from fedtailor.remote.kit import COORDINATOR
+    from fedtailor.remote.run_log import RunLog
     from fedtailor.remote.service import (
+        Arrivals,
         agree_on_preprocessing,
         connected,
+        monitored,
         wait_for_clients,
     )
     from fedtailor.remote.statistics import Statistics, decorrelation_note
@@ -188,16 +282,24 @@ def _serve(options: Serve) -> int:
         has_run or not options.resume,
         f"there is no run in {options.dir} to go on with; leave out --resume",
     )
-    with connected(options.dir, host=options.listen) as connection:
-        print(
+    log = RunLog(options.log_level, options.log_file)
+    with ExitStack() as stack:
+        connection = stack.enter_context(
+            connected(options.dir, host=options.listen, log=log)
+        )
+        monitor = stack.enter_context(
+            monitored(options.dir / COORDINATOR, connection, log, options.monitor)
+        )
+        say(
             f"{connection.job.title}: waiting for {', '.join(connection.clients)} at"
             f" {connection.job.address}"
         )
-        greeting = wait_for_clients(connection, wait=options.wait)
-        rows = {name: reply.arrays["rows"] for name, reply in greeting.replies.items()}
+        rows = wait_for_clients(
+            connection, wait=options.wait, most_rows=options.most_rows, log=log
+        )
         for name, counts in rows.items():
-            print(f"{name}: {counts.sum()} rows")
-        print(f"{len(rows)} of {len(connection.clients)} clients are ready", flush=True)
+            say(f"{name}: {counts.sum()} rows")
+        say(f"{len(rows)} of {len(connection.clients)} clients are ready")
         if options.check:
             return 0
         job, known_statistics = connection.job, None
@@ -210,7 +312,7 @@ def _serve(options: Serve) -> int:
                 rows,
                 options.wait,
                 known_statistics,
-                _print_status,
+                log,
             )
         except TooFewClients as error:
             raise ValueError(
@@ -219,7 +321,7 @@ def _serve(options: Serve) -> int:
         if statistics is not None:
             statistics.save(options.dir / COORDINATOR)
         if line := decorrelation_note(job.schema, statistics):
-            print(line, flush=True)
+            say(line)
         advice = f"go on with fedtailor federation serve {options.dir} --resume"
         with (
             progress_of(job.title, job.rounds) as progress,
@@ -234,17 +336,22 @@ def _serve(options: Serve) -> int:
                     resume=options.resume,
                     statistics=statistics,
                     evaluate_every=options.evaluate_every,
-                    callbacks=(AfterRound(progress),),
-                    log=_print_status,
+                    callbacks=(AfterRound(progress), monitor),
+                    compile_time=options.compile_time,
+                    patience=options.patience,
+                    arrivals=Arrivals(
+                        connection,
+                        statistics,
+                        most_rows=options.most_rows,
+                        log=log,
+                    ),
+                    log=log,
                 )
             except TooFewClients as error:
                 raise ValueError(f"{error}; {advice}") from None
+        monitor.enter("done")
         _print_scores(training, options.dir / RUN_DIRECTORY)
     return 0
-
-
-def _print_status(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _print_scores(training: "Training", directory: Path | None) -> None:
@@ -263,18 +370,95 @@ def _print_scores(training: "Training", directory: Path | None) -> None:
         last = evaluations[-1]
         for client, value in zip(last.clients, last.values, strict=True):
             name = training.client_names[client]
-            print(f"{name}: {metric} {value:.4f}{newcomer_note}")
+            say(f"{name}: {metric} {value:.4f}{newcomer_note}")
     directory_note = "" if directory is None else f"; the run is in {directory}"
-    print(f"{training.round} rounds done{directory_note}")
+    say(f"{training.round} rounds done{directory_note}")
 
 
 def _join(options: Join) -> int:
     from fedtailor.remote.flower import require_flower
     from fedtailor.remote.kit import read_kit
+    from fedtailor.remote.run_log import RunLog
     from fedtailor.remote.service import join
 
+    if options.init_policy:
+        return _init_policy(read_kit(options.kit))
+    assert options.data is not None
     require_flower()
-    join(read_kit(options.kit), options.data)
+    # What a client says goes to the standard output, as it has no other output.
+    log = RunLog(options.log_level, options.log_file, show=say)
+    join(read_kit(options.kit), options.data, log=log)
+    return 0
+
+
+def _init_policy(kit: "Kit") -> int:
+    """Writes the default policy, and says whether the job keeps to it."""
+    from fedtailor.remote.policy import read_policy, write_policy
+
+    path = write_policy(kit.directory, kit.job)
+    policy = read_policy(kit.directory)
+    say(f"Made {path}; edit it as you like. It says:")
+    for line in policy.describe(kit.job):
+        say(f"  {line}")
+    try:
+        policy.check_job(kit.job)
+    except ValueError as error:
+        say(f"As it stands, {error}.")
+    return 0
+
+
+def _policy(options: Policy) -> int:
+    from fedtailor.remote.client import account_of
+    from fedtailor.remote.kit import read_kit
+    from fedtailor.remote.policy import POLICY, read_policy
+
+    kit = read_kit(options.kit)
+    has_file = (kit.directory / POLICY).exists()
+    say(
+        f"{kit.name}: {kit.directory / POLICY}"
+        if has_file
+        else f"{kit.name} has no {POLICY}, and these defaults apply:"
+    )
+    for line in read_policy(kit.directory).describe(kit.job):
+        say(f"  {line}")
+    for line in account_of(kit).describe():
+        say(line)
+    return 0
+
+
+def _audit(options: Audit) -> int:
+    import json
+
+    from fedtailor.remote.audit import read_audit
+    from fedtailor.remote.client import account_of
+    from fedtailor.remote.kit import read_kit
+    from fedtailor.remote.policy import TRAINING
+
+    kit = read_kit(options.kit)
+    entries = list(read_audit(kit.state))
+    if options.json:
+        for entry in entries:
+            say_block(json.dumps(entry))
+        return 0
+    say("time (UTC)      run     round  kind              bytes  sha256  refused")
+    for entry in entries[-options.last :]:
+        time = entry["time"][5:19].replace("T", " ")
+        # Other tasks than those of training belong to the rounds that are done.
+        round = entry["round"] + (entry["kind"] in TRAINING)
+        line = (
+            f"{time:<14}  {entry['run'][:6]:<6}  {round:>5}"
+            f"  {entry['kind']:<11}  {entry['bytes']:>10,}  {entry['sha256'][:6]}"
+            f"  {entry.get('refused', '')}"
+        )
+        say(line.rstrip())
+    refusals = sum("refused" in entry for entry in entries)
+    total = sum(entry["bytes"] for entry in entries)
+    say(
+        f"{len(entries)} messages with {total:,} bytes left {kit.name}, {refusals} of"
+        " them refusals"
+    )
+    for line in account_of(kit).describe():
+        say(line)
     return 0
 
 
@@ -319,7 +503,7 @@ def _as_csv(values: Sequence[str] | np.ndarray) -> str:
     """Formats predictions like `fedtailor predict`."""
     import polars as pl
 
-    return pl.DataFrame({"prediction": values}).write_csv()
+    return csv_of_frame(pl.DataFrame({"prediction": values}))
 
 
 def _simulate(options: Simulate) -> int:
@@ -342,7 +526,7 @@ def _simulate(options: Simulate) -> int:
     clients, statistics = read_all(job, dict(zip(names, options.data, strict=True)))
     plan = plan_of(job, statistics)
     if line := decorrelation_note(job.schema, statistics):
-        print(line, flush=True)
+        say(line)
     with progress_of(job.title, job.rounds) as progress:
         finished = run(
             plan.algorithm,
@@ -365,6 +549,11 @@ COMMANDS: dict[str, tuple[type, Callable[..., int]]] = {
     "init": (Init, _init),
     "serve": (Serve, _serve),
     "join": (Join, _join),
+    "policy": (Policy, _policy),
+    "audit": (Audit, _audit),
     "predict": (Predict, _predict),
     "simulate": (Simulate, _simulate),
+    "status": (Status, status),
+    "renew": (Renew, renew),
+    "revoke": (Revoke, revoke),
 }

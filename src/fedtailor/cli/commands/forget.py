@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import polars as pl
 import tyro
 
+from fedtailor._printable import say
 from fedtailor.cli.options import check_counts, parse
 from fedtailor.cli.progress import progress_of
 
@@ -73,16 +74,16 @@ def forget(arguments: list[str]) -> int:
         _mean_score(retrained, remaining_clients),
     )
     count, path = len(remaining_clients), options.out.resolve()
-    print(f"Retrained on {count} of {len(run.names)} clients: {path}")
-    print(
+    say(f"Retrained on {count} of {len(run.names)} clients: {path}")
+    say(
         f"Test {run.stored.metric}, mean over these {count} clients: {after:.4f}"
         f" (before: {before:.4f})"
     )
-    print(
+    say(
         "Nothing of the client was found in the new directory; what was searched for:"
         f" {options.out / PROOF}"
     )
-    print(
+    say(
         f"{options.run} and the data themselves still hold the client; removing them is"
         " up to you."
     )

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from fedtailor._printable import say, say_block
 from fedtailor.cli.options import parse
 
 
@@ -36,14 +37,14 @@ def models(arguments: list[str]) -> int:
     if options.client is not None:
         entries.sort(key=_sort_key)
     if options.json:
-        print(json.dumps(entries, indent=2, allow_nan=False))
+        say_block(json.dumps(entries, indent=2, allow_nan=False))
     elif options.client is not None:
         _show(f"{options.client}: models", entries, of_client=True)
     else:
         by_run = groupby(entries, key=lambda entry: entry["run"])
         for number, (run, run_entries) in enumerate(by_run):
             if number:
-                print()
+                say("")
             _show(run, list(run_entries), of_client=False)
     return 0
 

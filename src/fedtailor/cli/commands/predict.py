@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from fedtailor._printable import csv_of_frame, say
 from fedtailor.cli.options import as_typed, parse
 from fedtailor.cli.output import write_text
 
@@ -62,7 +63,7 @@ def predict(arguments: list[str]) -> int:
             unknown=options.unknown,
             probabilities=options.probabilities,
         )
-    write_text(table.write_csv(), options.out)
+    write_text(csv_of_frame(table), options.out)
     if options.out is not None:
-        print(f"{len(table):,} predictions: {options.out.resolve()}")
+        say(f"{len(table):,} predictions: {options.out.resolve()}")
     return 0

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import tyro
 
+from fedtailor._printable import say
 from fedtailor.cli.options import parse
 from fedtailor.protocol import require
 from fedtailor.report import document
@@ -55,7 +56,7 @@ def report(arguments: list[str]) -> int:
             " them",
         )
         path = write_page(page_of(selected[0]), options.html)
-        print(f"{selected[0].index.name}: {path.resolve()}")
+        say(f"{selected[0].index.name}: {path.resolve()}")
         return 0
     for number, experiment in enumerate(selected):
         name = experiment.index.name
@@ -63,9 +64,9 @@ def report(arguments: list[str]) -> int:
             path = document.write(
                 experiment, options.out / name, figures=options.figures
             )
-            print(f"{name}: {path.resolve()}")
+            say(f"{name}: {path.resolve()}")
             continue
         if number:
-            print()
+            say("")
         document.show(experiment, options.format)
     return 0

@@ -1,11 +1,12 @@
 """`fedtailor run ALGORITHM SCENARIO`: train one method on one scenario."""
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from inspect import unwrap
 from pathlib import Path
 from typing import Annotated, Any
 
+from fedtailor._printable import say_block
 from fedtailor.algorithms.find import find_algorithm
 from fedtailor.cli.names import print_help_or_raise
 from fedtailor.cli.options import check_counts, check_seeds, parse
@@ -15,7 +16,7 @@ from fedtailor.executors import Settings
 from fedtailor.experiments import scenarios
 from fedtailor.experiments.parsing import check_trains
 from fedtailor.experiments.scenario import Scenario
-from fedtailor.experiments.uplink import uplink_of_texts
+from fedtailor.experiments.texts import architecture_of_text, uplink_of_texts
 from fedtailor.protocol import Algorithm, is_hyperparameters, require
 from fedtailor.runs import Run
 from fedtailor.runs import run as train
@@ -34,6 +35,9 @@ class Options:
 
     rounds: int
     """Communication rounds (the scenario's by default)."""
+    model: str | None = None
+    """Another model than the scenario's: its name, with arguments after a colon
+    (mlp:hidden=64), or a function of a file (net.py:Net)."""
     seed: int = 0
     """Of the data's split, the initial models and everything else random."""
     participation: float = 1.0
@@ -163,7 +167,10 @@ def _parse(
         algorithm: Any, sizes: Any, options: Any
     ) -> tuple[Algorithm, Scenario, Options]:
         check_local_training(algorithm)
-        return algorithm, with_sizes(scenario, sizes), options
+        changed = with_sizes(scenario, sizes)
+        if options.model is not None:
+            changed = replace(changed, model=architecture_of_text(options.model))
+        return algorithm, changed, options
 
     flat = tyro.conf.arg(name="")
     # The tests wrap functions in type checkers; tyro needs the function itself.
@@ -191,6 +198,6 @@ def _print(finished: Run, scenario: str, as_json: bool) -> None:
     summary = finished.summary().as_dict()
     summary = {"algorithm": summary.pop("algorithm"), "scenario": scenario, **summary}
     if as_json:
-        print(json.dumps(finite(summary), allow_nan=False, default=str))
+        say_block(json.dumps(finite(summary), allow_nan=False, default=str))
         return
-    print(as_lines(summary))
+    say_block(as_lines(summary))

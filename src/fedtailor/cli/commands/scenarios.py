@@ -4,6 +4,7 @@ import json
 from itertools import groupby
 from typing import Any
 
+from fedtailor._printable import say, say_block, say_status
 from fedtailor.cli.names import parse_name_and_json
 from fedtailor.cli.sizes import parse_docstring
 from fedtailor.experiments import scenarios as scenario_registry
@@ -19,11 +20,13 @@ def scenarios(arguments: list[str]) -> int:
     if name is not None:
         _print_scenario(scenario_registry.find(name), as_json)
         return 0
+    for problem in scenario_registry.load_installed():
+        say_status(f"not listed: {problem}")
     rows = [
         _scenario_dict(scenario) for scenario in scenario_registry.SCENARIOS.values()
     ]
     if as_json:
-        print(json.dumps(rows, indent=2))
+        say_block(json.dumps(rows, indent=2))
     else:
         _print_list(rows)
     return 0
@@ -50,13 +53,13 @@ def _scenario_dict(scenario: Scenario) -> dict[str, Any]:
 def _print_list(rows: list[dict[str, Any]]) -> None:
     line = "  {name:<20} {clients:>7}  {model:<12}  {rounds:>6}  {data}"
     header = {name: name for name in ("name", "clients", "model", "rounds")}
-    print(line.format(**header, data="data that must be at hand"))
+    say(line.format(**header, data="data that must be at hand"))
     for source, group in groupby(rows, lambda row: row["source"]):
-        print(f"\n{source}")
+        say("", f"{source}")
         for row in group:
             displayed = {"clients": row["clients"] or "all", "data": row["data"] or "-"}
-            print(line.format(**row | displayed))
-    print("\n`fedtailor scenarios NAME` says more.")
+            say(line.format(**row | displayed))
+    say("", "`fedtailor scenarios NAME` says more.")
 
 
 def _print_scenario(scenario: Scenario, as_json: bool) -> None:
@@ -64,15 +67,15 @@ def _print_scenario(scenario: Scenario, as_json: bool) -> None:
     row = _scenario_dict(scenario)
     if as_json:
         content = {**row, "doc": doc, "parameters": scenario.parameters}
-        print(json.dumps(content, indent=2))
+        say_block(json.dumps(content, indent=2))
         return
-    print(f"{row.pop('name')}: {row.pop('description')}\n\n{doc}\n")
+    say_block(f"{row.pop('name')}: {row.pop('description')}\n\n{doc}\n")
     row["model"] = scenario.model
     row["clients"] = row["clients"] or "all"
     for name, value in row.items():
         if value:
-            print(f"{name:>13}: {value}")
-    print("\nParameters, options of `fedtailor run`:")
+            say(f"{name:>13}: {value}")
+    say("", "Parameters, options of `fedtailor run`:")
     for name, default in scenario.parameters.items():
-        print(f"  --{name.replace('_', '-')} (default {default!r})")
-        print(f"      {parameter_docs[name]}")
+        say(f"  --{name.replace('_', '-')} (default {default!r})")
+        say(f"      {parameter_docs.get(name, '(not described)')}")

@@ -18,6 +18,7 @@ from fedtailor.experiments.scenarios.digits import (
 )
 from fedtailor.experiments.scenarios.fedem import fedem_synthetic
 from fedtailor.experiments.scenarios.fedrep import fedrep_cifar
+from fedtailor.experiments.scenarios.flamby import flamby_heart
 from fedtailor.experiments.scenarios.school import school
 from fedtailor.experiments.scenarios.self_fl import (
     cifar_three_classes,
@@ -26,6 +27,7 @@ from fedtailor.experiments.scenarios.self_fl import (
     mnist_two_digits,
     sent140,
     sent140_words,
+    spoken_wake_word,
 )
 from fedtailor.experiments.scenarios.standard import (
     pfedme_mnist,
@@ -45,7 +47,7 @@ from fedtailor.experiments.scenarios.user_centric import (
     emnist_label_shift,
     emnist_rotated,
 )
-from fedtailor.protocol import find_registered, import_modules
+from fedtailor.protocol import find_registered, import_modules, load_offered
 
 ENTRY_POINTS = "fedtailor.scenarios"
 """The group of entry points of other packages' scenarios."""
@@ -86,6 +88,7 @@ __all__ = [
     "fedrep_cifar",
     "femnist_letters",
     "find",
+    "flamby_heart",
     "gaussian",
     "mnist_two_digits",
     "mnist_writers",
@@ -97,6 +100,7 @@ __all__ = [
     "school",
     "sent140",
     "sent140_words",
+    "spoken_wake_word",
     "table",
 ]
 
@@ -110,3 +114,12 @@ def find(name: str) -> Scenario:
     return find_registered(
         SCENARIOS, name, "scenario", ENTRY_POINTS, listed_by="fedtailor scenarios"
     )
+
+
+def load_installed() -> list[str]:
+    """Load the scenarios of all installed packages into `SCENARIOS`.
+
+    Returns:
+        What is wrong with those that cannot be loaded, one line each.
+    """
+    return load_offered(ENTRY_POINTS, find)

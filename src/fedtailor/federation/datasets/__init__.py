@@ -6,6 +6,7 @@ are for type checkers and editors.
 """
 
 import sys
+from typing import Any
 
 from fedtailor.federation.datasets.cifar10 import cifar10
 from fedtailor.federation.datasets.density import density
@@ -14,10 +15,12 @@ from fedtailor.federation.datasets.download import is_offline, set_offline
 from fedtailor.federation.datasets.emnist import emnist
 from fedtailor.federation.datasets.femnist import femnist
 from fedtailor.federation.datasets.gaussian import gaussian
+from fedtailor.federation.datasets.heart_disease import heart_disease
 from fedtailor.federation.datasets.mnist import fashion_mnist, mnist, mnist_writers
-from fedtailor.federation.datasets.registry import DATASETS, discover, register
+from fedtailor.federation.datasets.registry import DATASETS, discover, find, register
 from fedtailor.federation.datasets.school import school
 from fedtailor.federation.datasets.sent140 import sent140
+from fedtailor.federation.datasets.spoken_digits import spoken_digits
 from fedtailor.federation.datasets.store import MissingData, data_home
 from fedtailor.federation.datasets.synthetic import synthetic
 from fedtailor.federation.datasets.synthetic_mixture import synthetic_mixture
@@ -34,7 +37,9 @@ __all__ = [
     "emnist",
     "fashion_mnist",
     "femnist",
+    "find",
     "gaussian",
+    "heart_disease",
     "is_offline",
     "mnist",
     "mnist_writers",
@@ -42,6 +47,17 @@ __all__ = [
     "school",
     "sent140",
     "set_offline",
+    "spoken_digits",
     "synthetic",
     "synthetic_mixture",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """A data set of another installed package, `fedtailor.federation.datasets.theirs`."""
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return find(name)
+    except ValueError as error:
+        raise AttributeError(str(error)) from None

@@ -4,7 +4,6 @@ Every download is announced on stderr. Downloads can be forbidden.
 """
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from rich.progress import (
 )
 
 from fedtailor._files import file_digest, private_folder, publish, reason
+from fedtailor._printable import say_status
 
 OFFLINE = "FEDTAILOR_OFFLINE"
 """The environment variable that forbids downloads (1, yes, true, on)."""
@@ -105,10 +105,8 @@ def _fetch(address: str, name: str, folder: Path, expected_hash: str) -> None:
     """Download one file from a public folder."""
     import pooch  # most runs need no HTTP client
 
-    print(
-        f"fedtailor downloads {address}/{name} to {folder} ({OFFLINE}=1 forbids it)",
-        file=sys.stderr,
-        flush=True,
+    say_status(
+        f"fedtailor downloads {address}/{name} to {folder} ({OFFLINE}=1 forbids it)"
     )
     pooch.get_logger().setLevel("ERROR")
     bar: Any = _Bar(name)

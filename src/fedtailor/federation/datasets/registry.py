@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from fedtailor.federation.datasets.store import Source
-from fedtailor.protocol import import_modules
+from fedtailor.protocol import check_choice, import_modules, offered, offered_names
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -37,6 +37,11 @@ class Registered:
         return " ".join(paragraph.split())
 
 
+ENTRY_POINTS = "fedtailor.datasets"
+"""The group of entry points under which other packages offer data sets: functions with
+the decorator `register`.
+"""
+
 DATASETS: dict[str, Registered] = {}
 """Name -> data set."""
 
@@ -63,3 +68,17 @@ def discover(package: ModuleType) -> None:
     import_modules(package.__name__)
     for name, registered in DATASETS.items():
         setattr(package, name, registered.read)
+
+
+def find(name: str) -> Callable[..., Any]:
+    """The function of a data set, of this package or of another installed one.
+
+    Raises:
+        ValueError: there is no data set of that name, or that of a package is broken.
+    """
+    if name not in DATASETS:
+        read = offered(ENTRY_POINTS, name, "data set")
+        if read is not None and name not in DATASETS:
+            DATASETS[name] = Registered(name, read, ())
+    check_choice(name, sorted({*DATASETS, *offered_names(ENTRY_POINTS)}), "data set")
+    return DATASETS[name].read

@@ -23,7 +23,7 @@ from fedtailor.models.pytorch.module import MICRO_BATCH, TorchModule
 from fedtailor.models.pytorch.operations import Unsupported
 from fedtailor.models.pytorch.optional import Tensor, TorchModuleType, pytorch
 from fedtailor.models.pytorch.start import Start, copy_module, first_line, initializer
-from fedtailor.protocol import check_choice
+from fedtailor.protocol import check_choice, require
 
 ENGINES = ("jax", "torch")
 """What can run a module: JAX, after a conversion, or PyTorch."""
@@ -198,11 +198,17 @@ def save_state_dict(model: Model, theta: ArrayLike, path: Path | str) -> Path:
         module.load_state_dict(safetensors.torch.load_file(path))
 
     Raises:
-        ValueError: as `state_dict`, or the file cannot be written.
+        ValueError: as `state_dict`, the path has an ending of `torch.save`, or the file
+            cannot be written.
     """
     from safetensors.numpy import save_file
 
     path = Path(path)
+    require(
+        path.suffix not in (".pt", ".pth", ".ckpt"),
+        f"{path} is named like a file of torch.save, and this is a safetensors file: name"
+        f" it {path.with_suffix('.safetensors').name}",
+    )
     arrays = {
         name: np.ascontiguousarray(values)
         for name, values in state_dict(model, theta).items()

@@ -1,15 +1,16 @@
 """Static drawings as SVG or PNG inside the page."""
 
 import base64
+import html
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 
 import numpy as np
 from jaxtyping import Float, Shaped
 from numpy import ndarray
 
+from fedtailor._printable import one_line
 from fedtailor.report.page.parts import Picture
 
 MAX_NAMED_CLIENTS = 40
@@ -77,15 +78,15 @@ def forest(
         )
         text = _signed(tick)
         elements.append(f'<text class="tick" x="{x}" y="{bottom + 14}">{text}</text>')
-    text = f"gain over training alone, {escape(unit)}"
+    text = f"gain over training alone, {_escaped(unit)}"
     middle = (left + right) / 2
     elements.append(f'<text class="tick" x="{middle}" y="{height - 4}">{text}</text>')
     for index, gain in enumerate(ordered):
         y = row_height * index + row_height / 2
-        css_class, text = gain.verdict.replace(" ", "-"), escape(_tooltip(gain))
+        css_class, text = gain.verdict.replace(" ", "-"), _escaped(_tooltip(gain))
         elements.append(f'<g class="{css_class}"><title>{text}</title>')
         if show_names:
-            name = escape(_short_name(gain.client))
+            name = _escaped(_short_name(gain.client))
             elements.append(
                 f'<text class="name" x="{left - 8}" y="{y + 4}">{name}</text>'
             )
@@ -96,7 +97,7 @@ def forest(
         elements.append(f'<circle cx="{x_of(gain.gain)}" cy="{y}" r="{radius}"/></g>')
     markup = (
         f'<svg class="forest" viewBox="0 0 {_WIDTH} {height}" role="img"'
-        f' aria-label="{escape(title, quote=True)}">'
+        f' aria-label="{_escaped(title)}">'
         f"{''.join(elements)}</svg>"
     )
     note = f"{len(ordered)} clients, best first; hover over a line for its client."
@@ -144,12 +145,12 @@ def matrix(
         elements.append(
             f'<text class="name" x="{left - 6}" y="{middle}"'
             f' font-size="{font_size:.1f}">'
-            f"{escape(_short_name(names[i]))}</text>"
+            f"{_escaped(_short_name(names[i]))}</text>"
         )
         for j in range(count):
             x = round(left + j * cell_size, 2)
             fill = _matrix_color(scaled[i, j])
-            tooltip = escape(f"{names[i]} from {names[j]}: {numbers[i, j]:.4g}")
+            tooltip = _escaped(f"{names[i]} from {names[j]}: {numbers[i, j]:.4g}")
             elements.append(
                 f'<rect x="{x}" y="{y}" width="{cell_size:.2f}"'
                 f' height="{cell_size:.2f}"'
@@ -158,9 +159,9 @@ def matrix(
     height = round(count * cell_size, 1)
     width = left + height
     markup = (
-        f'<svg class="matrix" style="max-width:{width}px" viewBox="0 0 {width}'
+        f'<svg class="matrix" width="{width}" viewBox="0 0 {width}'
         f' {height}" role="img"'
-        f' aria-label="{escape(title, quote=True)}">{"".join(elements)}</svg>'
+        f' aria-label="{_escaped(title)}">{"".join(elements)}</svg>'
     )
     return Picture(title, markup, note)
 
@@ -181,7 +182,7 @@ def _image(title: str, scaled: Float[ndarray, "m m"]) -> str:
     imsave(file, colormaps["Blues"](means), format="png")
     data = base64.b64encode(file.getvalue()).decode()
     return (
-        f'<img class="matrix" alt="{escape(title, quote=True)}"'
+        f'<img class="matrix" alt="{_escaped(title)}"'
         f' src="data:image/png;base64,{data}">'
     )
 
@@ -219,3 +220,8 @@ def _tooltip(gain: Gain) -> str:
 
 def _short_name(name: str) -> str:
     return name if len(name) <= 17 else f"{name[:16]}…"
+
+
+def _escaped(text: str) -> str:
+    """A text for HTML, also inside an attribute."""
+    return html.escape(one_line(text))

@@ -4,8 +4,11 @@ The page contains all scripts and styles. Its content security policy forbids th
 browser to load anything else.
 """
 
+import hashlib
 import json
 import math
+from base64 import b64encode
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from fedtailor._files import atomic_write, reason
+from fedtailor._printable import one_line
 from fedtailor.protocol import require
 from fedtailor.report.figures import MAX_BANDS
 from fedtailor.report.page.parts import Chart, Page
@@ -32,7 +36,11 @@ def render(page: Page) -> str:
     # Labels are user input, so all text is escaped. A name in the template that the
     # page does not define is an error.
     environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        autoescape=True,
+        finalize=_finalize,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters |= {
         "flat": _on_one_line,
@@ -43,7 +51,8 @@ def render(page: Page) -> str:
     # `</` must not occur inside a script or a style. The tests check that none of these
     # files contains it.
     assets = {name: Markup(_asset(file)) for name, file in _ASSETS.items()}
-    text = environment.from_string(_asset("page.html.j2")).render(page=page, **assets)
+    template = environment.from_string(_asset("page.html.j2"))
+    text = template.render(page=page, policy=_policy(assets), **assets)
     size = len(text.encode())
     require(
         size < MAX_BYTES,
@@ -92,6 +101,31 @@ def _asset(name: str) -> str:
     )
 
 
+def _policy(assets: Mapping[str, str]) -> Markup:
+    """The content security policy: the page's own scripts and styles, nothing else.
+
+    The browser runs what has one of these digests, so no text that slipped into the
+    page can be a script.
+    """
+
+    def digests(*names: str) -> str:
+        content = (hashlib.sha256(assets[name].encode()).digest() for name in names)
+        return " ".join(f"'sha256-{b64encode(one).decode()}'" for one in content)
+
+    return Markup(
+        f"default-src 'none'; script-src {digests('plot_script', 'script')};"
+        f" style-src {digests('plot_style', 'style')}; img-src data:;"
+        " base-uri 'none'; form-action 'none'"
+    )
+
+
+def _finalize(value: Any) -> Any:
+    """Text from outside, as it prints; the page's own markup as it is."""
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    return one_line(value)
+
+
 def _on_one_line(text: str) -> str:
     return " ".join(text.split())
 
@@ -119,7 +153,7 @@ def _chart_json(chart: Chart) -> Markup:
     series = []
     for index, line in enumerate(chart.series):
         entry: dict[str, Any] = {
-            "label": line.label,
+            "label": one_line(line.label),
             "x": _json_numbers(line.x),
             "y": _json_numbers(line.y),
             "colour": index if line.colour is None else line.colour,

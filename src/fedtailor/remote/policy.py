@@ -1,0 +1,341 @@
+"""`policy.toml`: what a client allows, whatever the job and the coordinator ask.
+
+A client takes part in the job of its copy of `job.toml`. Its policy limits that further,
+and holds over all jobs and runs. Without a file the defaults apply.
+"""
+
+import dataclasses
+import json
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, time
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import numpy as np
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+
+from fedtailor.client.private_steps import private_settings
+from fedtailor.experiments.document import ConfigError, read
+from fedtailor.experiments.parsing import check_choice_at
+from fedtailor.pipelines import GaussianNoise
+from fedtailor.protocol import require
+from fedtailor.remote.job import Job
+from fedtailor.remote.keys import write_new
+from fedtailor.remote.messages import Request
+from fedtailor.remote.refusals import Refusal, refuse_unless
+from fedtailor.remote.secure_sums import (
+    MAX_NEIGHBOURS,
+    MIN_CLIENTS,
+    SHARES,
+    STAGES,
+    SUM,
+    UNMASK,
+    VECTORS,
+)
+from fedtailor.runs.run import MOST_ROUNDS
+
+POLICY = "policy.toml"
+"""File in a client's kit."""
+
+TRAINING = ("client", *STAGES)
+"""Tasks of a round of training; all others may follow the last round, too."""
+
+_HOURS = re.compile(r"([01]\d|2[0-4]):([0-5]\d)-([01]\d|2[0-4]):([0-5]\d)")
+_ALL_DAY = "00:00-24:00"
+
+
+def _check_hours(hours: str) -> str:
+    match = _HOURS.fullmatch(hours)
+    ends = ("", "") if match is None else (match[1] + match[2], match[3] + match[4])
+    is_valid = match is not None and max(ends) <= "2400" and ends[0] != ends[1]
+    require(is_valid, 'write the hours as "HH:MM-HH:MM", such as "20:00-06:00"')
+    return hours
+
+
+Rounds = Annotated[int, Field(ge=1, le=MOST_ROUNDS)]
+Clients = Annotated[int, Field(ge=MIN_CLIENTS, le=MAX_NEIGHBOURS + 1)]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a client allows.
+
+    Attributes:
+        rounds: most rounds of training in a run; None = those of the job, beyond which
+            nothing is ever answered.
+        runs: most runs of one job, as a coordinator that starts again asks the same
+            rows once more.
+        epsilon: the most that the client's answers may spend in all, over rounds, runs
+            and jobs, where they have noise.
+        noise_only: whether to take part only where the client adds noise.
+        secure_aggregation_only: whether to take part only where the coordinator sees
+            sums over clients, and no client's own update.
+        least_clients: least number of clients in a sum.
+        federated_statistics: whether counts, means and sums of the columns may be sent
+            before training.
+        columns: columns that may be used, with the target; None = those of the job.
+        hours: when requests are answered, "HH:MM-HH:MM" by this machine's clock.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
+        strict=True, extra="forbid", allow_inf_nan=False
+    )
+
+    rounds: Rounds | None = None
+    runs: Annotated[int, Field(ge=1)] = 3
+    epsilon: Annotated[float, Field(gt=0)] = 10.0
+    noise_only: bool = False
+    secure_aggregation_only: bool = True
+    least_clients: Clients = MIN_CLIENTS
+    federated_statistics: bool = False
+    columns: tuple[str, ...] | None = None
+    hours: Annotated[str, AfterValidator(_check_hours)] = _ALL_DAY
+
+    def check_job(self, job: Job) -> None:
+        """Check that the policy allows a job.
+
+        Raises:
+            Refused: it does not; the line says all reasons.
+        """
+        reasons = list(self._against(job))
+        refuse_unless(
+            not reasons,
+            Refusal.POLICY,
+            f"the policy here does not allow this job: {'; '.join(reasons)}. Change"
+            f" {POLICY} in the kit (join KIT --init-policy writes it), or agree on"
+            " another job",
+        )
+
+    def _against(self, job: Job) -> Iterator[str]:
+        """Why the policy does not allow a job."""
+        if self.secure_aggregation_only and job.sums is None:
+            yield (
+                "the coordinator would see this client's own updates"
+                " (secure_aggregation_only is true)"
+            )
+        elif self.secure_aggregation_only and _has_open_probe(job):
+            yield (
+                "this client would answer a probe openly (secure_aggregation_only is"
+                " true)"
+            )
+        if self.noise_only and not _adds_noise(job):
+            yield "no noise would be added here (noise_only is true)"
+        if job.schema.federated and not self.federated_statistics:
+            yield (
+                "sums over single columns would be sent (federated_statistics is false)"
+            )
+        if self.columns is not None:
+            used = (*job.schema.columns, job.schema.target)
+            others = [name for name in used if name not in self.columns]
+            if others:
+                yield f"it uses {', '.join(map(repr, others))} (not in columns)"
+
+    def check_request(self, request: Request, now: datetime | None = None) -> None:
+        """Check that the policy allows a request.
+
+        Args:
+            request: the request.
+            now: the time; by default that of this machine's clock.
+
+        Raises:
+            Refused: it does not.
+        """
+        clock = (datetime.now() if now is None else now).time()
+        refuse_unless(
+            self._is_open(clock),
+            Refusal.HOURS,
+            f"it is {clock:%H:%M}, and the policy here answers at {self.hours}",
+        )
+        # Rounds that the job does not have are refused by `RoundHandler`. A personal
+        # model is made, and measured, after the last round, too.
+        number = request.round + (request.task in TRAINING)
+        refuse_unless(
+            self.rounds is None or number <= self.rounds,
+            Refusal.SPENT,
+            f"the policy here answers {self.rounds} rounds of a run",
+        )
+        clients = _clients_of_sum(request)
+        refuse_unless(
+            clients is None or clients >= self.least_clients,
+            Refusal.POLICY,
+            f"the sum is over {clients} clients, and the policy here adds with"
+            f" {self.least_clients} or more",
+        )
+
+    def _is_open(self, clock: time) -> bool:
+        """Whether requests are answered at a time of the day."""
+        first, end = self.hours.split("-")
+        now = f"{clock:%H:%M}"
+        if first < end:
+            return first <= now < end
+        return now >= first or now < end  # over midnight
+
+    def describe(self, job: Job) -> list[str]:
+        """Say in plain words what the policy allows, and what a job makes of it."""
+        rounds = min(self.rounds or job.rounds, job.rounds)
+        own = "never this client's own"
+        if not self.secure_aggregation_only:
+            own = "or this client's own"
+        noise = "this job has this client add noise"
+        if not _adds_noise(job):
+            noise = "this job adds no noise here: no epsilon covers what is sent"
+        used = (*job.schema.columns, job.schema.target)
+        words = {
+            "rounds": [
+                f"at most {rounds} of the job's {job.rounds} in a run, and"
+                f" {self.runs} runs"
+            ],
+            "updates": [
+                f"seen in sums over {self.least_clients} clients or more, {own}",
+                *(["(this job also sends its own sums of losses)"] * job.evaluate),
+            ],
+            "epsilon": [
+                f"at most {self.epsilon:g} over all runs and jobs",
+                f"({noise})",
+            ],
+            "statistics": [
+                f"of single columns may{'' if self.federated_statistics else ' not'} be"
+                " sent before training"
+            ],
+            "columns": textwrap.wrap(
+                _listed(used if self.columns is None else self.columns), 64
+            ),
+            "hours": [self.hours],
+        }
+        lines = []
+        for name, (first, *others) in words.items():
+            lines.append(f"{name:<10}  {first}")
+            lines += [f"{'':<10}  {line}" for line in others]
+        return lines
+
+
+def read_policy(kit: Path) -> Policy:
+    """Read the policy in a kit; the defaults if there is none.
+
+    Raises:
+        ValueError: the file cannot be read, or an entry is unknown or not valid; with
+            file and line.
+    """
+    if not (kit / POLICY).exists():
+        return Policy()
+    document = read(kit / POLICY)
+    names = tuple(field.name for field in dataclasses.fields(Policy))
+    try:
+        for name in document.content:
+            check_choice_at(name, names, (name,), "entry")
+        # JSON is the validated form: dates, which only TOML has, become strings.
+        text = json.dumps(document.content, default=str)
+        try:
+            return TypeAdapter(Policy).validate_json(text)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            name = str(first["loc"][0])
+            value = document.content[name]
+            message = first["msg"].removeprefix("Value error, ")
+            problem = message[0].lower() + message[1:]
+            raise ConfigError((name,), f"{name} is {value!r}; {problem}") from None
+    except ConfigError as error:
+        raise ValueError(document.explain(error)) from None
+
+
+def write_policy(kit: Path, job: Job) -> Path:
+    """Write the default policy for a job into a kit.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        ValueError: there is a policy already, or the file cannot be written.
+    """
+    path, policy = kit / POLICY, Policy()
+    require(
+        not path.exists(), f"there is a policy already; edit {path}, or remove it first"
+    )
+    columns = json.dumps([*job.schema.columns, job.schema.target], ensure_ascii=False)
+    text = _TEMPLATE.format(
+        rounds=job.rounds,
+        columns=columns,
+        **{
+            name: json.dumps(getattr(policy, name))
+            for name in (
+                *("runs", "epsilon", "noise_only", "secure_aggregation_only"),
+                *("least_clients", "federated_statistics", "hours"),
+            )
+        },
+    )
+    write_new(path, text.encode())
+    return path
+
+
+_TEMPLATE = """\
+# What this client allows, whatever the job and the coordinator ask. The coordinator
+# never sees this file. An entry that is left out has the value that stands here, apart
+# from rounds and columns, which are then the job's.
+
+# Most rounds of training in a run; and most runs of one job, as a coordinator that
+# starts again asks about the same rows again.
+rounds = {rounds}
+runs = {runs}
+
+# The most that all answers together may spend, where they have noise: with probability
+# 1 - delta nothing that follows from them gets more than e^epsilon times as likely by
+# this client's rows. true: take part only where this client adds noise.
+epsilon = {epsilon}
+noise_only = {noise_only}
+
+# true: the coordinator sees sums over clients, and never this client's own update. And
+# the least number of clients in a sum, 3 to 51.
+secure_aggregation_only = {secure_aggregation_only}
+least_clients = {least_clients}
+
+# true: counts, means and sums of single columns may be sent before training.
+federated_statistics = {federated_statistics}
+
+# The columns that may be used, with the target.
+columns = {columns}
+
+# When requests are answered, by this machine's clock; "20:00-06:00" is the night.
+hours = {hours}
+"""
+
+
+def _listed(names: Sequence[str], most: int = 12) -> str:
+    """The first of some names, and how many there are if these are not all."""
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown}, ... ({len(names)} in all)"
+
+
+def _has_open_probe(job: Job) -> bool:
+    """Whether clients answer a probe without masks."""
+    assert job.sums is not None
+    probes = any(method.probes for method, _ in job.algorithm.phases())
+    return job.sums.open_probe and bool(probes)
+
+
+def _adds_noise(job: Job) -> bool:
+    """Whether the job has clients add noise in every phase."""
+    by_client = any(
+        isinstance(transform, GaussianNoise) and transform.by == "client"
+        for transform in job.uplink
+    )
+    return by_client or all(
+        private_settings(method) for method, _ in job.algorithm.phases()
+    )
+
+
+def _clients_of_sum(request: Request) -> int | None:
+    """The number of clients that a sum is said to be over; None for other requests.
+
+    Beyond 51 clients, these are the neighbours of this one.
+    """
+    settings, arrays = request.algorithm.get(SUM), request.arrays
+    if request.task == SHARES:
+        among = settings.get("among") if isinstance(settings, dict) else None
+        return len(set(map(str, among))) if isinstance(among, list) else 0
+    if request.task in (VECTORS, UNMASK):
+        name = "there" if request.task == VECTORS else "arrived"
+        return int(np.count_nonzero(arrays[name])) if name in arrays else 0
+    return None

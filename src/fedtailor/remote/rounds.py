@@ -1,0 +1,93 @@
+"""Training over machines: a round that too few clients answer is asked again."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from fedtailor.protocol import Answers, Downlink, Exchange, Exchanges
+from fedtailor.remote.executor import RemoteExecutor
+from fedtailor.remote.transport import TooFewClients
+from fedtailor.remote.update_check import require_finite_server
+from fedtailor.storage.interrupts import Interrupted
+from fedtailor.training import Training
+
+PATIENCE_S = 3600.0
+"""Seconds for which a round is asked again, unless the coordinator says otherwise."""
+
+COMPILE_S = 300.0
+"""Seconds that clients may take to compile a task, in addition to the deadline."""
+
+PAUSE_S = 10.0
+"""Seconds between two attempts of a round. All clients may refuse at once, so that an
+attempt takes no time.
+"""
+
+
+class RemoteTraining(Training[RemoteExecutor]):
+    """The training of a coordinator, which lasts longer than its connections.
+
+    Attributes:
+        patience: seconds for which a round with too few clients is asked again; 0 = it
+            ends the training.
+        pause: seconds between two attempts.
+        stop: when it is set, waiting ends with `Interrupted`.
+        log: called with a line for every failed attempt.
+        names: of all clients that the measurements are of, in their order; also those
+            of newcomers that were there in an earlier start, and are not now.
+    """
+
+    patience: float = PATIENCE_S
+    pause: float = PAUSE_S
+    stop: threading.Event = threading.Event()
+    log: Callable[[str], None] = staticmethod(lambda line: None)
+    names: Sequence[str] = ()
+
+    @property
+    def client_names(self) -> tuple[str, ...]:
+        """The names of all clients, in the order of their indices."""
+        return tuple(self.names)
+
+    def next_round(self, reporting: NDArray[Any] | None = None) -> Exchanges[None]:
+        """Do one round; see `Rounds.next_round`.
+
+        An attempt that too few clients answer changes nothing. The next one asks the
+        same clients the same, so the models do not depend on the number of attempts.
+
+        Raises:
+            TooFewClients: there were too few for `patience` seconds.
+        """
+        end: float | None = None
+        while True:
+            try:
+                yield from super().next_round(reporting)
+                return
+            except TooFewClients as error:
+                now = time.monotonic()
+                end = now + self.patience if end is None else end
+                if now + self.pause > end:
+                    raise
+                self.log(
+                    f"round {self.round + 1}: {error}; asking again for"
+                    f" {_duration(end - now)}"
+                )
+                self.executor.repeat_exchanges()
+            if self.stop.wait(self.pause):
+                raise Interrupted
+
+    def _aggregate_finite(
+        self, downlink: Downlink, exchange: Exchange, answers: Answers
+    ) -> tuple[Any, list[Any]]:
+        server, uplink_state = super()._aggregate_finite(downlink, exchange, answers)
+        require_finite_server(server, self.round)
+        return server, uplink_state
+
+
+def _duration(seconds: float) -> str:
+    """A time for people, in its largest suitable unit."""
+    for unit, length in (("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} seconds"

@@ -1,0 +1,213 @@
+"""A client in a process of its own, whose coordinator is whoever starts the process.
+
+`python -m campaigns.client_process KIT DATA` runs what `fedtailor federation join` runs.
+Only its connection is another one: messages come from the standard input, and answers
+go to the standard output, each with 8 bytes of its length in front.
+"""
+
+import os
+import resource
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import IO, Any
+
+from fedtailor.remote.client import responder_of
+from fedtailor.remote.client_store import ClientStore
+from fedtailor.remote.kit import read_kit
+
+MOST_MEMORY = 24 * 2**30
+"""Bytes of addresses that the process may ask for."""
+
+DISK = b"disk"
+"""Begins a message that bounds the size of files, in place of a full disk."""
+
+NO_ANSWER = b""
+
+
+class Ended(AssertionError):
+    """A client's process has ended, or does not answer."""
+
+
+class ClientProcess:
+    """The process of a client, seen from its coordinator.
+
+    Args:
+        kit: directory of the client's kit.
+        data: the client's file.
+        log: file for what it says.
+    """
+
+    def __init__(self, kit: Path, data: Path, log: Path) -> None:
+        self.log = log
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "campaigns.client_process", str(kit), str(data)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+            )
+
+    def ask(self, body: bytes, seconds: float = 90.0) -> bytes:
+        """Send a message, and wait for the answer; `NO_ANSWER` = it was not answered.
+
+        Raises:
+            Ended: the process ended, or did not answer in time.
+        """
+        late = threading.Timer(seconds, self._process.kill)
+        late.start()
+        try:
+            stdin, stdout = self._process.stdin, self._process.stdout
+            assert stdin is not None and stdout is not None
+            _write(stdin, body)
+            answer = _read(stdout)
+        except OSError:
+            answer = None
+        finally:
+            late.cancel()
+        if answer is None:
+            code = self._process.wait()
+            raise Ended(f"the client ended ({code}): {self.said()[-1500:]}")
+        return answer
+
+    def fill_disk(self, size: int | None) -> None:
+        """Let no file grow beyond a size; None = any size again."""
+        self.ask(DISK + str(-1 if size is None else size).encode())
+
+    def said(self) -> str:
+        """What it has logged."""
+        return self.log.read_text("utf-8", errors="replace")
+
+    def peak_memory(self) -> int:
+        """The largest number of bytes that it has held."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024
+
+    def stop(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
+
+
+class ClientHere:
+    """A client in this process, with the interface of `ClientProcess`.
+
+    It starts at once, so that many more messages can be tried.
+    """
+
+    def __init__(self, kit: Path, data: Path, log: Path) -> None:
+        self._lines: list[str] = []
+        read = read_kit(kit)
+        self._store = ClientStore(read.state, read.job.identity).__enter__()
+        self._responder = responder_of(read, self._store, data, log=self._lines.append)
+
+    def ask(self, body: bytes, seconds: float = 90.0) -> bytes:
+        """Answer a message.
+
+        Raises:
+            Ended: an exception would have ended the process.
+        """
+        try:
+            return self._responder(body)
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            raise Ended(f"the client ended: {type(error).__name__}: {error}") from error
+
+    def said(self) -> str:
+        """What it has logged."""
+        return "\n".join(self._lines)
+
+    def peak_memory(self) -> int:
+        """The largest number of bytes that this process has held."""
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def stop(self) -> None:
+        """Let another client use the directory."""
+        self._store.__exit__(None, None, None)
+
+
+def _write(stream: IO[bytes], body: bytes) -> None:
+    stream.write(len(body).to_bytes(8, "big") + body)
+    stream.flush()
+
+
+def _read(stream: IO[bytes]) -> bytes | None:
+    head = stream.read(8)
+    if len(head) < 8:
+        return None
+    body = stream.read(int.from_bytes(head, "big"))
+    return body if len(body) == int.from_bytes(head, "big") else None
+
+
+class _Content:
+    """What `fedtailor.remote.flower.unwrap` reads of a message of Flower."""
+
+    def __init__(self, body: bytes) -> None:
+        from fedtailor.remote.flower import wrap
+
+        self.content = wrap(body)
+
+    def has_error(self) -> bool:
+        return False
+
+    def has_content(self) -> bool:
+        return True
+
+
+class _Pipe:
+    """In place of `FleetConnection`."""
+
+    def __init__(self, *_: Any) -> None:
+        self.address, self.node_id = "a pipe", 1
+        self._in, self._out = sys.stdin.buffer, _ANSWERS
+        self._waiting = False
+
+    def activate(self, previous: int | None = None) -> int:
+        return 1
+
+    def heartbeat(self) -> None:
+        pass
+
+    def pull(self) -> _Content:
+        if self._waiting:
+            _write(self._out, NO_ANSWER)
+        while True:
+            body = _read(self._in)
+            if body is None:
+                os._exit(0)
+            if not body.startswith(DISK):
+                self._waiting = True
+                return _Content(body)
+            size = int(body[len(DISK) :])
+            limit = resource.RLIM_INFINITY if size < 0 else size
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+            _write(self._out, NO_ANSWER)
+
+    def push(self, message: _Content, body: bytes) -> None:
+        self._waiting = False
+        _write(self._out, body)
+
+    def close(self) -> None:
+        pass
+
+
+def _main() -> None:
+    from fedtailor.remote import flower_client
+    from fedtailor.remote.service import join
+
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+    flower_client.FleetConnection = _Pipe  # type: ignore[misc,assignment]
+    join(read_kit(Path(sys.argv[1])), Path(sys.argv[2]))
+
+
+if __name__ == "__main__":
+    # Lines of the log go to the standard error: the standard output holds answers.
+    _ANSWERS = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    _main()

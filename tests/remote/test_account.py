@@ -1,0 +1,243 @@
+"""What a client has answered and spent: once a round, over restarts and runs, on disk."""
+
+import math
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedtailor.accounting.privacy import sampled_gaussian_epsilon, sgd_epsilon
+from fedtailor.remote.account import (
+    ACCOUNT,
+    ClientAccount,
+    Release,
+    digest_of,
+)
+from fedtailor.remote.messages import Request
+from fedtailor.remote.refusals import Refusal, Refused
+from remote.test_noise_over_machines import KINDS, released, remote, sent_models
+
+
+def request(**change):
+    fields = {
+        "experiment": "job",
+        "round": 0,
+        "exchange": 0,
+        "task": "client",
+        "client": "a",
+        "run": "aa",
+        "algorithm": {"phase": 0},
+        "arrays": {"stream/model": np.arange(4, dtype=np.float32)[None]},
+    }
+    return Request(**fields | change)
+
+
+NOISY = Release(unit="client", multiplier=2.0, delta=1e-5, count=1)
+STEPS = Release(
+    unit="example", multiplier=1.5, delta=1e-5, count=10, batch_size=8, examples=100
+)
+OTHER = np.ones((1, 4), np.float32)
+
+
+def refusal(account, asked):
+    with pytest.raises(Refused) as caught:
+        account.check(asked)
+    return caught.value.code
+
+
+def test_another_request_for_a_round_is_refused_and_the_same_is_not(tmp_path):
+    account = ClientAccount(tmp_path)
+    account.record(request(), [NOISY])
+    for again in (account, ClientAccount(tmp_path)):  # and after a restart
+        again.check(request(exchange=3, deadline=5.0, nonce="x"))
+        again.check(request(durable_state_round=0))
+        for change in (
+            {"arrays": {"stream/model": OTHER}},
+            {"reply": False},
+            {"state_round": 0},
+            {"algorithm": {"phase": 0, "newcomer": True}},
+            {"algorithm": {"phase": 1}},
+        ):
+            assert refusal(again, request(**change)) == Refusal.ANSWERED
+        for free in ({"round": 1}, {"task": "evaluate"}, {"run": "bb"}):
+            again.check(request(arrays={"stream/model": OTHER}, **free))
+
+
+def test_two_phases_may_probe_in_one_round(tmp_path):
+    account = ClientAccount(tmp_path)
+    account.record(request(task="probe"))
+    account.check(request(task="probe", algorithm={"phase": 1}))
+    assert refusal(account, request(task="probe", reply=False)) == Refusal.ANSWERED
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"experiment": "another"},
+        {"run": "bb"},
+        {"round": 1},
+        {"task": "probe"},
+        {"client": "b"},
+        {"state_round": 0},
+        {"reply": False},
+        {"algorithm": {"phase": 1}},
+        {"arrays": {"stream/model": OTHER}},
+        {"arrays": {"stream/model": np.arange(4, dtype=np.float32)}},
+        {"arrays": {"stream/model": np.arange(4, dtype=np.int32)[None]}},
+        {"arrays": {"other": np.arange(4, dtype=np.float32)[None]}},
+    ],
+)
+def test_everything_that_an_answer_depends_on_is_in_the_digest(change):
+    assert digest_of(request(**change)) != digest_of(request())
+
+
+def test_epsilon_adds_up_over_runs_jobs_and_restarts(tmp_path):
+    account = ClientAccount(tmp_path)
+    for number, (job, run) in enumerate([("x", "aa"), ("x", "bb"), ("y", "cc")]):
+        for round in range(3):
+            asked = request(experiment=job, run=run, round=round)
+            account.record(asked, [NOISY, STEPS])
+            account.record(asked, [NOISY, STEPS])  # the same answer again is free
+        account = ClientAccount(tmp_path)
+        count = 3 * (number + 1)
+        epsilons = account.epsilons()
+        wanted = sampled_gaussian_epsilon(2.0, 1.0, count, 1e-5)
+        assert epsilons["client"] == (wanted, 1e-5)
+        wanted = sgd_epsilon(1.5, 8, 100, 10 * count, 1e-5)
+        assert epsilons["example"] == (wanted, 1e-5)
+
+
+def test_noise_of_two_strengths_composes_and_the_smaller_delta_counts(tmp_path):
+    account = ClientAccount(tmp_path)
+    account.record(request(), [NOISY])
+    account.record(
+        request(round=1), [NOISY.model_copy(update={"multiplier": 1.0, "delta": 1e-6})]
+    )
+    epsilon, delta = account.epsilons()["client"]
+    # Rényi divergences add: 1/2^2 + 1/1^2 = 1/0.894^2 (Mironov 2017, proposition 7)
+    together = sampled_gaussian_epsilon((1 / 4 + 1) ** -0.5, 1.0, 1, 1e-6)
+    assert delta == 1e-6
+    assert epsilon == pytest.approx(together, rel=1e-10)
+
+
+def test_no_more_epsilon_is_spent_than_the_policy_allows(tmp_path):
+    most = sampled_gaussian_epsilon(2.0, 1.0, 5, 1e-5) * (1 + 1e-9)
+    lines = []
+    account = ClientAccount(tmp_path, most_epsilon=most, log=lines.append)
+    for round in range(5):
+        account.record(request(round=round), [NOISY])
+    size = (tmp_path / ACCOUNT).stat().st_size
+    for run in ("aa", "bb"):  # a new run does not help
+        with pytest.raises(Refused, match="epsilon would be") as caught:
+            account.record(request(round=5, run=run), [NOISY])
+        assert caught.value.code == Refusal.SPENT
+    assert (tmp_path / ACCOUNT).stat().st_size == size
+    account.record(request(round=4), [NOISY])  # the same again
+    assert len(lines) == 5
+    assert lines[-1].startswith(f"round 5: epsilon {most:.2f} for all rows of this")
+    assert lines[-1].endswith(f"at most {most:g}")
+
+
+def test_runs_of_one_job_are_counted(tmp_path):
+    account = ClientAccount(tmp_path, most_runs=2)
+    account.record(request(run="aa"))
+    account.record(request(run="bb"))
+    account.check(request(run="aa", round=7))
+    account.check(request(run="cc", experiment="another job"))
+    assert refusal(account, request(run="cc")) == Refusal.SPENT
+
+
+def test_two_processes_keep_one_account(tmp_path):
+    one, other = ClientAccount(tmp_path), ClientAccount(tmp_path)
+    one.record(request(), [NOISY])
+    with pytest.raises(Refused) as caught:
+        other.record(request(arrays={"stream/model": OTHER}), [NOISY])
+    assert caught.value.code == Refusal.ANSWERED
+    other.record(request(round=1), [NOISY])
+    one.record(request(round=2), [NOISY])
+    assert one.epsilons() == ClientAccount(tmp_path).epsilons()
+
+
+def test_a_line_that_was_not_finished_never_counted(tmp_path):
+    account = ClientAccount(tmp_path)
+    account.record(request(), [NOISY])
+    whole = account.path.read_bytes()
+    account.path.write_bytes(whole + whole[:50])  # the power failed
+    again = ClientAccount(tmp_path)
+    assert again.epsilons() == account.epsilons()
+    again.record(request(round=1), [NOISY])
+    assert again.epsilons() == ClientAccount(tmp_path).epsilons()
+
+
+@pytest.mark.parametrize("place", [0, 20, 200, -3])
+def test_a_damaged_account_is_said_in_one_line(tmp_path, place):
+    account = ClientAccount(tmp_path)
+    account.record(request(), [NOISY])
+    account.record(request(round=1), [NOISY])
+    content = bytearray(account.path.read_bytes())
+    content[place] ^= 1
+    account.path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"account\.jsonl is damaged after") as caught:
+        ClientAccount(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_nothing_is_answered_that_cannot_be_written_down(tmp_path, monkeypatch):
+    account = ClientAccount(tmp_path)
+    account.record(request())
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    before = account.path.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(ValueError, match=r"cannot keep the account .*: No space"):
+            account.record(request(round=1), [NOISY])
+    assert account.path.read_bytes() == before
+    account.record(request(round=1), [NOISY])
+    assert ClientAccount(tmp_path).epsilons() == account.epsilons()
+
+
+def test_the_account_is_its_owners_only_and_says_what_it_holds(tmp_path):
+    account = ClientAccount(tmp_path)
+    account.record(request(), [NOISY])
+    account.record(request(round=1), without_noise=True)
+    account.record(request(run="bb", task="evaluate"), without_noise=True)
+    assert account.path.stat().st_mode & 0o777 == 0o600
+    rounds, spent, bare = account.describe()
+    assert rounds == "answered so far: 2 rounds of training, in 2 runs of 1 job"
+    assert spent.startswith("spent so far: epsilon") and "at most" not in spent
+    assert bare.startswith("2 answers without noise")
+    assert math.isfinite(account.epsilons()["client"][0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_client_answers_a_round_once_also_after_a_restart(kind, tmp_path):
+    ours = remote(tmp_path, *KINDS[kind])
+    one, other = sent_models(ours)
+    first = released(ours, one, run="aa")
+    for _ in range(2):
+        assert released(ours, other, run="aa") is None
+        np.testing.assert_array_equal(released(ours, one, run="aa"), first)
+        ours.responders = {name: ours.client(name) for name in ours.federation.names}
+    # another run is answered with other noise, and counts
+    account = ClientAccount(ours.store(ours.federation.names[0]).client_directory)
+    ((unit, (spent, _)),) = account.epsilons().items()
+    again = released(ours, one, run="bb")
+    assert abs(np.corrcoef(again, first)[0, 1]) < 0.15
+    account = ClientAccount(account.path.parent)
+    assert account.epsilons()[unit][0] > spent
+
+
+def test_noise_depends_on_the_rows(tmp_path):
+    """Else the answers before and after a row was added would differ by its effect."""
+    ours = remote(tmp_path, *KINDS["client"])
+    name = ours.federation.names[0]
+    first = released(ours, sent_models(ours)[0])
+    share = ours.shares[name]
+    ours.shares[name] = replace(share, x=share.x + np.float32(1e-3))
+    ours.responders[name] = ours.client(name)
+    again = released(ours, sent_models(ours)[0])
+    assert abs(np.corrcoef(again, first)[0, 1]) < 0.15

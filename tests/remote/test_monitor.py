@@ -1,0 +1,191 @@
+"""What an operator and a monitor see of a coordinator and its clients."""
+
+import json
+import socket
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+from fedtailor.cli import main
+from fedtailor.remote.monitor import (
+    STATUS,
+    Monitor,
+    Status,
+    monitor_server,
+    read_status,
+)
+from fedtailor.remote.run_log import RunLog
+from remote.jobs import NAMES, Clients
+
+# lines of a log
+# --------------------------------------------------------------------------------------
+
+
+def test_lines_have_times_levels_and_rounds(tmp_path):
+    lines, warnings = [], []
+    log = RunLog(
+        file=tmp_path / "log",
+        show=lines.append,
+        warned=lambda: warnings.append(1),
+        clock=lambda: 0.0,
+    )
+    moment = time.strftime("%Y-%m-%d %H:%M:%S%z", time.localtime(0))
+    log.info("begins")
+    log.debug("too fine")
+    log.round = 2
+    log("client a: is late")
+    log.to_file("only there")
+    assert lines == [
+        f"{moment} INFO    begins",
+        f"{moment} WARNING round 3: client a: is late",
+    ]
+    text = (tmp_path / "log").read_text().splitlines()
+    assert text == [*lines, f"{moment} INFO    round 3: only there"]
+    assert len(warnings) == 1
+    RunLog(file=tmp_path / "log", show=lines.append).info("again")  # appended
+    assert len((tmp_path / "log").read_text().splitlines()) == 4
+
+
+@pytest.mark.parametrize(
+    ("level", "count"), [("debug", 3), ("info", 2), ("warning", 1)]
+)
+def test_levels(level, count):
+    lines = []
+    log = RunLog(level, show=lines.append)
+    log.debug("a")
+    log.info("b")
+    log("c")
+    assert len(lines) == count
+
+
+def test_a_wrong_level_or_file_is_said_in_a_line(tmp_path):
+    with pytest.raises(ValueError, match="the levels are debug, info, warning"):
+        RunLog("loud")
+    with pytest.raises(ValueError, match="cannot write"):
+        RunLog(file=tmp_path / "no" / "log")
+
+
+def test_a_full_disk_does_not_end_a_training():
+    lines = []
+    log = RunLog(show=lines.append)
+
+    class Full:
+        def open(self, *arguments, **options):
+            raise OSError(28, "No space left on device")
+
+    log._file = Full()
+    log.info("one")
+    log.info("two")
+    assert len(lines) == 3 and "the log file is given up" in lines[1]
+
+
+# status and metrics
+# --------------------------------------------------------------------------------------
+
+
+def get(address, path):
+    with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as answer:
+        return answer.read().decode()
+
+
+def test_a_run_is_seen_from_outside(tmp_path):
+    clients = Clients(tmp_path / "wards", rounds=3)
+    path, lines, seen = tmp_path / STATUS, [], []
+    monitor = Monitor(
+        Status(title="wards", registered=4),
+        path,
+        clients=lambda: (4, 4),
+        say=lambda line: (lines.append(line), seen.append(read_status(path))),
+    )
+    assert read_status(path).state == "waiting"
+    with monitor_server(monitor, "0") as address:
+        assert address.startswith("127.0.0.1:")
+        assert get(address, "/health") == "waiting\n"
+        transport, _ = clients.start(NAMES)
+        transport._clients["b"] = lambda body: b"nonsense"
+        clients.train_over(
+            transport, NAMES, callbacks=(monitor,), log=lambda line: None
+        )
+        metrics = get(address, "/metrics")
+        assert get(address, "/health") == "delivering\n"
+        with pytest.raises(urllib.error.HTTPError, match="404") as answer:
+            get(address, "/job")
+        answer.value.close()
+    assert [status.round for status in seen] == [1, 2, 3]
+    last = seen[-1]
+    assert (last.asked, last.answered, last.online, last.rounds) == (4, 3, 4, 3)
+    assert len(lines) == 3 and lines[0].startswith("round 1 of 3 done in ")
+    values = dict(
+        line.split(" ") for line in metrics.splitlines() if not line.startswith("#")
+    )
+    assert values["fedtailor_rounds_done"] == "3"
+    assert values["fedtailor_clients_answered"] == "3"
+    assert values['fedtailor_state{state="delivering"}'] == "1"
+    assert (
+        abs(float(values["fedtailor_last_round_timestamp_seconds"]) - time.time()) < 1e4
+    )
+    for name in NAMES:  # of clients nothing but numbers of them
+        assert f'"{name}"' not in metrics and f"client {name}" not in metrics
+    # Each metric is described once, as the format asks for.
+    described = [
+        line.split(" ")[2] for line in metrics.splitlines() if "# HELP" in line
+    ]
+    assert len(described) == len(set(described)) == metrics.count("# TYPE")
+
+
+def test_a_superlink_that_ended_is_not_healthy():
+    def check():
+        raise RuntimeError("it ended")
+
+    with monitor_server(Monitor(Status(), check=check), "0") as address:
+        with pytest.raises(urllib.error.HTTPError) as answer:
+            get(address, "/health")
+        assert answer.value.code == 503
+        answer.value.close()
+
+
+def test_an_address_of_a_monitor_that_is_none_or_in_use_is_said(tmp_path):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        for address in ("x", "80000", "host:", f"127.0.0.1:{port}"):
+            with (
+                pytest.raises(ValueError, match="monitor"),
+                monitor_server(Monitor(Status()), address),
+            ):
+                pass
+
+
+def test_status_says_what_was_done_when_the_coordinator_ended(tmp_path, capsys):
+    coordinator = tmp_path / "wards" / "coordinator"
+    coordinator.mkdir(parents=True)
+    assert main(["federation", "status", str(tmp_path / "wards")]) == 2
+    assert "no coordinator has run here yet" in capsys.readouterr().err
+    status = Status(title="wards", state="training", round=3, rounds=9, registered=2)
+    Monitor(status, coordinator / STATUS)
+    assert main(["federation", "status", str(tmp_path / "wards")]) == 0
+    said = capsys.readouterr().out
+    assert "wards: stopped, no coordinator runs" in said and "3 of 9" in said
+    assert main(["federation", "status", str(tmp_path / "wards"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["state"], found["running"], found["round"]) == ("stopped", False, 3)
+    (coordinator / STATUS).write_text("[")
+    assert main(["federation", "status", str(tmp_path / "wards")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_second_coordinator_in_a_directory_is_refused(tmp_path):
+    from fedtailor.remote.service import _only_one, is_served
+
+    assert not is_served(tmp_path)
+    with _only_one(tmp_path):
+        assert is_served(tmp_path)
+        with (
+            pytest.raises(ValueError, match="another coordinator"),
+            _only_one(tmp_path),
+        ):
+            pass
+    assert not is_served(tmp_path)

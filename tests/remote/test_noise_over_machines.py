@@ -1,0 +1,92 @@
+"""The noise of a client does not come off, whatever a coordinator asks."""
+
+import numpy as np
+import pytest
+
+from fedtailor import models
+from fedtailor.algorithms import MRMTL, FedAvg
+from fedtailor.pipelines import Clip, GaussianNoise
+from fedtailor.protocol import SGD
+from fedtailor.remote.account import ACCOUNT
+from fedtailor.remote.messages import Request, decode_reply, encode_request
+from fedtailor.testing import classification
+from remote.federations import EXPERIMENT, Remote
+
+NORM = 0.05
+STEP = {"lr": 1.0, "steps": 1, "batch_size": 64}
+PLAIN = FedAvg(sgd=SGD(**STEP), weights="uniform")
+PRIVATE = SGD(**STEP, dp_noise=20.0, dp_norm=NORM)
+NOISE = GaussianNoise(multiplier=2.0, norm=NORM, delta=0.01, by="client")
+KINDS = {
+    "client": (PLAIN, (NOISE,)),
+    "steps": (MRMTL(sgd=PRIVATE), ()),
+}
+
+
+def remote(directory, algorithm=PLAIN, uplink=()):
+    clients = classification(2)
+    model = models.mlp(hidden=200).bind((4,), 3)  # 1,603 parameters
+    return Remote(algorithm, clients, model, directory, uplink=uplink)
+
+
+def request_of(ours, theta, **change):
+    fields = {
+        "experiment": EXPERIMENT,
+        "round": 0,
+        "exchange": 0,
+        "task": "client",
+        "client": ours.federation.names[0],
+        "algorithm": ours.plan.describe(0),
+        "arrays": {
+            "stream/model": np.asarray(theta, np.float32)[None],
+            "index/model": np.zeros(1, np.int32),
+        },
+    }
+    return Request(**fields | change)
+
+
+def released(ours, theta, **change):
+    """How far the first client moves a model, as the coordinator learns it; None if the
+    client refuses.
+    """
+    name = ours.federation.names[0]
+    body = encode_request(request_of(ours, theta, **change))
+    reply = decode_reply(ours.responders[name](body))
+    if not reply.arrays:
+        return None
+    return reply.arrays["update/model"].reshape(-1) - theta
+
+
+def sent_models(ours):
+    """Two models that a coordinator may send."""
+    rng = np.random.default_rng(0)
+    size = ours.plan.model.size
+    return [rng.normal(size=size).astype(np.float32) for _ in range(2)]
+
+
+def true_changes(directory, algorithm):
+    """The changes of both models without noise, each in a round of its own."""
+    quiet = (Clip(NORM),) if algorithm is PLAIN else ()
+    plain = algorithm if algorithm is PLAIN else MRMTL(sgd=SGD(**STEP))
+    ours = remote(directory, plain, quiet)
+    return [
+        released(ours, theta, round=round)
+        for round, theta in enumerate(sent_models(ours))
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_round_that_is_asked_twice_does_not_take_the_noise_off(kind, tmp_path):
+    """The difference of two answers with one noise would be that of the changes."""
+    algorithm, uplink = KINDS[kind]
+    first, second = true_changes(tmp_path / "quiet", algorithm)
+    ours = remote(tmp_path / "noisy", algorithm, uplink)
+    one, other = sent_models(ours)
+    noisy = released(ours, one)
+    assert abs(np.corrcoef(noisy, first)[0, 1]) < 0.15
+    # The operator brings back a directory that knows the secret, and no answers.
+    account = ours.store(ours.federation.names[0]).client_directory / ACCOUNT
+    account.unlink(missing_ok=True)
+    ours.responders = {name: ours.client(name) for name in ours.federation.names}
+    again = released(ours, other)
+    assert abs(np.corrcoef(noisy - again, first - second)[0, 1]) < 0.15

@@ -1,0 +1,210 @@
+"""A copied kit and other rows are told at both sides; releases that do not talk say so."""
+
+import shutil
+
+import numpy as np
+import polars as pl
+import pytest
+
+from fedtailor.remote import job_work, service
+from fedtailor.remote.client_store import ClientStore
+from fedtailor.remote.job_work import JobHandler
+from fedtailor.remote.origin import Origin, Origins
+from fedtailor.remote.releases import RELEASE, talk
+from fedtailor.remote.service import Arrivals, Connection, share_note, wait_for_clients
+from fedtailor.remote.transport import LoopbackTransport, Responder, TooFewClients
+from remote.jobs import NAMES, Clients
+
+
+class Process:
+    """A client's process, with the directory of its states."""
+
+    def __init__(self, clients, name, state=None, rows=None):
+        self.lines = []
+        job, data = clients.job, clients.directory / f"{name}.csv"
+        if rows is not None:
+            data = clients.directory / f"{name}-{rows}.csv"
+            pl.read_csv(clients.directory / f"{name}.csv").head(rows).write_csv(data)
+        store = ClientStore(state or clients.directory / f"state-{name}", job.identity)
+        handler = JobHandler(job, name, data, store, log=self.lines.append)
+        self.respond = Responder(
+            job.identity,
+            name,
+            handler,
+            handler.common_vectors,
+            self.lines.append,
+            handler.origin,
+        )
+
+
+@pytest.fixture
+def clients(tmp_path):
+    return Clients(tmp_path / "wards")
+
+
+def greet(clients, processes, origins, lines, **options):
+    transport = LoopbackTransport(
+        {name: process.respond for name, process in processes.items()}
+    )
+    transport.origins = origins
+    connection = Connection(clients.job, tuple(processes), transport)
+    return wait_for_clients(connection, wait=60, log=lines.append, **options)
+
+
+def test_a_client_that_starts_again_is_the_same(clients, tmp_path):
+    lines, path = [], tmp_path / "origins.json"
+    for _ in range(2):  # of the coordinator
+        origins = Origins(path, clients.job.identity, lines.append)
+        for _ in range(2):  # of the clients
+            processes = {name: Process(clients, name) for name in NAMES}
+            greet(clients, processes, origins, lines)
+            assert all(not process.lines for process in processes.values())
+    assert lines == []
+
+
+def test_a_copied_kit_is_told_at_both_sides(clients, tmp_path):
+    lines, path = [], tmp_path / "origins.json"
+    first = {name: Process(clients, name) for name in NAMES}
+    origins = Origins(path, clients.job.identity, lines.append)
+    greet(clients, first, origins, lines)
+    shutil.copytree(clients.directory / "state-b", tmp_path / "copy")
+    copy = Process(clients, "b", state=tmp_path / "copy")
+    assert [line.split(";")[0] for line in copy.lines] == [
+        "this kit was used on another machine or in another directory before"
+    ]
+    # The coordinator may have been started again in between.
+    origins = Origins(path, clients.job.identity, lines.append)
+    greet(clients, first | {"b": copy}, origins, lines)
+    told = "client b: it answers from another machine or directory than before;"
+    assert len(lines) == 1 and lines[0].startswith(told)
+    assert len(copy.lines) == 1
+    greet(clients, first, origins, lines)
+    assert len(lines) == 2 and lines[1].startswith(told)
+    assert len(first["b"].lines) == 1
+    assert "has answered in this client's name" in first["b"].lines[0]
+    assert all(not first[name].lines for name in "acd")
+    greet(clients, first, origins, lines)  # said once
+    assert len(lines) == 2 and len(first["b"].lines) == 1
+
+
+def test_other_rows_are_told_at_both_sides(clients):
+    lines, origins = [], Origins()
+    origins._log = lines.append
+    first = {name: Process(clients, name) for name in NAMES}
+    greet(clients, first, origins, lines)
+    fewer = Process(clients, "c", rows=30)
+    assert len(fewer.lines) == 1
+    assert fewer.lines[0].startswith("the rows are others than this client had in this")
+    greet(clients, first | {"c": fewer}, origins, lines)
+    assert lines == [
+        "client c: its rows are others than before; it keeps the weight that was"
+        " agreed at the start"
+    ]
+
+
+def test_an_origin_says_nothing_without_the_clients_key(clients, tmp_path):
+    """Two clients with equal rows have other digests; the key is the client's alone."""
+    for name in "bc":
+        shutil.copy(clients.directory / "a.csv", clients.directory / f"{name}.csv")
+    texts = set()
+    for name in "abc":
+        process = Process(clients, name)
+        texts.add(Origin.of(process.respond._origin.text).rows)
+    assert len(texts) == 3
+    key = clients.directory / "state-a" / ".origin-key"
+    assert key.stat().st_mode & 0o777 == 0o600 and len(key.read_bytes()) == 32
+    assert Origin.of("") is None and Origin.of("g" * 32) is None
+
+
+def test_a_damaged_file_of_origins_is_said_and_left_out(tmp_path):
+    path, lines = tmp_path / "origins.json", []
+    for content in ("", "[]", "{}", '{"experiment": "x", "clients": 3}', "\0"):
+        path.write_text(content)
+        assert Origins(path, "x", lines.append).of("a") == ""
+    assert len(lines) == 5
+    path.write_text('{"experiment": "other", "clients": {"a": "%s"}}' % ("0" * 32))
+    assert Origins(path, "x", lines.append).of("a") == "" and len(lines) == 5
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ("0.2.0", "0.2.7", True),
+        ("0.2.0.dev0", "0.2.0", True),
+        ("0.2.0", "0.3.0", False),
+        ("1.2", "2.2", False),
+        ("0.2.0", "", False),
+        ("0.2.0\n", "0.2.0", False),
+        ("nonsense", "nonsense", False),
+        ("0.2." + "9" * 10**6, "0.2.0", False),
+    ],
+)
+def test_which_releases_talk(one, other, expected):
+    assert talk(one, other) == talk(other, one) == expected
+    assert talk(RELEASE, RELEASE)
+
+
+def test_other_releases_are_refused_by_name_at_both_sides(clients, monkeypatch):
+    processes = {name: Process(clients, name) for name in NAMES}
+    lines = []
+    monkeypatch.setattr(service, "RELEASE", "9.9.0")
+    with pytest.raises(TooFewClients):
+        greet(clients, processes, Origins(), lines)
+    assert len(lines) == 4 and "both need the same minor version" in lines[0]
+    for process in processes.values():
+        assert len(process.lines) == 1 and "'9.9.0'" in process.lines[0]
+    # A client of another release that does not look is left out by the coordinator.
+    monkeypatch.undo()
+    lines.clear()
+    honest = processes["a"].respond
+
+    def other(body):
+        with monkeypatch.context() as patch:
+            patch.setattr(job_work, "RELEASE", "0.2.0")
+            patch.setattr(job_work, "talk", lambda one, other: True)
+            patch.setattr(job_work, "RELEASE", "8.1.0")
+            return honest(body)
+
+    processes["a"].respond = other
+    assert sorted(greet(clients, processes, Origins(), lines)) == ["b", "c", "d"]
+    assert len(lines) == 1 and lines[0].startswith("client a: it runs a release")
+
+
+def test_impossible_numbers_of_rows_are_not_believed(clients):
+    processes = {name: Process(clients, name) for name in NAMES}
+    for rows in ([10**9, 0, 0], [-5, 3, 3], [0, 10, 10], [5, 2**40, 1]):
+        lines = []
+        processes["a"] = Process(clients, "a")
+        processes["a"].respond._handler.sizes = np.array(rows, np.int64)
+        found = greet(clients, processes, Origins(), lines)
+        assert sorted(found) == ["b", "c", "d"] and len(lines) == 1
+        assert lines[0].startswith("client a: ")
+    lines = []
+    processes["a"] = Process(clients, "a")
+    processes["a"].respond._handler.sizes = np.array([10**6, 0, 0], np.int64)
+    assert len(greet(clients, processes, Origins(), lines)) == 4
+    assert "client a says that it has 100% of all training rows" in lines[0]
+    assert sorted(greet(clients, processes, Origins(), [], most_rows=1000)) == list(
+        "bcd"
+    )
+
+
+def test_a_client_with_most_rows_is_named():
+    few, many = np.array([10, 1, 1]), np.array([1000, 1, 1])
+    assert share_note({"a": few, "b": few, "c": few}) is None
+    assert share_note({"a": many, "b": few}) is None
+    assert share_note({"a": many, "b": few, "c": few}).startswith("client a says")
+
+
+def test_clients_that_come_later_are_greeted_once(clients):
+    lines, processes = [], {name: Process(clients, name) for name in NAMES}
+    transport = LoopbackTransport(
+        {name: process.respond for name, process in processes.items()}
+    )
+    transport._clients["c"] = lambda body: b"nonsense"
+    connection = Connection(clients.job, NAMES[:2], transport)
+    arrivals = Arrivals(connection, None, log=lines.append)
+    assert list(arrivals(["a", "b"])) == ["d"]
+    assert lines[-1] == "client d has come, and is served as a newcomer"
+    assert len(lines) == 2 and lines[0].startswith("client c: ")
+    assert arrivals(["a", "b", "d"]) == {} and len(lines) == 2

@@ -1,0 +1,174 @@
+"""A failed `federation init` leaves nothing wrong; certificates and keys are renewed, and
+clients are taken out.
+"""
+
+import shutil
+
+import pytest
+
+from fedtailor.cli import main
+
+pytest.importorskip(
+    "cryptography", reason="keys are made with `cryptography` (extra flower)"
+)
+pytest.importorskip("flwr", reason="federations of machines need Flower (extra flower)")
+
+from cryptography import x509
+
+from fedtailor.remote.job import read_job
+from fedtailor.remote.keys import days_left
+from fedtailor.remote.kit import make_federation, read_kit, read_public_keys
+from remote.test_kit import fails, files
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("federation") / "wards"
+    make_federation(directory, ["north", "south"], address="127.0.0.1:9092")
+    return directory
+
+
+@pytest.fixture
+def federation(made, tmp_path):
+    return shutil.copytree(made, tmp_path / "wards")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://x.org:9092",
+        "x_y!:9092",
+        "a b:9092",
+        "x.org:0",
+        "0.0.0.0:9092",
+        "[::]:1",
+    ],
+)
+def test_an_init_that_failed_can_be_repeated_with_the_right_address(
+    address, tmp_path, capsys
+):
+    wards = tmp_path / "wards"
+    fails(capsys, "init", wards, "--clients", "a,b", "--address", address)
+    assert not wards.exists() or not files(wards)
+    arguments = ["--clients", "a,b", "--address", "right.example.org:9092"]
+    assert main(["federation", "init", str(wards), *arguments]) == 0
+    assert read_job(wards / "job.toml").host == "right.example.org"
+
+
+def test_an_init_that_was_cut_off_does_not_keep_another_address(federation, capsys):
+    (federation / "coordinator" / "server.crt").unlink()
+    said = fails(
+        capsys, "init", federation, "--clients", "west", "--address", "other.org:9092"
+    )
+    assert "job.toml" in said and "127.0.0.1:9092" in said and "other.org" in said
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "0"])
+def test_an_address_that_no_client_can_reach_is_refused_in_a_job_too(
+    host, federation, tmp_path
+):
+    path = federation / "job.toml"
+    path.write_text(path.read_text().replace("127.0.0.1", host))
+    with pytest.raises(ValueError, match=r"line \d+.*all addresses of a machine"):
+        read_job(path)
+
+
+def test_names_that_differ_in_case_only_are_refused(federation, capsys, tmp_path):
+    for names in ("North", "east,EAST"):
+        before = files(federation)
+        said = fails(capsys, "init", federation, "--clients", names)
+        assert "differ in case only" in said and files(federation) == before
+    options = ["--address", "127.0.0.1:9092"]
+    said = fails(capsys, "init", tmp_path / "new", "--clients", "a,A", *options)
+    assert "differ in case only" in said
+
+
+def certificate(federation, name="server.crt"):
+    return x509.load_pem_x509_certificate(
+        (federation / "coordinator" / name).read_bytes()
+    )
+
+
+def test_a_certificate_is_renewed_for_the_address_of_the_job(federation, capsys):
+    path = federation / "job.toml"
+    path.write_text(path.read_text().replace("127.0.0.1", "new.example.org"))
+    before, old = files(federation), certificate(federation)
+    assert main(["federation", "renew", str(federation)]) == 0
+    assert "start `serve` again" in capsys.readouterr().out
+    new, after = certificate(federation), files(federation)
+    changed = {name for name in after if after[name] != before.get(name)}
+    assert changed == {"coordinator/server.crt", "coordinator/server.key"}
+    names = new.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    assert "new.example.org" in names.value.get_values_for_type(x509.DNSName)
+    assert new.serial_number != old.serial_number
+    new.verify_directly_issued_by(certificate(federation, "ca.crt"))
+    mode = (federation / "coordinator" / "server.key").stat().st_mode
+    assert mode & 0o777 == 0o600
+    assert 1090 < days_left((federation / "coordinator/server.crt").read_bytes()) < 1096
+
+
+def test_without_the_authoritys_key_nothing_is_renewed(federation, capsys):
+    (federation / "coordinator" / "ca.key").unlink()
+    before = files(federation)
+    assert "ca.key" in fails(capsys, "renew", federation)
+    assert files(federation) == before
+
+
+def test_a_clients_key_is_renewed_and_its_state_is_left_alone(federation, capsys):
+    kit = federation / "kits" / "north"
+    (kit / "state").mkdir()
+    (kit / "state" / "round-1").write_text("state")
+    shutil.copy(federation / "job.toml", kit)
+    before, public = files(federation), read_public_keys(federation / "coordinator")
+    assert main(["federation", "renew", str(federation), "--clients", "north"]) == 0
+    said = capsys.readouterr().out
+    assert "client.key" in said and "north" in said
+    after = files(federation)
+    changed = {name for name in after if after[name] != before.get(name)}
+    assert changed == {"coordinator/clients/north.pub", "kits/north/client.key"}
+    assert read_kit(kit).key.stat().st_mode & 0o777 == 0o600
+    again = read_public_keys(federation / "coordinator")
+    assert again["south"] == public["south"] and again["north"] != public["north"]
+    # Kits that were handed out and removed here come back with the new key only.
+    shutil.rmtree(federation / "kits")
+    assert main(["federation", "renew", str(federation), "--clients", "north"]) == 0
+    assert set(files(federation / "kits")) == {
+        f"north/{name}" for name in ("ca.crt", "client.key", "client.toml")
+    }
+    assert "no client east" in fails(
+        capsys, "renew", federation, "--clients", "north,east"
+    )
+
+
+def test_the_authority_is_renewed_with_the_certificate(federation, capsys):
+    before = files(federation)
+    assert main(["federation", "renew", str(federation), "--authority"]) == 0
+    assert "ca.crt" in capsys.readouterr().out
+    after = files(federation)
+    changed = {name for name in after if after[name] != before.get(name)}
+    own = {f"coordinator/{name}" for name in ("ca.crt", "ca.key", "server.crt")}
+    assert changed == own | {"coordinator/server.key"} | {
+        f"kits/{name}/ca.crt" for name in ("north", "south")
+    }
+    certificate(federation).verify_directly_issued_by(certificate(federation, "ca.crt"))
+
+
+def test_a_client_is_revoked(federation, capsys):
+    assert main(["federation", "revoke", str(federation), "north"]) == 0
+    assert "north" in capsys.readouterr().out
+    assert list(read_public_keys(federation / "coordinator")) == ["south"]
+    revoked = list((federation / "coordinator" / "revoked").iterdir())
+    assert [path.name for path in revoked] == ["north.pub"]
+    assert "no client north" in fails(capsys, "revoke", federation, "north")
+    assert "no client ../x" in fails(capsys, "revoke", federation, "../x")
+    # The name is taken, as the run knows it; the client comes back with a new key.
+    said = fails(capsys, "init", federation, "--clients", "north")
+    assert "renew" in said
+    assert main(["federation", "renew", str(federation), "--clients", "north"]) == 0
+    assert list(read_public_keys(federation / "coordinator")) == ["north", "south"]
+    assert not list((federation / "coordinator" / "revoked").iterdir())
+
+
+def test_the_last_client_is_not_revoked(federation, capsys):
+    main(["federation", "revoke", str(federation), "north"])
+    assert "last" in fails(capsys, "revoke", federation, "south")

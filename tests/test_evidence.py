@@ -1,0 +1,262 @@
+"""benchmarks/evidence.py: a queue of experiments that may be killed and started again."""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import polars as pl
+import pytest
+from filelock import FileLock
+
+from fedtailor.storage import DirectoryLock
+from fedtailor.storage.run_files import CHECKPOINT, METRICS, SUMMARY
+
+SCRIPT = Path(__file__).parents[1] / "benchmarks" / "evidence.py"
+ROUNDS = 300
+EXPERIMENT = f"""title = "A grid"
+seeds = [0, 1]
+rounds = {ROUNDS}
+evaluate_every = 5
+scenarios.digits = {{ use = "digits-rotated", clients = 4, val = 0.2 }}
+algorithms.FedAvg = {{ use = "fedavg", grid.sgd.lr = [0.05, 0.1] }}
+"""
+MISSING_DATA = """title = "Data that are not there"
+scenarios.school = { use = "school" }
+algorithms.FedAvg = { use = "fedavg" }
+"""
+ITEM = (
+    '[[experiment]]\nname = "{}"\nfile = "{}.toml"\nfills = "a table"\ncore_hours = 2'
+)
+COMMAND = '[[experiment]]\nname = "{}"\ncommand = ["{}"]\nfills = "-"\ncore_hours = 1'
+
+pytestmark = pytest.mark.skipif(
+    not SCRIPT.exists(), reason="benchmarks are in the repository only"
+)
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("evidence", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(SCRIPT.parent)
+        # Dataclasses look their module up.
+        patch.setitem(sys.modules, "evidence", module)
+        spec.loader.exec_module(module)
+        yield module
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with a queue of one experiment."""
+    return make_folder(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A folder whose queue has run to its end without a stop."""
+    folder = make_folder(tmp_path_factory.mktemp("finished"))
+    code, output = run(folder)
+    assert code == 0 and "grid: done" in output
+    return folder
+
+
+def make_folder(folder):
+    (folder / "grid.toml").write_text(EXPERIMENT)
+    add(folder, ITEM.format("grid", "grid"))
+    return folder
+
+
+def add(folder, item):
+    """Add an entry to the queue."""
+    with (folder / "queue.toml").open("a") as queue:
+        print(item, file=queue)
+
+
+def start(folder, *options, state="state"):
+    """Start the queue."""
+    arguments = ["--queue", "queue.toml", "--directory", state, "--results", "results"]
+    return subprocess.Popen(
+        [sys.executable, str(SCRIPT), *arguments, *options],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "FEDTAILOR_OFFLINE": "1", "FEDTAILOR_DATA": str(folder)},
+    )
+
+
+def run(folder, *options, state="state"):
+    """Run the queue to its end.
+
+    Returns:
+        Its exit code and its output.
+    """
+    queue = start(folder, *options, state=state)
+    output, _ = queue.communicate(timeout=900)
+    return queue.returncode, output
+
+
+def metrics(folder):
+    """The metrics of all runs, by the name of the run."""
+    paths = (folder / "state" / "runs").glob(f"*/*/{METRICS}")
+    return {path.parent.name: pl.read_parquet(path) for path in paths}
+
+
+def wait_for(condition, process):
+    """Wait until a condition holds while a process runs."""
+    for _ in range(6000):
+        if condition():
+            return
+        assert process.poll() is None, process.stdout.read()
+        time.sleep(0.1)
+    raise AssertionError("it took too long")
+
+
+@pytest.mark.slow
+def test_the_tables_of_a_finished_experiment_are_written(finished):
+    results = finished / "results" / "grid"
+    assert "FedAvg" in (results / "tables" / "mean.csv").read_text()
+    assert (results / "report.md").exists() and not (results / "figures").exists()
+    record = json.loads((results / "evidence.json").read_text())
+    assert record["core_hours"] > 0 and "cores" in record["machine"]
+    listed = run(finished, "--list")[1]
+    assert "done" in listed and "3 of 3" in listed and "about 0.0 core hours" in listed
+
+
+@pytest.mark.slow
+def test_what_is_in_results_is_not_run_again_but_for_other_settings(finished, tmp_path):
+    copy = make_folder(tmp_path)
+    (finished / "results").rename(copy / "results")
+    try:
+        assert run(copy) == (0, "")
+        assert not (copy / "state" / "runs").exists()
+        (copy / "grid.toml").write_text(EXPERIMENT.replace(str(ROUNDS), "301"))
+        listed = run(copy, "--list")[1]
+        assert "missing" in listed and "0 of 3" in listed
+    finally:
+        (copy / "results").rename(finished / "results")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_queue_that_is_killed_goes_on_to_the_same_results(folder, finished, number):
+    queue, state = start(folder), folder / "state"
+    wait_for(lambda: any(state.glob(f"runs/*/*/{CHECKPOINT}")), queue)
+    queue.send_signal(number)
+    output, _ = queue.communicate(timeout=900)
+    if number == signal.SIGTERM:
+        assert queue.returncode == 0 and "stopped" in output
+    # A queue that is killed takes its experiment along.
+    with FileLock(state / "worker.lock", timeout=900):
+        assert len(list(state.glob(f"runs/*/*/{SUMMARY}"))) < 3
+    assert not (folder / "results").exists()
+    code, output = run(folder)
+    assert code == 0 and "grid: done" in output
+    expected, found = metrics(finished), metrics(folder)
+    assert len(expected) == 3 and found.keys() == expected.keys()
+    for name, frame in expected.items():
+        assert found[name].equals(frame)
+
+
+@pytest.mark.slow
+def test_what_fails_is_recorded_and_the_queue_goes_on(tmp_path):
+    (tmp_path / "data.toml").write_text(MISSING_DATA)
+    (tmp_path / "crash.py").write_text("import os\nprint('begun')\nos.abort()\n")
+    (tmp_path / "good.py").write_text(
+        "import os\nprint(os.nice(0), len(os.sched_getaffinity(0)))\n"
+    )
+    add(tmp_path, ITEM.format("absent", "absent"))
+    add(tmp_path, ITEM.format("data", "data"))
+    add(tmp_path, COMMAND.format("crash", tmp_path / "crash.py"))
+    add(tmp_path, COMMAND.format("good", tmp_path / "good.py"))
+    code, output = run(tmp_path, "--cores", "1")
+    assert code == 1
+    assert "absent: failed: cannot read" in output
+    assert "data: failed: fedtailor:" in output and "school.csv.gz" in output
+    assert f"crash: failed: ended by signal {signal.SIGABRT.value}" in output
+    assert "good: done" in output
+    niceness, cores = (tmp_path / "results/good/output.txt").read_text().split()
+    assert int(niceness) >= 10 and cores == "1"
+    listed = run(tmp_path, "--list")[1].splitlines()
+    states = {line.split()[0]: line.split()[1] for line in listed[1:5]}
+    assert states == {
+        "absent": "wrong",
+        "data": "failed",
+        "crash": "failed",
+        "good": "done",
+    }
+    assert any("school.csv.gz" in line for line in listed)
+
+    # What has been mended is done when the queue is started again.
+    (tmp_path / "crash.py").write_text("print('mended')\n")
+    assert "crash: done" in run(tmp_path, "--only", "crash")[1]
+    assert "failed" not in run(tmp_path, "--list", "--only", "crash")[1]
+
+
+@pytest.mark.slow
+def test_a_second_queue_does_not_start(folder):
+    state = folder / "state"
+    state.mkdir()
+    with DirectoryLock(state):
+        code, output = run(folder)
+        (state / "running").write_text("grid")
+        assert "running" in run(folder, "--list")[1]
+    assert "missing" in run(folder, "--list")[1]
+    assert code == 2 and f"in use by process {os.getpid()}" in output
+    assert not (state / "runs").exists()
+
+
+@pytest.mark.slow
+def test_it_stops_after_some_minutes(folder):
+    code, output = run(folder, "--minutes", "0.001")
+    assert code == 0 and "stopped; started again" in output
+    assert not (folder / "results").exists()
+
+
+@pytest.mark.parametrize("program", ["compare", "report"])
+def test_what_is_stopped_is_not_done(script, folder, monkeypatch, program):
+    items = script.read_queue(folder / "queue.toml")
+    queue = script.Queue(items, folder / "state", folder / "results")
+    queue.directory.mkdir()
+    (queue.results / "grid").mkdir(parents=True)
+
+    def work(queue, item, command, output):
+        if program in command:
+            queue.stopping.set()
+        return ""
+
+    monkeypatch.setattr(script.Queue, "_work", work)
+    assert queue.run([]) == 0
+    assert not (folder / "results" / "grid" / "evidence.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a = 1", "is no queue"),
+        ("x", "is no queue"),
+        ('[[experiment]]\nname = "a"', "a lacks 'fills'"),
+        ('[[experiment]]\nfills = ""\ncore_hours = 1', "without a name"),
+        (f"{ITEM.format('a', 'b')}", "a is not the name of b.toml"),
+        (f"{ITEM.format('a', 'a')}\nhours = 3", "unknown keys: hours"),
+        (f"{ITEM.format('a', 'a')}\n{ITEM.format('a', 'a')}", "a stands there twice"),
+        (ITEM.format("a", "a").replace("= 2", '= "two"'), "core_hours is 'two'"),
+    ],
+)
+def test_a_wrong_queue_is_one_line(script, tmp_path, text, message):
+    path = tmp_path / "queue.toml"
+    path.write_text(text)
+    with pytest.raises(ValueError) as raised:
+        script.read_queue(path)
+    assert message in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_the_queue_has_experiments_that_exist(script):
+    for item in script.read_queue(SCRIPT.parent / "evidence.toml"):
+        assert item.command or item.file.exists(), item.name

@@ -13,6 +13,7 @@ import polars as pl
 import pytest
 
 from fedtailor.cli import main
+from fedtailor.cli.options import as_typed_text
 from fedtailor.experiments import scenarios
 
 FILE = """title = "Two methods"
@@ -383,3 +384,56 @@ def test_what_is_wrong_is_one_line(tmp_path, monkeypatch, capsys, arguments, mes
     assert main(["compare", *arguments]) == 2
     said = capsys.readouterr().err
     assert message in said and said.count("\n") == 1
+
+
+# the command line of tables
+# --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["compare", "diagnose"])
+def test_help_without_a_file_lists_the_options_of_tables(command, capsys):
+    assert main([command, "--help"]) == 0
+    shown = capsys.readouterr().out
+    for option in ("--client", "--skip-unlabelled", "--missing", "--json"):
+        assert option in shown
+
+
+@pytest.mark.parametrize(
+    ("said", "typed"),
+    [
+        (
+            "leave these rows out with skip-unlabelled",
+            "leave these rows out with --skip-unlabelled",
+        ),
+        (
+            "no column 'a' for client (columns: b); name the client's column with client",
+            "no column 'a' for client (columns: b); name the client's column with"
+            " --client",
+        ),
+        (
+            "classes (say task regression if they are quantities, or name the positive"
+            " ones with positive).",
+            "classes (say --task regression if they are quantities, or name the positive"
+            " ones with --positive).",
+        ),
+        (
+            "name the words with `missing`, or drop it",
+            "name the words with --missing, or drop it",
+        ),
+        (
+            "rows of client 'a' go with client 'b'",
+            "rows of client 'a' go with client 'b'",
+        ),
+    ],
+)
+def test_options_in_messages_are_written_as_they_are_typed(said, typed):
+    assert as_typed_text(said) == typed
+
+
+def test_a_wrong_column_is_explained_in_options_of_the_command_line(tmp_path, capsys):
+    path = tmp_path / "table.csv"
+    path.write_text(
+        "site,a,y\n" + "\n".join(f"{n % 2},{n * n},{n % 3}" for n in range(40))
+    )
+    assert main(["compare", str(path), "--target", "y"]) == 2
+    assert "name the client's column with --client" in capsys.readouterr().err

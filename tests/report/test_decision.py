@@ -1,6 +1,7 @@
 """The decision at the end of a comparison, from run directories written by hand."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
@@ -49,7 +50,7 @@ def make_run(
     path.mkdir(parents=True)
     names = list(CLIENTS_OF)
     right = {name: outcomes(method, name, seed) for name in names}
-    curve = [(0, 2.0), (1, 1.5), (2, 1.2), (3, 1.0)]  # falls to the end
+    curve = [(round, 2.0 - round / 20) for round in range(17)]  # falls to the end
     lines = [
         (round, name, False, "val", "loss", loss)
         for round, loss in curve
@@ -338,7 +339,8 @@ def test_gains_by_a_metric_that_rows_do_not_give_are_in_accuracy(tmp_path):
     assert (decision.metric, decision.gain_metric) == ("roc_auc", "accuracy")
     assert "By test ROC AUC, %: " in decision.conclusions[0]
     assert any(
-        "those below are in accuracy" in sentence for sentence in decision.conclusions
+        "clients are counted by their accuracy" in sentence
+        for sentence in decision.conclusions
     )
 
 
@@ -414,3 +416,54 @@ def test_a_curve_is_the_same_to_the_bit_whenever_it_is_asked_for(tmp_path):
     np.testing.assert_allclose(
         list(curves[0].values()), values.mean(axis=1), rtol=1e-14
     )
+
+
+# other metrics, and trainings until they stand still
+# --------------------------------------------------------------------------------------
+
+
+def test_counts_of_clients_and_mean_gains_are_in_metrics_that_are_named(tmp_path):
+    # Of an AUC no single client's gain follows from its rows; those counted are by
+    # accuracy, and the sentence says so.
+    experiment = build(tmp_path, metric="roc_auc")
+    decision = decide(experiment, "shift")
+    assert decision.gain_metric == "accuracy"
+    (sentence,) = [
+        text
+        for text in decision.conclusions
+        if text.startswith("SHARED, beside training alone")
+    ]
+    mean, counts = sentence.split("; ")
+    assert "mean gain in ROC AUC" in mean
+    assert counts.startswith("by accuracy helps 1 of 3 clients")
+
+
+def index_of(experiment, **changed):
+    return replace(experiment, index=replace(experiment.index, **changed))
+
+
+def test_trainings_that_did_not_stand_still_are_named_by_one_rule(tmp_path):
+    experiment = index_of(build(tmp_path), until_still=True)
+    warnings = decide(experiment, "shift").warnings
+    assert any(
+        "validation loss did not stand still within" in warning
+        and "rounds: LOCAL, SHARED, OTHER; train for more (--rounds)" in warning
+        for warning in warnings
+    )
+    assert not any("still falling" in warning for warning in warnings)
+
+
+def test_the_rounds_that_were_trained_are_shown(tmp_path):
+    experiment = build(tmp_path)
+    assert "rounds" not in tables(experiment)["shift-clients"].columns
+    for run, rounds in zip(
+        ("local-0", "local-1", "shared-0", "shared-1", "other-0", "other-1"),
+        (65, 120, 70, 70, 80, 85),
+        strict=True,
+    ):
+        path = tmp_path / "runs" / run / SUMMARY
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"rounds": rounds}))
+    again = Experiment.read(tmp_path, NAME)
+    table = tables(index_of(again, until_still=True))["shift-clients"]
+    assert table.columns[-1] == "rounds"
+    assert [str(row[-1]) for row in table.rows[:3]] == ["65 to 120", "70", "80 to 85"]

@@ -1,14 +1,15 @@
-"""The learning rate that a regression starts from."""
+"""The learning rates, the penalty and the rounds that comparisons on tables start with."""
 
 import numpy as np
 import polars as pl
 import pytest
 
 from fedtailor.cli.own_table import (
-    CLASSIFICATION_RATES,
+    MAX_ROUNDS,
     TableComparisonOptions,
     default_rates,
     prepare_table_experiment,
+    ridge_of,
 )
 from fedtailor.tables import from_table, stable_rate
 
@@ -25,51 +26,91 @@ def steep(y):
     )
 
 
-def test_it_is_a_quarter_of_the_edge_at_which_the_steepest_client_diverges():
+def design(table, client):
+    """The inputs of a client's training rows, and a column of ones."""
+    x = table.x[table.train[client]].astype(np.float64)
+    return np.column_stack([x, np.ones(len(x))])
+
+
+def test_it_is_half_of_the_edge_at_which_the_steepest_client_diverges():
     table = steep(np.random.default_rng(1).normal(size=80))
     edges = []
     for client in range(2):
-        x = np.column_stack(
-            [table.x[table.train[client]], np.ones(len(table.train[client]))]
-        ).astype(np.float64)
-        edges.append(2 / np.linalg.eigvalsh(x.T @ x / len(x))[-1])
-    assert (
-        stable_rate(table) == pytest.approx(min(edges) / 4, rel=1e-6)
-        and min(edges) < max(edges) / 2
-    )
+        x = design(table, client)
+        # The curvature of the mean of (x'w - y)^2.
+        edges.append(2 / np.linalg.eigvalsh(2 * x.T @ x / len(x))[-1])
+    assert stable_rate(table) == pytest.approx(min(edges) / 2, rel=1e-6)
+    assert min(edges) < max(edges) / 2
     # Gradient descent on the steepest client: below the edge the weights settle, above
     # it they grow without end.
-    x, y = (
-        getattr(table.client("far").train, part).astype(np.float64)
-        for part in ("x", "y")
-    )
-    x = np.column_stack([x, np.ones(len(x))])
+    far = table.names.index("far")
+    x, y = design(table, far), table.y[table.train[far]].astype(np.float64)
     for rate, settles in (
         (stable_rate(table), True),
-        (4.4 * stable_rate(table), False),
+        (2.2 * stable_rate(table), False),
     ):
         w = np.zeros(3)
         for _ in range(400):
-            w -= rate * x.T @ (x @ w - y) / len(x)
+            w -= rate * 2 * x.T @ (x @ w - y) / len(x)
         assert (np.abs(w).max() < 1e3) == settles
 
 
-def test_classes_have_rates_of_their_own(tmp_path):
+def test_classes_allow_four_times_the_rate_of_squared_errors():
+    # The curvature of the cross-entropy is at most half of that of x, and that of a
+    # squared error twice as large.
     rng = np.random.default_rng(1)
-    assert default_rates(steep(rng.integers(0, 2, 80))) == CLASSIFICATION_RATES
-    table = steep(rng.normal(size=80))
-    # the largest one is a limit, of which no report says that larger ones should be
-    # tried; nor of one's own
+    table = steep(rng.integers(0, 2, 80))
+    steepest = max(
+        np.linalg.eigvalsh(x.T @ x / len(x))[-1]
+        for x in (design(table, client) for client in range(2))
+    )
+    assert stable_rate(table) == pytest.approx(2 / steepest, rel=1e-6)
+
+
+def test_the_second_rate_is_a_third_of_the_first():
+    table = steep(np.random.default_rng(1).normal(size=80))
+    high, low = default_rates(table)
+    assert high == pytest.approx(stable_rate(table), rel=0.05)
+    assert low == pytest.approx(high / 3, rel=0.05)
+
+
+def test_the_penalty_is_that_of_scikit_learn():
+    rng = np.random.default_rng(1)
+    assert ridge_of(steep(rng.normal(size=80))) == 2.0
+    assert ridge_of(steep(rng.integers(0, 2, 80))) == 2.0
+    assert ridge_of(steep(rng.integers(0, 3, 80))) == 1.0
+
+
+def experiment_of(tmp_path, **options):
     path = tmp_path / "far.csv"
+    rng = np.random.default_rng(1)
     pl.DataFrame(
         {"site": ["near", "far"] * 8, "a": range(16), "y": rng.normal(size=16)}
     ).write_csv(path)
-    for lr, limited in ((None, ("sgd.lr",)), ((0.1, 0.2), ())):
-        options = TableComparisonOptions(client="site", target="y", lr=lr)
-        assert prepare_table_experiment(path, options)[0].limited == limited
-    high, low = default_rates(
-        table
-    )  # of equally good ones the first is chosen: that which trains faster
-    assert high == pytest.approx(stable_rate(table), rel=0.05) and low == pytest.approx(
-        high / 5, rel=0.05
-    )
+    chosen = TableComparisonOptions(client="site", target="y", **options)
+    return prepare_table_experiment(path, chosen)[0]
+
+
+def test_by_default_rates_are_bracketed_and_trainings_end_when_they_stand_still(
+    tmp_path,
+):
+    experiment = experiment_of(tmp_path)
+    assert experiment.file.until_still and experiment.file.bracket == ["sgd.lr"]
+    assert {column.rounds for column in experiment.columns} == {MAX_ROUNDS}
+    # The same local training for all methods that train locally.
+    settings = {
+        (
+            one.algorithm.sgd.ridge,
+            one.algorithm.sgd.steps,
+            one.algorithm.sgd.lr_halves_after,
+        )
+        for entry in experiment.entries
+        for one in entry.candidates
+    }
+    assert settings == {(2.0, 10, 50)}
+
+
+def test_what_is_asked_for_is_taken_as_it_is(tmp_path):
+    experiment = experiment_of(tmp_path, rounds=20, lr=(0.1, 0.2))
+    assert not experiment.file.until_still and experiment.file.bracket == []
+    assert {column.rounds for column in experiment.columns} == {20}

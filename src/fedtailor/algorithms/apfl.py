@@ -110,8 +110,8 @@ class APFL(FedAvg):
             # A constant rate of 0 leaves this step out of the compiled program.
             if not is_off(self.alpha_lr):
                 alpha = jnp.clip(alpha - self.alpha_lr * grad_alpha, 0, 1)
-            v = sgd_step(v, grad_v, sgd, rate)
-            w_i = sgd_step(w_i, local.batch_gradient(w_i, batch), sgd, rate)
+            v = sgd_step(v, grad_v, sgd, rate, local)
+            w_i = sgd_step(w_i, local.batch_gradient(w_i, batch), sgd, rate, local)
             return (v, w_i), alpha
 
         # v continues from the client's last round; w_i starts at the received w.

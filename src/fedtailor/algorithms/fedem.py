@@ -163,14 +163,14 @@ class FedEM(Algorithm):
             return tuple(gradient(params, batch, r_k) for params, r_k in pairs)
 
         def plain(models: Models, batch: Batch, index: Int[Array, ""]) -> Models:
-            return sgd_step(models, gradients(models, batch), sgd, rate)
+            return sgd_step(models, gradients(models, batch), sgd, rate, local)
 
         def momentum(
             carry: tuple[Models, Models], batch: Batch, index: Int[Array, ""]
         ) -> tuple[Models, Models]:
             models, velocities = carry
             g = gradients(models, batch)
-            return momentum_step(models, velocities, g, sgd, rate)
+            return momentum_step(models, velocities, g, sgd, rate, local)
 
         # M step: theta_ik = SGD(theta_k; (1/n_i) sum_s r_is(k) loss_k(s))
         if is_off(sgd.momentum):

@@ -163,7 +163,7 @@ class FedRoD(FedAvg):
             grad_generic, grad_own = jax.grad(loss, argnums=(0, 1))(generic, own)
             # p_i is the head of a whole model. The other entries of that model have no
             # gradient, but weight decay would change them, so they are restored.
-            new_own = sgd_step(own, grad_own, sgd, own_rate)
+            new_own = sgd_step(own, grad_own, sgd, own_rate, local)
             own = jax.tree.map(
                 lambda new, old, inside: new if inside else old, new_own, own, in_head
             )

@@ -14,6 +14,14 @@ from fedtailor.protocol import doc_without_fields, field_docs, require
 
 T = TypeVar("T")
 
+_ADVICE = re.compile(
+    r"\b(say|with|in) `?(skip-unlabelled|task|positive|missing|categories|unseen|client"
+    r"|target|features|drop|group|time|split|folds)`?"
+    r"(?=[;,.)]| regression| classification|$)",
+    re.MULTILINE,
+)
+"""An option in advice, such as "leave these rows out with skip-unlabelled"."""
+
 SEEDS = 2**32
 """Exclusive upper limit of seeds: random keys use only their last 32 bits."""
 
@@ -107,8 +115,13 @@ def as_typed() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        text = re.sub(r"\b(missing|unknown)='(\w+)'", r"--\1 \2", str(error))
-        raise ValueError(text) from error
+        raise ValueError(as_typed_text(str(error))) from error
+
+
+def as_typed_text(text: str) -> str:
+    """Writes the options in advice for Python as they are typed on the command line."""
+    text = re.sub(r"\b(missing|unknown)='(\w+)'", r"--\1 \2", text)
+    return _ADVICE.sub(r"\1 --\2", text)
 
 
 def check_counts(options: object, *names: str) -> None:

@@ -1,6 +1,6 @@
 """Sets up a comparison of methods on the user's table, from command-line options."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,12 @@ from fedtailor.runs.binding import bind
 from fedtailor.tables import ENDINGS, Table, TableOptions, from_table, stable_rate
 
 METHODS = ("local", "fedavg", "finetune", "ditto", "ucfl", "self-fl")
-CLASSIFICATION_RATES = (0.1, 0.01)
-"""Candidate learning rates for classification, the larger one first.
-
-Of rates with the same validation result the first one is chosen, and the larger rate
-has made more progress.
-"""
+MAX_ROUNDS = 300
+"""Rounds after which a training ends that has not come to a standstill."""
+EVALUATE_EVERY = 5
+"""Rounds between two evaluations, by which a standstill is found."""
+RATE_FACTOR = 3
+"""The factor between learning rates that are tried."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,9 @@ class TableComparisonOptions(TableOptions):
 
     algorithms: tuple[str, ...] = METHODS
     """The methods to compare."""
-    rounds: int = 50
-    """Communication rounds."""
+    rounds: int | None = None
+    """Communication rounds (default: until the validation loss stands still, 300 at
+    most)."""
     seeds: tuple[int, ...] | None = None
     """Seeds of splits, initial models and batches (default: 0 1 2; with folds, one for
     each part).
@@ -37,9 +38,9 @@ class TableComparisonOptions(TableOptions):
     """What to measure beside loss and accuracy (roc_auc, balanced_accuracy, ...; of a
     regression rmse, mae, r2); the first is what methods are judged by."""
     lr: tuple[float, ...] | None = None
-    """Learning rates to choose from, on validation data, for each method (default: 0.1
-    and 0.01 for classes; for a regression the largest rate at which no client should
-    diverge, computed from the training inputs, and a fifth)."""
+    """Learning rates to choose from, on validation data, for each method (default: the
+    largest rate at which no client's steps overshoot, computed from the training inputs,
+    a third of it, and further ones until the best has neighbours on both sides)."""
 
     def all_seeds(self) -> tuple[int, ...]:
         """The seeds, or the default seeds if none are given."""
@@ -65,11 +66,19 @@ def changed_options(options: TableOptions) -> dict[str, Any]:
 
 
 def default_rates(table: Table) -> tuple[float, ...]:
-    """The default candidate learning rates of a table, rounded to two digits."""
-    if table.classes is not None:
-        return CLASSIFICATION_RATES
+    """The first candidate learning rates of a table, rounded to two digits."""
     largest = stable_rate(table)
-    return tuple(float(f"{rate:.1e}") for rate in (largest, largest / 5))
+    return tuple(float(f"{rate:.1e}") for rate in (largest, largest / RATE_FACTOR))
+
+
+def ridge_of(table: Table) -> float:
+    """The penalty of linear models, in the unit of `SGD.ridge`.
+
+    It is scikit-learn's default: alpha = 1 for squared errors, whose curvature is twice
+    that of ridge regression's, and C = 1 for the logarithms of classes. The two classes
+    of a binary target have weights of opposite signs, which share the penalty.
+    """
+    return 1.0 if table.classes is not None and table.classes > 2 else 2.0
 
 
 def prepare_table_experiment(
@@ -87,7 +96,7 @@ def prepare_table_experiment(
         ValueError: a method does not exist, the file cannot be read, or columns are
             wrong; the message lists all problems of the columns.
     """
-    rates = options.lr or CLASSIFICATION_RATES
+    rates = options.lr or (1.0, 1 / RATE_FACTOR)  # values that stand for any
     require(
         options.val != 0 or len(rates) == 1,
         "--val is 0, and learning rates are chosen on validation data; name one rate"
@@ -97,22 +106,23 @@ def prepare_table_experiment(
     experiment = table_experiment(path, options, rates)
     table = from_table(path, seed=options.all_seeds()[0], **changed_options(options))
     find_metrics(options.metrics, bind(experiment.columns[0].scenario.model, table))
-    if options.lr is None:
-        experiment = table_experiment(path, options, default_rates(table))
-        if table.classes is None:
-            # Above the largest rate training may diverge.
-            experiment = replace(experiment, limited=("sgd.lr",))
+    rates = options.lr or default_rates(table)
+    experiment = table_experiment(path, options, rates, ridge_of(table))
     return experiment, f"{describe_table(table)}\n"
 
 
 def describe_table(table: Table) -> str:
-    """The sizes of a table, and the notes on what was imputed and left out."""
+    """The sizes of a table, the notes on it and the warnings, one on each line."""
     notes = [one_line(f"  {note}") for note in table.notes]
+    notes += [one_line(f"  Warning: {warning}.") for warning in table.warnings]
     return "\n".join([table.describe(), *notes])
 
 
 def table_experiment(
-    path: Path, options: TableComparisonOptions, rates: tuple[float, ...]
+    path: Path,
+    options: TableComparisonOptions,
+    rates: tuple[float, ...],
+    ridge: float = 2.0,
 ) -> Experiment:
     """The comparison of methods on a user's table, each with its best learning rate.
 
@@ -124,9 +134,15 @@ def table_experiment(
         name = name.removesuffix(ending)
     scenario = {"use": "table", "path": str(path), **changed_options(options)}
     grid = {"sgd": {"lr": list(rates)}}
+    until_still = options.rounds is None
     content = {
         "title": f"{path.name}: one model per {options.client}",
-        "rounds": options.rounds,
+        "rounds": MAX_ROUNDS if options.rounds is None else options.rounds,
+        "until_still": until_still,
+        **({"evaluate_every": EVALUATE_EVERY} if until_still else {}),
+        # Rates that the user names are the ones to choose from.
+        "bracket": ["sgd.lr"] if options.lr is None else [],
+        "sgd": {"ridge": ridge},
         "seeds": list(options.all_seeds()),
         "measured": list(options.metrics),
         "metrics": ["mean", "worst", "worst10"],

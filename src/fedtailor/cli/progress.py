@@ -30,7 +30,7 @@ def progress_of(title: str, rounds: int) -> Iterator[Progress]:
         with _bar(title, rounds) as update:
 
             def show(training: Training, evaluated: bool) -> None:
-                update(training.round, _score(training))
+                update(training.round, _score(training), rounds)
 
             yield show
     else:
@@ -62,11 +62,12 @@ def progress_over_runs(title: str, runs: int) -> Iterator[ComparisonProgress]:
                 seed: int,
                 training: Training | None,
             ) -> None:
-                update(comparison.progressed, _description(entry, seed, training))
+                text = _description(entry, seed, training)
+                update(comparison.progressed, text, comparison.runs)
 
             yield show
     else:
-        yield _comparison_lines(title, runs)
+        yield _comparison_lines(title)
 
 
 @contextmanager
@@ -81,7 +82,8 @@ def progress_over_settings(title: str, settings: int) -> Iterator[BeforeSetting]
 
             def show(entry: Entry, candidate: Candidate) -> None:
                 nonlocal done
-                update(done, f"timing {entry.row} on {entry.column.label}")
+                text = f"timing {entry.row} on {entry.column.label}"
+                update(done, text, settings)
                 done += 1
 
             yield show
@@ -105,7 +107,7 @@ def _description(entry: Entry, seed: int, training: Training | None) -> str:
     return f"{text}: round {training.round} of {entry.column.rounds} {_score(training)}"
 
 
-def _comparison_lines(title: str, runs: int) -> ComparisonProgress:
+def _comparison_lines(title: str) -> ComparisonProgress:
     last_time = -SECONDS_BETWEEN_LINES
 
     def show(
@@ -115,7 +117,7 @@ def _comparison_lines(title: str, runs: int) -> ComparisonProgress:
         if monotonic() - last_time >= SECONDS_BETWEEN_LINES:
             last_time = monotonic()
             run, description = comparison.done + 1, _description(entry, seed, training)
-            text = f"{title}: run {run} of {runs}, {description}"
+            text = f"{title}: run {run} of {comparison.runs}, {description}"
             say_status(text)
 
     return show
@@ -135,8 +137,10 @@ def _score(training: Training) -> str:
 
 
 @contextmanager
-def _bar(title: str, total: int) -> Iterator[Callable[[float, str], None]]:
-    """Displays a bar on stderr; yields a function that sets its progress and text."""
+def _bar(title: str, total: int) -> Iterator[Callable[[float, str, int], None]]:
+    """Displays a bar on stderr; yields a function that sets its progress, text and
+    total.
+    """
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -156,8 +160,8 @@ def _bar(title: str, total: int) -> Iterator[Callable[[float, str], None]]:
     )
     with progress as bar:
         task = bar.add_task(one_line(title), total=total, text="compiling")
-        yield lambda completed, text: bar.update(
-            task, completed=completed, text=one_line(text)
+        yield lambda completed, text, total: bar.update(
+            task, completed=completed, text=one_line(text), total=total
         )
 
 

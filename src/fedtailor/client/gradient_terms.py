@@ -7,17 +7,21 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
-from fedtailor.protocol import Params
+from fedtailor.protocol import SGD, Params
 
 GradientChange = Callable[[Params, Params], Params]
 """(grads, params) -> the gradient with a term added, or with entries set to zero."""
 
 
-def weight_decay(coefficient: ArrayLike) -> GradientChange:
-    """Add the gradient of coefficient/2 |w|^2."""
+def penalty(sgd: SGD, samples: ArrayLike) -> GradientChange:
+    """Add the gradient of the L2 terms of `sgd`, for a client with so many training
+    samples.
+    """
 
     def add(grads: Params, params: Params) -> Params:
-        return jax.tree.map(lambda g, w: g + coefficient * w, grads, params)
+        return jax.tree.map(
+            lambda g, w: g + sgd.penalty(w.ndim, samples) * w, grads, params
+        )
 
     return add
 

@@ -131,8 +131,8 @@ def _gradient_changes(
         Functions (gradient, params) -> gradient; all have the layout of the loop.
     """
     changes = []
-    if not is_off(sgd.weight_decay):
-        changes.append(gradient_terms.weight_decay(sgd.weight_decay))
+    if sgd.has_penalty:
+        changes.append(gradient_terms.penalty(sgd, local.size))
     if proximal is not None:
         mu, anchor = proximal
         anchor = layout.to_loop(local.params(anchor))

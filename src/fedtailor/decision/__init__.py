@@ -1,6 +1,7 @@
 """Statistical decisions: who gains, which method is best, and warnings."""
 
 from fedtailor.decision.choice import Choice, choose_by_validation
+from fedtailor.decision.convergence import movement, stands_still
 from fedtailor.decision.gains import client_gains, holm
 from fedtailor.decision.intervals import Interval, two_way_interval
 from fedtailor.decision.row_scores import (
@@ -10,7 +11,6 @@ from fedtailor.decision.row_scores import (
     metric_interval,
 )
 from fedtailor.decision.warnings import (
-    still_falling,
     warn_few_validation_rows,
     warn_grid_edges,
     warn_repeated_rows,
@@ -32,7 +32,8 @@ __all__ = [
     "client_gains",
     "holm",
     "metric_interval",
-    "still_falling",
+    "movement",
+    "stands_still",
     "two_way_interval",
     "warn_few_validation_rows",
     "warn_grid_edges",

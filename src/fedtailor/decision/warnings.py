@@ -4,18 +4,22 @@ Each function returns one line per problem, and an empty list if there is none.
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import polars as pl
 from numpy.typing import ArrayLike, NDArray
+
+from fedtailor.decision.convergence import movement
+from fedtailor.federation.repetitions import repeated_rows
 
 MIN_TEST_ROWS = 10
 """Clients with fewer test rows get a warning."""
-MIN_RELATIVE_DECREASE = 0.02
-"""Share of the loss's decrease in its last tenth above which it is still falling."""
 _MAX_NAMES = 3
 """A warning lists this many names and counts the others."""
+_MAX_BLOCKS = 32
+"""Inputs are compared in so many blocks."""
 MIN_VALIDATION_ROWS = 2500
 """With fewer rows, an accuracy of 1/2 has a standard error above one point."""
 
@@ -63,40 +67,76 @@ def warn_small_tests(
     return warnings
 
 
-def warn_repeated_rows(
-    test: Mapping[str, NDArray[Any]], train: Mapping[str, NDArray[Any]] | None = None
-) -> list[str]:
-    """Warns about test rows that occur twice, or in any client's training data.
+Examples = Mapping[str, tuple[NDArray[Any], NDArray[Any]]]
+"""Client -> inputs [n, ...] and targets [n, ...] of its rows."""
+
+
+def warn_repeated_rows(test: Examples, train: Examples | None = None) -> list[str]:
+    """Warns about test rows that occur twice in a client's test data, or in its training
+    data: with the same inputs and the same target.
+
+    Nothing is said where chance explains it, see
+    `fedtailor.federation.repetitions.repeated_rows`.
 
     Args:
-        test: client -> inputs [n, ...] of its test rows.
-        train: client -> inputs of its training rows. With None, only repetitions among
-            the test rows are looked for.
+        test: the test rows.
+        train: the training rows. With None, only repetitions among the test rows are
+            looked for.
     """
     warnings = []
-    test_keys = {client: _row_keys(x) for client, x in test.items()}
-    all_keys = [key for row_keys in test_keys.values() for key in row_keys]
-    repeated = len(all_keys) - len(set(all_keys))
-    if repeated:
+    groups = _repetitions(test)
+    if groups is not None:
+        repeated = len(groups) - len(np.unique(groups))
         warnings.append(
-            f"{repeated} of {len(all_keys)} test rows repeat another one; intervals"
-            " take them for independent"
+            f"{repeated} of {len(groups)} test rows repeat another one of their client;"
+            " intervals take them for independent"
         )
     if train is None:
         return warnings
-    train_keys = {key for x in train.values() for key in _row_keys(x)}
-    leak_counts = {
-        client: sum(key in train_keys for key in row_keys)
-        for client, row_keys in test_keys.items()
+    both = {
+        client: tuple(
+            np.concatenate([part, of_train])
+            for part, of_train in zip(examples, train[client], strict=True)
+        )
+        for client, examples in test.items()
+        if client in train
     }
-    total = sum(leak_counts.values())
+    groups = _repetitions(both)
+    if groups is None:
+        return warnings
+    # The test rows of a client come before its training rows.
+    leaks, start = {}, 0
+    for client, (x, _) in both.items():
+        tested = groups[start : start + len(test[client][0])]
+        trained = groups[start + len(tested) : start + len(x)]
+        leaks[client] = int(np.isin(tested, trained).sum())
+        start += len(x)
+    total = sum(leaks.values())
     if total:
-        clients = [client for client, count in leak_counts.items() if count]
+        rows = sum(len(x) for x, _ in test.values())
+        clients = [client for client, count in leaks.items() if count]
         warnings.append(
-            f"{total} of {len(all_keys)} test rows occur in training data too"
-            f" ({join_names(clients)}); results are too good by them"
+            f"{total} of {rows} test rows are in the training data of their client, too,"
+            f" with the same target ({join_names(clients)}); results are too good by them"
         )
     return warnings
+
+
+def _repetitions(examples: Mapping[str, Any]) -> NDArray[np.int64] | None:
+    """The group of each row of all clients, see `repeated_rows`."""
+    parts = [(x, y) for x, y in examples.values() if len(x)]
+    if not parts:
+        return None
+    x = np.concatenate([x.reshape(len(x), -1) for x, _ in parts])
+    y = np.concatenate([y.reshape(len(y), -1) for _, y in parts])
+    owners = np.repeat(np.arange(len(parts)), [len(x) for x, _ in parts])
+    # Neighbouring inputs, such as pixels, make up one column of several cells.
+    blocks = np.array_split(x, min(x.shape[1], _MAX_BLOCKS), axis=1)
+    columns = [
+        pl.from_numpy(np.ascontiguousarray(block)).hash_rows(seed=0).to_numpy()
+        for block in (*blocks, y)
+    ]
+    return repeated_rows(columns, owners)
 
 
 def warn_few_validation_rows(rows: int) -> list[str]:
@@ -116,9 +156,7 @@ def warn_few_validation_rows(rows: int) -> list[str]:
 
 
 def warn_grid_edges(
-    chosen: Mapping[str, Any],
-    grid: Mapping[str, Sequence[Any]],
-    limited: Collection[str] = (),
+    chosen: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]
 ) -> list[str]:
     """Warns about settings at an edge of their grid: a better value may lie beyond.
 
@@ -126,8 +164,6 @@ def warn_grid_edges(
         chosen: setting -> chosen value.
         grid: setting -> candidate values. A grid with a single value, or with values
             that are not numbers, has no edge.
-        limited: settings whose largest candidate is a limit, such as a learning rate
-            above which training diverges. Choosing that candidate gives no warning.
     """
     warnings = []
     for name, values in grid.items():
@@ -141,56 +177,31 @@ def warn_grid_edges(
             warnings.append(
                 f"{name}={value} is the smallest value tried; try smaller ones"
             )
-        elif value == numbers[-1] and name not in limited:
+        elif value == numbers[-1]:
             warnings.append(
                 f"{name}={value} is the largest value tried; try larger ones"
             )
     return warnings
 
 
-def still_falling(rounds: ArrayLike, losses: ArrayLike) -> bool:
-    """Whether a validation loss is still falling when training ends.
-
-    A loss is still falling if two conditions hold. Its mean over the last tenth of the
-    rounds is below its mean over the tenth before, by more than 2 % of its total
-    decrease. And no loss in the tenth before is below the mean of the last tenth.
-
-    Args:
-        rounds: [r] round numbers, ascending.
-        losses: [r] validation losses after these rounds.
-    """
-    round_numbers = np.asarray(rounds, np.float64)
-    values = np.asarray(losses, np.float64)
-    if len(values) < 4 or not np.isfinite(values).all():
-        return False
-    span = round_numbers[-1] - round_numbers[0]
-    is_last_tenth = round_numbers > round_numbers[-1] - 0.1 * span
-    is_tenth_before = (round_numbers > round_numbers[-1] - 0.2 * span) & ~is_last_tenth
-    last_losses, previous_losses = values[is_last_tenth], values[is_tenth_before]
-    # With few evaluations, compare the last two.
-    if not len(previous_losses):
-        last_losses, previous_losses = values[-1:], values[-2:-1]
-    decrease = values[0] - values.min()
-    recent_decrease = previous_losses.mean() - last_losses.mean()
-    decreased = recent_decrease > MIN_RELATIVE_DECREASE * decrease > 0
-    return bool(decreased and last_losses.mean() <= previous_losses.min())
-
-
 def warn_still_falling(curves: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> list[str]:
     """Warns about methods whose validation loss was still falling in the last round.
 
+    The rule is that by which a training until it stands still ends
+    (`fedtailor.decision.movement`).
+
     Args:
-        curves: method -> rounds [r] and losses [r], see `still_falling`.
+        curves: method -> rounds [r] and losses [r].
     """
-    decreasing = [
+    falling = [
         method
         for method, (rounds, losses) in curves.items()
-        if still_falling(rounds, losses)
+        if movement(rounds, losses) == "falling"
     ]
-    if not decreasing:
+    if not falling:
         return []
     return [
-        f"validation loss was still falling: {join_names(decreasing)}; train for more"
+        f"validation loss was still falling: {join_names(falling)}; train for more"
         " rounds"
     ]
 
@@ -204,8 +215,3 @@ def join_names(names: Sequence[str]) -> str:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _row_keys(x: NDArray[Any]) -> list[bytes]:
-    """The bytes of each row, so that equal rows have equal keys."""
-    return [np.ascontiguousarray(row).tobytes() for row in np.asarray(x)]

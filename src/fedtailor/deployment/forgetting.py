@@ -94,6 +94,7 @@ def forget(
         bound_model,
         rounds,
         seed=manifest["seed"],
+        until_still=manifest.get("until_still", False),
         evaluate_every=manifest["evaluate_every"],
         metrics=manifest.get("metrics", ()),
         **run.round_settings,

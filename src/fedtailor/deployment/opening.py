@@ -292,6 +292,7 @@ class OpenedRun(Run):
             seed=run["seed"],
             participation=training.participation,
             every=run["evaluate_every"],
+            until_still=run.get("until_still", False),
             uplink=training.uplink,
             downlink=training.downlink,
             metrics=[metric for metric in training.measured if metric.name in chosen],

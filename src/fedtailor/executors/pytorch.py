@@ -107,7 +107,13 @@ class TorchTrainer(DebugTrainer):
         live = self._engine.live(self.model.dtype)
         live.theta.copy_(live.inputs(np.asarray(theta)))
         descent = Descent(
-            live, sgd, sgd.rate(self.round), proximal, linear_term, train_only
+            live,
+            sgd,
+            sgd.rate(self.round),
+            self._penalty(sgd),
+            proximal,
+            linear_term,
+            train_only,
         )
         has_modes = self.model.stochastic or self.model.has_statistics
         mode = "training" if has_modes else "evaluation"
@@ -129,6 +135,19 @@ class TorchTrainer(DebugTrainer):
             )
             self.context.add_work(gradients=examples)
         return jnp.asarray(live.theta.numpy().copy())
+
+    def _penalty(self, sgd: SGD) -> NDArray[Any] | None:
+        """The coefficient of each parameter [d] in the gradient of the L2 terms; None =
+        there are none.
+        """
+        if not sgd.has_penalty:
+            return None
+        with compiled():
+            ones = self.model.params(jnp.ones(self.model.size, self.model.dtype))
+            coefficients = jax.tree.map(
+                lambda w: w * sgd.penalty(w.ndim, int(self.size)), ones
+            )
+            return np.asarray(self.model.vector(coefficients))
 
     def _host_batches(
         self, n: int, times: int, sgd: SGD, split: str
@@ -210,14 +229,20 @@ class Descent:
         live: LiveModule,
         sgd: SGD,
         rate: Any,
+        penalty: NDArray[Any] | None,
         proximal: tuple[Any, Any] | None,
         linear_term: Any,
         train_only: ModelPart | None,
     ) -> None:
-        """Start from the parameters of `live`; for the arguments see `LocalTrainer.sgd`."""
+        """Start from the parameters of `live`.
+
+        Args:
+            penalty: [d] the coefficient of w in the gradient of the L2 terms; None = there
+                are none. For the other arguments see `LocalTrainer.sgd`.
+        """
         self._live = live
         self._rate = float(rate)
-        self._decay = 0.0 if is_off(sgd.weight_decay) else float(sgd.weight_decay)
+        self._penalty = None if penalty is None else live.inputs(penalty)
         self._momentum = None if is_off(sgd.momentum) else float(sgd.momentum)
         self._proximal = (
             None
@@ -239,8 +264,8 @@ class Descent:
         or its momentum. Frozen entries do not change.
         """
         live = self._live
-        if self._decay:
-            gradient = gradient + self._decay * live.theta
+        if self._penalty is not None:
+            gradient = gradient + self._penalty * live.theta
         if self._proximal is not None:
             mu, anchor = self._proximal
             gradient = gradient + mu * (live.theta - anchor)

@@ -19,10 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fedtailor._files import reason
 from fedtailor.algorithms import Local
 from fedtailor.executors import Settings
-from fedtailor.experiments import halving
+from fedtailor.experiments import bracketing, halving
 from fedtailor.experiments.compared_runs import ComparedRuns
 from fedtailor.experiments.comparison_index import (
     collect_versions,
@@ -31,9 +34,17 @@ from fedtailor.experiments.comparison_index import (
     require_own_index,
     write_index,
 )
-from fedtailor.experiments.experiment import Candidate, Column, Entry, Experiment
+from fedtailor.experiments.experiment import (
+    Candidate,
+    Column,
+    Entry,
+    Experiment,
+    with_setting,
+)
+from fedtailor.experiments.parsing import RefusedSettings
 from fedtailor.experiments.plan import BeforeSetting, PlannedEntry, plan_entries
 from fedtailor.experiments.run_scores import (
+    client_scores,
     has_diverged,
     stored_score,
     validation_score,
@@ -50,6 +61,9 @@ from fedtailor.training import Training
 ALL_FAILED = (
     "every candidate diverged or was refused; offer smaller learning rates in its grid"
 )
+
+Scored = tuple[Candidate, float | None]
+"""A candidate, and its validation score; None if it failed."""
 
 Progress = Callable[["Comparison", Entry, int, Training | None], None]
 """A function that is called at the start of each run and after each of its rounds.
@@ -109,6 +123,12 @@ class Comparison:
             track=self.track,
         )
         self._rounds = 0
+        self._added_runs = 0
+
+    @property
+    def runs(self) -> int:
+        """Number of runs, with those that bracketing has added so far."""
+        return self.experiment.runs + self._added_runs
 
     @property
     def done(self) -> int:
@@ -236,35 +256,115 @@ class Comparison:
         self._skip_refused(entry)
         if len(entry.candidates) == 1:
             return entry.candidates[0]
-        runs: list[str] = []
-        scores: list[float | None] = []
-        for candidate in entry.candidates:
+        runs: dict[int, str] = {}
+
+        def score(candidate: Candidate) -> float | None:
             name = self._runs.train(entry, candidate, seed)
-            runs.append(name)
+            runs[id(candidate)] = name
             if name in self._runs.refusals:
                 refusal = self._runs.refusals[name]
                 self._skip(entry, seed, candidate.parameters, refusal)
-                scores.append(None)
-            else:
-                scores.append(validation_score(self.results / name))
-        # Of equal scores, the first candidate is the best.
-        best, best_score = None, None
-        for index, score in enumerate(scores):
-            if score is not None and (best_score is None or score > best_score):
-                best, best_score = index, score
+                return None
+            return validation_score(self.results / name)
+
+        scored = self._bracketed(entry, seed, score)
+        best = self._best(entry, scored, seed, None)
         if best is None:
             other_seeds = len(self.experiment.file.seeds) - 1
             self._skip(entry, None, {}, ALL_FAILED, runs=other_seeds)
-        for index, candidate in enumerate(entry.candidates):
+        for candidate, value in scored:
             self._add_candidate(
                 entry,
                 candidate,
                 seed,
-                run=runs[index],
-                val=scores[index],
-                chosen=index == best,
+                run=runs[id(candidate)],
+                val=value,
+                chosen=candidate is best,
             )
-        return None if best is None else entry.candidates[best]
+        return best
+
+    def _best(
+        self, entry: Entry, scored: Sequence[Scored], seed: int, rounds: int | None
+    ) -> Candidate | None:
+        """The candidate with the best score; None if all failed.
+
+        Of equal scores, the first candidate is the best. Of the values of a bracketed
+        setting it is the first one, unless another is better by more than chance.
+        """
+        best, best_score = None, None
+        for candidate, score in scored:
+            if score is not None and (best_score is None or score > best_score):
+                best, best_score = candidate, score
+        for setting in self.experiment.file.bracket:
+            if best is None or setting not in best.parameters:
+                continue
+            line = bracketing.line_through(best, (one for one, _ in scored), setting)
+            value = bracketing.best_value(
+                self._client_scores(entry, line, seed, rounds)
+            )
+            if value is not None:
+                best = line[value]
+        return best
+
+    def _client_scores(
+        self,
+        entry: Entry,
+        line: Mapping[float, Candidate],
+        seed: int,
+        rounds: int | None,
+    ) -> dict[float, NDArray[np.float64] | None]:
+        """The validation scores of candidates by client, after `rounds` rounds."""
+        return {
+            value: client_scores(
+                self.results / self._runs.name_of(entry, candidate, seed), rounds
+            )
+            for value, candidate in line.items()
+        }
+
+    def _bracketed(
+        self,
+        entry: Entry,
+        seed: int,
+        score: Callable[[Candidate], float | None],
+        rounds: int | None = None,
+    ) -> list[Scored]:
+        """Score an entry's candidates, and further ones until the best value of each
+        bracketed setting lies inside its grid.
+
+        Args:
+            entry: the method and the scenario.
+            seed: the seed on which settings are chosen.
+            score: trains a candidate and returns its validation score; None if it
+                diverged or was refused.
+            rounds: the rounds that `score` trains; None = to the end.
+
+        Returns:
+            All candidates with their scores.
+        """
+        scored: list[Scored] = [(one, score(one)) for one in entry.candidates]
+        for setting in self.experiment.file.bracket:
+            refused: dict[float, None] = {}
+            for _ in range(bracketing.MAX_EXTENSIONS):
+                centre = self._best(entry, scored, seed, rounds) or scored[-1][0]
+                if setting not in centre.parameters:
+                    break
+                line = bracketing.line_through(
+                    centre, (one for one, _ in scored), setting
+                )
+                scores = self._client_scores(entry, line, seed, rounds)
+                value = bracketing.next_value(scores | refused)
+                if value is None:
+                    break
+                try:
+                    candidate = with_setting(centre, setting, value)
+                except RefusedSettings as error:
+                    parameters = {**centre.parameters, setting: value}
+                    self._skip(entry, None, parameters, str(error))
+                    refused[value] = None
+                    continue
+                self._added_runs += 1
+                scored.append((candidate, score(candidate)))
+        return scored
 
     def _add_candidate(
         self, entry: Entry, candidate: Candidate, seed: int, **result: Any
@@ -294,8 +394,16 @@ class Comparison:
         # column's rounds, and its finalists are then trained on all seeds.
         cuts = halving.cut_rounds(column.rounds, self._runs.evaluate_every(column))
         kept = halving.methods_after_cuts(len(entries), len(cuts))
+        first_cut = [*cuts, column.rounds][0]
         remaining = [
-            (entry, candidate) for entry in entries for candidate in entry.candidates
+            (entry, candidate)
+            for entry in entries
+            for candidate, _ in self._bracketed(
+                entry,
+                seed,
+                lambda one, entry=entry: self._score_after(entry, one, seed, first_cut),
+                first_cut,
+            )
         ]
         done = 0
         for rounds, keep in zip(
@@ -457,6 +565,7 @@ class Comparison:
         runs = [self.results / cell["run"] for cell in self.cells]
         content = {
             **describe_experiment(self.experiment, self.index, self.source),
+            "runs": self.runs,
             "cells": self.cells,
             "candidates": self.candidates,
             "skipped": self.skipped,
@@ -480,4 +589,6 @@ class Comparison:
             (len(entry.candidates) + other_seeds) * entry.column.rounds
             for entry in self.experiment.entries
         )
+        column_rounds = self.experiment.columns[0].rounds
+        full += self._added_runs * column_rounds
         return {"rounds": self._rounds, "full": full}

@@ -161,6 +161,7 @@ class ComparedRuns:
                 rounds,
                 seed=seed,
                 participation=column.participation,
+                until_still=self.experiment.file.until_still,
                 evaluate_every=self.evaluate_every(column),
                 uplink=entry.uplink,
                 callbacks=callbacks,
@@ -250,6 +251,8 @@ class ComparedRuns:
             settings["uplink"] = to_toml(entry.uplink)
         if measured:
             settings["measured"] = measured
+        if self.experiment.file.until_still:
+            settings["until_still"] = True
         text = json.dumps(settings, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 

@@ -65,7 +65,7 @@ def describe_experiment(
         "algorithms": experiment.rows,
         "published": file.published,
         "sweeps": _sweeps(experiment),
-        "limited": experiment.limited,
+        "until_still": file.until_still,
         "runs": experiment.runs,
     }
 

@@ -87,6 +87,8 @@ class _File(_Table):
     source: str = ""
     note: str = ""
     rounds: Rounds | None = None
+    until_still: bool = False
+    bracket: list[str] = []
     seeds: Annotated[list[Seed], AfterValidator(_require_distinct)] = Field(
         [0, 1, 2], min_length=1
     )
@@ -173,8 +175,6 @@ class Experiment:
         file: the settings of the file, such as title, seeds, metrics and figures.
         columns: the scenarios.
         entries: the rows of all columns, sorted by column.
-        limited: settings whose largest value in the grid is a limit, such as a learning
-            rate above which training diverges.
     """
 
     name: str
@@ -182,7 +182,6 @@ class Experiment:
     file: _File
     columns: tuple[Column, ...]
     entries: tuple[Entry, ...]
-    limited: tuple[str, ...] = ()
 
     @property
     def rows(self) -> list[str]:
@@ -196,6 +195,21 @@ class Experiment:
         # repeated.
         seeds = len(self.file.seeds)
         return sum(seeds + len(entry.candidates) - 1 for entry in self.entries)
+
+
+def with_setting(candidate: Candidate, setting: str, value: float) -> Candidate:
+    """A candidate with another value of a setting, given by its dotted name.
+
+    Raises:
+        RefusedSettings: the method refuses the value.
+    """
+    nested: Any = value
+    for name in reversed(setting.split(".")):
+        nested = {name: nested}
+    return Candidate(
+        configure(candidate.algorithm, nested, ("bracket",)),
+        {**candidate.parameters, setting: value},
+    )
 
 
 def load(path: Path, *, quick: bool = False) -> Experiment:
@@ -227,6 +241,7 @@ def resolve(document: Document, name: str, *, quick: bool = False) -> Experiment
             _column(label, table, file) for label, table in file.scenarios.items()
         )
         entries = tuple(entry for column in columns for entry in _entries(column, file))
+        _check_bracket(file, entries)
         _check_published(file, entries, quick)
     except ConfigError as error:
         raise ValueError(document.explain(error)) from None
@@ -376,6 +391,29 @@ def _recommended(name: str, column: Column, file: _File) -> Algorithm:
         sgd = configure(sgd, file.scenarios[column.label].sgd, place)
         algorithm = replace(algorithm, sgd=sgd)
     return algorithm
+
+
+def _check_bracket(file: _File, entries: Sequence[Entry]) -> None:
+    """Check that grids have the settings that are bracketed, as numbers above 0."""
+    for setting in file.bracket:
+        values = [
+            candidate.parameters[setting]
+            for entry in entries
+            for candidate in entry.candidates
+            if setting in candidate.parameters
+        ]
+        if not values:
+            raise ConfigError(
+                ("bracket",), f"bracket names {setting!r}, which is in no grid"
+            )
+        for value in values:
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or value <= 0:
+                raise ConfigError(
+                    ("bracket",),
+                    f"bracket names {setting!r}, whose grid holds {value!r}; only"
+                    " numbers above 0 can be bracketed",
+                )
 
 
 def _check_published(file: _File, entries: tuple[Entry, ...], quick: bool) -> None:

@@ -26,7 +26,7 @@ def row_scores(
         `loss` [b] float32 for all models. For classifications also `correct` [b] bool,
         `prediction` [b] int32, the predicted class, and `confidence` [b] float32, its
         probability. For regressions also `squared_error` [b] float32, summed over
-        targets, and `prediction` [b] (or [b, targets]) float32.
+        targets, and `prediction` and `target` [b] (or [b, targets]) float32.
     """
     losses = model.losses(outputs, y)
     columns: dict[str, Array] = {"loss": losses.astype(jnp.float32)}
@@ -38,9 +38,10 @@ def row_scores(
     elif is_regression(model):
         predicted, target = predictions_and_targets(outputs, y)
         squared_error = jnp.square(predicted - target).sum(axis=-1)
-        prediction = predicted[:, 0] if predicted.shape[1] == 1 else predicted
         columns["squared_error"] = squared_error.astype(jnp.float32)
-        columns["prediction"] = prediction.astype(jnp.float32)
+        for name, values in (("prediction", predicted), ("target", target)):
+            single = values[:, 0] if values.shape[1] == 1 else values
+            columns[name] = single.astype(jnp.float32)
     return columns
 
 
@@ -60,8 +61,12 @@ def rows_schema(model: Model) -> "dict[str, pl.DataType | type[pl.DataType]]":
             "confidence": pl.Float32,
         }
     if is_regression(model):
-        prediction = pl.List(pl.Float32) if model.outputs > 1 else pl.Float32
-        return types | {"squared_error": pl.Float32, "prediction": prediction}
+        values = pl.List(pl.Float32) if model.outputs > 1 else pl.Float32
+        return types | {
+            "squared_error": pl.Float32,
+            "prediction": values,
+            "target": values,
+        }
     return types
 
 

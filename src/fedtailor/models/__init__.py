@@ -23,7 +23,16 @@ from fedtailor.models.parts import Part
 from fedtailor.models.pytorch import from_torch, save_state_dict, state_dict
 from fedtailor.models.registry import builders, find_builder, register
 from fedtailor.models.resnet import resnet
-from fedtailor.models.zoo import cnn, density, lenet5, logistic, lstm, mlp, tutorial_cnn
+from fedtailor.models.zoo import (
+    cnn,
+    density,
+    lenet5,
+    linear,
+    logistic,
+    lstm,
+    mlp,
+    tutorial_cnn,
+)
 from fedtailor.protocol import import_modules
 
 __all__ = [
@@ -44,6 +53,7 @@ __all__ = [
     "from_linen",
     "from_torch",
     "lenet5",
+    "linear",
     "logistic",
     "lstm",
     "mlp",

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import ScalarLike
 
@@ -27,6 +28,11 @@ class SGD:
     """Heavy-ball momentum without dampening, in [0, 1)."""
     weight_decay: ZeroIsStatic = 0.0
     """L2 coefficient, added to the gradient."""
+    ridge: float | None = None
+    """L2 penalty of ridge regression, on the sum of a client's losses: adds ridge / n_i * w
+    to the gradients of its weights (arrays of two axes or more, so not of biases), where
+    n_i is the number of its training samples; None = no penalty.
+    """
     epochs: TracedInt = 1
     """Passes over the client's training samples in one round (used when `steps` is
     None).
@@ -46,6 +52,12 @@ class SGD:
     lr_decay: ZeroIsStatic = 0.0
     """Relative decrease of the learning rate in each round: the rate in round t is lr * (1
     - lr_decay)^t. For example, 0.01 multiplies it by 0.99.
+    """
+    lr_halves_after: float | None = None
+    """Rounds after which the learning rate is one half: in round t it is divided by 1 + t /
+    lr_halves_after. The rates of all rounds add up to infinity, so that a training comes
+    to its optimum from wherever it is, and the pull of several local steps away from the
+    optimum of all clients together vanishes; None = no decrease.
     """
     optimizer: Any = None
     """An `optax.GradientTransformation` in place of SGD with momentum, which does not use
@@ -69,6 +81,14 @@ class SGD:
         require(
             self.weight_decay >= 0,
             f"weight_decay is {self.weight_decay}; it must be 0 or more",
+        )
+        require(
+            self.ridge is None or self.ridge >= 0,
+            f"ridge is {self.ridge}; it must be 0 or more",
+        )
+        require(
+            self.lr_halves_after is None or self.lr_halves_after > 0,
+            f"lr_halves_after is {self.lr_halves_after}; it must be above 0",
         )
         require(self.epochs >= 0, f"epochs is {self.epochs}; it must be 0 or more")
         require(
@@ -117,8 +137,31 @@ class SGD:
             round: 0-based; may be traced.
 
         Returns:
-            lr (1 - lr_decay)^round, a Python number if both are.
+            lr (1 - lr_decay)^round / (1 + round / lr_halves_after), a Python number if
+            all of them are.
         """
-        if is_off(self.lr_decay):
-            return self.lr
-        return self.lr * (1 - self.lr_decay) ** round
+        rate: ScalarLike = self.lr
+        if not is_off(self.lr_decay):
+            rate = rate * (1 - self.lr_decay) ** round
+        if self.lr_halves_after is not None:
+            rate = rate / (1 + round / self.lr_halves_after)
+        return rate
+
+    @property
+    def has_penalty(self) -> bool:
+        """Whether an L2 term is added to gradients."""
+        return not is_off(self.weight_decay) or self.ridge is not None
+
+    def penalty(self, axes: int, samples: ArrayLike) -> ScalarLike:
+        """The coefficient of w in the gradient of an array of parameters.
+
+        Args:
+            axes: the number of the array's axes; biases have one.
+            samples: n_i, the client's training samples; may be traced.
+
+        Returns:
+            weight_decay, for weights plus ridge / n_i.
+        """
+        if self.ridge is None or axes < 2:
+            return self.weight_decay
+        return self.weight_decay + self.ridge / jnp.maximum(samples, 1)

@@ -11,8 +11,9 @@ import numpy as np
 from fedtailor.report import costs
 from fedtailor.report.experiment import Candidate, Experiment
 from fedtailor.report.measures import MEASURES, Measure
-from fedtailor.report.tables import Cell, Number, Table, published
-from fedtailor.report.units import Unit
+from fedtailor.report.stored import StoredRun
+from fedtailor.report.tables import Cell, Number, Table, mean_of, published
+from fedtailor.report.units import Unit, unit_of
 
 SPREAD_MEASURES = ("mean", "worst", "worst10", "std", "unseen")
 """The columns of `client_spread_table`."""
@@ -51,6 +52,9 @@ def tables(experiment: Experiment) -> dict[str, Table]:
         prefix = slug(scenario)
         spread_table = client_spread_table(experiment, scenario)
         _add_table(result, f"{prefix}-clients", spread_table)
+        metrics_table = other_metrics_table(experiment, scenario)
+        if metrics_table is not None:
+            _add_table(result, f"{prefix}-metrics", metrics_table)
         _add_table(result, f"{prefix}-costs", cost_table(experiment, scenario))
         has_reference = costs.reference(experiment.runs[scenario]) is not None
         if "accuracy-by-time" in index.figures and has_reference:
@@ -129,8 +133,9 @@ def measure_table(experiment: Experiment, name: str, scenarios: Sequence[str]) -
 def client_spread_table(experiment: Experiment, scenario: str) -> Table:
     """A table of the distribution of one scenario's results over clients.
 
-    The columns are the mean, the worst client, the worst 10 %, the deviation, and the
-    mean over unseen clients if there are any.
+    The columns are the mean, the worst client, the worst 10 %, the deviation, the mean
+    over unseen clients if there are any, and the rounds that were trained if that was
+    until the validation loss stood still.
     """
     runs, unit = experiment.runs[scenario], experiment.unit(scenario)
     has_unseen = any(
@@ -146,15 +151,69 @@ def client_spread_table(experiment: Experiment, scenario: str) -> Table:
     if experiment.baselines[scenario]:
         cells = [baseline_cell(experiment, scenario, measure) for measure in measures]
         rows.append([BASELINE_ROW, *cells])
+    columns = ["algorithm", *(measure.header for measure in measures)]
+    if experiment.index.until_still:
+        columns.append("rounds")
+        for row in rows:
+            row.append(_rounds_text(runs.get(str(row[0]), ())))
     return Table(
         f"{scenario}: test {unit.label}, over clients",
-        ["algorithm", *(measure.header for measure in measures)],
+        columns,
         rows,
         higher_is_better={
             column: unit.higher_is_better
             for column, name in enumerate(names, 1)
             if name in RANKED_MEASURES
         },
+    )
+
+
+def other_metrics_table(experiment: Experiment, scenario: str) -> Table | None:
+    """A table of the metrics beside the one that the runs are judged by.
+
+    The columns are that metric, those that the runs were asked for, the accuracy, and
+    for a regression the R2 of all test rows together.
+
+    Returns:
+        The table; None if there is nothing beside the metric of the runs.
+    """
+    labels = _finished_labels(experiment, scenario)
+    runs = experiment.runs[scenario]
+    first = next((seeds[0] for label in labels if (seeds := runs[label])), None)
+    if first is None:
+        return None
+    names = [first.metric, *first.other_metrics]
+    has_r2 = first.r2_of_all_rows is not None
+    if len(names) == 1 and not has_r2:
+        return None
+
+    def row(label: str, seeds: Sequence[StoredRun]) -> list[Cell]:
+        cells: list[Cell] = [label]
+        for name in names:
+            means = [run.mean_of(name) for run in seeds]
+            known = [mean for mean in means if mean is not None]
+            cells.append(unit_of(name).number(known) if known else NO_VALUE)
+        if has_r2:
+            shares = [run.r2_of_all_rows for run in seeds]
+            known = [share for share in shares if share is not None]
+            cells.append(mean_of(known) if known else NO_VALUE)
+        return cells
+
+    rows = [row(label, runs[label]) for label in labels]
+    if experiment.baselines[scenario]:
+        rows.append(row(BASELINE_ROW, experiment.baselines[scenario]))
+    columns = ["algorithm", *(unit_of(name).label for name in names)]
+    directions = {
+        number: unit_of(name).higher_is_better for number, name in enumerate(names, 1)
+    }
+    if has_r2:
+        directions[len(columns)] = True
+        columns.append("R2 of\nall rows")
+    return Table(
+        f"{scenario}: measured on test, mean over clients",
+        columns,
+        rows,
+        higher_is_better=directions,
     )
 
 
@@ -305,6 +364,14 @@ def _finished_labels(experiment: Experiment, scenario: str) -> list[str]:
         for label in experiment.index.algorithms
         if runs[label] or diverged[scenario, label]
     ]
+
+
+def _rounds_text(seeds: Sequence[StoredRun]) -> str:
+    """The rounds of each seed's run, such as "65" or "65 to 120"."""
+    rounds = sorted({int(run.summary["rounds"]) for run in seeds})
+    if not rounds:
+        return NO_VALUE
+    return " to ".join(str(number) for number in dict.fromkeys((rounds[0], rounds[-1])))
 
 
 def _validation_text(seeds: Sequence[Candidate], unit: Unit) -> str:

@@ -13,6 +13,7 @@ from fedtailor.decision import (
     best_method,
     choose_by_validation,
     client_gains,
+    stands_still,
     warn_few_validation_rows,
     warn_grid_edges,
     warn_still_falling,
@@ -93,17 +94,28 @@ class Decision:
             return [*conclusions, self.no_gains_reason]
         if self.gain_metric != self.metric:
             conclusions.append(
-                f"Gains in {unit.label} do not follow from single test rows: those"
-                f" below are in {unit_of(self.gain_metric).label}."
+                f"Gains of single clients in {unit.label} do not follow from their test"
+                " rows: clients are counted by their"
+                f" {unit_of(self.gain_metric).label}."
             )
         for (method,), part in self.gains.group_by(["method"], maintain_order=True):
             helps = int((part["verdict"] == "helps").sum())
             hurts = int((part["verdict"] == "hurts").sum())
             unclear = len(part) - helps - hurts
+            counts = (
+                f"helps {helps} of {len(part)} clients, hurts {hurts}, cannot tell for"
+                f" {unclear}"
+            )
+            mean_gain = self._mean_gain_text(str(method))
+            if self.gain_metric != self.metric:
+                # Counts in one metric do not stand beside a mean in another one.
+                label = unit_of(self.gain_metric).label.removesuffix(", %")
+                conclusions.append(
+                    f"{method}, beside training alone: {mean_gain}; by {label} {counts}."
+                )
+                continue
             conclusions.append(
-                f"{method}, beside training alone: helps {helps} of {len(part)}"
-                f" clients, hurts {hurts}, cannot tell for {unclear};"
-                f" {self._mean_gain_text(str(method))}."
+                f"{method}, beside training alone: {counts}; {mean_gain}."
             )
         return conclusions
 
@@ -260,6 +272,7 @@ def decide(experiment: Experiment, scenario: str) -> Decision | None:
     }
     untested = [label for label in left_out if label not in tested]
     rounds = experiment.index.scenarios[scenario].rounds
+    warnings += _no_learning_warnings(experiment, scenario, runs)
     winner, choice = None, None
     if len(runs) > 1:
         # Each pair is compared after the last round in which both methods were tested.
@@ -379,12 +392,33 @@ def _gains(
 def _training_warnings(
     experiment: Experiment, scenario: str, runs: Mapping[str, Sequence[StoredRun]]
 ) -> list[str]:
-    """Warns about validation losses that still fall, and settings at a grid's edge."""
-    curves = {}
-    for label, seeds in runs.items():
-        if losses := seeds[0].curve("val", "loss"):
-            curves[label] = (list(losses), list(losses.values()))
-    warnings = warn_still_falling(curves)
+    """Warns about validation losses that have not come to rest, and settings at a
+    grid's edge.
+    """
+    warnings = []
+    if experiment.index.until_still:
+        rounds = experiment.index.scenarios[scenario].rounds
+        # Losses of every seed, by the rule that ends trainings.
+        moving = [
+            label
+            for label, seeds in runs.items()
+            if any(_is_moving(run) for run in seeds)
+        ]
+        if moving:
+            warnings.append(
+                f"validation loss did not stand still within {rounds} rounds:"
+                f" {join_names(moving)}; train for more (--rounds)"
+            )
+        if not any(seeds[0].curve("val", "loss") for seeds in runs.values()):
+            warnings.append(
+                f"there are no validation data, so that all trained for {rounds} rounds"
+            )
+    else:
+        curves = {}
+        for label, seeds in runs.items():
+            if losses := seeds[0].curve("val", "loss"):
+                curves[label] = (list(losses), list(losses.values()))
+        warnings += warn_still_falling(curves)
 
     # Methods with the same warning share a line.
     labels_by_warning: dict[str, list[str]] = {}
@@ -395,16 +429,54 @@ def _training_warnings(
             if (candidate.scenario, candidate.algorithm) == (scenario, label)
         ]
         settings = [candidate.parameters for candidate in candidates]
+        # Values that the method refused are no less a bound than those that diverged.
+        settings += [
+            skipped.parameters
+            for skipped in experiment.index.skipped
+            if (skipped.scenario, skipped.algorithm) == (scenario, label)
+        ]
         chosen = next((one.parameters for one in candidates if one.chosen), {})
         grid = {
             name: [parameters[name] for parameters in settings if name in parameters]
             for name in chosen
         }
-        for warning in warn_grid_edges(chosen, grid, experiment.index.limited):
+        for warning in warn_grid_edges(chosen, grid):
             labels_by_warning.setdefault(warning, []).append(label)
     for warning, labels in labels_by_warning.items():
         warnings.append(f"{join_names(labels)}: {warning}")
     return warnings
+
+
+def _no_learning_warnings(
+    experiment: Experiment, scenario: str, runs: Mapping[str, Sequence[StoredRun]]
+) -> list[str]:
+    """Warns if no method is better than a model that ignores the inputs."""
+    baselines = experiment.baselines[scenario]
+    if not baselines:
+        return []
+    unit = next(iter(runs.values()))[0].unit
+    sign = 1 if unit.higher_is_better else -1
+
+    def mean(stored: Sequence[StoredRun]) -> float:
+        return sum(run.spread()["mean"] for run in stored) / len(stored)
+
+    baseline = mean(baselines)
+    best = max(sign * mean(seeds) for seeds in runs.values())
+    # What is shown as equal is not better.
+    if unit.text([sign * best]) != unit.text([baseline]) and best > sign * baseline:
+        return []
+    advice = "; judge by AUC (--metrics roc_auc)" if unit.scale == 100 else ""
+    answer = "its most frequent class" if unit.scale == 100 else "its mean target"
+    return [
+        f"no method is better than always answering {answer} for every client"
+        f" ({unit.text([baseline])} test {unit.label}){advice}"
+    ]
+
+
+def _is_moving(run: StoredRun) -> bool:
+    """Whether the validation loss of a run, if it has one, does not stand still."""
+    losses = run.curve("val", "loss")
+    return bool(losses) and not stands_still(list(losses), list(losses.values()))
 
 
 def _gain_row(gain: Mapping[str, Any], unit: Unit) -> list[Cell]:

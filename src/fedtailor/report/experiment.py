@@ -140,7 +140,8 @@ class Index:
         candidates: the runs to choose hyper-parameters from. A chosen candidate is also
             a cell.
         skipped: runs that were skipped, with reasons.
-        limited: settings whose largest candidate value is a limit.
+        until_still: whether runs end when their validation loss stands still; the
+            rounds of a scenario are then a limit.
         budget: rounds of successive halving, or None without halving.
         seconds: wall time so far.
         machine: description of the machine.
@@ -168,7 +169,7 @@ class Index:
     sweeps: dict[str, Sweep] = field(default_factory=dict)
     candidates: list[Candidate] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
-    limited: list[str] = field(default_factory=list)
+    until_still: bool = False
     budget: Budget | None = None
 
 
@@ -301,6 +302,13 @@ class Experiment:
             (entry.scenario, entry.algorithm) == names and entry.runs
             for entry in self.index.skipped
         )
+
+    def rounds_text(self, scenario: str) -> str:
+        """How long the runs of a scenario trained, such as "50 rounds"."""
+        rounds = self.index.scenarios[scenario].rounds
+        if self.index.until_still:
+            return f"rounds until the validation loss stands still, {rounds:,} at most"
+        return f"{rounds} rounds"
 
     def unit(self, scenario: str) -> Unit:
         """The unit of a scenario's metric."""

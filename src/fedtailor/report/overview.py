@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from fedtailor.models import logistic
+from fedtailor.models import linear, logistic
 from fedtailor.report.experiment import Experiment, ScenarioUse, Skipped
 from fedtailor.report.stored import StoredRun
 from fedtailor.training.metrics import PRIVACY
@@ -33,7 +33,8 @@ def paragraphs(experiment: Experiment) -> list[str]:
     paragraphs.append(f"Size: {index.size}; seeds {seeds}; {progress}; {wall_time}")
     for label, scenario in index.scenarios.items():
         all_runs = [run for runs in experiment.runs[label].values() for run in runs]
-        paragraphs.append(_scenario(label, scenario, all_runs[0] if all_runs else None))
+        rounds, first = experiment.rounds_text(label), next(iter(all_runs), None)
+        paragraphs.append(_scenario(label, scenario, rounds, first))
     paragraphs += _privacy(experiment)
     if done < index.runs or experiment.diverged:
         paragraphs.append(
@@ -99,7 +100,9 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
-def _scenario(label: str, scenario: ScenarioUse, run: StoredRun | None) -> str:
+def _scenario(
+    label: str, scenario: ScenarioUse, rounds: str, run: StoredRun | None
+) -> str:
     """Data, clients, model and rounds of a scenario; clients are those of a run."""
     # Omit options that are not set: a table has twenty of them.
     arguments = ", ".join(
@@ -114,9 +117,10 @@ def _scenario(label: str, scenario: ScenarioUse, run: StoredRun | None) -> str:
         parts.append(f"{len(seen)} clients with {_sample_counts(seen)}")
         if len(unseen):
             parts.append(f"{len(unseen)} unseen clients with {_sample_counts(unseen)}")
-    linear_note = ", which is linear" if scenario.model == repr(logistic()) else ""
+    is_linear = scenario.model in (repr(linear()), repr(logistic()))
+    linear_note = ", which is linear" if is_linear else ""
     parts.append(f"model {scenario.model}{linear_note}")
-    parts.append(f"{scenario.rounds} rounds")
+    parts.append(rounds)
     parts.append(f"{_reporters(scenario)} report in a round")
     return f"Scenario {label}: {'; '.join(parts)}"
 

@@ -28,6 +28,7 @@ from fedtailor.storage.run_files import (
     METRICS,
     ROWS,
     SUMMARY,
+    ended_early,
     read_text,
     require_unchanged,
 )
@@ -194,6 +195,44 @@ class StoredRun:
         """Whether any seen client has a value of the metric on test data."""
         return not self._scores("test", unseen=False).is_empty()
 
+    @property
+    def other_metrics(self) -> list[str]:
+        """The metrics that the run was asked for beside the one that it is judged by,
+        and the accuracy, if it has one.
+        """
+        asked = self.manifest["run"].get("metrics", [])
+        if self.metrics.filter(pl.col("metric") == "accuracy").height:
+            asked = [*asked, "accuracy"]
+        return [name for name in dict.fromkeys(asked) if name != self.metric]
+
+    def mean_of(self, metric: str) -> float | None:
+        """The mean over seen clients of a metric's last values on test.
+
+        None if no client has one; clients for which it is not defined (an AUC of one
+        class) are left out.
+        """
+        values = self._scores("test", unseen=False, metric=metric)
+        values = values.filter(pl.col("round") == pl.col("round").max())["value"]
+        values = values.drop_nulls().drop_nans().to_numpy()
+        return float(values.mean()) if len(values) else None
+
+    @cached_property
+    def r2_of_all_rows(self) -> float | None:
+        """R2 of all test rows of seen clients together.
+
+        None for classes, several targets, and runs that have not stored their rows and
+        targets.
+        """
+        if self.rows is None or "target" not in self.rows.columns:
+            return None
+        rows = self.rows.join(self.seen_clients, on="client", how="semi")
+        if not rows.schema["target"].is_numeric() or rows.height < 2:
+            return None
+        targets = rows["target"].cast(pl.Float64).to_numpy()
+        residual = rows["squared_error"].cast(pl.Float64).to_numpy().sum()
+        total = np.square(targets - targets.mean()).sum()
+        return float(1 - residual / total) if total > 0 else None
+
     def curve(self, split: str = "test", metric: str | None = None) -> dict[int, float]:
         """Mean of a metric over the seen clients after each evaluated round.
 
@@ -242,9 +281,17 @@ class StoredRun:
         Returns:
             Rows of `metrics`.
         """
-        return self._scores(split, unseen=False).filter(
-            pl.col("round").is_in(list(rounds))
-        )
+        values = self._scores(split, unseen=False)
+        found = values.filter(pl.col("round").is_in(list(rounds)))
+        if not ended_early(self.summary) or values.is_empty():
+            return found
+        # The run stood still: later rounds would not have changed it.
+        last = self.last(split)
+        later = [number for number in rounds if number > last["round"][0]]
+        repeated = [
+            last.with_columns(round=pl.lit(number, pl.Int32)) for number in later
+        ]
+        return pl.concat([found, *repeated])
 
     def spread(self) -> dict[str, float]:
         """Mean, worst, worst10 and std of `scores` over the seen clients, or NaN."""

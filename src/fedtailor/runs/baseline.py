@@ -14,6 +14,7 @@ from fedtailor.metrics.baselines import classification_baseline, regression_base
 from fedtailor.metrics.metric import is_regression
 from fedtailor.models import Model, cross_entropy
 from fedtailor.runs.target_units import target_units
+from fedtailor.tables import Table
 from fedtailor.training import Metrics
 from fedtailor.training.metrics import Evaluation
 
@@ -64,16 +65,20 @@ def baseline(
 
 
 def data_warnings(federation: Federation, model: Model) -> list[str]:
-    """Reasons to distrust results on the test rows: too few, or repeated in training.
+    """Reasons to distrust results: too few test rows, rows that are repeated in
+    training, and what a table's content gives cause for.
 
     Returns:
         One line for each problem; empty where there is none.
     """
     labels = {client.name: client.test.y for client in federation}
     warnings = warn_small_tests(labels, classification=model.classification)
+    if isinstance(federation, Table):
+        # The table has been searched before its columns were encoded.
+        return [*federation.warnings, *warnings]
     if 0 < len(federation.x) <= _MAX_COMPARED and federation.x[0].size:
-        test = {client.name: client.test.x for client in federation}
-        train = {client.name: client.train.x for client in federation}
+        test = {client.name: (client.test.x, client.test.y) for client in federation}
+        train = {client.name: (client.train.x, client.train.y) for client in federation}
         warnings += warn_repeated_rows(test, train)
     return warnings
 

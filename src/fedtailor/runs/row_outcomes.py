@@ -95,7 +95,8 @@ def _client_scores(
     if "squared_error" in scores:
         target_shift, target_scale = target_units(federation)
         scores["squared_error"] = scores["squared_error"] * target_scale**2
-        scores["prediction"] = scores["prediction"] * target_scale + target_shift
+        for name in ("prediction", "target"):
+            scores[name] = scores[name] * target_scale + target_shift
     return scores
 
 

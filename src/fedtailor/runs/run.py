@@ -41,6 +41,7 @@ from fedtailor.tables import Table
 from fedtailor.training import (
     Callback,
     Participation,
+    StandsStill,
     Training,
     as_participation,
 )
@@ -59,6 +60,7 @@ def run(
     *,
     seed: int = 0,
     participation: Participation | float | int = Participation(),  # noqa: B008 (frozen)
+    until_still: bool = False,
     evaluate_every: int = 1,
     uplink: Pipeline = (),
     downlink: Pipeline = (),
@@ -85,6 +87,9 @@ def run(
         participation: which clients report in a round: a `Participation`, a share of the
             seen clients (up to 1) or a number of them (from 2; `Participation(count=1)` is
             a single one).
+        until_still: end as soon as the mean validation loss over clients stands still
+            (the rule is `fedtailor.decision.movement`), after `rounds` rounds at the
+            latest.
         evaluate_every: evaluate all personal models after every n-th round (and after
             the last).
         uplink: transforms of what clients send, in this order (`fedtailor.pipelines`).
@@ -130,6 +135,7 @@ def run(
         rounds,
         seed=seed,
         participation=participation,
+        until_still=until_still,
         evaluate_every=evaluate_every,
         uplink=uplink,
         downlink=downlink,
@@ -244,6 +250,7 @@ def run_exchanges(
     *,
     seed: int = 0,
     participation: Participation | float | int = Participation(),  # noqa: B008 (frozen)
+    until_still: bool = False,
     evaluate_every: int = 1,
     uplink: Pipeline = (),
     downlink: Pipeline = (),
@@ -293,6 +300,8 @@ def run_exchanges(
         uplink=uplink,
         downlink=downlink,
     )
+    if until_still:
+        callbacks = (*callbacks, StandsStill())
     if directory is None:
         yield from train_until(training, rounds, evaluate_every, callbacks)
         return (yield from finished_run(training, executor))
@@ -312,6 +321,7 @@ def run_exchanges(
         requested_metrics,
         devices=executor.shards,
         canonical=executor.settings.canonical,
+        until_still=until_still,
         origin=_origin(federation, Path(directory)) or origin,
     )
     has_checkpoint = store.open(run_settings, resume)
@@ -395,9 +405,7 @@ def train_until(
         " asked for",
     )
     try:
-        for callback in callbacks:
-            callback.on_start(training, rounds)
-        stop = False
+        stop = any([callback.on_start(training, rounds) for callback in callbacks])
         while training.round < rounds and not stop:
             started = perf_counter()
             yield from training.next_round()

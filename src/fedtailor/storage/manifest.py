@@ -40,6 +40,7 @@ def manifest(
     *,
     devices: int = 1,
     canonical: bool = False,
+    until_still: bool = False,
     origin: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The settings of a run, as nested dicts.
@@ -49,6 +50,7 @@ def manifest(
 
     Args:
         devices: the number of devices.
+        until_still: whether the run ends when its validation loss stands still.
         canonical: whether results are independent of the number of devices.
         origin: where the data come from, as plain values.
     """
@@ -57,6 +59,7 @@ def manifest(
             "seed": seed,
             "evaluate_every": every,
             "participation": settings(participation),
+            **({"until_still": True} if until_still else {}),
             **({"metrics": [metric.name for metric in metrics]} if metrics else {}),
         },
         "algorithm": settings(algorithm),

@@ -140,6 +140,14 @@ def read_summary(path: Path) -> dict[str, Any]:
     return summary
 
 
+def ended_early(summary: dict[str, Any]) -> bool:
+    """Whether a run ended before the rounds for which it was started, because a callback
+    stopped it (its loss stood still, for example).
+    """
+    rounds = summary.get("rounds", 0)
+    return bool(summary.get("asked_rounds", rounds) > rounds)
+
+
 def require_unchanged(path: Path, summary: dict[str, Any]) -> None:
     """Require that a file of a finished run matches its digest in the run's summary.
 

@@ -70,6 +70,20 @@ def column_notes(
     return [f"{text}: {join_names(names, 20)}." for text, names in sentences if names]
 
 
+def role_notes(options: TableOptions) -> list[str]:
+    """A sentence for each column that is no input, as it divides the rows."""
+    what = {
+        "split": "says which rows are the test",
+        "time": "orders a client's rows, the last of which are its test",
+        "group": "says which rows stay together",
+    }
+    return [
+        f"Column {column!r} {what[role]}, and is no input."
+        for role, column in options.roles.items()
+        if role in what
+    ]
+
+
 def decorrelation_notes(decorrelation: Decorrelation | None, inputs: int) -> list[str]:
     """A sentence on the decorrelation of a regression's inputs."""
     if decorrelation is not None:

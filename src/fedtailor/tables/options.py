@@ -62,7 +62,7 @@ class TableOptions:
     """
     missing: tuple[str, ...] = ()
     """Further words for a missing cell, besides the empty cell, ?, NA, N/A, NaN, null,
-    #N/A, a dash and a dot.
+    #N/A, a dash and a dot; COLUMN=WORD for a word of one column, such as chol=0.
     """
     skip_unlabelled: bool = False
     """Leave out rows without a target or without a client, instead of refusing them."""

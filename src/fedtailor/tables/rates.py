@@ -1,4 +1,4 @@
-"""An initial learning rate for regressions on tables."""
+"""The learning rate of linear models on tables."""
 
 import numpy as np
 from jaxtyping import Float32
@@ -10,22 +10,23 @@ _POWER_STEPS = 30
 
 
 def stable_rate(federation: Federation) -> float:
-    """Half the inverse of the largest curvature of a client's squared loss.
+    """The inverse of the largest curvature of a client's loss, at which no step of
+    gradient descent overshoots.
 
-    The model is linear with a bias. Gradient descent on client i's mean of (x'w + b -
-    y)^2 / 2 diverges for rates above 2 / L_i, where L_i is the largest eigenvalue of
-    the mean of [x 1]'[x 1] over the client's training rows. A quarter of this limit
-    leaves room for the noise of mini-batches. All clients have the same rate, so the
-    client with the largest L_i determines it. Only training inputs of seen clients are
-    used.
+    The model is linear with a bias. With L_i, the largest eigenvalue of the mean of [x
+    1]'[x 1] over client i's training rows, the curvature of the mean of (x'w + b - y)^2
+    is 2 L_i, and that of the cross-entropy of classes at most L_i / 2. Gradient descent
+    diverges above twice the inverse. All clients have the same rate, so the client with
+    the largest L_i determines it. Only training inputs of seen clients are used.
 
     Args:
         federation: a federation with inputs [N, d].
     """
+    bound = 2.0 if federation.classes is None else 0.5
     max_curvature = max(
         _curvature(federation.x[federation.train[client]]) for client in federation.seen
     )
-    return 0.5 / max_curvature
+    return 1 / (bound * max_curvature)
 
 
 def _curvature(x: Float32[NDArray, "rows inputs"]) -> float:

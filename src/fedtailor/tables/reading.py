@@ -2,6 +2,7 @@
 
 import os
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -95,15 +96,37 @@ def clean(frame: pl.DataFrame, missing: tuple[str, ...] = ()) -> pl.DataFrame:
     Args:
         frame: the frame.
         missing: the user's words for missing cells. Those that are numbers also mark
-            missing cells in numeric columns.
+            missing cells in numeric columns. "COLUMN=WORD" is a word of one column.
     """
+    of_all, of_column = words_by_column(missing, frame.columns)
     # A dict, as an entry may have the name of another column.
     columns: dict[str, pl.Series] = {}
     for series in frame:
         is_array = isinstance(series.dtype, pl.List | pl.Array)
         for column in _entries(series) if is_array else [series]:
-            columns[column.name] = _clean_column(column, missing)
+            words = (*of_all, *of_column.get(series.name, ()))
+            columns[column.name] = _clean_column(column, words)
     return pl.DataFrame(columns)
+
+
+def words_by_column(
+    missing: Sequence[str], columns: Sequence[str]
+) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
+    """Divide the words for missing cells into those of all columns, and those of one.
+
+    Returns:
+        The words of all columns, and column -> its words. What stands before "=" is a
+        column only if there is one of that name.
+    """
+    of_all: list[str] = []
+    of_column: dict[str, tuple[str, ...]] = {}
+    for word in missing:
+        name, equals, cell = word.rpartition("=")
+        if equals and name in columns:
+            of_column[name] = (*of_column.get(name, ()), cell)
+        else:
+            of_all.append(word)
+    return tuple(of_all), of_column
 
 
 def _check_file(path: Path) -> None:

@@ -22,6 +22,7 @@ from fedtailor.tables.notes import (
     column_notes,
     decorrelation_notes,
     dropped_notes,
+    role_notes,
     split_notes,
 )
 from fedtailor.tables.options import TableOptions, make_options
@@ -37,6 +38,13 @@ from fedtailor.tables.roles import (
 )
 from fedtailor.tables.screening import screen
 from fedtailor.tables.splitting import Splits, split_rows
+from fedtailor.tables.suspicions import (
+    class_warnings,
+    client_warnings,
+    code_warnings,
+    leak_warnings,
+    repetition_warnings,
+)
 from fedtailor.tables.target import Target, TargetEncoding
 
 
@@ -68,6 +76,8 @@ class Table(Federation):
     Attributes:
         preprocessing: converts rows of the table to inputs, and predictions to labels.
         notes: what was detected, imputed and left out, in sentences.
+        warnings: what makes results wrong or too good: codes for missing cells, columns
+            that give the target away, repeated rows, a rare class, one row a client.
         rows: [N] the row number of each example in the table, counted from 0.
         origin: the file and the options, with which the table can be read again; None
             if it was read from a frame.
@@ -75,6 +85,7 @@ class Table(Federation):
 
     preprocessing: Preprocessing | None = None
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     rows: Int[NDArray, " N"] | None = None
     origin: TableOrigin | None = None
 
@@ -153,6 +164,7 @@ def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
         columns, train, rows.owners, options, notes, problems
     )
     problems.raise_if_any()
+    notes += role_notes(options)
     notes += [*target.notes, *split_notes(splits, rows, options)]
     encoding, y = _standardize_target(target, train)
     ignored = _ignored_columns(raw.frame.columns, encodings, options, dropped)
@@ -161,6 +173,16 @@ def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
         has_comma = any("decimal comma" in note for note in raw.notes)
         decimal = "," if has_comma else "."
     x, decorrelation = _encode(columns, encodings), None
+    kept = {encoding.name: columns[encoding.name] for encoding in encodings}
+    warnings = [
+        *client_warnings(rows, options),
+        *(class_warnings(y[train], encoding.classes) if encoding.classes else ()),
+        *code_warnings(kept, train, rows.owners, rows.names),
+        *leak_warnings(encodings, x, y, train, len(encoding.classes)),
+        *repetition_warnings(
+            [column.values for column in kept.values()], rows.y, rows.owners, splits
+        ),
+    ]
     if encoding.task == "regression" and not options.keep_correlated:
         decorrelation = fit_decorrelation(x, train)
         notes += decorrelation_notes(decorrelation, x.shape[1])
@@ -186,6 +208,7 @@ def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
         class_names=tuple(str(label) for label in encoding.classes) or None,
         preprocessing=preprocessing,
         notes=tuple(notes),
+        warnings=tuple(warnings),
         rows=row_numbers,
     )
 

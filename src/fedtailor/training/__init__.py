@@ -2,7 +2,12 @@
 callbacks.
 """
 
-from fedtailor.training.callbacks import AfterRound, Callback, EarlyStopping
+from fedtailor.training.callbacks import (
+    AfterRound,
+    Callback,
+    EarlyStopping,
+    StandsStill,
+)
 from fedtailor.training.metrics import Metrics
 from fedtailor.training.participation import Participation, Sampling, as_participation
 from fedtailor.training.training import Training
@@ -14,6 +19,7 @@ __all__ = [
     "Metrics",
     "Participation",
     "Sampling",
+    "StandsStill",
     "Training",
     "as_participation",
 ]

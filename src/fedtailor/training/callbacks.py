@@ -4,7 +4,7 @@ early stopping and trackers are callbacks.
 
 from collections.abc import Callable
 
-from fedtailor.metrics import find_metric
+from fedtailor.metrics import Loss, find_metric
 from fedtailor.protocol import require
 from fedtailor.training.training import Training
 
@@ -12,9 +12,12 @@ from fedtailor.training.training import Training
 class Callback:
     """Subclass it and override what you need; every method has an empty default."""
 
-    def on_start(self, training: Training, rounds: int) -> None:
+    def on_start(self, training: Training, rounds: int) -> bool | None:
         """Called before the first round. A resumed training has already done some
         rounds.
+
+        Returns:
+            True if there is nothing left to train: the run ends at once.
         """
 
     def after_round(self, training: Training, evaluated: bool) -> bool | None:
@@ -36,6 +39,31 @@ class Callback:
             error: the error that ended the training (`Diverged`, an interruption, ...);
                 None if it ended normally.
         """
+
+
+class StandsStill(Callback):
+    """Stops when the mean validation loss over clients stands still
+    (`fedtailor.decision.movement` states the rule).
+
+    A run without validation data is not stopped.
+    """
+
+    def on_start(self, training: Training, rounds: int) -> bool:
+        return self.holds(training)
+
+    def after_round(self, training: Training, evaluated: bool) -> bool:
+        return evaluated and self.holds(training)
+
+    @staticmethod
+    def holds(training: Training) -> bool:
+        """Whether the loss stands still, by all evaluations of a training so far."""
+        # Imported here because it needs polars, and clients of federations of machines,
+        # which import this package, do not.
+        from fedtailor.decision import stands_still
+
+        # It is computed from all evaluations, not kept as a state, so that a resumed run
+        # stops in the same round as an uninterrupted one.
+        return stands_still(*training.metrics.curve(Loss.name, "val"))
 
 
 class AfterRound(Callback):
@@ -72,9 +100,14 @@ class EarlyStopping(Callback):
         self.metric = metric
         self.min_gain = min_gain
 
+    def on_start(self, training: Training, rounds: int) -> bool:
+        # A run that stopped early and is opened again has nothing left to train.
+        return len(training.metrics.evaluations) > 0 and self._has_stopped(training)
+
     def after_round(self, training: Training, evaluated: bool) -> bool | None:
-        if not evaluated:
-            return None
+        return self._has_stopped(training) if evaluated else None
+
+    def _has_stopped(self, training: Training) -> bool:
         metric = training.metric if self.metric is None else find_metric(self.metric)
         measured = [each.name for each in training.measured]
         require(

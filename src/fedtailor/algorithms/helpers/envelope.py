@@ -3,7 +3,7 @@
 import jax
 from jaxtyping import Array, Float, ScalarLike
 
-from fedtailor.algorithms.helpers.own_steps import add_weight_decay, loop_over_batches
+from fedtailor.algorithms.helpers.own_steps import add_penalty, loop_over_batches
 from fedtailor.protocol import SGD, Batch, IntScalar, LocalTrainer, Params
 
 
@@ -49,7 +49,7 @@ def envelope_steps(
         theta, w = models
 
         def inner(k: Array, theta: Params) -> Params:
-            g = add_weight_decay(local.batch_gradient(theta, batch), theta, sgd)
+            g = add_penalty(local.batch_gradient(theta, batch), theta, sgd, local)
             return jax.tree.map(
                 lambda t, g, w: t - rate * (g + lam * (t - w)), theta, g, w
             )

@@ -42,31 +42,42 @@ def loop_over_batches(
     )
 
 
-def add_weight_decay(gradient: Params, params: Params, sgd: SGD) -> Params:
-    """The gradient g + weight_decay w."""
+def add_penalty(
+    gradient: Params, params: Params, sgd: SGD, local: LocalTrainer
+) -> Params:
+    """The gradient g + weight_decay w, for weights with + ridge / n_i w."""
     # A constant decay of 0 is left out of the compiled program.
-    if is_off(sgd.weight_decay):
+    if not sgd.has_penalty:
         return gradient
-    return jax.tree.map(lambda g, w: g + sgd.weight_decay * w, gradient, params)
+    return jax.tree.map(
+        lambda g, w: g + sgd.penalty(w.ndim, local.size) * w, gradient, params
+    )
 
 
-def sgd_step(params: Params, gradient: Params, sgd: SGD, rate: ScalarLike) -> Params:
-    """One step of plain SGD, w - rate ( g + weight_decay w )."""
-    gradient = add_weight_decay(gradient, params, sgd)
+def sgd_step(
+    params: Params, gradient: Params, sgd: SGD, rate: ScalarLike, local: LocalTrainer
+) -> Params:
+    """One step of plain SGD, w - rate g, where g has its penalty (`add_penalty`)."""
+    gradient = add_penalty(gradient, params, sgd, local)
     return jax.tree.map(lambda w, g: w - rate * g, params, gradient)
 
 
 def momentum_step(
-    params: Params, velocity: Params, gradient: Params, sgd: SGD, rate: ScalarLike
+    params: Params,
+    velocity: Params,
+    gradient: Params,
+    sgd: SGD,
+    rate: ScalarLike,
+    local: LocalTrainer,
 ) -> tuple[Params, Params]:
-    """One step of SGD with momentum.
+    """One step of SGD with momentum, where g has its penalty (`add_penalty`).
 
-        v <- momentum v + g + weight_decay w,    w <- w - rate v
+        v <- momentum v + g,    w <- w - rate v
 
     Returns:
         The new w and v.
     """
-    gradient = add_weight_decay(gradient, params, sgd)
+    gradient = add_penalty(gradient, params, sgd, local)
     velocity = jax.tree.map(lambda v, g: sgd.momentum * v + g, velocity, gradient)
     return jax.tree.map(lambda w, v: w - rate * v, params, velocity), velocity
 
@@ -87,7 +98,9 @@ def sgd_step_with_statistics(
     """
     # The model before the step gives the statistics, in training mode.
     statistics = local.renew_statistics(params, batch)
-    return local.with_statistics(sgd_step(params, gradient, sgd, rate), statistics)
+    return local.with_statistics(
+        sgd_step(params, gradient, sgd, rate, local), statistics
+    )
 
 
 def sgd_from_velocity(
@@ -109,7 +122,7 @@ def sgd_from_velocity(
         params, velocity = carry
         gradient = local.batch_gradient(params, batch)
         statistics = local.renew_statistics(params, batch)
-        new, velocity = momentum_step(params, velocity, gradient, sgd, rate)
+        new, velocity = momentum_step(params, velocity, gradient, sgd, rate, local)
         return local.with_statistics(new, statistics), velocity
 
     start = local.params(theta), local.params(velocity)

@@ -13,7 +13,14 @@ import jax
 from fedtailor._printable import say, say_block
 from fedtailor.cli.commands.report import report
 from fedtailor.cli.names import print_help_or_raise
-from fedtailor.cli.options import as_option, check_counts, check_seeds, parse
+from fedtailor.cli.options import (
+    as_option,
+    as_typed,
+    as_typed_text,
+    check_counts,
+    check_seeds,
+    parse,
+)
 from fedtailor.cli.own_table import TableComparisonOptions, prepare_table_experiment
 from fedtailor.cli.progress import (
     explain_interrupt,
@@ -90,11 +97,14 @@ class TableOptions(Options, TableComparisonOptions):
 def compare(arguments: list[str]) -> int:
     """Runs an experiment and prints its tables."""
     if not arguments or arguments[0].startswith("-"):
-        return print_help_or_raise(
+        code = print_help_or_raise(
             arguments,
             USAGE,
-            "The options depend on the file: fedtailor compare EXPERIMENT.toml --help",
+            "An experiment file has its own settings, and takes the options up to --json"
+            " only: fedtailor compare EXPERIMENT.toml --help",
         )
+        parse(TableOptions, ["--help"], "fedtailor compare TABLE.csv")
+        return code
     path, remaining = Path(arguments[0]), arguments[1:]
     program = f"fedtailor compare {path}"
     # The file is read again when runs are resumed, and a pipe can be read only once.
@@ -105,7 +115,9 @@ def compare(arguments: list[str]) -> int:
     if path.name.lower().endswith(ENDINGS):
         options: Options = parse(TableOptions, remaining, program)
         assert isinstance(options, TableOptions)
-        experiment, description = prepare_table_experiment(path, options)
+        with as_typed():
+            experiment, description = prepare_table_experiment(path, options)
+        description = as_typed_text(description)
         say_block(description, file=sys.stderr if options.json else sys.stdout)
     else:
         require(

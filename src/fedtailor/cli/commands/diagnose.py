@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fedtailor._printable import one_line, say_block
 from fedtailor.algorithms import FedAvg
 from fedtailor.cli.names import print_help_or_raise
-from fedtailor.cli.options import check_counts, check_seeds, parse
+from fedtailor.cli.options import (
+    as_typed,
+    as_typed_text,
+    check_counts,
+    check_seeds,
+    parse,
+)
 from fedtailor.cli.own_table import changed_options, describe_table
 from fedtailor.cli.sizes import sizes_of, with_sizes
 from fedtailor.diagnosis import RESTS_ON, Recommendation
@@ -68,12 +74,14 @@ class TableDiagnosisOptions(Options, TableOptions):
 def diagnose(arguments: list[str]) -> int:
     """Prints the diagnosis of the clients of a table or a scenario."""
     if not arguments or arguments[0].startswith("-"):
-        return print_help_or_raise(
+        code = print_help_or_raise(
             arguments,
             USAGE,
-            "The options depend on the data: fedtailor diagnose digits-rotated --help",
+            "A scenario has its own sizes: fedtailor diagnose digits-rotated --help",
             "; `fedtailor scenarios` lists the scenarios",
         )
+        parse(TableDiagnosisOptions, ["--help"], "fedtailor diagnose TABLE.csv")
+        return code
     name, remaining = arguments[0], arguments[1:]
     if name.lower().endswith(ENDINGS) or Path(name).is_file():
         path = Path(name)
@@ -112,8 +120,9 @@ def _read_user_table(
 ) -> tuple[Federation, Architecture, str]:
     """Returns the federation, a linear model, and a description of the table."""
     assert isinstance(options, TableDiagnosisOptions)
-    table = from_table(path, seed=options.seed, **changed_options(options))
-    return table, logistic(), describe_table(table)
+    with as_typed():
+        table = from_table(path, seed=options.seed, **changed_options(options))
+    return table, logistic(), as_typed_text(describe_table(table))
 
 
 def _parse(scenario: Scenario, arguments: list[str]) -> tuple[Scenario, Options]:

@@ -74,7 +74,7 @@ def protocol(experiment: Experiment, scenario: str, run: StoredRun) -> Section:
             "the personal model that the method gives a client in the end, on that"
             " client's own rows"
         ),
-        "which round": f"the last one, {scenario_use.rounds}; curves: {curves}",
+        "which round": f"the last one, {experiment.rounds_text(scenario)}; curves: {curves}",
         "which split": (
             "each client's own test rows; clients that never trained count in no mean"
             " but their own"

@@ -69,11 +69,12 @@ def scenario_sections(
     runs = {label: seeds for label, seeds in experiment.runs[scenario].items() if seeds}
     first = next(iter(runs.values()))[0]
     clients = _truncated(client_table(scenario, runs, decision), lines)
+    metrics_table = comparison.other_metrics_table(experiment, scenario)
+    method_tables = [comparison.client_spread_table(experiment, scenario)]
+    method_tables += [] if metrics_table is None else [metrics_table]
     return [
         Section("Decision", decision.conclusions, decision.warnings),
-        Section(
-            "Methods", tables=[comparison.client_spread_table(experiment, scenario)]
-        ),
+        Section("Methods", tables=method_tables),
         Section("Clients", tables=[clients]),
         gains(scenario, decision, lines),
         curves(runs),

@@ -1,0 +1,271 @@
+"""Warnings about a table's content: what makes results wrong, or too good.
+
+Each function returns sentences. Values, rows and columns are looked at in the training
+rows of clients that train; only repetitions are looked for in all rows.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import polars as pl
+from jaxtyping import Bool, Float, Float32, Int
+from numpy.typing import NDArray
+
+from fedtailor.federation.repetitions import repeated_rows
+from fedtailor.tables.encoding import ColumnEncoding
+from fedtailor.tables.kinds import ParsedColumn
+from fedtailor.tables.options import TableOptions
+from fedtailor.tables.problems import join_names
+from fedtailor.tables.splitting import Rows, Splits
+
+MAX_SEARCHED_ROWS = 200_000
+"""Larger tables are not searched for repeated rows, which would take long."""
+MAX_SEARCHED_INPUTS = 200
+"""With more inputs no column is compared with all others."""
+
+# codes for missing cells
+MIN_REPETITIONS = 3
+MIN_DISTINCT = 10
+MIN_GAP = 3.0
+"""A code stands this many times as far from its neighbour as other values from theirs."""
+MIN_EXCESS = 5.0
+"""A code occurs this many times as often as other values do."""
+
+# columns that give the target away
+MIN_EXPLAINED = 0.75
+"""The share of the target that a suspicious column explains alone."""
+MAX_REMAINING = 0.5
+"""What it leaves unexplained, as a share of what all other columns together leave."""
+MIN_ROWS_TO_JUDGE = 40
+_BINS = 20
+
+RARE = 0.9
+"""If a larger share of the rows has one class, the accuracy says little."""
+
+
+def code_warnings(
+    columns: Mapping[str, ParsedColumn],
+    train: Bool[NDArray, " rows"],
+    owners: Int[NDArray, " rows"],
+    names: Sequence[str],
+) -> list[str]:
+    """Values that may stand for missing cells, such as -999, or 0 for a cholesterol.
+
+    Such a value is the smallest or largest of a column of numbers, occurs repeatedly,
+    and lies far from its neighbour.
+    """
+    mask = pl.Series(train)
+    warnings = []
+    for name, column in columns.items():
+        if column.kind != "number":
+            continue
+        cells = column.values.filter(mask).to_numpy()
+        code = _missing_code(cells[np.isfinite(cells)])
+        if code is None:
+            continue
+        others = cells[np.isfinite(cells) & (cells != code)]
+        count = int((cells == code).sum())
+        where = _clients_of_code(column.values.to_numpy() == code, owners, names)
+        value = f"{code:g}"
+        warnings.append(
+            f"{value} in {count:,} of {len(cells):,} training rows of {name!r}{where}"
+            f" lies far from its other values, {others.min():g} to {others.max():g}; if"
+            f" it means that the cell is missing, say --missing {name}={value}"
+        )
+    return warnings
+
+
+def _missing_code(cells: Float[NDArray, " rows"]) -> float | None:
+    """The smallest or largest value of a column, if it looks like a code."""
+    values, counts = np.unique(cells, return_counts=True)
+    if len(values) < MIN_DISTINCT:
+        return None
+    for edge, rest in ((0, slice(1, None)), (-1, slice(None, -1))):
+        others, repeated = values[rest], counts[rest]
+        if counts[edge] < max(MIN_REPETITIONS, MIN_EXCESS * np.median(repeated)):
+            continue
+        # Gaps between the middle nine tenths of the other rows' values.
+        low, high = np.quantile(np.repeat(others, repeated), [0.05, 0.95])
+        central = others[(others >= low) & (others <= high)]
+        usual = np.diff(central).max() if len(central) > 1 else high - low
+        neighbour = others[0] if edge == 0 else others[-1]
+        gap = abs(values[edge] - neighbour)
+        if gap > MIN_GAP * usual and gap > (high - low) / 8:
+            return float(values[edge])
+    return None
+
+
+def _clients_of_code(
+    is_code: Bool[NDArray, " rows"],
+    owners: Int[NDArray, " rows"],
+    names: Sequence[str],
+) -> str:
+    """Names the clients all of whose cells are a code."""
+    clients = np.unique(owners)
+    whole = [names[client] for client in clients if is_code[owners == client].all()]
+    return f" (all rows of {join_names(whole)})" if whole else ""
+
+
+def leak_warnings(
+    encodings: Sequence[ColumnEncoding],
+    x: Float32[NDArray, "rows inputs"],
+    y: NDArray,
+    train: Bool[NDArray, " rows"],
+    classes: int,
+) -> list[str]:
+    """Columns that predict the target alone, far better than all others together.
+
+    A column is judged by the mean target in each of its values (or in twenty ranges of
+    numbers): these are learned from one half of the training rows and tested on the
+    other half. All others together are judged by ridge regression, likewise.
+
+    Args:
+        encodings: the columns.
+        x: their inputs, before any decorrelation.
+        y: class numbers, or targets.
+        train: mask of the training rows.
+        classes: number of classes; 0 for a regression.
+    """
+    rows = np.flatnonzero(train)
+    if len(rows) < MIN_ROWS_TO_JUDGE or x.shape[1] > MAX_SEARCHED_INPUTS:
+        return []
+    rows = np.random.default_rng(0).permutation(rows)[:50_000]
+    inputs = x[rows].astype(np.float64)
+    targets = np.eye(classes)[y[rows]] if classes else y[rows, None].astype(np.float64)
+    half = len(rows) // 2
+
+    parts: dict[str, slice] = {}
+    start = 0
+    for encoding in encodings:
+        parts[encoding.name] = slice(start, start + len(encoding.inputs))
+        start += len(encoding.inputs)
+    alone = {
+        name: _explained(targets[half:], _mean_by_value(inputs[:, part], targets, half))
+        for name, part in parts.items()
+    }
+    suspects = [name for name, share in alone.items() if share >= MIN_EXPLAINED]
+    if not suspects:
+        return []
+    others = np.ones(x.shape[1], np.bool_)
+    for name in suspects:
+        others[parts[name]] = False
+    together = _explained(targets[half:], _ridge(inputs[:, others], targets, half))
+    warnings = []
+    for name in suspects:
+        if 1 - alone[name] > MAX_REMAINING * (1 - together):
+            continue
+        share, rest = _percent(alone[name]), _percent(max(together, 0.0))
+        what = "tells the classes apart" if classes else "predicts the target"
+        warnings.append(
+            f"column {name!r} alone {what} (it explains {share}; all other columns"
+            f" together {rest}): if it was made from the target, or is not known before"
+            f" it, results are too good; leave it out with --drop {_quoted(name)}"
+        )
+    return warnings
+
+
+def _mean_by_value(
+    inputs: Float[NDArray, "rows inputs"], targets: Float[NDArray, "rows k"], half: int
+) -> Float[NDArray, "tested k"]:
+    """The mean target of the first half's rows with equal values (or in equal ranges)."""
+    groups = np.zeros(len(inputs), np.int64)
+    for column in inputs.T:
+        values = np.unique(column)
+        if len(values) > _BINS:
+            edges = np.unique(np.quantile(column[:half], np.linspace(0, 1, _BINS + 1)))
+            codes = np.searchsorted(edges[1:-1], column, side="right")
+        else:
+            codes = np.searchsorted(values, column)
+        _, groups = np.unique(groups * (_BINS + 2) + codes, return_inverse=True)
+    count = int(groups.max()) + 1
+    sizes = np.bincount(groups[:half], minlength=count)[:, None]
+    mean = targets[:half].mean(axis=0)
+    sums = np.stack(
+        [np.bincount(groups[:half], column, count) for column in targets[:half].T], 1
+    )
+    # A prior of one row of the mean.
+    return ((sums + mean) / (sizes + 1))[groups[half:]]
+
+
+def _ridge(
+    inputs: Float[NDArray, "rows inputs"], targets: Float[NDArray, "rows k"], half: int
+) -> Float[NDArray, "tested k"]:
+    """Predictions of the second half by ridge regression on the first."""
+    design = np.column_stack([inputs, np.ones(len(inputs))])
+    first = design[:half]
+    penalty = np.eye(design.shape[1])
+    weights = np.linalg.solve(first.T @ first + penalty, first.T @ targets[:half])
+    return design[half:] @ weights
+
+
+def _explained(
+    targets: Float[NDArray, "tested k"], predictions: Float[NDArray, "tested k"]
+) -> float:
+    """The share of the targets' variance that predictions explain."""
+    total = np.square(targets - targets.mean(axis=0)).sum()
+    return float(1 - np.square(targets - predictions).sum() / total) if total else 0.0
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _quoted(name: str) -> str:
+    return f"'{name}'" if " " in name else name
+
+
+def repetition_warnings(
+    columns: Iterable[pl.Series],
+    target: NDArray,
+    owners: Int[NDArray, " rows"],
+    splits: Splits,
+) -> list[str]:
+    """Rows that occur again in the data of the same client, with the same target."""
+    if len(owners) > MAX_SEARCHED_ROWS:
+        return []
+    arrays = [target]
+    for series in columns:
+        # Missing cells are a value of their own.
+        arrays.append(series.rank("dense").fill_null(0).to_numpy())
+    groups = repeated_rows(arrays, owners)
+    if groups is None:
+        return []
+    sizes = np.bincount(groups)
+    repeated = int((sizes[groups] > 1).sum())
+    trained = np.isin(groups[splits[2].rows], groups[splits[0].rows])
+    text = (
+        f"{repeated:,} of {len(owners):,} rows occur more than once, with the same"
+        " client, inputs and target"
+    )
+    if trained.any():
+        text += (
+            f"; {int(trained.sum()):,} of {len(trained):,} test rows are in the training"
+            " data, too, and results are too good by them"
+        )
+    return [f"{text}. Leave out all but one, or keep them together with --group"]
+
+
+def class_warnings(y: NDArray, labels: Sequence[object]) -> list[str]:
+    """A warning if nearly all rows have one class."""
+    counts = np.bincount(y, minlength=len(labels))
+    share = counts.max() / counts.sum()
+    if share < RARE:
+        return []
+    percent = f"{100 * share:.1f}"
+    return [
+        f"{percent} % of the rows have the class {labels[int(counts.argmax())]}: always"
+        f" answering it has an accuracy of {percent}; judge by --metrics roc_auc"
+        " (or balanced_accuracy)"
+    ]
+
+
+def client_warnings(rows: Rows, options: TableOptions) -> list[str]:
+    """A warning if most clients have a single row."""
+    single = int((rows.of_client.sizes == 1).sum())
+    if 2 * single <= len(rows.names):
+        return []
+    return [
+        f"{single:,} of {len(rows.names):,} clients have a single row, such as"
+        f" {join_names(rows.names, 3)}: is {options.client!r} the column that says who"
+        " holds the row? Name another with --client"
+    ]

@@ -1,0 +1,217 @@
+"""Warnings about a table's content: they name what is there, and nothing else."""
+
+import numpy as np
+import polars as pl
+import pytest
+
+from fedtailor.cli.own_table import describe_table
+from fedtailor.models import logistic
+from fedtailor.runs.baseline import data_warnings
+from fedtailor.runs.binding import bind
+from fedtailor.tables import Preprocessing, from_table
+
+ROLES = {"client": "site", "target": "y"}
+ROWS = 240
+
+
+def frame(seed=0, rows=ROWS, **changed):
+    """Three sites, measures, and a target that follows from them in part."""
+    rng = np.random.default_rng(seed)
+    mass = rng.normal(130, 12, rows).round(1)
+    age = rng.integers(20, 90, rows)
+    visits = rng.poisson(1.5, rows)
+    y = 0.05 * mass + 0.03 * age + rng.normal(0, 1, rows)
+    columns = {
+        "site": [f"s{number % 3}" for number in range(rows)],
+        "mass": mass,
+        "age": age,
+        "visits": visits,
+        "smoker": rng.choice(["no", "yes", "once"], rows),
+        "y": y.round(2),
+    }
+    return pl.DataFrame(columns | changed)
+
+
+def binary(table, cut=None):
+    y = table["y"].to_numpy()
+    cut = np.median(y) if cut is None else cut
+    return table.with_columns(y=pl.Series(np.where(y > cut, "ill", "well")))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("target", ["numbers", "classes"])
+def test_nothing_is_said_of_an_ordinary_table(seed, target):
+    table = frame(seed)
+    if target == "classes":
+        table = binary(table)
+    assert from_table(table, **ROLES).warnings == ()
+
+
+# codes for missing cells
+# --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("column", "code"), [("mass", -999), ("mass", 0), ("age", 999), ("age", -9)]
+)
+def test_codes_of_missing_cells_are_named(column, code):
+    table = frame()
+    values = table[column].to_list()
+    values[:35] = [type(values[0])(code)] * 35
+    table = table.with_columns(pl.Series(column, values))
+    (warning,) = from_table(table, **ROLES).warnings
+    assert warning.startswith(f"{code} in ")
+    assert f"of {column!r} lies far from its other values" in warning
+    assert f"--missing {column}={code}" in warning
+    # What is offered helps: the cells are missing, those of other columns are not.
+    mended = from_table(table, **ROLES, missing=(f"{column}={code}",))
+    assert mended.warnings == ()
+    assert f"{column} is missing" in mended.preprocessing.inputs
+    assert "visits is missing" not in mended.preprocessing.inputs
+
+
+def test_a_client_all_of_whose_cells_are_a_code_is_named():
+    table = frame()
+    mass = [
+        0.0 if site == "s1" else value
+        for site, value in zip(table["site"], table["mass"], strict=True)
+    ]
+    (warning,) = from_table(table.with_columns(mass=pl.Series(mass)), **ROLES).warnings
+    assert "(all rows of s1)" in warning
+
+
+def test_a_code_of_one_column_is_read_from_files_and_kept_for_predictions(tmp_path):
+    table = frame(
+        visits=[0, 1, 2] * 80, mass=[0.0] * 40 + [100.0 + n for n in range(200)]
+    )
+    path = tmp_path / "table.csv"
+    table.write_csv(path)
+    read = from_table(path, **ROLES, missing=("mass=0", "never"))
+    inputs = read.preprocessing.inputs
+    assert "mass is missing" in inputs and "visits is missing" not in inputs
+    stored = Preprocessing.from_json(read.preprocessing.to_json())
+    rows = stored.transform(table.head(1).drop("y", "site"))
+    plain = stored.transform(table.tail(1).drop("y", "site"))
+    assert rows.shape == plain.shape
+    np.testing.assert_array_equal(rows, read.x[:1])
+
+
+# columns that give the target away
+# --------------------------------------------------------------------------------------
+
+
+def test_a_part_of_the_target_is_named():
+    # As motor_UPDRS is a part of total_UPDRS (r = .95).
+    table = frame()
+    part = table["y"] + np.random.default_rng(1).normal(0, 0.3, ROWS)
+    (warning,) = from_table(table.with_columns(part=part), **ROLES).warnings
+    assert warning.startswith("column 'part' alone predicts the target (it explains 8")
+    assert "--drop part" in warning
+    assert (
+        from_table(table.with_columns(part=part), **ROLES, drop=["part"]).warnings == ()
+    )
+
+
+@pytest.mark.parametrize("recode", ["text", "number", "squared"])
+def test_a_recoded_target_is_named(recode):
+    table = frame()
+    y = table["y"].to_numpy()
+    if recode == "squared":
+        table = table.with_columns(**{"the code": pl.Series((y - 9) ** 3)})
+    else:
+        table = binary(table)
+        names = {"text": ("B", "A"), "number": (7.0, 3.0)}[recode]
+        codes = [names[label == "ill"] for label in table["y"]]
+        codes[:4] = [names[0]] * 4  # not the same in all rows
+        table = table.with_columns(**{"the code": pl.Series(codes)})
+    (warning,) = from_table(table, **ROLES).warnings
+    assert warning.startswith("column 'the code' alone ")
+    assert "--drop 'the code'" in warning
+
+
+def test_two_columns_that_leak_do_not_hide_each_other():
+    table = frame()
+    columns = {"one": table["y"] * 2 + 1, "two": table["y"] ** 3}
+    warnings = from_table(table.with_columns(**columns), **ROLES).warnings
+    assert [warning.split("'")[1] for warning in warnings] == ["one", "two"]
+
+
+def test_a_strong_predictor_among_strong_ones_is_none():
+    # Of two halves of a sum, neither says more than the other columns together.
+    table = frame()
+    rng = np.random.default_rng(1)
+    strong, weak = rng.normal(0, 1.9, ROWS), rng.normal(0, 1, ROWS)
+    y = strong + weak + 0.05 * rng.normal(size=ROWS)
+    columns = {"strong": strong, "weak": weak, "y": y}
+    warnings = from_table(table.with_columns(**columns), **ROLES).warnings
+    assert len(warnings) <= 1
+
+
+# repeated rows
+# --------------------------------------------------------------------------------------
+
+
+def test_a_table_that_is_stacked_is_found():
+    table = frame()
+    stacked = pl.concat([table] * 4)
+    (warning,) = from_table(stacked, **ROLES).warnings
+    assert warning.startswith("960 of 960 rows occur more than once")
+    assert "test rows are in the training data, too" in warning
+    assert "--group" in warning
+
+
+def test_equal_inputs_with_other_targets_or_clients_are_no_leak():
+    table = frame()
+    other = table.with_columns(
+        y=pl.col("y") + 1000 * np.random.default_rng(0).random(ROWS)
+    )
+    assert from_table(pl.concat([table, other]), **ROLES).warnings == ()
+    moved = table.with_columns(site=pl.col("site") + "'")
+    assert from_table(pl.concat([table, moved]), **ROLES).warnings == ()
+
+
+@pytest.mark.parametrize("rows", [60, 240, 2000])
+def test_chance_explains_equal_rows_of_grades(rows):
+    rng = np.random.default_rng(rows)
+    grades = {name: rng.integers(1, 4, rows) for name in "abcd"}
+    table = pl.DataFrame(
+        {
+            "site": [f"s{number % 3}" for number in range(rows)],
+            **grades,
+            "y": [
+                ("no", "yes")[int(a + b > 4)]
+                for a, b in zip(grades["a"], grades["b"], strict=True)
+            ],
+        }
+    )
+    assert not any(
+        "more than once" in warning for warning in from_table(table, **ROLES).warnings
+    )
+
+
+def test_what_is_said_of_a_table_is_said_of_its_runs():
+    table = from_table(pl.concat([binary(frame())] * 2), **ROLES)
+    warnings = data_warnings(table, bind(logistic(), table))
+    assert [w for w in warnings if "more than once" in w] == list(table.warnings)
+    assert "Warning: 480 of 480 rows occur" in describe_table(table)
+
+
+# classes and clients
+# --------------------------------------------------------------------------------------
+
+
+def test_a_rare_class_is_named():
+    table = frame(rows=1000)
+    cut = np.sort(table["y"].to_numpy())[-11]
+    (warning,) = from_table(binary(table, cut), **ROLES).warnings
+    assert "% of the rows have the class well: always answering it" in warning
+    assert "--metrics roc_auc" in warning
+
+
+def test_clients_of_one_row_raise_an_eyebrow():
+    rng = np.random.default_rng(0)
+    site = [*range(67), *rng.integers(100, 103, 30).tolist()]
+    table = frame(rows=97).with_columns(site=pl.Series(site))
+    warning = from_table(table, **ROLES).warnings[0]
+    assert warning.startswith("67 of 70 clients have a single row")
+    assert "is 'site' the column" in warning

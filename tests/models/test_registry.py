@@ -13,6 +13,7 @@ from fedtailor.protocol import import_modules
 def test_every_registered_model_is_one_a_file_can_name():
     names = set(models.builders())
     assert names == {
+        "linear",
         "logistic",
         "mlp",
         "lenet5",

@@ -2,6 +2,8 @@
 simulation, with secrets besides.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -13,6 +15,7 @@ from fedtailor.protocol import SGD
 from fedtailor.remote.plan import plan_of
 from fedtailor.remote.secret import SECRET, secret_in
 from fedtailor.runs import simulate
+from fedtailor.storage.manifest import digest
 from fedtailor.testing import classification, softmax_model
 from fedtailor.training import Participation
 from remote.federations import Remote
@@ -55,15 +58,20 @@ def test_compressed_updates_give_the_models_of_the_simulation(tmp_path):
 
 
 def test_noise_on_the_mean_is_that_of_the_simulation(tmp_path):
+    """A simulated private run also draws its batches from a seed that holds a digest of
+    the examples. Clients of machines draw theirs from the job's seed, so batches here
+    are whole, and the server is told the digest.
+    """
+    whole = FedAvg(sgd=replace(PLAIN, batch_size=128), weights="uniform")
     noise = GaussianNoise(multiplier=0.5, norm=0.05, delta=0.01, quantile=0.5)
     options = {"participation": Participation(0.9, sampling="poisson")}
     clients = classification(CLIENTS)
     ours = Remote(
-        UNIFORM, clients, softmax_model("float32"), tmp_path, uplink=(noise,), **options
+        whole, clients, softmax_model("float32"), tmp_path, uplink=(noise,), **options
     )
     training, expected = (
-        trained(ours.training(), 2),
-        simulated(UNIFORM, clients, 2, uplink=(noise,), **options),
+        trained(ours.training(data=digest(clients)), 2),
+        simulated(whole, clients, 2, uplink=(noise,), **options),
     )
     np.testing.assert_allclose(
         training.server.model, expected.server.model, rtol=0, atol=1e-5

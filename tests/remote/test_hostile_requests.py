@@ -92,7 +92,7 @@ def other_phase(message):
         (field("task", KEYS), Refusal.NOT_IN_JOB),
         (field("task", "inputs"), Refusal.NOT_IN_JOB),
         (field("task", "../../etc/passwd\n"), Refusal.UNKNOWN_TASK),
-        (without_model, Refusal.FAILED),
+        (without_model, Refusal.MALFORMED),
         (empty_rows, Refusal.MALFORMED),
         (endless_rows, Refusal.MALFORMED),
         (endless_digests, Refusal.MALFORMED),

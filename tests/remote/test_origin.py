@@ -33,7 +33,7 @@ class Process:
             handler,
             handler.common_vectors,
             self.lines.append,
-            handler.origin,
+            origin=handler.origin,
         )
 
 

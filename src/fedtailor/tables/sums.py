@@ -89,14 +89,15 @@ class ColumnSums(BaseModel):
             return ColumnSums(missing=len(values))
         numbers = values.drop_nulls()
         if count - row_counts[mode] < MIN_ROWS <= row_counts[mode]:
-            numbers = pl.repeat(mode, count, eager=True)
+            numbers = pl.repeat(mode, count, dtype=values.dtype, eager=True)
         if len(values) - count < MIN_ROWS:
             # Few cells are missing. They are counted as the mean, which does not change
             # by that; but yes and no have no cells between them.
             count = len(values)
             if kind == "boolean":
-                added = pl.repeat(mode, count - len(numbers), eager=True)
-                numbers = numbers.append(added)
+                added = count - len(numbers)
+                modes = pl.repeat(mode, added, dtype=values.dtype, eager=True)
+                numbers = numbers.append(modes)
         mean = float(numbers.mean() or 0.0)  # type: ignore[arg-type]
         squares = float(((numbers - mean) ** 2).sum())
         return ColumnSums(

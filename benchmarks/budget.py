@@ -32,7 +32,7 @@ from measuring import machine
 from regret import CLIENTS, ROWS, TABLES
 
 import fedtailor as ft
-from fedtailor.cli.own_table import CLASSIFICATION_RATES, METHODS
+from fedtailor.cli.own_table import METHODS
 from fedtailor.decision.intervals import two_way_interval
 from fedtailor.experiments import scenarios
 from fedtailor.experiments.compare import Comparison
@@ -45,6 +45,8 @@ from fedtailor.report.stored import StoredRun
 
 SCENARIOS = [name for name in TABLES if name != "unequal sizes, near"]
 ROUNDS = 50
+RATES = (0.1, 0.01)
+"""Learning rates of which each method chooses one, the larger one first."""
 
 
 def experiment(name: str, seed: int, clients: int, rows: int) -> Experiment:
@@ -69,8 +71,7 @@ def experiment(name: str, seed: int, clients: int, rows: int) -> Experiment:
         "rounds": ROUNDS,
         "scenarios": {label: {}},
         "algorithms": {
-            method: {"grid": {"sgd": {"lr": list(CLASSIFICATION_RATES)}}}
-            for method in METHODS
+            method: {"grid": {"sgd": {"lr": list(RATES)}}} for method in METHODS
         },
     }
     return resolve(Document(content, (("benchmark", "", ()),)), f"{label}-{seed}")

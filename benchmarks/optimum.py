@@ -65,6 +65,9 @@ def optima(table):
 
 
 def main(arguments: list[str]) -> None:
+    if not arguments or {"-h", "--help"} & {*arguments}:
+        print(__doc__)
+        raise SystemExit(0)
     path = Path(arguments[0])
     options = parse(
         TableOptions,

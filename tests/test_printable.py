@@ -89,15 +89,16 @@ def test_lines_and_blocks(capsys):
 
 @pytest.mark.parametrize("hostile", HOSTILE)
 def test_the_log_of_an_exchange(hostile, capsys):
-    """A client whose name and whose error hold what it likes."""
+    """Clients whose names, and whose names of arrays, hold what they like."""
     import time
 
     from fedtailor.remote.messages import Reply, Request, decode_request, encode_reply
+    from fedtailor.remote.refusals import Refusal
 
     name = f"n{hostile}" if hostile != "\udc80" else "n"
 
     def refuses(body):
-        return encode_reply(Reply.to(decode_request(body), problem=f"x{name}"))
+        return encode_reply(Reply.to(decode_request(body), refusal=Refusal.FAILED))
 
     def answers(body):
         return encode_reply(Reply.to(decode_request(body), {f"y{name}": np.zeros(1)}))

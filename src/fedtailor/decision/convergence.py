@@ -6,6 +6,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy import stats
 
 WINDOW = 1 / 3
 """The share of the rounds, the last ones, in which a loss must stand still."""
@@ -52,7 +53,9 @@ def movement(rounds: ArrayLike, losses: ArrayLike) -> Movement:
     change = second.mean() - first.mean()
     # The standard error of the difference of two means, if losses are a trend and noise.
     scatter = float(np.std(np.diff(window))) / np.sqrt(half)
-    if abs(change) <= max(allowed, 3 * scatter):
+    # One window in 500 without a trend moves by more; few evaluations tell less.
+    most = float(stats.t.ppf(0.999, len(window) - 2)) * scatter
+    if abs(change) <= max(allowed, most):
         return "wavering"
     return "falling" if change < 0 else "rising"
 

@@ -147,7 +147,7 @@ def as_participation(
     if isinstance(value, Participation):
         return value
     require(
-        isinstance(value, int | float) and not isinstance(value, bool),
+        isinstance(value, int | float),
         f"participation is {value!r}; it must be a share of the clients (up to 1), a"
         " number of them (from 2), or a Participation",
     )

@@ -26,7 +26,7 @@ address = "{address}"       # host name or IP address of the coordinator, and it
 [data]                            # one row for each example; files with more columns are welcome, these are read
 {target}validation = 0.1                  # shares of each client's rows that do not train
 test = 0.2
-preprocessing = "federated"       # scaled, gaps filled, by sums that each client allows (federated_statistics in its policy.toml); "none": as they stand
+preprocessing = "federated"       # scaled, gaps filled, by sums that clients' policies must allow; "none": as it stands
 [data.columns]                    # inputs: "number", "category", "boolean", "date", or the categories in a list
 {inputs}
 [model]

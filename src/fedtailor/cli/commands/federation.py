@@ -29,7 +29,9 @@ from fedtailor.protocol import require
 from fedtailor.remote.waits import MAX_WAIT_S, check_wait
 
 if TYPE_CHECKING:
+    from fedtailor.remote.job import Job
     from fedtailor.remote.kit import Kit
+    from fedtailor.remote.policy import Policy as ClientPolicy
     from fedtailor.training import Training
 
 RUN_DIRECTORY = "run"
@@ -411,15 +413,19 @@ def _init_policy(kit: "Kit") -> int:
     from fedtailor.remote.policy import read_policy, write_policy
 
     path = write_policy(kit.directory, kit.job)
-    policy = read_policy(kit.directory)
     say(f"Made {path}; edit it as you like. It says:")
-    for line in policy.describe(kit.job):
+    _say_policy(read_policy(kit.directory), kit.job)
+    return 0
+
+
+def _say_policy(policy: "ClientPolicy", job: "Job") -> None:
+    """Prints what a policy allows, and whether it allows the job."""
+    for line in policy.describe(job):
         say(f"  {line}")
     try:
-        policy.check_job(kit.job)
+        policy.check_job(job)
     except ValueError as error:
         say(f"As it stands, {error}.")
-    return 0
 
 
 def _policy(options: Policy) -> int:
@@ -434,8 +440,7 @@ def _policy(options: Policy) -> int:
         if has_file
         else f"{kit.name} has no {POLICY}, and these defaults apply:"
     )
-    for line in read_policy(kit.directory).describe(kit.job):
-        say(f"  {line}")
+    _say_policy(read_policy(kit.directory), kit.job)
     for line in account_of(kit).describe():
         say(line)
     return 0

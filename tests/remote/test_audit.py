@@ -133,6 +133,7 @@ def test_commands_write_and_show_the_policy_and_the_log(kit, capsys):
     code, said, _ = run(capsys, "policy", kit)
     assert code == 0
     assert said.startswith("north has no policy.toml, and these defaults apply:\n")
+    assert "As it stands, the policy here does not allow this job" in said
     assert "nothing was answered so far" in said
     code, _, error = run(capsys, "join", kit, "--data", kit / "client.toml")
     assert code == 2 and "the policy here does not allow this job" in error

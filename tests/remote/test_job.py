@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedtailor.algorithms import UCFL
+from fedtailor.algorithms import FineTune
 from fedtailor.models import mlp
 from fedtailor.protocol import SGD
 from fedtailor.remote.job import read_job, split_address
@@ -32,10 +32,10 @@ def test_the_template_is_a_job(tmp_path):
         "wards",
         "coordinator.example.org:9092",
         50,
-        2,
+        3,
         True,
     )
-    assert job.model == mlp(32) and isinstance(job.algorithm, UCFL)
+    assert job.model == mlp(32) and isinstance(job.algorithm, FineTune)
     assert (
         job.algorithm.sgd == SGD(lr=0.05, epochs=1, batch_size=32)
         or job.algorithm.sgd.lr == 0.05
@@ -47,8 +47,8 @@ def test_the_template_is_a_job(tmp_path):
 
 
 def test_hyperparameters_are_read(tmp_path):
-    job = job_of(tmp_path, ('use = "ucfl"  ', 'use = "ucfl"\nstreams = 2  '))
-    assert job.algorithm.streams == 2
+    job = job_of(tmp_path, ('use = "finetune"  ', 'use = "finetune"\nbest = true  '))
+    assert job.algorithm.best
 
 
 @pytest.mark.parametrize(
@@ -97,9 +97,9 @@ def test_hyperparameters_are_read(tmp_path):
             "line 12: validation and test take 1.05 of all rows",
         ),
         (
-            '"ucfl"',
-            '"ufcl"',
-            "line 23: there is no algorithm 'ufcl'; did you mean 'ucfl'?",
+            '"finetune"',
+            '"fintune"',
+            "line 23: there is no algorithm 'fintune'; did you mean 'finetune'?",
         ),
         ("lr = 0.05", 'lr = "x"', "line 24: lr is 'x'; input should be a valid number"),
         ("hidden = 32", "hidden = 0", "line 18: a hidden layer of the MLP is 0 wide"),
@@ -214,7 +214,7 @@ def test_the_identity_is_what_a_client_agrees_to(tmp_path):
     for old, new in (
         ("rounds = 50", "rounds = 9"),
         ("deadline = 300", "deadline = 5"),
-        ("minimum = 2", "minimum = 1"),
+        ("minimum = 3", "minimum = 1"),
         (":9092", ":9093"),
         ('"wards"', '"other"'),
     ):
@@ -233,16 +233,25 @@ def test_the_identity_is_what_a_client_agrees_to(tmp_path):
 
 
 def test_more_clients_than_there_are_kits_are_not_waited_for(tmp_path):
-    check_client_count(job_of(tmp_path), 2)
+    check_client_count(job_of(tmp_path), 3)
     for old, new in (
-        ("minimum = 2", "minimum = 3"),
-        ("participation = 1.0", "participation = 3"),
+        ("minimum = 3", "minimum = 4"),
+        ("participation = 1.0", "participation = 4"),
     ):
         with pytest.raises(
             ValueError,
-            match=r"is 3, and 2 clients have a kit; lower it, or add clients$",
+            match=r"is 4, and 3 clients have a kit; lower it, or add clients$",
         ):
-            check_client_count(job_of(tmp_path, (old, new)), 2)
+            check_client_count(job_of(tmp_path, (old, new)), 3)
+
+
+def test_secure_sums_over_fewer_clients_than_three_are_not_waited_for(tmp_path):
+    for minimum in ("minimum = 1", "minimum = 3"):
+        job = job_of(tmp_path, ("minimum = 3", minimum))
+        with pytest.raises(ValueError, match="adds over 3 clients or more, and 2 have"):
+            check_client_count(job, 2)
+    openly = ("secure_aggregation = true", "secure_aggregation = false")
+    check_client_count(job_of(tmp_path, ("minimum = 3", "minimum = 2"), openly), 2)
 
 
 def test_addresses():

@@ -4,7 +4,8 @@ import polars as pl
 import pytest
 
 from fedtailor.remote.job import read_job
-from fedtailor.remote.job_template import columns_of, template
+from fedtailor.remote.job_template import EXAMPLE, columns_of, template
+from fedtailor.remote.policy import Policy
 
 ROWS = 40
 
@@ -69,6 +70,15 @@ def test_a_table_that_does_not_fit_is_said_in_a_line(target, columns, said, tmp_
     with pytest.raises(ValueError) as refused:
         columns_of(table(tmp_path, **columns), target)
     assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("has_table", [False, True])
+def test_clients_need_to_agree_with_statistics_only(has_table, tmp_path):
+    columns = columns_of(table(tmp_path), "outcome")[0] if has_table else EXAMPLE
+    job = read_back(tmp_path, columns)
+    (reason,) = Policy().reasons_against(job)
+    assert "federated_statistics" in reason
+    Policy(federated_statistics=True).check_job(job)
 
 
 def test_without_a_table_there_is_an_example(tmp_path):

@@ -106,6 +106,23 @@ def test_clients_are_added_and_nothing_that_is_there_changes(federation, capsys)
     assert files(federation) == after
 
 
+def test_init_says_what_the_clients_have_to_agree_with(tmp_path, capsys):
+    new = tmp_path / "new"
+    start = ["federation", "init", str(new), "--clients"]
+    assert main([*start, "north,south", "--address", "h:1"]) == 0
+    said = capsys.readouterr().out
+    # Secure sums, which clients insist on, are in the template.
+    assert "secure_aggregation_only" not in said
+    assert "federated_statistics is false" in said
+    assert "3 clients or more, and 2 have a kit" in said
+    assert main([*start, "west"]) == 0
+    assert "have a kit" not in capsys.readouterr().out
+    job = (new / "job.toml").read_text().replace('"federated"', '"none"')
+    (new / "job.toml").write_text(job)
+    assert main([*start, "east"]) == 0
+    assert "Note" not in capsys.readouterr().out
+
+
 def test_an_init_that_was_cut_off_is_completed(federation):
     (federation / "coordinator" / "server.crt").unlink()
     authority = (federation / "coordinator" / "ca.crt").read_bytes()

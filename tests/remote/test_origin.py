@@ -208,3 +208,24 @@ def test_clients_that_come_later_are_greeted_once(clients):
     assert lines[-1] == "client d has come, and is served as a newcomer"
     assert len(lines) == 2 and lines[0].startswith("client c: ")
     assert arrivals(["a", "b", "d"]) == {} and len(lines) == 2
+
+
+def test_who_has_not_connected_is_named_while_the_others_are_waited_for(clients):
+    class OneAway(LoopbackTransport):
+        """Client d comes when the coordinator has said that it waits."""
+
+        def online(self):
+            return {
+                name: connection
+                for name, connection in super().online().items()
+                if name != "d" or lines
+            }
+
+    lines = []
+    processes = {name: Process(clients, name) for name in NAMES}
+    transport = OneAway({name: process.respond for name, process in processes.items()})
+    connection = Connection(clients.job, NAMES, transport)
+    rows = wait_for_clients(connection, wait=2, log=lines.append)
+    assert tuple(rows) == NAMES
+    assert lines[0].startswith("not connected yet: d. ") and "policy" in lines[0]
+    assert not any("no answer in time" in line for line in lines)

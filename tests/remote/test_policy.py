@@ -9,7 +9,13 @@ import pytest
 
 from fedtailor.remote.job import read_job
 from fedtailor.remote.messages import Request
-from fedtailor.remote.policy import POLICY, Policy, read_policy, write_policy
+from fedtailor.remote.policy import (
+    POLICY,
+    Policy,
+    default_policy_note,
+    read_policy,
+    write_policy,
+)
 from fedtailor.remote.refusals import Refusal, Refused
 from fedtailor.remote.secure_sums import SUM
 
@@ -250,3 +256,11 @@ def test_the_policy_is_said_in_plain_words(tmp_path):
     assert lines[4].endswith("may be sent before training")
     assert lines[-2].endswith("(30 in all)")
     assert all(len(line) <= 78 for line in lines)
+
+
+def test_a_coordinator_knows_what_clients_refuse_by_default(tmp_path):
+    assert default_policy_note(job_of(tmp_path)) is None
+    line = default_policy_note(job_of(tmp_path, privacy="", preprocessing="federated"))
+    assert line is not None and "\n" not in line and POLICY in line
+    for name in ("secure_aggregation_only", "federated_statistics"):
+        assert name in line

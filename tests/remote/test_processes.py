@@ -110,7 +110,15 @@ def make(directory, clients=NAMES):
         "age,ward,label\n30,surgery,no\n41,medicine,yes\n50,medicine,no\n"
     )
     job = directory / "job.toml"
-    job.write_text(job.read_text().replace('"federated"', '"none"'))
+    text = job.read_text()
+    for old, new in (
+        ('"federated"', '"none"'),
+        ("minimum = 3", "minimum = 1"),
+        ("secure_aggregation = true", "secure_aggregation = false"),
+    ):
+        assert old in text
+        text = text.replace(old, new)
+    job.write_text(text)
     for name in clients:
         shutil.copy(directory / "job.toml", directory / "kits" / name)
         (directory / "kits" / name / POLICY).write_text(OPEN_POLICY)

@@ -364,54 +364,54 @@ def test_states_of_clients_go_on(name, tmp_path):
 
 
 def test_a_job_asks_for_it(tmp_path):
-    asked = ("secure_aggregation = false", "secure_aggregation = true")
-    average = ('use = "ucfl"', 'use = "fedavg"')
-    assert job_of(tmp_path).sums is None
-    job = job_of(tmp_path, asked, average)
+    # The template asks for it; a setting beside it stands in the next line.
+    asked = "secure_aggregation = true"
+    average = ('use = "finetune"', 'use = "fedavg"')
+    assert job_of(tmp_path, (asked, "secure_aggregation = false")).sums is None
+    job = job_of(tmp_path, average)
     assert job.sums == SecureSums() == plan_of(job).sums
     settings = (
         "secure_aggregation = true\nsum_threshold = 0.8\nsum_range = 8.0\nprobe ="
         ' "open"'
     )
-    job = job_of(
-        tmp_path, (asked[0], settings), ('use = "ucfl"', 'use = "ucfl"\nstreams = 2')
-    )
+    streams = ('use = "finetune"', 'use = "ucfl"\nstreams = 2')
+    job = job_of(tmp_path, (asked, settings), streams)
     assert job.sums == SecureSums(0.8, 8.0, True)
-    assert job.identity != job_of(tmp_path, asked, average).identity
+    assert job.identity != job_of(tmp_path, average).identity
     for changes, said in (
         (
-            (asked,),
+            (('"finetune"', '"ucfl"'),),
             (
                 "line 37: secure_aggregation shows the server sums only; ucfl's needs"
                 " no more if streams is"
             ),
         ),
         (
-            (asked, ('use = "ucfl"', 'use = "cfl"')),
+            (('"finetune"', '"cfl"'),),
             "line 37: secure_aggregation shows the server sums only, and cfl's",
         ),
         (
-            (asked, ('use = "ucfl" ', 'use = "ucfl"\nstreams = 2 ')),
+            (('use = "finetune" ', 'use = "ucfl"\nstreams = 2 '),),
             "line 38: ucfl's server needs each client's answer",
         ),
         (
-            (asked, average, ("uplink = []", 'uplink = [{ use = "quantize" }]')),
+            (average, ("uplink = []", 'uplink = [{ use = "quantize" }]')),
             "line 37: secure_aggregation adds what",
         ),
         (
-            ((asked[0], asked[1] + "\nsum_threshold = 0.5"), average),
+            ((asked, asked + "\nsum_threshold = 0.5"), average),
             "line 37: sum_threshold is 0.5; it must be above",
         ),
         (
-            (asked, average, ('"uniform"', '"poisson"')),
+            (average, ('"uniform"', '"poisson"')),
             "line 37: secure_aggregation needs clients enough",
         ),
         (
-            ((asked[0], asked[1] + "\nsum_range = 0"), average),
+            ((asked, asked + "\nsum_range = 0"), average),
             "line 37: sum_range is 0; it must be at least 0.001",
         ),
         (
-            ((asked[0], asked[1] + '\nprobe = "x"'), average),
+            ((asked, asked + '\nprobe = "x"'), average),
             "line 38: probe is 'x'; input should be 'refused'",
         ),
     ):

@@ -20,6 +20,7 @@ from fedtailor.remote.executor import RemoteExecutor, Rules, client_table
 from fedtailor.remote.job import Job
 from fedtailor.remote.plan import Plan, plan_of
 from fedtailor.remote.rounds import COMPILE_S, PATIENCE_S, RemoteTraining
+from fedtailor.remote.run_log import info_of
 from fedtailor.remote.secret import run_identity, secret_in
 from fedtailor.remote.statistics import Statistics
 from fedtailor.remote.transport import Transport
@@ -108,7 +109,7 @@ def coordinate(
             plan.algorithm, job.participation.reporters(len(seen)), len(seen)
         )
         if plan.sums.scope == "run" and job.minimum < len(seen):
-            log(
+            info_of(log)(
                 f"each round needs the answers of all {len(seen)} clients, as sums of"
                 ' different clients show single ones; sum_scope = "round" in [privacy]'
                 f" needs {job.minimum}, and hides a client in each round by itself only"

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from fedtailor.protocol import require
+from fedtailor.remote.secure_sums import MIN_CLIENTS
 from fedtailor.tables.kinds import ParsedColumn, parse_column
 from fedtailor.tables.options import TableOptions
 from fedtailor.tables.problems import Problems, join_names
@@ -25,7 +26,7 @@ address = "{address}"       # host name or IP address of the coordinator, and it
 [data]                            # one row for each example; files with more columns are welcome, these are read
 {target}validation = 0.1                  # shares of each client's rows that do not train
 test = 0.2
-preprocessing = "federated"       # numbers standardised, gaps filled, by sums over all clients; "none": as they stand
+preprocessing = "federated"       # scaled, gaps filled, by sums that clients' policies must allow; "none": as it stands
 [data.columns]                    # inputs: "number", "category", "boolean", "date", or the categories in a list
 {inputs}
 [model]
@@ -33,7 +34,7 @@ use = "mlp"                       # any model of `fedtailor scenarios`, with its
 hidden = 32
 
 [method]
-use = "ucfl"                  # any of `fedtailor algorithms`, with its hyper-parameters
+use = "finetune"                  # any of `fedtailor algorithms`, with its hyper-parameters; --by sees: what serves it
 sgd = {{ lr = 0.05, epochs = 1, batch_size = 32 }}
 
 [training]
@@ -47,7 +48,7 @@ sampling = "uniform"              # or "samples": by training rows; "poisson": e
 [privacy]
 evaluate = true                   # whether clients send sums of losses and of correct predictions
 uplink = []                       # what happens to an update before it leaves, such as {{ use = "clip", norm = 1.0 }}
-secure_aggregation = false        # true: the coordinator sees sums over clients, and no client's own update
+secure_aggregation = true         # the coordinator sees sums over clients, and no client's own update
 """
 
 
@@ -130,7 +131,8 @@ def template(title: str, address: str, clients: int, columns: Columns = EXAMPLE)
     Args:
         title: name of the federation; characters that TOML would escape are replaced.
         address: "host:port" of the coordinator.
-        clients: number of clients with a kit; a round needs half of them.
+        clients: number of clients with a kit; a round needs half of them, and as many
+            as secure aggregation does.
         columns: the columns of the clients' tables.
     """
     target = _line(f"target = {_text(columns.target)}", "column to predict")
@@ -146,7 +148,7 @@ def template(title: str, address: str, clients: int, columns: Columns = EXAMPLE)
     return TEMPLATE.format(
         title=title.replace("\\", "/").replace('"', "'"),
         address=address,
-        minimum=max(1, clients // 2),
+        minimum=max(MIN_CLIENTS, clients // 2),
         target=target,
         inputs=inputs,
     )

@@ -100,7 +100,7 @@ class Policy:
         Raises:
             Refused: it does not; the line says all reasons.
         """
-        reasons = list(self._against(job))
+        reasons = list(self.reasons_against(job))
         refuse_unless(
             not reasons,
             Refusal.POLICY,
@@ -109,8 +109,8 @@ class Policy:
             " another job",
         )
 
-    def _against(self, job: Job) -> Iterator[str]:
-        """Why the policy does not allow a job."""
+    def reasons_against(self, job: Job) -> Iterator[str]:
+        """Why the policy does not allow a job; nothing if it does."""
         if self.secure_aggregation_only and job.sums is None:
             yield (
                 "the coordinator would see this client's own updates"
@@ -210,6 +210,21 @@ class Policy:
             lines.append(f"{name:<10}  {first}")
             lines += [f"{'':<10}  {line}" for line in others]
         return lines
+
+
+def default_policy_note(job: Job) -> str | None:
+    """What a coordinator should know of its job: whether clients agree by themselves.
+
+    Returns:
+        The line; None if a client without a policy takes part in the job.
+    """
+    reasons = list(Policy().reasons_against(job))
+    if not reasons:
+        return None
+    return (
+        f"clients refuse this job by default: {'; '.join(reasons)}. One that agrees"
+        f" changes that in its {POLICY}"
+    )
 
 
 def read_policy(kit: Path) -> Policy:

@@ -35,6 +35,7 @@ from fedtailor.remote.processes import running_superlink
 from fedtailor.remote.refusals import Refusal
 from fedtailor.remote.releases import MAX_LENGTH, RELEASE, talk
 from fedtailor.remote.run_log import RunLog, info_of
+from fedtailor.remote.secure_sums import MIN_CLIENTS
 from fedtailor.remote.statistics import (
     Statistics,
     add_statistics,
@@ -44,6 +45,7 @@ from fedtailor.remote.statistics import (
 from fedtailor.remote.superlink import LARGEST_BODY
 from fedtailor.remote.transport import (
     ExchangeResult,
+    PendingExchange,
     RequestHandler,
     TooFewClients,
     Transport,
@@ -57,6 +59,9 @@ otherwise: who claims more rows than all others together decides what all train.
 
 ARRIVAL_S = 30.0
 """Seconds that a client which comes while others train has to answer a greeting."""
+
+FIRST_REMINDER_S, REMINDER_S = 30.0, 300.0
+"""Seconds until a coordinator says first whom it waits for, and until it says so again."""
 
 LARGE_SHARE = 0.9
 """The share of all training rows from which on a client is named."""
@@ -225,6 +230,13 @@ def check_client_count(job: Job, clients: int) -> None:
     Raises:
         ValueError: a setting needs more clients.
     """
+    if job.sums is not None:
+        require(
+            clients >= MIN_CLIENTS,
+            f"{JOB}: secure_aggregation adds over {MIN_CLIENTS} clients or more, and"
+            f" {clients} {'has' if clients == 1 else 'have'} a kit; add clients with"
+            " fedtailor federation init, or agree with them to do without it",
+        )
     required = {"minimum": job.minimum, "participation": job.participation.count or 0}
     for name, count in required.items():
         require(
@@ -282,6 +294,7 @@ def wait_for_clients(
         expected,
         minimum=connection.job.minimum,
         log=log,
+        waiting=_Reminder(wait, log),
     ).replies
     rows = {}
     for name, reply in replies.items():
@@ -304,6 +317,32 @@ def wait_for_clients(
     if note := share_note(rows):
         log(note)
     return rows
+
+
+class _Reminder:
+    """Says now and then which clients are waited for, and what may keep them away.
+
+    Args:
+        wait: seconds that are waited in all.
+        log: called with the lines.
+    """
+
+    def __init__(self, wait: float, log: Callable[[str], None]) -> None:
+        # A short wait is half over when the first line comes.
+        self._next = time.monotonic() + min(FIRST_REMINDER_S, wait / 2)
+        self._say = info_of(log)
+
+    def __call__(self, pending: PendingExchange) -> None:
+        """Look at an exchange that is not complete."""
+        away = [name for name, sent_on in pending.open.items() if sent_on is None]
+        if not away or time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + REMINDER_S
+        self._say(
+            f"not connected yet: {', '.join(away)}. The line with which their"
+            " `fedtailor federation join` ended says why: one whose policy does not"
+            " allow the job, or whose file does not fit it, does not connect"
+        )
 
 
 class Arrivals:

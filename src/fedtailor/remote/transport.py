@@ -173,6 +173,7 @@ def send_and_receive(
     cached: Mapping[str, Request] | None = None,
     minimum: int = 1,
     log: Callable[[str], None] = lambda line: None,
+    waiting: Callable[[PendingExchange], None] = lambda pending: None,
     poll_interval: float = POLL_INTERVAL_S,
 ) -> ExchangeResult:
     """Send requests, and collect the answers until all have arrived or the deadline.
@@ -191,6 +192,7 @@ def send_and_receive(
         minimum: minimum number of accepted answers.
         log: called with a line for every answer that is refused, and with one line that
             names all clients that did not answer.
+        waiting: called after every poll that leaves requests open.
         poll_interval: seconds between two polls.
 
     Returns:
@@ -233,6 +235,7 @@ def send_and_receive(
         if time.time() >= deadline:
             break
         if pending.open:
+            waiting(pending)
             time.sleep(poll_interval)
     missing, accepted = tuple(pending.open), pending.replies
     if missing:

@@ -4,7 +4,7 @@ Each command imports what it needs when it runs: a client should hold little in 
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -29,7 +29,9 @@ from fedtailor.protocol import require
 from fedtailor.remote.waits import MAX_WAIT_S, check_wait
 
 if TYPE_CHECKING:
+    from fedtailor.remote.job import Job
     from fedtailor.remote.kit import Kit
+    from fedtailor.remote.policy import Policy as ClientPolicy
     from fedtailor.training import Training
 
 RUN_DIRECTORY = "run"
@@ -218,8 +220,11 @@ def federation(arguments: list[str]) -> int:
 
 def _init(options: Init) -> int:
     from fedtailor.remote.flower import require_flower
+    from fedtailor.remote.job import read_job
     from fedtailor.remote.job_template import columns_of
-    from fedtailor.remote.kit import JOB, make_federation
+    from fedtailor.remote.kit import COORDINATOR, JOB, make_federation, read_public_keys
+    from fedtailor.remote.policy import default_policy_note
+    from fedtailor.remote.service import check_client_count
 
     require_flower()
     require(
@@ -253,6 +258,15 @@ def _init(options: Init) -> int:
         f"Start: fedtailor federation serve {options.dir}; at each client: fedtailor"
         " federation join KIT --data FILE"
     )
+    # A job that the user has begun to edit may not be valid yet; `serve` says so.
+    with suppress(ValueError):
+        job = read_job(options.dir / JOB)
+        if line := default_policy_note(job):
+            say(f"Note: {line}")
+        try:
+            check_client_count(job, len(read_public_keys(options.dir / COORDINATOR)))
+        except ValueError as error:
+            say(f"Note: {error}")
     return 0
 
 
@@ -260,6 +274,7 @@ def _serve(options: Serve) -> int:
     from fedtailor.cli.progress import explain_interrupt, progress_of
     from fedtailor.remote.coordinate import coordinate
     from fedtailor.remote.kit import COORDINATOR
+    from fedtailor.remote.policy import default_policy_note
     from fedtailor.remote.run_log import RunLog
     from fedtailor.remote.service import (
         Arrivals,
@@ -294,6 +309,8 @@ def _serve(options: Serve) -> int:
             f"{connection.job.title}: waiting for {', '.join(connection.clients)} at"
             f" {connection.job.address}"
         )
+        if line := default_policy_note(connection.job):
+            say(line)
         rows = wait_for_clients(
             connection, wait=options.wait, most_rows=options.most_rows, log=log
         )
@@ -396,15 +413,19 @@ def _init_policy(kit: "Kit") -> int:
     from fedtailor.remote.policy import read_policy, write_policy
 
     path = write_policy(kit.directory, kit.job)
-    policy = read_policy(kit.directory)
     say(f"Made {path}; edit it as you like. It says:")
-    for line in policy.describe(kit.job):
+    _say_policy(read_policy(kit.directory), kit.job)
+    return 0
+
+
+def _say_policy(policy: "ClientPolicy", job: "Job") -> None:
+    """Prints what a policy allows, and whether it allows the job."""
+    for line in policy.describe(job):
         say(f"  {line}")
     try:
-        policy.check_job(kit.job)
+        policy.check_job(job)
     except ValueError as error:
         say(f"As it stands, {error}.")
-    return 0
 
 
 def _policy(options: Policy) -> int:
@@ -419,8 +440,7 @@ def _policy(options: Policy) -> int:
         if has_file
         else f"{kit.name} has no {POLICY}, and these defaults apply:"
     )
-    for line in read_policy(kit.directory).describe(kit.job):
-        say(f"  {line}")
+    _say_policy(read_policy(kit.directory), kit.job)
     for line in account_of(kit).describe():
         say(line)
     return 0

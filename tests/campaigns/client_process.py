@@ -49,6 +49,11 @@ class ClientProcess:
                 stderr=output,
             )
 
+    @property
+    def pid(self) -> int:
+        """For signals."""
+        return self._process.pid
+
     def ask(self, body: bytes, seconds: float = 90.0) -> bytes:
         """Send a message, and wait for the answer; `NO_ANSWER` = it was not answered.
 

@@ -30,6 +30,9 @@ from fedtailor.storage.run_directory import METRICS
 Make = Callable[[Path, Path, Path], ClientHere | ClientProcess]
 Result = tuple[dict[str, np.ndarray], bytes]
 
+MOST_EVENTS = 12
+"""Events of one training at most: a secure sum needs all its clients for a while."""
+
 MOST_POLLS = 5
 """Polls of the coordinator for which a client is away at most."""
 
@@ -211,7 +214,7 @@ class Unsteady:
 
         def happen(network: _Network, client: str, body: bytes) -> bytes | None:
             machine = network.machines[client]
-            if rng.random() >= share:
+            if rng.random() >= share or len(self.happened) >= MOST_EVENTS:
                 return machine.ask(body)
             polls = int(rng.integers(MOST_POLLS))
             what = str(rng.choice(WAYS))
@@ -326,7 +329,8 @@ class Unsteady:
         where = f"{kind}, {'beside' if beside else 'after'}: {self.happened}"
         assert original is not None and copy is not None, f"{where}: nothing was copied"
         try:
-            result = self._result(federation, network)
+            kits = {name: [machine] for name, machine in network.machines.items()}
+            result = self._result(federation, kits | {victim: [copy, original]})
         finally:
             for machine in (original, copy):
                 machine.stop()
@@ -346,6 +350,8 @@ class Unsteady:
         if not beside:
             assert told, f"{where}; the coordinator is not told"
             self._compare(kind, result, where)
+        refused = [line for line in lines if "it refused" in line]
+        assert victim in result[0] or refused, f"{where}; its model is lost"
         assert all(np.isfinite(model).all() for model in result[0].values()), where
 
     def _kind(self, rng: np.random.Generator) -> str:
@@ -356,7 +362,8 @@ class Unsteady:
         federation = self._federation(kind)
         _, network = self._train(kind, happen, make)
         try:
-            result = self._result(federation, network)
+            kits = {name: [machine] for name, machine in network.machines.items()}
+            result = self._result(federation, kits)
         finally:
             network.stop()
         self._compare(kind, result, f"{kind}: {self.happened}")
@@ -402,14 +409,19 @@ class Unsteady:
                 raise
         return lines, network
 
-    def _result(self, federation: MarkedFederation, network: _Network) -> Result:
+    def _result(
+        self, federation: MarkedFederation, kits: dict[str, list[_Machine]]
+    ) -> Result:
         run = self._folder / "try" / "run"
         damaged = [finding for finding in check(run) if not finding.whole]
         assert not damaged, f"{federation.kind}: {self.happened}; {damaged}"
         models = {}
-        for name, machine in network.machines.items():
-            found = load_models(_job_files(machine) / PERSONAL)
-            models[name] = np.asarray(found[name].theta)
+        for name, places in kits.items():
+            exports = [_job_files(machine) / PERSONAL for machine in places]
+            there = [export for export in exports if export.exists()]
+            if there or len(places) == 1:
+                found = load_models((there or exports)[0])
+                models[name] = np.asarray(found[name].theta)
         return models, (run / METRICS).read_bytes()
 
     def _compare(self, kind: str, result: Result, where: str) -> None:
@@ -431,7 +443,8 @@ class Unsteady:
             self._federations[kind] = federation
             lines, network = self._train(kind, _undisturbed)
             self._messages[kind] = network.sent
-            self._expected[kind] = self._result(federation, network)
+            kits = {name: [machine] for name, machine in network.machines.items()}
+            self._expected[kind] = self._result(federation, kits)
             network.stop()
             assert not lines, lines
         return self._federations[kind]

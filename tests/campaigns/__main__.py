@@ -138,6 +138,8 @@ def main() -> int:
         kinds = options.only or KINDS
         while time.monotonic() < end and len(bad) < MOST_BAD:
             for kind in kinds:
+                if time.monotonic() >= end:
+                    break
                 try:
                     if kind in INPUTS:
                         tried[kind] += getattr(tries.inputs, kind)(number, EXAMPLES)

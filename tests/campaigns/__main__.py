@@ -24,6 +24,7 @@ from campaigns.hostile_client import HostileClient
 from campaigns.hostile_coordinator import HostileCoordinator
 from campaigns.inputs import INPUTS, Inputs
 from campaigns.port import OpenPort
+from campaigns.unsteady import Unsteady
 
 EXAMPLES = 10
 """Inputs that are drawn from one seed."""
@@ -37,6 +38,9 @@ FEDERATION = (
     "hostile_client",
     "doubled",
     "other_rows",
+    "stopped",
+    "stopped_process",
+    "cloned",
     "client_process",
     "open_port",
 )
@@ -79,6 +83,10 @@ class Tries:
         return HostileClient(self._folder / "client")
 
     @cached_property
+    def unsteady(self) -> Unsteady:
+        return Unsteady(self._folder / "unsteady")
+
+    @cached_property
     def port(self) -> OpenPort:
         return OpenPort(self._folder / "port")
 
@@ -87,6 +95,9 @@ class Tries:
         names = {
             "hostile_client": "client",
             "client_process": "process",
+            "stopped": "unsteady",
+            "stopped_process": "unsteady",
+            "cloned": "unsteady",
             "open_port": "port",
         }
         in_federation = names.get(kind, "coordinator")
@@ -127,6 +138,8 @@ def main() -> int:
         kinds = options.only or KINDS
         while time.monotonic() < end and len(bad) < MOST_BAD:
             for kind in kinds:
+                if time.monotonic() >= end:
+                    break
                 try:
                     if kind in INPUTS:
                         tried[kind] += getattr(tries.inputs, kind)(number, EXAMPLES)

@@ -49,6 +49,11 @@ class ClientProcess:
                 stderr=output,
             )
 
+    @property
+    def pid(self) -> int:
+        """For signals."""
+        return self._process.pid
+
     def ask(self, body: bytes, seconds: float = 90.0) -> bytes:
         """Send a message, and wait for the answer; `NO_ANSWER` = it was not answered.
 
@@ -104,7 +109,13 @@ class ClientHere:
         self._lines: list[str] = []
         read = read_kit(kit)
         self._store = ClientStore(read.state, read.job.identity).__enter__()
-        self._responder = responder_of(read, self._store, data, log=self._lines.append)
+        try:
+            self._responder = responder_of(
+                read, self._store, data, log=self._lines.append
+            )
+        except BaseException:
+            self.stop()  # the lock of a process goes with it
+            raise
 
     def ask(self, body: bytes, seconds: float = 90.0) -> bytes:
         """Answer a message.

@@ -2,15 +2,12 @@
 
 import shutil
 import time
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 
 from campaigns.grammar import Grammar
-from campaigns.marked import JOBS, NAMES, MarkedFederation, train
+from campaigns.marked import JOBS, NAMES, MarkedFederation, quick_waits, train
 from fedtailor.remote.client import responder_of
 from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.kit import read_kit
@@ -22,25 +19,6 @@ HOSTILE = "d"
 HONEST = NAMES[:-1]
 FURTHEST = 100.0
 """How often the norm of an honest run's model an honest client's model may have."""
-
-
-class _Clock:
-    """In place of the module `time`: whoever waits for an answer need not wait long.
-
-    In one process all answers have arrived when somebody waits.
-    """
-
-    def __init__(self) -> None:
-        self._passed = 0.0
-
-    def time(self) -> float:
-        return time.time() + self._passed
-
-    def sleep(self, seconds: float) -> None:
-        self._passed += 1000.0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(time, name)
 
 
 class HostileClient:
@@ -138,10 +116,7 @@ class HostileClient:
                 return b""
 
         job = read_kit(Path(kits[HOSTILE])).job
-        with ExitStack() as stack:
-            clock = _Clock()
-            for module in ("transport", "service", "executor"):
-                stack.enter_context(patch(f"fedtailor.remote.{module}.time", clock))
+        with quick_waits(1000.0):
             train(
                 job,
                 LoopbackTransport(responders | {HOSTILE: hostile}),

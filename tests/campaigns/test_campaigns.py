@@ -16,7 +16,9 @@ from campaigns.inputs import INPUTS, Inputs
 from campaigns.marked import Secrets
 from campaigns.port import OpenPort
 from campaigns.small_run import start
+from campaigns.unsteady import Unsteady
 from fedtailor.remote import messages
+from fedtailor.remote.client_store import ClientStore
 
 TRIES = {"kill": 5, "fill_disk": 5, "flip_bit_of_opened": 10}
 
@@ -136,6 +138,32 @@ def test_a_hostile_client(tmp_path):
     assert made.answers > 10
 
 
+@pytest.fixture(scope="module")
+def unsteady(tmp_path_factory):
+    pytest.importorskip("cryptography", reason="keys need the extra flower")
+    return Unsteady(tmp_path_factory.mktemp("unsteady") / "u", ("ditto",))
+
+
+@pytest.mark.parametrize("kind", ["stopped", "cloned"])
+def test_clients_that_do_not_stay(unsteady, kind):
+    for number in range(2):
+        getattr(unsteady, kind)(np.random.default_rng(number))
+        assert unsteady.happened
+
+
+def test_a_campaign_notices_what_a_kill_has_changed(unsteady, monkeypatch):
+    """Clients that start from the state that they wrote last, whoever accepted it."""
+    load = ClientStore.load
+
+    def careless(store, state_round):
+        return load(store, max(store.rounds())) if store.rounds() else None
+
+    monkeypatch.setattr("fedtailor.remote.work.ClientStore.load", careless)
+    with pytest.raises(AssertionError, match=r"model|other measurements"):
+        for number in range(8):
+            unsteady.stopped(np.random.default_rng(number))
+
+
 def test_a_message_in_pieces_is_the_message():
     request = messages.Request(
         "job", 1, 0, "client", "a", arrays={"stream/model": np.ones((1, 3), "f4")}
@@ -153,7 +181,9 @@ def test_a_message_in_pieces_is_the_message():
 def test_a_real_process_and_a_real_port(tmp_path):
     process = HostileCoordinator(tmp_path / "process", ("ditto",), ClientProcess)
     port = OpenPort(tmp_path / "port")
+    unsteady = Unsteady(tmp_path / "unsteady", ("ditto",))
     try:
+        unsteady.stopped_process(np.random.default_rng(0))
         for number in range(3):
             process.client_process(np.random.default_rng(number))
             port.open_port(np.random.default_rng(number))

@@ -1,6 +1,7 @@
 """A copied kit and other rows are told at both sides; releases that do not talk say so."""
 
 import shutil
+import time
 
 import numpy as np
 import polars as pl
@@ -9,6 +10,7 @@ import pytest
 from fedtailor.remote import job_work, service
 from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.job_work import JobHandler
+from fedtailor.remote.messages import Request, decode_reply, encode_request
 from fedtailor.remote.origin import Origin, Origins
 from fedtailor.remote.releases import RELEASE, talk
 from fedtailor.remote.service import Arrivals, Connection, share_note, wait_for_clients
@@ -85,6 +87,39 @@ def test_a_copied_kit_is_told_at_both_sides(clients, tmp_path):
     assert all(not first[name].lines for name in "acd")
     greet(clients, first, origins, lines)  # said once
     assert len(lines) == 2 and len(first["b"].lines) == 1
+
+
+def test_a_client_that_refuses_is_told_of_the_copy(clients, tmp_path):
+    """Its state is older than what the copy has answered, so that it must refuse."""
+    original = Process(clients, "b")
+    shutil.copytree(clients.directory / "state-b", tmp_path / "copy")
+    copy = Process(clients, "b", state=tmp_path / "copy")
+    request = Request(
+        clients.job.identity,
+        round=1,
+        exchange=0,
+        task="client",
+        client="b",
+        state_round=0,
+        deadline=time.time() + 60,
+        origin=copy.respond._origin.text,
+    )
+    assert decode_reply(original.respond(encode_request(request))).refusal is not None
+    told = [line for line in original.lines if "answered in this client's name" in line]
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("size", [0, 31])
+def test_half_a_key_is_drawn_again(clients, size):
+    """A client was killed while it wrote the key: anybody could know a key of nothing."""
+    key = clients.directory / "state-a" / ".origin-key"
+    Process(clients, "a")
+    key.write_bytes(b"0" * size)
+    Process(clients, "a")
+    drawn = key.read_bytes()
+    assert len(drawn) == 32 and key.stat().st_mode & 0o777 == 0o600
+    Process(clients, "a")
+    assert key.read_bytes() == drawn
 
 
 def test_other_rows_are_told_at_both_sides(clients):

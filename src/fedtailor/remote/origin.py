@@ -23,6 +23,8 @@ from fedtailor._files import atomic_write
 KEY, ORIGIN = ".origin-key", "origin"
 """Files in a client's directories: the key of its digests, and its last origin."""
 
+KEY_BYTES = 32
+
 MACHINE_FILES = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
 
 DIGITS = 16
@@ -183,13 +185,22 @@ class Origins:
 
 
 def _key(path: Path) -> bytes:
-    """Read the key of a client's digests, or draw it at the first call."""
+    """Read the key of a client's digests, or draw it at the first call.
+
+    A process that was killed may have left a part of it, under which whoever tries rows
+    could tell them from their digests. Then it is drawn again.
+    """
+    if path.is_file():
+        key = path.read_bytes()
+        if len(key) == KEY_BYTES:
+            return key
+        path.unlink(missing_ok=True)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
+    except FileExistsError:  # of another job
         return path.read_bytes()
     with os.fdopen(descriptor, "wb") as file:
-        key = secrets.token_bytes(32)
+        key = secrets.token_bytes(KEY_BYTES)
         file.write(key)
     return key
 

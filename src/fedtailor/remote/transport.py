@@ -410,7 +410,6 @@ class Responder:
             return Reply.to(request, cache_miss=True)
         if self._origin is None:
             return reply
-        self._origin.compare(request.origin)
         return replace(reply, origin=self._origin.text)
 
     def _arrays(self, request: Request) -> Mapping[str, np.ndarray]:
@@ -424,6 +423,9 @@ class Responder:
             Refusal.OTHER_CLIENT,
             f"this is {self.client!r}, and the request is for {request.client!r}",
         )
+        if self._origin is not None:
+            # Also before a refusal: a copy of the kit may be what has led to it.
+            self._origin.compare(request.origin)
         refuse_unless(
             time.time() <= request.deadline,
             Refusal.LATE,

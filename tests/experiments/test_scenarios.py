@@ -41,8 +41,9 @@ def test_auto_finds_the_four_groups(name, seed):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["digits-rotated", "digits-permuted"])
 def test_orderings_over_three_seeds(name):
-    """Means over seeds 0-2 after half the rounds: Oracle > UCFL > FedAvg, and Local >
-    FedAvg under permuted labels.
+    """Means over seeds 0-2 after half the rounds: Oracle > UCFL > FedAvg for rotated
+    digits. Under permuted labels UCFL finds the groups and is the Oracle to a point, and
+    Local > FedAvg.
     """
     scenario = find(name)
     rounds = scenario.rounds // 2
@@ -64,9 +65,11 @@ def test_orderings_over_three_seeds(name):
     local, fedavg, ucfl, oracle = (
         mean(method) for method in ("local", "fedavg", "ucfl", "oracle")
     )
-    assert oracle > ucfl > fedavg
     if name == "digits-permuted":
-        assert local > fedavg
+        assert abs(oracle - ucfl) < 0.01
+        assert min(oracle, ucfl) > local > fedavg
+    else:
+        assert oracle > ucfl > fedavg
 
 
 @pytest.mark.slow

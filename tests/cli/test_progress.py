@@ -14,7 +14,7 @@ def test_labels_in_square_brackets_are_shown_in_the_bar(monkeypatch):
         lambda **_: Console(file=shown, force_terminal=True, width=150),
     )
     with _bar("digits [/]", 2) as update:
-        update(1, "Ditto [weak] on a [/]")
+        update(1, "Ditto [weak] on a [/]", 2)
     assert (
         "digits [/]" in shown.getvalue() and "Ditto [weak] on a [/]" in shown.getvalue()
     )

@@ -1,5 +1,5 @@
 """`fedtailor diagnose TABLE|SCENARIO`: who differs, who gains from sharing, what to
-train, before training or a few rounds into it.
+train, before any training.
 """
 
 import json

@@ -266,4 +266,6 @@ def test_of_every_method_it_is_said_what_a_coordinator_sees():
 @pytest.mark.parametrize("side", ["coordinator", "client"])
 def test_how_to_run_a_federation_is_a_page_for_each_side(side):
     lines = PAGES[f"federation-{side}.md"].read_text().splitlines()
-    assert 20 < len(lines) <= 120 and max(map(len, lines)) <= 160
+    assert 20 < len(lines) <= 120
+    # rows of tables cannot be broken
+    assert max(len(line) for line in lines if not line.startswith("|")) <= 160

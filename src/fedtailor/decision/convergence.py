@@ -6,7 +6,6 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import stats
 
 WINDOW = 1 / 3
 """The share of the rounds, the last ones, in which a loss must stand still."""
@@ -37,6 +36,8 @@ def movement(rounds: ArrayLike, losses: ArrayLike) -> Movement:
         "unknown" with fewer than five evaluations in the window, or if a loss is not
         finite.
     """
+    from scipy import special  # takes clients of a federation memory
+
     numbers = np.asarray(rounds, np.float64)
     values = np.asarray(losses, np.float64)
     if not len(values) or not np.isfinite(values).all():
@@ -54,7 +55,7 @@ def movement(rounds: ArrayLike, losses: ArrayLike) -> Movement:
     # The standard error of the difference of two means, if losses are a trend and noise.
     scatter = float(np.std(np.diff(window))) / np.sqrt(half)
     # One window in 500 without a trend moves by more; few evaluations tell less.
-    most = float(stats.t.ppf(0.999, len(window) - 2)) * scatter
+    most = float(special.stdtrit(len(window) - 2, 0.999)) * scatter
     if abs(change) <= max(allowed, most):
         return "wavering"
     return "falling" if change < 0 else "rising"

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
-from sklearn.model_selection import train_test_split
 
 from fedtailor._files import reason
 from fedtailor.federation.dataset import Dataset
@@ -105,6 +104,8 @@ def _inputs(complete: pl.DataFrame) -> NDArray[np.float64]:
 
 def _test_rows(classes: NDArray[np.int64]) -> NDArray[np.bool_]:
     """The published split of a hospital, stratified where each class has three rows."""
+    from sklearn.model_selection import train_test_split  # slow
+
     is_mixed = np.bincount(classes, minlength=2).min() > 2
     _, test = train_test_split(
         np.arange(len(classes)),

@@ -150,7 +150,8 @@ def test_a_job_says_what_leaves_a_client(tmp_path):
         '[{ use = "clip", norm = 0.5 }, { use = "top-k", fraction = 0.1 }, { use ='
         ' "quantize" }]'
     )
-    plan = plan_of(job_of(tmp_path, ("uplink = []", f"uplink = {listed}")))
+    openly = ("secure_aggregation = true", "secure_aggregation = false")
+    plan = plan_of(job_of(tmp_path, openly, ("uplink = []", f"uplink = {listed}")))
     assert [type(it) for it in plan.uplink] == [Clip, TopK, Quantize] and plan.uplink[
         1
     ].fraction == 0.1

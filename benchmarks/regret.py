@@ -38,7 +38,8 @@ from fedtailor.federation import Federation, from_arrays
 from fedtailor.models import Architecture
 from fedtailor.protocol import SGD, Algorithm, Diverged, Exchanges
 from fedtailor.runs import Run, run_exchanges
-from fedtailor.runs.binding import bind
+from fedtailor.training import RunSpec
+from fedtailor.training.binding import bind
 
 CLIENTS, ROWS, FEATURES = 8, 200, 6
 LOCAL = SGD(lr=0.1, epochs=2, batch_size=16)
@@ -201,16 +202,11 @@ def train(
     )
 
     def one(executor: Any, advice: Advice, seed: int) -> Exchanges[Run | None]:
+        spec = RunSpec(
+            method(name, advice), executor.model, ROUNDS, seed, evaluate_every=ROUNDS
+        )
         with suppress(Diverged):
-            return (
-                yield from run_exchanges(
-                    method(name, advice),
-                    executor,
-                    ROUNDS,
-                    seed=seed,
-                    evaluate_every=ROUNDS,
-                )
-            )
+            return (yield from run_exchanges(spec, executor))
         return None
 
     runs = [

@@ -8,7 +8,6 @@ import pytest
 
 from fedtailor._files import file_digest
 from fedtailor.deployment.data import federation_of
-from fedtailor.storage.manifest import digest
 from fedtailor.tables import from_table
 
 
@@ -32,7 +31,7 @@ def test_a_regression_from_before_inputs_were_decorrelated_finds_its_data(
             "file": file_digest(tmp_path / "t.csv"),
             "parameters": {"path": "t.csv", **options},
         },
-        "data": {"name": "t", "digest": digest(trained)},
+        "data": {"name": "t", "digest": trained.digest},
     }
     found = federation_of(tmp_path, manifest)
     np.testing.assert_array_equal(found.x, trained.x)

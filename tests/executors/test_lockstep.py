@@ -17,7 +17,7 @@ from fedtailor.protocol import SGD, Diverged, drive
 from fedtailor.runs import train_until
 from fedtailor.runs.run import create_training
 from fedtailor.storage import Interrupted
-from fedtailor.training import Participation, Training
+from fedtailor.training import Participation, RunSpec, Training
 
 SEEDS = (3, 4, 5)
 UNSEEN = [False, True, False, False, False]
@@ -297,7 +297,7 @@ def test_private_runs_in_lock_step_have_their_noise():
     together = group_over(clients)
 
     def begun(seed, executor):
-        return create_training(algorithm, executor, (), seed=seed)
+        return create_training(RunSpec(algorithm, executor.model, 2, seed), executor)
 
     def steps(training):
         yield from train_until(training, 2)

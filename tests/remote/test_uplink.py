@@ -15,7 +15,6 @@ from fedtailor.protocol import SGD
 from fedtailor.remote.plan import plan_of
 from fedtailor.remote.secret import SECRET, secret_in
 from fedtailor.runs import simulate
-from fedtailor.storage.manifest import digest
 from fedtailor.testing import classification, softmax_model
 from fedtailor.training import Participation
 from remote.federations import Remote
@@ -70,7 +69,7 @@ def test_noise_on_the_mean_is_that_of_the_simulation(tmp_path):
         whole, clients, softmax_model("float32"), tmp_path, uplink=(noise,), **options
     )
     training, expected = (
-        trained(ours.training(data=digest(clients)), 2),
+        trained(ours.training(data=clients.digest), 2),
         simulated(whole, clients, 2, uplink=(noise,), **options),
     )
     np.testing.assert_allclose(

@@ -10,8 +10,8 @@ import fedtailor as ft
 from fedtailor.federation import from_arrays
 from fedtailor.metrics import find_metrics
 from fedtailor.pipelines import Clip
-from fedtailor.runs.binding import as_callbacks, as_pipeline
 from fedtailor.training import EarlyStopping
+from fedtailor.training.binding import as_callbacks, as_pipeline
 from fedtailor.training.metrics import Evaluation, Metrics
 
 linen = pytest.importorskip("flax.linen", reason="Flax is an extra")

@@ -7,8 +7,8 @@ import pytest
 from fedtailor.cli.own_table import describe_table
 from fedtailor.models import logistic
 from fedtailor.runs.baseline import data_warnings
-from fedtailor.runs.binding import bind
 from fedtailor.tables import Preprocessing, from_table
+from fedtailor.training.binding import bind
 
 ROLES = {"client": "site", "target": "y"}
 ROWS = 240

@@ -9,8 +9,8 @@ from fedtailor.experiments.document import Document
 from fedtailor.experiments.experiment import Experiment, resolve
 from fedtailor.metrics import find_metrics
 from fedtailor.protocol import require
-from fedtailor.runs.binding import bind
 from fedtailor.tables import ENDINGS, Table, TableOptions, from_table, stable_rate
+from fedtailor.training.binding import bind
 
 METHODS = ("local", "fedavg", "finetune", "ditto", "ucfl", "self-fl")
 MAX_ROUNDS = 300
@@ -114,7 +114,7 @@ def prepare_table_experiment(
 def describe_table(table: Table) -> str:
     """The sizes of a table, the notes on it and the warnings, one on each line."""
     notes = [one_line(f"  {note}") for note in table.notes]
-    notes += [one_line(f"  Warning: {warning}.") for warning in table.warnings]
+    notes += [one_line(f"  Warning: {warning}.") for warning in table.warnings or ()]
     return "\n".join([table.describe(), *notes])
 
 

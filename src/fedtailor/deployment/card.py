@@ -334,7 +334,7 @@ def _shared_data(run: OpenedRun, client: str, row: dict[str, Any]) -> Iterator[s
     ids = np.sort(client_ids(tuple(seen["client"])))
     index = int(np.searchsorted(ids, client_ids((client,))[0]))
     rounds = int(run.stored.summary["rounds"])
-    participation, seed = run.round_settings["participation"], run.stored.seed
+    participation, seed = run.spec.participation, run.spec.seed
     report_rounds = [
         number
         for number in range(rounds)

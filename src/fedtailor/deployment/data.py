@@ -12,7 +12,6 @@ from fedtailor.experiments import scenarios
 from fedtailor.federation import Federation
 from fedtailor.protocol import require
 from fedtailor.storage.export import PREPROCESSING
-from fedtailor.storage.manifest import digest
 from fedtailor.tables import Preprocessing, from_table
 
 CLIENTS = "clients"
@@ -73,7 +72,7 @@ def require_same(
         ValueError: their digest differs.
     """
     require(
-        digest(federation) == manifest["data"]["digest"],
+        federation.digest == manifest["data"]["digest"],
         f"the data are not those that {directory} was trained on (their digest"
         " differs); give it the same",
     )
@@ -141,4 +140,5 @@ def only_clients(federation: Federation, names: Sequence[str]) -> Federation:
         names=tuple(federation.names[index] for index in indices),
         groups=None if federation.groups is None else federation.groups[indices],
         unseen=federation.unseen[indices],
+        rows=None if federation.rows is None else federation.rows[rows],
     )

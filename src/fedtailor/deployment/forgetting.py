@@ -31,12 +31,13 @@ from fedtailor.executors import DeviceExecutor, Settings
 from fedtailor.federation import Federation
 from fedtailor.protocol import Mixture, check_choice, require
 from fedtailor.runs import Run
-from fedtailor.runs import run as train
+from fedtailor.runs.run import Store, train
 from fedtailor.storage import PersonalModel, Unusable
 from fedtailor.storage.digests import with_digest
 from fedtailor.storage.run_files import ROWS
 from fedtailor.tables import Table, TableOrigin, from_table
 from fedtailor.training import Training
+from fedtailor.training.binding import as_callbacks
 
 PROOF = "forgotten.json"
 """File of the proof, in the new run directory."""
@@ -80,7 +81,7 @@ def forget(
     # Collect the traces before training, as this fails if the data are not found.
     traces = _traces(run, client)
     federation, data_source = _federation_without(run, client)
-    manifest, summary, model = run.manifest["run"], run.stored.summary, run.model
+    summary, model = run.stored.summary, run.model
     outputs = federation.classes or int(np.prod(federation.y.shape[1:], dtype=int))
     # The inputs of a table may differ without the client, so the model is bound again.
     bound_model = model.architecture.bind(
@@ -88,22 +89,18 @@ def forget(
     )
     # Runs of fedtailor 0.1 have only "rounds", the number of rounds done.
     rounds = int(summary.get("asked_rounds", summary["rounds"]))
-    retrained = train(
-        run.algorithm,
-        federation,
-        bound_model,
-        rounds,
-        seed=manifest["seed"],
-        until_still=manifest.get("until_still", False),
-        evaluate_every=manifest["evaluate_every"],
-        metrics=manifest.get("metrics", ()),
-        **run.round_settings,
-        settings=settings,
-        progress=progress,
-        directory=path,
+    store = Store(
+        path,
         keep_rows=(run.path / ROWS).exists(),
         keep_models=run.keeps_models,
         origin=data_source,
+    )
+    retrained = train(
+        replace(run.spec, model=bound_model, rounds=rounds),
+        federation,
+        settings=settings,
+        callbacks=as_callbacks((), progress),
+        store=store,
     )
     _write_proof(traces, path)
     return retrained
@@ -209,11 +206,12 @@ def _traces(run: OpenedRun, client: str) -> Traces:
     if client in run.executor.seen.names:
         chunks["its state"] = _state_traces(run.executor, client, shared)
     table, row_numbers = run.federation, frozenset[int]()
-    if isinstance(table, Table) and table.rows is not None:
+    if table.rows is not None:
         own_rows = _rows_of(table, table.names.index(client))
         row_numbers = frozenset(table.rows[own_rows].tolist())
-        if table.origin is not None:
-            path = table.origin.path
+        origin = getattr(table, "origin", None)
+        if origin is not None:
+            path = origin.path
             chunks["its lines in the table"] = _table_line_traces(path, row_numbers)
     return Traces(names=(client,), chunks=chunks, rows=row_numbers)
 

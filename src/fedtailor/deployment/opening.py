@@ -11,7 +11,7 @@ from fedtailor.deployment.data import federation_of, require_same
 from fedtailor.deployment.settings import (
     algorithm_from_config,
     model_from_config,
-    pipeline_from_config,
+    spec_of,
 )
 from fedtailor.executors import DeviceExecutor, Settings
 from fedtailor.federation import Federation
@@ -21,7 +21,6 @@ from fedtailor.report.experiment import COMPARISON_INDEX
 from fedtailor.report.stored import StoredRun
 from fedtailor.runs import Run, Summary
 from fedtailor.runs.baseline import baseline
-from fedtailor.runs.binding import bind
 from fedtailor.runs.run import create_training, executor_of
 from fedtailor.storage import Damaged, PersonalModel, RunDirectory
 from fedtailor.storage.export import MANIFEST as EXPORT_MANIFEST
@@ -34,7 +33,8 @@ from fedtailor.storage.run_files import (
     require_unchanged,
 )
 from fedtailor.tables import Preprocessing
-from fedtailor.training import Metrics, Participation, Training
+from fedtailor.training import Metrics, RunSpec, Training
+from fedtailor.training.binding import bind
 
 if TYPE_CHECKING:
     import polars as pl
@@ -262,46 +262,27 @@ class OpenedRun(Run):
     @cached_property
     def training(self) -> Training[DeviceExecutor]:
         """The training at its end, from the checkpoint."""
-        run = self.manifest["run"]
-        training = create_training(
-            self.algorithm,
-            executor_of(self.federation, self.model, self._settings, self.path),
-            run.get("metrics", ()),
-            seed=run["seed"],
-            **self.round_settings,
-        )
-        self._require_same_settings(training)
-        RunDirectory(self.path).load(training)
-        return training
-
-    def _require_same_settings(self, training: Training) -> None:
-        """Check that a new training has the settings that the run was trained with.
-
-        They may differ, as defaults may have changed.
-
-        Raises:
-            ValueError: a setting differs.
-        """
-        run = self.manifest["run"]
-        # A manifest lists only metrics that the user chose, not the default ones.
-        chosen = run.get("metrics", ())
-        current = manifest(
-            algorithm=self.algorithm,
-            federation=self.federation,
-            model=self.model,
-            seed=run["seed"],
-            participation=training.participation,
-            every=run["evaluate_every"],
-            until_still=run.get("until_still", False),
-            uplink=training.uplink,
-            downlink=training.downlink,
-            metrics=[metric for metric in training.measured if metric.name in chosen],
-        )
-        changed = difference(self.manifest, current)
+        spec = self.spec
+        executor = executor_of(self.federation, self.model, self._settings, self.path)
+        training = create_training(spec, executor)
+        # Settings may differ from those of the run, as defaults may have changed.
+        changed = difference(self.manifest, manifest(spec, self.federation))
         require(
             changed is None,
             f"{self.path} was run with other settings than it is opened with"
             f" ({changed})",
+        )
+        RunDirectory(self.path).load(training)
+        return training
+
+    @cached_property
+    def spec(self) -> RunSpec:
+        """The settings of the run."""
+        return spec_of(
+            self.manifest,
+            self.stored.summary["rounds"],
+            algorithm=self.algorithm,
+            model=self.model,
         )
 
     @cached_property
@@ -327,18 +308,6 @@ class OpenedRun(Run):
             raise
         except ValueError:
             return None
-
-    @property
-    def round_settings(self) -> dict[str, Any]:
-        """Participation, uplink and downlink: keyword arguments of `fedtailor.run`."""
-        participation = self.manifest["run"]["participation"]
-        uplink = self.manifest.get("uplink", [])
-        downlink = self.manifest.get("downlink", [])
-        return {
-            "participation": Participation(**participation),
-            "uplink": pipeline_from_config(uplink, "uplink"),
-            "downlink": pipeline_from_config(downlink, "downlink"),
-        }
 
     @property
     def executor(self) -> DeviceExecutor:

@@ -17,6 +17,7 @@ from fedtailor.models import (
     zoo,
 )
 from fedtailor.protocol import Algorithm, Pipeline, Transform, require
+from fedtailor.training import Participation, RunSpec
 from fedtailor.training.settings import settings
 
 _LOSSES = (cross_entropy, squared_error, token_cross_entropy)
@@ -47,6 +48,41 @@ def pipeline_from_config(config: list[dict[str, Any]], name: str) -> Pipeline:
     what = f"a transform of the run's {name}"
     return tuple(
         _from_config(_class(Transform, entry), entry, what, name) for entry in config
+    )
+
+
+def spec_of(
+    manifest: Mapping[str, Any],
+    rounds: int,
+    *,
+    algorithm: Algorithm | None = None,
+    model: Model | Architecture | None = None,
+) -> RunSpec:
+    """The settings of a run from its manifest; the inverse of `RunSpec.to_plain`.
+
+    Args:
+        manifest: of the run.
+        rounds: of the run, which the manifest does not hold.
+        algorithm: the method, if the manifest's is not to be used.
+        model: the model, likewise.
+
+    Raises:
+        ValueError: the manifest does not determine the run.
+    """
+    run = manifest["run"]
+    return RunSpec(
+        algorithm_from_config(manifest["algorithm"])
+        if algorithm is None
+        else algorithm,
+        model_from_config(manifest["model"]) if model is None else model,
+        rounds,
+        seed=run["seed"],
+        participation=Participation(**run["participation"]),
+        uplink=pipeline_from_config(manifest.get("uplink", []), "uplink"),
+        downlink=pipeline_from_config(manifest.get("downlink", []), "downlink"),
+        metrics=run.get("metrics", ()),
+        evaluate_every=run["evaluate_every"],
+        until_still=run.get("until_still", False),
     )
 
 

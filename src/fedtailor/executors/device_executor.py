@@ -108,6 +108,11 @@ class DeviceExecutor:
         self._phase = self._saved_phase = 0
 
     @property
+    def data(self) -> Federation:
+        """The federation, which knows all that a run asks about its data."""
+        return self.federation
+
+    @property
     def client_states(self) -> ClientState:
         """The algorithm's states of all seen clients, without those of the uplink,
         stacked in the order of client ids: every leaf is [m, ...].

@@ -51,12 +51,11 @@ from fedtailor.experiments.run_scores import (
 )
 from fedtailor.metrics import Metric, find_metric, find_metrics
 from fedtailor.protocol import require
-from fedtailor.runs.binding import bind
-from fedtailor.runs.target_units import table_metrics
 from fedtailor.storage import DirectoryLock, Unusable
 from fedtailor.storage.run_files import COMPARISON_INDEX, SUMMARY, read_summary
 from fedtailor.trackers import find_trackers
 from fedtailor.training import Training
+from fedtailor.training.binding import bind
 
 ALL_FAILED = (
     "every candidate diverged or was refused; offer smaller learning rates in its grid"
@@ -494,7 +493,7 @@ class Comparison:
             " none; give it some, such as val = 0.1, or leave out the budget",
         )
         model = bind(column.scenario.model, federation)
-        names = self.experiment.file.measured or table_metrics(federation)
+        names = self.experiment.file.measured or federation.default_metrics
         return find_metrics(names, model)[0] if names else find_metric(model.metric)
 
     def _add_halved(

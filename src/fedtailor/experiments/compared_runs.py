@@ -4,7 +4,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,17 @@ from fedtailor._version import __version__
 from fedtailor.executors import DeviceExecutor, LockstepGroup, Settings
 from fedtailor.experiments.experiment import Candidate, Column, Entry, Experiment
 from fedtailor.federation import Federation
+from fedtailor.models import Architecture, Model
 from fedtailor.protocol import Diverged, Exchanges, drive
 from fedtailor.runs import run_exchanges
-from fedtailor.runs.binding import bind
-from fedtailor.runs.run import executor_of
+from fedtailor.runs.run import Store, executor_of
 from fedtailor.storage import Interrupted, Unusable, interrupts
 from fedtailor.storage.manifest import stored_versions
 from fedtailor.storage.run_directory import RunDirectory
 from fedtailor.storage.run_files import MANIFEST
 from fedtailor.trackers import Tracker, find_trackers
-from fedtailor.training import AfterRound, Training
+from fedtailor.training import AfterRound, RunSpec, Training
+from fedtailor.training.binding import bind
 from fedtailor.training.settings import settings as to_toml
 
 RUNS = "runs"
@@ -155,23 +156,20 @@ class ComparedRuns:
             *self._trackers(entry, candidate, seed),
         ]
         try:
-            yield from run_exchanges(
-                candidate.algorithm,
-                executor,
-                rounds,
-                seed=seed,
-                participation=column.participation,
-                until_still=self.experiment.file.until_still,
-                evaluate_every=self.evaluate_every(column),
-                uplink=entry.uplink,
-                callbacks=callbacks,
-                directory=self.results / name,
+            spec = self.spec(entry, candidate, seed, executor.model)
+            store = Store(
+                self.results / name,
                 resume=True,
                 checkpoint_every=max(column.rounds // 5, 1),
-                stopped=stopped,
-                metrics=self.experiment.file.measured,
                 keep_rows=rounds == column.rounds,
                 origin=column.scenario.origin(seed),
+            )
+            yield from run_exchanges(
+                replace(spec, rounds=rounds),
+                executor,
+                callbacks=callbacks,
+                store=store,
+                stopped=stopped,
             )
         except Diverged:
             return
@@ -180,6 +178,30 @@ class ComparedRuns:
             raise
         except ValueError as error:
             self.refusals[name] = str(error)
+
+    def spec(
+        self, entry: Entry, candidate: Candidate, seed: int, model: Model | Architecture
+    ) -> RunSpec:
+        """The settings of a run.
+
+        Args:
+            entry: the method and the scenario.
+            candidate: the settings of the method.
+            seed: random seed of the run.
+            model: the model, bound to the data or not.
+        """
+        file, column = self.experiment.file, entry.column
+        return RunSpec(
+            candidate.algorithm,
+            model,
+            column.rounds,
+            seed=seed,
+            participation=column.participation,
+            uplink=entry.uplink,
+            metrics=file.measured,
+            evaluate_every=self.evaluate_every(column),
+            until_still=file.until_still,
+        )
 
     def _trackers(self, entry: Entry, candidate: Candidate, seed: int) -> list[Tracker]:
         """The trackers of a run."""

@@ -30,9 +30,9 @@ from fedtailor.protocol import (
     require,
     server_state,
 )
-from fedtailor.runs.binding import bind
 from fedtailor.runs.run import executor_of
 from fedtailor.training import Training
+from fedtailor.training.binding import bind
 
 BATCH_SHARE = 1 / 3
 """Size of a batch, as a share of the client's samples, for the variance of gradients.

@@ -23,9 +23,8 @@ from fedtailor.experiments.scenario import Scenario
 from fedtailor.experiments.uplink import uplink_of_tables
 from fedtailor.metrics import find_metric
 from fedtailor.protocol import Algorithm, Pipeline, require
-from fedtailor.runs.run import MOST_ROUNDS
 from fedtailor.trackers import find_tracker
-from fedtailor.training import Participation, Sampling, as_participation
+from fedtailor.training import MOST_ROUNDS, Participation, Sampling, as_participation
 
 METRICS = (
     *("mean", "weighted", "worst", "worst10", "std"),

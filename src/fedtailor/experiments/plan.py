@@ -12,8 +12,8 @@ from typing import Any
 from fedtailor.experiments.compared_runs import ComparedRuns
 from fedtailor.experiments.experiment import Candidate, Entry
 from fedtailor.protocol import Diverged
-from fedtailor.runs.binding import bind
 from fedtailor.runs.run import create_training, executor_of
+from fedtailor.training.binding import bind
 
 MIN_ROUNDS, MAX_ROUNDS = 3, 9
 """Timed rounds of a setting, of which the median counts: other work on the machine may
@@ -162,14 +162,7 @@ def _time_setting(
     executor = executor_of(federation, model, runs.settings)
     # From here on errors are those of this setting, and others can be timed.
     try:
-        training = create_training(
-            candidate.algorithm,
-            executor,
-            runs.experiment.file.measured,
-            seed=seed,
-            participation=column.participation,
-            uplink=entry.uplink,
-        )
+        training = create_training(runs.spec(entry, candidate, seed, model), executor)
         first = _times(training.advance)[0] + _times(training.evaluate)[0]
         evaluation, evaluation_core = _times(training.evaluate)
         rounds: list[tuple[float, float]] = []

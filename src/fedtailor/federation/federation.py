@@ -1,9 +1,11 @@
 """`Federation`: a pool of examples, and the rows of each client."""
 
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Integral
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedtailor._printable import one_line
 from fedtailor.federation.checks import SPLITS, plain_array, short_repr
 from fedtailor.federation.validation import validate
-from fedtailor.protocol import client_ids
+from fedtailor.protocol import Preprocessing, client_ids
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,6 +208,12 @@ class Federation:
             ids (int32) are not normalized.
         name: name of the data in tables.
         class_names: [classes] names of the classes, or None.
+        preprocessing: how rows of a table became inputs and targets, and how others do;
+            None if the examples are not rows of a table.
+        rows: [N] the number of each example in the user's table, counted from 0; None =
+            examples are numbered as they are in the pool.
+        warnings: what makes results wrong or too good, one sentence each; None = nobody
+            has looked.
 
     Raises:
         ValueError: the arguments are inconsistent. The message is one line that names
@@ -225,6 +233,9 @@ class Federation:
     scale: float | tuple[float, ...] = 1.0
     name: str = "federation"
     class_names: tuple[str, ...] | None = None
+    preprocessing: Preprocessing | None = None
+    rows: NDArray[np.integer[Any]] | None = None
+    warnings: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         names = tuple(str(name) for name in self.names)
@@ -271,9 +282,69 @@ class Federation:
         return np.flatnonzero(self.test.sizes == 0)
 
     @property
+    def sizes(self) -> dict[str, NDArray[np.int64]]:
+        """Numbers of rows of the clients [m], by split."""
+        return {split: getattr(self, split).sizes for split in SPLITS}
+
+    @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one input."""
         return self.x.shape[1:]
+
+    @property
+    def digest(self) -> str:
+        """A digest of clients and examples, which must be equal when a run is resumed."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
+        header = repr((self.names, self.classes, self.shift, self.scale))
+        sha256 = hashlib.sha256(header.encode())
+        groups = self.unseen if self.groups is None else self.groups
+        splits = (self.train, self.val, self.test)
+        parts = [part for split in splits for part in (split.rows, split.offsets)]
+        for array in (self.x, self.y, groups, self.unseen, *parts):
+            sha256.update(f"{array.dtype} {array.shape}".encode())
+            sha256.update(np.ascontiguousarray(array).data)
+        return sha256.hexdigest()[:16]
+
+    def origin_in(self, directory: Path) -> Mapping[str, Any] | None:
+        """Where the data can be found again, for the manifest of a run.
+
+        Args:
+            directory: the run directory, relative to which files are named, so that the
+                manifest holds no absolute path.
+
+        Returns:
+            A scenario's name, seed and parameters (see
+            `fedtailor.experiments.scenario.Scenario.origin`); None if the federation was
+            made in Python.
+        """
+        return None
+
+    @property
+    def target_units(self) -> tuple[float, float]:
+        """The transformation from a model's targets y to the user's own targets.
+
+        Returns:
+            (shift, scale): the user's target is y * scale + shift.
+        """
+        # Only a table's preprocessing standardises targets, and only those of regressions.
+        if self.preprocessing is None or self.classes is not None:
+            return 0.0, 1.0
+        return self.preprocessing.target_shift, self.preprocessing.target_scale
+
+    @property
+    def default_metrics(self) -> tuple[str, ...]:
+        """The metrics of a run whose user requests none.
+
+        Returns:
+            For a regression on a table, errors in the unit of its target, because the
+            loss is in the unit of standardised targets. Otherwise nothing: the run is
+            judged by the metric of its model.
+        """
+        is_table = self.preprocessing is not None
+        return ("rmse", "mae") if is_table and self.classes is None else ()
 
     def client(self, which: int | str) -> Client:
         """One client, by number or by name.

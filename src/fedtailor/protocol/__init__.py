@@ -9,6 +9,7 @@ from fedtailor.protocol.algorithm import Algorithm, GlobalModel, Init
 from fedtailor.protocol.axes import along_axis
 from fedtailor.protocol.choice import check_choice
 from fedtailor.protocol.cohort import Clients, Cohort, Examples, Population
+from fedtailor.protocol.data_facts import DataFacts, Preprocessing
 from fedtailor.protocol.diagnostics import (
     Diagnostic,
     LineDiagnostic,
@@ -103,6 +104,7 @@ __all__ = [
     "ClientUpdate",
     "Clients",
     "Cohort",
+    "DataFacts",
     "Diagnostic",
     "Diverged",
     "Downlink",
@@ -127,6 +129,7 @@ __all__ = [
     "Pipeline",
     "Population",
     "Predictor",
+    "Preprocessing",
     "ServerState",
     "Stage",
     "StepGradient",

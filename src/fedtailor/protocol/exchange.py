@@ -22,6 +22,7 @@ from jaxtyping import Array, Bool, Float, Shaped
 from numpy.typing import NDArray
 
 from fedtailor.protocol.cohort import Clients, Cohort, Examples
+from fedtailor.protocol.data_facts import DataFacts
 from fedtailor.protocol.messages import Downlink
 from fedtailor.protocol.state import ClientState
 
@@ -267,6 +268,7 @@ class Executor(Protocol):
     """Runs the clients' part of exchanges, and keeps the clients' examples and states.
 
     Attributes:
+        data: what is known about the data.
         seen: the clients that take part in training.
         unseen: the clients that never take part.
         examples: draws from the seen clients' training data; None unless the executor can
@@ -277,6 +279,9 @@ class Executor(Protocol):
 
     seen: Clients
     unseen: Clients
+
+    @property
+    def data(self) -> DataFacts: ...
 
     @property
     def examples(self) -> Examples | None: ...

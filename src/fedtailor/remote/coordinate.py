@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fedtailor.accounting import Ledger
 from fedtailor.federation.checks import SPLITS
 from fedtailor.protocol import Clients, Exchanges, drive
+from fedtailor.remote.data_facts import RemoteData
 from fedtailor.remote.examples import template_of
 from fedtailor.remote.executor import RemoteExecutor, Rules, client_table
 from fedtailor.remote.job import Job
@@ -28,7 +29,7 @@ from fedtailor.runs import Run
 from fedtailor.runs.run import train_until
 from fedtailor.storage import Checkpoints, RunDirectory, interrupts
 from fedtailor.storage.manifest import versions
-from fedtailor.storage.run_files import CLIENTS, LEDGER, METRICS, read_frame
+from fedtailor.storage.run_files import CLIENTS, LEDGER, METRICS, clients, read_frame
 from fedtailor.training import Callback, Training
 from fedtailor.training.settings import settings
 
@@ -100,10 +101,18 @@ def coordinate(
                 f" {_counts(seen_rows[name])} when the run began; it keeps the weight"
                 " that it had"
             )
-    names = [*seen_rows, *unseen_rows]
-    names += [name for name in _stored_newcomers(directory) if name not in names]
-    seen = _table(seen_rows, names)
-    unseen = _table(unseen_rows, names)
+    # Measurements of an earlier start are also of newcomers that are away now.
+    known = {**seen_rows, **rows}
+    for name in _stored_newcomers(directory):
+        known.setdefault(name, np.zeros(len(SPLITS), np.int64))
+    preprocessing = None
+    if statistics is not None:
+        preprocessing = statistics.preprocessing(job.schema)
+    data = RemoteData(
+        job.title, job.identity, known, frozenset(seen_rows), preprocessing
+    )
+    seen = _table(seen_rows, data.names)
+    unseen = _table(unseen_rows, data.names)
     if plan.sums is not None:
         plan.sums.check_client_count(
             plan.algorithm, job.participation.reporters(len(seen)), len(seen)
@@ -122,15 +131,12 @@ def coordinate(
             transport,
             template_of(job, statistics),
             unseen=unseen,
-            rows={**seen_rows, **rows},
+            data=data,
             rules=Rules(job.minimum, job.deadline, compile_time),
             run=run_identity(directory),
             log=log,
             use_caches=use_caches,
         )
-        target_scale = 1.0
-        if statistics is not None:
-            target_scale = statistics.preprocessing(job.schema).target_scale
         training = RemoteTraining(
             plan.algorithm,
             executor,
@@ -140,13 +146,13 @@ def coordinate(
             uplink=plan.uplink,
             downlink=plan.downlink,
             secret=secret_in(directory) if plan.coordinator_needs_secret else None,
-            target_scale=target_scale,
+            target_scale=data.target_units[1],
         )
-        training.patience, training.log, training.names = patience, log, names
+        training.patience, training.log = patience, log
         if continued:
             store.load(training)
         else:
-            store.write_table(CLIENTS, _clients_frame(seen_rows))
+            store.write_table(CLIENTS, clients(data).filter(~pl.col("unseen")))
         with interrupts() as stop:
             training.stop = stop
             # With a checkpoint after every round, clients need to keep few states, and
@@ -211,9 +217,8 @@ class _Newcomers(Callback):
         if not arrived:
             return
         self._rows.update(arrived)
-        names = list(training.names)
+        names = [*executor.data.names]
         names += [name for name in arrived if name not in names]
-        training.names = names
         executor.set_unseen(_table(self._rows, names), arrived)
 
 
@@ -244,18 +249,6 @@ def _stored_clients(directory: Path) -> dict[str, NDArray[np.int64]] | None:
         row[0]: np.array(row[1:], np.int64)
         for row in frame.select("client", *SPLITS).iter_rows()
     }
-
-
-def _clients_frame(rows: Mapping[str, NDArray[np.int64]]) -> pl.DataFrame:
-    """The table of clients, in the format of a simulated run."""
-    columns: dict[str, Any] = {
-        "client": list(rows),
-        "group": [None] * len(rows),
-        "unseen": [False] * len(rows),
-    }
-    for index, split in enumerate(SPLITS):
-        columns[split] = [int(sizes[index]) for sizes in rows.values()]
-    return pl.DataFrame(columns, schema_overrides={"group": pl.Int64})
 
 
 def _manifest(

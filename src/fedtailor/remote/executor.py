@@ -28,6 +28,7 @@ from fedtailor.protocol import (
     client_ids,
     init_pipeline,
 )
+from fedtailor.remote.data_facts import RemoteData
 from fedtailor.remote.hidden_updates import HiddenUpdates
 from fedtailor.remote.messages import ArraySpec, Request
 from fedtailor.remote.plan import Plan
@@ -100,6 +101,21 @@ def client_table(
     )
 
 
+def _training_sizes(
+    plan: Plan, template: Federation, seen: Clients, unseen: Clients
+) -> RemoteData:
+    """Facts about data of which the numbers of training rows are known only."""
+    sizes = dict(zip(seen.names, seen.sizes, strict=True))
+    sizes |= dict(zip(unseen.names, unseen.sizes, strict=True))
+    places = dict(zip(seen.names, seen.original_index, strict=True))
+    places |= dict(zip(unseen.names, unseen.original_index, strict=True))
+    rows = {
+        name: np.array([sizes[name], 0, 0])
+        for name in sorted(places, key=lambda name: places[name])
+    }
+    return RemoteData(template.name, plan.experiment, rows, frozenset(seen.names))
+
+
 class RemoteExecutor:
     """Runs the tasks of an algorithm at clients on other machines.
 
@@ -108,6 +124,7 @@ class RemoteExecutor:
     Attributes:
         seen: the clients that take part in training.
         unseen: the clients that joined after training began.
+        data: what is known about the clients' data.
         federation: a federation with the name, and the shapes of examples, of the
             clients' federation, but without their examples.
         examples: None, as the coordinator has no examples.
@@ -125,7 +142,7 @@ class RemoteExecutor:
         template: Federation,
         *,
         unseen: Clients | None = None,
-        rows: Mapping[str, NDArray[np.int64]] | None = None,
+        data: RemoteData | None = None,
         rules: Rules = Rules(),
         use_caches: bool = True,
         run: str = "",
@@ -140,8 +157,7 @@ class RemoteExecutor:
             template: any federation whose examples have the shapes of the clients'
                 examples, from which the shapes of answers follow.
             unseen: the clients that joined after training began.
-            rows: numbers of training, validation and test rows [3] that the clients
-                have agreed to, by name; None = they are not known.
+            data: what is known about the clients' data; None = the training sizes only.
             rules: when an exchange ends.
             use_caches: whether vectors that a client has cached are not sent again.
             run: identity of the run (`run_identity`).
@@ -156,7 +172,10 @@ class RemoteExecutor:
             unseen = client_table((), np.zeros(0), first=len(seen))
         self.plan, self.seen, self.unseen, self.rules = plan, seen, unseen, rules
         self.federation, self._transport, self._log = template, transport, log
-        self._rows = rows or {}
+        self._row_counts = {} if data is None else data.rows
+        if data is None:
+            data = _training_sizes(plan, template, seen, unseen)
+        self.data = data
         pool, _ = build_pool([template], plan.model.dtype)
         self._run = run
         self._pool = jax.tree.map(jnp.asarray, pool)
@@ -184,7 +203,7 @@ class RemoteExecutor:
             rows: numbers of rows [3] that they have agreed to, by name.
         """
         self.unseen = unseen
-        self._rows = {**self._rows, **rows}
+        self.data.rows.update(rows)
 
     def begin(
         self, algorithm: Algorithm, uplink: Pipeline, theta: Any, phase: int
@@ -287,7 +306,7 @@ class RemoteExecutor:
                 continue
             if exchange.task == "evaluate":
                 scores = {name: array for name, array in answer.items() if name != WORK}
-                counts = self._rows.get(names[place])
+                counts = self._row_counts.get(names[place])
                 rows: dict[str, int] | None = None
                 if counts is not None:
                     rows = {

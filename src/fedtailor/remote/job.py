@@ -23,9 +23,8 @@ from fedtailor.models import Architecture
 from fedtailor.protocol import Algorithm, Pipeline, require
 from fedtailor.remote.secure_sums import SecureSums
 from fedtailor.remote.waits import check_wait
-from fedtailor.runs.run import MOST_ROUNDS
 from fedtailor.tables.kinds import Kind
-from fedtailor.training import Participation, Sampling, as_participation
+from fedtailor.training import MOST_ROUNDS, Participation, Sampling, as_participation
 
 NUMBER = "number"
 """The kind of a column of numbers; the other kind is a list of categories."""

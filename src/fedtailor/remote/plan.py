@@ -21,8 +21,8 @@ from fedtailor.remote.examples import template_of
 from fedtailor.remote.job import Job
 from fedtailor.remote.secure_sums import SecureSums
 from fedtailor.remote.statistics import Statistics
-from fedtailor.runs.binding import bind
-from fedtailor.runs.run import MOST_ROUNDS
+from fedtailor.training import MOST_ROUNDS
+from fedtailor.training.binding import bind
 from fedtailor.training.settings import settings
 
 

@@ -35,7 +35,7 @@ from fedtailor.remote.secure_sums import (
     UNMASK,
     VECTORS,
 )
-from fedtailor.runs.run import MOST_ROUNDS
+from fedtailor.training import MOST_ROUNDS
 
 POLICY = "policy.toml"
 """File in a client's kit."""

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from numpy.typing import NDArray
@@ -35,20 +35,12 @@ class RemoteTraining(Training[RemoteExecutor]):
         pause: seconds between two attempts.
         stop: when it is set, waiting ends with `Interrupted`.
         log: called with a line for every failed attempt.
-        names: of all clients that the measurements are of, in their order; also those
-            of newcomers that were there in an earlier start, and are not now.
     """
 
     patience: float = PATIENCE_S
     pause: float = PAUSE_S
     stop: threading.Event = threading.Event()
     log: Callable[[str], None] = staticmethod(lambda line: None)
-    names: Sequence[str] = ()
-
-    @property
-    def client_names(self) -> tuple[str, ...]:
-        """The names of all clients, in the order of their indices."""
-        return tuple(self.names)
 
     def next_round(self, reporting: NDArray[Any] | None = None) -> Exchanges[None]:
         """Do one round; see `Rounds.next_round`.

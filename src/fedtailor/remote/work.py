@@ -45,7 +45,6 @@ from fedtailor.remote.sum_client import SecureSumClient
 from fedtailor.remote.vector_cache import INITIAL
 from fedtailor.remote.wire import WORK, named, read_downlink
 from fedtailor.storage.export import export_models
-from fedtailor.storage.manifest import digest as data_digest
 from fedtailor.storage.personal_model import PersonalModel
 from fedtailor.tables.encoding import MIN_ROWS
 from fedtailor.training.privacy import delta_of
@@ -98,7 +97,7 @@ class RoundHandler:
         # Noise hides nothing from a coordinator that knows its seed.
         self._has_secret = plan.clients_need_secrets
         self._seed = secret_in(store.directory) if self._has_secret else plan.seed
-        self._rows = data_digest(federation).encode() if self._has_secret else b""
+        self._rows = federation.digest.encode() if self._has_secret else b""
         self._sum_client: SecureSumClient | None = None
         if plan.sums is not None:
             self._sum_client = SecureSumClient(

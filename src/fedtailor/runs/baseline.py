@@ -13,8 +13,6 @@ from fedtailor.metrics import Metric
 from fedtailor.metrics.baselines import classification_baseline, regression_baseline
 from fedtailor.metrics.metric import is_regression
 from fedtailor.models import Model, cross_entropy
-from fedtailor.runs.target_units import target_units
-from fedtailor.tables import Table
 from fedtailor.training import Metrics
 from fedtailor.training.metrics import Evaluation
 
@@ -43,7 +41,7 @@ def baseline(
         The columns of `Metrics.frame`, with round 0.
     """
     metrics = list(metrics)
-    _, scale = target_units(federation)
+    _, scale = federation.target_units
     # An evaluation holds one metric of many clients, so values are collected by metric:
     # (unseen, split, metric) -> (client, value) of all clients.
     values: dict[tuple[bool, str, str], list[tuple[int, float]]] = {}
@@ -73,8 +71,8 @@ def data_warnings(federation: Federation, model: Model) -> list[str]:
     """
     labels = {client.name: client.test.y for client in federation}
     warnings = warn_small_tests(labels, classification=model.classification)
-    if isinstance(federation, Table):
-        # The table has been searched before its columns were encoded.
+    if federation.warnings is not None:
+        # A table has been searched before its columns were encoded.
         return [*federation.warnings, *warnings]
     if 0 < len(federation.x) <= _MAX_COMPARED and federation.x[0].size:
         test = {client.name: (client.test.x, client.test.y) for client in federation}

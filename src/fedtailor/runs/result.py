@@ -17,7 +17,7 @@ from fedtailor.runs.row_outcomes import row_outcomes
 from fedtailor.runs.summary import Summary, spread
 from fedtailor.storage import PersonalModel
 from fedtailor.storage.export import export_models
-from fedtailor.tables import Preprocessing, Table
+from fedtailor.tables import Preprocessing
 from fedtailor.training import Metrics, Training
 from fedtailor.training.personal import personal_models
 
@@ -85,8 +85,9 @@ class Run:
     @cached_property
     def preprocessing(self) -> Preprocessing | None:
         """How rows of the table become inputs; None if the data are not a table."""
-        federation = self.federation
-        return federation.preprocessing if isinstance(federation, Table) else None
+        preprocessing = self.federation.preprocessing
+        assert preprocessing is None or isinstance(preprocessing, Preprocessing)
+        return preprocessing
 
     def personal(self, client: int | str) -> PersonalModel:
         """The personal model of a client, by name or position in the federation.

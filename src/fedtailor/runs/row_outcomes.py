@@ -18,8 +18,6 @@ from fedtailor.federation import Federation
 from fedtailor.metrics.rows import row_scores, rows_frame
 from fedtailor.models import Model
 from fedtailor.protocol import Exchanges, Predictor
-from fedtailor.runs.target_units import target_units
-from fedtailor.tables import Table
 from fedtailor.training import Training
 from fedtailor.training.personal import personal_models
 
@@ -58,7 +56,7 @@ def row_outcomes(
                     model, predictors[name], federation, tested
                 )
     numbers = [federation.test[client] for client in range(len(federation))]
-    if isinstance(federation, Table) and federation.rows is not None:
+    if federation.rows is not None:
         numbers = [federation.rows[rows] for rows in numbers]
     return rows_frame(
         model, federation.names, numbers, [scores[name] for name in federation.names]
@@ -93,7 +91,7 @@ def _client_scores(
     }
     # The targets of a model are standardised; the results are in the user's own unit.
     if "squared_error" in scores:
-        target_shift, target_scale = target_units(federation)
+        target_shift, target_scale = federation.target_units
         scores["squared_error"] = scores["squared_error"] * target_scale**2
         for name in ("prediction", "target"):
             scores[name] = scores[name] * target_scale + target_shift

@@ -1,10 +1,10 @@
 """`run`: train one algorithm on one federation, in memory or with a run directory."""
 
-import os
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -15,19 +15,12 @@ from fedtailor.accounting import Ledger
 from fedtailor.executors import DeviceExecutor, Settings, executor_kind
 from fedtailor.federation import Federation
 from fedtailor.federation.checks import check_memory
-from fedtailor.metrics import Metric, find_metrics
+from fedtailor.metrics import Metric
 from fedtailor.models import Architecture, Model
 from fedtailor.protocol import Algorithm, Diverged, Exchanges, Pipeline, drive, require
 from fedtailor.runs.baseline import baseline, data_warnings
-from fedtailor.runs.binding import (
-    as_callbacks,
-    as_pipeline,
-    bind,
-    require_algorithm,
-)
 from fedtailor.runs.result import Run
 from fedtailor.runs.row_outcomes import row_outcomes
-from fedtailor.runs.target_units import table_metrics, target_units
 from fedtailor.storage import (
     Checkpoints,
     Interrupted,
@@ -35,21 +28,37 @@ from fedtailor.storage import (
     interrupts,
     manifest,
 )
-from fedtailor.storage.manifest import digest
 from fedtailor.storage.run_files import BASELINE, CLIENTS, LEDGER, ROWS, clients
-from fedtailor.tables import Table
 from fedtailor.training import (
+    MOST_ROUNDS,
     Callback,
     Participation,
+    RunSpec,
     StandsStill,
     Training,
     as_participation,
 )
+from fedtailor.training.binding import as_callbacks, bind
 from fedtailor.training.privacy import promises_privacy
+from fedtailor.training.spec import require_count
 
-MOST_ROUNDS = 2**31 - 1
 _MAX_KEPT_BYTES = 1 << 25
 """The most that a run directory spends on personal models."""
+
+
+@dataclass(frozen=True)
+class Store:
+    """Where a run is kept, and what of it; the attributes are arguments of `run`."""
+
+    directory: Path
+    resume: bool = False
+    checkpoint_every: int = 10
+    keep_rows: bool = False
+    keep_models: bool = True
+    origin: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        require_count("checkpoint_every", self.checkpoint_every)
 
 
 def run(
@@ -127,27 +136,45 @@ def run(
             saved).
         Interrupted: Ctrl-C, with a directory: the last finished round is saved.
     """
-    require_algorithm(algorithm)
-    executor = executor_of(federation, bind(model, federation), settings, directory)
-    exchanges = run_exchanges(
+    spec = RunSpec(
         algorithm,
-        executor,
+        model,
         rounds,
         seed=seed,
-        participation=participation,
-        until_still=until_still,
-        evaluate_every=evaluate_every,
+        participation=as_participation(participation),
         uplink=uplink,
         downlink=downlink,
         metrics=metrics,
-        callbacks=as_callbacks(callbacks, progress),
-        directory=directory,
-        resume=resume,
-        checkpoint_every=checkpoint_every,
-        keep_rows=keep_rows,
-        keep_models=keep_models,
-        origin=origin,
+        evaluate_every=evaluate_every,
+        until_still=until_still,
     )
+    require(
+        directory is not None or not keep_rows,
+        "keep_rows writes into the run's directory; name one, or ask the "
+        "run for row_outcomes()",
+    )
+    store = None
+    if directory is not None:
+        store = Store(
+            Path(directory), resume, checkpoint_every, keep_rows, keep_models, origin
+        )
+    followers = as_callbacks(callbacks, progress)
+    return train(spec, federation, settings=settings, callbacks=followers, store=store)
+
+
+def train(
+    spec: RunSpec,
+    federation: Federation,
+    *,
+    settings: Settings = Settings(),  # noqa: B008 (frozen)
+    callbacks: Sequence[Callback] = (),
+    store: Store | None = None,
+) -> Run:
+    """Do a run on this machine's devices; `run` with its settings as one value."""
+    directory = None if store is None else store.directory
+    model = bind(spec.model, federation)
+    executor = executor_of(federation, model, settings, directory)
+    exchanges = run_exchanges(spec, executor, callbacks=callbacks, store=store)
     return drive(exchanges, executor)
 
 
@@ -197,147 +224,98 @@ def simulate(
         A `Training` whose `executor` simulates the federation. `directory` holds the file
         of states that do not fit into memory.
     """
-    require_algorithm(algorithm)
-    executor = executor_of(federation, bind(model, federation), settings, directory)
-    return create_training(
+    spec = RunSpec(
         algorithm,
-        executor,
-        metrics,
+        model,
+        MOST_ROUNDS,
         seed=seed,
         participation=as_participation(participation),
-        uplink=as_pipeline(uplink, "uplink"),
-        downlink=as_pipeline(downlink, "downlink"),
+        uplink=uplink,
+        downlink=downlink,
+        metrics=metrics,
     )
+    executor = executor_of(federation, bind(model, federation), settings, directory)
+    return create_training(spec, executor)
 
 
 def create_training(
-    algorithm: Algorithm,
-    executor: DeviceExecutor,
-    metrics: Sequence[str | Metric],
-    *,
-    uplink: Pipeline = (),
-    **options: Any,
+    spec: RunSpec, executor: DeviceExecutor
 ) -> Training[DeviceExecutor]:
-    """A `Training` with the default metrics of its data, recorded in their unit.
-
-    Args:
-        algorithm: the method.
-        executor: answers for the clients.
-        metrics: as for `run`.
-        uplink: transforms of what clients send.
-        options: further ones of `Training`.
-    """
-    federation = executor.federation
-    methods = [method for method, _ in algorithm.phases()]
-    # Reading all examples takes seconds if there are millions.
-    data = digest(federation) if promises_privacy(methods, uplink) else ""
+    """A `Training` with the default metrics of its data, recorded in their unit."""
+    data = executor.data
+    methods = [method for method, _ in spec.algorithm.phases()]
     return Training(
-        algorithm,
+        spec.algorithm,
         executor,
         executor.model,
-        uplink=uplink,
-        metrics=metrics or table_metrics(federation),
-        target_scale=target_units(federation)[1],
-        data=data,
-        **options,
+        seed=spec.seed,
+        participation=spec.participation,
+        uplink=spec.uplink,
+        downlink=spec.downlink,
+        metrics=spec.metrics or data.default_metrics,
+        target_scale=data.target_units[1],
+        # Reading all examples takes seconds if there are millions.
+        data=data.digest if promises_privacy(methods, spec.uplink) else "",
     )
 
 
 def run_exchanges(
-    algorithm: Algorithm,
+    spec: RunSpec,
     executor: DeviceExecutor,
-    rounds: int,
     *,
-    seed: int = 0,
-    participation: Participation | float | int = Participation(),  # noqa: B008 (frozen)
-    until_still: bool = False,
-    evaluate_every: int = 1,
-    uplink: Pipeline = (),
-    downlink: Pipeline = (),
-    metrics: Sequence[str | Metric] = (),
     callbacks: Sequence[Callback] = (),
-    directory: Path | str | None = None,
-    resume: bool = False,
-    checkpoint_every: int = 10,
-    keep_rows: bool = False,
-    keep_models: bool = True,
-    origin: Mapping[str, Any] | None = None,
+    store: Store | None = None,
     stopped: threading.Event | None = None,
 ) -> Exchanges[Run]:
     """`run` as a generator of exchanges, for callers that drive several runs together.
 
     Args:
+        spec: what the run is; its model is the executor's.
+        executor: answers for the clients.
+        callbacks: follow the run, and may stop it.
+        store: where the run is kept; None = nothing is written.
         stopped: an event that asks all runs to save their state and end, if several runs
-            are driven together; all other arguments are as for `run`.
+            are driven together.
 
     Returns:
         The exchanges of the whole run, whose return value is the finished `Run`.
     """
-    for name, value in (
-        ("rounds", rounds),
-        ("evaluate_every", evaluate_every),
-        ("checkpoint_every", checkpoint_every),
-    ):
-        _require_count(name, value)
-    require(
-        directory is not None or not keep_rows,
-        "keep_rows writes into the run's directory; name one, or ask the "
-        "run for row_outcomes()",
-    )
-    participation = as_participation(participation)
-    uplink = as_pipeline(uplink, "uplink")
-    downlink = as_pipeline(downlink, "downlink")
-    federation, model = executor.federation, executor.model
-    requested_metrics = find_metrics(metrics or table_metrics(federation), model)
+    data = executor.data
+    spec = spec.bound(executor.model, data.default_metrics)
     # The training is created before anything is written, because the method may refuse
     # its settings for these clients.
-    training = create_training(
-        algorithm,
-        executor,
-        requested_metrics,
-        seed=seed,
-        participation=participation,
-        uplink=uplink,
-        downlink=downlink,
-    )
-    if until_still:
+    training = create_training(spec, executor)
+    if spec.until_still:
         callbacks = (*callbacks, StandsStill())
-    if directory is None:
-        yield from train_until(training, rounds, evaluate_every, callbacks)
+    if store is None:
+        yield from train_until(training, spec.rounds, spec.evaluate_every, callbacks)
         return (yield from finished_run(training, executor))
 
     # The manifest describes the run. A directory that holds another run is refused before
     # anything is written.
-    store = RunDirectory(Path(directory))
+    directory = RunDirectory(store.directory)
     run_settings = manifest(
-        algorithm,
-        federation,
-        model,
-        seed,
-        participation,
-        evaluate_every,
-        uplink,
-        downlink,
-        requested_metrics,
+        spec,
+        data,
         devices=executor.shards,
         canonical=executor.settings.canonical,
-        until_still=until_still,
-        origin=_origin(federation, Path(directory)) or origin,
+        origin=data.origin_in(store.directory) or store.origin,
     )
-    has_checkpoint = store.open(run_settings, resume)
+    has_checkpoint = directory.open(run_settings, store.resume)
     try:
         if has_checkpoint:
-            store.load(training)
+            directory.load(training)
         else:
             # Checkpoints carry a digest of the table of clients, so it comes first.
-            store.write_table(CLIENTS, clients(federation))
-            if isinstance(federation, Table) and federation.preprocessing is not None:
-                store.write_preprocessing(federation.preprocessing)
+            directory.write_table(CLIENTS, clients(data))
+            if data.preprocessing is not None:
+                directory.write_preprocessing(data.preprocessing)
         with interrupts() if stopped is None else nullcontext(stopped) as stop:
-            checkpoints = Checkpoints(store, checkpoint_every, stop)
+            checkpoints = Checkpoints(directory, store.checkpoint_every, stop)
+            followers = (checkpoints, *callbacks)
             try:
                 yield from train_until(
-                    training, rounds, evaluate_every, (checkpoints, *callbacks), stop
+                    training, spec.rounds, spec.evaluate_every, followers, stop
                 )
             except Interrupted:
                 # The signal may have come after `checkpoints` saw this round.
@@ -346,18 +324,18 @@ def run_exchanges(
             except Diverged as error:
                 # The round before is saved. The summary says how the run ended, so that
                 # a comparison does not train it again.
-                store.save(training)
-                store.write_summary({"rounds": rounds, "diverged": str(error)})
+                directory.save(training)
+                directory.write_summary({"rounds": spec.rounds, "diverged": str(error)})
                 raise
         run = yield from finished_run(training, executor)
-        yield from _write_results(store, run, rounds, keep_models, keep_rows)
+        yield from _write_results(directory, store, run, spec.rounds)
         return run
     finally:
-        store.close()
+        directory.close()
 
 
 def _write_results(
-    store: RunDirectory, run: Run, rounds: int, keep_models: bool, keep_rows: bool
+    directory: RunDirectory, store: Store, run: Run, rounds: int
 ) -> Exchanges[None]:
     """Write the results of a finished run.
 
@@ -366,23 +344,23 @@ def _write_results(
     written last, so that a directory with a summary is complete.
     """
     training, federation, model = run.training, run.federation, run.model
-    store.write_table(LEDGER, run.ledger.frame())  # now with the final delivery
-    store.write_diagnostics(training.algorithm.diagnostics(training.server))
+    directory.write_table(LEDGER, run.ledger.frame())  # now with the final delivery
+    directory.write_diagnostics(training.algorithm.diagnostics(training.server))
     summary = {
         **run.summary().as_dict(),
         "training_seconds": sum(training.round_seconds),
         "asked_rounds": rounds,
     }
     size_of_models = len(federation) * model.size * np.dtype(model.dtype).itemsize
-    if keep_models and size_of_models <= _MAX_KEPT_BYTES:
+    if store.keep_models and size_of_models <= _MAX_KEPT_BYTES:
         # These are computed here because lock-step can answer several runs together.
         yield from run.compute_personal(range(len(federation)))
-        store.write_models(run.personal_models().values())
-    if keep_rows:
-        store.write_table(ROWS, (yield from row_outcomes(training, run.executor)))
-        store.write_table(BASELINE, baseline(federation, model, training.measured))
+        directory.write_models(run.personal_models().values())
+    if store.keep_rows:
+        directory.write_table(ROWS, (yield from row_outcomes(training, run.executor)))
+        directory.write_table(BASELINE, baseline(federation, model, training.measured))
         summary["warnings"] = data_warnings(federation, model)
-    store.write_summary(summary)
+    directory.write_summary(summary)
 
 
 def train_until(
@@ -440,36 +418,6 @@ def finished_run(training: Training, executor: DeviceExecutor) -> Exchanges[Run]
     ledger = Ledger.from_frame(training.ledger.frame())
     yield from training.record_delivery(ledger)
     return Run(training, executor, ledger)
-
-
-def _origin(federation: Federation, directory: Path) -> dict[str, Any] | None:
-    """Where to find a table again, by a path relative to the run's directory, so that the
-    manifest holds no absolute path. None for data that are not a table from a file.
-    """
-    if not isinstance(federation, Table) or federation.origin is None:
-        return None
-    origin = federation.origin
-    path = Path(os.path.relpath(origin.path.resolve(), directory.resolve())).as_posix()
-    return {
-        "scenario": "table",
-        "seed": origin.seed,
-        "file": origin.digest,
-        "parameters": {"path": path, **origin.options},
-    }
-
-
-def _require_count(name: str, value: Any) -> None:
-    """Refuse a value that is not a number of rounds.
-
-    Raises:
-        ValueError: the value is not an integer from 1 to the largest 32-bit integer, the
-            type of rounds in tables; the message has the name.
-    """
-    is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    require(
-        is_integer and bool(1 <= value <= MOST_ROUNDS),
-        f"{name} is {value!r}; it must be a whole number, 1 to {MOST_ROUNDS}",
-    )
 
 
 def run_in(directory: Path | str, *arguments: Any, **options: Any) -> Run:

@@ -1,22 +1,17 @@
 """The manifest of a run: all settings, the data and the versions, as TOML values."""
 
-import hashlib
 import platform
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from fedtailor._version import __version__
-from fedtailor.federation import Federation
-from fedtailor.metrics import Metric
-from fedtailor.models import Model
-from fedtailor.protocol import Algorithm, Pipeline
-from fedtailor.training.participation import Participation
+from fedtailor.protocol import DataFacts
+from fedtailor.training import RunSpec
 from fedtailor.training.settings import settings
 
 ENVIRONMENT = ("versions", "machine", "origin")
@@ -28,48 +23,31 @@ says where the data come from; their digest is in the table "data".
 
 
 def manifest(
-    algorithm: Algorithm,
-    federation: Federation,
-    model: Model,
-    seed: int,
-    participation: Participation,
-    every: int,
-    uplink: Pipeline = (),
-    downlink: Pipeline = (),
-    metrics: Sequence[Metric] = (),
+    spec: RunSpec,
+    data: DataFacts,
     *,
     devices: int = 1,
     canonical: bool = False,
-    until_still: bool = False,
     origin: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The settings of a run, as nested dicts.
+    """The settings of a run, its data and its environment, as nested dicts.
 
     Runs with equal manifests give equal results. With other versions, or with another
     number of devices (unless `canonical`), results are equal up to rounding.
 
     Args:
+        spec: the settings, bound to the data.
+        data: what is known about the data.
         devices: the number of devices.
-        until_still: whether the run ends when its validation loss stands still.
         canonical: whether results are independent of the number of devices.
         origin: where the data come from, as plain values.
     """
     return {
-        "run": {
-            "seed": seed,
-            "evaluate_every": every,
-            "participation": settings(participation),
-            **({"until_still": True} if until_still else {}),
-            **({"metrics": [metric.name for metric in metrics]} if metrics else {}),
-        },
-        "algorithm": settings(algorithm),
-        **({"uplink": settings(uplink)} if uplink else {}),
-        **({"downlink": settings(downlink)} if downlink else {}),
-        "model": settings(model),
+        **spec.to_plain(),
         "data": {
-            "name": federation.name,
-            "clients": len(federation),
-            "digest": digest(federation),
+            "name": data.name,
+            "clients": len(data.names),
+            "digest": data.digest,
         },
         **({} if origin is None else {"origin": _origin_settings(origin)}),
         "machine": {
@@ -97,21 +75,6 @@ def _origin_settings(origin: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in origin.items()
         if value is not None
     }
-
-
-def digest(federation: Federation) -> str:
-    """A digest of a federation's data, which must be equal when a run is resumed."""
-    header = repr(
-        (federation.names, federation.classes, federation.shift, federation.scale)
-    )
-    sha256 = hashlib.sha256(header.encode())
-    groups = federation.unseen if federation.groups is None else federation.groups
-    splits = (federation.train, federation.val, federation.test)
-    parts = [part for split in splits for part in (split.rows, split.offsets)]
-    for array in (federation.x, federation.y, groups, federation.unseen, *parts):
-        sha256.update(f"{array.dtype} {array.shape}".encode())
-        sha256.update(np.ascontiguousarray(array).data)
-    return sha256.hexdigest()[:16]
 
 
 def difference(old: dict[str, Any], new: dict[str, Any], path: str = "") -> str | None:

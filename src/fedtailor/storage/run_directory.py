@@ -51,6 +51,7 @@ from fedtailor._files import (
 from fedtailor._parquet import write_parquet
 from fedtailor._printable import one_line
 from fedtailor.accounting import Ledger
+from fedtailor.protocol import Preprocessing
 from fedtailor.protocol.diagnostics import Diagnostic
 from fedtailor.storage.checkpoint import (
     checkpoint_format,
@@ -81,7 +82,6 @@ from fedtailor.storage.run_files import (
     read_manifest,
     read_summary,
 )
-from fedtailor.tables import Preprocessing
 from fedtailor.training import Callback, Metrics, Training
 
 SECONDS_BETWEEN_CHECKPOINTS = 60.0

@@ -13,7 +13,7 @@ import polars as pl
 
 from fedtailor._files import file_digest, reason, translate_read_errors
 from fedtailor._parquet import read_parquet
-from fedtailor.federation import SPLITS, Federation
+from fedtailor.protocol import DataFacts
 from fedtailor.storage.digests import has_valid_digest
 from fedtailor.storage.errors import Damaged, Unusable
 
@@ -45,25 +45,20 @@ COMPARISON_INDEX = "experiment.json"
 Content = TypeVar("Content")
 
 
-def clients(federation: Federation) -> pl.DataFrame:
-    """The clients of a federation, as the table `clients.parquet`.
+def clients(data: DataFacts) -> pl.DataFrame:
+    """The clients of a run, as the table `clients.parquet`.
 
     Returns:
         The columns client (its name), group (null if the federation has no groups),
         unseen (True for clients that never train), and train, val and test (numbers of
         samples).
     """
-    groups = (
-        [None] * len(federation)
-        if federation.groups is None
-        else federation.groups.tolist()
-    )
-    sizes = {name: getattr(federation, name).sizes for name in SPLITS}
+    groups = [None] * len(data.names) if data.groups is None else data.groups.tolist()
     columns = {
-        "client": list(federation.names),
+        "client": list(data.names),
         "group": groups,
-        "unseen": federation.unseen,
-        **sizes,
+        "unseen": data.unseen,
+        **data.sizes,
     }
     return pl.DataFrame(columns, schema_overrides={"group": pl.Int64})
 

@@ -73,21 +73,31 @@ class Table(Federation):
     also decorrelated, and the targets are standardized (`preprocessing.target_shift`
     and `preprocessing.target_scale` convert them back).
 
+    Its warnings name codes for missing cells, columns that give the target away,
+    repeated rows, a rare class, and clients with one row.
+
     Attributes:
         preprocessing: converts rows of the table to inputs, and predictions to labels.
         notes: what was detected, imputed and left out, in sentences.
-        warnings: what makes results wrong or too good: codes for missing cells, columns
-            that give the target away, repeated rows, a rare class, one row a client.
-        rows: [N] the row number of each example in the table, counted from 0.
         origin: the file and the options, with which the table can be read again; None
             if it was read from a frame.
     """
 
     preprocessing: Preprocessing | None = None
     notes: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-    rows: Int[NDArray, " N"] | None = None
     origin: TableOrigin | None = None
+
+    def origin_in(self, directory: Path) -> dict[str, Any] | None:
+        origin = self.origin
+        if origin is None:
+            return None
+        path = os.path.relpath(origin.path.resolve(), directory.resolve())
+        return {
+            "scenario": "table",
+            "seed": origin.seed,
+            "file": origin.digest,
+            "parameters": {"path": Path(path).as_posix(), **origin.options},
+        }
 
 
 def from_table(source: Any, *, seed: int = 0, **options: Any) -> Table:

@@ -10,14 +10,17 @@ from fedtailor.training.callbacks import (
 )
 from fedtailor.training.metrics import Metrics
 from fedtailor.training.participation import Participation, Sampling, as_participation
+from fedtailor.training.spec import MOST_ROUNDS, RunSpec
 from fedtailor.training.training import Training
 
 __all__ = [
+    "MOST_ROUNDS",
     "AfterRound",
     "Callback",
     "EarlyStopping",
     "Metrics",
     "Participation",
+    "RunSpec",
     "Sampling",
     "StandsStill",
     "Training",

@@ -230,13 +230,8 @@ class Rounds(Generic[ExecutorT]):
 
     @property
     def client_names(self) -> tuple[str, ...]:
-        """The names of all clients, seen and unseen, in the order in which the user
-        listed them.
-        """
-        seen, unseen = self.executor.seen, self.executor.unseen
-        order = np.concatenate([seen.original_index, unseen.original_index])
-        names = (*seen.names, *unseen.names)
-        return tuple(names[row] for row in np.argsort(order))
+        """The names of all clients, seen and unseen, in the user's order."""
+        return self.executor.data.names
 
     # a round
     # ----------------------------------------------------------------------------------

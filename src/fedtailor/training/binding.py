@@ -10,7 +10,8 @@ import numpy as np
 from fedtailor.federation import Federation
 from fedtailor.models import Architecture, Model, cross_entropy, squared_error
 from fedtailor.protocol import Algorithm, Pipeline, Transform, require
-from fedtailor.training import AfterRound, Callback, Training
+from fedtailor.training.callbacks import AfterRound, Callback
+from fedtailor.training.training import Training
 
 OTHER_LIBRARIES = {
     "torch.nn": "a PyTorch module; wrap it with fedtailor.models.from_torch",

@@ -1,0 +1,75 @@
+"""`DataFacts`: what a run asks about its data, wherever they are."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+
+class Preprocessing(Protocol):
+    """How rows of a user's table become inputs and targets of models.
+
+    Attributes:
+        target_shift, target_scale: the user's target is y * target_scale + target_shift.
+    """
+
+    @property
+    def target_shift(self) -> float: ...
+
+    @property
+    def target_scale(self) -> float: ...
+
+    def to_json(self) -> str:
+        """The preprocessing as text, for a file beside a run or an export."""
+        ...
+
+
+class DataFacts(Protocol):
+    """What a run knows about its data, without the examples. A `Federation` is one.
+
+    Attributes:
+        name: name of the data in tables.
+        names: [m] names of all clients, in the user's order.
+        groups: [m] true group of each client; None if there are none.
+        unseen: [m] True for clients that never take part in training.
+        sizes: numbers of rows of the clients [m], by split.
+        digest: a digest of clients and examples, equal if and only if they are.
+        target_units: (shift, scale): the user's target is y * scale + shift.
+        default_metrics: the metrics of a run whose user requests none.
+        preprocessing: how rows of a table become inputs; None without a table.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    @property
+    def groups(self) -> Int[np.ndarray, " m"] | None: ...
+
+    @property
+    def unseen(self) -> Bool[np.ndarray, " m"]: ...
+
+    @property
+    def sizes(self) -> Mapping[str, Int[np.ndarray, " m"]]: ...
+
+    @property
+    def digest(self) -> str: ...
+
+    @property
+    def target_units(self) -> tuple[float, float]: ...
+
+    @property
+    def default_metrics(self) -> tuple[str, ...]: ...
+
+    @property
+    def preprocessing(self) -> Preprocessing | None: ...
+
+    def origin_in(self, directory: Path) -> Mapping[str, Any] | None:
+        """Where the data can be found again, for the manifest in a run's directory;
+        None if only the user knows.
+        """
+        ...

@@ -218,9 +218,9 @@ def test_clients_that_differ_without_groups_have_a_stream_each():
 # --------------------------------------------------------------------------------------
 
 
-def conflicting():
+def conflicting(unseen=None):
     """Two groups that no model fits together: the minimisers are 3 and -1."""
-    federation = hidden_groups()
+    federation = hidden_groups(unseen=unseen)
     y = federation.y.copy()
     for client in np.flatnonzero(GROUPS):
         y[federation.train[client], SIZE:] *= -1
@@ -250,6 +250,22 @@ def test_a_run_that_ends_while_the_server_asks_is_personal(kind):
             np.square(personal(training) - goals).sum() for training in (ours, average)
         )
         assert error < 0.9 * other
+
+
+@pytest.mark.parametrize("streams", [None, 2])
+def test_newcomers_are_served_streams_while_the_server_asks(streams):
+    with float64():
+        unseen = np.arange(CLIENTS) >= 6
+        federation = conflicting(unseen=unseen)
+        training = train(
+            UCFL(SLOW, streams=streams), federation, quadratic_model(SIZE), 1
+        )
+        assert isinstance(training.server, WarmUp)
+        (found,) = predictors(training)
+    # The sixth belongs to the first one's group, the seventh to the second one's.
+    own = found[:, 0]
+    assert abs(own[6] - own[0]) < abs(own[6] - own[1])
+    assert abs(own[7] - own[1]) < abs(own[7] - own[0])
 
 
 def test_with_few_at_hand_clients_without_news_are_served_fedavgs_model():

@@ -3,11 +3,16 @@
 At the initial model gradients may say little about what clients have in common: a small
 network on standardised inputs answers all rotations of an image alike, and where labels
 are distributed unevenly the gradients tell the labels apart and little else. After some
-rounds of FedAvg they show what one model for all does not fit. So the server asks again
-and again, at growing distances, until two probes in a row find the same groups of
-clients and find them clearly; after the last one it decides in any case. The answers
-that count have to be those of all clients, at one model: if some were late, FedAvg goes
-on, and the server asks again after the next round.
+rounds of FedAvg they show what one model for all does not fit. Later still they may show
+nothing, where that model comes to fit all data. So the server asks again and again, at
+growing distances. The probe that shows the clearest groups counts, and one that finds
+the same clear groups again replaces it. Asking ends when clear groups have stood one
+more probe, or after the last one. A probe counts only with the answers of all clients:
+if some were late at the last one, the server asks again after the next round.
+
+Meanwhile all clients train FedAvg's model, so that probes are always made at it. They
+are served more than that: mixes of the models that they sent last, with the weights of
+the probe that counts so far.
 
 So that this costs little, clients answer with a sketch of their gradient: a random
 projection, the same for all clients, which keeps squared distances up to sampling error.

@@ -498,7 +498,7 @@ class UCFL(Algorithm):
     ) -> WarmUp:
         """The server after a round of the warm-up, of these models [c, d]."""
         server = server.after_round(models, cohort)
-        if server.streams is None:
+        if server.streams is None or not cohort.reporting.any():
             return server
         # What clients are served is personal from the first good probe on. A stream
         # with no weight on the reporters is FedAvg's model.

@@ -47,6 +47,7 @@ from fedtailor.protocol import (
     Cohort,
     Diagnostic,
     Downlink,
+    HiddenRows,
     Inbox,
     Init,
     LocalTrainer,
@@ -500,6 +501,9 @@ class UCFL(Algorithm):
         server = server.after_round(models, cohort)
         if server.streams is None or not cohort.reporting.any():
             return server
+        if isinstance(models, HiddenRows):
+            # Every further sum of hidden models would tell the server more of them.
+            return server.replace(streams=server.streams.starting_at(server.initial))
         # What clients are served is personal from the first good probe on. A stream
         # with no weight on the reporters is FedAvg's model.
         streams = server.streams.starting_at(server.initial)

@@ -68,6 +68,7 @@ class DeviceExecutor:
 
     states: States
     concurrency: int = 1
+    clients_keep_models: bool = False
 
     def __init__(
         self,
@@ -111,6 +112,15 @@ class DeviceExecutor:
     def data(self) -> Federation:
         """The federation, which knows all that a run asks about its data."""
         return self.federation
+
+    @property
+    def machine(self) -> dict[str, Any]:
+        """The devices, and whether results are independent of their number."""
+        return {
+            "devices": self.shards,
+            "platform": jax.default_backend(),
+            "canonical": self.settings.canonical,
+        }
 
     @property
     def client_states(self) -> ClientState:

@@ -13,7 +13,7 @@ from fedtailor._version import __version__
 from fedtailor.executors import DeviceExecutor, LockstepGroup, Settings
 from fedtailor.experiments.experiment import Candidate, Column, Entry, Experiment
 from fedtailor.federation import Federation
-from fedtailor.models import Architecture, Model
+from fedtailor.models import Model
 from fedtailor.protocol import Diverged, Exchanges, drive
 from fedtailor.runs import run_exchanges
 from fedtailor.runs.run import Store, executor_of
@@ -83,8 +83,7 @@ class ComparedRuns:
         summary = self._finished(name, column, rounds)
         if summary is None:
             federation = self.data(column, seed)
-            model = bind(column.scenario.model, federation)
-            path = self.results / name
+            path, model = self.results / name, column.scenario.model
             executor = executor_of(federation, model, self.settings, path)
             drive(self._run(entry, candidate, seed, executor, rounds=rounds), executor)
             if name in self.refusals:
@@ -180,7 +179,7 @@ class ComparedRuns:
             self.refusals[name] = str(error)
 
     def spec(
-        self, entry: Entry, candidate: Candidate, seed: int, model: Model | Architecture
+        self, entry: Entry, candidate: Candidate, seed: int, model: Model
     ) -> RunSpec:
         """The settings of a run.
 
@@ -188,7 +187,7 @@ class ComparedRuns:
             entry: the method and the scenario.
             candidate: the settings of the method.
             seed: random seed of the run.
-            model: the model, bound to the data or not.
+            model: the model, bound to the data.
         """
         file, column = self.experiment.file, entry.column
         return RunSpec(

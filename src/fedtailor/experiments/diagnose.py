@@ -32,7 +32,6 @@ from fedtailor.protocol import (
 )
 from fedtailor.runs.run import executor_of
 from fedtailor.training import Training
-from fedtailor.training.binding import bind
 
 BATCH_SHARE = 1 / 3
 """Size of a batch, as a share of the client's samples, for the variance of gradients.
@@ -111,7 +110,7 @@ def diagnose(
         Diverged: a gradient is NaN or infinite.
     """
     require(warm >= 0, f"warm is {warm}; it must be a number of rounds, 0 or more")
-    executor = executor_of(federation, bind(model, federation), settings)
+    executor = executor_of(federation, model, settings)
     # Token ids have no means.
     has_features = federation.x.dtype.kind != "i"
     features = int(np.prod(federation.input_shape, dtype=int)) if has_features else 0

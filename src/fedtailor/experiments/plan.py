@@ -13,7 +13,6 @@ from fedtailor.experiments.compared_runs import ComparedRuns
 from fedtailor.experiments.experiment import Candidate, Entry
 from fedtailor.protocol import Diverged
 from fedtailor.runs.run import create_training, executor_of
-from fedtailor.training.binding import bind
 
 MIN_ROUNDS, MAX_ROUNDS = 3, 9
 """Timed rounds of a setting, of which the median counts: other work on the machine may
@@ -158,11 +157,12 @@ def _time_setting(
     """Train some rounds of a setting, and time them."""
     column = entry.column
     federation = runs.data(column, seed)
-    model = bind(column.scenario.model, federation)
-    executor = executor_of(federation, model, runs.settings)
+    executor = executor_of(federation, column.scenario.model, runs.settings)
     # From here on errors are those of this setting, and others can be timed.
     try:
-        training = create_training(runs.spec(entry, candidate, seed, model), executor)
+        training = create_training(
+            runs.spec(entry, candidate, seed, executor.model), executor
+        )
         first = _times(training.advance)[0] + _times(training.evaluate)[0]
         evaluation, evaluation_core = _times(training.evaluate)
         rounds: list[tuple[float, float]] = []

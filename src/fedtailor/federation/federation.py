@@ -308,6 +308,11 @@ class Federation:
             sha256.update(np.ascontiguousarray(array).data)
         return sha256.hexdigest()[:16]
 
+    @property
+    def description(self) -> dict[str, Any]:
+        """What the manifest of a run says about its data."""
+        return {"name": self.name, "clients": len(self), "digest": self.digest}
+
     def origin_in(self, directory: Path) -> Mapping[str, Any] | None:
         """Where the data can be found again, for the manifest of a run.
 

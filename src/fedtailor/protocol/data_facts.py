@@ -35,7 +35,8 @@ class DataFacts(Protocol):
         groups: [m] true group of each client; None if there are none.
         unseen: [m] True for clients that never take part in training.
         sizes: numbers of rows of the clients [m], by split.
-        digest: a digest of clients and examples, equal if and only if they are.
+        digest: a digest of clients and examples, or of what stands for them.
+        description: the table "data" of a manifest, which is equal when a run is resumed.
         target_units: (shift, scale): the user's target is y * scale + shift.
         default_metrics: the metrics of a run whose user requests none.
         preprocessing: how rows of a table become inputs; None without a table.
@@ -58,6 +59,9 @@ class DataFacts(Protocol):
 
     @property
     def digest(self) -> str: ...
+
+    @property
+    def description(self) -> Mapping[str, Any]: ...
 
     @property
     def target_units(self) -> tuple[float, float]: ...

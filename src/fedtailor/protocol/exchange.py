@@ -269,6 +269,10 @@ class Executor(Protocol):
 
     Attributes:
         data: what is known about the data.
+        machine: the devices on which clients are simulated, for manifests; None if the
+            clients are on machines of their own.
+        clients_keep_models: whether clients make their personal models at the end of a
+            run, and keep them where they are.
         seen: the clients that take part in training.
         unseen: the clients that never take part.
         examples: draws from the seen clients' training data; None unless the executor can
@@ -282,6 +286,12 @@ class Executor(Protocol):
 
     @property
     def data(self) -> DataFacts: ...
+
+    @property
+    def machine(self) -> Mapping[str, Any] | None: ...
+
+    @property
+    def clients_keep_models(self) -> bool: ...
 
     @property
     def examples(self) -> Examples | None: ...

@@ -6,32 +6,27 @@ The run directory has the same format as that of a simulated run.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
-from fedtailor.accounting import Ledger
 from fedtailor.federation.checks import SPLITS
-from fedtailor.protocol import Clients, Exchanges, drive
+from fedtailor.protocol import Clients, drive
 from fedtailor.remote.data_facts import RemoteData
 from fedtailor.remote.examples import template_of
 from fedtailor.remote.executor import RemoteExecutor, Rules, client_table
 from fedtailor.remote.job import Job
-from fedtailor.remote.plan import Plan, plan_of
+from fedtailor.remote.plan import plan_of
 from fedtailor.remote.rounds import COMPILE_S, PATIENCE_S, RemoteTraining
 from fedtailor.remote.run_log import info_of
 from fedtailor.remote.secret import run_identity, secret_in
 from fedtailor.remote.statistics import Statistics
 from fedtailor.remote.transport import Transport
 from fedtailor.runs import Run
-from fedtailor.runs.run import train_until
-from fedtailor.storage import Checkpoints, RunDirectory, interrupts
-from fedtailor.storage.manifest import versions
-from fedtailor.storage.run_files import CLIENTS, LEDGER, METRICS, clients, read_frame
-from fedtailor.training import Callback, Training
-from fedtailor.training.settings import settings
+from fedtailor.runs.run import Store, run_exchanges
+from fedtailor.storage import RunDirectory, interrupts
+from fedtailor.storage.run_files import CLIENTS, METRICS, read_frame
+from fedtailor.training import Callback, RunSpec, Training
 
 Arrivals = Callable[[Collection[str]], Mapping[str, NDArray[np.int64]]]
 """(names of known clients) -> numbers of rows [3] of others that have come, by name."""
@@ -52,7 +47,7 @@ def coordinate(
     compile_time: float = COMPILE_S,
     arrivals: Arrivals = lambda known: {},
     log: Callable[[str], None] = lambda line: None,
-) -> RemoteTraining:
+) -> Run:
     """Train by the job, and have each client store its personal model.
 
     Args:
@@ -80,7 +75,7 @@ def coordinate(
             that names all clients that did not answer.
 
     Returns:
-        The training after its last round.
+        The run, whose personal models the clients keep.
 
     Raises:
         ValueError: arguments, files and clients do not fit together; in one line.
@@ -123,74 +118,48 @@ def coordinate(
                 ' different clients show single ones; sum_scope = "round" in [privacy]'
                 f" needs {job.minimum}, and hides a client in each round by itself only"
             )
-    continued = store.open(_manifest(job, plan, seen_rows, evaluate_every), resume)
-    try:
-        executor = RemoteExecutor(
-            plan,
-            seen,
-            transport,
-            template_of(job, statistics),
-            unseen=unseen,
-            data=data,
-            rules=Rules(job.minimum, job.deadline, compile_time),
-            run=run_identity(directory),
-            log=log,
-            use_caches=use_caches,
-        )
-        training = RemoteTraining(
-            plan.algorithm,
+    store.make()
+    executor = RemoteExecutor(
+        plan,
+        seen,
+        transport,
+        template_of(job, statistics),
+        unseen=unseen,
+        data=data,
+        rules=Rules(job.minimum, job.deadline, compile_time),
+        run=run_identity(directory),
+        log=log,
+        use_caches=use_caches,
+    )
+    spec = RunSpec(
+        plan.algorithm,
+        plan.model,
+        job.rounds,
+        seed=plan.seed,
+        participation=job.participation,
+        uplink=plan.uplink,
+        downlink=plan.downlink,
+        evaluate_every=evaluate_every,
+    )
+    secret = secret_in(directory) if plan.coordinator_needs_secret else None
+    with interrupts() as stop:
+
+        def create(spec: RunSpec, executor: RemoteExecutor) -> RemoteTraining:
+            training = RemoteTraining.of(spec, executor, secret=secret)
+            training.patience, training.log, training.stop = patience, log, stop
+            return training
+
+        exchanges = run_exchanges(
+            spec,
             executor,
-            plan.model,
-            seed=plan.seed,
-            participation=job.participation,
-            uplink=plan.uplink,
-            downlink=plan.downlink,
-            secret=secret_in(directory) if plan.coordinator_needs_secret else None,
-            target_scale=data.target_units[1],
+            callbacks=(*callbacks, _Newcomers(arrivals, unseen_rows)),
+            # With a checkpoint after every round, clients need to keep few states, and a
+            # coordinator that is killed loses at most one round.
+            store=Store(directory, resume, checkpoint_every=1, keep_models=False),
+            stopped=stop,
+            create=create,
         )
-        training.patience, training.log = patience, log
-        if continued:
-            store.load(training)
-        else:
-            store.write_table(CLIENTS, clients(data).filter(~pl.col("unseen")))
-        with interrupts() as stop:
-            training.stop = stop
-            # With a checkpoint after every round, clients need to keep few states, and
-            # a coordinator that is killed loses at most one round.
-            checkpoints = Checkpoints(store, 1, stop)
-            rounds = train_until(
-                training,
-                job.rounds,
-                evaluate_every,
-                (checkpoints, *callbacks, _Newcomers(arrivals, unseen_rows)),
-                stop,
-            )
-            drive(rounds, executor)
-            # Record the delivery in a copy of the ledger. The checkpoint's ledger ends
-            # with training, so that the run can be resumed.
-            ledger = Ledger.from_frame(training.ledger.frame())
-            drive(_deliver(training, ledger), executor)
-        store.write_table(LEDGER, ledger.frame())
-        summary = Run(cast(Any, training), cast(Any, executor), ledger).summary()
-        store.write_summary(
-            {
-                **summary.as_dict(),
-                "training_seconds": sum(training.round_seconds),
-                "asked_rounds": job.rounds,
-            }
-        )
-        return training
-    finally:
-        store.close()
-
-
-def _deliver(training: RemoteTraining, ledger: Ledger) -> Exchanges[None]:
-    """Have every client make its personal model and store it on its own machine."""
-    for table in (training.executor.seen, training.executor.unseen):
-        clients = np.arange(len(table))
-        groups = yield from training.serve_clients(table, clients, ledger)
-        for served in groups:
-            yield from training.run_personal("personal", served)
+        return drive(exchanges, executor)
 
 
 def _counts(rows: NDArray[np.int64]) -> str:
@@ -248,27 +217,4 @@ def _stored_clients(directory: Path) -> dict[str, NDArray[np.int64]] | None:
     return {
         row[0]: np.array(row[1:], np.int64)
         for row in frame.select("client", *SPLITS).iter_rows()
-    }
-
-
-def _manifest(
-    job: Job, plan: Plan, rows: Mapping[str, NDArray[np.int64]], evaluate_every: int
-) -> dict[str, Any]:
-    """The settings of the run, with the keys of a simulated run."""
-    return {
-        "run": {
-            "seed": job.seed,
-            "evaluate_every": evaluate_every,
-            "participation": settings(job.participation),
-        },
-        "algorithm": settings(plan.algorithm),
-        **({"uplink": settings(plan.uplink)} if plan.uplink else {}),
-        "model": settings(plan.model),
-        "data": {
-            "name": job.title,
-            "clients": len(rows),
-            "names": list(rows),
-            "job": job.identity,
-        },
-        "versions": versions(),
     }

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,15 @@ class RemoteData:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self.rows)
+
+    @property
+    def description(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "clients": len(self.seen),
+            "names": [name for name in self.rows if name in self.seen],
+            "job": self.digest,
+        }
 
     @property
     def unseen(self) -> NDArray[np.bool_]:

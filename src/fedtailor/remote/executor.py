@@ -127,12 +127,15 @@ class RemoteExecutor:
         data: what is known about the clients' data.
         federation: a federation with the name, and the shapes of examples, of the
             clients' federation, but without their examples.
-        examples: None, as the coordinator has no examples.
+        examples, machine: None, as the coordinator has neither examples nor clients.
         concurrency: 1.
+        clients_keep_models: True.
     """
 
     examples = None
     concurrency = 1
+    machine = None
+    clients_keep_models = True
 
     def __init__(
         self,

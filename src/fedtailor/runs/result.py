@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """A trained federation: personal models, measurements, traffic."""
+    """A trained federation: personal models, measurements, traffic.
 
-    def __init__(
-        self,
-        training: Training[DeviceExecutor],
-        executor: DeviceExecutor,
-        ledger: Ledger,
-    ) -> None:
+    Where clients are on machines of their own, their examples and personal models stay
+    there, and what needs them (`personal`, `predict`, `row_outcomes`, `enroll`) is for
+    these machines to do.
+    """
+
+    def __init__(self, training: Training[Any], executor: Any, ledger: Ledger) -> None:
         self._training = training
         self._executor = executor
         self._ledger = ledger
@@ -73,7 +73,7 @@ class Run:
 
     def frame(self) -> "pl.DataFrame":
         """All evaluations: round, client, unseen, split, metric, value."""
-        return self.metrics.frame(self.federation.names)
+        return self.metrics.frame(self.executor.data.names)
 
     @cached_property
     def _personal(self) -> dict[str, PersonalModel]:
@@ -225,7 +225,7 @@ class Run:
         privacy = training.privacy
         return Summary(
             algorithm=self.algorithm.about.name,
-            federation=self.federation.name,
+            federation=self.executor.data.name,
             rounds=training.round,
             seed=training.seed,
             clients=len(training.population),

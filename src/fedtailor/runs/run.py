@@ -4,7 +4,7 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -17,7 +17,15 @@ from fedtailor.federation import Federation
 from fedtailor.federation.checks import check_memory
 from fedtailor.metrics import Metric
 from fedtailor.models import Architecture, Model
-from fedtailor.protocol import Algorithm, Diverged, Exchanges, Pipeline, drive, require
+from fedtailor.protocol import (
+    Algorithm,
+    Diverged,
+    Exchanges,
+    Executor,
+    Pipeline,
+    drive,
+    require,
+)
 from fedtailor.runs.baseline import baseline, data_warnings
 from fedtailor.runs.result import Run
 from fedtailor.runs.row_outcomes import row_outcomes
@@ -40,6 +48,7 @@ from fedtailor.training import (
 )
 from fedtailor.training.binding import as_callbacks, bind
 from fedtailor.training.privacy import promises_privacy
+from fedtailor.training.rounds import ExecutorT
 from fedtailor.training.spec import require_count
 
 _MAX_KEPT_BYTES = 1 << 25
@@ -172,19 +181,21 @@ def train(
 ) -> Run:
     """Do a run on this machine's devices; `run` with its settings as one value."""
     directory = None if store is None else store.directory
-    model = bind(spec.model, federation)
-    executor = executor_of(federation, model, settings, directory)
+    executor = executor_of(federation, spec.model, settings, directory)
+    spec = replace(spec, model=executor.model)
     exchanges = run_exchanges(spec, executor, callbacks=callbacks, store=store)
     return drive(exchanges, executor)
 
 
 def executor_of(
     federation: Federation,
-    model: Model,
+    model: Model | Architecture,
     settings: Settings,
     directory: Path | str | None = None,
 ) -> DeviceExecutor:
     """The executor that simulates a federation as `settings` say.
+
+    Its model is `model`, bound to the federation's inputs and targets.
 
     Raises:
         ValueError: a single model does not fit into this machine.
@@ -193,6 +204,7 @@ def executor_of(
         isinstance(settings, Settings),
         f"settings is {settings!r}; give fedtailor.Settings(...), or nothing",
     )
+    model = bind(model, federation)
     check_memory(
         model.size, np.dtype(model.dtype).itemsize, f"a model of {model.size:,} numbers"
     )
@@ -234,57 +246,52 @@ def simulate(
         downlink=downlink,
         metrics=metrics,
     )
-    executor = executor_of(federation, bind(model, federation), settings, directory)
-    return create_training(spec, executor)
+    executor = executor_of(federation, model, settings, directory)
+    return create_training(replace(spec, model=executor.model), executor)
 
 
-def create_training(
-    spec: RunSpec, executor: DeviceExecutor
-) -> Training[DeviceExecutor]:
-    """A `Training` with the default metrics of its data, recorded in their unit."""
-    data = executor.data
+def create_training(spec: RunSpec, executor: ExecutorT) -> Training[ExecutorT]:
+    """A `Training` with the default metrics of its data, recorded in their unit.
+
+    Args:
+        spec: what the run is, with a bound model.
+        executor: answers for the clients.
+    """
     methods = [method for method, _ in spec.algorithm.phases()]
-    return Training(
-        spec.algorithm,
-        executor,
-        executor.model,
-        seed=spec.seed,
-        participation=spec.participation,
-        uplink=spec.uplink,
-        downlink=spec.downlink,
-        metrics=spec.metrics or data.default_metrics,
-        target_scale=data.target_units[1],
-        # Reading all examples takes seconds if there are millions.
-        data=data.digest if promises_privacy(methods, spec.uplink) else "",
-    )
+    # Reading all examples takes seconds if there are millions.
+    is_private = promises_privacy(methods, spec.uplink)
+    data = executor.data.digest if is_private else ""
+    return Training.of(spec, executor, data=data)
 
 
 def run_exchanges(
     spec: RunSpec,
-    executor: DeviceExecutor,
+    executor: ExecutorT,
     *,
     callbacks: Sequence[Callback] = (),
     store: Store | None = None,
     stopped: threading.Event | None = None,
+    create: Callable[[RunSpec, ExecutorT], Training[ExecutorT]] | None = None,
 ) -> Exchanges[Run]:
-    """`run` as a generator of exchanges, for callers that drive several runs together.
+    """`run` as a generator of exchanges, which any executor can answer.
 
     Args:
-        spec: what the run is; its model is the executor's.
+        spec: what the run is, with a bound model.
         executor: answers for the clients.
         callbacks: follow the run, and may stop it.
         store: where the run is kept; None = nothing is written.
         stopped: an event that asks all runs to save their state and end, if several runs
             are driven together.
+        create: makes the training of the bound spec; None = `create_training`.
 
     Returns:
         The exchanges of the whole run, whose return value is the finished `Run`.
     """
     data = executor.data
-    spec = spec.bound(executor.model, data.default_metrics)
+    spec = spec.bound(data.default_metrics)
     # The training is created before anything is written, because the method may refuse
     # its settings for these clients.
-    training = create_training(spec, executor)
+    training = (create or create_training)(spec, executor)
     if spec.until_still:
         callbacks = (*callbacks, StandsStill())
     if store is None:
@@ -297,8 +304,7 @@ def run_exchanges(
     run_settings = manifest(
         spec,
         data,
-        devices=executor.shards,
-        canonical=executor.settings.canonical,
+        machine=executor.machine,
         origin=data.origin_in(store.directory) or store.origin,
     )
     has_checkpoint = directory.open(run_settings, store.resume)
@@ -343,7 +349,7 @@ def _write_results(
     unfinished run, which `resume` finishes without training a round. The summary is
     written last, so that a directory with a summary is complete.
     """
-    training, federation, model = run.training, run.federation, run.model
+    training, model = run.training, run.model
     directory.write_table(LEDGER, run.ledger.frame())  # now with the final delivery
     directory.write_diagnostics(training.algorithm.diagnostics(training.server))
     summary = {
@@ -351,15 +357,17 @@ def _write_results(
         "training_seconds": sum(training.round_seconds),
         "asked_rounds": rounds,
     }
-    size_of_models = len(federation) * model.size * np.dtype(model.dtype).itemsize
+    names = run.executor.data.names
+    size_of_models = len(names) * model.size * np.dtype(model.dtype).itemsize
     if store.keep_models and size_of_models <= _MAX_KEPT_BYTES:
         # These are computed here because lock-step can answer several runs together.
-        yield from run.compute_personal(range(len(federation)))
+        yield from run.compute_personal(range(len(names)))
         directory.write_models(run.personal_models().values())
     if store.keep_rows:
         directory.write_table(ROWS, (yield from row_outcomes(training, run.executor)))
-        directory.write_table(BASELINE, baseline(federation, model, training.measured))
-        summary["warnings"] = data_warnings(federation, model)
+        measured = training.measured
+        directory.write_table(BASELINE, baseline(run.federation, model, measured))
+        summary["warnings"] = data_warnings(run.federation, model)
     directory.write_summary(summary)
 
 
@@ -411,12 +419,12 @@ def train_until(
         callback.close(None)
 
 
-def finished_run(training: Training, executor: DeviceExecutor) -> Exchanges[Run]:
+def finished_run(training: Training[Any], executor: Executor) -> Exchanges[Run]:
     """The run, whose ledger includes the delivery of the final models."""
     # The ledger is a copy: the training may continue, and its own ledger must hold the
     # costs of its rounds only.
     ledger = Ledger.from_frame(training.ledger.frame())
-    yield from training.record_delivery(ledger)
+    yield from training.deliver(ledger)
     return Run(training, executor, ledger)
 
 

@@ -7,8 +7,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from fedtailor._version import __version__
 from fedtailor.protocol import DataFacts
 from fedtailor.training import RunSpec
@@ -26,8 +24,7 @@ def manifest(
     spec: RunSpec,
     data: DataFacts,
     *,
-    devices: int = 1,
-    canonical: bool = False,
+    machine: Mapping[str, Any] | None = None,
     origin: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The settings of a run, its data and its environment, as nested dicts.
@@ -38,23 +35,14 @@ def manifest(
     Args:
         spec: the settings, bound to the data.
         data: what is known about the data.
-        devices: the number of devices.
-        canonical: whether results are independent of the number of devices.
+        machine: the devices on which clients are simulated (`Executor.machine`).
         origin: where the data come from, as plain values.
     """
     return {
         **spec.to_plain(),
-        "data": {
-            "name": data.name,
-            "clients": len(data.names),
-            "digest": data.digest,
-        },
+        "data": dict(data.description),
         **({} if origin is None else {"origin": _origin_settings(origin)}),
-        "machine": {
-            "devices": devices,
-            "platform": jax.default_backend(),
-            "canonical": canonical,
-        },
+        **({} if machine is None else {"machine": dict(machine)}),
         "versions": versions(),
     }
 

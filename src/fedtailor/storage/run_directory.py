@@ -114,21 +114,34 @@ class RunDirectory:
             Unusable: the path is a file, cannot be written or is in use, or the
                 directory has other files or a run that cannot be resumed.
         """
+        self.make()
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            # Check before locking, which creates a file in the directory.
-            self._require_run_or_empty()
             self._lock.acquire()
         except OSError as error:
-            raise Unusable(
-                f"cannot use {self.path} for a run: {error.strerror}; name another"
-                " directory"
-            ) from None
+            raise self._unusable(error) from None
         try:
             return self._open(settings, resume)
         except BaseException:
             self.close()
             raise
+
+    def make(self) -> None:
+        """Make the directory if there is none, and write nothing into it.
+
+        Raises:
+            Unusable: the path is a file, cannot be written, or has other files.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._require_run_or_empty()
+        except OSError as error:
+            raise self._unusable(error) from None
+
+    def _unusable(self, error: OSError) -> Unusable:
+        return Unusable(
+            f"cannot use {self.path} for a run: {error.strerror}; name another"
+            " directory"
+        )
 
     def close(self) -> None:
         """Release the directory."""

@@ -3,7 +3,7 @@ raises an error that says in one line what to pass instead.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,7 +11,9 @@ from fedtailor.federation import Federation
 from fedtailor.models import Architecture, Model, cross_entropy, squared_error
 from fedtailor.protocol import Algorithm, Pipeline, Transform, require
 from fedtailor.training.callbacks import AfterRound, Callback
-from fedtailor.training.training import Training
+
+if TYPE_CHECKING:
+    from fedtailor.training.training import Training
 
 OTHER_LIBRARIES = {
     "torch.nn": "a PyTorch module; wrap it with fedtailor.models.from_torch",
@@ -141,7 +143,7 @@ def as_pipeline(transforms: Transform | Pipeline, name: str) -> Pipeline:
 
 def as_callbacks(
     callbacks: Callback | Sequence[Callback],
-    progress: Callable[[Training, bool], bool | None] | None,
+    progress: "Callable[[Training, bool], bool | None] | None",
 ) -> tuple[Callback, ...]:
     """The callbacks of a run; a single one need not be in a sequence.
 

@@ -17,7 +17,7 @@ Read the line as a call that asks the clients of `exchange` and waits for their 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import jax
 import numpy as np
@@ -51,6 +51,7 @@ from fedtailor.training.metrics import Metrics, select_metrics
 from fedtailor.training.participation import Participation
 from fedtailor.training.privacy import privacy_account, promises_privacy
 from fedtailor.training.settings import private_seed
+from fedtailor.training.spec import RunSpec
 
 ExecutorT = TypeVar("ExecutorT", bound=Executor)
 
@@ -187,6 +188,37 @@ class Rounds(Generic[ExecutorT]):
         self.round_seconds: list[float] = []
         self.seconds = 0.0
         self._start_phase(0, self.initial)
+
+    @classmethod
+    def of(
+        cls,
+        spec: RunSpec,
+        executor: ExecutorT,
+        *,
+        secret: int | None = None,
+        data: str = "",
+    ) -> Self:
+        """The training of a run's settings, measured in the unit of its data.
+
+        Args:
+            spec: the settings, with a bound model.
+            executor: answers for the clients.
+            secret, data: see `__init__`.
+        """
+        assert isinstance(spec.model, Model)
+        return cls(
+            spec.algorithm,
+            executor,
+            spec.model,
+            seed=spec.seed,
+            participation=spec.participation,
+            uplink=spec.uplink,
+            downlink=spec.downlink,
+            metrics=spec.metrics or executor.data.default_metrics,
+            target_scale=executor.data.target_units[1],
+            secret=secret,
+            data=data,
+        )
 
     def _population(self, methods: Sequence[Algorithm]) -> Population:
         """The seen clients, and what the methods of the schedule may know about the run."""

@@ -69,18 +69,18 @@ class RunSpec:
         for name, value in converted.items():
             object.__setattr__(self, name, value)
 
-    def bound(self, model: Model, default_metrics: Sequence[str]) -> "RunSpec":
-        """The spec for certain data.
+    def bound(self, default_metrics: Sequence[str]) -> "RunSpec":
+        """The spec of a bound model with its metrics.
 
         Args:
-            model: the model, bound to the data's inputs and targets.
             default_metrics: of the data, used if the spec names none.
 
         Raises:
             ValueError: there is no such metric, or not for this model.
         """
-        metrics = find_metrics(self.metrics or default_metrics, model)
-        return replace(self, model=model, metrics=tuple(metrics))
+        assert isinstance(self.model, Model)
+        metrics = find_metrics(self.metrics or default_metrics, self.model)
+        return replace(self, metrics=metrics)
 
     def to_plain(self) -> dict[str, Any]:
         """The settings as tables of TOML values, without the number of rounds, as a run

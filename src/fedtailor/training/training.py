@@ -190,12 +190,16 @@ class Training(Rounds[ExecutorT]):
         purpose = "delivery" if is_population else "unseen"
         self._record_costs(ledger, purpose, downlink, answers)
 
-    def record_delivery(self, ledger: Ledger) -> Exchanges[None]:
-        """Serve all clients, and record in `ledger` what it costs to send them their
-        final models.
+    def deliver(self, ledger: Ledger) -> Exchanges[None]:
+        """Send all clients their final models, and record in `ledger` what it costs.
+
+        Clients that keep their personal models themselves make them now.
         """
         for table in (self.executor.seen, self.executor.unseen):
-            yield from self.serve_clients(table, np.arange(len(table)), ledger)
+            groups = yield from self.serve_clients(table, np.arange(len(table)), ledger)
+            if self.executor.clients_keep_models:
+                for served in groups:
+                    yield from self.run_personal("personal", served)
 
     def run_personal(self, task: Task, served: ServedClients) -> Exchanges[Answers]:
         """Run "personal" or "evaluate" for served clients.

@@ -345,7 +345,7 @@ def _serve(options: Serve) -> int:
             explain_interrupt(f"stopped; {advice}"),
         ):
             try:
-                training = coordinate(
+                run = coordinate(
                     job,
                     connection.transport,
                     rows,
@@ -367,7 +367,7 @@ def _serve(options: Serve) -> int:
             except TooFewClients as error:
                 raise ValueError(f"{error}; {advice}") from None
         monitor.enter("done")
-        _print_scores(training, options.dir / RUN_DIRECTORY)
+        _print_scores(run.training, options.dir / RUN_DIRECTORY)
     return 0
 
 

@@ -263,7 +263,7 @@ def train(job, transport, directory: Path, lines: list[str], **options):
     connection = Connection(job, NAMES, transport)
     rows = wait_for_clients(connection, wait=600, log=lines.append)
     statistics = agree_on_preprocessing(job, transport, rows, 600, None, lines.append)
-    return coordinate(
+    run = coordinate(
         job,
         transport,
         rows,
@@ -272,6 +272,7 @@ def train(job, transport, directory: Path, lines: list[str], **options):
         log=lines.append,
         **options,
     )
+    return run.training
 
 
 def table(number: int) -> pl.DataFrame:

@@ -92,9 +92,10 @@ class Clients:
         return self.train_over(self.start(names)[0], names, **options)
 
     def train_over(self, transport, names, **options):
-        return coordinate(
+        run = coordinate(
             self.job, transport, self.sizes(names), self.directory / "run", **options
         )
+        return run.training
 
     def personal(self, name):
         return load_models(self.store(name).directory / PERSONAL)[name]

@@ -255,7 +255,7 @@ def test_a_job_over_raw_tables_is_its_simulation_and_predicts_raw_rows(clients, 
     transport = clients.start()
     agreed = agree_on_preprocessing(clients.job, transport, NAMES, wait=60)
     sizes = {name: work.sizes for name, work in clients.work.items()}
-    training = coordinate(
+    trained = coordinate(
         clients.job, transport, sizes, clients.directory / "run", statistics=agreed
     )
     federation, same = read_all(clients.job, clients.files)
@@ -274,7 +274,7 @@ def test_a_job_over_raw_tables_is_its_simulation_and_predicts_raw_rows(clients, 
     for name in NAMES:
         mine = load_models(clients.store(name).directory / PERSONAL)[name].theta
         np.testing.assert_array_equal(mine, simulated.personal(name).theta)
-    assert training.round == 2
+    assert trained.training.round == 2
 
     # a client that is started again knows what was agreed, and takes part at once
     clients.set(rounds=3)

@@ -37,7 +37,7 @@ from fedtailor.storage.digests import with_digest
 from fedtailor.storage.run_files import ROWS
 from fedtailor.tables import Table, TableOrigin, from_table
 from fedtailor.training import Training
-from fedtailor.training.binding import as_callbacks
+from fedtailor.training.callbacks import as_callbacks
 
 PROOF = "forgotten.json"
 """File of the proof, in the new run directory."""

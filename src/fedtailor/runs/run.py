@@ -46,7 +46,8 @@ from fedtailor.training import (
     Training,
     as_participation,
 )
-from fedtailor.training.binding import as_callbacks, bind
+from fedtailor.training.binding import bind
+from fedtailor.training.callbacks import as_callbacks
 from fedtailor.training.privacy import promises_privacy
 from fedtailor.training.rounds import ExecutorT
 from fedtailor.training.spec import require_count

@@ -2,18 +2,13 @@
 raises an error that says in one line what to pass instead.
 """
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from fedtailor.federation import Federation
 from fedtailor.models import Architecture, Model, cross_entropy, squared_error
 from fedtailor.protocol import Algorithm, Pipeline, Transform, require
-from fedtailor.training.callbacks import AfterRound, Callback
-
-if TYPE_CHECKING:
-    from fedtailor.training.training import Training
 
 OTHER_LIBRARIES = {
     "torch.nn": "a PyTorch module; wrap it with fedtailor.models.from_torch",
@@ -84,7 +79,7 @@ def require_model(model: object) -> None:
             f" fedtailor.models.{getattr(model, '__name__', 'mlp')}()"
         )
     raise ValueError(
-        f"the model is {_describe(model)}; fedtailor.models makes models, such as"
+        f"the model is {describe(model)}; fedtailor.models makes models, such as"
         " mlp(64)"
     )
 
@@ -102,7 +97,7 @@ def require_algorithm(algorithm: object) -> None:
         )
     require(
         isinstance(algorithm, Algorithm),
-        f"the method is {_describe(algorithm)}; give one such as fedtailor.FedAvg()",
+        f"the method is {describe(algorithm)}; give one such as fedtailor.FedAvg()",
     )
 
 
@@ -114,7 +109,7 @@ def require_federation(federation: object) -> None:
     """
     require(
         isinstance(federation, Federation),
-        f"the federation is {_describe(federation)}; make one with"
+        f"the federation is {describe(federation)}; make one with"
         " fedtailor.federation.from_arrays, or of a table with"
         " fedtailor.tables.from_table",
     )
@@ -141,37 +136,7 @@ def as_pipeline(transforms: Transform | Pipeline, name: str) -> Pipeline:
     return tuple(transforms)
 
 
-def as_callbacks(
-    callbacks: Callback | Sequence[Callback],
-    progress: "Callable[[Training, bool], bool | None] | None",
-) -> tuple[Callback, ...]:
-    """The callbacks of a run; a single one need not be in a sequence.
-
-    Args:
-        callbacks: the argument of `run`.
-        progress: a plain function as one more callback, or None.
-
-    Raises:
-        ValueError: one of them is no callback, or `progress` is no function.
-    """
-    given = tuple(callbacks) if isinstance(callbacks, Sequence) else (callbacks,)
-    for callback in given:
-        require(
-            isinstance(callback, Callback),
-            f"a callback is {_describe(callback)}; it must be a"
-            " fedtailor.training.Callback, such as EarlyStopping(5)",
-        )
-    if progress is None:
-        return given
-    require(
-        callable(progress),
-        f"progress is {_describe(progress)}; give a function that is called with"
-        " (training, evaluated) after every round",
-    )
-    return (*given, AfterRound(progress))
-
-
-def _describe(value: Any) -> str:
+def describe(value: Any) -> str:
     """Describe a wrong argument: strings and numbers by their value, everything else by
     its type.
     """

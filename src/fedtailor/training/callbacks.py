@@ -2,10 +2,11 @@
 early stopping and trackers are callbacks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from fedtailor.metrics import Loss, find_metric
 from fedtailor.protocol import require
+from fedtailor.training.binding import describe
 from fedtailor.training.training import Training
 
 
@@ -132,3 +133,33 @@ class EarlyStopping(Callback):
             else:
                 without_gain += 1
         return without_gain >= self.patience
+
+
+def as_callbacks(
+    callbacks: Callback | Sequence[Callback],
+    progress: Callable[[Training, bool], bool | None] | None,
+) -> tuple[Callback, ...]:
+    """The callbacks of a run; a single one need not be in a sequence.
+
+    Args:
+        callbacks: the argument of `run`.
+        progress: a plain function as one more callback, or None.
+
+    Raises:
+        ValueError: one of them is no callback, or `progress` is no function.
+    """
+    given = tuple(callbacks) if isinstance(callbacks, Sequence) else (callbacks,)
+    for callback in given:
+        require(
+            isinstance(callback, Callback),
+            f"a callback is {describe(callback)}; it must be a"
+            " fedtailor.training.Callback, such as EarlyStopping(5)",
+        )
+    if progress is None:
+        return given
+    require(
+        callable(progress),
+        f"progress is {describe(progress)}; give a function that is called with"
+        " (training, evaluated) after every round",
+    )
+    return (*given, AfterRound(progress))

@@ -15,14 +15,17 @@ from fedtailor.protocol import (
     SGD,
     Algorithm,
     Downlink,
+    Noise,
     Streams,
+    Transform,
     hyperparameters,
     init_pipeline,
+    noise_of,
 )
+from fedtailor.remote.secure_sums import SecureSums
 from fedtailor.remote.wire import answer_shapes
 from fedtailor.runs import simulate
 from fedtailor.testing import classification
-from fedtailor.training.privacy import needs_only_mean
 
 AVERAGING = {
     "apfl",
@@ -138,11 +141,45 @@ def test_a_server_of_ones_own_promises_nothing(kind):
         def server(self, server, downlink, answers, cohort):
             return super().server(server, downlink, answers, cohort)
 
-    assert needs_only_mean(kind()) and not needs_only_mean(Mine())
+    assert kind().server_only_averages and kind().server_sees == "sums"
+    assert not Mine().server_only_averages and Mine().server_sees == "models"
+
+
+def test_a_method_of_ones_own_says_what_its_server_needs():
+    """It can then be private, and summed behind masks."""
+
+    class Mine(FedAvg):
+        about = replace(FedAvg.about, name="mine-says")
+        server_only_averages = True
+
+        def server(self, server, downlink, answers, cohort):
+            return super().server(server, downlink, answers, cohort)
+
+    class Heir(Mine):
+        about = replace(FedAvg.about, name="heir-of-mine")
+
+    try:
+        for method in (Mine(), Heir()):
+            assert method.server_only_averages and method.server_sees == "sums"
+            assert allowed(method, uplink=(GaussianNoise(delta=0.01),)) == (
+                method.weights == "uniform"
+            )
+            SecureSums().check(method, ())
+    finally:
+        del Algorithm.registry["mine-says"], Algorithm.registry["heir-of-mine"]
 
 
 def test_the_best_round_is_sought_by_more_than_a_mean():
-    assert not needs_only_mean(FineTune(best=True))
+    assert not FineTune(best=True).server_only_averages
+
+
+def test_noise_of_two_transforms_is_refused():
+    class Noisy(Transform):
+        noise = Noise("client", 1.0, 1e-5)
+
+    with pytest.raises(ValueError, match="2 transforms add noise"):
+        noise_of((GaussianNoise(by="client"), Noisy()))
+    assert noise_of((Noisy(),), by="server") is None
 
 
 @pytest.mark.parametrize("name", sorted(AVERAGING | {"fedem", "cfl", "fedamp"}))

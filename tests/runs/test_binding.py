@@ -11,7 +11,8 @@ from fedtailor.federation import from_arrays
 from fedtailor.metrics import find_metrics
 from fedtailor.pipelines import Clip
 from fedtailor.training import EarlyStopping
-from fedtailor.training.callbacks import as_callbacks, as_pipeline
+from fedtailor.training.binding import as_pipeline
+from fedtailor.training.callbacks import as_callbacks
 from fedtailor.training.metrics import Evaluation, Metrics
 
 linen = pytest.importorskip("flax.linen", reason="Flax is an extra")

@@ -69,6 +69,10 @@ class FedAvg(Algorithm):
         # theta_i = SGD(theta; D_i)
         return state, {"model": local.sgd(inbox.only("model"), self.sgd)}
 
+    @property
+    def server_only_averages(self) -> bool:
+        return True
+
     def server(
         self,
         server: AveragedModels,

@@ -96,6 +96,10 @@ class FedPer(Algorithm):
     def broadcast(self, server: SharedPart, cohort: Cohort) -> Downlink:
         return Downlink({"model": server.part_stream(len(cohort))})
 
+    @property
+    def server_only_averages(self) -> bool:
+        return True
+
     def server(
         self, server: SharedPart, downlink: Downlink, answers: Answers, cohort: Cohort
     ) -> SharedPart:

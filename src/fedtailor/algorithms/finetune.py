@@ -83,6 +83,11 @@ class FineTune(FedAvg):
         # can be compared between rounds.
         return state, {**update, **validation_loss(inbox.only("model"), local)}
 
+    @property
+    def server_only_averages(self) -> bool:
+        # To find the best round, the server also uses the clients' scores.
+        return not self.best
+
     def server(
         self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort
     ) -> Any:

@@ -52,6 +52,7 @@ from fedtailor.protocol import (
     Init,
     LocalTrainer,
     Population,
+    Sees,
     Streams,
     hyperparameters,
     require,
@@ -137,6 +138,7 @@ class UCFL(Algorithm):
             "answers the probe; the nearest stream, or its own mix of the last models"
         ),
         models_received="one of several",
+        sums_if="streams is a number, and sigma_batch not 'auto'",
     )
 
     sgd: SGD = SGD(lr=0.1, momentum=0.9, epochs=1, batch_size=32)
@@ -225,6 +227,15 @@ class UCFL(Algorithm):
     @property
     def probes(self) -> bool:
         return self.rows is None
+
+    @property
+    def server_sees(self) -> Sees:
+        is_number = isinstance(self.streams, int)
+        return "sums" if is_number and not self._has_trial else "models"
+
+    @property
+    def sums_per_round(self) -> int:
+        return self.streams if isinstance(self.streams, int) else 1
 
     @property
     def _has_trial(self) -> bool:

@@ -26,6 +26,7 @@ from fedtailor.protocol import (
     Downlink,
     Inbox,
     LocalTrainer,
+    Noise,
     Population,
     Stage,
     Transform,
@@ -135,6 +136,14 @@ class GaussianNoise(Transform):
 
     # on the client
     # ----------------------------------------------------------------------------------
+
+    @property
+    def noise(self) -> Noise:
+        return Noise(self.by, self.multiplier, self.delta)
+
+    @property
+    def keeps_sums(self) -> bool:
+        return self.by == "client"
 
     def encode(
         self, update: ClientUpdate, inbox: Inbox, state: PyTree, local: LocalTrainer

@@ -4,7 +4,7 @@ Begin with `Algorithm` (algorithm.py), whose docstrings explain the rest. This p
 imports nothing else of fedtailor.
 """
 
-from fedtailor.protocol.about import About
+from fedtailor.protocol.about import About, Sees
 from fedtailor.protocol.algorithm import Algorithm, GlobalModel, Init
 from fedtailor.protocol.axes import along_axis
 from fedtailor.protocol.choice import check_choice
@@ -74,6 +74,7 @@ from fedtailor.protocol.parts import ModelPart, ModelParts
 from fedtailor.protocol.pipeline import (
     MODEL_KINDS,
     PRIVATE_STEPS,
+    Noise,
     Pipeline,
     Stage,
     Transform,
@@ -82,6 +83,7 @@ from fedtailor.protocol.pipeline import (
     decode,
     encode,
     init_pipeline,
+    noise_of,
     receive,
     send,
 )
@@ -125,11 +127,13 @@ __all__ = [
     "ModelPart",
     "ModelParts",
     "NearestNeighbors",
+    "Noise",
     "Params",
     "Pipeline",
     "Population",
     "Predictor",
     "Preprocessing",
+    "Sees",
     "ServerState",
     "Stage",
     "StepGradient",
@@ -163,6 +167,7 @@ __all__ = [
     "module_of",
     "named_in_file",
     "next_power_of_two",
+    "noise_of",
     "offered",
     "offered_names",
     "on_host",

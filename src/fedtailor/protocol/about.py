@@ -40,6 +40,8 @@ class About:
         models_received: the class of `down`, by which tables group methods.
         server_sees: what the server must know of the clients' messages. The default
             "models" makes no promise to the clients.
+        sums_if: the settings with which the server needs sums only, if it does not with
+            its default settings (`Algorithm.server_sees` knows the settings).
         validation: what a client chooses on its validation data, and how it chooses
             without such data; "" = the method does not use validation data.
     """
@@ -52,4 +54,5 @@ class About:
     unseen_clients_get: str
     models_received: ModelsReceived = "one model"
     server_sees: Sees = "models"
+    sums_if: str = ""
     validation: str = ""

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal
 
 from jaxtyping import Array, Float
 
-from fedtailor.protocol.about import About
+from fedtailor.protocol.about import About, Sees
 from fedtailor.protocol.cohort import Cohort, Population
 from fedtailor.protocol.diagnostics import Diagnostic
 from fedtailor.protocol.exchange import Answers
@@ -97,6 +97,40 @@ class Algorithm:
         super().__init_subclass__(**options)
         if "about" in cls.__dict__:
             Algorithm.registry[cls.about.name] = cls
+        # What a method says of its server's part holds for that server only. A subclass
+        # with another one says it again, or promises nothing.
+        if "server" in cls.__dict__:
+            for promise in ("server_sees", "server_only_averages", "sums_per_round"):
+                if promise not in cls.__dict__:
+                    setattr(cls, promise, Algorithm.__dict__[promise])
+
+    @property
+    def server_sees(self) -> Sees:
+        """What `server` must know of the clients' messages, with these settings.
+
+        Secure aggregation is for methods whose server needs "sums". By default this is
+        what `about` says, or "models" where `about` is that of another server.
+        """
+        kinds = type(self).__mro__
+        described = next(
+            (kind for kind in kinds if "about" in kind.__dict__), Algorithm
+        )
+        serving = next(kind for kind in kinds if "server" in kind.__dict__)
+        return self.about.server_sees if issubclass(described, serving) else "models"
+
+    @property
+    def server_only_averages(self) -> bool:
+        """Whether `server` uses nothing but a mean of one model from each reporter, with
+        these settings. Noise on this mean then covers all that it uses.
+        """
+        return False
+
+    @property
+    def sums_per_round(self) -> int:
+        """How many sums over the same vectors `server` needs in a round, if it needs
+        sums; each hides a client among fewer others.
+        """
+        return 1
 
     @property
     def probes(self) -> bool:

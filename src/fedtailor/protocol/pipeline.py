@@ -1,12 +1,14 @@
 """Pipelines: sequences of transforms of the messages between clients and server."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from jaxtyping import Array, Float, PyTree
 
 from fedtailor.protocol.cohort import Cohort, Population
 from fedtailor.protocol.exchange import ClientRows
+from fedtailor.protocol.hyperparameters import require
 from fedtailor.protocol.local_trainer import LocalTrainer
 from fedtailor.protocol.messages import ClientUpdate, Downlink, Inbox
 
@@ -28,6 +30,21 @@ Stage = Literal["bound", "noise", "entries", "numbers"]
 """What a transform does to an update. An uplink has at most one transform of each stage,
 in this order: noise must come after a bound and before compression.
 """
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Gaussian noise on the clients' updates, as the accounting of privacy needs it.
+
+    Attributes:
+        by: who adds it: the server to the sum, or each client to its own update.
+        multiplier: its standard deviation, divided by the bound on an update's norm.
+        delta: the probability that the guarantee may fail.
+    """
+
+    by: Literal["server", "client"]
+    multiplier: float
+    delta: float
 
 
 class Transform:
@@ -121,6 +138,18 @@ class Transform:
         return update, state
 
     @property
+    def noise(self) -> Noise | None:
+        """The noise that this transform adds for privacy; None = it adds none."""
+        return None
+
+    @property
+    def keeps_sums(self) -> bool:
+        """Whether what clients send after `encode` may be added up without `decode`, as
+        it is behind the masks of secure aggregation.
+        """
+        return False
+
+    @property
     def is_compression(self) -> bool:
         """Whether `decode` restores what `encode` has compressed, and does nothing else;
         the server then keeps no state for the transform.
@@ -164,6 +193,28 @@ Pipeline = tuple[Transform, ...]
 """Transforms in the order in which the sender applies them; the receiver undoes them in
 the opposite order.
 """
+
+
+def noise_of(
+    pipeline: Pipeline, by: Literal["server", "client"] | None = None
+) -> Noise | None:
+    """The noise that a pipeline adds for privacy; None = it adds none.
+
+    Args:
+        pipeline: transforms of updates.
+        by: who adds it; None = anybody.
+
+    Raises:
+        ValueError: several transforms add noise, which nothing accounts for together.
+    """
+    found = [transform.noise for transform in pipeline]
+    noises = [noise for noise in found if noise is not None and by in (None, noise.by)]
+    require(
+        len(noises) <= 1,
+        f"{len(noises)} transforms add noise to updates; use one, as the privacy of"
+        " several together is not accounted for",
+    )
+    return noises[0] if noises else None
 
 
 def init_pipeline(pipeline: Pipeline, theta: Float[Array, " d"]) -> tuple[PyTree, ...]:

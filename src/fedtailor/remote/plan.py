@@ -15,8 +15,16 @@ import numpy as np
 from fedtailor.client.private_steps import private_settings
 from fedtailor.metrics import Metric, default_metrics
 from fedtailor.models import Model
-from fedtailor.pipelines import GaussianNoise
-from fedtailor.protocol import Algorithm, Downlink, Pipeline, Streams, require, send
+from fedtailor.protocol import (
+    Algorithm,
+    Downlink,
+    Noise,
+    Pipeline,
+    Streams,
+    noise_of,
+    require,
+    send,
+)
 from fedtailor.remote.examples import template_of
 from fedtailor.remote.job import Job
 from fedtailor.remote.secure_sums import SecureSums
@@ -60,9 +68,9 @@ class Plan:
         return default_metrics(self.model)
 
     @property
-    def client_noise(self) -> GaussianNoise | None:
+    def client_noise(self) -> Noise | None:
         """The noise that clients add to what they send."""
-        return _noise(self.uplink, by="client")
+        return noise_of(self.uplink, by="client")
 
     @property
     def clients_need_secrets(self) -> bool:
@@ -74,7 +82,7 @@ class Plan:
     @property
     def coordinator_needs_secret(self) -> bool:
         """Whether the server adds noise that clients must not be able to compute."""
-        return _noise(self.uplink, by="server") is not None
+        return noise_of(self.uplink, by="server") is not None
 
     def phase(self, number: int) -> Algorithm:
         """The method of one phase of the schedule.
@@ -136,7 +144,7 @@ def plan_of(job: Job, statistics: Statistics | None = None) -> Plan:
     """
     model = bind(job.model, template_of(job, statistics))
     require(
-        _noise(job.uplink, by="client") is None or not job.evaluate,
+        noise_of(job.uplink, by="client") is None or not job.evaluate,
         "the clients' noise does not cover the sums that they send with "
         "evaluate = true; set evaluate = false",
     )
@@ -151,14 +159,6 @@ def plan_of(job: Job, statistics: Statistics | None = None) -> Plan:
         sums=job.sums,
         rounds=job.rounds,
     )
-
-
-def _noise(pipeline: Pipeline, by: str) -> GaussianNoise | None:
-    """The noise that a pipeline adds on one side ("client", "server")."""
-    for transform in pipeline:
-        if isinstance(transform, GaussianNoise) and transform.by == by:
-            return transform
-    return None
 
 
 def _json_values(value: Any) -> Any:

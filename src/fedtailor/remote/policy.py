@@ -20,8 +20,7 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationE
 from fedtailor.client.private_steps import private_settings
 from fedtailor.experiments.document import ConfigError, read
 from fedtailor.experiments.parsing import check_choice_at
-from fedtailor.pipelines import GaussianNoise
-from fedtailor.protocol import require
+from fedtailor.protocol import noise_of, require
 from fedtailor.remote.job import Job
 from fedtailor.remote.keys import write_new
 from fedtailor.remote.messages import Request
@@ -332,11 +331,8 @@ def _has_open_probe(job: Job) -> bool:
 
 def _adds_noise(job: Job) -> bool:
     """Whether the job has clients add noise in every phase."""
-    by_client = any(
-        isinstance(transform, GaussianNoise) and transform.by == "client"
-        for transform in job.uplink
-    )
-    return by_client or all(
+    by_client = noise_of(job.uplink, by="client")
+    return by_client is not None or all(
         private_settings(method) for method, _ in job.algorithm.phases()
     )
 

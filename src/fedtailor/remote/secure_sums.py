@@ -27,14 +27,12 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeGuard
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 
-from fedtailor.algorithms import UCFL
-from fedtailor.pipelines import Clip, GaussianNoise
 from fedtailor.protocol import PRIVATE_STEPS, Algorithm, Pipeline, require
 from fedtailor.remote.sum_shares import ReleasedSums
 
@@ -130,22 +128,16 @@ class SecureSums:
         """
         for method, _ in algorithm.phases():
             name = method.about.name
-            if _is_ucfl(method):
-                needs_updates = (
-                    method.kernel != "bound" and method.sigma_batch == "auto"
-                )
-                require(
-                    isinstance(method.streams, int) and not needs_updates,
-                    f"secure_aggregation shows the server sums only; {name}'s needs no"
-                    " more if streams is a number, and sigma_batch not 'auto'",
-                )
-            else:
-                require(
-                    method.about.server_sees in ("sums", "nothing"),
-                    f"secure_aggregation shows the server sums only, and {name}'s needs"
-                    " more of each client; `fedtailor algorithms --by sees` lists"
-                    " methods that do not",
-                )
+            advice = (
+                f"; {name}'s needs no more if {method.about.sums_if}"
+                if method.about.sums_if
+                else f", and {name}'s needs more of each client; `fedtailor algorithms"
+                " --by sees` lists methods that do not"
+            )
+            require(
+                method.server_sees in ("sums", "nothing"),
+                f"secure_aggregation shows the server sums only{advice}",
+            )
             require(
                 self.open_probe or not method.probes,
                 f"{name}'s server needs each client's answer to the probe, which no sum"
@@ -153,11 +145,8 @@ class SecureSums:
                 ' openly: probe = "open" in [privacy]',
             )
         for transform in uplink:
-            by_client = (
-                isinstance(transform, GaussianNoise) and transform.by == "client"
-            )
             require(
-                isinstance(transform, Clip) or by_client,
+                transform.keeps_sums,
                 "secure_aggregation adds what clients send, and"
                 f" {type(transform).__name__} makes it something else; of the uplink,"
                 " only clip and gaussian-noise by = 'client' go with it",
@@ -191,20 +180,13 @@ class SecureSums:
             f" {clients}: of two, each knows the other's update",
         )
         for method, _ in algorithm.phases():
-            if _is_ucfl(method):
-                assert isinstance(method.streams, int)
-                require(
-                    2 * method.streams <= clients,
-                    f"{method.streams} sums over {clients} clients hide little;"
-                    " secure_aggregation needs two clients or more in a round for each"
-                    f" of {method.about.name}'s streams",
-                )
-
-
-def _is_ucfl(method: Algorithm) -> TypeGuard[UCFL]:
-    """Whether a method has UCFL's server, which needs sums only."""
-    # A subclass may have another server, which may need more.
-    return type(method).server is UCFL.server
+            sums = method.sums_per_round
+            require(
+                2 * sums <= clients or sums == 1,
+                f"{sums} sums over {clients} clients hide little; secure_aggregation"
+                f" needs two clients or more in a round for each of {method.about.name}'s"
+                " streams",
+            )
 
 
 def hidden_kinds(update: Mapping[str, Any]) -> list[str]:

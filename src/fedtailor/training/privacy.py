@@ -15,17 +15,17 @@ from fedtailor.accounting.privacy import (
     sampled_gaussian_epsilon,
     sgd_epsilon,
 )
-from fedtailor.algorithms import FedAvg, FedPer, FineTune
 from fedtailor.client.private_steps import private_settings
-from fedtailor.pipelines import GaussianNoise
 from fedtailor.protocol import (
     PRIVATE_STEPS,
     SGD,
     Algorithm,
     Answers,
     Cohort,
+    Noise,
     Pipeline,
     Population,
+    noise_of,
     require,
 )
 from fedtailor.training.metrics import PRIVACY, Evaluation
@@ -38,17 +38,6 @@ EXAMPLE_EPSILON = "example_epsilon"
 
 DEFAULT_DELTA = 1e-5
 """The delta of private steps, if `SGD.dp_delta` is None."""
-
-
-def needs_only_mean(algorithm: Algorithm) -> bool:
-    """Whether the server only averages the models of clients, one from each."""
-    # The functions are compared, because a subclass that overrides `server` may use more.
-    server = type(algorithm).server
-    averages = server in (FedAvg.server, FedPer.server)
-    # To find the best round, the server of FineTune also uses the clients' scores.
-    if isinstance(algorithm, FineTune) and server is FineTune.server:
-        averages = not algorithm.best
-    return averages and not algorithm.probes
 
 
 @dataclass
@@ -64,7 +53,7 @@ class PrivacyAccount:
         steps: [m] the number of private steps that each client has taken.
     """
 
-    noise: GaussianNoise | None
+    noise: Noise | None
     sgd: SGD | None
     probability: float
     population: Population
@@ -156,8 +145,8 @@ def promises_privacy(methods: Sequence[Algorithm], uplink: Pipeline) -> bool:
     """Whether a training with these methods and this uplink promises differential
     privacy of anything.
     """
-    noisy = any(isinstance(transform, GaussianNoise) for transform in uplink)
-    return noisy or any(private_settings(method) for method in methods)
+    is_noisy = noise_of(uplink) is not None
+    return is_noisy or any(private_settings(method) for method in methods)
 
 
 def privacy_account(
@@ -189,10 +178,7 @@ def privacy_account(
     require_accountant()
     clients = len(population)
     reporters = participation.reporters(clients)
-    noise = next(
-        (transform for transform in uplink if isinstance(transform, GaussianNoise)),
-        None,
-    )
+    noise = noise_of(uplink)
     if noise is not None:
         require_delta(noise.delta, clients, "clients")
         require(
@@ -240,14 +226,14 @@ def delta_of(sgd: SGD) -> float:
 
 
 def _check_noise(
-    noise: GaussianNoise, method: Algorithm, participation: Participation, clients: int
+    noise: Noise, method: Algorithm, participation: Participation, clients: int
 ) -> None:
     """Refuse methods and participations that noise on updates does not cover."""
     if noise.by == "client":
         return
     name = method.about.name
     require(
-        needs_only_mean(method),
+        method.server_only_averages and not method.probes,
         f"noise on the mean does not cover all that {name}'s server uses of what"
         " clients send; choose a method that averages models (fedavg, ditto, mr-mtl,"
         " ...), or by = 'client'",

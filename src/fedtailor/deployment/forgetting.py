@@ -31,7 +31,7 @@ from fedtailor.executors import DeviceExecutor, Settings
 from fedtailor.federation import Federation
 from fedtailor.protocol import Mixture, check_choice, require
 from fedtailor.runs import Run
-from fedtailor.runs.run import Store, train
+from fedtailor.runs.run import Store, executor_of, run_on
 from fedtailor.storage import PersonalModel, Unusable
 from fedtailor.storage.digests import with_digest
 from fedtailor.storage.run_files import ROWS
@@ -95,10 +95,9 @@ def forget(
         keep_models=run.keeps_models,
         origin=data_source,
     )
-    retrained = train(
+    retrained = run_on(
+        executor_of(federation, bound_model, settings, path),
         replace(run.spec, model=bound_model, rounds=rounds),
-        federation,
-        settings=settings,
         callbacks=as_callbacks((), progress),
         store=store,
     )

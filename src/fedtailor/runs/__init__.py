@@ -3,15 +3,25 @@ personal models.
 """
 
 from fedtailor.runs.result import Run
-from fedtailor.runs.run import run, run_exchanges, run_in, simulate, train_until
+from fedtailor.runs.run import (
+    Store,
+    run,
+    run_exchanges,
+    run_in,
+    run_on,
+    simulate,
+    train_until,
+)
 from fedtailor.runs.summary import Summary
 
 __all__ = [
     "Run",
+    "Store",
     "Summary",
     "run",
     "run_exchanges",
     "run_in",
+    "run_on",
     "simulate",
     "train_until",
 ]

@@ -169,21 +169,29 @@ def run(
             Path(directory), resume, checkpoint_every, keep_rows, keep_models, origin
         )
     followers = as_callbacks(callbacks, progress)
-    return train(spec, federation, settings=settings, callbacks=followers, store=store)
+    executor = executor_of(federation, model, settings, directory)
+    spec = replace(spec, model=executor.model)
+    return run_on(executor, spec, callbacks=followers, store=store)
 
 
-def train(
+def run_on(
+    executor: Executor,
     spec: RunSpec,
-    federation: Federation,
     *,
-    settings: Settings = Settings(),  # noqa: B008 (frozen)
     callbacks: Sequence[Callback] = (),
     store: Store | None = None,
 ) -> Run:
-    """Do a run on this machine's devices; `run` with its settings as one value."""
-    directory = None if store is None else store.directory
-    executor = executor_of(federation, spec.model, settings, directory)
-    spec = replace(spec, model=executor.model)
+    """Do a run with the clients of any executor, wherever they are.
+
+    Args:
+        executor: answers for the clients (`fedtailor.protocol.Executor`).
+        spec: what the run is, with a bound model (`Architecture.bind`).
+        callbacks: follow the run, and may stop it.
+        store: where the run is kept; None = nothing is written.
+
+    Raises:
+        ValueError, Diverged, Interrupted: as `run`.
+    """
     exchanges = run_exchanges(spec, executor, callbacks=callbacks, store=store)
     return drive(exchanges, executor)
 

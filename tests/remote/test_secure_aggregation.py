@@ -275,6 +275,9 @@ def test_numbers_beside_the_model_are_refused_before_anything_is_sent(tmp_path):
 class Curious(FedAvg):
     """Averages as FedAvg does, and looks at the models besides."""
 
+    # It promises what it does not keep.
+    server_sees = "sums"
+
     def server(self, server, downlink, answers, cohort):
         answers.host("model")
         return super().server(server, downlink, answers, cohort)

@@ -123,6 +123,8 @@ class DAPPER(Algorithm):
         validation="the share lambda; else held-out training samples",
     )
 
+    modes = HypCluster.modes
+
     sgd: SGD = SGD(lr=0.01, epochs=2, batch_size=20)
     """Local training of the common models (Mansour et al., appendix F.2: rate 0.01, 2
     epochs, batch 20).
@@ -250,7 +252,7 @@ class DAPPER(Algorithm):
         def train(theta: Float[Array, " d"]) -> ClientUpdate:
             return {"model": local.sgd(theta, self.sgd)}
 
-        update = train_closest(inbox, local, self.clusters, train)
+        update = train_closest(inbox, local, train)
         if self.best:
             update = {**update, **validation_loss(inbox.only("model"), local)}
         return state, update

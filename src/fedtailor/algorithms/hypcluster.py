@@ -5,7 +5,7 @@ cohort. The reporters are the clients of the cohort whose answers the server use
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import jax.numpy as jnp
 import numpy as np
@@ -112,6 +112,8 @@ class HypCluster(Algorithm):
         server_sees="sums, numbers",
     )
 
+    modes = get_args(Phase)
+
     sgd: SGD = SGD(lr=0.01, epochs=2, batch_size=20)
     """Local training (Mansour et al., appendix F.2: rate 0.01, 2 epochs, batch 20)."""
     weights: Literal["samples", "uniform"] = "samples"
@@ -180,17 +182,18 @@ class HypCluster(Algorithm):
         if phase == "warm":
             # Model 0 in the first `warm` rounds, model 1 in the next ones, ...
             model_number = np.full(clients, server.round // self.warm)
-            return Downlink({"model": Streams.by_index(server.model, model_number)})
+            models = Streams.by_index(server.model, model_number)
+            return Downlink({"model": models}, mode=phase)
         if phase == "farthest":
             # The last stream is the initial model, which clients train. Each round
             # initialises one model, so models 0..round-1 are sent with it.
             assert server.initial is not None
             models = jnp.concatenate([server.model, server.initial[None]])
             is_sent = np.append(np.arange(self.clusters) < server.round, True)
-            return Downlink(
-                {"model": Streams.all_to_all(models, clients, is_sent=is_sent)}
-            )
-        return Downlink({"model": Streams.all_to_all(server.model, clients)})
+            sent = Streams.all_to_all(models, clients, is_sent=is_sent)
+            return Downlink({"model": sent}, mode=phase)
+        sent = Streams.all_to_all(server.model, clients)
+        return Downlink({"model": sent}, mode=phase)
 
     def server(
         self,
@@ -283,7 +286,7 @@ class HypCluster(Algorithm):
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
         return state, train_closest(
-            inbox, local, self.clusters, lambda theta: self.train(theta, local)
+            inbox, local, lambda theta: self.train(theta, local)
         )
 
     def train(self, theta: Float[Array, " d"], local: LocalTrainer) -> ClientUpdate:
@@ -300,15 +303,13 @@ class HypCluster(Algorithm):
 def train_closest(
     inbox: Inbox,
     local: LocalTrainer,
-    clusters: int,
     train: Callable[[Float[Array, " d"]], ClientUpdate],
 ) -> ClientUpdate:
     """A client's part of a round of HypCluster: train the model that fits it best.
 
     Args:
-        inbox: the models of the round.
+        inbox: the models of the round, and its `Phase` as the mode.
         local: the client's data and training.
-        clusters: q, the number of models.
         train: trains a model and returns what the client sends.
 
     Returns:
@@ -316,16 +317,12 @@ def train_closest(
     """
     # `received` says which models were sent; the rows of the others are zeros.
     models, received = inbox["model"], inbox.received["model"]
-    # Shapes are static, so the phase follows from the number of models without another
-    # message (see the table at `Phase`).
-    has_initial_model = len(models) == clusters + 1
-    if has_initial_model:
+    if inbox.mode == "farthest":
         initialised, initial = models[:-1], models[-1]
         _, loss = closest(initialised, received[:-1], local)
         return {"model": train(initial)["model"], "loss": loss}
-    # The phase "warm", or the phase "choose" with a single cluster.
-    has_no_choice = len(models) == 1
-    if has_no_choice:
+    # With a single model there is no choice.
+    if inbox.mode == "warm" or len(models) == 1:
         return train(models[0])
     # f(k) = argmin_i F_k(h_i)   (eq. 6)
     choice, _ = closest(models, received, local)

@@ -63,6 +63,8 @@ CANDIDATES = (0.0, 0.1, 0.25, 0.5, 1.0, np.nan)
 
 0 is FedAvg, 1 is training alone, and NaN is the kernel `bound`, which has no n_k.
 """
+TRIAL = "trial"
+"""The mode of clients that train one model of each candidate."""
 PROBE_SHARE = 0.1
 """n_k of the batches in which the probe measures tr S, as a share of a client's samples.
 
@@ -140,6 +142,8 @@ class UCFL(Algorithm):
         models_received="one of several",
         sums_if="streams is a number, and sigma_batch not 'auto'",
     )
+
+    modes = ("", TRIAL)
 
     sgd: SGD = SGD(lr=0.1, momentum=0.9, epochs=1, batch_size=32)
     """Local training (Mestoukirdi et al., section V: learning rate 0.1, momentum 0.9,
@@ -468,7 +472,7 @@ class UCFL(Algorithm):
         if isinstance(server, WarmUp):
             return server.downlink(cohort, already_held=server.fresh)
         if isinstance(server, Trial):
-            return server.downlink(cohort)
+            return replace(server.downlink(cohort), mode=TRIAL)
         stream = server.stream[cohort.position]
         # In the first round clients still hold theta^0 from the probe.
         already_held = self.probes and server.fresh
@@ -478,10 +482,10 @@ class UCFL(Algorithm):
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
     ) -> tuple[ClientState, ClientUpdate]:
         models = inbox["model"]
-        if len(models) == 1:
+        if inbox.mode != TRIAL:
             return state, {"model": local.sgd(models[0], self.sgd)}
-        # In a trial the client receives one model of each candidate. It measures their
-        # validation errors before it trains them.
+        # The client receives one model of each candidate. It measures their validation
+        # errors before it trains them.
         errors = local.map(lambda theta: validation_error(local, theta), models)
         trained = local.map(lambda theta: local.sgd(theta, self.sgd), models)
         return state, {"model": trained, "error": errors}

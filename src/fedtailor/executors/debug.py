@@ -76,6 +76,7 @@ class DebugExecutor(DeviceExecutor):
                         client_inputs,
                         self._trainer(self.federation.names[client]),
                         exchange.metrics,
+                        exchange.downlink.mode,
                     )
                 )
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)

@@ -99,6 +99,7 @@ class ExchangeRequest:
         )
         return (
             exchange.task,
+            exchange.downlink.mode,
             exchange.metrics,
             (structure, bits),
             self.model,
@@ -160,7 +161,14 @@ class Devices:
         clients = jax.tree.map(self._shard_rows, clients)
         algorithm, pipelines = self._hyperparameters(first)
         shared = SharedInputs(algorithm, pipelines, self.pool, streams)
-        program = Program(first.task, requests[0].model, first.metrics, self.mesh, 1)
+        program = Program(
+            first.task,
+            requests[0].model,
+            first.metrics,
+            self.mesh,
+            chunk=1,
+            mode=first.downlink.mode,
+        )
         program = program._replace(chunk=self._chunk(program, shared, clients))
         outputs = map_clients(program, shared, clients)
         parts = [outputs]

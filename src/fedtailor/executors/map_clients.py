@@ -49,6 +49,7 @@ class Program(NamedTuple):
         metrics: what the task "evaluate" measures.
         mesh: the devices; its one axis is `AXIS`.
         chunk: the number of clients that a device trains at the same time.
+        mode: `Downlink.mode`.
     """
 
     task: Task
@@ -56,6 +57,7 @@ class Program(NamedTuple):
     metrics: tuple[BatchMetric, ...]
     mesh: Mesh
     chunk: int
+    mode: str = ""
 
 
 class ClientInputs(NamedTuple):
@@ -135,7 +137,12 @@ def map_clients(
     def map_shard(shared: SharedInputs, clients: ClientInputs) -> Outputs:
         """Run the clients of one device."""
         run = partial(
-            run_client, program.task, program.model, shared, metrics=program.metrics
+            run_client,
+            program.task,
+            program.model,
+            shared,
+            metrics=program.metrics,
+            mode=program.mode,
         )
         # One client at a time is a plain loop: under vmap, matrix products become
         # batched ones, which are slower even for a batch of one.
@@ -152,6 +159,7 @@ def run_client(
     client: ClientInputs,
     trainer: Callable[..., DeviceTrainer] = DeviceTrainer,
     metrics: tuple[BatchMetric, ...] = (),
+    mode: str = "",
 ) -> Outputs:
     """Run `client_task` for one client.
 
@@ -162,6 +170,7 @@ def run_client(
         client: the inputs of this client.
         trainer: makes the client's `DeviceTrainer`.
         metrics: what the task "evaluate" measures.
+        mode: `Downlink.mode`.
 
     Returns:
         The outputs of `client_task`, and "work_status" [3], integers: the number of
@@ -177,9 +186,8 @@ def run_client(
         received[kind] = is_received
     # The transforms of the downlink are undone. `client_task` then runs the client's part
     # of the algorithm and applies the transforms of the uplink.
-    inbox = receive(
-        shared.pipelines.downlink, Inbox(values, received, scalars, packed.reply)
-    )
+    inbox = Inbox(values, received, scalars, packed.reply, mode)
+    inbox = receive(shared.pipelines.downlink, inbox)
     outputs = client_task(
         task, shared.algorithm, shared.pipelines.uplink, state, inbox, local, metrics
     )

@@ -115,11 +115,15 @@ class Downlink:
             [c]. The ledger counts scalars separately from bytes.
         reply: whether clients are asked to answer: one bool for all, or [c]. A client
             reports if `cohort.reporting & reply` is True for it.
+        mode: which of its ways of working a client's function takes in this exchange, for
+            methods with several (`Algorithm.modes`). Each is a compiled program of its
+            own, which a plain `if` in Python decides.
     """
 
     streams: Mapping[str, Streams] = field(default_factory=dict)
     scalars: Mapping[str, Scalars] = field(default_factory=dict)
     reply: bool | NDArray[np.bool_] = True
+    mode: str = ""
 
 
 @jax.tree_util.register_dataclass
@@ -135,12 +139,14 @@ class Inbox:
         received: kind -> [k] bool, False for entries of `NOT_SENT` in `Streams.recipients`.
         scalars: name -> this client's number.
         reply: whether the server will use this client's answer.
+        mode: `Downlink.mode`, a text that is known when JAX traces the function.
     """
 
     values: dict[str, Shaped[Array, "k ..."]]
     received: dict[str, Bool[Array, " k"]]
     scalars: dict[str, Array]
     reply: Bool[Array, ""]
+    mode: str = field(default="", metadata={"static": True})
 
     def __getitem__(self, kind: str) -> Shaped[Array, "k ..."]:
         return self.values[kind]

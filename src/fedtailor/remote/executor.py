@@ -54,7 +54,7 @@ from fedtailor.remote.wire import (
     specs_of,
     stack,
 )
-from fedtailor.remote.work import NEWCOMER
+from fedtailor.remote.work import MODE, NEWCOMER
 
 SENT_UP = {"client": "update", "probe": "update", "evaluate": "scores"}
 """The output of each task that the client sends; personal models and states stay."""
@@ -465,6 +465,8 @@ class RemoteExecutor:
         description = self.plan.describe(self._phase)
         if exchange.states is not None:
             description |= {NEWCOMER: True}
+        if exchange.downlink.mode:
+            description |= {MODE: exchange.downlink.mode}
         stateful = bool(jax.tree.leaves(self._initial_state))
         deadline = time.time() + self.rules.deadline
         if (self._phase, exchange.task) not in self._compiled:

@@ -110,11 +110,15 @@ def _received(recipients: Int[NDArray, " k"]) -> Int[NDArray, " n"]:
     return np.unique(recipients[recipients >= 0])
 
 
-def read_downlink(arrays: Mapping[str, np.ndarray]) -> Downlink:
+def read_downlink(arrays: Mapping[str, np.ndarray], mode: str = "") -> Downlink:
     """Read the downlink of one client from the arrays of its request.
 
     The streams are padded to the number of rows of the client's inbox, so that all
     rounds use the same compiled program.
+
+    Args:
+        arrays: of the request, by name.
+        mode: `Downlink.mode`.
 
     Raises:
         Refused: the arrays do not describe a downlink.
@@ -165,7 +169,7 @@ def read_downlink(arrays: Mapping[str, np.ndarray]) -> Downlink:
                 Refusal.MALFORMED,
                 f"a request holds {name!r}, which this version does not know",
             )
-    return Downlink(streams, scalars)
+    return Downlink(streams, scalars, mode=mode)
 
 
 def named(tree: Any, prefix: str) -> dict[str, Any]:
@@ -209,7 +213,13 @@ def answer_shapes(
 
     pipelines = Pipelines(exchange.uplink, exchange.received_through)
     shared = SharedInputs(algorithm, pipelines, pool, values)
-    run = partial(run_client, exchange.task, model, metrics=exchange.metrics)
+    run = partial(
+        run_client,
+        exchange.task,
+        model,
+        metrics=exchange.metrics,
+        mode=exchange.downlink.mode,
+    )
     return jax.eval_shape(run, shared, client)
 
 

@@ -49,6 +49,9 @@ from fedtailor.storage.personal_model import PersonalModel
 from fedtailor.tables.encoding import MIN_ROWS
 from fedtailor.training.privacy import delta_of
 
+MODE = "mode"
+"""Key in a request's description of the method: `Downlink.mode`, if it has one."""
+
 NEWCOMER = "newcomer"
 """Key in a request's description of the method: the client is an unseen one.
 
@@ -169,10 +172,12 @@ class RoundHandler:
         description = dict(request.algorithm)
         description.pop(NEWCOMER, None)
         description.pop(SUM, None)
+        mode = description.pop(MODE, "")
         phases = range(len(plan.algorithm.phases()))
         refuse_unless(
             isinstance(phase, int)
             and phase in phases
+            and mode in plan.phase(phase).modes
             and description == plan.describe(phase),
             Refusal.OTHER_METHOD,
             "the coordinator asks for another method, hyper-parameter or seed than this"
@@ -289,7 +294,7 @@ class RoundHandler:
             task=task,  # pyright: ignore[reportArgumentType] (checked against TASKS)
             algorithm=algorithm,
             cohort=cohort,
-            downlink=read_downlink(request.arrays),
+            downlink=read_downlink(request.arrays, request.algorithm.get(MODE, "")),
             states=states,
             uplink=plan.uplink if task == "client" else (),
             received_through=plan.downlink,

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,32 @@ class Table:
                 len(row) == columns,
                 f"a row has {len(row)} cells, the table {columns} columns",
             )
+
+    def select(
+        self,
+        columns: Sequence[int],
+        title: str,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> "Table":
+        """Some columns as a table of its own, without a note.
+
+        Args:
+            columns: indices of the columns.
+            title: title of the new table.
+            headers: header -> another header.
+        """
+        names = [self.columns[column] for column in columns]
+        return Table(
+            title,
+            [headers.get(name, name) for name in names],
+            [[row[column] for column in columns] for row in self.rows],
+            text=sum(column < self.text for column in columns),
+            higher_is_better={
+                number: self.higher_is_better[column]
+                for number, column in enumerate(columns)
+                if column in self.higher_is_better
+            },
+        )
 
     def show(self) -> None:
         """Prints the table. Labels are not interpreted as Rich's markup."""

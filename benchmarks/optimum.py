@@ -126,6 +126,7 @@ def mean_score(table: Table, predicted: Sequence[NDArray]) -> float:
             continue
         if table.classes is None:
             error = np.sqrt(np.mean((values - y) ** 2))
+            assert table.preprocessing is not None
             scores.append(table.preprocessing.target_scale * error)
         else:
             scores.append(100 * np.mean(values == y))

@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 
 from fedtailor.cli import main
-from fedtailor.cli.options import as_typed_text
+from fedtailor.cli.advice import as_typed_text
 from fedtailor.experiments import scenarios
 
 FILE = """title = "Two methods"

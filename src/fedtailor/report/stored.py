@@ -370,8 +370,8 @@ class StoredBaseline(StoredRun):
         """The evaluations of the baseline, after round 0."""
         return self._table(BASELINE)
 
-    @property
-    def rows(self) -> None:
+    @cached_property
+    def rows(self) -> pl.DataFrame | None:
         """None: the test rows in the directory are predicted by the run's models."""
         return None
 

@@ -11,12 +11,11 @@ from typing import Any
 import jax
 
 from fedtailor._printable import say, say_block
+from fedtailor.cli.advice import as_typed, as_typed_text
 from fedtailor.cli.commands.report import report
 from fedtailor.cli.names import print_help_or_raise
 from fedtailor.cli.options import (
     as_option,
-    as_typed,
-    as_typed_text,
     check_counts,
     check_seeds,
     parse,

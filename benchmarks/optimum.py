@@ -8,8 +8,7 @@ client alone, and for all rows together. For each seed and method it prints
 
 * the metric and its gap, in percent of scikit-learn's value. "inputs" are those that the
   models see (of a regression: decorrelated), "columns" the standardised columns as they
-  are, with `--keep-correlated`. "own penalty" of fedavg is the model of all rows with the
-  penalty that fedavg has, the sum of what the clients add: C or alpha times m;
+  are, with `--keep-correlated`;
 * the gap of the training objective, which is what training makes small: loss of all
   training rows and penalty, as a share of the least one (of local, the sum over clients);
 * of classes, how many test rows are predicted in another way than by scikit-learn.
@@ -152,35 +151,31 @@ def score_text(kind: str, value: float, exact: float) -> str:
 
 def line(table: Table, method: str, found: list[Weights], correlated: Table) -> str:
     """The gaps of a method's models."""
-    clients, default = range(len(table)), ridge_of(table)
+    clients, penalty = range(len(table)), ridge_of(table)
 
-    def optima(of: Table, penalty: float = default) -> list[Weights]:
-        if method == "local":
-            alone = [problem_of(of, [client], default) for client in clients]
-            return [problem.optimum(default) for problem in alone]
-        pooled = problem_of(of, clients, penalty).optimum(default)
-        return [pooled for _ in clients]
+    def problems_of(of: Table) -> list[Problem]:
+        """Those of all clients alone, or the one of all rows together."""
+        parts = [[client] for client in clients] if method == "local" else [clients]
+        return [problem_of(of, part, penalty) for part in parts]
 
-    predicted = predictions(table, found)
+    def optima(of: Table) -> list[Weights]:
+        """scikit-learn's model of each client."""
+        models = [problem.optimum(penalty) for problem in problems_of(of)]
+        return models if method == "local" else models * len(table)
+
+    best = optima(table)
+    predicted, exact = predictions(table, found), predictions(table, best)
     value = mean_score(table, predicted)
-    exact = predictions(table, optima(table))
     parts = [score_text("inputs", value, mean_score(table, exact))]
-    if method == "local":
-        problems = [problem_of(table, [client], default) for client in clients]
-        best, reached = optima(table), found
-    else:
-        own = len(table) * default
-        problems, best = [problem_of(table, clients, own)], optima(table, own)
-        exact = predictions(table, best)
-        parts.append(score_text("own penalty", value, mean_score(table, exact)))
-        best, reached = best[:1], found[:1]
     if table.classes is None:
         score = mean_score(correlated, predictions(correlated, optima(correlated)))
         parts.append(score_text("columns", value, score))
     # A client of one class has no least objective.
     gaps = [
         (problem.objective(weights), problem.objective(optimum))
-        for problem, weights, optimum in zip(problems, reached, best, strict=True)
+        for problem, weights, optimum in zip(
+            problems_of(table), found, best, strict=False
+        )
         if np.isfinite(optimum).all()
     ]
     total, least = np.sum(gaps, axis=0)

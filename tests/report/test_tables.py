@@ -153,3 +153,8 @@ def test_notes_are_not_wrapped_in_a_pipe(capsys, monkeypatch, force_color):
     title, _, _, row, said = (line.strip() for line in lines)
     assert title == "t" * 300 and said == note.strip()
     assert row == f"c  {cell.strip()}"
+
+
+def test_names_of_metrics_are_names_and_words_are_words():
+    labels = [unit_of(name).label for name in ("r2", "f1_macro", "roc_auc", "loss")]
+    assert labels == ["R2", "F1 (macro), %", "ROC AUC, %", "loss"]

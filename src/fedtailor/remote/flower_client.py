@@ -40,7 +40,11 @@ to two heartbeats after the client was killed.
 """
 
 POLL_INTERVALS_S = (0.1, 2.0)
-"""Seconds between polls for messages: the shortest and the longest interval."""
+"""Seconds from one poll for messages to the next: the shortest and the longest interval.
+
+The SuperLink may answer a poll when there is a message (see `superlink.HeldPolls`). A poll
+that took as long is followed by the next at once.
+"""
 
 T = TypeVar("T")
 
@@ -369,12 +373,14 @@ def _serve(
     try:
         last = time.monotonic()
         while not stop.is_set():
+            begun = time.monotonic()
             message = connection.pull()
             if message is None:
                 # Poll less often the longer there has been no message.
                 shortest, longest = POLL_INTERVALS_S
-                idle = time.monotonic() - last
-                stop.wait(min(longest, max(shortest, idle / 20)))
+                now = time.monotonic()
+                interval = min(longest, max(shortest, (now - last) / 20))
+                stop.wait(max(0.0, begun + interval - now))
                 continue
             connection.push(message, respond(unwrap(message)))
             last = time.monotonic()

@@ -112,7 +112,12 @@ def connected(
         RuntimeError: the SuperLink did not start.
     """
     require_flower()
-    from fedtailor.remote.flower_server import GridTransport, KeyDirectory, open_grid
+    from fedtailor.remote.flower_server import (
+        GridTransport,
+        KeyDirectory,
+        open_grid,
+        waker,
+    )
 
     job, coordinator = read_job(directory / JOB), directory / COORDINATOR
     public = read_public_keys(coordinator)
@@ -131,6 +136,7 @@ def connected(
                 coordinator / LARGEST_BODY,
                 Origins(coordinator / ORIGINS, job.identity, log),
                 keys.reload,
+                waker(grid),
             )
             yield Connection(job, tuple(keys.keys), transport)
 

@@ -29,8 +29,8 @@ HEARTBEAT_S = 10.0
 Flower lists a client that was killed as online for twice as long.
 """
 
-RETRY_S = 1.0
-"""Seconds between attempts to connect."""
+RETRY_S = (1.0, 15.0)
+"""Seconds between attempts to connect: at first, and after minutes."""
 
 MAX_REFUSAL_S = 3 * HEARTBEAT_S
 """Seconds for which the SuperLink may refuse a registered key.
@@ -47,6 +47,11 @@ that took as long is followed by the next at once.
 """
 
 T = TypeVar("T")
+
+_END = (
+    "the training is over, and its coordinator has ended; Ctrl-C ends this client, which"
+    " else takes part if it is served again"
+)
 
 
 class Disconnected(RuntimeError):
@@ -288,6 +293,7 @@ def answer_messages(
     *,
     node_id_file: Path,
     stop: threading.Event,
+    is_over: Callable[[], bool] = lambda: False,
     log: Callable[[str], None] = say,
 ) -> None:
     """Answer the coordinator's messages until `stop` is set.
@@ -301,6 +307,8 @@ def answer_messages(
         node_id_file: file that stores the node id. With it a client that was killed can
             end its earlier connection, and need not wait until the SuperLink does.
         stop: set by another thread or a signal handler.
+        is_over: whether the coordinator has asked for the last thing that it asks, so
+            that its end is no trouble.
         log: called with lines for the user.
 
     Raises:
@@ -308,7 +316,7 @@ def answer_messages(
             client's key permanently.
     """
     first_refusal: float | None = None
-    last_problem = ""
+    last_problem, lost_at = "", 0.0
     try:
         while not stop.is_set():
             try:
@@ -318,10 +326,14 @@ def answer_messages(
                 info_of(log)(f"connected to {connection.address}")
                 _serve(connection, respond, stop)
             except Disconnected as error:
+                if not last_problem:
+                    lost_at = time.monotonic()
+                has_ended = is_over() and not isinstance(error, KeyRefused)
+                problem = _END if has_ended else f"{error}; trying again"
                 # Log a repeated problem once.
-                if str(error) != last_problem:
-                    last_problem = str(error)
-                    log(f"{last_problem}; trying again")
+                if problem != last_problem:
+                    last_problem = problem
+                    (info_of(log) if has_ended else log)(problem)
                 if not isinstance(error, KeyRefused):
                     first_refusal = None
                 elif first_refusal is None:
@@ -333,7 +345,9 @@ def answer_messages(
                         " key; it must be registered there, no other process may use"
                         " it, and the clocks of both machines must agree to 5 seconds"
                     ) from None
-                stop.wait(RETRY_S)
+                shortest, longest = RETRY_S
+                lost_for = time.monotonic() - lost_at
+                stop.wait(min(longest, max(shortest, lost_for / 20)))
     finally:
         connection.close()
 

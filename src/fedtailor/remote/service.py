@@ -543,6 +543,7 @@ def join(
             responder,
             node_id_file=store.directory / "node",
             stop=stop,
+            is_over=lambda: responder.last_task == "personal",
             log=log,
         )
         for line in account_of(kit).describe():

@@ -403,6 +403,11 @@ class Responder:
         self._cache = VectorCache(common_vectors)
         self._last: tuple[Request, Mapping[str, np.ndarray]] | None = None
 
+    @property
+    def last_task(self) -> str:
+        """The task of the last request that was answered; empty if none was."""
+        return "" if self._last is None else self._last[0].task
+
     def __call__(self, body: bytes) -> bytes:
         """Answer a message; see `answer_message`."""
         return answer_message(body, self.answer, self._log, self._record)

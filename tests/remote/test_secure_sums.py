@@ -2,7 +2,9 @@
 asked for too much.
 """
 
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,8 +14,10 @@ pytest.importorskip(
 )
 pytest.importorskip("Crypto", reason="secure sums need PyCryptodome (extra flower)")
 
+from fedtailor.remote import sum_client, sum_server
 from fedtailor.remote.masks import FixedPoint
 from fedtailor.remote.messages import Request, check_arrays
+from fedtailor.remote.refusals import Refused
 from fedtailor.remote.secure_sums import (
     KEYS,
     SHARES,
@@ -440,6 +444,114 @@ def test_a_client_never_opens_both_secrets_of_another():
     arrived[1] = False
     with pytest.raises(ValueError, match="has no part in this sum"):  # it is over
         circle.clients["a"](replace(asked, arrays={"arrived": arrived}))
+
+
+class Watched(Circle):
+    """Clients whose random numbers depend on the client and the stage only, so that two
+    runs can be compared, while a coordinator asks for more between the stages.
+    """
+
+    def __init__(self, monkeypatch, hostile=lambda request: (), **options):
+        self.hostile, self.refused = hostile, []
+        self.numbers = np.random.default_rng(0)
+
+        def draw(count):
+            return self.numbers.bytes(count)
+
+        monkeypatch.setattr(sum_client.os, "urandom", draw)
+        monkeypatch.setattr("Crypto.Protocol.SecretSharing.rng", draw)
+        monkeypatch.setattr(sum_server.secrets, "token_hex", lambda size: "session")
+        super().__init__(**options)
+        for name, client in self.clients.items():
+            self.clients[name] = partial(self.answer, client)
+
+    def answer(self, client, request):
+        """An honest client's answer to a stage, after some that are not honest."""
+        for other in self.hostile(request):
+            self.numbers = np.random.default_rng(1)
+            with pytest.raises(Refused):
+                client(other)
+            self.refused.append(request.task)
+        place = NAMES.index(request.client)
+        self.numbers = np.random.default_rng([place, STAGES.index(request.task)])
+        return client(request)
+
+    def answers(self, without=()):
+        """The bytes of all answers, by stage and client."""
+        return {
+            (stage, name): {kind: array.tobytes() for kind, array in answer.items()}
+            for stage, found in self.seen.items()
+            for name, answer in found.items()
+            if name not in without
+        }
+
+
+def more(request):
+    """What a curious coordinator asks for beside an honest stage: other sums, other
+    stages, other rounds, all at once, and nonsense.
+    """
+    settings = request.algorithm[SUM]
+    for task in STAGES:
+        for change in ({"name": "other"}, {"name": None}, {"name": ["session"]}):
+            if task != KEYS:
+                yield replace(
+                    request, task=task, algorithm={SUM: {**settings, **change}}
+                )
+        if task not in (KEYS, request.task):
+            yield replace(request, task=task)
+    for change in ({"kind": "state"}, {"number": 0}, {"number": 10**30}):
+        wrong = {SUM: {**settings, **change}}
+        yield replace(request, task=KEYS, algorithm=wrong)
+    yield replace(request, task=KEYS, round=request.round + 1)
+    yield replace(request, task=KEYS, algorithm={})
+    yield replace(request, task=KEYS, algorithm={SUM: "session"})
+
+
+def test_the_honest_stages_stay_the_same_while_a_coordinator_asks_for_more(
+    monkeypatch,
+):
+    honest = Watched(monkeypatch)
+    sums, _ = honest.run(WEIGHTS)
+    attacked = Watched(monkeypatch, more)
+    same, _ = attacked.run(WEIGHTS)
+    assert attacked.answers() == honest.answers()
+    np.testing.assert_array_equal(same, sums)
+    assert set(attacked.refused) == set(STAGES) and len(attacked.refused) > 300
+    # And the comparison tells another answer.
+    other = Watched(monkeypatch, seed=1)
+    other.run(WEIGHTS)
+    assert other.answers() != honest.answers()
+
+
+@pytest.mark.parametrize("stage", [SHARES, VECTORS, UNMASK])
+def test_the_other_clients_stages_stay_the_same_while_a_client_sends_nonsense(
+    stage, monkeypatch
+):
+    honest = Watched(monkeypatch)
+    honest.run(WEIGHTS)
+    attacked = Watched(monkeypatch)
+    noise = np.random.default_rng(5)
+
+    def nonsense(task, name, arrays):
+        if (task, name) != (stage, "e"):
+            return arrays
+        return {
+            kind: np.frombuffer(noise.bytes(array.nbytes), array.dtype).reshape(
+                array.shape
+            )
+            for kind, array in arrays.items()
+        }
+
+    attacked.change = nonsense
+    with suppress(TooFewClients):
+        attacked.run(WEIGHTS)
+    same, wanted = attacked.answers("e"), honest.answers("e")
+    # Who cannot read the shares that e has made for it stays away from then on.
+    until = STAGES.index(VECTORS) if stage == SHARES else len(STAGES)
+    for key, answer in wanted.items():
+        if STAGES.index(key[0]) < until:
+            assert same[key] == answer
+    assert all(wanted[key] == answer for key, answer in same.items())
 
 
 def test_a_client_sends_a_vector_in_one_sum_only():

@@ -554,6 +554,109 @@ def test_the_other_clients_stages_stay_the_same_while_a_client_sends_nonsense(
     assert all(wanted[key] == answer for key, answer in same.items())
 
 
+def test_weights_that_go_around_the_numbers_of_sums_are_refused(monkeypatch):
+    """Sums are modulo 2^32. Before, the difference of two sums whose weights are nearly
+    the same direction, and large, was one client's vector to 3e-8.
+    """
+    monkeypatch.setattr(sum_server, "normalized", lambda weights, surviving: weights)
+    monkeypatch.setattr(sum_server, "unsafe_sums", lambda *arguments: {})
+    monkeypatch.setattr(SecureSumServer, "_unsafe_combination", lambda self, it: "")
+    large = np.full((2, 5), 1e8)
+    large[1, 4] += 1
+    for weights in (large, [[0.2, 0.2, 0.2, 0.2, 0.2001]], [[-1e300] * 5]):
+        circle = Circle()
+        with pytest.raises(TooFewClients):
+            circle.run(weights)
+        assert len(circle.lines) == 5
+        assert all("have to add up to 1 at most" in line for line in circle.lines)
+    # Nearly the same weights of the size that a server asks for are two sums.
+    circle, close = Circle(), np.full((2, 5), 0.2)
+    close[1, 4] -= 5e-8
+    with pytest.raises(TooFewClients):
+        circle.run(close)
+    assert all("of a combination of the sums" in line for line in circle.lines)
+
+
+def test_more_weights_than_a_client_can_look_at_are_refused():
+    circle = Circle()
+    circle.relay = lambda task, name, arrays: (
+        {**arrays, "weights": np.zeros((2**14, 5))} if task == VECTORS else arrays
+    )
+    with pytest.raises(TooFewClients):
+        circle.run(WEIGHTS)
+    assert all("are more than 65536" in line for line in circle.lines)
+
+
+EVERYBODY = [[0.2] * 5]
+
+
+def without_e(circle, **hold):
+    """Whether the others make a sum without e, after one with all of the same vectors."""
+    for name, client in circle.clients.items():
+        client.hold(circle.round, {"model": circle.vectors[name]}, **hold)
+    names, circle.names = circle.names, NAMES[:4]
+    try:
+        circle.run([[0.25] * 4], minimum=3)
+    except TooFewClients:
+        return False
+    finally:
+        circle.names = names
+    return True
+
+
+@pytest.mark.parametrize("scope", ["run", "round"])
+def test_a_round_that_is_asked_again_later_gives_no_other_sum(scope):
+    """Before, a later round let clients forget the sums of this one: two sums of the
+    same vectors, with and without e, showed e's.
+    """
+    circle = Circle(settings=replace(SETTINGS, scope=scope))
+    circle.run(EVERYBODY)
+    circle.begin(1)
+    circle.run(EVERYBODY)
+    circle.begin(0)
+    assert not without_e(circle)
+    assert len(circle.lines) >= 4
+
+
+def test_a_vector_of_one_run_is_not_added_in_the_name_of_another():
+    circle = Circle(settings=replace(SETTINGS, scope="round"))
+    circle.run(EVERYBODY)  # run ""
+    assert not without_e(circle, run="other")  # the requests name run ""
+    assert all("does not hold what it trained" in line for line in circle.lines)
+
+
+@pytest.mark.parametrize("other", [True, 1.0, "1", [1], None])
+def test_a_vector_has_one_name(other):
+    """Before, number `true` was number 1 by another name, with a history of its own."""
+    rng = np.random.default_rng(0)
+    circle = Circle()
+    circle.vectors = {
+        name: rng.normal(size=(3, SIZE)).astype(np.float32) for name in NAMES
+    }
+    circle.begin(0)
+    number = 1
+
+    def named(stage):
+        original = stage.settings_for
+        object.__setattr__(
+            stage,
+            "settings_for",
+            lambda name: {**original(name), "number": number},
+        )
+        return Circle.ask(circle, stage)
+
+    def add(names, weights):
+        server = SecureSumServer(named, names, SIZE, SETTINGS, log=circle.lines.append)
+        return server.run(np.asarray(weights))
+
+    add(NAMES, EVERYBODY)
+    circle.begin(1)
+    number = other
+    with pytest.raises(TooFewClients):
+        add(NAMES[:4], [[0.25] * 4])
+    assert len(circle.lines) == 4
+
+
 def test_a_client_sends_a_vector_in_one_sum_only():
     """Two sums over other clients would differ by the vectors of those that are in one
     of them only.

@@ -23,6 +23,8 @@ from fedtailor.remote.superlink import (
     guarded_protocol,
 )
 
+FLEET, RUNTIME = superlink.HELD_S
+
 
 def ask(path, client, kind="http"):
     """Status that a request gets; 200 comes from behind the middleware."""
@@ -64,6 +66,8 @@ def test_other_machines_reach_the_clients_interface_only(host):
         "/v1/fleetx",
         "//v1/fleet/x",
         "/v1/control/../fleet/",
+        superlink.WAKE,
+        RUNTIME,
     ):
         assert ask(path, client) == 403
     assert ask("/v1/control/stream", client, kind="websocket") == "websocket.close"
@@ -181,8 +185,6 @@ def test_a_body_that_never_comes_is_given_up(monkeypatch):
 
 # polls that wait
 # --------------------------------------------------------------------------------------
-
-FLEET, RUNTIME = superlink.HELD_S
 
 
 class Polls:

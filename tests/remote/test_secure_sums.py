@@ -359,7 +359,8 @@ def test_the_server_looks_at_earlier_sums_before_it_asks():
     assert VECTORS in circle.seen and UNMASK not in circle.seen
 
 
-def test_neighbours_on_a_ring_suffice():
+def test_neighbours_on_a_ring_suffice(monkeypatch):
+    monkeypatch.setattr(sum_client, "MAX_NEIGHBOURS", 4)
     names = tuple(f"client {number}" for number in range(9))
     among = neighbour_graph(names, 4)
     assert all(len(it) == 5 and name in it for name, it in among.items())
@@ -575,6 +576,31 @@ def test_weights_that_go_around_the_numbers_of_sums_are_refused(monkeypatch):
     with pytest.raises(TooFewClients):
         circle.run(close)
     assert all("of a combination of the sums" in line for line in circle.lines)
+
+
+def test_clients_that_have_no_part_in_a_sum_hide_nobody():
+    """Before, names without keys made the combination of two rounds look harmless."""
+    circle, invented = Circle(), ("x", "y")
+
+    def ask(stage):
+        if stage.task == VECTORS:
+            weights = np.zeros((1, 7))
+            weights[0, :5], weights[0, 5 + circle.round] = 0.1, 0.5 - circle.round / 20
+            weights[0, 4] += circle.round / 20
+            arrays = {
+                name: {**content, "weights": weights}
+                for name, content in stage.arrays.items()
+            }
+            stage = replace(stage, arrays=arrays, columns=(*NAMES, *invented))
+        return Circle.ask(circle, stage)
+
+    for round in range(2):
+        circle.begin(round)
+        server = SecureSumServer(ask, NAMES, SIZE, SETTINGS, log=circle.lines.append)
+        with pytest.raises(TooFewClients):
+            server.run(np.asarray(EVERYBODY))
+        assert len(circle.lines) == 5 * (round + 1)
+    assert all("have no part in this sum" in line for line in circle.lines)
 
 
 def test_more_weights_than_a_client_can_look_at_are_refused():

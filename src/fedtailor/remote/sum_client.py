@@ -364,6 +364,14 @@ class SecureSumClient:
             Refusal.UNSAFE_SUM,
             f"the weights of a sum add up to {total:g}, and have to add up to 1 at most",
         )
+        # Clients of whom this one has no key may not exist, and then hide nobody. Only of
+        # more than it adds with there are some.
+        strangers = [name not in session.neighbours for name in columns]
+        refuse_unless(
+            count > MAX_NEIGHBOURS or not weights[:, strangers].any(),
+            Refusal.UNSAFE_SUM,
+            "the weights name clients that have no part in this sum",
+        )
         check_size(len(weights) * session.vector.size * 8)
         session.columns, session.weights = columns, weights
         self._check_hidden(session, surviving)

@@ -1,6 +1,10 @@
 """A client of a plain Flower app keeps to its policy, as one that `join` starts does."""
 
+import os
 import shutil
+import subprocess
+import sys
+import time
 from datetime import datetime, timedelta
 
 import numpy as np
@@ -12,11 +16,17 @@ from fedtailor.remote import flower
 from fedtailor.remote.audit import read_audit
 from fedtailor.remote.client import account_of
 from fedtailor.remote.kit import make_federation, read_kit
-from fedtailor.remote.messages import Request, decode_reply, encode_request
+from fedtailor.remote.messages import (
+    ArraySpec,
+    Request,
+    decode_reply,
+    encode_request,
+)
 from fedtailor.remote.plan import plan_of
 from fedtailor.remote.policy import POLICY
 from fedtailor.remote.refusals import Refusal
 from fedtailor.remote.releases import RELEASE
+from fedtailor.remote.wire import WORK, WORK_SPEC
 from remote.jobs import JOB, Clients
 
 flower.require_flower()  # sets Flower's environment before its first import
@@ -118,3 +128,83 @@ def test_a_policy_that_cannot_be_read_lets_nothing_leave(tmp_path, policy):
     node = Node(tmp_path / "wards", OPEN + policy)
     for task in ("hello", "client"):
         assert node.ask(task).refusal == Refusal.FAILED
+
+
+SUPERNODE = (
+    "import sys; from flwr.supernode.cli import flower_supernode; flower_supernode()"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    "FEDTAILOR_PROCESS_TESTS" not in os.environ,
+    reason="starts Flower's own processes: FEDTAILOR_PROCESS_TESTS=1 asks for it",
+)
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
+def test_under_flowers_own_supernode_the_policy_holds(tmp_path, monkeypatch):
+    """A process that Flower starts for each message runs the app that a server sends."""
+    from fedtailor.remote import flower_server
+    from fedtailor.remote.flower_server import GridTransport, KeyDirectory, open_grid
+    from fedtailor.remote.kit import COORDINATOR
+    from fedtailor.remote.processes import free_port, running_superlink, stop
+    from fedtailor.remote.transport import send_and_receive
+
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
+    app = b"from fedtailor.remote.flower_app import client, server\n"
+    monkeypatch.setitem(flower_server.APP, "fedtailor_federation.py", app)
+    port = free_port()
+    job = JOB.replace("127.0.0.1:9092", f"127.0.0.1:{port}")
+    node = Node(tmp_path / "wards", f"{OPEN}rounds = 1\n", job)
+    coordinator = node.directory.parent.parent / COORDINATOR
+    command = [sys.executable, "-c", SUPERNODE, "--superlink", f"127.0.0.1:{port}"]
+    command += ["--root-certificates", str(node.directory / "ca.crt")]
+    command += ["--auth-supernode-private-key", str(node.kit.key)]
+    command += ["--node-config", f'kit="{node.directory}" data="{node.data}"']
+    plan = plan_of(node.kit.job)
+    model = plan.initial()[None]
+    lines = []
+
+    def ask(round, model, exchange):
+        arrays = {"stream/model": model, "index/model": np.zeros(1, np.int32)}
+        request = Request(
+            node.kit.job.identity,
+            round,
+            exchange,
+            "client",
+            "a",
+            run="aa",
+            algorithm=plan.describe(0),
+            deadline=time.time() + 200,
+            arrays=arrays,
+        )
+        expected = {
+            "update/model": ArraySpec(model.shape[1:], "float32"),
+            WORK: WORK_SPEC,
+        }
+        found = send_and_receive(
+            transport, {"a": request}, expected, minimum=0, log=lines.append
+        )
+        return found.replies.get("a")
+
+    with running_superlink(coordinator, port, host="127.0.0.1") as link:
+        keys = KeyDirectory(coordinator, link.address, link.authority)
+        with (
+            open_grid(link.address, link.authority, link.secret) as grid,
+            (tmp_path / "supernode.log").open("wb") as log,
+        ):
+            transport = GridTransport(grid, keys.keys, link.check)
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+            try:
+                assert ask(0, model, 0) is not None, (lines, log.name)
+                assert ask(0, model + 1, 1) is None
+                assert ask(1, model, 2) is None
+            finally:
+                stop(process)
+    assert [line.split(" (see")[0] for line in lines] == [
+        f"client a: it refused: {Refusal.ANSWERED.explanation}",
+        f"client a: it refused: {Refusal.SPENT.explanation}",
+    ]
+    assert node.refusals() == [None, "answered", "spent"]

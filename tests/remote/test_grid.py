@@ -164,6 +164,29 @@ def asked_again(transport, before):
     return {name for name, mark in transport.online().items() if mark != before[name]}
 
 
+def test_clients_are_added_and_revoked_while_others_train(superlink, monkeypatch):
+    keys, lines = {"a": b"of a"}, []
+    monkeypatch.setattr(flower_server, "RELOAD_S", 0.0)
+    transport = GridTransport(
+        superlink, dict(keys), lambda: None, lines.append, reload=lambda: keys
+    )
+    assert set(transport.online()) == {"a"} and lines == []
+    keys = {"a": b"of a", "b": b"of b"}
+    assert set(transport.online()) == {"a", "b"} and not transport.revoked
+    assert transport.num_registered == 2
+    keys = {"b": b"of b"}
+    assert set(transport.online()) == {"b"} and transport.revoked == {"a"}
+    keys = None  # nothing has changed
+    assert set(transport.online()) == {"b"} and transport.revoked == {"a"}
+    keys = {"a": b"another of a", "b": b"of b"}  # it has a new key
+    assert set(transport.online()) == {"b"} and not transport.revoked
+    assert lines == [
+        "client b may join now",
+        "client a was revoked",
+        "client a may join now",
+    ]
+
+
 def test_a_message_that_the_superlink_does_not_take_is_sent_again(superlink, transport):
     before = transport.online()
     superlink.takes = False

@@ -176,6 +176,29 @@ def test_warnings_say_what_to_know(tmp_path):
     ]
 
 
+def test_settings_that_a_method_refuses_did_not_diverge(tmp_path):
+    experiment = build(tmp_path)
+    common = {"scenario": "shift", "algorithm": "OTHER"}
+    candidates = [
+        common
+        | {"parameters": {"lr": lr}, "seed": 0, "run": "", "val": val, "chosen": False}
+        for lr, val in ((0.1, 0.5), (7.0, None), (9.0, None))
+    ]
+    refused = {"parameters": {"lr": 9.0}, "seed": None, "why": "too large", "runs": 0}
+    write_index(
+        tmp_path,
+        experiment.index.cells,
+        algorithms=["LOCAL", "SHARED", "OTHER"],
+        published={},
+        sweeps={},
+        candidates=candidates,
+        skipped=[common | refused],
+        seeds=list(SEEDS),
+    )
+    (row,) = tables(Experiment.read(tmp_path, NAME))["chosen"].rows
+    assert "lr 7.0: diverged" in str(row[3]) and "lr 9.0: refused" in str(row[3])
+
+
 def test_without_training_alone_there_is_one_line_instead(tmp_path):
     decision = decide(build(tmp_path, ("shared", "other")), "shift")
     assert decision.gains is None and decision.table is None

@@ -132,7 +132,6 @@ class ServerOptimizer:
         # plain: theta <- theta - lr Delta
         return optax.identity()
 
-
     def _algorithm_2(self) -> optax.GradientTransformation:
         """The adaptive rules of Reddi et al. 2021, algorithm 2, as printed.
 

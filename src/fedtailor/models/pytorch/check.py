@@ -62,7 +62,10 @@ def check_conversion(
                 f"in {mode} mode what it gives for one example depends on the others of"
                 f" the batch{advice}"
             )
-        raise Unsupported(f"its {difference[0]} in {mode} mode {difference[1]}")
+        what, how = difference
+        if what.startswith("gradient"):  # the outputs, which come first, are equal
+            how += ": has it a torch.autograd.Function with a derivative of its own?"
+        raise Unsupported(f"its {what} in {mode} mode {how}")
 
 
 def _difference(

@@ -241,7 +241,7 @@ def _size_of_batch(program: Any) -> str:
 
 def _first_axis(node: Any) -> str:
     """The length of the first axis of a node's tensor; "" if it has none."""
-    shape = getattr(node.meta.get("val"), "shape", ())
+    shape: Any = getattr(node.meta.get("val"), "shape", ())
     return str(shape[0]) if len(shape) else ""
 
 

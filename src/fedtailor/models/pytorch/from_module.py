@@ -153,6 +153,10 @@ def _convert(
         convert(export(instance, example, training), instance, statistics)
         for training in (True, False)
     )
+    if training.statistics != statistics or evaluation.statistics:
+        changed = {*training.statistics, *evaluation.statistics}
+        path = next(iter(changed.symmetric_difference(statistics)), statistics[:1])
+        raise Unsupported(f"torch.export loses where it changes its buffer {path!r}")
     if check:
         check_conversion(instance, (training, evaluation), example)
     # In the order of theta, including parameters that only one of the two modes uses.

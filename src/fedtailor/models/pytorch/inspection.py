@@ -70,7 +70,7 @@ def inspect_module(module: TorchModuleType, example: Tensor) -> Facts:
     # buffers that a pass in training mode changes are statistics, and if it draws random
     # numbers there is dropout.
     calls = _Calls(module)
-    before, numbers = _buffers(module), _numbers(module)
+    before = _buffers(module)
     parameters = {path: one.detach().clone() for path, one in module.named_parameters()}
     evaluation, is_random = run_example(module, x, training=False, name=name)
     require(
@@ -85,10 +85,12 @@ def inspect_module(module: TorchModuleType, example: Tensor) -> Facts:
         " where it must stay",
     )
     calls.remove()
+    # What the first pass sets stays, such as the size of a cache.
+    numbers, written = _numbers(module), _versions(module)
     outputs, stochastic = run_example(module, x, training=True, name=name)
-    statistics = tuple(
-        sorted(path for path in _changed(before, module) if not path.endswith(COUNTER))
-    )
+    # PyTorch does not count how often BatchNorm writes its statistics.
+    changed = {*_changed(before, module), *_written(written, module)}
+    statistics = tuple(sorted(path for path in changed if not path.endswith(COUNTER)))
     for path in statistics:
         kind = str(before[path].dtype).removeprefix("torch.")
         require(
@@ -304,6 +306,25 @@ def _changed(before: dict[str, Tensor], module: TorchModuleType) -> list[str]:
     now = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     return [
         path for path, tensor in before.items() if not torch.equal(tensor, now[path])
+    ]
+
+
+def _versions(module: TorchModuleType) -> dict[str, tuple[Tensor, int]]:
+    """The tensor of each buffer, and how often it has been written."""
+    return {path: (one, one._version) for path, one in module.named_buffers()}
+
+
+def _written(
+    before: dict[str, tuple[Tensor, int]], module: TorchModuleType
+) -> list[str]:
+    """The paths of the buffers that have been written or replaced, also by the values
+    that they had: an average of weights starts from these.
+    """
+    now = _versions(module)
+    return [
+        path
+        for path, (tensor, version) in before.items()
+        if now[path][0] is not tensor or now[path][1] != version
     ]
 
 

@@ -24,7 +24,7 @@ def common(values: Sequence[int]) -> int:
     return values[0] if len(set(values)) == 1 else -1
 
 
-def per_axis(values: Sequence[int], ndim: int) -> list[int]:
+def per_axis(values: Sequence[Any], ndim: int) -> list[Any]:
     """One value for each spatial axis, where PyTorch may give a single one for all."""
     return list(values) * ndim if len(values) == 1 else list(values)
 

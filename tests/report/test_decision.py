@@ -9,10 +9,11 @@ import pytest
 
 from fedtailor.accounting import Ledger
 from fedtailor.cli import main
-from fedtailor.report.comparison import BASELINE_ROW, tables
+from fedtailor.report.comparison import BASELINE_ROW, other_metrics_table, tables
 from fedtailor.report.decision import decide
 from fedtailor.report.document import as_dict, markdown
 from fedtailor.report.experiment import Cell, Experiment
+from fedtailor.report.page.contents import client_table
 from fedtailor.storage.run_files import (
     BASELINE,
     CLIENTS,
@@ -44,9 +45,17 @@ def outcomes(method, client, seed):
 
 
 def make_run(
-    path, method, seed, *, rows=True, metric="accuracy", splits=("val", "test")
+    path,
+    method,
+    seed,
+    *,
+    rows=True,
+    metric="accuracy",
+    splits=("val", "test"),
+    rows_of_seeds_differ=False,
 ):
     """The files of a finished run that a decision reads."""
+    first_row = 60 * seed if rows_of_seeds_differ else 0
     path.mkdir(parents=True)
     names = list(CLIENTS_OF)
     right = {name: outcomes(method, name, seed) for name in names}
@@ -71,7 +80,7 @@ def make_run(
             pl.DataFrame(
                 {
                     "client": [name] * 60,
-                    "row": np.arange(60),
+                    "row": first_row + np.arange(60),
                     "loss": np.where(right[name], 0.1, 2.0),
                     "correct": right[name],
                 }
@@ -164,6 +173,33 @@ def test_clients_that_gain_and_clients_that_lose_are_told_apart(tmp_path):
     assert decision.choice.value == pytest.approx(
         0.85
     ) and decision.choice.single_value == pytest.approx(0.7)
+
+
+def test_a_client_has_as_many_test_rows_in_every_table(tmp_path):
+    experiment = build(tmp_path, rows_of_seeds_differ=True)
+    decision = decide(experiment, "shift")
+    clients = client_table("shift", experiment.runs["shift"], decision)
+    place = clients.columns.index("test\nrows")
+    assert {row[0]: row[place].text for row in clients.rows} == dict.fromkeys(
+        CLIENTS_OF, "60"
+    )
+    assert {row[0]: row[2].text for row in decision.table.rows} == dict.fromkeys(
+        CLIENTS_OF, "60"
+    )
+    assert set(decision.gains["test_rows"]) == {120}  # of both seeds
+
+
+def test_r2_of_what_learns_nothing_is_not_that_of_a_method(tmp_path):
+    experiment = build(tmp_path, ("local",))
+    for run in experiment.runs["shift"]["LOCAL"]:
+        target = np.arange(180.0)
+        columns = {"target": target, "squared_error": np.ones(180)}
+        run.rows.with_columns(**columns).write_parquet(run.path / ROWS)
+    table = other_metrics_table(Experiment.read(tmp_path, NAME), "shift")
+    assert table.columns[-1] == "R2 of\nall rows"
+    local, nothing = table.rows
+    assert local[-1].mean == pytest.approx(1 - 180 / (180 * (180**2 - 1) / 12))
+    assert nothing[0] == BASELINE_ROW and nothing[-1] == "-"
 
 
 def test_warnings_say_what_to_know(tmp_path):

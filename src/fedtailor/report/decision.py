@@ -22,7 +22,7 @@ from fedtailor.decision import (
 from fedtailor.decision.warnings import join_names
 from fedtailor.report.experiment import Experiment
 from fedtailor.report.left_out import left_out_methods, tests_when_left_out
-from fedtailor.report.stored import StoredRun
+from fedtailor.report.stored import StoredRun, mean_sizes
 from fedtailor.report.tables import Cell, Number, Table
 from fedtailor.report.units import Unit, unit_of
 from fedtailor.storage.digests import finite
@@ -61,6 +61,7 @@ class Decision:
         untested: methods in `left_out` whose runs are missing or unfinished. If there
             is one, no winner is declared.
         rounds: rounds of a complete run.
+        test_rows: client -> test rows of one seed.
         warnings: warnings for the reader.
     """
 
@@ -75,6 +76,7 @@ class Decision:
     left_out: Mapping[str, int] = field(default_factory=dict)
     untested: Sequence[str] = ()
     rounds: int = 0
+    test_rows: Mapping[str, int] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -222,7 +224,11 @@ class Decision:
         unit = unit_of(self.gain_metric)
         columns = ["client", "method", "test\nrows", "alone", unit.label]
         columns += ["gain", "from", "to", "sharing", "corrected", "expected\ngain"]
-        rows = [_gain_row(row, unit) for row in self.gains.iter_rows(named=True)]
+        rows = []
+        for gain in self.gains.iter_rows(named=True):
+            # The same number as in the table of clients, not the rows of all seeds.
+            tested = self.test_rows.get(gain["client"], gain["test_rows"])
+            rows.append(_gain_row(gain | {"test_rows": tested}, unit))
         title = (
             f"{self.scenario}: gain of each client over training alone, test"
             f" {unit.label}, 95 % interval"
@@ -322,6 +328,7 @@ def decide(experiment: Experiment, scenario: str) -> Decision | None:
         },
         untested=untested,
         rounds=rounds,
+        test_rows=mean_sizes(next(iter(runs.values())), "test"),
         warnings=warnings,
     )
 
@@ -527,7 +534,7 @@ def _is_moving(run: StoredRun) -> bool:
 def _gain_row(gain: Mapping[str, Any], unit: Unit) -> list[Cell]:
     """The row of the table for one client and method."""
     row: list[Cell] = [gain["client"], gain["method"]]
-    row.append(Number(gain["test_rows"], str(gain["test_rows"])))
+    row.append(Number(gain["test_rows"], f"{gain['test_rows']:,}"))
     for name in ("base_value", "value"):
         value = unit.scale * gain[name]
         row.append(Number(value, f"{value:.{unit.digits}f}"))

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from fedtailor._printable import one_line, say_block
 from fedtailor.algorithms import FedAvg
+from fedtailor.cli.advice import as_typed, as_typed_text
 from fedtailor.cli.names import print_help_or_raise
 from fedtailor.cli.options import (
-    as_typed,
-    as_typed_text,
     check_counts,
     check_seeds,
     parse,

@@ -199,7 +199,8 @@ def shrink(
         high = largest
         while excess(high) > 0:
             high *= 2
-        between = float(optimize.brentq(excess, 0.0, high))
+        solution = optimize.root_scalar(excess, bracket=(0.0, high))
+        between = float(solution.root)
     mean = mean_of(between)
     kept = np.divide(
         between, between + variances, out=np.zeros(len(variances)), where=known

@@ -256,6 +256,15 @@ def test_a_client_below_the_least_count_uses_what_the_others_told(clients):
     assert np.isfinite(clients.work["a"]._table.rows(agreed).x).all()
 
 
+def simulation(clients, files, agreed, rounds):
+    """The job over some files as a simulation, which agrees to the same."""
+    federation, same = read_all(clients.job, files)
+    assert same == agreed
+    plan = plan_of(clients.job, agreed)
+    settings = Settings(devices=1, canonical=True)
+    return run(plan.algorithm, federation, plan.model, rounds, settings=settings)
+
+
 def test_a_job_over_raw_tables_is_its_simulation_and_predicts_raw_rows(clients, capsys):
     transport = clients.start()
     agreed = agree_on_preprocessing(clients.job, transport, NAMES, wait=60)
@@ -263,17 +272,8 @@ def test_a_job_over_raw_tables_is_its_simulation_and_predicts_raw_rows(clients, 
     training = coordinate(
         clients.job, transport, sizes, clients.directory / "run", statistics=agreed
     )
-    federation, same = read_all(clients.job, clients.files)
-    assert same == agreed
-    plan = plan_of(clients.job, agreed)
-    simulated = run(
-        plan.algorithm,
-        federation,
-        plan.model,
-        2,
-        settings=Settings(devices=1, canonical=True),
-    )
-    assert plan.model.input_shape == (
+    simulated = simulation(clients, clients.files, agreed, 2)
+    assert plan_of(clients.job, agreed).model.input_shape == (
         len(agreed.preprocessing(clients.job.schema).inputs),
     )
     for name in NAMES:
@@ -381,16 +381,7 @@ def test_a_client_that_comes_later_takes_what_the_others_agreed_to(
     )
     # The others' models are those of a simulation without it.
     files = {name: clients.files[name] for name in ("a", "b")}
-    federation, same = read_all(clients.job, files)
-    assert same == agreed
-    plan = plan_of(clients.job, agreed)
-    simulated = run(
-        plan.algorithm,
-        federation,
-        plan.model,
-        4,
-        settings=Settings(devices=1, canonical=True),
-    )
+    simulated = simulation(clients, files, agreed, 4)
     for name in files:
         mine = load_models(clients.store(name).directory / PERSONAL)[name].theta
         np.testing.assert_array_equal(mine, simulated.personal(name).theta)

@@ -1,6 +1,6 @@
 """The executor of models that PyTorch itself trains: one client after another."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -105,7 +105,7 @@ class TorchTrainer(DebugTrainer):
         n = int(self.count(split))
         times = int(self.steps(sgd) if steps is None else steps) if n else 0
         live = self._engine.live(self.model.dtype)
-        live.theta.copy_(live.inputs(np.asarray(theta)))
+        live.set(np.asarray(theta))
         descent = Descent(
             live,
             sgd,
@@ -191,7 +191,12 @@ class TorchTrainer(DebugTrainer):
         self, predictor: Predictor, split: str, metrics: Sequence[BatchMetric]
     ) -> dict[str, dict[str, Array]]:
         count = int(self.count(split))
-        predict = outputs(self.model, predictor)
+        is_theta = getattr(predictor, "shape", None) == (self.model.size,)
+        predict = (
+            self._predict(np.asarray(predictor))
+            if is_theta
+            else outputs(self.model, predictor)
+        )
         total = None
         # An empty split is one block of padding, which gives sums of the right shapes.
         block = min(next_power_of_two(count), BLOCK)
@@ -208,6 +213,20 @@ class TorchTrainer(DebugTrainer):
         self.context.add_work(forwards=count)
         assert total is not None
         return total
+
+    def _predict(self, theta: NDArray[Any]) -> Callable[[Array], Array]:
+        """One model as a function of inputs. The parameters are set once, and not by JAX,
+        for which each of them is an array.
+        """
+        live = self._engine.live(self.model.dtype)
+        live.set(theta)
+
+        def predict(x: Array) -> Array:
+            predicted = live.predict(np.asarray(x))
+            self.model.require_outputs(predicted.shape, len(x))
+            return jnp.asarray(predicted)
+
+        return predict
 
     @property
     def _engine(self) -> TorchEngine:
@@ -244,41 +263,50 @@ class Descent:
         self._rate = float(rate)
         self._penalty = None if penalty is None else live.inputs(penalty)
         self._momentum = None if is_off(sgd.momentum) else float(sgd.momentum)
-        self._proximal = (
-            None
-            if proximal is None
-            else (float(proximal[0]), live.inputs(np.asarray(proximal[1])))
-        )
+        self._velocity = None
+        if self._momentum is not None:
+            self._velocity = live.theta.new_zeros(live.theta.shape)
+        self._proximal = None
+        if proximal is not None:
+            mu, anchor = proximal
+            # The place of the difference from the anchor.
+            room = live.theta.new_empty(live.theta.shape)
+            self._proximal = (float(mu), live.inputs(np.asarray(anchor)), room)
         self._linear_term = (
             None if linear_term is None else live.inputs(np.asarray(linear_term))
         )
-        self._velocity = live.theta.new_zeros(live.theta.shape)
-        frozen = np.zeros(0, np.int64)
+        self._frozen = []
         if train_only is not None:
-            frozen = train_only.complement.indices
-        self._frozen = live.inputs(frozen)
-        self._frozen_values = live.theta[self._frozen]
+            for start, end in train_only.complement.slices:
+                values = live.theta[start:end].clone()
+                self._frozen.append((slice(start, end), values))
 
     def step(self, gradient: Any) -> None:
         """Update w = w - rate v, where v is the gradient [d] with all other terms added,
         or its momentum. Frozen entries do not change.
+
+        Everything is done in place: in large models a new array of d numbers takes as long
+        as a part of the backward pass.
         """
         live = self._live
         if self._penalty is not None:
-            gradient = gradient + self._penalty * live.theta
+            gradient.addcmul_(self._penalty, live.theta)
         if self._proximal is not None:
-            mu, anchor = self._proximal
-            gradient = gradient + mu * (live.theta - anchor)
+            mu, anchor, room = self._proximal
+            gradient.add_(room.copy_(live.theta).sub_(anchor), alpha=mu)
         if self._linear_term is not None:
-            gradient = gradient + self._linear_term
+            gradient.add_(self._linear_term)
         # The terms must not change running statistics, which the pass has updated.
-        gradient[live.statistics] = 0
-        gradient[self._frozen] = 0
-        if self._momentum is not None:
+        for statistic in live.statistics:
+            gradient[statistic].zero_()
+        for frozen, _ in self._frozen:
+            gradient[frozen].zero_()
+        if self._velocity is not None:
             gradient = self._velocity.mul_(self._momentum).add_(gradient)
-        live.theta.sub_(self._rate * gradient)
+        live.theta.sub_(gradient, alpha=self._rate)
         # This also restores the running statistics of frozen layers.
-        live.theta[self._frozen] = self._frozen_values
+        for frozen, values in self._frozen:
+            live.theta[frozen].copy_(values)
 
 
 class TorchExecutor(DebugExecutor):

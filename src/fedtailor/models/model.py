@@ -95,12 +95,12 @@ class Model:
                 f"theta has shape {theta.shape}; this model takes [{self.size}]"
             )
         theta = jnp.asarray(theta, self.dtype)
-        # Static slices, which XLA fuses into the operations that read them.
-        leaves = []
-        start = 0
-        for end, shape in zip(layout.ends, layout.shapes, strict=False):
-            leaves.append(theta[start:end].reshape(shape))
-            start = end
+        if self.in_python:
+            # Otherwise JAX would compile a program for each of the parameters.
+            with jax.disable_jit(False):
+                leaves = _compiled_leaves(self, theta)
+        else:
+            leaves = _leaves(self, theta)
         return jax.tree.unflatten(layout.structure, leaves)
 
     def vector(self, params: Params) -> Float[Array, " d"]:
@@ -108,7 +108,10 @@ class Model:
         leaves = jax.tree.leaves(params)
         if not leaves:
             return jnp.zeros(0, self.dtype)
-        return jnp.concatenate([leaf.reshape(-1) for leaf in leaves])
+        if self.in_python:
+            with jax.disable_jit(False):
+                return _compiled_vector(leaves)
+        return _vector(leaves)
 
     # parts
     # ----------------------------------------------------------------------------------
@@ -415,6 +418,27 @@ def _feature_shape(model: Model) -> tuple[int, ...]:
         (2, *model.input_shape), part_finder_of(model).layer_info.input_dtype
     )
     return jax.eval_shape(model.features, shapes_of(model), x).shape[1:]
+
+
+def _leaves(model: Model, theta: Float[Array, " d"]) -> list[Array]:
+    """The arrays of a model with parameters theta [d]."""
+    # Static slices, which XLA fuses into the operations that read them.
+    layout = layout_of(model)
+    leaves = []
+    start = 0
+    for end, shape in zip(layout.ends, layout.shapes, strict=False):
+        leaves.append(theta[start:end].reshape(shape))
+        start = end
+    return leaves
+
+
+def _vector(leaves: list[Array]) -> Float[Array, " d"]:
+    """The inverse of `_leaves`."""
+    return jnp.concatenate([leaf.reshape(-1) for leaf in leaves])
+
+
+_compiled_leaves = jax.jit(_leaves, static_argnums=0)
+_compiled_vector = jax.jit(_vector)
 
 
 # It is compiled, as the layers would dispatch hundreds of small operations.

@@ -1,7 +1,7 @@
 """Whether a converted module computes what PyTorch computes."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,53 +10,84 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor.models.pytorch.operations import Context, Unsupported
-from fedtailor.models.pytorch.optional import Tensor, pytorch
+from fedtailor.models.pytorch.optional import Tensor, TorchModuleType, pytorch
 from fedtailor.models.pytorch.program import Program
-from fedtailor.models.pytorch.sequences import RECURRENT
-from fedtailor.models.pytorch.start import first_line
+from fedtailor.models.pytorch.start import copy_module, first_line
+from fedtailor.protocol import along_axis
 
 TOLERANCE = 1e-5
 """The largest difference that is accepted, relative to the largest entry of PyTorch's
 array.
 """
-BATCH = 4
+BATCH, PADDING = 4, 2
+"""Examples of the comparison, and of padding after them."""
 
 
 def check_conversion(
-    exported: Sequence[Any], programs: Sequence[Program], example: Tensor
+    module: TorchModuleType, programs: Sequence[Program], example: Tensor
 ) -> None:
-    """Compare outputs, gradients and running statistics on a random batch, in double
-    precision and without dropout.
+    """Compare outputs, gradients and running statistics on a random batch with those of
+    the module, in double precision. Random draws are the means of their distributions.
+
+    JAX gets more examples, which have a weight of 0: they must not change anything.
 
     Args:
-        exported: the exported programs of training and evaluation mode.
-        programs: their conversions.
+        module: is not changed.
+        programs: its conversions in training and evaluation mode.
         example: a batch of inputs.
 
     Raises:
         Unsupported: they differ; the message says by how much, and where.
     """
     x = random_like(example)
-    for mode, original, program in zip(
-        ("training", "evaluation"), exported, programs, strict=True
-    ):
-        expected, network = _run_pytorch(original, x, program)
+    padded = np.concatenate([x.numpy(), 3 * x.numpy()[:PADDING]])
+    if not example.is_floating_point():
+        padded = np.concatenate([x.numpy(), x.numpy()[:PADDING]])
+    for mode, program in zip(("training", "evaluation"), programs, strict=True):
+        expected, network = _run_pytorch(module, x, program, mode == "training")
         with jax.enable_x64(True):
-            results = _run_jax(program, network, x)
-        for name, values in expected.items():
-            scale = max(float(np.abs(values).max(initial=0)), 1e-12)
-            error = np.inf
-            if results[name].shape == values.shape:
-                error = float(np.abs(results[name] - values).max(initial=0)) / scale
-            # A gradient that is zero up to rounding, such as that of a bias before
-            # batch normalisation.
-            is_rounding = name.startswith("gradient") and scale < 1e-10
-            # `not <=`, so that NaN counts as a difference
-            if not error <= TOLERANCE and not is_rounding:
-                raise Unsupported(
-                    f"its {name} in {mode} mode is {error:.0e} (relative) away from"
-                    " PyTorch's"
-                )
+            results = _run_jax(program, network, padded, mode == "training")
+            difference = _difference(expected, results)
+            if difference is None:
+                continue
+            # What is right without padding depends on the other examples of a batch.
+            alone = _run_jax(program, network, x.numpy(), mode == "training")
+        if _difference(expected, alone) is None:
+            advice = {
+                "training": "; only batch normalisation, and means and sums over a batch"
+                " that change buffers, can be converted",
+                "evaluation": ", so that there is no prediction for one of them",
+            }[mode]
+            raise Unsupported(
+                f"in {mode} mode what it gives for one example depends on the others of"
+                f" the batch{advice}"
+            )
+        what, how = difference
+        if what.startswith("gradient"):  # the outputs, which come first, are equal
+            how += ": has it a torch.autograd.Function with a derivative of its own?"
+        raise Unsupported(f"its {what} in {mode} mode {how}")
+
+
+def _difference(
+    expected: Mapping[str, NDArray[Any]], results: Mapping[str, NDArray[Any]]
+) -> tuple[str, str] | None:
+    """The first array that is not as expected, and how it differs; None = all are."""
+    for name, values in expected.items():
+        result = results[name][: len(values)] if name == "output" else results[name]
+        if result.shape != values.shape:
+            return name, f"is {list(result.shape)} and PyTorch's {list(values.shape)}"
+        scale = max(float(np.abs(values).max(initial=0)), 1e-12)
+        # A gradient that is zero up to rounding, such as that of a bias before batch
+        # normalisation.
+        if name.startswith("gradient") and scale < 1e-10:
+            scale = 1.0
+        # PyTorch may give infinite numbers, too.
+        same = (result == values) | (np.isnan(result) & np.isnan(values))
+        error = float(np.abs(np.where(same, 0, result - values)).max(initial=0)) / scale
+        # `not <=`, so that NaN counts as a difference
+        if not error <= TOLERANCE:
+            return name, f"is {error:.0e} (relative) away from PyTorch's"
+    return None
 
 
 def random_like(example: Tensor) -> Tensor:
@@ -74,86 +105,121 @@ def random_like(example: Tensor) -> Tensor:
 
 
 def _run_pytorch(
-    original: Any, x: Tensor, program: Program
+    module: TorchModuleType, x: Tensor, program: Program, training: bool
 ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-    """Run a forward and a backward pass by PyTorch.
+    """Run a forward and a backward pass by PyTorch, in double precision.
 
     Returns:
         By name, the outputs, the loss, the gradients and the statistics after the pass;
         and by path, the parameters and statistics before it.
     """
     torch = pytorch()
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        module = original.module()
-    for node in list(module.graph.nodes):
-        _use_double_precision(node)
-        _remove_dropout(node, module.graph)
-    module.recompile()
-    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    network = {path: tensors[path].detach().numpy().copy() for _, path in program.names}
+    module = copy_module(module).double().train(training)
+    parameters = dict(module.named_parameters())
+    tensors = {**parameters, **dict(module.named_buffers())}
+    # Zeros and ones, from which layers often start, would hide what they are for.
+    generator = torch.Generator().manual_seed(1)
+    network = {}
+    for path in sorted({path for _, path in program.names}):
+        tensor = tensors[path].detach()
+        noise = torch.rand(tensor.shape, generator=generator, dtype=torch.float64) / 10
+        # Variances stay positive.
+        tensor.add_(noise - 0.05 if path in parameters else noise * (1 + tensor.abs()))
+        network[path] = tensor.numpy().copy()
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # of `torch.zeros(...)` in the module's code
     try:
-        outputs = module(x)
+        with warnings.catch_warnings(), in_double_precision():
+            warnings.simplefilter("ignore")
+            outputs = module(x)
+        loss = torch.square(outputs - 1).mean()
+        loss.backward()
     except RuntimeError as error:
         raise Unsupported(
             f"PyTorch fails in double precision ({first_line(error)})"
         ) from None
-    outputs = outputs[0] if isinstance(outputs, tuple | list) else outputs
-    loss = torch.square(outputs - 1).mean()
-    loss.backward()
+    finally:
+        torch.set_default_dtype(default)
     results = {"output": outputs.detach().numpy(), "loss": loss.detach().numpy()}
     for path in network:
-        if (
-            isinstance(tensors[path], torch.nn.Parameter)
-            and tensors[path].grad is not None
-        ):
-            results[f"gradient of {path}"] = tensors[path].grad.numpy()
-        elif not isinstance(tensors[path], torch.nn.Parameter):
-            results[path] = tensors[path].detach().numpy()
+        if path not in parameters:
+            results[path] = _tensor_of(module, path).detach().numpy()
+        elif parameters[path].grad is not None:
+            results[f"gradient of {path}"] = parameters[path].grad.numpy()
     return results, network
 
 
-def _use_double_precision(node: Any) -> None:
-    """Replace float32 in the arguments of a node, as of `x.float()`, by float64."""
+def _tensor_of(module: TorchModuleType, path: str) -> Tensor:
+    """The tensor at a path; a module may have put a new one there."""
+    layer, _, name = path.rpartition(".")
+    return getattr(module.get_submodule(layer), name)
+
+
+def in_double_precision() -> Any:
+    """A context in which PyTorch takes float64 for float32, and the means of random
+    numbers for the numbers.
+    """
     torch = pytorch()
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    means = {"rand": 0.5, "rand_like": 0.5, "randn": 0.0, "randn_like": 0.0}
 
     def as_double(value: Any) -> Any:
         return torch.float64 if value is torch.float32 else value
 
-    node.args = torch.fx.node.map_aggregate(node.args, as_double)
-    node.kwargs = torch.fx.node.map_aggregate(node.kwargs, as_double)
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            args = torch.utils._pytree.tree_map(as_double, args)
+            kwargs = torch.utils._pytree.tree_map(as_double, kwargs or {})
+            name = function._schema.name.removeprefix("aten::")
+            result = function(*args, **kwargs)
+            if name in means:
+                return result.fill_(means[name])
+            if name in ("bernoulli", "bernoulli_"):
+                # PyTorch leaves out arguments that have their defaults.
+                default = 0.5 if function._overloadname == "float" else args[0]
+                p = args[1] if len(args) > 1 else kwargs.get("p", default)
+                return result.copy_(p) if torch.is_tensor(p) else result.fill_(p)
+            if name == "uniform_":
+                low, high = (*args[1:], *(0.0, 1.0)[len(args) - 1 :])
+                return result.fill_((low + high) / 2)
+            if name == "normal_":
+                return result.fill_(args[1] if len(args) > 1 else 0.0)
+            return result
 
-
-def _remove_dropout(node: Any, graph: Any) -> None:
-    """Remove a dropout layer, or set the dropout rate of another layer to 0, as the two
-    libraries draw different random numbers.
-    """
-    name = str(node.target)
-    if "dropout" in name and node.op == "call_function" and name.startswith("aten."):
-        node.replace_all_uses_with(node.args[0])
-        graph.erase_node(node)
-    elif name.startswith(tuple(f"aten.{kind}" for kind in RECURRENT)):
-        node.update_arg(5, 0.0)
-    elif name.startswith("aten.scaled_dot_product_attention") and len(node.args) > 4:
-        node.update_arg(4, 0.0)
+    return Mode()
 
 
 def _run_jax(
-    program: Program, network: dict[str, NDArray[Any]], x: Tensor
+    program: Program,
+    network: dict[str, NDArray[Any]],
+    x: NDArray[Any],
+    training: bool,
 ) -> dict[str, NDArray[Any]]:
-    """Compute by the converted program what `_run_pytorch` computes.
+    """Compute by the converted program what `_run_pytorch` computes; all examples after
+    the first ones are padding.
 
     Raises:
         Unsupported: the program cannot run.
     """
-    inputs = jnp.asarray(x.numpy())
+    is_example = jnp.arange(len(x)) < BATCH
+    # As in `Model.train_outputs`, models without statistics get no weights.
+    weight = is_example.astype(float) if training and program.statistics else None
 
     @jax.jit
     def loss(network: Any) -> tuple[Any, Any]:
-        context = Context(jnp.float64, names=dict(program.names))
-        outputs = program.run(network, inputs, context)
-        return jnp.square(outputs - 1).mean(), (outputs, context.new_statistics)
+        statistics = program.statistics
+        network = {
+            path: jax.lax.stop_gradient(values) if path in statistics else values
+            for path, values in network.items()
+        }
+        context = Context(jnp.float64, weight)
+        outputs = program.run(network, jnp.asarray(x), context)
+        errors = jnp.square(outputs - 1)
+        where = along_axis(is_example, 0, outputs.ndim)
+        return errors.mean(where=where), (outputs, context.new_statistics)
 
     try:
         (value, (outputs, new_statistics)), gradient = jax.jit(

@@ -1,20 +1,34 @@
 """Converts a PyTorch module to two programs, one for training and one for evaluation."""
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import fedtailor.models.pytorch.elementwise
 import fedtailor.models.pytorch.layers
 import fedtailor.models.pytorch.normalization
+import fedtailor.models.pytorch.resampling
 import fedtailor.models.pytorch.sequences
 import fedtailor.models.pytorch.shapes  # noqa: F401  (these register their operations)
-from fedtailor.models.pytorch.operations import OPERATIONS, Operation, Ref, Unsupported
+from fedtailor.models.pytorch.operations import (
+    OPERATIONS,
+    MissingOperation,
+    Operation,
+    Ref,
+    Unsupported,
+)
 from fedtailor.models.pytorch.optional import Tensor, TorchModuleType, pytorch
-from fedtailor.models.pytorch.program import Constants, Program
+from fedtailor.models.pytorch.program import Constants, Head, Program
+from fedtailor.models.pytorch.randomness import RANDOM
 from fedtailor.models.pytorch.sequences import RECURRENT
-from fedtailor.models.pytorch.start import COUNTER, copy_module, first_line
+from fedtailor.models.pytorch.shapes import OVER_EXAMPLES
+from fedtailor.models.pytorch.start import (
+    COUNTER,
+    copy_module,
+    first_line,
+    owner_of,
+    shared_paths,
+)
 
 IGNORED = (
     "_assert_scalar",
@@ -27,8 +41,8 @@ IGNORED = (
 
 
 def export(module: TorchModuleType, example: Tensor, training: bool) -> Any:
-    """The `torch.export.ExportedProgram` of a module in double precision, for batches
-    of any size.
+    """The `torch.export.ExportedProgram` of a module, for batches of any size. It has no
+    in-place operations: buffers that change are outputs.
 
     Raises:
         Unsupported: the module cannot be exported.
@@ -36,23 +50,31 @@ def export(module: TorchModuleType, example: Tensor, training: bool) -> Any:
     torch = pytorch()
 
     # The batch has three rows, as PyTorch would take a size of 1 for a constant.
-    module = copy_module(module).double().train(training)
+    module = copy_module(module).train(training)
     rows = torch.cat([example[:1]] * 3)
-    rows = rows.double() if rows.is_floating_point() else rows
 
     def export_program(strict: bool) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the insides of PyTorch's own layers
-            return torch.export.export(
+            program = torch.export.export(
                 module,
                 (rows,),
                 dynamic_shapes=({0: torch.export.Dim.DYNAMIC},),
                 strict=strict,
             )
+            inline_regions(program.graph_module)
+            return program.run_decompositions({})
 
     try:
         return export_program(strict=False)
+    except Unsupported:
+        raise
     except Exception as error:  # PyTorch raises many kinds, with pages of advice
+        if "data-dependent" in str(error):
+            raise Unsupported(
+                "what its code does depends on values (an if, a loop, .item() or the"
+                " number of rows that a mask selects)"
+            ) from None
         if "specialized" not in str(error):
             raise Unsupported(
                 f"torch.export cannot trace it ({first_line(error)})"
@@ -68,8 +90,77 @@ def export(module: TorchModuleType, example: Tensor, training: bool) -> Any:
         ) from None
 
 
-def convert(program: Any) -> Program:
-    """The program that `torch.export` found, as operations of `OPERATIONS`.
+def inline_regions(graph_module: Any) -> None:
+    """Put the operations of `with torch.no_grad():`, which `torch.export` keeps as a
+    module of their own, in place of its call. What they read is detached.
+
+    Raises:
+        Unsupported: a region computes gradients, or in another precision.
+    """
+    torch = pytorch()
+    graph = graph_module.graph
+    for call in list(graph.nodes):
+        kind = getattr(call.target, "__name__", "") if call.op == CALL else ""
+        if kind == "wrap_with_set_grad_enabled":
+            enabled, region, *inputs = call.args
+            if enabled:
+                raise Unsupported(
+                    "it has torch.enable_grad() inside of torch.no_grad()"
+                )
+        elif kind == "wrap_with_autocast":
+            _, _, enabled, _, region, *inputs = call.args
+            if enabled:
+                raise Unsupported("it computes in a lower precision (torch.autocast)")
+        else:
+            continue
+        body = getattr(graph_module, region.target)
+        inline_regions(body)
+        values: dict[Any, Any] = {}
+        with graph.inserting_before(call):
+            if kind == "wrap_with_set_grad_enabled":
+                detach = torch.ops.aten.detach.default
+                inputs = [
+                    graph.call_function(detach, (node,)) if _is_tensor(node) else node
+                    for node in inputs
+                ]
+            given = iter(inputs)
+            for node in body.graph.nodes:
+                if node.op == "placeholder":
+                    values[node] = next(given)
+                elif node.op == "get_attr":
+                    name = f"{region.target}_{node.target}"
+                    setattr(graph_module, name, getattr(body, node.target))
+                    values[node] = graph.get_attr(name)
+                elif node.op == CALL:
+                    values[node] = graph.node_copy(node, values.__getitem__)
+        results = next(node for node in body.graph.nodes if node.op == "output").args[0]
+        for reader in list(call.users):  # each takes one of the results
+            reader.replace_all_uses_with(values[results[reader.args[1]]])
+            graph.erase_node(reader)
+        graph.erase_node(call)
+    graph_module.recompile()
+
+
+CALL = "call_function"
+
+
+def _is_tensor(node: Any) -> bool:
+    """Whether a node of a graph gives a tensor."""
+    torch = pytorch()
+    return isinstance(node, torch.fx.Node) and isinstance(
+        node.meta.get("val"), torch.Tensor
+    )
+
+
+def convert(
+    program: Any, module: TorchModuleType, statistics: Sequence[str]
+) -> Program:
+    """The program that `export` found, as operations of `OPERATIONS`.
+
+    Args:
+        program: what `export` returned.
+        module: what it exported.
+        statistics: the paths of the running statistics.
 
     Raises:
         Unsupported: an operation has no counterpart; the message names it.
@@ -82,60 +173,93 @@ def convert(program: Any) -> Program:
         **signature.inputs_to_buffers,
     }
     tensors = {**program.state_dict, **program.constants}
-    # Running mean and variance are the fourth and fifth argument of a batch
-    # normalisation.
-    statistics = set()
-    for call in graph.nodes:
-        if _name(call) == "batch_norm":
-            statistics |= {node.name for node in call.args[3:5] if node}
+    updates = _updates(program)
+    # Tied layers have one parameter with several paths.
+    first_paths = shared_paths(module)
+    paths = {name: first_paths.get(path, path) for name, path in paths.items()}
     # Training does not change buffers that are not statistics, parameters without a
     # gradient, and tensors in the module's code.
     constants = {}
     for name, path in paths.items():
-        is_fixed_buffer = name in signature.inputs_to_buffers and name not in statistics
+        is_fixed_buffer = name in signature.inputs_to_buffers and path not in statistics
         is_frozen = (
             name in signature.inputs_to_parameters and not tensors[path].requires_grad
         )
         if is_fixed_buffer or is_frozen:
             constants[name] = path
     constants |= signature.inputs_to_lifted_tensor_constants
-    operations = [
-        _operation(node)
-        for node in graph.nodes
-        if node.op == "call_function" and not _updates_counter(node)
-    ]
-    outputs = next(node for node in graph.nodes if node.op == "output").args[0]
-    inputs = signature.user_inputs
+    inputs, outputs = signature.user_inputs, signature.user_outputs
     if len(outputs) != 1 or len(inputs) != 1:
         raise Unsupported(
             f"it takes {len(inputs)} inputs and gives {len(outputs)} outputs, and must"
             " have one of each"
         )
+    batch = _size_of_batch(program)
+    used = _used(graph, {outputs[0], *(name for _, name in updates)})
+    operations = [
+        _operation(node, batch)
+        for node in graph.nodes
+        if node.op == CALL and node.name in used
+    ]
     shapes = {name: tuple(tensors[path].shape) for name, path in paths.items()}
+    trained = {name: path for name, path in paths.items() if name not in constants}
+    rows = [node.name for node in graph.nodes if _first_axis(node) == batch]
+    modules = {node.name: _modules_around(node) for node in graph.nodes}
     arrays = {}
     for name, path in constants.items():
-        if not path.endswith(COUNTER):
+        if name in used:
             arrays[name] = tensors[path].detach().numpy().copy()
-    names = tuple((name, path) for name, path in paths.items() if name not in constants)
-    kept = _remove_unused(fuse(operations, shapes), outputs[0].name)
-    return Program(kept, names, Constants(arrays), inputs[0], Ref(outputs[0].name))
+    return Program(
+        tuple(fuse(operations, shapes)),
+        tuple(trained.items()),
+        Constants(arrays),
+        inputs[0],
+        Ref(outputs[0]),
+        updates,
+        find_head(operations, trained, shapes, inputs[0], rows, modules),
+    )
 
 
-def _remove_unused(
-    operations: Sequence[Operation], output: str
-) -> tuple[Operation, ...]:
-    """Remove operations whose output is not used, except in-place operations."""
-    # Backwards from the output, collect the values that the kept operations read.
-    used = {output}
-    kept = []
-    for operation in reversed(operations):
-        if operation.output in used or operation.name.endswith("_"):
-            used.update(_refs(operation))
-            kept.append(operation)
-    return tuple(reversed(kept))
+def _updates(program: Any) -> tuple[tuple[str, str], ...]:
+    """The running statistics, which are the buffers that the program changes: the path of
+    each, and the name of its new value. BatchNorm's counters are left out.
+    """
+    changed = program.graph_signature.buffers_to_mutate
+    return tuple(
+        sorted(
+            (path, name) for name, path in changed.items() if not path.endswith(COUNTER)
+        )
+    )
 
 
-def _name(node: Any) -> str:
+def _size_of_batch(program: Any) -> str:
+    """The symbol that stands for the number of examples in the shapes of a program."""
+    name = program.graph_signature.user_inputs[0]
+    node = next(node for node in program.graph.nodes if node.name == name)
+    return _first_axis(node)
+
+
+def _first_axis(node: Any) -> str:
+    """The length of the first axis of a node's tensor; "" if it has none."""
+    shape: Any = getattr(node.meta.get("val"), "shape", ())
+    return str(shape[0]) if len(shape) else ""
+
+
+def _modules_around(node: Any) -> set[str]:
+    """The paths of the modules in whose code a node is."""
+    return {path for path, _ in node.meta.get("nn_module_stack", {}).values()}
+
+
+def _used(graph: Any, names: set[str]) -> set[str]:
+    """The names of all nodes on which some nodes depend, and their own."""
+    used = set(names)
+    for node in reversed(graph.nodes):
+        if node.name in used:
+            used.update(value.name for value in node.all_input_nodes)
+    return used
+
+
+def name_of(node: Any) -> str:
     """The name of a node's operation in `OPERATIONS`."""
     if node.op != "call_function":
         return ""
@@ -145,32 +269,62 @@ def _name(node: Any) -> str:
     return name if space == "aten" else f"{space}.{name}"
 
 
-def _updates_counter(node: Any) -> bool:
-    """Whether a node only updates BatchNorm's counter of batches."""
-    return _name(node) == "add_" and COUNTER in str(node.args[0])
-
-
-def _operation(node: Any) -> Operation:
+def _operation(node: Any, batch: str) -> Operation:
     """A node of the graph as a call of `OPERATIONS`.
+
+    Args:
+        node: of the graph.
+        batch: the symbol of the size of the batch.
 
     Raises:
         Unsupported: it has no counterpart.
     """
-    name = _name(node)
+    name = name_of(node)
     name = "nothing" if name in IGNORED else name
     if name not in OPERATIONS:
-        raise Unsupported(
+        raise MissingOperation(
             f"its operation {name!r} has no counterpart in"
             " fedtailor.models.pytorch.operations"
         )
+    positional, named = _arguments(node)
     kwargs = {
         key: _argument(value)
-        for key, value in node.kwargs.items()
+        for key, value in named.items()
         if key not in _MEMORY_ARGUMENTS
     }
+    if name in OVER_EXAMPLES:
+        kwargs |= _axes_of_batch(node, batch)
     return Operation(
-        node.name, name, tuple(map(_argument, node.args)), tuple(sorted(kwargs.items()))
+        node.name,
+        name,
+        tuple(map(_argument, positional)),
+        tuple(sorted(kwargs.items())),
     )
+
+
+def _arguments(node: Any) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a node; those that PyTorch allows by position are, as their names
+    are PyTorch's.
+    """
+    args, kwargs = list(node.args), dict(node.kwargs)
+    if not hasattr(node.target, "_schema") or name_of(node) in OVER_EXAMPLES:
+        return args, kwargs
+    places = [a for a in node.target._schema.arguments if not a.kwarg_only]
+    last = max((i for i, a in enumerate(places) if a.name in kwargs), default=-1)
+    for argument in places[len(args) : last + 1]:
+        args.append(kwargs.pop(argument.name, argument.default_value))
+    return args, kwargs
+
+
+def _axes_of_batch(node: Any, batch: str) -> dict[str, Any]:
+    """The argument that tells a reduction along which of its axes examples lie."""
+    shape = node.args[0].meta["val"].shape
+    reduced = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+    if reduced is None or reduced == []:
+        reduced = range(len(shape))
+    axes = [axis % len(shape) for axis in reduced]
+    examples = tuple(axis for axis in axes if str(shape[axis]) == batch)
+    return {"examples": examples} if examples else {}
 
 
 _MEMORY_ARGUMENTS = (
@@ -253,11 +407,9 @@ def fuse(
 
 def _pooling_kind(second: Operation, third: Operation) -> str | None:
     """The kind of pooling if two operations are ReLU and 2x2 pooling, else None."""
-    relu, pool = (
-        (second, third) if second.name in ("relu", "relu_") else (third, second)
-    )
+    relu, pool = (second, third) if second.name == "relu" else (third, second)
     kind = {"max_pool2d": "max", "avg_pool2d": "average"}.get(pool.name)
-    if kind is None or relu.name not in ("relu", "relu_"):
+    if kind is None or relu.name != "relu":
         return None
     arguments: Any = pool.args[1:]
     if not arguments:
@@ -310,37 +462,79 @@ def _refs(operation: Operation) -> Iterable[str]:
 # properties of programs
 # --------------------------------------------------------------------------------------
 
+NORMS = (
+    "_native_batch_norm_legit",
+    "_native_batch_norm_legit_functional",
+    "_native_batch_norm_legit_no_training",
+    "group_norm",
+    "instance_norm",
+    "layer_norm",
+    "rms_norm",
+)
+"""Operations of normalisation layers."""
+DENSE = {"linear": (0, 1, 2), "addmm": (1, 2, 0), "mm": (0, 1), "matmul": (0, 1)}
+"""Operations of dense layers: the places of input, weight and bias in their arguments."""
+SIZES = ("sym_size", "python.mul", "python.add", "python.sub", "python.floordiv")
+"""Operations that give numbers."""
 
-def has_randomness(training: Program, evaluation: Program) -> bool:
-    """Whether training differs from evaluation by more than batch normalisation."""
-    return list(map(_without_mode, training.operations)) != list(
-        map(_without_mode, evaluation.operations)
+
+def is_mixing(program: Program) -> bool:
+    """Whether an example changes what the others of its batch give, but for batch
+    normalisation.
+    """
+    return any(
+        name == "examples"
+        for operation in program.operations
+        for name, _ in operation.kwargs
     )
 
 
-def _without_mode(operation: Operation) -> Operation:
-    """The operation without its training flag, if that makes no difference or only
-    that of batch normalisation: for BatchNorm, and for dropout at a rate of 0.
-    """
-    args = list(operation.args)
-    if operation.name == "batch_norm":
-        args[5] = None
-    elif operation.name in RECURRENT and args[5] == 0:
-        args[6] = None
-    elif "dropout" in operation.name and args[1] == 0:
-        args[2] = None
-    return replace(operation, args=tuple(args))
+def has_randomness(training: Program, evaluation: Program) -> bool:
+    """Whether training differs from evaluation by more than statistics."""
+    if any(map(_is_random, training.operations)):
+        return True
+    if training.statistics:
+        return False
+    return _unnamed(training) != _unnamed(evaluation)
 
 
-def head_of(program: Program) -> Operation | None:
-    """The last dense layer whose weight is a parameter."""
-    names = dict(program.names)
-    dense = [
-        operation
-        for operation in program.operations
-        if operation.name == "linear" and _is_parameter(operation.args[1], names)
-    ]
-    return dense[-1] if dense else None
+def _is_random(operation: Operation) -> bool:
+    """Whether an operation draws random numbers."""
+    name, args = operation.name, operation.args
+    if name in RANDOM:
+        return True
+    if name == "native_dropout":
+        return args[1] > 0 and args[2] is not False
+    if name in RECURRENT:
+        return args[5] > 0 and args[6]
+    if name == "scaled_dot_product_attention":
+        rate = args[4] if len(args) > 4 else dict(operation.kwargs).get("dropout_p", 0)
+        return rate > 0
+    return False
+
+
+def _unnamed(program: Program) -> list[Any]:
+    """The operations with numbers in place of names, without copies."""
+    number: dict[str, Any] = {name: path for name, path in program.names}
+
+    def unnamed(value: Any) -> Any:
+        if isinstance(value, Ref):
+            return ("value", number.get(value.name, value.name))
+        return tuple(map(unnamed, value)) if isinstance(value, tuple) else value
+
+    operations = []
+    for index, operation in enumerate(program.operations):
+        if operation.name == "clone":
+            source = operation.args[0]
+            number[operation.output] = number.get(source.name, source.name)
+            continue
+        name = "view" if operation.name == "_unsafe_view" else operation.name
+        args = operation.args
+        if name in RECURRENT:  # without their training flag, as there is no dropout
+            args = (*args[:6], None, *args[7:])
+        operations.append((name, unnamed(args), unnamed(operation.kwargs)))
+        number[operation.output] = index
+    return operations
 
 
 def layer_order(program: Program) -> tuple[str, ...]:
@@ -360,13 +554,7 @@ def norms_of(program: Program) -> tuple[str, ...]:
     names = dict(program.names)
     modules = []
     for operation in program.operations:
-        if operation.name in (
-            "batch_norm",
-            "layer_norm",
-            "group_norm",
-            "instance_norm",
-            "rms_norm",
-        ):
+        if operation.name in NORMS:
             modules += [
                 names[name].rpartition(".")[0]
                 for name in list(_refs(operation))
@@ -375,19 +563,78 @@ def norms_of(program: Program) -> tuple[str, ...]:
     return tuple(dict.fromkeys(modules))
 
 
-def statistics_of(program: Program) -> tuple[str, ...]:
-    """The paths of running statistics."""
-    names = dict(program.names)
-    norms = [
-        operation for operation in program.operations if operation.name == "batch_norm"
-    ]
-    return tuple(
-        names[ref.name]
-        for operation in norms
-        for ref in operation.args[3:5]
-        if isinstance(ref, Ref)
-    )
+def find_head(
+    operations: Sequence[Operation],
+    paths: Mapping[str, str],
+    shapes: Mapping[str, tuple[int, ...]],
+    inputs: str,
+    rows: Sequence[str],
+    modules: Mapping[str, Container[str]],
+) -> Head | None:
+    """The last dense layer: the last operation with a matrix of trained parameters, or
+    with one that is computed from these, if it is a dense one.
+
+    Args:
+        operations: in the order in which they run.
+        paths: name in the operations -> path, of trained parameters and statistics.
+        shapes: name of a parameter -> its shape.
+        inputs: the name of the input.
+        rows: the names of the values that have one row for each example.
+        modules: name of a value -> the paths of the modules inside of which it is
+            computed.
+
+    Returns:
+        None if there is none, if it has no row for each example, or if it shares its
+        weight with another layer.
+    """
+    # What each value is computed from: trained parameters, by name, and maybe the input.
+    sources: dict[str, frozenset[str]] = {name: frozenset([name]) for name in paths}
+    sources[inputs] = frozenset([inputs])
+    layers = []  # operations on what comes from the input with matrices of parameters
+    for operation in operations:
+        read = [sources.get(name, frozenset()) for name in _refs(operation)]
+        sources[operation.output] = frozenset().union(*read)
+        matrices = set()
+        for names in read:
+            if inputs not in names:
+                matrices |= {paths[name] for name in names if len(shapes[name]) > 1}
+        if matrices and inputs in sources[operation.output]:
+            layers.append((operation, matrices))
+    if not layers or layers[-1][0].name not in DENSE:
+        return None
+    last, matrices = layers[-1]
+    if any(matrices & others for _, others in layers[:-1]):
+        return None
+    places = [last.args[place] for place in DENSE[last.name] if place < len(last.args)]
+    taken, weight, *bias = [value for value in places if isinstance(value, Ref)]
+    if taken.name not in rows or inputs not in sources[taken.name]:
+        return None
+    module = _common_module(sorted(matrices))
+    inside = [one for one in operations if module in modules[one.output]]
+    sizes = {one.output for one in operations if one.name in SIZES}
+    entering = {
+        name
+        for operation in inside
+        for name in _refs(operation)
+        if inputs in sources.get(name, ()) and module not in modules[name]
+    } - sizes
+    if last in inside and module and len(entering) == 1 and entering <= set(rows):
+        return Head(module, entering.pop())
+    # Its parameters are those of a module that does more.
+    own_paths = {paths[name] for name in sources[weight.name]}
+    for value in bias:
+        own_paths |= {paths[name] for name in sources[value.name]}
+    for path in paths.values():
+        is_inside = path.startswith(f"{module}.") or not module
+        if is_inside and path not in own_paths:
+            return Head(min(matrices), taken.name) if len(matrices) == 1 else None
+    return Head(module, taken.name)
 
 
-def _is_parameter(argument: Any, names: Mapping[str, str]) -> bool:
-    return isinstance(argument, Ref) and argument.name in names
+def _common_module(paths: Sequence[str]) -> str:
+    """The innermost module that has all of these parameters."""
+    modules = [owner_of(path).split(".") for path in paths]
+    common = modules[0]
+    while any(module[: len(common)] != common for module in modules):
+        common = common[:-1]
+    return ".".join(common)

@@ -2,7 +2,7 @@
 models as state dicts.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,18 +11,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedtailor.models.model import Model
-from fedtailor.models.pytorch.check import check_conversion, random_like
-from fedtailor.models.pytorch.convert import convert, export
+from fedtailor.models.pytorch.check import check_conversion
+from fedtailor.models.pytorch.convert import convert, export, is_mixing
 from fedtailor.models.pytorch.engine import TorchEngine
-from fedtailor.models.pytorch.inspection import (
-    inspect_module,
-    require_trainable,
-    run_example,
-)
+from fedtailor.models.pytorch.inspection import inspect_module, require_trainable
 from fedtailor.models.pytorch.module import MICRO_BATCH, TorchModule
-from fedtailor.models.pytorch.operations import Unsupported
+from fedtailor.models.pytorch.operations import MissingOperation, Unsupported
 from fedtailor.models.pytorch.optional import Tensor, TorchModuleType, pytorch
-from fedtailor.models.pytorch.start import Start, copy_module, first_line, initializer
+from fedtailor.models.pytorch.start import Start, first_line, initializer
 from fedtailor.protocol import check_choice, require
 
 ENGINES = ("jax", "torch")
@@ -33,7 +29,7 @@ def from_torch(
     module: TorchModuleType | Callable[[], TorchModuleType],
     example_input: Any,
     *,
-    pretrained: bool = False,
+    pretrained: bool | None = None,
     check: bool = True,
     engine: Literal["jax", "torch"] = "jax",
 ) -> TorchModule | TorchEngine:
@@ -60,12 +56,14 @@ def from_torch(
 
     Args:
         module: a function (or class) without arguments that makes the module, so that
-            every seed starts from its own parameters; or a module, in which case the
-            `reset_parameters` of its layers draw the initial parameters of every seed.
+            every seed starts from its own parameters; or a module, from whose present
+            values every seed starts.
         example_input: a batch [b, ...] of inputs as the module takes them (images with
             channels first); the data may have channels last.
-        pretrained: start every seed, and every client, from the module's present
-            values.
+        pretrained: whether every seed, and every client, starts from the module's present
+            values; None = if it is a module and no function. If not, every seed draws new
+            parameters; those of a module are drawn by the `reset_parameters` of its
+            layers.
         check: compare the conversion with PyTorch. Turn this off only to save time for a
             module that has passed the check.
         engine: "jax" converts the module, "torch" has PyTorch train it.
@@ -95,18 +93,25 @@ def from_torch(
             " nothing to train"
         )
     example = _example(instance, example_input)
+    if pretrained is None:
+        pretrained = instance is module
     make = None if pretrained else initializer(module, instance)
+    facts = inspect_module(instance, example)
     if engine == "torch":
-        facts = inspect_module(instance, example)
         start = Start(make, instance, [path for path, _ in facts.shapes])
         return TorchEngine(repr(instance), start, facts, start.constants())
     try:
-        return _convert(instance, make, example, check)
+        return _convert(instance, make, example, facts.statistics, check)
     except Unsupported as error:
+        advice = "; replace it in the module, or let"
+        if isinstance(error, MissingOperation):
+            advice = (
+                "; replace it in the module, register it with"
+                " fedtailor.models.pytorch.operation, or let"
+            )
         raise ValueError(
-            f"{name} cannot be converted: {error}; replace it in the module, register"
-            " it with fedtailor.models.pytorch.operation, or let PyTorch train the"
-            ' module, which is slower: from_torch(..., engine="torch")'
+            f"{name} cannot be converted: {error}{advice} PyTorch train the module,"
+            ' which is slower: from_torch(..., engine="torch")'
         ) from None
 
 
@@ -141,19 +146,19 @@ def _convert(
     instance: TorchModuleType,
     make: Callable[[], TorchModuleType] | None,
     example: Tensor,
+    statistics: Sequence[str],
     check: bool,
 ) -> TorchModule:
-    # An error of PyTorch itself is reported as such, and not as one of the conversion.
-    run_example(
-        copy_module(instance),
-        random_like(example).to(example.dtype),
-        training=False,
-        name=type(instance).__name__,
+    training, evaluation = (
+        convert(export(instance, example, training), instance, statistics)
+        for training in (True, False)
     )
-    exported = [export(instance, example, training) for training in (True, False)]
-    training, evaluation = map(convert, exported)
+    if training.statistics != statistics or evaluation.statistics:
+        changed = {*training.statistics, *evaluation.statistics}
+        path = next(iter(changed.symmetric_difference(statistics)), statistics[:1])
+        raise Unsupported(f"torch.export loses where it changes its buffer {path!r}")
     if check:
-        check_conversion(exported, (training, evaluation), example)
+        check_conversion(instance, (training, evaluation), example)
     # In the order of theta, including parameters that only one of the two modes uses.
     paths = sorted(
         {path for program in (training, evaluation) for _, path in program.names}
@@ -167,7 +172,9 @@ def _convert(
         start=Start(make, instance, paths),
         example_shape=tuple(example.shape[1:]),
         input_dtype="float32" if example.is_floating_point() else "int32",
-        micro_batch=MICRO_BATCH if has_convolutions else None,
+        micro_batch=MICRO_BATCH
+        if has_convolutions and not is_mixing(training)
+        else None,
     )
 
 

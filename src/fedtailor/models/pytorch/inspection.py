@@ -10,7 +10,12 @@ from typing import Any
 
 from fedtailor.models.pytorch.check import BATCH, random_like
 from fedtailor.models.pytorch.optional import Tensor, TorchModuleType, pytorch
-from fedtailor.models.pytorch.start import COUNTER, copy_module, first_line
+from fedtailor.models.pytorch.start import (
+    COUNTER,
+    copy_module,
+    first_line,
+    owner_of,
+)
 from fedtailor.protocol import require
 
 
@@ -23,8 +28,8 @@ class Facts:
             path, which is their order in theta.
         statistics: paths of the running statistics: the buffers that a pass in training
             mode changes.
-        head: path of the last dense layer that is called, if it is called once; else
-            None.
+        head: path of the last layer with a trained matrix, if it is a dense one that is
+            called once; else None.
         norms: paths of normalisation layers.
         order: layers with parameters, in the order in which they are last called.
         stochastic: whether training differs from evaluation by more than statistics
@@ -66,6 +71,7 @@ def inspect_module(module: TorchModuleType, example: Tensor) -> Facts:
     # numbers there is dropout.
     calls = _Calls(module)
     before = _buffers(module)
+    parameters = {path: one.detach().clone() for path, one in module.named_parameters()}
     evaluation, is_random = run_example(module, x, training=False, name=name)
     require(
         not is_random,
@@ -79,17 +85,36 @@ def inspect_module(module: TorchModuleType, example: Tensor) -> Facts:
         " where it must stay",
     )
     calls.remove()
+    # What the first pass sets stays, such as the size of a cache.
+    numbers, written = _numbers(module), _versions(module)
     outputs, stochastic = run_example(module, x, training=True, name=name)
-    statistics = tuple(
-        sorted(path for path in _changed(before, module) if not path.endswith(COUNTER))
-    )
+    # PyTorch does not count how often BatchNorm writes its statistics.
+    changed = {*_changed(before, module), *_written(written, module)}
+    statistics = tuple(sorted(path for path in changed if not path.endswith(COUNTER)))
     for path in statistics:
-        is_usable = before[path].is_floating_point() and path in module.state_dict()
+        kind = str(before[path].dtype).removeprefix("torch.")
         require(
-            is_usable,
-            f"{name} changes its buffer {path!r} in training, which is no"
-            " floating-point entry of its state dict",
+            before[path].is_floating_point(),
+            f"{name} changes its buffer {path!r} in training, which is {kind}, and only"
+            " floating-point numbers can be averaged; make it float32",
         )
+        require(
+            path in module.state_dict(),
+            f"{name} changes its buffer {path!r} in training, which is no entry of its"
+            " state dict; leave persistent=False out",
+        )
+    attribute = next(iter(_numbers(module).items() - numbers.items()), None)
+    require(
+        attribute is None,
+        f"{name} changes its attribute {(attribute or [''])[0]!r} in a pass, which is"
+        " no buffer, so that it would be neither sent nor kept; register a float32 buffer",
+    )
+    changed_parameter = _changed(parameters, module)
+    require(
+        not changed_parameter,
+        f"{name} changes its parameter {next(iter(changed_parameter), '')!r} itself, and"
+        " not by a gradient; take what changes it (max_norm of an embedding, say) out",
+    )
     # Randomness that does not come from PyTorch's generator changes the outputs. This
     # cannot be seen if there are statistics, which change them, too.
     if not statistics:
@@ -154,10 +179,10 @@ class _Calls:
     """Records which layers a pass calls, and in which order."""
 
     def __init__(self, module: TorchModuleType) -> None:
-        self._modules = {id(layer): path for path, layer in module.named_modules()}
-        self._dense: list[str] = []
-        self._linear = pytorch().nn.Linear
+        self._modules = dict(module.named_modules())
+        self._paths = {id(layer): path for path, layer in self._modules.items()}
         self._called: list[str] = []
+        self._outputs: dict[str, Any] = {}
         self.inputs: dict[str, Tensor] = {}
         self._hooks = [
             layer.register_forward_hook(self._record) for layer in module.modules()
@@ -166,31 +191,43 @@ class _Calls:
     def _record(
         self, layer: TorchModuleType, arguments: Sequence[Any], outputs: Any
     ) -> None:
-        path = self._modules[id(layer)]
+        path = self._paths[id(layer)]
         self._called.append(path)
-        if isinstance(layer, self._linear):
-            self._dense.append(path)
+        if arguments:
             self.inputs[path] = arguments[0]
+        self._outputs[path] = outputs
 
     def remove(self) -> None:
         for hook in self._hooks:
             hook.remove()
 
     def head(self, trained: Sequence[str]) -> str | None:
-        """The last dense layer with a trained weight, if it is called once, with one row
-        for each example; else None.
+        """The last layer with a trained matrix, if it is a dense one with a matrix of its
+        own that is called once, with one row for each example; else None.
         """
-        dense = [
-            path
-            for path in self._dense
-            if f"{path}.weight".removeprefix(".") in trained
-        ]
-        if not dense:
+        parameters = dict(self._modules[""].named_parameters())
+        matrices: dict[str, list[Tensor]] = {}
+        for path in trained:
+            if parameters[path].ndim > 1:
+                matrices.setdefault(owner_of(path), []).append(parameters[path])
+        called = [path for path in self._called if path in matrices]
+        if not called or called.count(called[-1]) > 1:
             return None
-        last = dense[-1]
-        is_called_once = dense.count(last) == 1
-        has_row_per_example = len(self.inputs[last]) == BATCH
-        return last if is_called_once and has_row_per_example else None
+        last = called[-1]
+        given, outputs = self.inputs.get(last), self._outputs[last]
+        if not hasattr(outputs, "shape") or getattr(given, "ndim", 0) != outputs.ndim:
+            return None
+        assert given is not None
+        sizes = {given.shape[-1], outputs.shape[-1]}
+        is_dense = any(set(matrix.shape) == sizes for matrix in matrices[last])
+        all_layers = self._modules[""].named_parameters(remove_duplicate=False)
+        owners = {
+            owner_of(path)
+            for path, parameter in all_layers
+            if any(parameter is matrix for matrix in matrices[last])
+        }
+        is_head = is_dense and len(owners) == 1 and len(given) == BATCH
+        return last if is_head and given.ndim > 1 else None
 
     def order(self, paths: Sequence[str]) -> tuple[str, ...]:
         """The layers that own these parameters, in the order of their last calls.
@@ -253,12 +290,41 @@ def _buffers(module: TorchModuleType) -> dict[str, Tensor]:
     return {path: tensor.clone() for path, tensor in module.named_buffers()}
 
 
+def _numbers(module: TorchModuleType) -> dict[str, float]:
+    """The numbers that modules hold as attributes, by path."""
+    found = {}
+    for path, layer in module.named_modules():
+        for name, value in vars(layer).items():
+            if isinstance(value, int | float) and name != "training":
+                found[f"{path}.{name}".removeprefix(".")] = value
+    return found
+
+
 def _changed(before: dict[str, Tensor], module: TorchModuleType) -> list[str]:
     """The paths of the buffers that have other values than before."""
     torch = pytorch()
-    now = dict(module.named_buffers())
+    now = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     return [
         path for path, tensor in before.items() if not torch.equal(tensor, now[path])
+    ]
+
+
+def _versions(module: TorchModuleType) -> dict[str, tuple[Tensor, int]]:
+    """The tensor of each buffer, and how often it has been written."""
+    return {path: (one, one._version) for path, one in module.named_buffers()}
+
+
+def _written(
+    before: dict[str, tuple[Tensor, int]], module: TorchModuleType
+) -> list[str]:
+    """The paths of the buffers that have been written or replaced, also by the values
+    that they had: an average of weights starts from these.
+    """
+    now = _versions(module)
+    return [
+        path
+        for path, (tensor, version) in before.items()
+        if now[path][0] is not tensor or now[path][1] != version
     ]
 
 

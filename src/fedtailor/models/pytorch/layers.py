@@ -1,15 +1,13 @@
-"""PyTorch's dense layers, embeddings, dropout, convolutions and pooling in JAX.
+"""PyTorch's dense layers, embeddings and convolutions in JAX.
 
-Convolutions and pooling use this library's own fast forms where they can.
+Convolutions use this library's own fast forms where they can.
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
@@ -23,6 +21,8 @@ from fedtailor.models.pytorch.layout import (
     torch_layout,
 )
 from fedtailor.models.pytorch.operations import Context, Unsupported, operation
+from fedtailor.models.pytorch.pools import common, per_axis
+from fedtailor.models.pytorch.shapes import safe_sqrt
 from fedtailor.protocol import along_axis
 
 
@@ -48,22 +48,88 @@ def _embedding(
     return table.at[rows].get(mode="fill", fill_value=jnp.nan)
 
 
-@operation("dropout", "dropout_", "feature_dropout", "feature_dropout_", layout=True)
-def dropout(context: Context, x: Value, rate: float = 0.5, train: bool = True) -> Value:
-    key = context.next_key()
-    if not train or key is None or rate == 0:
-        return x
-    array: Array = torch_layout(x)
-    shape = array.shape
-    if context.operation_name.startswith("feature"):
-        shape = (*shape[:2], *[1] * (array.ndim - 2))
-    if rate >= 1:
-        return jnp.zeros_like(array)
-    is_kept = jax.random.bernoulli(key, 1 - rate, shape)
-    return jnp.where(is_kept, array / (1 - rate), 0)
+@operation("embedding_bag")
+def _embedding_bag(
+    context: Context,
+    table: Array,
+    rows: Array,
+    offsets: Array,
+    scale_grad: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    weights: Array | None = None,
+    has_last_offset: bool = False,
+    padding: int | None = None,
+) -> tuple[Array, ...]:
+    if has_last_offset:
+        offsets = offsets[:-1]
+    bags = jnp.searchsorted(offsets, jnp.arange(len(rows)), side="right") - 1
+    is_token = jnp.ones(len(rows), bool)
+    if padding is not None and padding >= 0:
+        is_token = rows != padding
+    vectors = table[rows]
+    if mode == 2:
+        vectors = jnp.where(is_token[:, None], vectors, -jnp.inf)
+        y = jax.ops.segment_max(vectors, bags, len(offsets))
+        return (jnp.where(jnp.isneginf(y), 0, y),)
+    weights = is_token.astype(table.dtype) * (1 if weights is None else weights)
+    y = jax.ops.segment_sum(vectors * weights[:, None], bags, len(offsets))
+    if mode == 1:
+        count = jax.ops.segment_sum(is_token.astype(table.dtype), bags, len(offsets))
+        y = y / jnp.maximum(count, 1)[:, None]
+    return (y,)
 
 
-# convolution and pooling
+@operation("bilinear")
+def _bilinear(
+    context: Context, x: Array, y: Array, weight: Array, bias: Array | None = None
+) -> Array:
+    z = jnp.einsum("...i,oij,...j->...o", x, weight, y)
+    return z if bias is None else z + bias
+
+
+@operation("baddbmm")
+def _baddbmm(
+    context: Context, z: Array, x: Array, y: Array, *, beta: Any = 1, alpha: Any = 1
+) -> Array:
+    return beta * z + alpha * (x @ y)
+
+
+@operation("cosine_similarity")
+def _cosine_similarity(
+    context: Context, x: Array, y: Array, dim: int = 1, epsilon: float = 1e-8
+) -> Array:
+    def norm(values: Array) -> Array:
+        length = safe_sqrt(jnp.square(values).sum(dim, keepdims=True))
+        return jnp.maximum(length, epsilon)
+
+    return (x / norm(x) * (y / norm(y))).sum(dim)
+
+
+@operation("pairwise_distance")
+def _pairwise_distance(
+    context: Context,
+    x: Array,
+    y: Array,
+    p: float = 2.0,
+    epsilon: float = 1e-6,
+    keepdim: bool = False,
+) -> Array:
+    difference = x - y + epsilon
+    return jnp.linalg.norm(difference, p, -1, keepdims=keepdim)
+
+
+@operation("cdist")
+def _cdist(context: Context, x: Array, y: Array, p: float = 2.0, *rest: Any) -> Array:
+    if p not in (1.0, 2.0):
+        raise Unsupported(f"cdist with p={p}")
+    difference = x[..., :, None, :] - y[..., None, :, :]
+    if p == 1:
+        return (difference * lax.stop_gradient(jnp.sign(difference))).sum(-1)
+    return safe_sqrt(jnp.square(difference).sum(-1))
+
+
+# convolution
 # --------------------------------------------------------------------------------------
 
 
@@ -79,40 +145,76 @@ def _convolution(
     groups: int = 1,
 ) -> Value:
     if _has_fast_form(weight, stride, padding, dilation, groups):
-        function = convolve if _common(stride) == 1 else convolve_stride_2
-        feature_maps = pad(as_feature_maps(x), _common(padding))
+        function = convolve if common(stride) == 1 else convolve_stride_2
+        feature_maps = pad(as_feature_maps(x), common(padding))
         y = function(feature_maps, weight.transpose(2, 3, 1, 0))
         return FeatureMaps(y if bias is None else y + bias[:, None, None, None])
     # All other convolutions are computed by XLA in PyTorch's layout, channels first.
     array: Array = torch_layout(x)
     ndim = weight.ndim - 2
-    spatial = "DHW"[3 - ndim :]
-    layout = (f"NC{spatial}", f"OI{spatial}", f"NC{spatial}")
     edges = (
         padding.upper()
         if isinstance(padding, str)
-        else [(by, by) for by in _per_axis(padding, ndim)]
+        else [(by, by) for by in per_axis(padding, ndim)]
     )
     y = lax.conv_general_dilated(
         array,
         weight,
-        _per_axis(stride, ndim),
+        per_axis(stride, ndim),
         edges,
-        rhs_dilation=_per_axis(dilation, ndim),
-        dimension_numbers=layout,
+        rhs_dilation=per_axis(dilation, ndim),
+        dimension_numbers=_layout(ndim),
         feature_group_count=groups,
     )
     return y if bias is None else y + along_axis(bias, 1, y.ndim)
 
 
-def _common(values: Sequence[int]) -> int:
-    """The value that all axes have in common; -1 if they differ."""
-    return values[0] if len(set(values)) == 1 else -1
+@operation("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+def _transposed_convolution(
+    context: Context,
+    x: Array,
+    weight: Array,
+    bias: Array | None = None,
+    stride: Sequence[int] = (1,),
+    padding: Sequence[int] = (0,),
+    output_padding: Sequence[int] = (0,),
+    groups: int = 1,
+    dilation: Sequence[int] = (1,),
+) -> Array:
+    # A convolution with the mirrored kernel over x with zeros between its entries.
+    ndim = weight.ndim - 2
+    inputs, outputs, *size = weight.shape
+    kernel = weight.reshape(groups, inputs // groups, outputs, *size).swapaxes(1, 2)
+    kernel = kernel.reshape(groups * outputs, inputs // groups, *size)
+    kernel = jnp.flip(kernel, range(2, kernel.ndim))
+    dilation = per_axis(dilation, ndim)
+    edges = []
+    for length, between, by, more in zip(
+        size,
+        dilation,
+        per_axis(padding, ndim),
+        per_axis(output_padding, ndim),
+        strict=True,
+    ):
+        reach = between * (length - 1)
+        edges.append((reach - by, reach - by + more))
+    y = lax.conv_general_dilated(
+        x,
+        kernel,
+        [1] * ndim,
+        edges,
+        lhs_dilation=per_axis(stride, ndim),
+        rhs_dilation=dilation,
+        dimension_numbers=_layout(ndim),
+        feature_group_count=groups,
+    )
+    return y if bias is None else y + along_axis(bias, 1, y.ndim)
 
 
-def _per_axis(values: Sequence[int], ndim: int) -> list[int]:
-    """One value for each spatial axis, where PyTorch may give a single one for all."""
-    return list(values) * ndim if len(values) == 1 else list(values)
+def _layout(ndim: int) -> tuple[str, str, str]:
+    """PyTorch's axes of images, kernels and images."""
+    spatial = "DHW"[3 - ndim :]
+    return f"NC{spatial}", f"OI{spatial}", f"NC{spatial}"
 
 
 def _has_fast_form(
@@ -123,9 +225,9 @@ def _has_fast_form(
     return (
         is_square
         and not isinstance(padding, str)
-        and _common(padding) >= 0
-        and _common(stride) in (1, 2)
-        and _common(dilation) == 1
+        and common(padding) >= 0
+        and common(stride) in (1, 2)
+        and common(dilation) == 1
         and groups == 1
     )
 
@@ -143,7 +245,7 @@ def _conv_relu_pool(
     `convert.fuse` makes of three.
     """
     kernel = weight.transpose(2, 3, 1, 0)
-    by = _common(padding)
+    by = common(padding)
     b, _, h, w = x.shape
     o, _, k, _ = weight.shape
     bias = jnp.zeros(o, weight.dtype) if bias is None else bias
@@ -155,116 +257,3 @@ def _conv_relu_pool(
         y = windows(convolve(pad(as_feature_maps(x), by), kernel))
     pooled = pool_relu(y, bias, "average" if pool == "average" else "max")
     return FeatureMaps(pooled.reshape(o, h // 2, w // 2, b))
-
-
-@operation("max_pool2d", "max_pool1d", layout=True)
-def _max_pool(
-    context: Context,
-    x: Value,
-    size: Any,
-    stride: Any = (),
-    padding: Any = (0,),
-    dilation: Any = (1,),
-    ceil: bool = False,
-) -> Value:
-    if ceil or _common(dilation) != 1:
-        raise Unsupported("max pooling with ceil_mode or dilation")
-    if _is_two_by_two(x, size, stride, padding):
-        b, c, h, w = x.shape
-        maxima = _first_maximum(windows(as_feature_maps(x)))
-        return FeatureMaps(maxima.reshape(c, h // 2, w // 2, b))
-    return _reduce_window(torch_layout(x), lax.max, -jnp.inf, size, stride, padding)
-
-
-def _first_maximum(y: Float[Array, "4 c n"]) -> Float[Array, "c n"]:
-    """The maximum of each pooling window. The first of several equal maxima gets the
-    derivative, as in PyTorch.
-    """
-    upper_left, upper_right, lower_left, lower_right = y
-    upper = jnp.where(upper_left >= upper_right, upper_left, upper_right)
-    lower = jnp.where(lower_left >= lower_right, lower_left, lower_right)
-    return jnp.where(upper >= lower, upper, lower)
-
-
-@operation("avg_pool2d", "avg_pool1d", layout=True)
-def _average_pool(
-    context: Context,
-    x: Value,
-    size: Any,
-    stride: Any = (),
-    padding: Any = (0,),
-    ceil: bool = False,
-    count_include_pad: bool = True,
-    divisor: int | None = None,
-) -> Value:
-    if ceil or divisor or (_common(padding) != 0 and not count_include_pad):
-        raise Unsupported(
-            "average pooling with ceil_mode, divisor_override or"
-            " count_include_pad=False"
-        )
-    if _is_two_by_two(x, size, stride, padding):
-        b, c, h, w = x.shape
-        return FeatureMaps(
-            windows(as_feature_maps(x)).mean(0).reshape(c, h // 2, w // 2, b)
-        )
-    array: Array = torch_layout(x)
-    sums = _reduce_window(array, lax.add, 0.0, size, stride, padding)
-    return sums / math.prod(_per_axis(size, array.ndim - 2))
-
-
-def _is_two_by_two(x: Value, size: Any, stride: Any, padding: Any) -> bool:
-    """Whether pooling of images is over disjoint windows of 2x2 pixels."""
-    is_image = len(x.shape) == 4
-    return (
-        is_image
-        and _common(size) == 2
-        and _common(stride or size) == 2
-        and _common(padding) == 0
-    )
-
-
-def _reduce_window(
-    x: Array,
-    function: Callable[..., Array],
-    start: float,
-    size: Any,
-    stride: Any,
-    padding: Any,
-) -> Array:
-    """A reduction of x [b, c, ...] over windows given by PyTorch's arguments. An empty
-    `stride` means the size of the window.
-    """
-    ndim = x.ndim - 2
-    size, padding = _per_axis(size, ndim), _per_axis(padding, ndim)
-    stride = _per_axis(stride, ndim) if stride else size
-    edges = [(0, 0), (0, 0), *((by, by) for by in padding)]
-    return lax.reduce_window(
-        x,
-        np.asarray(start, x.dtype)[()],
-        function,
-        (1, 1, *size),
-        (1, 1, *stride),
-        edges,
-    )
-
-
-@operation("adaptive_avg_pool2d", "adaptive_avg_pool1d", layout=True)
-def _adaptive_average_pool(context: Context, x: Value, size: Any) -> Value:
-    inputs = x.shape[2:]
-    outputs = []
-    for before, after in zip(inputs, _per_axis(size, len(inputs)), strict=True):
-        outputs.append(before if after is None else after)
-    if isinstance(x, FeatureMaps) and outputs == [1, 1]:
-        return FeatureMaps(x.array.mean((1, 2), keepdims=True))
-    # Each axis is split into two: the windows, and the pixels of a window.
-    windows_shape = []
-    for before, after in zip(inputs, outputs, strict=True):
-        if before % after:
-            raise Unsupported(
-                f"adaptive average pooling from {tuple(inputs)} to {tuple(outputs)} (no"
-                " equal windows)"
-            )
-        windows_shape += [after, before // after]
-    array: Array = torch_layout(x)
-    pixel_axes = tuple(range(3, 3 + 2 * len(inputs), 2))
-    return array.reshape(*array.shape[:2], *windows_shape).mean(pixel_axes)

@@ -39,7 +39,7 @@ class LiveModule:
     Attributes:
         theta: all parameters and statistics [d], in the order of their paths. Write into
             it to set them.
-        statistics: [s] the indices in theta of the running statistics.
+        statistics: the slices of theta that hold the running statistics.
     """
 
     def __init__(self, module: TorchModuleType, facts: Facts, dtype: str) -> None:
@@ -71,9 +71,7 @@ class LiveModule:
             tensors[path].data = self.theta[self._slices[path]].view(shape)
             if path not in facts.statistics:
                 tensors[path].grad = self._gradient[self._slices[path]].view(shape)
-        all_indices = np.arange(len(self.theta))
-        indices = [all_indices[self._slices[path]] for path in facts.statistics]
-        self.statistics = torch.from_numpy(np.concatenate([all_indices[:0], *indices]))
+        self.statistics = [self._slices[path] for path in facts.statistics]
         modules = dict(self._module.named_modules())
         self._head = None if facts.head is None else modules[facts.head]
         layers = dict.fromkeys(path.rpartition(".")[0] for path in facts.statistics)
@@ -81,6 +79,15 @@ class LiveModule:
 
     # on theta
     # ----------------------------------------------------------------------------------
+
+    def set(self, theta: NDArray[Any]) -> None:
+        """Set all parameters and statistics [d]."""
+        np.copyto(self.theta.numpy(), theta)
+
+    def predict(self, x: NDArray[Any]) -> NDArray[Any]:
+        """The outputs for examples [b, ...] as stored, in evaluation mode."""
+        with self._torch.no_grad():
+            return self.forward(self.inputs(x), "evaluation", None).numpy()
 
     def inputs(self, x: NDArray[Any]) -> Tensor:
         """Examples [b, ...] as stored, for `forward`."""
@@ -252,7 +259,8 @@ class LiveModule:
         if not isinstance(inputs, Images):
             return inputs
         images: Tensor = inputs.array  # here it holds a tensor
-        return images.permute(0, 3, 1, 2)
+        # Most convolutions are slower on images with channels last.
+        return images.permute(0, 3, 1, 2).contiguous()
 
     def _restore_statistics(self) -> None:
         """Make the statistics views of theta again, where the module has replaced them by

@@ -11,13 +11,11 @@ from fedtailor.models.architecture import Architecture
 from fedtailor.models.part_finder import LayerInfo
 from fedtailor.models.pytorch.convert import (
     has_randomness,
-    head_of,
     layer_order,
     norms_of,
-    statistics_of,
 )
 from fedtailor.models.pytorch.layout import Value
-from fedtailor.models.pytorch.operations import Context, Ref
+from fedtailor.models.pytorch.operations import Context
 from fedtailor.models.pytorch.program import Program
 from fedtailor.models.pytorch.start import Start, reshape_inputs
 
@@ -49,15 +47,13 @@ class TorchModule(Architecture):
         self, network: Any, x: Shaped[Array, "b ..."], key: Array | None
     ) -> Float[Array, "b ..."]:
         program = self.evaluation if key is None else self.training
-        return program.run(
-            network, self._input(x), self._context(network, program, key=key)
-        )
+        return program.run(network, self._input(x), self._context(network, key=key))
 
     def is_stochastic(self, network: Any) -> bool:
         return has_randomness(self.training, self.evaluation)
 
     def statistics(self, network: Any) -> tuple[str, ...]:
-        return statistics_of(self.training)
+        return self.training.statistics
 
     def train(
         self,
@@ -66,15 +62,13 @@ class TorchModule(Architecture):
         key: Array | None,
         weight: Float[Array, " b"],
     ) -> tuple[Float[Array, "b ..."], Any]:
-        context = self._context(network, self.training, key, weight)
+        context = self._context(network, key, weight)
         outputs = self.training.run(network, self._input(x), context)
         return outputs, {**network, **context.new_statistics}
 
     def layer_info(self, network: Any, input_shape: tuple[int, ...]) -> LayerInfo:
-        # The head's weight is "fc.weight", say, and the head is "fc".
-        head, names = head_of(self.evaluation), dict(self.evaluation.names)
-        path = None if head is None else names[head.args[1].name].rpartition(".")[0]
-        order = layer_order(self.evaluation)
+        head, order = self.evaluation.head, layer_order(self.evaluation)
+        path = None if head is None else head.path
         return LayerInfo(path, norms_of(self.evaluation), order, self.input_dtype)
 
     def features(
@@ -85,7 +79,7 @@ class TorchModule(Architecture):
         key: Array | None,
     ) -> Float[Array, "b ..."]:
         program = self.evaluation if key is None else self.training
-        context = self._context(network, program, key)
+        context = self._context(network, key)
         return program.run(
             network, self._input(x), context, stop_at=_head_input(program)
         )
@@ -98,7 +92,7 @@ class TorchModule(Architecture):
         key: Array | None,
         weight: Float[Array, " b"],
     ) -> Float[Array, "b ..."]:
-        context = self._context(network, self.training, key, weight)
+        context = self._context(network, key, weight)
         return self.training.run(
             network, self._input(x), context, stop_at=_head_input(self.training)
         )
@@ -111,7 +105,7 @@ class TorchModule(Architecture):
         input_shape: tuple[int, ...],
     ) -> Float[Array, "b ..."]:
         # The body runs on zeros. The compiler removes it, as nothing reads its outputs.
-        program, context = self.evaluation, self._context(network, self.evaluation)
+        program, context = self.evaluation, self._context(network)
         zeros = jnp.zeros((len(features), *self.example_shape), self.input_dtype)
         return program.run(
             network, zeros, context, replace=(_head_input(program), features)
@@ -123,16 +117,14 @@ class TorchModule(Architecture):
     def _context(
         self,
         network: Any,
-        program: Program,
         key: Array | None = None,
         weight: Float[Array, " b"] | None = None,
     ) -> Context:
         dtype = jnp.result_type(*network.values()) if network else jnp.float32
-        return Context(dtype, weight, key, dict(program.names))
+        return Context(dtype, weight, key)
 
 
 def _head_input(program: Program) -> str:
     """The name of the value that is the input of the head."""
-    head = head_of(program)
-    assert head is not None and isinstance(head.args[0], Ref)
-    return head.args[0].name
+    assert program.head is not None
+    return program.head.input

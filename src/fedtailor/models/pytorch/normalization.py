@@ -13,42 +13,50 @@ from fedtailor.models.pytorch.operations import Context, Unsupported, operation
 from fedtailor.protocol import along_axis
 
 
-@operation("batch_norm", layout=True)
+@operation("_native_batch_norm_legit_functional", layout=True)
 def _batch_norm(
     context: Context,
     x: Value,
     weight: Array | None,
     bias: Array | None,
-    mean: Array | None,
-    variance: Array | None,
+    mean: Array,
+    variance: Array,
     training: bool,
     momentum: float,
     epsilon: float,
-    *rest: Any,
-) -> Value:
-    if mean is None or variance is None or momentum is None:
-        raise Unsupported("BatchNorm with track_running_stats=False or momentum=None")
-    # Feature maps are [channel, height, width, example]; all else has PyTorch's layout
-    # [example, channel, ...].
-    is_feature_maps = isinstance(x, FeatureMaps)
-    array = x.array if is_feature_maps else torch_layout(x)
-    batch_axis, channel_axis = (3, 0) if is_feature_maps else (0, 1)
-    if training:
-        count = x.shape[0]
-        example_weight = (
-            jnp.ones(count, array.dtype) if context.weight is None else context.weight
+) -> tuple[Any, ...]:
+    if not training:
+        y, *rest = _normalized_channels(
+            context, x, weight, bias, mean, variance, momentum, epsilon
         )
-        mean, variance, (new_mean, new_variance) = batch_statistics(
-            array,
-            example_weight,
-            (mean, variance),
-            momentum,
-            batch_axis=batch_axis,
-            channel_axis=channel_axis,
-        )
-        # Arguments 3 and 4 of the operation are the running mean and variance.
-        new_statistics = {context.path(3): new_mean, context.path(4): new_variance}
-        context.new_statistics |= new_statistics
+        return y, *rest, mean, variance
+    array, batch_axis, channel_axis = _axes(x)
+    batch_mean, batch_variance, (mean, variance) = batch_statistics(
+        array,
+        _example_weight(context, x.shape[0], array.dtype),
+        (mean, variance),
+        momentum,
+        batch_axis=batch_axis,
+        channel_axis=channel_axis,
+    )
+    y, *rest = _normalized_channels(
+        context, x, weight, bias, batch_mean, batch_variance, momentum, epsilon
+    )
+    return y, *rest, mean, variance
+
+
+@operation("_native_batch_norm_legit_no_training", layout=True)
+def _normalized_channels(
+    context: Context,
+    x: Value,
+    weight: Array | None,
+    bias: Array | None,
+    mean: Array,
+    variance: Array,
+    momentum: float,
+    epsilon: float,
+) -> tuple[Any, ...]:
+    array, _, channel_axis = _axes(x)
 
     def per_channel(values: Array) -> Array:
         return along_axis(values, channel_axis, array.ndim)
@@ -58,7 +66,48 @@ def _batch_norm(
         y = y * per_channel(weight)
     if bias is not None:
         y = y + per_channel(bias)
-    return FeatureMaps(y) if is_feature_maps else y
+    return FeatureMaps(y) if isinstance(x, FeatureMaps) else y, mean, variance
+
+
+@operation("_native_batch_norm_legit", layout=True)
+def _batch_norm_without_statistics(
+    context: Context,
+    x: Value,
+    weight: Array | None,
+    bias: Array | None,
+    training: bool,
+    momentum: float,
+    epsilon: float,
+) -> tuple[Any, ...]:
+    array, batch_axis, channel_axis = _axes(x)
+    nothing = jnp.zeros(x.shape[1], array.dtype)
+    mean, variance, _ = batch_statistics(
+        array,
+        _example_weight(context, x.shape[0], array.dtype),
+        (nothing, nothing),
+        momentum,
+        batch_axis=batch_axis,
+        channel_axis=channel_axis,
+    )
+    return _normalized_channels(
+        context, x, weight, bias, mean, variance, momentum, epsilon
+    )
+
+
+def _axes(x: Value) -> tuple[Array, int, int]:
+    """An array, and its axes of examples and of channels. Feature maps are [channel,
+    height, width, example]; all else has PyTorch's layout [example, channel, ...].
+    """
+    return (x.array, 3, 0) if isinstance(x, FeatureMaps) else (torch_layout(x), 0, 1)
+
+
+def _example_weight(context: Context, count: int, dtype: Any) -> Array:
+    """The weight of each of `count` rows; a batch of sequences [b, t, ...] may have been
+    reshaped to rows [b t, ...].
+    """
+    if context.weight is None:
+        return jnp.ones(count, dtype)
+    return jnp.repeat(context.weight, count // len(context.weight))
 
 
 @operation("layer_norm")

@@ -9,7 +9,7 @@ arguments and arrays in its layout. Those that are registered with `layout=True`
     def my_op(context, x): ...
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -25,6 +25,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 class Unsupported(ValueError):
     """An operation, or a use of one, that cannot be converted to JAX."""
+
+
+class MissingOperation(Unsupported):
+    """An operation that is not in `OPERATIONS`."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,7 @@ class Context:
         dtype: of floating-point numbers.
         weight: of each example of a training step (0 = padding), or None in evaluation.
         key: randomness of a training step, or None (dropout off).
-        names: the path in the module of each parameter and statistic.
-        new_statistics: new running statistics by path, which operations add.
+        new_statistics: new running statistics by path.
         operation: the operation that runs now.
         draws: how many keys have been drawn from `key`.
     """
@@ -63,7 +66,6 @@ class Context:
     dtype: DTypeLike
     weight: Float[Array, " b"] | None = None
     key: Array | None = None
-    names: Mapping[str, str] = field(default_factory=dict)
     new_statistics: dict[str, Array] = field(default_factory=dict)
     operation: Operation | None = None
     draws: int = 0
@@ -78,21 +80,6 @@ class Context:
         """A new key; None if dropout is off."""
         self.draws += 1
         return None if self.key is None else jax.random.fold_in(self.key, self.draws)
-
-    def path(self, index: int) -> str:
-        """The path of the parameter or statistic that is an argument of the current
-        operation.
-
-        Args:
-            index: of the argument.
-        """
-        assert self.operation is not None
-        argument = self.operation.args[index]
-        if not isinstance(argument, Ref) or argument.name not in self.names:
-            raise Unsupported(
-                f"{self.operation.name} with statistics that are computed"
-            )
-        return self.names[argument.name]
 
 
 def operation(*names: str, layout: bool = False) -> Callable[[Function], Function]:

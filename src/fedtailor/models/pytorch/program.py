@@ -46,6 +46,19 @@ class Constants(Mapping[str, np.ndarray]):
 
 
 @dataclass(frozen=True)
+class Head:
+    """The last dense layer of a program.
+
+    Attributes:
+        path: of the module that has its parameters, or of its weight.
+        input: the name of the value that it takes.
+    """
+
+    path: str
+    input: str
+
+
+@dataclass(frozen=True)
 class Program:
     """The operations of a module in one mode, training or evaluation.
 
@@ -56,6 +69,8 @@ class Program:
         constants: by their name in the operations.
         input: the name of the input.
         output: what the module returns.
+        updates: (path, name in the operations) of the new values of running statistics.
+        head: the last dense layer; None if there is none.
     """
 
     operations: tuple[Operation, ...]
@@ -63,6 +78,13 @@ class Program:
     constants: Constants
     input: str
     output: Ref
+    updates: tuple[tuple[str, str], ...] = ()
+    head: Head | None = None
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """The paths of running statistics."""
+        return tuple(path for path, _ in self.updates)
 
     def run(
         self,
@@ -91,20 +113,24 @@ class Program:
             for name, array in self.constants.items()
         }
         values[self.input] = x
+        replaced, replacement = replace or ("", None)
+        if replaced == self.input:
+            values[replaced] = replacement
+        if stop_at == self.input:
+            return torch_layout(x)
         for operation in self.operations:
-            if replace is not None and operation.output == replace[0]:
-                values[operation.output] = replace[1]
+            if operation.output == replaced:
+                values[replaced] = replacement
                 continue
             context.operation = operation
             args = [_resolve(argument, values) for argument in operation.args]
             kwargs = {name: _resolve(value, values) for name, value in operation.kwargs}
             result = OPERATIONS[operation.name](context, *args, **kwargs)
             values[operation.output] = result
-            if operation.name.endswith("_") and isinstance(operation.args[0], Ref):
-                # An in-place operation: later readers of the argument read the result.
-                values[operation.args[0].name] = result
             if operation.output == stop_at:
                 return torch_layout(result)
+        for path, name in self.updates:
+            context.new_statistics[path] = torch_layout(values[name])
         return torch_layout(values[self.output.name])
 
 

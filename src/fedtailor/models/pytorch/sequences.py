@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from fedtailor.models.pytorch.layers import dropout as apply_dropout
 from fedtailor.models.pytorch.layout import torch_layout
 from fedtailor.models.pytorch.operations import Context, operation
+from fedtailor.models.pytorch.randomness import dropout as apply_dropout
 
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 """Operations that run a recurrent layer over a sequence. Their sixth argument is the rate
@@ -77,25 +77,55 @@ def _scan(
     def step(
         state: tuple[Array, ...], from_input: Array
     ) -> tuple[tuple[Array, ...], Array]:
-        from_state = state[0] @ state_weight + state_bias
-        if kind.startswith("rnn"):
-            activation = jnp.tanh if kind == "rnn_tanh" else jax.nn.relu
-            hidden = activation(from_input + from_state)
-            return (hidden,), hidden
-        if kind == "lstm":
-            i, f, g, o = jnp.split(from_input + from_state, 4, -1)
-            cell = jax.nn.sigmoid(f) * state[1] + jax.nn.sigmoid(i) * jnp.tanh(g)
-            hidden = jax.nn.sigmoid(o) * jnp.tanh(cell)
-            return (hidden, cell), hidden
-        # a GRU with PyTorch's gates: reset, update, new
-        input_r, input_z, input_n = jnp.split(from_input, 3, -1)
-        state_r, state_z, state_n = jnp.split(from_state, 3, -1)
-        r = jax.nn.sigmoid(input_r + state_r)
-        z = jax.nn.sigmoid(input_z + state_z)
-        hidden = (1 - z) * jnp.tanh(input_n + r * state_n) + z * state[0]
-        return (hidden,), hidden
+        state = _next(kind, state, from_input, state[0] @ state_weight + state_bias)
+        return state, state[0]
 
     return lax.scan(step, start, x @ input_weight + input_bias, reverse=reverse)
+
+
+def _next(
+    kind: str, state: tuple[Array, ...], from_input: Array, from_state: Array
+) -> tuple[Array, ...]:
+    """The state after a step.
+
+    Args:
+        kind: the operation of the layer.
+        state: hidden state and, of an LSTM, cell.
+        from_input: what the layer computes from the input.
+        from_state: what it computes from the hidden state.
+    """
+    if kind.startswith("rnn"):
+        activation = jnp.tanh if kind == "rnn_tanh" else jax.nn.relu
+        return (activation(from_input + from_state),)
+    if kind == "lstm":
+        i, f, g, o = jnp.split(from_input + from_state, 4, -1)
+        cell = jax.nn.sigmoid(f) * state[1] + jax.nn.sigmoid(i) * jnp.tanh(g)
+        return jax.nn.sigmoid(o) * jnp.tanh(cell), cell
+    # a GRU with PyTorch's gates: reset, update, new
+    input_r, input_z, input_n = jnp.split(from_input, 3, -1)
+    state_r, state_z, state_n = jnp.split(from_state, 3, -1)
+    r = jax.nn.sigmoid(input_r + state_r)
+    z = jax.nn.sigmoid(input_z + state_z)
+    return ((1 - z) * jnp.tanh(input_n + r * state_n) + z * state[0],)
+
+
+@operation(*(f"{kind}_cell" for kind in RECURRENT))
+def _cell(
+    context: Context,
+    x: Array,
+    state: Any,
+    input_weight: Array,
+    state_weight: Array,
+    input_bias: Array | None = None,
+    state_bias: Array | None = None,
+) -> Any:
+    kind = context.operation_name.removesuffix("_cell")
+    states = tuple(state) if kind == "lstm" else (state,)
+    from_input, from_state = x @ input_weight.T, states[0] @ state_weight.T
+    if input_bias is not None and state_bias is not None:
+        from_input, from_state = from_input + input_bias, from_state + state_bias
+    states = _next(kind, states, from_input, from_state)
+    return states if kind == "lstm" else states[0]
 
 
 @operation("scaled_dot_product_attention")
@@ -109,8 +139,12 @@ def _attention(
     is_causal: bool = False,
     *,
     scale: float | None = None,
+    enable_gqa: bool = False,
     **kwargs: Any,
 ) -> Array:
+    if enable_gqa:  # several queries share a key
+        times = query.shape[-3] // key.shape[-3]
+        key, value = (jnp.repeat(array, times, -3) for array in (key, value))
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = query @ key.swapaxes(-1, -2) * scale
     if is_causal:
@@ -119,7 +153,8 @@ def _attention(
         scores = (
             jnp.where(mask, scores, -jnp.inf) if mask.dtype == bool else scores + mask
         )
-    return (
-        torch_layout(apply_dropout(context, jax.nn.softmax(scores, -1), dropout))
-        @ value
-    )
+    # A query that may attend to nothing gets zeros.
+    is_blind = jnp.isneginf(scores).all(-1, keepdims=True)
+    weights = jax.nn.softmax(jnp.where(is_blind, 0, scores), -1)
+    weights = jnp.where(is_blind, 0, weights)
+    return torch_layout(apply_dropout(context, weights, dropout)) @ value

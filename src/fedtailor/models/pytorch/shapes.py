@@ -12,6 +12,7 @@ from jaxtyping import Array
 
 from fedtailor.models.pytorch.layout import FeatureMaps, Value, torch_layout
 from fedtailor.models.pytorch.operations import Context, Unsupported, operation
+from fedtailor.protocol import along_axis
 
 
 @operation("sym_size", layout=True)
@@ -19,9 +20,11 @@ def _size(context: Context, x: Value, dim: int) -> int:
     return x.shape[dim]
 
 
-@operation("view", "reshape", "_unsafe_view")
-def _reshape(context: Context, x: Array, shape: Sequence[int]) -> Array:
-    return x.reshape(shape)
+@operation("view", "reshape", "_unsafe_view", layout=True)
+def _reshape(context: Context, x: Value, shape: Sequence[int]) -> Array:
+    if isinstance(x, FeatureMaps) and len(shape) == 2 and shape[0] == x.shape[0]:
+        return x.array.reshape(-1, x.shape[0]).T
+    return torch_layout(x).reshape(shape)
 
 
 @operation("flatten", layout=True)
@@ -125,6 +128,137 @@ def _index(context: Context, x: Array, indices: Sequence[Any]) -> Array:
     return x[tuple(slice(None) if index is None else index for index in indices)]
 
 
+@operation("gather", "take_along_dim")
+def _gather(context: Context, x: Array, dim: int, index: Array, **kwargs: Any) -> Array:
+    # PyTorch reads only the first rows of the other axes.
+    return x[_positions(index, dim)]
+
+
+def _positions(index: Array, dim: int) -> tuple[Array, ...]:
+    """The positions in an array that `gather` reads and `scatter` writes."""
+    positions = list(jnp.indices(index.shape, sparse=True))
+    positions[dim] = index
+    return tuple(positions)
+
+
+@operation("index_select")
+def _index_select(context: Context, x: Array, dim: int, index: Array) -> Array:
+    return jnp.take(x, index, dim)
+
+
+@operation("scatter", "scatter_add")
+def _scatter(
+    context: Context, x: Array, dim: int, index: Array, source: Any, **kwargs: Any
+) -> Array:
+    if kwargs:
+        raise Unsupported("scatter with reduce")
+    if hasattr(source, "shape"):
+        source = source[tuple(map(slice, index.shape))]
+    at = x.at[_positions(index, dim)]
+    return at.add(source) if context.operation_name == "scatter_add" else at.set(source)
+
+
+@operation("index_put")
+def _index_put(
+    context: Context,
+    x: Array,
+    indices: Sequence[Any],
+    values: Any,
+    accumulate: bool = False,
+) -> Array:
+    at = x.at[tuple(slice(None) if index is None else index for index in indices)]
+    return at.add(values) if accumulate else at.set(values)
+
+
+@operation("index_add")
+def _index_add(
+    context: Context, x: Array, dim: int, index: Array, source: Array, alpha: float = 1
+) -> Array:
+    rows = jnp.moveaxis(x, dim, 0).at[index].add(alpha * jnp.moveaxis(source, dim, 0))
+    return jnp.moveaxis(rows, 0, dim)
+
+
+@operation("select_scatter")
+def _select_scatter(
+    context: Context, x: Array, source: Array, dim: int, index: int
+) -> Array:
+    return x.at[_along(x, dim, index)].set(source)
+
+
+@operation("slice_scatter")
+def _slice_scatter(
+    context: Context,
+    x: Array,
+    source: Array,
+    dim: int = 0,
+    start: Any = None,
+    end: Any = None,
+    step: int = 1,
+) -> Array:
+    return x.at[_along(x, dim, slice(start, end, step))].set(source)
+
+
+def _along(x: Array, dim: int, index: Any) -> tuple[Any, ...]:
+    """An index of one axis, and all of the others."""
+    cut: list[Any] = [slice(None)] * x.ndim
+    cut[dim] = index
+    return tuple(cut)
+
+
+@operation("copy")
+def _copy(context: Context, x: Array, source: Array, *rest: Any) -> Array:
+    return jnp.broadcast_to(source, x.shape).astype(x.dtype)
+
+
+@operation("fill")
+def _fill(context: Context, x: Array, value: Any) -> Array:
+    return jnp.full_like(x, value)
+
+
+@operation("diagonal")
+def _diagonal(
+    context: Context, x: Array, offset: int = 0, first: int = 0, second: int = 1
+) -> Array:
+    return jnp.diagonal(x, offset, first, second)
+
+
+@operation("unfold")
+def _unfold(context: Context, x: Array, dim: int, size: int, step: int) -> Array:
+    dim = dim % x.ndim
+    starts = range(0, x.shape[dim] - size + 1, step)
+    rows = [jax.lax.slice_in_dim(x, start, start + size, axis=dim) for start in starts]
+    return jnp.moveaxis(jnp.stack(rows, dim), dim + 1, -1)
+
+
+@operation("roll")
+def _roll(context: Context, x: Array, shifts: Any, dims: Any = ()) -> Array:
+    if not dims:
+        return jnp.roll(x, shifts)
+    return jnp.roll(x, tuple(shifts), tuple(dims))
+
+
+@operation("repeat_interleave")
+def _repeat_interleave(
+    context: Context, x: Array, times: int, dim: int | None = None, **kwargs: Any
+) -> Array:
+    if not isinstance(times, int):
+        raise Unsupported("repeat_interleave with one number for each entry")
+    return jnp.repeat(x, times, dim)
+
+
+@operation("channel_shuffle")
+def _channel_shuffle(context: Context, x: Array, groups: int) -> Array:
+    b, c, *rest = x.shape
+    return x.reshape(b, groups, c // groups, *rest).swapaxes(1, 2).reshape(x.shape)
+
+
+@operation("meshgrid")
+def _meshgrid(
+    context: Context, arrays: Sequence[Array], *, indexing: str = "ij"
+) -> list[Array]:
+    return jnp.meshgrid(*arrays, indexing=indexing)
+
+
 @operation("one_hot")
 def _one_hot(context: Context, x: Array, classes: int = -1) -> Array:
     if classes < 0:
@@ -141,9 +275,7 @@ def _slice(
     end: Any = None,
     step: int = 1,
 ) -> Array:
-    cut: list[Any] = [slice(None)] * x.ndim
-    cut[dim] = slice(start, end, step)
-    return x[tuple(cut)]
+    return x[_along(x, dim, slice(start, end, step))]
 
 
 @operation("flip")
@@ -175,6 +307,12 @@ def _pad(
 # --------------------------------------------------------------------------------------
 
 
+OVER_EXAMPLES = ("mean", "sum", "var", "std")
+"""Reductions that leave padding out. Their argument `examples` holds those of the reduced
+axes along which examples lie.
+"""
+
+
 def _reduction(function: Callable[..., Array]) -> Callable[..., Array]:
     def reduce(
         context: Context,
@@ -183,15 +321,17 @@ def _reduction(function: Callable[..., Array]) -> Callable[..., Array]:
         keepdim: bool = False,
         **kwargs: Any,
     ) -> Array:
-        axes = dim if dim is None or isinstance(dim, int) else tuple(dim) or None
-        return function(x, axis=axes, keepdims=keepdim)
+        return function(x, axis=_axes(dim), keepdims=keepdim)
 
     return reduce
 
 
+def _axes(dim: Any) -> Any:
+    """The axes that a reduction names, as JAX takes them; () and None are all."""
+    return dim if dim is None or isinstance(dim, int) else tuple(dim) or None
+
+
 for _name, _function in {
-    "mean": jnp.mean,
-    "sum": jnp.sum,
     "amax": jnp.max,
     "amin": jnp.min,
     "prod": jnp.prod,
@@ -202,18 +342,106 @@ for _name, _function in {
     operation(_name)(_reduction(_function))
 
 
-@operation("max")
-def _max(context: Context, x: Array, dim: Any = None, keepdim: bool = False) -> Any:
+@operation("mean", "sum")
+def _mean(
+    context: Context,
+    x: Array,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    examples: Sequence[int] = (),
+    **kwargs: Any,
+) -> Array:
+    is_example = _is_example(context, x, examples)
+    total = jnp.sum(x, _axes(dim), keepdims=keepdim, where=is_example)
+    if context.operation_name == "sum":
+        return total
+    if is_example is None:
+        return jnp.mean(x, _axes(dim), keepdims=keepdim)
+    return total / jnp.maximum(_count(x, _axes(dim), is_example), 1)
+
+
+def _is_example(context: Context, x: Array, axes: Sequence[int]) -> Array | None:
+    """Whether entries are of an example and not of padding, for reductions over axes along
+    which examples lie.
+    """
+    if context.weight is None or not axes:
+        return None
+    (axis,) = axes
+    return along_axis(context.weight > 0, axis, x.ndim)
+
+
+def _count(x: Array, axes: Any, is_example: Array) -> Array:
+    """How many entries of examples a reduction over some axes adds up."""
+    axes = range(x.ndim) if axes is None else (axes,) if isinstance(axes, int) else axes
+    entries = math.prod(x.shape[axis] for axis in axes)
+    return is_example.mean(dtype=x.dtype) * entries
+
+
+@operation("max", "min")
+def _extreme(context: Context, x: Array, dim: Any = None, keepdim: bool = False) -> Any:
+    is_max = context.operation_name == "max"
     if dim is None:
-        return x.max()
-    return x.max(dim, keepdims=keepdim), x.argmax(dim, keepdims=keepdim)
+        return x.max() if is_max else x.min()
+    if hasattr(dim, "shape"):
+        return jnp.maximum(x, dim) if is_max else jnp.minimum(x, dim)
+    # The derivative goes to one of several equal entries.
+    index = (x.argmax if is_max else x.argmin)(dim, keepdims=True)
+    values = jnp.take_along_axis(x, index, dim)
+    return (values, index) if keepdim else (values.squeeze(dim), index.squeeze(dim))
 
 
-@operation("argmax")
+@operation("sort")
+def _sort(
+    context: Context,
+    x: Array,
+    dim: int = -1,
+    descending: bool = False,
+    **kwargs: Any,
+) -> tuple[Array, Array]:
+    index = jnp.argsort(x, dim, descending=descending)
+    return jnp.take_along_axis(x, index, dim), index
+
+
+@operation("argsort")
+def _argsort(
+    context: Context,
+    x: Array,
+    dim: int = -1,
+    descending: bool = False,
+    **kwargs: Any,
+) -> Array:
+    return jnp.argsort(x, dim, descending=descending)
+
+
+@operation("topk")
+def _topk(
+    context: Context, x: Array, k: int, dim: int = -1, largest: bool = True, *_: Any
+) -> tuple[Array, Array]:
+    index = jnp.argsort(x, dim, descending=largest)
+    index = jax.lax.slice_in_dim(index, 0, k, axis=dim)
+    return jnp.take_along_axis(x, index, dim), index
+
+
+@operation("median")
+def _median(
+    context: Context, x: Array, dim: int | None = None, keepdim: bool = False
+) -> Any:
+    x, axis = (x.reshape(-1), 0) if dim is None else (x, dim)
+    values, index = _sort(context, x, axis)
+    middle = (x.shape[axis] - 1) // 2
+    values, index = (
+        jax.lax.index_in_dim(array, middle, axis, keepdim) for array in (values, index)
+    )
+    return values if dim is None else (values, index)
+
+
+@operation("argmax", "argmin")
 def _argmax(
     context: Context, x: Array, dim: int | None = None, keepdim: bool = False
 ) -> Array:
-    return x.argmax(dim, keepdims=keepdim)
+    function = x.argmax if context.operation_name == "argmax" else x.argmin
+    return function(dim, keepdims=keepdim)
 
 
 @operation("var")
@@ -223,38 +451,86 @@ def _var(
     dim: Any = None,
     unbiased: Any = True,
     keepdim: bool = False,
+    *,
+    examples: Sequence[int] = (),
     **kwargs: Any,
 ) -> Array:
     correction = kwargs.get("correction", int(unbiased))
-    return x.var(
-        tuple(dim) if isinstance(dim, list | tuple) else dim,
-        ddof=int(correction),
-        keepdims=keepdim,
-    )
+    correction = 1 if correction is None else correction
+    is_example, axes = _is_example(context, x, examples), _axes(dim)
+    if is_example is None:
+        return x.var(axes, ddof=correction, keepdims=keepdim)
+    count = _count(x, axes, is_example)
+    total = x.sum(axes, keepdims=True, where=is_example)
+    squares = jnp.square(x - total / jnp.maximum(count, 1))
+    # A batch that is all padding has a variance of 0.
+    divisor = jnp.where(count > 0, count - correction, 1)
+    return squares.sum(axes, keepdims=keepdim, where=is_example) / divisor
 
 
 @operation("std")
 def _std(context: Context, x: Array, *args: Any, **kwargs: Any) -> Array:
-    return jnp.sqrt(_var(context, x, *args, **kwargs))
+    return safe_sqrt(_var(context, x, *args, **kwargs))
 
 
-@operation("cumsum")
-def _cumsum(context: Context, x: Array, dim: int, **kwargs: Any) -> Array:
+@operation("var_mean")
+def _var_mean(
+    context: Context, x: Array, dim: Any = None, keepdim: bool = False, **kwargs: Any
+) -> tuple[Array, Array]:
+    axes = _axes(dim)
+    variance = _var(context, x, axes, keepdim=keepdim, **kwargs)
+    return variance, jnp.mean(x, axes, keepdims=keepdim)
+
+
+def safe_sqrt(x: Array) -> Array:
+    """The square root, with PyTorch's derivative of norms at 0, which is 0."""
+    is_zero = x == 0
+    return jnp.where(is_zero, 0, jnp.sqrt(jnp.where(is_zero, 1, x)))
+
+
+@operation("cumsum", "cumprod")
+def _cumulated(context: Context, x: Array, dim: int, **kwargs: Any) -> Array:
+    if context.operation_name == "cumprod":
+        return jnp.cumprod(x, dim)
     return jnp.cumsum(x, dim)
 
 
-@operation("linalg_vector_norm")
+@operation("diff")
+def _diff(
+    context: Context,
+    x: Array,
+    n: int = 1,
+    dim: int = -1,
+    prepend: Array | None = None,
+    append: Array | None = None,
+) -> Array:
+    if x.dtype == bool:
+        parts = [part for part in (prepend, x, append) if part is not None]
+        x = jnp.concatenate(parts, dim)
+        before = jax.lax.slice_in_dim(x, 0, -1, axis=dim)
+        return jnp.not_equal(jax.lax.slice_in_dim(x, 1, None, axis=dim), before)
+    return jnp.diff(x, n, dim, prepend, append)
+
+
+@operation("linalg_vector_norm", "norm")
 def _norm(
     context: Context,
     x: Array,
-    ord: float = 2,
+    ord: float | None = 2,
     dim: Any = None,
     keepdim: bool = False,
     **kwargs: Any,
 ) -> Array:
-    return jnp.linalg.norm(
-        x, ord, tuple(dim) if isinstance(dim, list | tuple) else dim, keepdim
-    )
+    axes = _axes(dim)
+    if ord in (None, 2):
+        # The derivative at 0 is 0, and JAX's would be NaN.
+        return safe_sqrt(jnp.square(x).sum(axes, keepdims=keepdim))
+    magnitudes = jnp.where(x == 0, 0, jnp.abs(x))
+    if ord == 1:
+        return magnitudes.sum(axes, keepdims=keepdim)
+    if axes is None:
+        x, axes = x.reshape(-1), 0
+    return jnp.linalg.norm(x, ord, axes, keepdim)
 
 
 @operation("einsum")
@@ -268,47 +544,94 @@ def _einsum(
 # --------------------------------------------------------------------------------------
 
 
-def _dtype(context: Context, dtype: str | None) -> DTypeLike:
-    """JAX's dtype for one of PyTorch's; floating-point types become the model's."""
-    if dtype is None or "float" in dtype:
+def dtype_of(context: Context, dtype: str | None, *like: Any) -> DTypeLike:
+    """JAX's dtype for one of PyTorch's; floating-point types become the model's.
+
+    Args:
+        context: of the run.
+        dtype: None = that of the first array of `like`, or floating-point numbers.
+        like: the arguments of the operation.
+    """
+    if dtype is None:
+        first = like[0] if like else None
+        return getattr(first, "dtype", context.dtype)
+    if "float" in dtype:
         return context.dtype
     return {"bool": bool, "long": "int32", "int64": "int32"}.get(dtype, dtype)
 
 
-@operation("zeros", "new_zeros")
+@operation("zeros", "new_zeros", "empty", "new_empty")
 def _zeros(
     context: Context, *args: Any, dtype: str | None = None, **kwargs: Any
 ) -> Array:
-    return jnp.zeros(args[-1], _dtype(context, dtype))
+    return jnp.zeros(args[-1], dtype_of(context, dtype, *args))
 
 
 @operation("ones", "new_ones")
 def _ones(
     context: Context, *args: Any, dtype: str | None = None, **kwargs: Any
 ) -> Array:
-    return jnp.ones(args[-1], _dtype(context, dtype))
+    return jnp.ones(args[-1], dtype_of(context, dtype, *args))
 
 
-@operation("full")
+@operation("full", "new_full")
 def _full(
+    context: Context, *args: Any, dtype: str | None = None, **kwargs: Any
+) -> Array:
+    shape, value = args[-2:]
+    new = dtype_of(context, dtype, *args)
+    if dtype is None and context.operation_name == "full":
+        kinds: dict[type, Any] = {bool: bool, int: "int32"}
+        new = kinds.get(type(value), context.dtype)
+    return jnp.full(shape, value, new)
+
+
+@operation("full_like")
+def _full_like(
+    context: Context, x: Array, value: Any, *, dtype: str | None = None, **kwargs: Any
+) -> Array:
+    return jnp.full_like(x, value, dtype_of(context, dtype, x))
+
+
+@operation("scalar_tensor")
+def _scalar_tensor(
+    context: Context, value: Any, *, dtype: str | None = None, **kwargs: Any
+) -> Array:
+    return jnp.asarray(value, dtype_of(context, dtype))
+
+
+@operation("eye")
+def _eye(
+    context: Context, *sizes: int, dtype: str | None = None, **kwargs: Any
+) -> Array:
+    return jnp.eye(*sizes, dtype=dtype_of(context, dtype))
+
+
+@operation("linspace")
+def _linspace(
     context: Context,
-    shape: Sequence[int],
-    value: Any,
+    start: Any,
+    end: Any,
+    steps: int,
     *,
     dtype: str | None = None,
     **kwargs: Any,
 ) -> Array:
-    return jnp.full(shape, value, _dtype(context, dtype))
+    return jnp.linspace(start, end, steps, dtype=dtype_of(context, dtype))
 
 
-@operation("zeros_like")
-def _zeros_like(context: Context, x: Array, **kwargs: Any) -> Array:
-    return jnp.zeros_like(x)
+@operation("zeros_like", "empty_like")
+def _zeros_like(
+    context: Context, x: Array, *, dtype: str | None = None, **kwargs: Any
+) -> Array:
+    return jnp.zeros_like(x, dtype_of(context, dtype, x))
 
 
 @operation("ones_like")
-def _ones_like(context: Context, x: Array, **kwargs: Any) -> Array:
-    return jnp.ones_like(x)
+def _ones_like(
+    context: Context, x: Array, *, dtype: str | None = None, **kwargs: Any
+) -> Array:
+    return jnp.ones_like(x, dtype_of(context, dtype, x))
 
 
 @operation("arange")
@@ -328,7 +651,30 @@ def _to(
     if args and hasattr(args[0], "dtype"):
         return x.astype(args[0].dtype)
     new = dtype or next((arg for arg in args if isinstance(arg, str)), None)
-    return x if new is None else x.astype(_dtype(context, new))
+    return x if new is None else x.astype(dtype_of(context, new))
+
+
+# Fourier transforms
+# --------------------------------------------------------------------------------------
+
+
+@operation("fft_fft", "fft_ifft", "fft_rfft", "fft_irfft")
+def _fourier(
+    context: Context, x: Array, n: int | None = None, dim: int = -1, norm: Any = None
+) -> Array:
+    function = getattr(jnp.fft, context.operation_name.removeprefix("fft_"))
+    return function(x, n, dim, norm)
+
+
+@operation("fft_fft2", "fft_ifft2", "fft_rfft2", "fft_fftn", "fft_ifftn", "fft_rfftn")
+def _fourier_axes(
+    context: Context, x: Array, sizes: Any = None, dims: Any = None, norm: Any = None
+) -> Array:
+    name = context.operation_name.removeprefix("fft_")
+    if dims is None:
+        dims = (-2, -1) if name.endswith("2") else range(x.ndim)
+    function = getattr(jnp.fft, name.replace("2", "n"))
+    return function(x, sizes, tuple(dims), norm)
 
 
 @operation("tril")

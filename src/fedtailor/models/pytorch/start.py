@@ -42,12 +42,11 @@ class Start:
             name: tensor.detach().numpy().copy() for name, tensor in state.items()
         }
         self.shapes = {path: self.present[path].shape for path in paths}
-        # A tensor of tied layers has several names in the state dict, one of which is in
-        # `paths`.
-        stored = {state[path].data_ptr(): path for path in paths if state[path].numel()}
+        # A tensor of tied layers has several names in the state dict, the first of which
+        # is in `paths`.
+        first = shared_paths(module)
         self.names = {
-            name: name if name in paths else stored.get(tensor.data_ptr(), "")
-            for name, tensor in state.items()
+            name: first[name] if first.get(name) in paths else "" for name in state
         }
         self._identity = id(self) if make is None else (id(make), repr(module))
 
@@ -103,6 +102,28 @@ class Start:
 
     def __hash__(self) -> int:
         return hash(self._identity)
+
+
+def shared_paths(module: TorchModuleType) -> dict[str, str]:
+    """The path of every parameter and buffer of a module -> the first path of the same
+    tensor, which tied layers have in common.
+    """
+    first: dict[int, str] = {}
+    paths = {}
+    for path, tensor in (
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ):
+        paths[path] = first.setdefault(id(tensor), path)
+    return paths
+
+
+def owner_of(path: str) -> str:
+    """The path of the module that has a parameter, which may be computed from others
+    (`torch.nn.utils.parametrize`).
+    """
+    owner, computed, _ = path.partition(".parametrizations.")
+    return owner if computed else path.rpartition(".")[0]
 
 
 def copy_module(module: TorchModuleType) -> TorchModuleType:

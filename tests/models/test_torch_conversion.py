@@ -440,8 +440,9 @@ OF_VECTORS = {
         ),
         align_corners=False,
     ),
-    "alpha dropout": lambda x: functional.alpha_dropout(x, 0.2, True),
-    "feature dropout": lambda x: functional.dropout2d(images(x), 0.2, True),
+    "alpha dropout": nn.AlphaDropout(0.2),
+    "feature dropout": nn.Sequential(nn.Unflatten(1, (4, 2, 2)), nn.Dropout2d(0.2)),
+    "real part": lambda x: torch.fft.fft(x).real,
 } | {
     f"{mode} to {size}": lambda x, mode=mode, size=size: functional.interpolate(
         images(x), size=size, mode=mode

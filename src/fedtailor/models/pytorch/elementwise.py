@@ -63,6 +63,8 @@ _UNARY: dict[str, Callable[[Array], Array]] = {
     "tan": jnp.tan,
     "tanh": jnp.tanh,
     "trunc": jnp.trunc,
+    "view_as_complex": lambda x: jax.lax.complex(x[..., 0], x[..., 1]),
+    "view_as_real": lambda x: jnp.stack([jnp.real(x), jnp.imag(x)], -1),
 }
 
 

@@ -116,6 +116,9 @@ def _add(context: Context, x: Any, y: Any, *, alpha: float = 1) -> Any:
 
 
 _BINARY: dict[str, Callable[..., Any]] = {
+    "__and__": jnp.bitwise_and,
+    "__or__": jnp.bitwise_or,
+    "__xor__": jnp.bitwise_xor,
     "atan2": jnp.arctan2,
     "bitwise_and": jnp.bitwise_and,
     "bitwise_or": jnp.bitwise_or,

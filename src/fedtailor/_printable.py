@@ -10,6 +10,7 @@ printed or written for people.
 import csv
 import io
 import re
+import shutil
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, TextIO
@@ -63,6 +64,17 @@ def say_block(text: str, file: TextIO | None = None) -> None:
 def say_status(*lines: object) -> None:
     """Print lines as `say` does, on the standard error."""
     say(*lines, file=sys.stderr)
+
+
+def output_width() -> int:
+    """Columns to which text for the standard output is wrapped.
+
+    A pipe or a file has no width: every sentence stays on its line, where `grep` and
+    other programs find it.
+    """
+    if not sys.stdout.isatty():
+        return sys.maxsize
+    return shutil.get_terminal_size().columns
 
 
 def csv_text(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

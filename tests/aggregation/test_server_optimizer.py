@@ -116,3 +116,8 @@ def test_another_rate_costs_no_new_program():
 def test_impossible_settings_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         ServerOptimizer(**wrong)
+
+
+def test_only_adaptive_rules_have_a_form_of_the_paper():
+    with pytest.raises(ValueError, match="paper is a form of adam, yogi and adagrad"):
+        ServerOptimizer("momentum", paper=True)

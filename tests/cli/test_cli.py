@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from fedtailor.cli import main
-from fedtailor.cli.commands.algorithms import FACTS, group
+from fedtailor.cli.commands.algorithms import FACTS, LEGEND, group
 from fedtailor.protocol import Algorithm
 
 QUICK = ["--rounds", "2", "--evaluate-every", "2"]
@@ -464,3 +464,9 @@ def test_help_flows_over_the_line_breaks_of_the_source(
     monkeypatch.setenv("COLUMNS", "1000")
     assert main([*arguments, "--help"]) == 0
     assert sentence in capsys.readouterr().out
+
+
+def test_lists_are_not_wrapped_in_a_pipe(capsys):
+    assert main(["algorithms"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(text in lines for text in LEGEND)

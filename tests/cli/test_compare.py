@@ -13,8 +13,9 @@ import polars as pl
 import pytest
 
 from fedtailor.cli import main
-from fedtailor.cli.options import as_typed_text
+from fedtailor.cli.advice import as_typed_text
 from fedtailor.experiments import scenarios
+from fedtailor.experiments.bracketing import MAX_EXTENSIONS
 
 FILE = """title = "Two methods"
 seeds = [0]
@@ -122,6 +123,26 @@ def test_a_plan_fits_a_terminal_and_writes_nothing(tmp_path, capsys):
 
     assert main([*command, "--budget"]) == 2
     assert "leave out the budget" in capsys.readouterr().err
+
+
+def test_a_plan_knows_of_early_ends_and_of_rates_that_are_added(tmp_path, capsys):
+    path = tmp_path / "two.toml"
+    grid = "grid.sgd.lr = [0.1, 0.05]"
+    early = 'until_still = true\nevaluate_every = 1\nbracket = ["sgd.lr"]\n'
+    text = early + FILE.replace('use = "fedavg"', f'use = "fedavg"\n{grid}', 1)
+    path.write_text(text.replace('"digits-rotated"', '"digits-rotated"\nval = 0.2', 1))
+    command = ["compare", str(path), "--plan", "--out", str(tmp_path / "results")]
+    assert main([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (entry,) = found["entries"]
+    assert (found["runs"], found["added_runs"]) == (2, MAX_EXTENSIONS)
+    assert found["added_seconds"] == entry["added_seconds"]
+    assert entry["added_seconds"] == pytest.approx(2 * entry["training_seconds"])
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    assert "2 runs and up to 4 more to bracket" in shown and "rounds," in shown
+    assert "At most" in shown and "Runs that are added: at most" in shown
+    assert "stands still" in shown and max(map(len, shown.splitlines())) <= 80
 
 
 def test_labels_in_square_brackets_are_shown(tmp_path, capsys):

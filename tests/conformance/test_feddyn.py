@@ -93,6 +93,42 @@ def test_exact_local_solves_end_at_the_minimum_of_the_mean_loss():
         assert np.abs(plain.server.model[0] - minimum).min() > 0.1
 
 
+def test_weighted_by_samples_it_ends_at_the_minimum_of_the_loss_of_all_samples():
+    """As the released code: alpha / (m q_i) for the client with the share q_i."""
+    q = (SIZES / SIZES.sum())[:, None]
+    minimum = (q * A * a).sum(axis=0) / (q * A).sum(axis=0)
+    with float64():
+        training = train(
+            FedDyn(sgd=SOLVED, alpha=ALPHA, weights="samples"),
+            quadratics(a, A, SIZES),
+            quadratic_model(2),
+            300,
+        )
+        np.testing.assert_allclose(training.server.model[0], minimum, **EXACT)
+
+
+def test_a_round_weighted_by_samples_by_hand():
+    alpha = ALPHA * SIZES.mean() / SIZES[:, None]
+    with float64():
+        training = train(
+            FedDyn(sgd=PLAIN, alpha=ALPHA, weights="samples"),
+            quadratics(a, A, SIZES),
+            quadratic_model(2, shifted),
+            0,
+        )
+        theta, g = np.asarray(training.initial(0)), np.zeros((4, 2))
+        mean_moved = np.zeros(2)
+        for _ in range(3):
+            w = np.tile(theta, (4, 1))
+            for _ in range(STEPS):
+                w = w - LR * (A * (w - a) - g + alpha * (w - theta))
+            g -= alpha * (w - theta)
+            mean_moved += (w - theta).mean(axis=0)
+            theta = w.mean(axis=0) + mean_moved
+            training.advance()
+        np.testing.assert_allclose(training.server.model[0], theta, **EXACT)
+
+
 def test_absent_clients_keep_their_terms():
     with float64():
         for kind in (FedDyn, EverybodyTrains):
@@ -113,3 +149,13 @@ def test_errors():
         ValueError, match=r"the learning rate 0\.1 times alpha 20\.0 is 2"
     ):
         FedDyn(alpha=20)
+    with pytest.raises(ValueError, match="weights is 'all'; it must be 'uniform' or"):
+        FedDyn(weights="all")
+    with pytest.raises(ValueError, match="for the fewest samples,"):
+        # 3.5 for the mean number of samples is 12.25 for the fewest
+        train(
+            FedDyn(sgd=PLAIN, alpha=3.5, weights="samples"),
+            quadratics(a, A, SIZES),
+            quadratic_model(2),
+            0,
+        )

@@ -2,6 +2,8 @@
 hand.
 """
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -56,21 +58,47 @@ def adagrad(m, v, delta, t):
     return m, v, delta / np.sqrt(v)
 
 
+def algorithm_2(b1, second):
+    """Reddi et al. 2021, algorithm 2, with a rule for the second moment."""
+
+    def rule(m, v, delta, t):
+        m, v = b1 * m + (1 - b1) * delta, second(v, delta**2)
+        return m, v, m / (np.sqrt(v) + TAU)
+
+    return rule
+
+
+PAPER = {
+    FedAdam: algorithm_2(B1, lambda v, square: B2 * v + (1 - B2) * square),
+    FedYogi: algorithm_2(
+        B1, lambda v, square: v - (1 - B2) * square * np.sign(v - square)
+    ),
+    FedAdagrad: algorithm_2(0.0, lambda v, square: v + square),
+}
+
+
 @pytest.mark.parametrize(
-    ("method", "rule", "start"),
-    [(FedAdam, adam, 0.0), (FedYogi, yogi, 1e-6), (FedAdagrad, adagrad, TAU**2)],
+    ("method", "rule", "start", "paper"),
+    [
+        (FedAdam, adam, (0.0, 0.0), False),
+        (FedYogi, yogi, (1e-6, 1e-6), False),
+        (FedAdagrad, adagrad, (0.0, TAU**2), False),
+        *((method, rule, (0.0, TAU**2), True) for method, rule in PAPER.items()),
+    ],
 )
-def test_the_recursion_by_hand(method, rule, start):
+def test_the_recursion_by_hand(method, rule, start, paper):
     """Five rounds of the defaults, with local models that are known."""
     lr, steps = 0.05, 2
     p, shrink = SIZES / SIZES.sum(), (1 - lr * A) ** steps
-    theta, m, v = 0.0, start, start
+    theta, (m, v) = 0.0, start
     for t in range(1, 6):
         delta = theta - (p * (a + shrink * (theta - a))).sum()
         m, v, direction = rule(m, v, delta, t)
         theta = theta - RATE * direction
     with float64():
         algorithm = method(sgd=SGD(lr=lr, steps=steps, batch_size=8))
+        optimizer = replace(algorithm.optimizer, paper=paper)
+        algorithm = replace(algorithm, optimizer=optimizer)
         found = personal(
             train(algorithm, quadratics(a, A, SIZES), quadratic_model(1), 5)
         )

@@ -22,12 +22,13 @@ from conformance.problems import (
     train,
 )
 from fedtailor.aggregation import Probe
-from fedtailor.algorithms import UCFL, FedAvg, UCFLParallel
+from fedtailor.algorithms import UCFL, FedAvg, Local, UCFLParallel
 from fedtailor.algorithms.helpers import warm_up
 from fedtailor.algorithms.helpers.user_centric import Trial, UCFLState
 from fedtailor.algorithms.helpers.warm_up import ASKED_AFTER, WarmUp, differ, sketch
+from fedtailor.experiments.scenarios import find
 from fedtailor.protocol import SGD, Exchange, drive
-from fedtailor.runs import run
+from fedtailor.runs import run, simulate
 from fedtailor.storage.run_files import LEDGER, METRICS
 from fedtailor.testing.conformance import CHECKS
 from fedtailor.training import Participation
@@ -64,6 +65,32 @@ def found_groups(training):
     """The clients' streams in the federation's order, numbered by first members."""
     streams = by_place(training, training.server.stream)
     return streams if streams[0] == 0 else 1 - streams
+
+
+def next_probe(training, clients=None):
+    """One more probe, which only some clients answer in time."""
+    server, cohort = training.server, None
+
+    def ask():
+        nonlocal cohort
+        cohort = training._cohort(training.executor.seen, np.arange(CLIENTS), seen=True)
+        downlink = training.algorithm.probe_downlink(server, cohort)
+        answers = yield Exchange("probe", training.algorithm, cohort, downlink)
+        return answers
+
+    answers = drive(ask(), training.executor)
+    # Answers of late clients are zeros.
+    clients = np.ones(CLIENTS, bool) if clients is None else clients
+    late = ~clients
+    update = {}
+    for kind, rows in answers.update.items():
+        values = rows.host().copy()
+        values[late] = 0
+        update[kind] = values
+    cohort = replace(cohort, reporting=clients)
+    return training.algorithm.aggregate_probe(
+        server, answers_of(cohort, **update), cohort
+    )
 
 
 # the rule
@@ -157,12 +184,15 @@ def test_candidates_of_a_batch_start_where_the_warm_up_ends():
         federation = replace(federation, y=y)
         method = UCFL(TRAINED, sigma_batch="auto", trial=2)
         training = train(method, federation, softmax_model(), 0)
-        while isinstance(training.server, WarmUp):
-            before = training.server.model
+        training.probe()
+        while isinstance(after := next_probe(training), WarmUp):
             training.advance()
-        assert isinstance(training.server, Trial)
-        for candidate in training.server.candidates:
-            np.testing.assert_array_equal(candidate.initial, before[0])
+        # The weights are those of the probe that counts, at which newcomers are asked.
+        assert isinstance(after, Trial)
+        for candidate in after.candidates:
+            for theta in candidate.model:
+                np.testing.assert_array_equal(theta, training.server.initial)
+            np.testing.assert_array_equal(candidate.initial, after.initial)
 
 
 def test_clients_that_differ_without_groups_have_a_stream_each():
@@ -182,6 +212,118 @@ def test_clients_that_differ_without_groups_have_a_stream_each():
         )
         np.testing.assert_array_equal(personal(auto), personal(each))
     assert auto.server.one_for_each and not literal.server.one_for_each
+
+
+# which probe counts, and what clients are served until then
+# --------------------------------------------------------------------------------------
+
+
+def conflicting(unseen=None):
+    """Two groups that no model fits together: the minimisers are 3 and -1."""
+    federation = hidden_groups(unseen=unseen)
+    y = federation.y.copy()
+    for client in np.flatnonzero(GROUPS):
+        y[federation.train[client], SIZE:] *= -1
+    return replace(federation, y=y)
+
+
+@pytest.mark.parametrize("kind", [UCFL, UCFLParallel])
+def test_a_run_that_ends_while_the_server_asks_is_personal(kind):
+    with float64():
+        federation, model = conflicting(), quadratic_model(SIZE)
+        ours, average, local = (
+            train(method, federation, model, 1)
+            for method in (kind(SLOW, streams=2), FedAvg(SLOW), Local(SLOW))
+        )
+        server = ours.server
+        assert isinstance(server, WarmUp)
+        # All train FedAvg's model, and are served mixes of what they sent.
+        np.testing.assert_array_equal(server.initial, average.server.model[0])
+        by_id = personal(local)[np.argsort(federation.ids)]
+        weights = server.streams.weights[server.streams.stream]
+        served = personal(ours)[np.argsort(federation.ids)]
+        np.testing.assert_allclose(served, weights @ by_id, **EXACT)
+        stream = by_place(ours, server.streams.stream)
+        np.testing.assert_array_equal(stream != stream[0], GROUPS == 1)
+        goals = centres(federation)
+        error, other = (
+            np.square(personal(training) - goals).sum() for training in (ours, average)
+        )
+        assert error < 0.9 * other
+
+
+@pytest.mark.parametrize("streams", [None, 2])
+def test_newcomers_are_served_streams_while_the_server_asks(streams):
+    with float64():
+        unseen = np.arange(CLIENTS) >= 6
+        federation = conflicting(unseen=unseen)
+        training = train(
+            UCFL(SLOW, streams=streams), federation, quadratic_model(SIZE), 1
+        )
+        assert isinstance(training.server, WarmUp)
+        (found,) = predictors(training)
+    # The sixth belongs to the first one's group, the seventh to the second one's.
+    own = found[:, 0]
+    assert abs(own[6] - own[0]) < abs(own[6] - own[1])
+    assert abs(own[7] - own[1]) < abs(own[7] - own[0])
+
+
+def test_with_few_at_hand_clients_without_news_are_served_fedavgs_model():
+    """A round of two clients of one group."""
+    with float64():
+        federation = conflicting()
+        training = train(UCFL(SLOW, streams=2), federation, quadratic_model(SIZE), 0)
+        reporting = np.zeros(CLIENTS, bool)
+        groups = GROUPS[np.argsort(federation.ids)]
+        reporting[np.flatnonzero(groups == 0)[:2]] = True
+        training.advance(reporting)
+        server = training.server
+        assert isinstance(server, WarmUp)
+        served = personal(training)
+    is_other = GROUPS == 1
+    expected = np.tile(server.initial, (is_other.sum(), 1))
+    np.testing.assert_array_equal(served[is_other], expected)
+    assert not np.allclose(served[0], server.initial)
+
+
+def test_a_probe_that_shows_less_does_not_count():
+    with float64():
+        training = train(
+            UCFL(SLOW, streams=2), hidden_groups(), quadratic_model(SIZE), 0
+        )
+        while training.server.streams is None:
+            training.advance()
+        while not training.server.asks:
+            training.advance()
+        before = training.server
+        others = (before.groups + 1) * (np.arange(CLIENTS) != 3)
+        # the best silhouette and the groups before; whether this probe counts
+        cases = [
+            (0.0, others, True),
+            (1.0, others, False),
+            (1.0, next_probe(training).stream, True),
+        ]
+        for best, groups, counts in cases:
+            training.server = before.replace(best=best, groups=groups, stands=False)
+            after = next_probe(training)
+            state = after.streams if isinstance(after, WarmUp) else after
+            is_new = not np.array_equal(state.rows, before.streams.rows)
+            assert is_new == counts
+            # Clear groups that stand one more probe end the warm-up.
+            assert isinstance(after, UCFLState) == (best == 1.0)
+
+
+def test_groups_that_only_the_first_probe_shows_are_kept():
+    """The model of all fits all data in the end, and gradients vanish."""
+    scenario = find("digits-rotated")
+    federation = scenario.build(3)
+    model = scenario.model.bind(federation.input_shape, 10)
+    training = simulate(scenario.algorithm("ucfl"), federation, model, seed=3)
+    while isinstance(training.server, WarmUp):
+        training.advance()
+    streams = by_place(training, training.server.stream)
+    pairs = set(zip(streams, federation.groups, strict=True))
+    assert len(pairs) == 4 == streams.max() + 1
 
 
 # the overall test
@@ -242,7 +384,10 @@ def test_large_models_send_sketches_that_are_charged(monkeypatch):
     with float64():
         federation, model = classification(unseen=np.arange(5) == 3), softmax_model()
         training = train(UCFL(TRAINED), federation, model, 22)
-        asked = int(training.server.asked[-1, 0])
+        # The clearest probe counts, as no two are clear.
+        rounds, silhouettes = training.server.asked.T
+        assert (silhouettes < warm_up.CLEAR).all()
+        asked = int(rounds[silhouettes.argmax()])
         whole = train(UCFL(TRAINED, warm=asked), federation, model, asked + 1).server
         seed = jnp.int32(training.server.sketch)
         expected = [sketch(jnp.asarray(row), seed) for row in whole.gradients]
@@ -331,58 +476,29 @@ def test_a_run_killed_in_the_warm_up_ends_with_the_same_bytes(stop, tmp_path):
         assert files("parts", 12, resume=True) == whole
 
 
-def answer_of(training, clients):
-    """One more probe, which only some clients answer in time."""
-    server, cohort = training.server, None
-
-    def ask():
-        nonlocal cohort
-        cohort = training._cohort(training.executor.seen, np.arange(CLIENTS), seen=True)
-        downlink = training.algorithm.probe_downlink(server, cohort)
-        answers = yield Exchange("probe", training.algorithm, cohort, downlink)
-        return answers
-
-    answers = drive(ask(), training.executor)
-    # Answers of late clients are zeros.
-    late = ~clients
-    update = {}
-    for kind, rows in answers.update.items():
-        values = rows.host().copy()
-        values[late] = 0
-        update[kind] = values
-    cohort = replace(cohort, reporting=clients)
-    return training.algorithm.aggregate_probe(
-        server, answers_of(cohort, **update), cohort
-    )
-
-
-def test_while_machines_are_late_fedavg_goes_on_and_all_are_asked_again():
+def test_probes_that_somebody_missed_do_not_count():
     with float64():
         training = train(
             UCFL(SLOW, streams=2), hidden_groups(), quadratic_model(SIZE), 0
         )
-        everybody = np.ones(CLIENTS, bool)
         late = np.arange(CLIENTS) == 3
-        while training.round < 14:
+        while training.round < ASKED_AFTER[-1] + 2:
             training.advance()
             if training.server.asks:
                 before = training.server
-                after = answer_of(training, everybody & ~late)
-                assert isinstance(after, WarmUp) and not after.asks
-                np.testing.assert_array_equal(after.groups == -1, late)
-                np.testing.assert_array_equal(after.model, before.model)
+                after = next_probe(training, ~late)
+                assert isinstance(after, WarmUp) and not (after.asks or after.fresh)
+                assert after.streams is before.streams and after.best == before.best
                 training.server = after
-        # Groups are clear, and every round ends with a probe until all are at hand.
-        assert training.server.knows_enough
+        assert training.server.streams is None
+        # After the last one, every round ends with a probe until all are at hand.
         training.advance()
         assert training.server.asks
+        average = training.server.initial
         training.advance()
         np.testing.assert_array_equal(found_groups(training), GROUPS)
-        # what the late client answered last, not its zeros
         A = np.array([1.0, 3.0])[GROUPS]
-        expected = A[:, None] * (
-            training.server.initial - centres(training.executor.federation)
-        )
+        expected = A[:, None] * (average - centres(training.executor.federation))
         found = by_place(training, training.server.gradients)
         np.testing.assert_allclose(found, expected, **EXACT)
 

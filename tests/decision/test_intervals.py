@@ -3,19 +3,36 @@ where there is no difference.
 """
 
 import numpy as np
+import polars as pl
 import pytest
 from scipy import stats
 
 from fedtailor.decision import (
     SCORES,
     Interval,
-    Score,
-    bootstrap_gains,
+    client_gains,
     metric_interval,
     two_way_interval,
 )
 
-MEAN = Score("loss", higher_is_better=True)
+
+def gain_of(base, method, metric):
+    """The line of one client, from scores [seeds, rows]."""
+    seed, row = np.indices(base.shape)
+    column = {"accuracy": "correct", "loss": "loss", "rmse": "squared_error"}[metric]
+    table = pl.concat(
+        pl.DataFrame(
+            {
+                "method": name,
+                "seed": seed.ravel(),
+                "client": "a",
+                "row": row.ravel(),
+                column: np.asarray(scores, np.float64).ravel(),
+            }
+        )
+        for name, scores in (("local", base), ("other", method))
+    )
+    return client_gains(table.filter(pl.col(column).is_not_nan()), metric=metric)
 
 
 def at_most(rate, nominal, repetitions):
@@ -68,11 +85,10 @@ def test_two_seeds_speak_of_themselves_and_leave_an_interval_of_use():
     rng = np.random.default_rng(9)
     base = rng.uniform(size=(2, 60)) < 0.5
     method = base | (rng.uniform(size=(2, 60)) < 0.5)
-    one = bootstrap_gains(base[:1] * 1.0, method[None, :1] * 1.0, SCORES["accuracy"])[
-        2
-    ][0]
-    two = bootstrap_gains(base * 1.0, method[None] * 1.0, SCORES["accuracy"])[2][0]
-    assert two.verdict == "helps" and two.high - two.low < one.high - one.low
+    one = gain_of(base[:1], method[:1], "accuracy")
+    two = gain_of(base, method, "accuracy")
+    assert two["verdict"].item() == "helps"
+    assert (two["high"] - two["low"]).item() < (one["high"] - one["low"]).item()
     means = rng.normal(1, 0.1, (2, 9))
     np.testing.assert_allclose(
         two_way_interval(means).p,
@@ -104,67 +120,78 @@ def test_what_cannot_be_judged_is_not():
     assert np.isfinite(two_way_interval(gaps).low)
 
 
-def test_the_bootstrap_of_rows_has_the_deviation_of_a_mean():
+def test_one_seed_is_student_s_paired_test_over_rows():
     rng = np.random.default_rng(2)
     base, method = rng.normal(size=(1, 80)), rng.normal(0.2, 1, (1, 80))
-    _, _, (found,) = bootstrap_gains(base, method[None], MEAN, draws=20_000)
-    ends = stats.ttest_rel(method[0], base[0]).confidence_interval(0.95)
+    found = gain_of(base, method, "loss")
+    expected = stats.ttest_rel(base[0], method[0])
+    ends = expected.confidence_interval(0.95)
     np.testing.assert_allclose(
-        [found.low, found.high], [ends.low, ends.high], rtol=0.03
+        found.select("low", "high", "p").row(0),
+        [ends.low, ends.high, expected.pvalue],
+        rtol=1e-8,
     )
 
 
-def test_roots_of_means_are_resampled_as_such():
+def test_errors_are_compared_by_their_logarithms():
     rng = np.random.default_rng(3)
     base, method = rng.chisquare(1, (1, 60)) * 4, rng.chisquare(1, (1, 60))
-    values, own, (found,) = bootstrap_gains(
-        base, method[None], SCORES["rmse"], draws=4000
-    )
+    found = gain_of(base, method, "rmse").row(0, named=True)
+    own, value = np.sqrt([base.mean(), method.mean()])
     np.testing.assert_allclose(
-        [values[0, 0], own[0]], np.sqrt([method.mean(), base.mean()]), rtol=1e-12
+        [found["value"], found["base_value"], found["gain"]],
+        [value, own, own - value],
+        rtol=1e-12,
     )
+    # Delta method: q / (2 mean q) is what a row adds to the logarithm of the root.
+    error = stats.sem(base[0] / (2 * own**2) - method[0] / (2 * value**2))
+    reach = stats.t.ppf(0.975, 59) * error
+    difference = np.log(own / value)
     np.testing.assert_allclose(
-        found.estimate, np.sqrt(base.mean()) - np.sqrt(method.mean()), rtol=1e-12
-    )
-    # Delta method: the deviation of q / (2 sqrt(mean q)).
-    linear = base[0] / (2 * own[0]) - method[0] / (2 * values[0, 0])
-    np.testing.assert_allclose(
-        found.high - found.low,
-        2 * stats.t.ppf(0.975, 59) * stats.sem(linear),
-        rtol=0.06,
+        [found["low"], found["high"]],
+        [own * (1 - np.exp(-(difference - reach))) for reach in (reach, -reach)],
+        rtol=1e-8,
     )
 
 
 def test_few_rows_that_all_speak_for_one_method_do_not_decide():
     base, method = np.zeros((1, 20)), np.zeros((1, 20))
     method[0, :4] = (
-        1  # McNemar's exact test: p = 0.125; a bare bootstrap would exclude 0
+        1  # McNemar's exact test: p = 0.125; a bare variance would exclude 0
     )
-    assert (
-        bootstrap_gains(base, method[None], SCORES["accuracy"])[2][0].verdict
-        == "cannot tell"
-    )
+    assert gain_of(base, method, "accuracy")["verdict"].item() == "cannot tell"
     method[0, :9] = 1
+    assert gain_of(base, method, "accuracy")["verdict"].item() == "helps"
+    alike = gain_of(base, base, "accuracy")
     assert (
-        bootstrap_gains(base, method[None], SCORES["accuracy"])[2][0].verdict == "helps"
-    )
-    alike = bootstrap_gains(base, base[None], SCORES["accuracy"])[2][0]
-    assert (
-        alike.low < -0.05 and alike.high > 0.05
+        alike["low"].item() < -0.05 and alike["high"].item() > 0.05
     )  # 20 equal answers do not show that there is no difference
 
 
 def test_one_row_or_no_seed_in_common_tells_nothing():
-    _, _, (one,) = bootstrap_gains(
-        np.zeros((2, 1)), np.ones((1, 2, 1)), SCORES["accuracy"]
+    one = gain_of(np.zeros((2, 1)), np.ones((2, 1)), "accuracy")
+    assert one.select("gain", "low", "high", "verdict").row(0) == (
+        1,
+        -1,
+        1,
+        "cannot tell",
     )
-    assert (one.estimate, one.low, one.high, one.verdict) == (1, -1, 1, "cannot tell")
-    base, method = (
-        np.array([[0.0, 1], [np.nan, np.nan]]),
-        np.array([[[np.nan, np.nan], [1.0, 1]]]),
+    base = np.array([[0.0, 1], [np.nan, np.nan]])
+    method = np.array([[np.nan, np.nan], [1.0, 1]])
+    assert gain_of(base, method, "accuracy").is_empty()
+
+
+def test_equal_errors_and_errors_of_zero_have_an_interval():
+    errors = np.array([[1.0, 2, 3, 4]])
+    same = gain_of(errors, errors, "rmse").row(0, named=True)
+    assert (same["gain"], same["low"], same["high"], same["verdict"]) == (
+        0,
+        0,
+        0,
+        "cannot tell",
     )
-    values, _, (none,) = bootstrap_gains(base, method, SCORES["accuracy"])
-    assert np.isnan(none.estimate) and values[0, 1] == 1 and np.isnan(values[0, 0])
+    perfect = gain_of(errors, np.zeros((1, 4)), "rmse").row(0, named=True)
+    assert perfect["verdict"] == "helps" and perfect["gain"] == perfect["base_value"]
 
 
 def test_the_interval_of_one_metric():

@@ -176,3 +176,27 @@ def test_tables_without_values_are_refused():
         best_method(pl.concat([twice, twice]), higher_is_better=True)
     with pytest.raises(ValueError, match=r"lacks the columns \['value'\]"):
         best_method(twice.drop("value"), higher_is_better=True)
+
+
+def test_the_leader_s_expected_mean_is_nearer_to_the_truth():
+    """Six methods that are alike: the best mean of 12 clients is too good by chance."""
+    rng = np.random.default_rng(0)
+    errors = {"printed": [], "expected": []}
+    for _ in range(30):
+        clients = rng.normal(0.7, 0.1, (1, 1, 12))
+        values = clients + rng.normal(0, 0.06, (6, 3, 12))
+        method, seed, client = np.indices(values.shape)
+        table = pl.DataFrame(
+            {
+                "method": method.ravel().astype(str),
+                "seed": seed.ravel(),
+                "client": client.ravel().astype(str),
+                "value": values.ravel(),
+            }
+        )
+        found = best_method(table, higher_is_better=True)
+        truth = clients.mean()
+        errors["printed"].append(found.means[found.leader] - truth)
+        errors["expected"].append(found.expected - truth)
+    printed, expected = (np.mean(errors[name]) for name in ("printed", "expected"))
+    assert printed > 0.01 and abs(expected) < 0.6 * printed

@@ -6,6 +6,7 @@ from itertools import combinations, product
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from fedtailor.aggregation import Probe, user_centric_weights
 from fedtailor.diagnosis import expected_exponent, gradient_traces, homogeneity
@@ -144,3 +145,56 @@ def test_the_kernel_s_exponent_between_equal_clients_is_as_expected():
         total -= np.log(weights / sizes / (np.diag(weights) / sizes)[:, None])
     np.testing.assert_allclose(total / 60, expected, rtol=0.05)
     assert np.isinf(expected_exponent(np.array([4, 4]), np.array([4, 2]))[0, 1])
+
+
+def probed(rng, clients, rows, draw, share=0.05):
+    """Gradients and traces of clients with one distribution, as a probe gives them."""
+    gradients, sigma2 = [], []
+    batch = max(int(share * rows + 1e-3), 1)
+    count = rows // batch
+    for _ in range(clients):
+        samples = draw(rng, rows)
+        batches = samples[: count * batch].reshape(count, batch, -1).mean(axis=1)
+        gradients.append(samples.mean(axis=0))
+        sigma2.append(np.square(batches - gradients[-1]).sum(axis=1).mean())
+    sizes = np.full(clients, rows)
+    traces = gradient_traces(np.array(sigma2), np.full(clients, batch), sizes)
+    return np.array(gradients), traces, sizes, np.full(clients, count - 1.0)
+
+
+def correlated(rng, rows):
+    """Gradients of a logistic regression at 0 on nearly equal columns."""
+    x = 3 * rng.normal(size=(rows, 1)) + rng.normal(size=(rows, 8))
+    return rng.choice([-0.5, 0.5], size=(rows, 1)) * x
+
+
+@pytest.mark.parametrize(
+    "draw", [lambda rng, rows: rng.normal(size=(rows, 1)), correlated]
+)
+@pytest.mark.parametrize("clients", [8, 20])
+def test_the_level_holds_over_all_pairs_with_traces_from_batches(draw, clients):
+    rng, repetitions = np.random.default_rng(clients), 150
+    pairs = together = 0
+    for _ in range(repetitions):
+        gradients, traces, sizes, degrees = probed(rng, clients, 60, draw)
+        found = homogeneity(gradients, traces, sizes, degrees=degrees)
+        pairs += bool((found.p_holm < 0.05).any())
+        together += found.overall_p < 0.05
+    most = repetitions * 0.05 + 3 * np.sqrt(repetitions * 0.05 * 0.95)
+    assert pairs <= most and together <= most
+
+
+def test_one_direction_and_equal_traces_have_an_f_distribution():
+    gradients = np.array([[0.0], [3.0]])
+    traces, sizes = np.array([8.0, 8.0]), np.array([10, 10])
+    found = homogeneity(gradients, traces, sizes, degrees=np.array([9.0, 9.0]))
+    expected = stats.f.sf(9 / 1.6, 1, 18)
+    np.testing.assert_allclose(found.p[0, 1], expected, rtol=1e-10)
+    np.testing.assert_allclose(found.overall_p, expected, rtol=1e-10)
+    # A client without two batches counts as one degree of freedom.
+    traces[1] = np.nan
+    alone = homogeneity(gradients, traces, sizes, degrees=np.array([9.0, 0.0]))
+    degrees = 2**2 / (1 / 9 + 1)
+    np.testing.assert_allclose(
+        alone.p[0, 1], stats.f.sf(9 / 1.6, 1, degrees), rtol=1e-10
+    )

@@ -1,10 +1,13 @@
 """Which methods are recommended, on evidence whose truth is known."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from fedtailor.diagnosis import (
     Evidence,
+    are_clear,
     diagnose,
     recommend,
     starting_point,
@@ -13,6 +16,7 @@ from fedtailor.diagnosis import (
 )
 
 SIZE = 4_000
+BATCHES = 20
 
 
 def population(rng, centres, n=200, deviation=1.0):
@@ -20,13 +24,13 @@ def population(rng, centres, n=200, deviation=1.0):
     gradients, sigma2 = [], []
     for centre in centres:
         samples = centre + deviation * rng.normal(size=(n, len(centre)))
-        parts = samples[: n // 2 * 2].reshape(2, -1, len(centre)).mean(axis=1)
+        parts = samples.reshape(BATCHES, -1, len(centre)).mean(axis=1)
         gradients.append(samples.mean(axis=0))
         sigma2.append(np.square(parts - gradients[-1]).sum(axis=1).mean())
     names = [f"c{i}" for i in range(len(centres))]
     sizes = np.full(len(centres), n)
     return diagnose(
-        Evidence(names, sizes, np.array(gradients), np.array(sigma2), sizes // 2)
+        Evidence(names, sizes, np.array(gradients), np.array(sigma2), sizes // BATCHES)
     )
 
 
@@ -74,6 +78,28 @@ def test_clients_that_have_nothing_in_common_are_no_groups():
         and race.entries[0].because == "one model for all"
     )
     assert race.doubt == ""
+
+
+def test_one_pair_of_many_makes_no_groups():
+    """One client of 20 is told apart from a single other one."""
+    rng = np.random.default_rng(0)
+    found = population(rng, np.zeros((20, 3)))
+    p_holm = np.ones((20, 20))
+    p_holm[3, 7] = p_holm[7, 3] = 0.01
+    one = replace(found, gradients=replace(found.gradients, p_holm=p_holm))
+    one = replace(one, groups=one.gradients.groups())
+    assert len(np.unique(one.groups)) == 2
+    assert streams_of(one) is None
+    assert methods(recommend(one, SIZE)) == ["fedavg", "ditto", "local"]
+
+
+def test_groups_that_shade_into_each_other_are_raced_against_ditto():
+    centres = np.linspace(0, 1.1, 12)[:, None] * np.ones((12, 3))
+    found = population(np.random.default_rng(1), centres)
+    assert streams_of(found) is not None and not are_clear(found)
+    race = recommend(found, SIZE)
+    assert methods(race) == ["ucfl", "ditto", "local"]
+    assert "by degrees" in race.entries[1].because
 
 
 def test_too_few_samples_are_said_to_be_too_few():

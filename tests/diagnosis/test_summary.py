@@ -1,5 +1,7 @@
 """From one probe to tables and sentences, on populations whose truth is known."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -17,8 +19,8 @@ def linear_clients(rng, slopes, sizes, shift=0.0):
         x = rng.normal(size=(n, 5)) + moved
         y = (x @ slope + rng.normal(size=n) > 0).astype(int)
         each = (0.5 - y)[:, None] * x
-        k = n // 3
-        parts = each[: 3 * k].reshape(3, k, 5).mean(axis=1)
+        k = max(n // 20, 1)
+        parts = each[: n // k * k].reshape(n // k, k, 5).mean(axis=1)
         gradients.append(each.mean(axis=0))
         sigma2.append(np.square(parts - gradients[-1]).sum(axis=1).mean())
         batches.append(k)
@@ -83,6 +85,13 @@ def test_clients_with_inputs_of_their_own():
     found = diagnose(
         linear_clients(np.random.default_rng(2), [SLOPE * 0] * 4, [200] * 4, shift)
     )
+    # The inputs that differ are named, the most unlike first.
+    assert found.columns()["column"].sort().to_list() == [
+        f"input {number}" for number in range(5)
+    ]
+    assert "Means of inputs that differ between clients" in found.sentences()[1]
+    named = replace(found.evidence, feature_names=list("abcde"))
+    assert set(diagnose(named).columns()["column"]) == set("abcde")
     pairs = found.pairs().filter(found.pairs()["input_p"] < 0.05)
     assert {(row["client"], row["other"]) for row in pairs.iter_rows(named=True)} == {
         ("c0", "c2"),
@@ -160,3 +169,15 @@ def test_evidence_that_does_not_fit_is_refused():
                 full.batch_sizes,
             )
         )
+    with pytest.raises(ValueError, match="there are 2 names of features, and 5"):
+        replace(full, feature_names=["a", "b"])
+
+
+def test_a_client_of_one_row_has_no_gain():
+    """Nothing is known of how much its gradients vary."""
+    full = linear_clients(np.random.default_rng(6), [SLOPE] * 3, [40, 60, 1])
+    found = diagnose(full)
+    for name in ("gain", "strength"):
+        values = found.clients()[name].to_numpy()
+        np.testing.assert_array_equal(np.isnan(values), [False, False, True])
+    assert "nan" not in " ".join(found.sentences())

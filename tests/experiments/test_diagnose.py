@@ -10,6 +10,7 @@ from fedtailor.diagnosis import Evidence, recommend
 from fedtailor.diagnosis import diagnose as diagnose_evidence
 from fedtailor.executors import Settings
 from fedtailor.experiments.diagnose import (
+    BATCH_SHARE,
     _feature_subset,
     batch_sizes,
     diagnose,
@@ -72,7 +73,8 @@ def test_the_evidence_is_that_of_the_training_rows():
 def test_gradients_are_those_of_the_probe_of_ucfl():
     federation, model = clients([1, -1, 1]), ft.models.logistic()
     evidence, _ = evidence_of(federation, model)
-    training = simulate(ft.UCFL(sgd=SGD, warm=0), federation, model)
+    method = ft.UCFL(sgd=SGD, warm=0, sigma_batch=BATCH_SHARE)
+    training = simulate(method, federation, model)
     training.probe()
     order = np.argsort(training.population.original_index)
     np.testing.assert_allclose(
@@ -100,9 +102,9 @@ def test_after_rounds_of_fedavg_groups_are_found_that_no_pair_shows():
         diagnose(federation, model, warm=-1)
 
 
-def test_batches_are_a_third_and_at_most_half():
+def test_batches_are_a_twentieth_and_at_most_half():
     np.testing.assert_array_equal(
-        batch_sizes(np.array([1, 2, 3, 9, 100])), [1, 1, 1, 3, 33]
+        batch_sizes(np.array([1, 2, 3, 9, 40, 100])), [1, 1, 1, 1, 2, 5]
     )
 
 
@@ -134,7 +136,7 @@ def test_opposed_groups_are_found_and_named():
     np.testing.assert_array_equal(advice.diagnosis.groups, [0, 1] * 3)
     said = advice.sentences()
     assert (
-        3 <= len(said) <= 6
+        3 <= len(said) <= 7
         and said[-1] == "Train ucfl, ifca, local and let validation data choose."
     )
     assert advice.validation == 180

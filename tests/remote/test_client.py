@@ -17,6 +17,7 @@ from fedtailor.remote.messages import Request, decode_reply, encode_request
 from fedtailor.remote.plan import plan_of
 from fedtailor.remote.policy import POLICY
 from fedtailor.remote.refusals import Refusal
+from fedtailor.remote.run_log import RunLog
 from fedtailor.remote.secure_sums import KEYS, SHARES, STAGES, SUM
 from remote.jobs import JOB, NAMES, Clients
 from remote.test_coordinate import Dies
@@ -216,6 +217,31 @@ def test_sums_over_too_few_clients_are_refused_by_the_policy(tmp_path):
         settings = description | {SUM: name | {"among": ["a", "b", "c"]}}
         reply = clients.ask("a", respond, task=stage, algorithm=settings, arrays={})
         assert reply.refusal == wanted
+
+
+def test_a_client_says_each_round_and_when_the_training_is_over(tmp_path):
+    """And nothing of what was refused, or asked for again."""
+    clients, lines = Kits(tmp_path / "wards", rounds=2), []
+    log = RunLog(show=lines.append)
+
+    def client(name):
+        kit, data = clients.kit(name), clients.directory / f"{name}.csv"
+        own = log if name == "a" else RunLog(show=lambda line: None)
+        return responder_of(kit, clients.store(name), data, log=own)
+
+    clients.client = client
+    clients.train(NAMES)
+    said = [line.split("INFO    ")[1] for line in lines if "INFO" in line]
+    assert "40 rows of a.csv fit the job 'wards'" in said[0]
+    assert said[1].startswith("round 1: answered 'client' (")
+    assert said[2].startswith("round 2: answered 'client' (")
+    assert said[3].startswith("round 2: answered 'personal' (")
+    assert said[4].startswith("the training is over; this client's own model is in ")
+    assert said[5].startswith("predict with it: fedtailor federation predict ")
+    assert len(said) == 6
+    before = len(lines)
+    assert clients.ask("a", client("a"), round=99).refusal == Refusal.ROUND
+    assert not any("answered" in line for line in lines[before:])
 
 
 def test_a_job_that_the_policy_does_not_allow_is_not_begun(tmp_path):

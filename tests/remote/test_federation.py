@@ -64,7 +64,7 @@ def assert_same_models(directory, simulated, exact):
 
 
 SECURE = '[privacy]\nsecure_aggregation = true\nprobe = "open"\n'
-STREAMS = f'[method]\nuse = "ucfl"\nstreams = 2\nsigma_batch = 0.1\n{SGD}\n'
+STREAMS = f'[method]\nuse = "ucfl"\nstreams = 2\nsigma_batch = 0.1\nwarm = 0\n{SGD}\n'
 
 
 @pytest.mark.parametrize(("method", "sums"), [(METHODS["fedavg"], 1), (STREAMS, 2)])

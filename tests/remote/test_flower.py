@@ -8,10 +8,11 @@ import threading
 import pytest
 
 from fedtailor.cli import main
-from fedtailor.remote import flower
-from fedtailor.remote.flower_client import answer_messages
+from fedtailor.remote import flower, flower_client
+from fedtailor.remote.flower_client import Disconnected, answer_messages
 from fedtailor.remote.messages import Request, decode_reply, encode_request
 from fedtailor.remote.refusals import Refusal
+from fedtailor.remote.run_log import RunLog
 
 
 @pytest.mark.parametrize(
@@ -140,6 +141,71 @@ def test_a_message_that_flower_cannot_read_and_a_full_disk_end_no_client(
     assert len(pulled) == 2
     assert any("a message cannot be handled" in line for line in lines)
     assert any("going on without it" in line for line in lines)
+
+
+class Ends:
+    """A coordinator that asks some things, and ends."""
+
+    address = "coordinator:9092"
+
+    def __init__(self, tasks, stop, attempts=4):
+        self.tasks, self.stop, self.attempts = list(tasks), stop, attempts
+        self.asked, self.answered, self.up = "", [], True
+
+    def activate(self, former):
+        if not self.up:
+            self.attempts -= 1
+            if not self.attempts:
+                self.stop.set()
+            raise Disconnected(f"cannot reach it ({self.attempts % 2})")
+        return 7
+
+    def heartbeat(self):
+        pass
+
+    def pull(self):
+        if not self.tasks:
+            self.up = False
+            raise Disconnected("a message was lost")
+        self.asked = self.tasks.pop(0)
+        return self.asked
+
+    def push(self, message, body):
+        self.answered.append(message)
+
+    def close(self):
+        pass
+
+
+def until_it_ends(monkeypatch, tmp_path, tasks):
+    """What a client says of a coordinator that ends after some tasks, and the warnings."""
+    monkeypatch.setattr(flower_client, "RETRY_S", (0.01, 0.02))
+    monkeypatch.setattr(flower_client, "unwrap", lambda message: b"")
+    stop, shown, warnings = threading.Event(), [], []
+    log = RunLog(show=shown.append, warned=lambda: warnings.append(1))
+    connection = Ends(tasks, stop)
+    answer_messages(
+        connection,
+        lambda body: b"",
+        node_id_file=tmp_path / "node",
+        stop=stop,
+        is_over=lambda: connection.asked == "personal",
+        log=log,
+    )
+    assert connection.answered == list(tasks)
+    return shown, len(warnings)
+
+
+def test_the_end_of_a_training_is_said_once_and_is_no_warning(monkeypatch, tmp_path):
+    shown, warnings = until_it_ends(monkeypatch, tmp_path, ["client", "personal"])
+    assert warnings == 0
+    assert [line for line in shown if "has ended" in line] == shown[-1:]
+
+
+def test_a_coordinator_that_ends_before_it_is_done_is_a_warning(monkeypatch, tmp_path):
+    shown, warnings = until_it_ends(monkeypatch, tmp_path, ["personal", "client"])
+    assert warnings > 1
+    assert not any("has ended" in line for line in shown)
 
 
 @pytest.mark.parametrize("settings", [{}, {"kit": "Qzkit", "data": "Qzrows.csv"}])

@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="federations of machines need Flower (extra flower)")
 
+from fedtailor.remote import flower_server
 from fedtailor.remote.flower import require_flower, wrap
 from fedtailor.remote.flower_server import GridTransport
 
@@ -116,11 +117,46 @@ def superlink():
 
 @pytest.fixture
 def transport(superlink):
+    superlink.woken = []
     transport = GridTransport(
-        superlink, {"a": b"of a", "b": b"of b"}, check=lambda: None
+        superlink,
+        {"a": b"of a", "b": b"of b"},
+        check=lambda: None,
+        wake=superlink.woken.append,
     )
     transport.online()
     return transport
+
+
+def ask(transport, client, body=b"ask"):
+    """Send a message; no answer is there yet."""
+    transport.send(client, body)
+    assert list(transport.receive()) == []
+
+
+def test_messages_are_pushed_together_and_their_clients_woken(superlink, transport):
+    pushed, push = [], superlink.push_messages
+    superlink.push_messages = lambda messages: (
+        pushed.append(len(messages)) or push(messages)
+    )
+    transport.send("a", b"for a")
+    transport.send("b", b"for b")
+    assert (pushed, superlink.woken) == ([], [])
+    assert list(transport.receive()) == []
+    assert (pushed, superlink.woken) == ([2], [[b"of a", b"of b"]])
+    ask(transport, "b")
+    assert (pushed, superlink.woken[1:]) == ([2, 1], [[b"of b"]])
+
+
+def test_large_messages_are_not_held_in_memory_together(
+    superlink, transport, monkeypatch
+):
+    monkeypatch.setattr(flower_server, "QUEUE", 10)
+    transport.send("a", bytes(9))
+    transport.send("b", bytes(9))
+    assert superlink.woken == [[b"of a"]]
+    assert list(transport.receive()) == []
+    assert superlink.woken == [[b"of a"], [b"of b"]]
 
 
 def asked_again(transport, before):
@@ -128,14 +164,37 @@ def asked_again(transport, before):
     return {name for name, mark in transport.online().items() if mark != before[name]}
 
 
+def test_clients_are_added_and_revoked_while_others_train(superlink, monkeypatch):
+    keys, lines = {"a": b"of a"}, []
+    monkeypatch.setattr(flower_server, "RELOAD_S", 0.0)
+    transport = GridTransport(
+        superlink, dict(keys), lambda: None, lines.append, reload=lambda: keys
+    )
+    assert set(transport.online()) == {"a"} and lines == []
+    keys = {"a": b"of a", "b": b"of b"}
+    assert set(transport.online()) == {"a", "b"} and not transport.revoked
+    assert transport.num_registered == 2
+    keys = {"b": b"of b"}
+    assert set(transport.online()) == {"b"} and transport.revoked == {"a"}
+    keys = None  # nothing has changed
+    assert set(transport.online()) == {"b"} and transport.revoked == {"a"}
+    keys = {"a": b"another of a", "b": b"of b"}  # it has a new key
+    assert set(transport.online()) == {"b"} and not transport.revoked
+    assert lines == [
+        "client b may join now",
+        "client a was revoked",
+        "client a may join now",
+    ]
+
+
 def test_a_message_that_the_superlink_does_not_take_is_sent_again(superlink, transport):
     before = transport.online()
     superlink.takes = False
-    transport.send("a", b"ask")
+    ask(transport, "a")
     assert asked_again(transport, before) == {"a"}
     superlink.takes = True
     before = transport.online()
-    transport.send("a", b"ask")
+    ask(transport, "a")
     superlink.answer(5, b"answer of a")
     assert list(transport.receive()) == [("a", b"answer of a")] and not asked_again(
         transport, before
@@ -144,7 +203,7 @@ def test_a_message_that_the_superlink_does_not_take_is_sent_again(superlink, tra
 
 def test_answers_of_a_look_that_failed_are_asked_for_again(superlink, transport):
     before = transport.online()
-    transport.send("a", b"ask")
+    ask(transport, "a")
     superlink.answer(5, b"answer of a")
     superlink.breaks = True
     assert list(transport.receive()) == []
@@ -153,7 +212,7 @@ def test_answers_of_a_look_that_failed_are_asked_for_again(superlink, transport)
         list(transport.receive()) == []
     )  # the SuperLink thinks that it has been handed out
     assert asked_again(transport, before) == {"a"}
-    transport.send("a", b"ask")
+    ask(transport, "a")
     superlink.answer(5, b"answer of a")
     assert list(transport.receive()) == [("a", b"answer of a")]
 
@@ -161,14 +220,14 @@ def test_answers_of_a_look_that_failed_are_asked_for_again(superlink, transport)
 def test_a_client_killed_while_it_sends_holds_up_nobody(superlink, transport):
     before = transport.online()
     for name in ("a", "b"):
-        transport.send(name, b"ask")
+        ask(transport, name)
     superlink.answer(5, b"answer of a", sent=False)
     superlink.answer(6, b"answer of b")
     assert list(transport.receive()) == [("b", b"answer of b")]
     assert list(transport.receive()) == [] and not asked_again(
         transport, before
     )  # it may still be under way
-    transport.send("a", b"ask again")  # it was started again
+    ask(transport, "a", b"ask again")  # it was started again
     superlink.answer(5, b"second answer of a")
     assert (
         list(transport.receive()) == [("a", b"second answer of a")]
@@ -177,7 +236,7 @@ def test_a_client_killed_while_it_sends_holds_up_nobody(superlink, transport):
 
 
 def test_an_answer_is_taken_when_its_last_part_has_arrived(superlink, transport):
-    transport.send("a", b"ask")
+    ask(transport, "a")
     parts = list(superlink.answer(5, b"answer of a", sent=False).items())
     assert len(parts) > 1
     for name, content in parts:
@@ -193,7 +252,7 @@ def test_an_answer_whose_content_the_superlink_gave_up_is_asked_for_again(
     superlink, transport
 ):
     before = transport.online()
-    transport.send("a", b"ask")
+    ask(transport, "a")
     superlink.answer(5, b"answer of a", sent=False)
     assert list(transport.receive()) == []
     superlink.objects.clear()
@@ -203,4 +262,4 @@ def test_an_answer_whose_content_the_superlink_gave_up_is_asked_for_again(
 def test_a_message_that_is_too_large_ends_in_one_line(superlink, transport):
     superlink.takes = None
     with pytest.raises(RuntimeError, match="the SuperLink takes no message of 3 MB"):
-        transport.send("a", bytes(3_000_000))
+        ask(transport, "a", bytes(3_000_000))

@@ -9,6 +9,7 @@ import pytest
 
 from fedtailor.remote import job_work, service
 from fedtailor.remote.client_store import ClientStore
+from fedtailor.remote.job import read_job
 from fedtailor.remote.job_work import JobHandler
 from fedtailor.remote.messages import Request, decode_reply, encode_request
 from fedtailor.remote.origin import Origin, Origins
@@ -222,6 +223,21 @@ def test_impossible_numbers_of_rows_are_not_believed(clients):
     assert sorted(greet(clients, processes, Origins(), [], most_rows=1000)) == list(
         "bcd"
     )
+
+
+def test_a_client_with_too_many_rows_for_private_steps_is_left_out(clients):
+    """Before, one client that said so ended the training of all."""
+    text = clients.path.read_text()
+    private = "batch_size = 8, dp_noise = 1.0, dp_norm = 1.0, dp_delta = 0.001"
+    clients.path.write_text(text.replace("batch_size = 8", private))
+    clients.job = read_job(clients.path)
+    for rows, there in ((999, 4), (1000, 3), (10**6, 3)):
+        lines = []
+        processes = {name: Process(clients, name) for name in NAMES}
+        processes["a"].respond._handler.sizes = np.array([rows, 0, 0], np.int64)
+        assert len(greet(clients, processes, Origins(), lines)) == there
+        named = [line for line in lines if line.startswith("client a: ")]
+        assert len(named) == 4 - there and all("dp_delta, 0.001" in it for it in named)
 
 
 def test_a_client_with_most_rows_is_named():

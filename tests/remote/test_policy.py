@@ -36,7 +36,7 @@ use = "logistic"
 [training]
 rounds = 20
 [privacy]
-evaluate = false
+evaluate = {evaluate}
 {privacy}
 """
 FEDAVG = 'use = "fedavg"'
@@ -45,10 +45,17 @@ NOISY = 'uplink = [{ use = "gaussian-noise", by = "client" }]'
 UCFL = 'use = "ucfl"\nstreams = 2\nsigma_batch = 0.1'
 
 
-def job_of(directory, method=FEDAVG, privacy=SECURE, preprocessing="none"):
+def job_of(
+    directory, method=FEDAVG, privacy=SECURE, preprocessing="none", evaluate="false"
+):
     path = directory / "job.toml"
     path.write_text(
-        JOB.format(method=method, privacy=privacy, preprocessing=preprocessing)
+        JOB.format(
+            method=method,
+            privacy=privacy,
+            preprocessing=preprocessing,
+            evaluate=evaluate,
+        )
     )
     return read_job(path)
 
@@ -87,6 +94,7 @@ def test_without_a_file_the_defaults_are_safe(tmp_path):
             "would answer a probe openly",
         ),
         (Policy(), {"preprocessing": "federated"}, "federated_statistics is false"),
+        (Policy(measurements=False), {"evaluate": "true"}, "measurements is false"),
         (Policy(noise_only=True), {}, "no noise would be added here"),
         (Policy(columns=("age", "label")), {}, "it uses 'ward' (not in columns)"),
         (Policy(columns=("age", "ward")), {}, "it uses 'label' (not in columns)"),
@@ -109,6 +117,8 @@ def test_all_reasons_are_said_at_once(tmp_path):
     [
         (Policy(secure_aggregation_only=False), {"privacy": ""}),
         (Policy(federated_statistics=True), {"preprocessing": "federated"}),
+        (Policy(), {"evaluate": "true"}),
+        (Policy(measurements=False), {}),
         (Policy(noise_only=True), {"privacy": f"{SECURE}\n{NOISY}"}),
         (Policy(noise_only=True), {"method": f"{FEDAVG}\nsgd = {{ dp_noise = 1.0 }}"}),
         (Policy(columns=("age", "label", "more", "ward")), {}),

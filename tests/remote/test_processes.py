@@ -26,8 +26,10 @@ from fedtailor.remote import flower_server
 from fedtailor.remote.demo import OPEN_POLICY
 from fedtailor.remote.flower import require_flower
 from fedtailor.remote.flower_client import FleetConnection, KeyRefused
+from fedtailor.remote.flower_server import KeyDirectory
+from fedtailor.remote.job import read_job
 from fedtailor.remote.keys import make_authority, make_client_key
-from fedtailor.remote.kit import make_federation, read_kit
+from fedtailor.remote.kit import make_federation, read_kit, revoke
 from fedtailor.remote.messages import ArraySpec, Request
 from fedtailor.remote.policy import POLICY
 from fedtailor.remote.processes import free_port, running_superlink, stop
@@ -309,6 +311,34 @@ def test_a_client_without_a_registered_key_cannot_register_one_itself(running):
             RegisterNodeFleetRequest(public_key=connection._public),
         )
     connection._client.close()
+
+
+def test_clients_are_let_in_and_revoked_without_a_restart(tmp_path):
+    directory = tmp_path / "wards"
+    make(directory)
+    coordinator, port = directory / "coordinator", read_job(directory / "job.toml").port
+    with running_superlink(coordinator, port, host="127.0.0.1") as link:
+        keys = KeyDirectory(coordinator, link.address, link.authority)
+        assert keys.reload() is None
+        make_federation(directory, ("c",))
+        kit = directory / "kits" / "c"
+        if not (kit / "job.toml").exists():
+            shutil.copy(directory / "job.toml", kit)
+        kit = read_kit(kit)
+        connection = FleetConnection(
+            kit.job.address, kit.authority, kit.key.read_bytes()
+        )
+        with pytest.raises(KeyRefused):
+            connection.activate()
+        assert set(keys.reload()) == {"a", "b", "c"}
+        connection.activate()
+        connection.heartbeat()
+        revoke(directory, "c")
+        assert set(keys.reload()) == {"a", "b"}
+        for action in (connection.heartbeat, connection.pull, connection.activate):
+            with pytest.raises(KeyRefused):
+                action()
+        connection._client.close()
 
 
 def test_a_request_without_a_key_is_refused(running):

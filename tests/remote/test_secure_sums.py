@@ -2,7 +2,9 @@
 asked for too much.
 """
 
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,8 +14,10 @@ pytest.importorskip(
 )
 pytest.importorskip("Crypto", reason="secure sums need PyCryptodome (extra flower)")
 
+from fedtailor.remote import sum_client, sum_server
 from fedtailor.remote.masks import FixedPoint
 from fedtailor.remote.messages import Request, check_arrays
+from fedtailor.remote.refusals import Refused
 from fedtailor.remote.secure_sums import (
     KEYS,
     SHARES,
@@ -355,7 +359,8 @@ def test_the_server_looks_at_earlier_sums_before_it_asks():
     assert VECTORS in circle.seen and UNMASK not in circle.seen
 
 
-def test_neighbours_on_a_ring_suffice():
+def test_neighbours_on_a_ring_suffice(monkeypatch):
+    monkeypatch.setattr(sum_client, "MAX_NEIGHBOURS", 4)
     names = tuple(f"client {number}" for number in range(9))
     among = neighbour_graph(names, 4)
     assert all(len(it) == 5 and name in it for name, it in among.items())
@@ -440,6 +445,242 @@ def test_a_client_never_opens_both_secrets_of_another():
     arrived[1] = False
     with pytest.raises(ValueError, match="has no part in this sum"):  # it is over
         circle.clients["a"](replace(asked, arrays={"arrived": arrived}))
+
+
+class Watched(Circle):
+    """Clients whose random numbers depend on the client and the stage only, so that two
+    runs can be compared, while a coordinator asks for more between the stages.
+    """
+
+    def __init__(self, monkeypatch, hostile=lambda request: (), **options):
+        self.hostile, self.refused = hostile, []
+        self.numbers = np.random.default_rng(0)
+
+        def draw(count):
+            return self.numbers.bytes(count)
+
+        monkeypatch.setattr(sum_client.os, "urandom", draw)
+        monkeypatch.setattr("Crypto.Protocol.SecretSharing.rng", draw)
+        monkeypatch.setattr(sum_server.secrets, "token_hex", lambda size: "session")
+        super().__init__(**options)
+        for name, client in self.clients.items():
+            self.clients[name] = partial(self.answer, client)
+
+    def answer(self, client, request):
+        """An honest client's answer to a stage, after some that are not honest."""
+        for other in self.hostile(request):
+            self.numbers = np.random.default_rng(1)
+            with pytest.raises(Refused):
+                client(other)
+            self.refused.append(request.task)
+        place = NAMES.index(request.client)
+        self.numbers = np.random.default_rng([place, STAGES.index(request.task)])
+        return client(request)
+
+    def answers(self, without=()):
+        """The bytes of all answers, by stage and client."""
+        return {
+            (stage, name): {kind: array.tobytes() for kind, array in answer.items()}
+            for stage, found in self.seen.items()
+            for name, answer in found.items()
+            if name not in without
+        }
+
+
+def more(request):
+    """What a curious coordinator asks for beside an honest stage: other sums, other
+    stages, other rounds, all at once, and nonsense.
+    """
+    settings = request.algorithm[SUM]
+    for task in STAGES:
+        for change in ({"name": "other"}, {"name": None}, {"name": ["session"]}):
+            if task != KEYS:
+                yield replace(
+                    request, task=task, algorithm={SUM: {**settings, **change}}
+                )
+        if task not in (KEYS, request.task):
+            yield replace(request, task=task)
+    for change in ({"kind": "state"}, {"number": 0}, {"number": 10**30}):
+        wrong = {SUM: {**settings, **change}}
+        yield replace(request, task=KEYS, algorithm=wrong)
+    yield replace(request, task=KEYS, round=request.round + 1)
+    yield replace(request, task=KEYS, algorithm={})
+    yield replace(request, task=KEYS, algorithm={SUM: "session"})
+
+
+def test_the_honest_stages_stay_the_same_while_a_coordinator_asks_for_more(
+    monkeypatch,
+):
+    honest = Watched(monkeypatch)
+    sums, _ = honest.run(WEIGHTS)
+    attacked = Watched(monkeypatch, more)
+    same, _ = attacked.run(WEIGHTS)
+    assert attacked.answers() == honest.answers()
+    np.testing.assert_array_equal(same, sums)
+    assert set(attacked.refused) == set(STAGES) and len(attacked.refused) > 300
+    # And the comparison tells another answer.
+    other = Watched(monkeypatch, seed=1)
+    other.run(WEIGHTS)
+    assert other.answers() != honest.answers()
+
+
+@pytest.mark.parametrize("stage", [SHARES, VECTORS, UNMASK])
+def test_the_other_clients_stages_stay_the_same_while_a_client_sends_nonsense(
+    stage, monkeypatch
+):
+    honest = Watched(monkeypatch)
+    honest.run(WEIGHTS)
+    attacked = Watched(monkeypatch)
+    noise = np.random.default_rng(5)
+
+    def nonsense(task, name, arrays):
+        if (task, name) != (stage, "e"):
+            return arrays
+        return {
+            kind: np.frombuffer(noise.bytes(array.nbytes), array.dtype).reshape(
+                array.shape
+            )
+            for kind, array in arrays.items()
+        }
+
+    attacked.change = nonsense
+    with suppress(TooFewClients):
+        attacked.run(WEIGHTS)
+    same, wanted = attacked.answers("e"), honest.answers("e")
+    # Who cannot read the shares that e has made for it stays away from then on.
+    until = STAGES.index(VECTORS) if stage == SHARES else len(STAGES)
+    for key, answer in wanted.items():
+        if STAGES.index(key[0]) < until:
+            assert same[key] == answer
+    assert all(wanted[key] == answer for key, answer in same.items())
+
+
+def test_weights_that_go_around_the_numbers_of_sums_are_refused(monkeypatch):
+    """Sums are modulo 2^32. Before, the difference of two sums whose weights are nearly
+    the same direction, and large, was one client's vector to 3e-8.
+    """
+    monkeypatch.setattr(sum_server, "normalized", lambda weights, surviving: weights)
+    monkeypatch.setattr(sum_server, "unsafe_sums", lambda *arguments: {})
+    monkeypatch.setattr(SecureSumServer, "_unsafe_combination", lambda self, it: "")
+    large = np.full((2, 5), 1e8)
+    large[1, 4] += 1
+    for weights in (large, [[0.2, 0.2, 0.2, 0.2, 0.2001]], [[-1e300] * 5]):
+        circle = Circle()
+        with pytest.raises(TooFewClients):
+            circle.run(weights)
+        assert len(circle.lines) == 5
+        assert all("have to add up to 1 at most" in line for line in circle.lines)
+    # Nearly the same weights of the size that a server asks for are two sums.
+    circle, close = Circle(), np.full((2, 5), 0.2)
+    close[1, 4] -= 5e-8
+    with pytest.raises(TooFewClients):
+        circle.run(close)
+    assert all("of a combination of the sums" in line for line in circle.lines)
+
+
+def test_clients_that_have_no_part_in_a_sum_hide_nobody():
+    """Before, names without keys made the combination of two rounds look harmless."""
+    circle, invented = Circle(), ("x", "y")
+
+    def ask(stage):
+        if stage.task == VECTORS:
+            weights = np.zeros((1, 7))
+            weights[0, :5], weights[0, 5 + circle.round] = 0.1, 0.5 - circle.round / 20
+            weights[0, 4] += circle.round / 20
+            arrays = {
+                name: {**content, "weights": weights}
+                for name, content in stage.arrays.items()
+            }
+            stage = replace(stage, arrays=arrays, columns=(*NAMES, *invented))
+        return Circle.ask(circle, stage)
+
+    for round in range(2):
+        circle.begin(round)
+        server = SecureSumServer(ask, NAMES, SIZE, SETTINGS, log=circle.lines.append)
+        with pytest.raises(TooFewClients):
+            server.run(np.asarray(EVERYBODY))
+        assert len(circle.lines) == 5 * (round + 1)
+    assert all("have no part in this sum" in line for line in circle.lines)
+
+
+def test_more_weights_than_a_client_can_look_at_are_refused():
+    circle = Circle()
+    circle.relay = lambda task, name, arrays: (
+        {**arrays, "weights": np.zeros((2**14, 5))} if task == VECTORS else arrays
+    )
+    with pytest.raises(TooFewClients):
+        circle.run(WEIGHTS)
+    assert all("are more than 65536" in line for line in circle.lines)
+
+
+EVERYBODY = [[0.2] * 5]
+
+
+def without_e(circle, **hold):
+    """Whether the others make a sum without e, after one with all of the same vectors."""
+    for name, client in circle.clients.items():
+        client.hold(circle.round, {"model": circle.vectors[name]}, **hold)
+    names, circle.names = circle.names, NAMES[:4]
+    try:
+        circle.run([[0.25] * 4], minimum=3)
+    except TooFewClients:
+        return False
+    finally:
+        circle.names = names
+    return True
+
+
+@pytest.mark.parametrize("scope", ["run", "round"])
+def test_a_round_that_is_asked_again_later_gives_no_other_sum(scope):
+    """Before, a later round let clients forget the sums of this one: two sums of the
+    same vectors, with and without e, showed e's.
+    """
+    circle = Circle(settings=replace(SETTINGS, scope=scope))
+    circle.run(EVERYBODY)
+    circle.begin(1)
+    circle.run(EVERYBODY)
+    circle.begin(0)
+    assert not without_e(circle)
+    assert len(circle.lines) >= 4
+
+
+def test_a_vector_of_one_run_is_not_added_in_the_name_of_another():
+    circle = Circle(settings=replace(SETTINGS, scope="round"))
+    circle.run(EVERYBODY)  # run ""
+    assert not without_e(circle, run="other")  # the requests name run ""
+    assert all("does not hold what it trained" in line for line in circle.lines)
+
+
+@pytest.mark.parametrize("other", [True, 1.0, "1", [1], None])
+def test_a_vector_has_one_name(other):
+    """Before, number `true` was number 1 by another name, with a history of its own."""
+    rng = np.random.default_rng(0)
+    circle = Circle()
+    circle.vectors = {
+        name: rng.normal(size=(3, SIZE)).astype(np.float32) for name in NAMES
+    }
+    circle.begin(0)
+    number = 1
+
+    def named(stage):
+        original = stage.settings_for
+        object.__setattr__(
+            stage,
+            "settings_for",
+            lambda name: {**original(name), "number": number},
+        )
+        return Circle.ask(circle, stage)
+
+    def add(names, weights):
+        server = SecureSumServer(named, names, SIZE, SETTINGS, log=circle.lines.append)
+        return server.run(np.asarray(weights))
+
+    add(NAMES, EVERYBODY)
+    circle.begin(1)
+    number = other
+    with pytest.raises(TooFewClients):
+        add(NAMES[:4], [[0.25] * 4])
+    assert len(circle.lines) == 4
 
 
 def test_a_client_sends_a_vector_in_one_sum_only():

@@ -15,11 +15,16 @@ from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.coordinate import coordinate
 from fedtailor.remote.examples import read_all, split_rows
 from fedtailor.remote.job import read_job
-from fedtailor.remote.job_work import AGREED, INPUTS, STATISTICS, JobHandler
-from fedtailor.remote.messages import Request, decode_reply, encode_request
+from fedtailor.remote.job_work import AGREED, HELLO, INPUTS, STATISTICS, JobHandler
+from fedtailor.remote.messages import (
+    Request,
+    decode_reply,
+    decode_request,
+    encode_request,
+)
 from fedtailor.remote.plan import plan_of
 from fedtailor.remote.refusals import Refusal
-from fedtailor.remote.service import agree_on_preprocessing
+from fedtailor.remote.service import Arrivals, Connection, agree_on_preprocessing
 from fedtailor.remote.statistics import (
     Statistics,
     add_statistics,
@@ -251,6 +256,15 @@ def test_a_client_below_the_least_count_uses_what_the_others_told(clients):
     assert np.isfinite(clients.work["a"]._table.rows(agreed).x).all()
 
 
+def simulation(clients, files, agreed, rounds):
+    """The job over some files as a simulation, which agrees to the same."""
+    federation, same = read_all(clients.job, files)
+    assert same == agreed
+    plan = plan_of(clients.job, agreed)
+    settings = Settings(devices=1, canonical=True)
+    return run(plan.algorithm, federation, plan.model, rounds, settings=settings)
+
+
 def test_a_job_over_raw_tables_is_its_simulation_and_predicts_raw_rows(clients, capsys):
     transport = clients.start()
     agreed = agree_on_preprocessing(clients.job, transport, NAMES, wait=60)
@@ -258,17 +272,8 @@ def test_a_job_over_raw_tables_is_its_simulation_and_predicts_raw_rows(clients, 
     training = coordinate(
         clients.job, transport, sizes, clients.directory / "run", statistics=agreed
     )
-    federation, same = read_all(clients.job, clients.files)
-    assert same == agreed
-    plan = plan_of(clients.job, agreed)
-    simulated = run(
-        plan.algorithm,
-        federation,
-        plan.model,
-        2,
-        settings=Settings(devices=1, canonical=True),
-    )
-    assert plan.model.input_shape == (
+    simulated = simulation(clients, clients.files, agreed, 2)
+    assert plan_of(clients.job, agreed).model.input_shape == (
         len(agreed.preprocessing(clients.job.schema).inputs),
     )
     for name in NAMES:
@@ -320,6 +325,92 @@ def test_a_job_over_raw_tables_is_its_simulation_and_predicts_raw_rows(clients, 
     assert len(predicted) == 5 and all(
         500 < value < 4000 for value in predicted
     )  # in the target's own unit
+
+
+class Asked(LoopbackTransport):
+    """Some clients, and others from when they come; the tasks that each was sent."""
+
+    def __init__(self, clients, online):
+        super().__init__(clients)
+        self.there, self.tasks = set(online), {name: [] for name in clients}
+
+    def online(self):
+        return {name: "1" for name in sorted(self.there)}
+
+    def send(self, client, body):
+        self.tasks[client].append(decode_request(body).task)
+        super().send(client, body)
+
+
+@pytest.mark.parametrize("decorrelate", [False, True])
+def test_a_client_that_comes_later_takes_what_the_others_agreed_to(
+    clients, decorrelate
+):
+    """Its statistics are not asked for, so the others' models stay the same to the bit."""
+    clients.set(minimum=2, rounds=4, decorrelate=decorrelate)
+    clients.start()
+    transport = Asked(clients.responders, "ab")
+    connection = Connection(clients.job, NAMES, transport)
+    agreed = agree_on_preprocessing(clients.job, transport, ("a", "b"), wait=60)
+    sizes = {name: clients.work[name].sizes for name in "ab"}
+    greet, lines = Arrivals(connection, agreed, log=lines_of(clients)), []
+
+    def arrivals(known):
+        lines.append(sorted(known))
+        if len(lines) == 2:
+            transport.there.add("c")
+        return greet(known)
+
+    training = coordinate(
+        clients.job,
+        transport,
+        sizes,
+        clients.directory / "run",
+        statistics=agreed,
+        arrivals=arrivals,
+    )
+    assert lines == [["a", "b"], ["a", "b"], ["a", "b", "c"], ["a", "b", "c"]]
+    assert training.executor.unseen.names == ("c",)
+    # It was served, and sent no statistics.
+    assert transport.tasks["c"][:2] == [HELLO, AGREED]
+    assert not {STATISTICS, INPUTS} & set(transport.tasks["c"])
+    assert Statistics.load(clients.store("c").directory, clients.job.schema) == agreed
+    theirs = clients.store("c").directory / PERSONAL
+    np.testing.assert_array_equal(
+        load_models(theirs)["c"].theta, np.asarray(training.server.model[0])
+    )
+    # The others' models are those of a simulation without it.
+    files = {name: clients.files[name] for name in ("a", "b")}
+    simulated = simulation(clients, files, agreed, 4)
+    for name in files:
+        mine = load_models(clients.store(name).directory / PERSONAL)[name].theta
+        np.testing.assert_array_equal(mine, simulated.personal(name).theta)
+    # Other statistics, which would be its own with theirs, are refused from now on.
+    three = add_statistics(own_statistics(clients))
+    expected = Refusal.WRONG_STATISTICS if decorrelate else Refusal.OTHER_STATISTICS
+    assert ask(clients, "c", AGREED, three) == expected
+
+
+def lines_of(clients):
+    """A log that is part of the clients'."""
+    clients.logged["coordinator"] = []
+    return clients.logged["coordinator"].append
+
+
+def test_a_client_whose_rows_are_impossible_by_the_others_statistics_is_not_served(
+    clients,
+):
+    """It has not told its sums, so it can only look at the scale of its rows."""
+    clients.start()
+    pooled = add_statistics(own_statistics(clients)[:2])
+    transport = Asked(clients.responders, "c")
+    connection = Connection(clients.job, NAMES, transport)
+    greet = Arrivals(connection, invented(pooled), log=lines_of(clients))
+    assert greet(["a", "b"]) == {}
+    assert transport.tasks["c"] == [HELLO, AGREED]
+    assert any("its table does not fit" in it for it in clients.logged["coordinator"])
+    assert greet(["a", "b"]) == {}  # it is greeted once on each connection
+    assert transport.tasks["c"] == [HELLO, AGREED]
 
 
 def test_inputs_are_decorrelated_as_those_of_one_table_are(clients):

@@ -5,6 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from fedtailor.remote import sum_shares
 from fedtailor.remote.sum_shares import (
     ReleasedSums,
     SumHistory,
@@ -70,6 +71,44 @@ def test_only_the_span_of_the_sums_matters():
     assert not largest_shares(np.zeros((2, 3))).any()
 
 
+@pytest.mark.parametrize(("sums", "clients"), [(3, 7), (4, 12), (6, 9)])
+def test_shares_that_cannot_be_too_large_are_bounded_only(sums, clients):
+    weights = weights_of(sums, clients)
+    exact, found = largest_shares(weights), largest_shares(weights, 0.9)
+    assert (found >= exact - 1e-9).all()
+    assert (found.max() > 0.9) == (exact.max() > 0.9)
+
+
+def test_many_clients_are_looked_at_in_no_time(monkeypatch):
+    """Before, each of them took a linear program."""
+    computed = []
+    compute = sum_shares._share_by_program
+    monkeypatch.setattr(
+        sum_shares,
+        "_share_by_program",
+        lambda basis, client: computed.append(client) or compute(basis, client),
+    )
+    weights = np.random.default_rng(0).random((3, 2000))
+    assert largest_shares(weights, 0.9).max() < 0.1 and not computed
+    # One that weighs nearly all in a sum is found at the first look.
+    weights[2] = 1e-6
+    weights[2, 77] = 1.0
+    shares = largest_shares(weights, 0.9)
+    assert shares.argmax() == 77 and shares[77] > 0.9 and computed == [77]
+    # So is one in a full space, in which all are alone.
+    computed.clear()
+    assert largest_shares(weights_of(40, 40), 0.9).max() > 0.9 and len(computed) == 1
+
+
+def test_rows_that_differ_by_less_than_a_step_are_one():
+    row = np.full(5, 0.2)
+    for change, share in ((1e-12, 0.2), (1e-8, 1.0)):
+        other = row.copy()
+        other[3] += change
+        found = largest_shares(np.stack([row, other]))
+        assert found[3] == pytest.approx(share, abs=1e-6)
+
+
 def test_a_client_that_misses_a_round_is_the_difference_of_both():
     names = tuple("abcdefghij")
     everybody = np.full((1, 10), 0.1)
@@ -95,6 +134,13 @@ def test_a_history_outlives_a_process_and_ends_with_its_scope(scope, tmp_path):
     )
     assert not again.released(4, ["control", None]).names
     assert bool(again.released(5, ["model", None]).names) == (scope == "run")
+    # The sums of another run are others, and those of an earlier round are not known.
+    assert bool(again.released(4, ["model", None], "other").names) == (scope == "run")
+    assert again.is_past(3) == (scope == "round")
+    assert not again.is_past(4) and not again.is_past(5) and not again.is_past(3, "b")
+    again.record(2, ["model", None], released, "other")
+    assert again.released(4, ["model", None]).names == ("a", "b", "c")
+    assert SumHistory(scope, path).is_past(1, "other") == (scope == "round")
     path.write_text("{}")
     with pytest.raises(ValueError, match=r"^cannot read .*sums.json: "):
         SumHistory(scope, path)

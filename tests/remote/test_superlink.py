@@ -17,10 +17,13 @@ from fedtailor.remote.superlink import (
     LARGEST_BODY,
     BoundedBodies,
     Directory,
+    HeldPolls,
     Limits,
     LoopbackOnly,
     guarded_protocol,
 )
+
+FLEET, RUNTIME = superlink.HELD_S
 
 
 def ask(path, client, kind="http"):
@@ -63,6 +66,8 @@ def test_other_machines_reach_the_clients_interface_only(host):
         "/v1/fleetx",
         "//v1/fleet/x",
         "/v1/control/../fleet/",
+        superlink.WAKE,
+        RUNTIME,
     ):
         assert ask(path, client) == 403
     assert ask("/v1/control/stream", client, kind="websocket") == "websocket.close"
@@ -176,6 +181,164 @@ def test_a_body_that_never_comes_is_given_up(monkeypatch):
     scope = {"type": "http", "path": "/v1/fleet/x", "headers": headers}
     asyncio.run(asyncio.wait_for(app(scope, receive, send), 10))
     assert sent[0]["status"] == 408 and app._reserved == 0
+
+
+# polls that wait
+# --------------------------------------------------------------------------------------
+
+
+class Polls:
+    """The middleware, and which requests have reached the application behind it."""
+
+    def __init__(self, known=True):
+        self.reached, self.statuses = [], []
+        self.app = HeldPolls(self._behind, lambda headers: known)
+
+    async def _behind(self, scope, receive, send):
+        body = (await receive())["body"]
+        self.reached.append((scope["path"], body))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    def ask(self, path, *, key=None, body=b"body", gone=None):
+        """Send a request; the task ends when it is answered.
+
+        Args:
+            key: the key of the client that sends it.
+            gone: an event that is set when the peer disconnects.
+        """
+        bodies = [{"type": "http.request", "body": body, "more_body": False}]
+        headers = []
+        if key is not None:
+            headers.append((public_key_header(), base64.b64encode(key)))
+
+        async def receive():
+            if bodies:
+                return bodies.pop()
+            await (gone or asyncio.Event()).wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message):
+            self.statuses.append(message.get("status"))
+
+        scope = {"type": "http", "path": path, "headers": headers}
+        return asyncio.ensure_future(self.app(scope, receive, send))
+
+
+def public_key_header():
+    from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
+
+    return FLEET_HTTP_PUBLIC_KEY_HEADER.lower().encode()
+
+
+async def settle():
+    """Let all tasks go on as far as they can."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def test_a_clients_poll_waits_for_a_message_to_it(monkeypatch):
+    monkeypatch.setitem(superlink.HELD_S, FLEET, 60.0)
+
+    async def scene():
+        polls = Polls()
+        polls.ask(FLEET, key=b"of a", body=b"a")
+        polls.ask(FLEET, key=b"of b", body=b"b")
+        await settle()
+        assert polls.reached == []
+        await polls.ask(superlink.WAKE, body=b"of b\0of c")
+        await settle()
+        assert polls.reached == [(FLEET, b"b")]
+        # What is sent while a client does not poll is there when it does.
+        await polls.ask(superlink.WAKE, body=b"of b")
+        await polls.ask(FLEET, key=b"of b", body=b"b again")
+        assert polls.reached == [(FLEET, b"b"), (FLEET, b"b again")]
+        # And the next poll waits again.
+        polls.ask(FLEET, key=b"of b", body=b"b once more")
+        await settle()
+        assert len(polls.reached) == 2
+
+    asyncio.run(asyncio.wait_for(scene(), 30))
+
+
+def test_the_coordinators_poll_waits_for_a_whole_answer(monkeypatch):
+    monkeypatch.setitem(superlink.HELD_S, FLEET, 60.0)
+    monkeypatch.setitem(superlink.HELD_S, RUNTIME, 60.0)
+
+    async def scene():
+        polls = Polls()
+        first = polls.ask(FLEET, key=b"of a")
+        await settle()
+        await polls.ask(superlink.WAKE, body=b"of a")
+        await first
+        coordinator = polls.ask(RUNTIME, body=b"coordinator")
+        for _ in range(3):
+            await polls.ask(superlink.ANSWER, key=b"of a")
+        await settle()
+        assert not coordinator.done()
+        polls.ask(FLEET, key=b"of a")  # so the answer is complete
+        await coordinator
+        assert polls.reached[-1] == (RUNTIME, b"coordinator")
+        # The parts of an answer end one wait only.
+        polls.ask(FLEET, key=b"of a")
+        again = polls.ask(RUNTIME)
+        await settle()
+        assert not again.done()
+
+    asyncio.run(asyncio.wait_for(scene(), 30))
+
+
+def test_a_poll_ends_without_a_message_after_a_while(monkeypatch):
+    monkeypatch.setitem(superlink.HELD_S, FLEET, 0.05)
+    polls = Polls()
+
+    async def scene():
+        await polls.ask(FLEET, key=b"of a")
+
+    asyncio.run(asyncio.wait_for(scene(), 30))
+    assert polls.reached == [(FLEET, b"body")]
+
+
+def test_polls_of_strangers_do_not_wait(monkeypatch):
+    monkeypatch.setitem(superlink.HELD_S, FLEET, 60.0)
+    polls = Polls(known=False)
+
+    async def scene():
+        for number in range(100):
+            await polls.ask(FLEET, key=str(number).encode())
+            await polls.ask(superlink.ANSWER, key=str(number).encode())
+
+    asyncio.run(asyncio.wait_for(scene(), 30))
+    assert len(polls.reached) == 200
+    # And leave nothing behind.
+    assert not polls.app._sent_to and not polls.app._sending
+
+
+def test_a_message_is_not_handed_to_a_client_that_has_gone(monkeypatch):
+    monkeypatch.setitem(superlink.HELD_S, FLEET, 60.0)
+
+    async def scene():
+        polls, gone = Polls(), asyncio.Event()
+        lost = polls.ask(FLEET, key=b"of a", gone=gone)
+        await settle()
+        gone.set()
+        await lost
+        await polls.ask(superlink.WAKE, body=b"of a")
+        assert polls.reached == []
+        await polls.ask(FLEET, key=b"of a", body=b"back")
+        assert polls.reached == [(FLEET, b"back")]
+
+    asyncio.run(asyncio.wait_for(scene(), 30))
+
+
+def test_a_poll_has_a_largest_body(monkeypatch):
+    monkeypatch.setattr(superlink, "MAX_POLL_BODY", 10)
+    polls = Polls()
+
+    async def scene():
+        await polls.ask(RUNTIME, body=bytes(11))
+
+    asyncio.run(asyncio.wait_for(scene(), 30))
+    assert (polls.statuses[0], polls.reached) == (413, [])
 
 
 def test_all_bodies_together_are_bounded(monkeypatch):

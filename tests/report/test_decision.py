@@ -9,10 +9,11 @@ import pytest
 
 from fedtailor.accounting import Ledger
 from fedtailor.cli import main
-from fedtailor.report.comparison import BASELINE_ROW, tables
+from fedtailor.report.comparison import BASELINE_ROW, other_metrics_table, tables
 from fedtailor.report.decision import decide
 from fedtailor.report.document import as_dict, markdown
 from fedtailor.report.experiment import Cell, Experiment
+from fedtailor.report.page.contents import client_table
 from fedtailor.storage.run_files import (
     BASELINE,
     CLIENTS,
@@ -44,9 +45,17 @@ def outcomes(method, client, seed):
 
 
 def make_run(
-    path, method, seed, *, rows=True, metric="accuracy", splits=("val", "test")
+    path,
+    method,
+    seed,
+    *,
+    rows=True,
+    metric="accuracy",
+    splits=("val", "test"),
+    rows_of_seeds_differ=False,
 ):
     """The files of a finished run that a decision reads."""
+    first_row = 60 * seed if rows_of_seeds_differ else 0
     path.mkdir(parents=True)
     names = list(CLIENTS_OF)
     right = {name: outcomes(method, name, seed) for name in names}
@@ -71,7 +80,7 @@ def make_run(
             pl.DataFrame(
                 {
                     "client": [name] * 60,
-                    "row": np.arange(60),
+                    "row": first_row + np.arange(60),
                     "loss": np.where(right[name], 0.1, 2.0),
                     "correct": right[name],
                 }
@@ -152,14 +161,45 @@ def test_clients_that_gain_and_clients_that_lose_are_told_apart(tmp_path):
         in text
     )  # of three clients
     assert (
-        "SHARED, beside training alone: helps 1 of 3 clients, hurts 1, cannot tell for"
-        " 1; mean gain in" in text
+        "SHARED, beside training alone: helps 1 of 3 clients (1 after correction),"
+        " hurts 1 (1 after correction), cannot tell for 1; mean gain in" in text
     )
+    assert "in brackets after Holm's correction for all 6 lines" in text
+    assert "OTHER, beside training alone: helps 0 of 3 clients, hurts 0" in text
+    expected = decision.gains.sort("gain")["expected"]
+    assert expected.is_sorted() and expected.max() < gain["gain"].item()
     assert "accuracy, %: -1.7 (95 % interval " in text  # (0.45 - 0.5 + 0) / 3
     # choosing per client: 0.95, 0.9, 0.7 against 0.7 on average of the best single one
     assert decision.choice.value == pytest.approx(
         0.85
     ) and decision.choice.single_value == pytest.approx(0.7)
+
+
+def test_a_client_has_as_many_test_rows_in_every_table(tmp_path):
+    experiment = build(tmp_path, rows_of_seeds_differ=True)
+    decision = decide(experiment, "shift")
+    clients = client_table("shift", experiment.runs["shift"], decision)
+    place = clients.columns.index("test\nrows")
+    assert {row[0]: row[place].text for row in clients.rows} == dict.fromkeys(
+        CLIENTS_OF, "60"
+    )
+    assert {row[0]: row[2].text for row in decision.table.rows} == dict.fromkeys(
+        CLIENTS_OF, "60"
+    )
+    assert set(decision.gains["test_rows"]) == {120}  # of both seeds
+
+
+def test_r2_of_what_learns_nothing_is_not_that_of_a_method(tmp_path):
+    experiment = build(tmp_path, ("local",))
+    for run in experiment.runs["shift"]["LOCAL"]:
+        target = np.arange(180.0)
+        columns = {"target": target, "squared_error": np.ones(180)}
+        run.rows.with_columns(**columns).write_parquet(run.path / ROWS)
+    table = other_metrics_table(Experiment.read(tmp_path, NAME), "shift")
+    assert table.columns[-1] == "R2 of\nall rows"
+    local, nothing = table.rows
+    assert local[-1].mean == pytest.approx(1 - 180 / (180 * (180**2 - 1) / 12))
+    assert nothing[0] == BASELINE_ROW and nothing[-1] == "-"
 
 
 def test_warnings_say_what_to_know(tmp_path):
@@ -170,6 +210,29 @@ def test_warnings_say_what_to_know(tmp_path):
         # one line for both
         "LOCAL, OTHER: lr=0.1 is the largest value tried; try larger ones"
     ]
+
+
+def test_settings_that_a_method_refuses_did_not_diverge(tmp_path):
+    experiment = build(tmp_path)
+    common = {"scenario": "shift", "algorithm": "OTHER"}
+    candidates = [
+        common
+        | {"parameters": {"lr": lr}, "seed": 0, "run": "", "val": val, "chosen": False}
+        for lr, val in ((0.1, 0.5), (7.0, None), (9.0, None))
+    ]
+    refused = {"parameters": {"lr": 9.0}, "seed": None, "why": "too large", "runs": 0}
+    write_index(
+        tmp_path,
+        experiment.index.cells,
+        algorithms=["LOCAL", "SHARED", "OTHER"],
+        published={},
+        sweeps={},
+        candidates=candidates,
+        skipped=[common | refused],
+        seeds=list(SEEDS),
+    )
+    (row,) = tables(Experiment.read(tmp_path, NAME))["chosen"].rows
+    assert "lr 7.0: diverged" in str(row[3]) and "lr 9.0: refused" in str(row[3])
 
 
 def test_without_training_alone_there_is_one_line_instead(tmp_path):
@@ -341,6 +404,38 @@ def test_gains_by_a_metric_that_rows_do_not_give_are_in_accuracy(tmp_path):
     assert any(
         "clients are counted by their accuracy" in sentence
         for sentence in decision.conclusions
+    )
+
+
+def test_gains_in_areas_follow_from_rows_of_two_classes(tmp_path):
+    build(tmp_path, metric="roc_auc")
+    for path in tmp_path.glob(f"runs/*/{ROWS}"):
+        rows = pl.read_parquet(path)
+        label = pl.col("row") % 2
+        predicted = pl.when(pl.col("correct")).then(label).otherwise(1 - label)
+        confidence = 0.6 + 0.01 * (pl.col("row") % 7)
+        rows.with_columns(prediction=predicted, confidence=confidence).write_parquet(
+            path
+        )
+    decision = decide(Experiment.read(tmp_path, NAME), "shift")
+    assert decision.gain_metric == "roc_auc"
+    assert not any("do not follow" in text for text in decision.conclusions)
+    gains = decision.gains.filter(pl.col("method") == "SHARED")
+    verdicts = dict(gains.select("client", "verdict").iter_rows())
+    assert verdicts == {"gains": "helps", "loses": "hurts", "same": "cannot tell"}
+
+
+def test_the_mean_of_the_leader_is_said_to_be_too_good(tmp_path):
+    experiment = build(tmp_path, ("local", "shared", "other", "early"))
+    decision = decide(experiment, "shift")
+    winner = decision.winner
+    means = list(winner.means.values())
+    assert means[-1] < winner.expected < means[0]
+    (sentence,) = [text for text in decision.conclusions if "too good by" in text]
+    assert sentence == (
+        "The best of 4 means is too good by being chosen on these test rows: expect"
+        f" about {100 * winner.expected:.1f} of {winner.leader} on others, not"
+        f" {100 * means[0]:.1f}."
     )
 
 

@@ -22,10 +22,14 @@ from fedtailor.report.page import (
     render,
     write_page,
 )
-from fedtailor.report.page.contents import gains
+from fedtailor.report.page.contents import (
+    calibration,
+    fold_long_tables,
+    gains,
+)
 from fedtailor.report.page.curves import curves
 from fedtailor.report.page.pictures import Gain, axis_range, forest, matrix
-from fedtailor.report.page.reliability import reliability
+from fedtailor.report.page.reliability import reliability, reliability_table
 from fedtailor.report.page.render import MAX_BYTES
 from fedtailor.report.stored import StoredRun
 from fedtailor.report.tables import Table
@@ -143,6 +147,27 @@ def test_forest_draws_gains_best_first_on_the_given_axis():
     assert dots[0] - zero == pytest.approx(2 * (zero - dots[1]), abs=0.2)
 
 
+def test_of_many_clients_the_forest_names_the_best_and_the_worst():
+    found = [Gain(f"client {k}", k, k - 1.0, k + 1.0, "helps") for k in range(160)]
+    picture = forest("t", "points", found, axis_range(found))
+    names = re.findall(r'class="name"[^>]*>([^<]+)<', picture.markup)
+    best = [f"client {k}" for k in range(159, 144, -1)]
+    worst = [f"client {k}" for k in range(14, -1, -1)]
+    assert names == best + worst
+    assert picture.markup.count("<circle") == 160
+    assert "160 clients" in picture.note and "drawn" not in picture.note
+    # Every line has a place of its own, from the best at the top to the worst.
+    heights = [float(y) for y in re.findall(r'cy="([^"]+)"', picture.markup)]
+    assert heights == sorted(heights) and len({*heights}) == 160
+    # Of thousands, the lines between them are fewer, and so are the names of few lines.
+    many = [Gain(f"client {k}", k, k - 1.0, k + 1.0, "helps") for k in range(5000)]
+    picture = forest("t", "points", many, axis_range(many), 100)
+    assert picture.markup.count("<circle") == 100
+    assert "Of the 4970 between them, 70 are drawn." in picture.note
+    picture = forest("t", "points", many, axis_range(many), 6)
+    assert picture.markup.count("<circle") == picture.markup.count("name") == 6
+
+
 def test_matrix_shows_every_number_of_few_clients():
     values = np.array([[1.0, 0.25], [np.nan, 1e-15]])
     picture = matrix("t", values, ["a", "b"])
@@ -204,6 +229,12 @@ def test_page_of_an_experiment(experiment):
     sections = {section.title: section for section in found.parts["permuted"]}
     assert next(iter(sections)) == "Decision" and sections["Decision"].paragraphs
     clients = sections["Clients"].tables[0]
+    costs = sections["Costs"]
+    assert costs.tables[0].columns[1:] == ["MB\ndown", "MB\nup", "seconds\nper round"]
+    assert not any("rho" in column for column in costs.tables[0].columns)
+    (details,) = costs.folded
+    assert any("rho" in column for column in details.tables[0].columns)
+    assert "rho: how much" in details.tables[0].note and not costs.tables[0].note
     assert (
         len(clients.rows) == 22
         and "FedAvg" in clients.columns
@@ -227,11 +258,20 @@ def test_page_of_an_experiment(experiment):
     assert (curve.low[-1], curve.high[-1]) == pytest.approx(
         (min(last), max(last)), abs=1e-6
     )
-    assert (
-        "measured" in sections["Calibration"].paragraphs[0]
-        and not sections["Calibration"].charts
-    )
+    assert "Calibration" not in sections  # these runs kept no probabilities
     assert "finished" not in found.subtitle.replace("unfinished", "") and render(found)
+
+
+def test_long_tables_are_folded():
+    short = Table("short", ["a"], [["x"]] * 60)
+    long = Table("long", ["a"], [["x"]] * 61)
+    section = fold_long_tables(Section("t", tables=[short, long]))
+    assert section.tables == [short]
+    (folded,) = section.folded
+    assert folded.title == "long (61 lines)" and folded.tables == [long]
+    text = render(Page("a", "b", {"s": [section]}))
+    assert not Elements(text).open
+    assert "<details><summary>long (61 lines)</summary>" in text
 
 
 def test_at_most_six_methods_have_bands_and_are_shown_at_first(experiment):
@@ -249,37 +289,41 @@ def test_at_most_six_methods_have_bands_and_are_shown_at_first(experiment):
     assert not len(one.low) and one.shown  # of one seed there is no range
 
 
+def write_rows(path, confidence, correct, *, unseen=False):
+    """A run with these test rows of a client; those of another one are all wrong."""
+    path.mkdir()
+    (path / SUMMARY).write_text('{"metric": "accuracy"}')
+    write_manifest(path, "local", 0)
+    clients = pl.DataFrame(
+        {"client": ["a", "b"], "group": [None, None], "unseen": [False, unseen]}
+    )
+    clients.with_columns(train=1, val=0, test=len(confidence)).write_parquet(
+        path / CLIENTS
+    )
+    measured = {
+        "round": 1,
+        "client": "a",
+        "unseen": False,
+        "split": "test",
+        "metric": "accuracy",
+        "value": 0.5,
+    }
+    pl.DataFrame([measured]).write_parquet(path / METRICS)
+    rows = pl.DataFrame(
+        {
+            "client": ["a"] * len(confidence),
+            "confidence": confidence,
+            "correct": correct,
+        }
+    )
+    strangers = rows.with_columns(client=pl.lit("b"), correct=pl.lit(False))
+    pl.concat([rows, strangers] if unseen else [rows]).write_parquet(path / ROWS)
+
+
 def test_reliability_is_accuracy_by_confidence_of_clients_that_train(tmp_path):
     def run(name, confidence, correct, unseen):
-        path = tmp_path / name
-        path.mkdir()
-        (path / SUMMARY).write_text('{"metric": "accuracy"}')
-        write_manifest(path, "local", 0)
-        clients = pl.DataFrame(
-            {"client": ["a", "b"], "group": [None, None], "unseen": [False, unseen]}
-        )
-        clients.with_columns(train=1, val=0, test=len(confidence)).write_parquet(
-            path / CLIENTS
-        )
-        measured = {
-            "round": 1,
-            "client": "a",
-            "unseen": False,
-            "split": "test",
-            "metric": "accuracy",
-            "value": 0.5,
-        }
-        pl.DataFrame([measured]).write_parquet(path / METRICS)
-        rows = pl.DataFrame(
-            {
-                "client": ["a"] * len(confidence),
-                "confidence": confidence,
-                "correct": correct,
-            }
-        )
-        strangers = rows.with_columns(client=pl.lit("b"), correct=pl.lit(False))
-        pl.concat([rows, strangers] if unseen else [rows]).write_parquet(path / ROWS)
-        return StoredRun(path)
+        write_rows(tmp_path / name, confidence, correct, unseen=unseen)
+        return StoredRun(tmp_path / name)
 
     # 30 rows at 0.85 of which 21 are right, 20 at 0.95 of which all are, and too few at
     # 0.55
@@ -294,6 +338,26 @@ def test_reliability_is_accuracy_by_confidence_of_clients_that_train(tmp_path):
     np.testing.assert_allclose(line.y, [70, 100])
     first.rows.drop("confidence").write_parquet(first.path / ROWS)  # as 0.1 wrote them
     assert reliability({"Local": [StoredRun(first.path)]}) is None
+    assert reliability_table({"Local": [StoredRun(first.path)]}) is None
+
+
+def test_calibration_is_shown_though_nobody_asked_for_it(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    write_rows(first, [0.85] * 30 + [0.55] * 19, [True] * 21 + [False] * 28)
+    write_rows(second, [0.95] * 20, [True] * 20)
+    runs = {"Local": [StoredRun(first), StoredRun(second)]}
+    (section,) = calibration(runs)
+    (table,) = section.tables
+    ((label, sure, right, error),) = table.rows
+    assert label == "Local" and len(section.charts) == 1
+    # The means over seeds of what all test rows of a seed have.
+    assert sure.mean == pytest.approx(50 * ((30 * 0.85 + 19 * 0.55) / 49 + 0.95))
+    assert right.mean == pytest.approx(50 * (21 / 49 + 1))
+    # In two bins 25.5 rows should be right and 21 are, and 10.45 and none; then 19 and 20.
+    assert error.mean == pytest.approx(50 * ((4.5 + 10.45) / 49 + 1 / 20))
+    regression = StoredRun(first)
+    regression.rows.drop("confidence", "correct").write_parquet(first / ROWS)
+    assert calibration({"Local": [StoredRun(first)]}) == []
 
 
 def test_the_command(results, capsys, tmp_path):

@@ -10,13 +10,17 @@ import re
 import shutil
 import subprocess
 import threading
+import zlib
 from html import unescape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from fedtailor.report.page import render
-from report.pages import HOSTILE, SERIES, page
+from fedtailor.report.page import Page, Section, render
+from fedtailor.report.page.contents import fold_long_tables
+from fedtailor.report.page.pictures import axis_range, forest
+from fedtailor.report.tables import Number, Table
+from report.pages import HOSTILE, SERIES, charts, gains, page
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),
@@ -36,6 +40,28 @@ for (const kind of ["error", "unhandledrejection", "securitypolicyviolation"])
 
 # Does what a reader does, and puts down what came of it.
 AFTER = """<script>
+// Texts that a reader sees badly: WCAG asks for a contrast of 4.5 with what is behind.
+const faint = () => {
+  const numbers = (colour) => colour.match(/[0-9.]+/g).map(Number);
+  const light = (colour) => numbers(colour).slice(0, 3).map((it) => it / 255)
+    .map((it) => (it <= 0.04045 ? it / 12.92 : ((it + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, it, i) => sum + it * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = (element) => {
+    for (let at = element; at; at = at.parentElement) {
+      const colour = getComputedStyle(at).backgroundColor, [, , , alpha = 1] = numbers(colour);
+      if (alpha === 1) return colour;
+    }
+    return "rgb(255, 255, 255)";
+  };
+  const texts = Array.from(document.querySelectorAll("body *"), (it) => it).filter((it) =>
+    it.getClientRects().length && !it.closest("script, title, .skip")
+    && Array.from(it.childNodes).some((node) => node.nodeType === 3 && node.textContent.trim()));
+  return texts.map((it) => {
+    const style = getComputedStyle(it), ink = it.closest("svg") ? style.fill : style.color;
+    const [a, b] = [light(ink), light(behind(it))].sort((x, y) => y - x);
+    return [(a + 0.05) / (b + 0.05), it.tagName, it.textContent.slice(0, 30), ink];
+  }).filter(([contrast]) => contrast < 4.5);
+};
 addEventListener("load", () => setTimeout(() => {
   const found = {};
   const table = document.querySelector("table.sortable");
@@ -68,9 +94,23 @@ addEventListener("load", () => setTimeout(() => {
     found.charts = document.querySelectorAll("figure.chart canvas").length;
     found.width = [document.documentElement.scrollWidth, innerWidth];
     found.focusable = Array.from(document.querySelectorAll("button, input, .scroll, .plot"), (it) => it.tabIndex);
+    const box = document.querySelector(".scroll");
+    found.frozen = [box.querySelector("tbody th").offsetWidth, box.clientWidth];
+    found.faint = faint();
+    const sheet = getComputedStyle(document.documentElement);
+    const ink = document.createElement("canvas").getContext("2d");
+    ink.fillStyle = sheet.getPropertyValue("--ink").trim();
+    ink.fillRect(0, 0, 1, 1);
+    const [red, green, blue] = ink.getImageData(0, 0, 1, 1).data;
+    const far = (at) => Math.hypot(pixels[at] - red, pixels[at + 1] - green, pixels[at + 2] - blue);
+    found.inked = pixels.some((_, at) => at % 4 === 0 && pixels[at + 3] > 240 && far(at) < 20);
+    found.back = getComputedStyle(document.body).backgroundColor;
     found.resources = performance.getEntriesByType("resource").map(({ name }) => name);
     dispatchEvent(new Event("beforeprint"));
     found.printed = plot.width;
+    found.paper = getComputedStyle(document.body).backgroundColor;
+    dispatchEvent(new Event("afterprint"));
+    found.afterwards = [plot.width, figure.querySelector(".plot").clientWidth];
     found.problems = problems;
     const out = document.createElement("pre");
     out.id = "found";
@@ -95,9 +135,9 @@ def with_scripts(text):
     )
 
 
-def in_browser(address, profile):
-    """What the scripts put down, and the browser's console."""
-    done = subprocess.run(
+def browse(profile, *arguments):
+    """Run the browser."""
+    return subprocess.run(
         [
             CHROMIUM,
             "--headless=new",
@@ -113,31 +153,37 @@ def in_browser(address, profile):
             "--hide-scrollbars",
             "--window-size=1500,1000",
             "--virtual-time-budget=5000",
-            "--dump-dom",
-            address,
+            *arguments,
         ],
         capture_output=True,
         text=True,
         timeout=120,
         check=True,
     )
+
+
+def in_browser(address, profile, *arguments):
+    """What the scripts put down, and the browser's console."""
+    done = browse(profile, *arguments, "--dump-dom", address)
     found = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.S)
     assert found is not None, done.stderr[-2000:]
     return json.loads(unescape(found[1])) | {"console": done.stderr}
 
 
-@pytest.fixture(scope="module", params=[400, 1400, "file"])
+@pytest.fixture(scope="module", params=[400, 1400, "file", "dark"])
 def opened(request, tmp_path_factory):
     """What a browser of some width found, its console, and what it asked the server
     for; or what it found in a file.
     """
     text = with_scripts(render(page()))
     profile = tmp_path_factory.mktemp("chromium")
-    if request.param == "file":
+    if request.param in ("file", "dark"):
         path = tmp_path_factory.mktemp("page") / "report.html"
         path.write_text(text, encoding="utf-8")
+        arguments = ["--force-dark-mode"] if request.param == "dark" else []
         nothing = {"asked": ["/", "/page"], "wanted": 1500}
-        return in_browser(path.as_uri(), profile) | nothing
+        found = in_browser(path.as_uri(), profile, *arguments)
+        return found | nothing | {"dark": request.param == "dark"}
     # A window has a least width that the page in it need not have.
     frame = f"""<link rel="icon" href="data:,"><iframe src="/page" width="{request.param}" height="900"
                 frameborder="0"></iframe>"""
@@ -162,7 +208,7 @@ def opened(request, tmp_path_factory):
         finally:
             server.shutdown()
             thread.join()
-    return found | {"asked": asked, "wanted": request.param}
+    return found | {"asked": asked, "wanted": request.param, "dark": False}
 
 
 def test_no_error_and_no_request(opened):
@@ -212,6 +258,68 @@ def test_the_page_is_as_wide_as_the_window_and_the_paper(opened):
     reached, window = opened["width"]
     assert window == opened["wanted"] and reached <= window
     assert opened["printed"] == 640
+    width, room = opened["afterwards"]
+    assert width == room
+
+
+def test_the_page_is_as_dark_as_the_reader_wants_and_paper_is_white(opened):
+    white, dark = "rgb(255, 255, 255)", "rgb(13, 17, 23)"
+    assert opened["back"] == (dark if opened["dark"] else white)
+    assert opened["paper"] == white
+    assert opened["faint"] == []
+    assert opened["inked"]  # the axes of curves, which a script draws
+
+
+def test_the_first_column_leaves_room_on_a_phone(opened):
+    column, room = opened["frozen"]
+    assert column < (0.5 if opened["wanted"] == 400 else 0.8) * room
+
+
+def printed(page_text, tmp_path):
+    """The contents of each page of paper, as PDF commands."""
+    path, paper = tmp_path / "report.html", tmp_path / "report.pdf"
+    path.write_text(page_text, encoding="utf-8")
+    options = ("--no-pdf-header-footer", f"--print-to-pdf={paper}", path.as_uri())
+    browse(tmp_path / "chromium", *options)
+    content = paper.read_bytes()
+    numbers = re.findall(rb"/Type\s*/Page\b[^s].*?/Contents (\d+) 0 R", content, re.S)
+    pages = []
+    for number in numbers:
+        pattern = rb"\n%s 0 obj.*?stream\r?\n(.*?)\r?\nendstream" % number
+        stream = re.search(pattern, content, re.S)
+        pages.append(zlib.decompress(stream[1]).decode("latin-1"))
+    return pages
+
+
+def test_a_table_has_its_header_on_every_page_of_paper(tmp_path):
+    lines = [[f"client {k}", Number(k, str(k))] for k in range(160)]
+    table = Table("Clients", ["client", "accuracy"], lines)
+    text = render(Page("a", "b", {"s": [Section("t", tables=[table])]}))
+    # Headers in a colour that nothing else has; styles are allowed by their digests.
+    colour = "<style>thead th { color: rgb(1, 2, 3) !important; }</style>"
+    text = text.replace("style-src ", "style-src 'unsafe-inline' ", 1)
+    text = re.sub(r"(style-src 'unsafe-inline')[^;]*", r"\1", text, count=1)
+    pages = printed(text.replace("</head>", f"{colour}</head>"), tmp_path)
+    assert len(pages) > 2
+    tinted = [" .0039 .0078 .0118 rg" in page for page in pages]  # 1, 2 and 3 of 255
+    assert all(tinted), tinted
+
+
+def test_a_page_of_many_clients_is_not_a_book(tmp_path):
+    """160 clients and 5 methods took 45 pages."""
+    found = gains(160)
+    limits = axis_range(found)
+    drawn = [forest(f"method {k}", "accuracy, %", found, limits) for k in range(5)]
+    lines = [[f"client {k}", *[Number(k, str(k))] * 8] for k in range(160)]
+    clients = Table("Clients", ["client", *"abcdefgh"], lines)
+    rows = [[f"client {k}", "x", *[Number(k, str(k))] * 6] for k in range(800)]
+    all_gains = Table("Gains", ["client", "method", *"abcdef"], rows)
+    sections = [
+        Section("Clients", tables=[clients]),
+        fold_long_tables(Section("Gains", pictures=drawn, tables=[all_gains])),
+        Section("Curves", charts=charts()),
+    ]
+    assert len(printed(render(Page("a", "b", {"s": sections})), tmp_path)) <= 9
 
 
 def test_a_script_that_slipped_into_the_page_does_not_run(tmp_path):

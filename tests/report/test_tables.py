@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 
@@ -138,3 +140,21 @@ def test_a_difference_that_is_shown_as_zero_has_no_sign_of_its_own():
         "-0.1",
         "+2.5",
     ]
+
+
+@pytest.mark.parametrize("force_color", [False, True])
+def test_notes_are_not_wrapped_in_a_pipe(capsys, monkeypatch, force_color):
+    if force_color:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+    note = "很长的说明 " * 200  # every letter is two columns wide
+    cell = "x " * 6000
+    Table("t" * 300, ["a", "b"], [["c", cell]], text=2, note=note.strip()).show()
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    title, _, _, row, said = (line.strip() for line in lines)
+    assert title == "t" * 300 and said == note.strip()
+    assert row == f"c  {cell.strip()}"
+
+
+def test_names_of_metrics_are_names_and_words_are_words():
+    labels = [unit_of(name).label for name in ("r2", "f1_macro", "roc_auc", "loss")]
+    assert labels == ["R2", "F1 (macro), %", "ROC AUC, %", "loss"]

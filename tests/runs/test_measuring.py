@@ -8,9 +8,11 @@ from sklearn.metrics import recall_score, roc_auc_score
 from fedtailor import models
 from fedtailor.algorithms import FedAvg, FineTune
 from fedtailor.executors import Settings
-from fedtailor.federation import Federation, Ragged
+from fedtailor.federation import Federation, Ragged, datasets
+from fedtailor.metrics import find_metrics
 from fedtailor.protocol import SGD
 from fedtailor.runs import run, simulate
+from fedtailor.runs.baseline import baseline
 from fedtailor.storage.run_files import BASELINE, MANIFEST, ROWS
 from fedtailor.tables import from_table
 from fedtailor.training import EarlyStopping
@@ -210,6 +212,18 @@ def test_the_baseline_of_a_classification(federation, tmp_path):
             np.mean(client.test.y == majority)
         )
     assert found.filter(pl.col("client") == "e")["unseen"].all()
+
+
+def test_what_has_learned_nothing_of_a_density_is_uniform():
+    # There are no inputs to ignore. The frequencies of a client's symbols, which are the
+    # baseline of other tasks, would be all that there is to learn: 2.42 nats here, below
+    # the best of five models for all clients, 2.72.
+    federation = datasets.density(samples=100)
+    model = models.density().bind((0,), 100)
+    found = baseline(federation, model, find_metrics(["loss"], model))
+    values = found.filter(pl.col("split") == "test")["value"].to_numpy()
+    assert len(values) == 100
+    np.testing.assert_allclose(values, np.log(100), rtol=1e-12)
 
 
 def test_a_regression_on_a_table_is_measured_in_its_own_unit(table, tmp_path):

@@ -3,7 +3,9 @@
 import numpy as np
 import polars as pl
 import pytest
+from sklearn.linear_model import LogisticRegression
 
+import fedtailor as ft
 from fedtailor.cli.own_table import (
     MAX_ROUNDS,
     TableComparisonOptions,
@@ -97,17 +99,62 @@ def test_by_default_rates_are_bracketed_and_trainings_end_when_they_stand_still(
     experiment = experiment_of(tmp_path)
     assert experiment.file.until_still and experiment.file.bracket == ["sgd.lr"]
     assert {column.rounds for column in experiment.columns} == {MAX_ROUNDS}
-    # The same local training for all methods that train locally.
+    # The same local training for all methods that train locally, but for the penalty.
     settings = {
         (
-            one.algorithm.sgd.ridge,
             one.algorithm.sgd.steps,
+            one.algorithm.sgd.momentum,
             one.algorithm.sgd.lr_halves_after,
         )
         for entry in experiment.entries
         for one in entry.candidates
     }
-    assert settings == {(2.0, 10, 50)}
+    assert settings == {(10, 0.9, 20)}
+
+
+def test_the_penalty_belongs_to_a_model(tmp_path):
+    """Of a model that all clients train together, each of them adds its share."""
+    methods = ("local", "fedavg", "finetune", "ditto", "ucfl", "scaffold")
+    experiment = experiment_of(tmp_path, algorithms=methods)
+    ridges = {
+        entry.row: entry.candidates[0].algorithm.sgd.ridge
+        for entry in experiment.entries
+    }
+    alone = dict.fromkeys(("local", "ditto", "ucfl"), 2.0)
+    together = dict.fromkeys(("fedavg", "finetune", "scaffold"), 1.0)  # of two clients
+    assert ridges == alone | together
+
+
+def test_local_and_fedavg_come_to_the_models_of_scikit_learn(tmp_path):
+    """Also of few rows and several clients, where the penalty makes a difference."""
+    rng = np.random.default_rng(3)
+    sites = np.repeat(["a", "b", "c", "d"], 24)
+    x = rng.normal(size=(96, 3)) + 0.4 * rng.normal(size=(4, 3)).repeat(24, axis=0)
+    y = x @ [1.0, -2.0, 0.5] + rng.normal(size=96) > 0
+    path = tmp_path / "rows.csv"
+    columns = {"site": sites, **dict(zip("abc", x.T, strict=True)), "y": y}
+    pl.DataFrame(columns).write_csv(path)
+    options = TableComparisonOptions(
+        client="site", target="y", algorithms=("local", "fedavg"), seeds=(0,)
+    )
+    experiment, _ = prepare_table_experiment(path, options)
+    table = from_table(path, client="site", target="y")
+
+    def exact(rows):
+        model = LogisticRegression(C=1.0, tol=1e-10, max_iter=10_000)
+        return model.fit(table.x[rows], table.y[rows])
+
+    pooled = exact(np.concatenate([client for client in table.train]))
+    for entry in experiment.entries:
+        algorithm = entry.candidates[0].algorithm
+        model = experiment.columns[0].scenario.model
+        run = ft.run(algorithm, table, model, MAX_ROUNDS, until_still=True)
+        for client in table:
+            alone = exact(table.train[client.index])
+            best = alone if entry.row == "local" else pooled
+            found = run.personal(client.name).probabilities(client.test.x)[:, 1]
+            expected = best.predict_proba(client.test.x)[:, 1]
+            np.testing.assert_allclose(found, expected, atol=0.01)
 
 
 def test_what_is_asked_for_is_taken_as_it_is(tmp_path):

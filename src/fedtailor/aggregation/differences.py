@@ -5,7 +5,9 @@ from jaxtyping import Float
 
 
 def overall_p(
-    squared: Float[np.ndarray, "m m"], variances: Float[np.ndarray, " m"]
+    squared: Float[np.ndarray, "m m"],
+    variances: Float[np.ndarray, " m"],
+    degrees: Float[np.ndarray, " m"] | None = None,
 ) -> float:
     """The p-value of the hypothesis that all expected gradients are equal.
 
@@ -17,12 +19,14 @@ def overall_p(
 
     Args:
         squared: |g_i - g_j|^2.
-        variances: v_i = tr S_i / n_i, taken as known.
+        variances: v_i = tr S_i / n_i.
+        degrees: degrees of freedom by which each v_i is known, for gradients that vary
+            in one direction. None takes them as known and as equal.
 
     Returns:
         The p-value; 1 for fewer than two clients, or if no variance is known.
     """
-    from scipy.special import chdtrc
+    from scipy.special import chdtrc, fdtrc
 
     clients = len(variances)
     # Both sums are over ordered pairs i != j.
@@ -32,4 +36,16 @@ def overall_p(
         return 1.0
     if expected == 0:
         return 0.0
-    return float(chdtrc(clients - 1, (clients - 1) * total / expected))
+    if degrees is None:
+        return float(chdtrc(clients - 1, (clients - 1) * total / expected))
+    # The sum is a quadratic form whose eigenvalues differ as the variances do: it counts
+    # as chi^2 with as many degrees of freedom as have its variance (Satterthwaite), and
+    # so does its expectation.
+    weights = np.asarray(variances, np.float64)
+    weights = weights / weights.sum()
+    squares = np.square(weights)
+    of_sum = (1 - 1 / clients) ** 2 / (
+        (1 - 2 / clients) * squares.sum() + 1 / clients**2
+    )
+    of_expectation = 1 / float((squares / np.asarray(degrees, np.float64)).sum())
+    return float(fdtrc(of_sum, of_expectation, total / expected))

@@ -50,6 +50,12 @@ class ServerOptimizer:
     """Adaptivity tau. A step divides by sqrt(v) + epsilon (adam, yogi) or by
     sqrt(v + epsilon^2) (adagrad), where v is the second moment.
     """
+    paper: bool = False
+    """Algorithm 2 of Reddi et al. to the letter, for adam, yogi and adagrad: no correction
+    of the moments for their start, v = epsilon^2 at first, and steps of sqrt(v) + epsilon
+    also in adagrad. The first steps are those that differ: adam's by 1 - b1 over
+    sqrt(1 - b2).
+    """
 
     def __post_init__(self) -> None:
         kinds = ("plain", "momentum", "adam", "yogi", "adagrad")
@@ -66,6 +72,10 @@ class ServerOptimizer:
             f"second_moment is {self.second_moment}; it must be in [0, 1)",
         )
         require(self.epsilon > 0, f"epsilon is {self.epsilon}; it must be above 0")
+        require(
+            not self.paper or self.kind in ("adam", "yogi", "adagrad"),
+            f"paper is a form of adam, yogi and adagrad; {self.kind} has one form only",
+        )
 
     def init(self, theta: Float[Array, "s d"]) -> State:
         """The state before the first step, with a row for each stream."""
@@ -100,13 +110,15 @@ class ServerOptimizer:
 
     def _rule(self) -> optax.GradientTransformation:
         """The rule in optax, which maps Delta to a direction; `lr` then scales it."""
+        if self.paper:
+            return self._algorithm_2()
         if self.kind == "momentum":
             # v <- momentum v + Delta; theta <- theta - lr v. There is no dampening: the
             # effective rate is lr / (1 - momentum).
             return optax.trace(self.momentum)
         if self.kind == "adam":
-            # Adam on Delta. The paper's algorithm 2 has no bias correction, which only
-            # matters in early rounds.
+            # Adam on Delta, with moments corrected for their start at 0. The paper's
+            # algorithm 2 has no such correction (`paper`).
             return optax.scale_by_adam(self.momentum, self.second_moment, self.epsilon)
         if self.kind == "yogi":
             # As adam, but v <- v - (1 - second_moment) sign(v - Delta^2) Delta^2.
@@ -119,6 +131,36 @@ class ServerOptimizer:
             )
         # plain: theta <- theta - lr Delta
         return optax.identity()
+
+    def _algorithm_2(self) -> optax.GradientTransformation:
+        """The adaptive rules of Reddi et al. 2021, algorithm 2, as printed.
+
+            m <- b1 m + (1 - b1) Delta,    theta <- theta - lr m / (sqrt(v) + tau)
+
+        with v <- v + Delta^2 (adagrad, b1 = 0), v - (1 - b2) Delta^2 sign(v - Delta^2)
+        (yogi) or b2 v + (1 - b2) Delta^2 (adam), m = 0 and v = tau^2 at first.
+        """
+        b1 = 0.0 if self.kind == "adagrad" else self.momentum
+        b2, tau = self.second_moment, self.epsilon
+
+        def init(theta: Array) -> tuple[Array, Array]:
+            return jnp.zeros_like(theta), jnp.full_like(theta, tau**2)
+
+        def update(
+            delta: Array, state: tuple[Array, Array], params: None = None
+        ) -> tuple[Array, tuple[Array, Array]]:
+            m, v = state
+            squared = jnp.square(delta)
+            m = b1 * m + (1 - b1) * delta
+            if self.kind == "adagrad":
+                v = v + squared
+            elif self.kind == "yogi":
+                v = v - (1 - b2) * squared * jnp.sign(v - squared)
+            else:
+                v = b2 * v + (1 - b2) * squared
+            return m / (jnp.sqrt(v) + tau), (m, v)
+
+        return optax.GradientTransformation(init, update)  # type: ignore[arg-type]
 
 
 @jax.jit

@@ -46,6 +46,10 @@ class FedALA(FedAvg):
     rounds it is learned in one pass. A client predicts with the `start` for the final
     global model. A client that never took part predicts with the global model.
 
+    A client whose first round comes late still holds the common initial model, so that
+    its first mix is one of the trained global layers and untrained ones. In the
+    released code its layers follow the global model from the first round on.
+
     The released code uses the loss of the last mini-batch of each pass instead of the
     mean of the pass, makes at least 11 passes without an upper limit, and also replaces
     the models of clients that do not take part in a round by their `start`. It trains

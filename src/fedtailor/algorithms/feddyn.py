@@ -1,9 +1,10 @@
 """FedDyn: FedAvg with dynamic regularization, whose fixed point is the minimum."""
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+import numpy as np
+from jaxtyping import Array, Float, Int
 
 from fedtailor.aggregation import mix, reporter_weights
 from fedtailor.algorithms.helpers.proximal import require_stable
@@ -56,6 +57,10 @@ class FedDyn(Algorithm):
     If the local problems are solved exactly, g_i is the gradient of F_i at theta_i, and
     the fixed point is the minimum of the mean of the F_i, for any differences between
     clients. Averages are uniform, because the objective is the mean over clients.
+
+    The released code minimizes the mean over all samples instead: client i with the
+    share q_i of the samples has alpha / (m q_i) in place of alpha. `weights="samples"`
+    does that; its fixed point is the minimum of sum_i q_i F_i.
     """
 
     # How `fedtailor algorithms` describes this method; `About` explains the fields.
@@ -75,14 +80,34 @@ class FedDyn(Algorithm):
     """Strength of the regularizer (Acar et al. choose among 0.001, 0.01, 0.1; 0.01 most
     often).
     """
+    weights: Literal["uniform", "samples"] = "uniform"
+    """Whether every client counts the same in the objective, or every sample (released
+    code)."""
 
     def __post_init__(self) -> None:
+        require(
+            self.weights in ("uniform", "samples"),
+            f"weights is {self.weights!r}; it must be 'uniform' or 'samples'",
+        )
         require(
             self.alpha > 0,
             f"alpha is {self.alpha}; it must be above 0 (fedavg is the method"
             " without it)",
         )
         require_stable("alpha", self.alpha, self.sgd)
+
+    def check(self, population: Population) -> None:
+        if self.weights == "samples":
+            largest = float(self._strengths(population.sizes, population.sizes).max())
+            require_stable(
+                "alpha / (m q_i), for the fewest samples,", largest, self.sgd
+            )
+
+    def _strengths(
+        self, sizes: Int[np.ndarray, " c"], all_sizes: Int[np.ndarray, " m"]
+    ) -> Float[np.ndarray, " c"]:
+        """alpha / (m q_i) of clients with these numbers of samples."""
+        return self.alpha * np.mean(all_sizes) / np.asarray(sizes, np.float64)
 
     def init_server(self, init: Init, population: Population) -> FedDynState:
         theta = init(0)[None]
@@ -92,7 +117,12 @@ class FedDyn(Algorithm):
         return {"gradient": jnp.zeros_like(theta)}
 
     def broadcast(self, server: FedDynState, cohort: Cohort) -> Downlink:
-        return Downlink({"model": Streams.everyone(server.model, len(cohort))})
+        streams = {"model": Streams.everyone(server.model, len(cohort))}
+        if self.weights == "uniform" or not cohort.seen:
+            return Downlink(streams)
+        sizes = cohort.clients.sizes
+        strengths = self._strengths(sizes[cohort.rows], sizes)
+        return Downlink(streams, scalars={"alpha": strengths})
 
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
@@ -100,12 +130,12 @@ class FedDyn(Algorithm):
         # The loss has two more terms: -<g_i, w>, whose gradient is -g_i, and
         # alpha/2 |w - theta|^2, the proximal term.
         theta, g = inbox.only("model"), state["gradient"]
-        trained = local.sgd(
-            theta, self.sgd, proximal=(self.alpha, theta), linear_term=-g
-        )
-        # c is the mean of all -g_i. If the server does not use this client's answer
-        # (`reply` is False), c does not change, so g_i must not change either.
-        new = g - self.alpha * (trained - theta)
+        alpha = inbox.scalars.get("alpha", self.alpha)
+        trained = local.sgd(theta, self.sgd, proximal=(alpha, theta), linear_term=-g)
+        # c is the mean of all -g_i (of all -m q_i g_i, weighted by samples). If the
+        # server does not use this client's answer (`reply` is False), c does not
+        # change, so g_i must not change either.
+        new = g - alpha * (trained - theta)
         return {"gradient": jnp.where(inbox.reply, new, g)}, {"model": trained}
 
     def server(

@@ -20,6 +20,11 @@ class FedAdam(FedAvg):
     with b1, b2, tau = `momentum`, `second_moment`, `epsilon` of the optimizer and m, v
     corrected for their start at 0 (optax). A rate and tau that are both very large,
     with b1 = 0, are FedAvg.
+
+    Algorithm 2 does not correct the moments, and starts v at tau^2: its first step is
+    (1 - b1) / sqrt(1 - b2) times as long, and after a few rounds the models are 10 to
+    25 % of the way apart. `ServerOptimizer("adam", paper=True)` is algorithm 2 (on the
+    command line `--optimizer.paper`).
     """
 
     # How `fedtailor algorithms` describes this method; `About` explains the fields.
@@ -52,7 +57,9 @@ class FedYogi(FedAvg):
 
         v <- v - (1 - b2) Delta^2 sign(v - Delta^2)
 
-    with m and v starting at 1e-6 (optax).
+    with m and v starting at 1e-6 and corrected for their start (optax).
+    `ServerOptimizer("yogi", paper=True)` is algorithm 2, with m = 0 and v = tau^2 at
+    first and no correction.
     """
 
     # How `fedtailor algorithms` describes this method; `About` explains the fields.
@@ -86,7 +93,7 @@ class FedAdagrad(FedAvg):
         v <- v + Delta^2  (v = tau^2 at first),    theta <- theta - lr Delta / sqrt(v)
 
     with tau = `epsilon` of the optimizer. (The paper divides by sqrt(v) + tau; optax,
-    from which the rule comes, has no second tau.) Steps get shorter from round to
+    from which the rule comes, has no second tau; `paper=True` of the optimizer has.) Steps get shorter from round to
     round, as those of Adagrad do.
     """
 

@@ -47,6 +47,7 @@ from fedtailor.protocol import (
     Cohort,
     Diagnostic,
     Downlink,
+    HiddenRows,
     Inbox,
     Init,
     LocalTrainer,
@@ -99,13 +100,16 @@ class UCFL(Algorithm):
 
     In the papers the probe is made once, at the initial model (`warm=0`), where
     gradients may say little about who resembles whom. By default it is made after 0, 1,
-    2, 5, 10 and 20 rounds of FedAvg, until two probes in a row find the same groups of
-    clients with a silhouette of 0.5 or more; after 20 rounds it ends in any case. The
-    last probe counts. Clients answer with sketches of 1,024 numbers, whose distances
-    are those of the gradients to about 4 % (see `warm_up`). If an overall test does not
-    find the gradients to differ at all, there is a single stream, and training goes on
-    as FedAvg. If they differ without clear groups, `streams="auto"` gives each client a
-    stream of its own.
+    2, 5, 10 and 20 rounds of FedAvg. Groups of clients are clear if their silhouette is
+    0.5 or more. The probe with the largest silhouette counts, or a later one that finds
+    the same clear groups. Asking ends when clear groups have stood one more probe, which
+    finds the same or none clearer; after 20 rounds it ends in any case. Until then all
+    clients train FedAvg's model, and are served mixes of the models that they sent last,
+    with the weights of the probe that counts. Clients answer with sketches of 1,024
+    numbers, whose distances are those of the gradients to about 4 % (see `warm_up`). If
+    no overall test finds the gradients to differ at all, there is a single stream, and
+    training goes on as FedAvg. If they differ without clear groups, `streams="auto"`
+    gives each client a stream of its own.
 
     The choice of n_k, the number of samples of a batch in the variances, is not in the
     papers. A small n_k gives FedAvg, a large one training alone. One probe is enough
@@ -251,9 +255,12 @@ class UCFL(Algorithm):
         return isinstance(server, WarmUp) and server.asks
 
     def probe_downlink(self, server: BeforeProbe, cohort: Cohort) -> Downlink:
-        downlink = super().probe_downlink(server, cohort)
         if isinstance(server, Trial):
             server = server.leader
+        elif isinstance(server, WarmUp) and not cohort.seen and server.streams:
+            # Newcomers are asked at the model at which the streams' clients were.
+            server = server.streams
+        downlink = super().probe_downlink(server, cohort)
         seed = server.sketch if isinstance(server, WarmUp | UCFLState) else None
         return downlink if seed is None else replace(downlink, scalars={"sketch": seed})
 
@@ -320,31 +327,51 @@ class UCFL(Algorithm):
                 " split some off, or name a number",
             )
         probe = probe_of(answers, cohort)
-        if isinstance(server, WarmUp):
-            noise = noise_of(answers)
-            server = server.after_probe(
-                replace(probe, sigma2=noise), cohort.reporting, self.kernel
-            )
-            if not server.is_over:
-                return server
-            if not server.differ:
-                return self._one_for_all(server, probe)
-            if (
-                self.streams == "auto"
-                and self.trade_off is None
-                and not server.is_clear
-            ):
-                # They differ, but not by groups that could share a stream.
-                return replace(self, streams=None)._after_probe(server, answers, probe)
-        return self._after_probe(server, answers, probe)
-
-    def _after_probe(
-        self, server: BeforeProbe, answers: Answers, probe: Probe
-    ) -> UCFLState | Trial:
-        """The server after the probe that counts."""
+        if not isinstance(server, WarmUp):
+            if self._has_trial:
+                return self._trial(server, probe, answers)
+            return self._streams_after(server, probe)
+        noise = noise_of(answers)
+        server, counts = server.after_probe(
+            replace(probe, sigma2=noise), cohort.reporting, self.kernel
+        )
+        # Clients that differ, but not by groups, cannot share a stream.
+        is_auto = self.streams == "auto" and self.trade_off is None
+        method = (
+            replace(self, streams=None) if is_auto and not server.has_groups else self
+        )
+        if counts:
+            server = server.replace(streams=method._streams_after(server, probe))
+        if not server.is_over:
+            return server
+        if server.streams is None:
+            return self._one_for_all(server, probe)
+        # Training begins at FedAvg's model, with the weights of the best probe.
+        streams = server.streams.replace(asked=server.asked)
         if not self._has_trial:
-            rows = user_centric_weights(probe, self.kernel)
-            return self._with_streams(server, rows, probe)
+            return streams.starting_at(server.initial)
+        assert streams.gradients is not None and streams.sigma2 is not None
+        best = Probe(streams.gradients, streams.sigma2, streams.sizes)
+        return method._trial(streams, best, answers).starting_at(server.initial)
+
+    def _streams_after(self, server: BeforeProbe, probe: Probe) -> UCFLState:
+        """The streams of a probe, before their first round.
+
+        If n_k is still to be chosen, they have that of the papers, a third.
+        """
+        if self._has_trial:
+            return self._candidate(server, probe, 1 / 3)
+        rows = user_centric_weights(probe, self.kernel)
+        return self._with_streams(server, rows, probe)
+
+    def _trial(self, server: BeforeProbe, probe: Probe, answers: Answers) -> Trial:
+        """The trial of all candidates, before its first round.
+
+        Args:
+            server: the server before.
+            probe: with tr S_i / n_i for sigma_i^2.
+            answers: the clients' answers to the last probe.
+        """
         return Trial(
             initial=server.initial,
             ids=server.ids,
@@ -383,7 +410,7 @@ class UCFL(Algorithm):
         rows: Float[np.ndarray, "m m"],
         probe: Probe | None = None,
     ) -> UCFLState:
-        """The server before the first round, when all streams' models are theta^0.
+        """The streams before their first round, when all models are `server.initial`.
 
         Args:
             server: the server before the probe.
@@ -392,6 +419,7 @@ class UCFL(Algorithm):
                 the rows.
         """
         clients = len(rows)
+        has_asked = isinstance(server, WarmUp | UCFLState)
         silhouettes: dict[int, float] = {}
         streams = clients if self.streams is None else self.streams
         # Algorithm 2: the number of streams with the best silhouette
@@ -418,8 +446,8 @@ class UCFL(Algorithm):
             kernel=self.kernel,
             bandwidth=1.0,
             fresh=True,
-            sketch=server.sketch if isinstance(server, WarmUp) else None,
-            asked=server.asked if isinstance(server, WarmUp) else np.zeros((0, 2)),
+            sketch=server.sketch if has_asked else None,
+            asked=server.asked if has_asked else np.zeros((0, 2)),
         )
 
     # rounds
@@ -456,7 +484,7 @@ class UCFL(Algorithm):
     ) -> UCFLState | Trial | WarmUp:
         models = answers["model"]
         if isinstance(server, WarmUp):
-            return server.after_round(models, cohort)
+            return self._after_warm_up(server, models, cohort)
         if isinstance(server, UCFLState):
             return self._mix_streams(server, models, cohort)
         # The k-th of the models that each client sent belongs to candidate k.
@@ -465,6 +493,24 @@ class UCFL(Algorithm):
             candidates.append(self._mix_streams(candidate, models.item(k), cohort))
         trial = server.after(candidates, answers, cohort)
         return trial.chosen() if trial.is_over(self.trial) else trial
+
+    def _after_warm_up(
+        self, server: WarmUp, models: ClientRows, cohort: Cohort
+    ) -> WarmUp:
+        """The server after a round of the warm-up, of these models [c, d]."""
+        server = server.after_round(models, cohort)
+        if server.streams is None or not cohort.reporting.any():
+            return server
+        if isinstance(models, HiddenRows):
+            # Every further sum of hidden models would tell the server more of them.
+            return server.replace(streams=server.streams.starting_at(server.initial))
+        # What clients are served is personal from the first good probe on. A stream
+        # with no weight on the reporters is FedAvg's model.
+        streams = server.streams.starting_at(server.initial)
+        streams = UCFL._mix_streams(self, streams, models, cohort)
+        return server.replace(
+            streams=streams.replace(mixed=np.ones(len(streams.model), bool))
+        )
 
     def _mix_streams(
         self, server: UCFLState, models: ClientRows, cohort: Cohort
@@ -490,7 +536,9 @@ class UCFL(Algorithm):
 
     def serve(self, server: UCFLState | Trial | WarmUp, cohort: Cohort) -> Downlink:
         if isinstance(server, WarmUp):
-            return server.downlink(cohort)
+            if server.streams is None:
+                return server.downlink(cohort)
+            server = server.streams
         server = server.leader if isinstance(server, Trial) else server
         # Seen clients have a stream. Unseen ones are assigned a stream or a mix.
         if not cohort.seen:
@@ -546,6 +594,9 @@ class UCFL(Algorithm):
 
     def diagnostics(self, server: UCFLState | Trial | WarmUp) -> Sequence[Diagnostic]:
         if isinstance(server, WarmUp):
-            return warm_up_diagnostics(server.asked)
+            of_streams = (
+                [] if server.streams is None else stream_diagnostics(server.streams)
+            )
+            return [*of_streams, *warm_up_diagnostics(server.asked)]
         server = server.leader if isinstance(server, Trial) else server
         return [*stream_diagnostics(server), *warm_up_diagnostics(server.asked)]

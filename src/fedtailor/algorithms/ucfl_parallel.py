@@ -59,6 +59,8 @@ class UCFLParallel(UCFL):
         )
 
     def broadcast(self, server: Any, cohort: Cohort) -> Downlink:
+        if isinstance(server, WarmUp):
+            return super().broadcast(server, cohort)
         already_held = self.probes and server.fresh
         return Downlink(
             {"model": Streams.all_to_all(server.model, len(cohort), already_held)}
@@ -75,7 +77,7 @@ class UCFLParallel(UCFL):
         self, server: Any, downlink: Downlink, answers: Answers, cohort: Cohort
     ) -> UCFLState | WarmUp:
         if isinstance(server, WarmUp):
-            return server.after_round(answers["model"].item(0), cohort)
+            return self._after_warm_up(server, answers["model"].item(0), cohort)
         weights = restrict_to_reporters(server.weights, server.sizes, cohort)
         # eq. 12: theta_s = sum_j W_sj theta_sj, stream by stream; theta_sj is the s-th
         # of the models that client j sent

@@ -2,9 +2,7 @@
 
 import difflib
 import inspect
-import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from itertools import takewhile
 from types import MappingProxyType
@@ -13,14 +11,6 @@ from typing import Any, NoReturn, TypeVar
 from fedtailor.protocol import doc_without_fields, field_docs, require
 
 T = TypeVar("T")
-
-_ADVICE = re.compile(
-    r"\b(say|with|in) `?(skip-unlabelled|task|positive|missing|categories|unseen|client"
-    r"|target|features|drop|group|time|split|folds)`?"
-    r"(?=[;,.)]| regression| classification|$)",
-    re.MULTILINE,
-)
-"""An option in advice, such as "leave these rows out with skip-unlabelled"."""
 
 SEEDS = 2**32
 """Exclusive upper limit of seeds: random keys use only their last 32 bits."""
@@ -101,27 +91,6 @@ def _add_help(cls: type) -> None:
         if field.name in docs:
             help_text = {"help": docs[field.name]}
             field.metadata = MappingProxyType({**field.metadata, **help_text})
-
-
-@contextmanager
-def as_typed() -> Iterator[None]:
-    """Rewrites advice in error messages from Python to the command line.
-
-    For example, `missing='impute'` becomes `--missing impute`.
-
-    Raises:
-        ValueError: the error of the block with the new message.
-    """
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(as_typed_text(str(error))) from error
-
-
-def as_typed_text(text: str) -> str:
-    """Writes the options in advice for Python as they are typed on the command line."""
-    text = re.sub(r"\b(missing|unknown)='(\w+)'", r"--\1 \2", text)
-    return _ADVICE.sub(r"\1 --\2", text)
 
 
 def check_counts(options: object, *names: str) -> None:

@@ -1,10 +1,12 @@
 """Sets up a comparison of methods on the user's table, from command-line options."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from fedtailor._printable import one_line
+from fedtailor.algorithms.find import find_algorithm
 from fedtailor.experiments.document import Document
 from fedtailor.experiments.experiment import Experiment, resolve
 from fedtailor.metrics import find_metrics
@@ -19,6 +21,10 @@ EVALUATE_EVERY = 5
 """Rounds between two evaluations, by which a standstill is found."""
 RATE_FACTOR = 3
 """The factor between learning rates that are tried."""
+
+
+_NO_MODEL = ("nothing", "its control", "its linear term")
+"""What clients keep that keep no model of their own, as methods describe it."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,29 @@ def ridge_of(table: Table) -> float:
     return 1.0 if table.classes is not None and table.classes > 2 else 2.0
 
 
+def penalties(
+    methods: Sequence[str], ridge: float, clients: int
+) -> dict[str, dict[str, float]]:
+    """The penalty of each method, as settings of local training.
+
+    A penalty belongs to a model. Where clients train one model together and keep none,
+    each of them adds its share of the penalty, so that their model is the one for all
+    rows together.
+
+    Args:
+        methods: names of methods.
+        ridge: the penalty of a model.
+        clients: number of clients that train.
+    """
+    result = {}
+    for method in methods:
+        about = find_algorithm(method).about
+        together = about.models_received == "one model"
+        share = clients if together and about.client_keeps in _NO_MODEL else 1
+        result[method] = {"ridge": ridge / share}
+    return result
+
+
 def prepare_table_experiment(
     path: Path, options: TableComparisonOptions
 ) -> tuple[Experiment, str]:
@@ -96,7 +125,8 @@ def prepare_table_experiment(
         ValueError: a method does not exist, the file cannot be read, or columns are
             wrong; the message lists all problems of the columns.
     """
-    rates = options.lr or (1.0, 1 / RATE_FACTOR)  # values that stand for any
+    # Values that stand for any: small ones, as methods refuse large ones.
+    rates = options.lr or (1e-3, 1e-3 / RATE_FACTOR)
     require(
         options.val != 0 or len(rates) == 1,
         "--val is 0, and learning rates are chosen on validation data; name one rate"
@@ -107,7 +137,9 @@ def prepare_table_experiment(
     table = from_table(path, seed=options.all_seeds()[0], **changed_options(options))
     find_metrics(options.metrics, bind(experiment.columns[0].scenario.model, table))
     rates = options.lr or default_rates(table)
-    experiment = table_experiment(path, options, rates, ridge_of(table))
+    experiment = table_experiment(
+        path, options, rates, ridge_of(table), len(table.seen)
+    )
     return experiment, f"{describe_table(table)}\n"
 
 
@@ -123,8 +155,16 @@ def table_experiment(
     options: TableComparisonOptions,
     rates: tuple[float, ...],
     ridge: float = 2.0,
+    clients: int = 1,
 ) -> Experiment:
     """The comparison of methods on a user's table, each with its best learning rate.
+
+    Args:
+        path: the file.
+        options: how to read it, and what to compare.
+        rates: learning rates to choose from.
+        ridge: the penalty of a linear model, see `ridge_of`.
+        clients: number of clients that train.
 
     Raises:
         ValueError: a method does not exist, or a value is wrong.
@@ -142,11 +182,13 @@ def table_experiment(
         **({"evaluate_every": EVALUATE_EVERY} if until_still else {}),
         # Rates that the user names are the ones to choose from.
         "bracket": ["sgd.lr"] if options.lr is None else [],
-        "sgd": {"ridge": ridge},
         "seeds": list(options.all_seeds()),
         "measured": list(options.metrics),
         "metrics": ["mean", "worst", "worst10"],
         "scenarios": {name: scenario},
-        "algorithms": {method: {"grid": grid} for method in options.algorithms},
+        "algorithms": {
+            method: {"grid": grid, "sgd": penalty}
+            for method, penalty in penalties(options.algorithms, ridge, clients).items()
+        },
     }
     return resolve(Document(content, (("the command line", "", ()),)), name)

@@ -2,12 +2,11 @@
 
 from fedtailor.decision.choice import Choice, choose_by_validation
 from fedtailor.decision.convergence import movement, stands_still
-from fedtailor.decision.gains import client_gains, holm
+from fedtailor.decision.gains import client_gains, holm, shrink
 from fedtailor.decision.intervals import Interval, two_way_interval
 from fedtailor.decision.row_scores import (
     SCORES,
     Score,
-    bootstrap_gains,
     metric_interval,
 )
 from fedtailor.decision.warnings import (
@@ -27,12 +26,12 @@ __all__ = [
     "Score",
     "Winner",
     "best_method",
-    "bootstrap_gains",
     "choose_by_validation",
     "client_gains",
     "holm",
     "metric_interval",
     "movement",
+    "shrink",
     "stands_still",
     "two_way_interval",
     "warn_few_validation_rows",

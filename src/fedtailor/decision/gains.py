@@ -1,12 +1,15 @@
 """Every client's gain over training alone, with an interval and a verdict."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from fedtailor.decision.row_scores import SCORES, Score, bootstrap_gains
+from fedtailor.decision.intervals import student_interval
+from fedtailor.decision.paired import PairedRows, compare_rows, seed_variance
+from fedtailor.decision.row_scores import SCORES, Score
 
 COLUMNS: dict[str, type[pl.DataType]] = {
     "client": pl.String,
@@ -18,6 +21,7 @@ COLUMNS: dict[str, type[pl.DataType]] = {
     "high": pl.Float64,
     "p": pl.Float64,
     "verdict": pl.String,
+    "expected": pl.Float64,
     "test_rows": pl.Int64,
     "seeds": pl.Int64,
 }
@@ -29,28 +33,35 @@ def client_gains(
     base: str = "local",
     metric: str | Score = "accuracy",
     *,
-    draws: int = 1000,
     confidence: float = 0.95,
-    seed: int = 0,
 ) -> pl.DataFrame:
     """Estimates each client's gain by each method over the method `base`.
 
-    The verdicts are not corrected for multiple testing. If a client has no gain, the
-    verdict "helps" has probability at most (1 - confidence) / 2 over the sampling of
-    its test rows (and, with three seeds or more, of seeds). Of 100 clients without any
-    gain, two or three "help" and as many "hurt" by chance. `best_method` makes a
-    statement on all clients together. For a family of clients, apply `holm` to `p`.
+    The interval of a gain contains what other test rows might give, and with three
+    seeds or more what other seeds might give. What seeds add to the variance beyond
+    rows is estimated from all clients together (see `seed_variance`), as three seeds of
+    one client do not determine it. With fewer seeds a client's interval depends on its
+    own rows only, and does not generalize to other seeds.
+
+    `low`, `high`, `p` and `verdict` are of one client and method alone: if a client has
+    no gain, the verdict "helps" has probability at most (1 - confidence) / 2. Of 100
+    clients without any gain, two or three "help" and as many "hurt" by chance. `p_holm`
+    is corrected for all lines of the table: where there is no gain at all, it is below
+    1 - confidence in any line with probability at most 1 - confidence. `best_method`
+    makes a statement on all clients together.
+
+    `expected` is the gain shrunken towards the mean gain of all clients by the same
+    method, by as much as it is uncertain (see `shrink`): the single gains of few test
+    rows scatter more than the true ones, and the largest are too large.
 
     Args:
         rows: one row for each method, seed, client and test row, with the columns
             `method`, `seed`, `client`, `row` (the number of the example, the same in
-            all runs) and the column of the score.
+            all runs) and the columns of the score.
         base: the method to compare with.
-        metric: "accuracy", "loss", "rmse", or a `Score`.
-        draws: number of bootstrap samples.
+        metric: "accuracy", "loss", "rmse", "r2" (one target), "roc_auc" (two classes),
+            or a `Score`.
         confidence: confidence level of the intervals.
-        seed: random seed of the bootstrap. A client's interval does not depend on the
-            other clients.
 
     Returns:
         A table with one row for each client and each method other than the base, in the
@@ -64,7 +75,7 @@ def client_gains(
             occurs twice, or two methods were not tested on the same rows.
     """
     score = _find_score(metric)
-    require_columns(rows, ("method", "seed", "client", "row", score.column))
+    require_columns(rows, ("method", "seed", "client", "row", *score.columns))
     methods = rows["method"].unique(maintain_order=True).to_list()
     if base not in methods:
         raise ValueError(
@@ -72,42 +83,126 @@ def client_gains(
             f" from {methods}"
         )
     others = [method for method in methods if method != base]
-    records = []
-    for (client,), client_rows in rows.group_by(["client"], maintain_order=True):
+    rows = score.prepare(rows)
+    pairs: dict[str, dict[str, PairedRows]] = {method: {} for method in others}
+    clients = []
+    for (name,), client_rows in rows.group_by(["client"], maintain_order=True):
+        client = str(name)
+        clients.append(client)
         error_message = (
-            f"client {str(client)!r} has a test row twice for one method and seed; give"
+            f"client {client!r} has a test row twice for one method and seed; give"
             " each row its number"
         )
-        scores, seeds = dense_array(
-            client_rows, methods, "row", score.column, error_message
-        )
-        base_scores = scores[methods.index(base)]
-        other_scores = scores[[methods.index(method) for method in others]]
-        _require_same_rows(base_scores, other_scores, base, others, str(client), seeds)
-        values, base_values, intervals = bootstrap_gains(
-            base_scores, other_scores, score, seed, draws, confidence
-        )
-        for method, value, interval in zip(others, values, intervals, strict=True):
-            # The seeds with which both methods were trained.
-            is_shared_seed = ~np.isnan(value) & ~np.isnan(base_values)
-            if not is_shared_seed.any():
-                continue
-            is_tested = ~np.isnan(base_scores[is_shared_seed])  # [seeds, rows]
-            record = {
-                "client": client,
-                "method": method,
-                "value": value[is_shared_seed].mean(),
-                "base_value": base_values[is_shared_seed].mean(),
-                "gain": interval.estimate,
-                "low": interval.low,
-                "high": interval.high,
-                "p": interval.p,
-                "verdict": interval.verdict,
-                "test_rows": int(is_tested.any(axis=0).sum()),
-                "seeds": int(is_shared_seed.sum()),
-            }
-            records.append(record)
-    return pl.DataFrame(records, schema=COLUMNS)
+        scores, seeds = dense_array(client_rows, methods, "row", "score", error_message)
+        truths, _ = dense_array(client_rows, methods, "row", "truth", error_message)
+        of_base = methods.index(base)
+        rest = [methods.index(method) for method in others]
+        _require_same_rows(scores[of_base], scores[rest], base, others, client, seeds)
+        for method, index in zip(others, rest, strict=True):
+            pair = compare_rows(scores[of_base], scores[index], truths[of_base], score)
+            if pair is not None:
+                pairs[method][client] = pair
+    records = {
+        method: _gains_of_method(method, pairs[method], score, confidence)
+        for method in others
+    }
+    in_order = [
+        records[method][client]
+        for client in clients
+        for method in others
+        if client in records[method]
+    ]
+    table = pl.DataFrame(in_order, schema=COLUMNS)
+    adjusted = holm(table["p"].to_numpy())
+    return table.with_columns(p_holm=pl.Series(adjusted, dtype=pl.Float64))
+
+
+def _gains_of_method(
+    method: str, pairs: dict[str, PairedRows], score: Score, confidence: float
+) -> dict[str, dict[str, Any]]:
+    """The lines of one method: client -> column -> value."""
+    of_seeds = seed_variance(list(pairs.values()))
+    intervals, variances = [], []
+    for index, pair in enumerate(pairs.values()):
+        components = [
+            (pair.row_variance, pair.degrees),
+            *of_seeds.components(index),
+        ]
+        intervals.append(student_interval(pair.center, components, confidence))
+        variances.append(sum(variance for variance, _ in components))
+    differences = np.array([pair.differences.mean() for pair in pairs.values()])
+    expected = shrink(differences, np.array(variances))
+    # Differences of bounded scores are bounded themselves.
+    limit = np.inf if score.bounds is None else score.bounds[1] - score.bounds[0]
+    records = {}
+    for (client, pair), interval, likely in zip(
+        pairs.items(), intervals, expected, strict=True
+    ):
+        value, base_value = float(pair.values.mean()), float(pair.base_values.mean())
+        records[client] = {
+            "client": client,
+            "method": method,
+            "value": value,
+            "base_value": base_value,
+            "gain": (value - base_value) * (1.0 if score.higher_is_better else -1.0),
+            "low": max(score.gain(interval.low, base_value), -limit),
+            "high": min(score.gain(interval.high, base_value), limit),
+            "p": interval.p,
+            "verdict": interval.verdict,
+            "expected": score.gain(float(likely), base_value),
+            "test_rows": pair.rows,
+            "seeds": len(pair.seeds),
+        }
+    return records
+
+
+def shrink(
+    estimates: NDArray[np.float64], variances: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Shrinks estimates towards their common mean, each by how uncertain it is.
+
+    If the true values are normal around a mean with a variance t, and the estimates
+    normal around them, the expected true values are the estimates moved towards the
+    mean by v / (v + t). t is chosen so that the estimates scatter as they should (Paule
+    and Mandel 1982).
+
+    Args:
+        estimates: [n] estimates.
+        variances: [n] their variances v; infinite where nothing is known of one.
+
+    Returns:
+        [n] the expected true values.
+    """
+    known = np.isfinite(variances)
+    if known.sum() < 2:
+        return estimates.copy()
+    values, errors = estimates[known], np.maximum(variances[known], 0.0)
+    largest = float(values.var(ddof=1))
+    # Without any error nothing is to be shrunk.
+    if largest == 0 or (errors == 0).any():
+        return estimates.copy()
+
+    def mean_of(between: float) -> float:
+        weights = 1 / (errors + between)
+        return float(weights @ values / weights.sum())
+
+    def excess(between: float) -> float:
+        squares = np.square(values - mean_of(between)) / (errors + between)
+        return float(squares.sum()) - (len(values) - 1)
+
+    between = 0.0
+    if excess(0.0) > 0:
+        from scipy import optimize
+
+        high = largest
+        while excess(high) > 0:
+            high *= 2
+        between = float(optimize.brentq(excess, 0.0, high))
+    mean = mean_of(between)
+    kept = np.divide(
+        between, between + variances, out=np.zeros(len(variances)), where=known
+    )
+    return mean + kept * (estimates - mean)
 
 
 def holm(p: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -174,8 +269,7 @@ def dense_array(
     """
     seeds, seed = np.unique(table["seed"].to_numpy(), return_inverse=True)
     entries, entry = np.unique(table[axis].to_numpy(), return_inverse=True)
-    method_index = {method: index for index, method in enumerate(methods)}
-    method = table["method"].replace_strict(method_index, return_dtype=pl.Int64)
+    method = table["method"].cast(pl.Enum(methods)).to_physical()
     shape = len(methods), len(seeds), len(entries)
     cell = np.ravel_multi_index((method.to_numpy(), seed, entry), shape)
     if len(np.unique(cell)) < len(cell):

@@ -70,13 +70,27 @@ def two_way_interval(
         The mean over clients of their means over seeds, and its interval. All values
         are NaN if there is no difference.
     """
+    center, components = _mean_and_components(differences)
+    return student_interval(center, components, confidence)
+
+
+def two_way_variance(differences: Float[np.ndarray, "seeds clients"]) -> float:
+    """The variance of the mean in `two_way_interval`; NaN without any difference."""
+    _, components = _mean_and_components(differences)
+    return sum((variance for variance, _ in components), 0.0) if components else np.nan
+
+
+def _mean_and_components(
+    differences: Float[np.ndarray, "seeds clients"],
+) -> tuple[float, list[tuple[float, int]]]:
+    """The mean over clients and seeds, and the components of its variance."""
     values = np.asarray(differences, np.float64)
     is_measured = ~np.isnan(values)
     seeds = is_measured.any(axis=1)
     clients = is_measured.any(axis=0)
     values = values[seeds][:, clients]
     if not values.size:
-        return Interval(np.nan, np.nan, np.nan, np.nan)
+        return np.nan, []
     client_means = np.nanmean(values, axis=0)
     seed_means = np.nanmean(values, axis=1)
     n_clients = len(client_means)
@@ -84,16 +98,16 @@ def two_way_interval(
     client_variance = (
         float(client_means.var(ddof=1)) / n_clients if n_clients > 1 else np.inf
     )
-    components = variance_components(client_variance, n_clients - 1, seed_means, values)
-    return student_interval(float(client_means.mean()), components, confidence)
+    components = _variance_components(
+        client_variance, n_clients - 1, seed_means, values
+    )
+    return float(client_means.mean()), components
 
 
 def student_interval(
     center: float,
     components: Sequence[tuple[float, int]],
     confidence: float,
-    *,
-    estimate: float | None = None,
 ) -> Interval:
     """A confidence interval for a mean whose variance has several components.
 
@@ -108,7 +122,6 @@ def student_interval(
         components: for each component its part V_k of the variance of the mean
             (infinite where it cannot be estimated) and its degrees of freedom.
         confidence: confidence level of the interval, in (0, 1).
-        estimate: the value to report. Defaults to the center.
 
     Returns:
         The interval, and the p-value of the hypothesis that the mean is 0: the level at
@@ -117,7 +130,6 @@ def student_interval(
     # SciPy takes 30 MB, which clients of a federation of machines never need.
     from scipy import optimize, special
 
-    estimate = center if estimate is None else estimate
     if np.isnan(center):
         return Interval(np.nan, np.nan, np.nan, np.nan)
 
@@ -137,56 +149,56 @@ def student_interval(
 
     total = sum(variance for variance, _ in components)
     if not np.isfinite(total):
-        return Interval(estimate, -np.inf, np.inf, 1.0)
+        return Interval(center, -np.inf, np.inf, 1.0)
     width = half_width(np.log1p(-confidence))
     low, high = center - width, center + width
     if center == 0:
-        return Interval(estimate, low, high, 1.0)
+        return Interval(center, low, high, 1.0)
     if total == 0 or half_width(_MIN_LOG_P) <= abs(center):
-        return Interval(estimate, low, high, 0.0)
+        return Interval(center, low, high, 0.0)
     # p is the level at which the interval just reaches 0.
     solution = optimize.root_scalar(
         lambda log_p: half_width(log_p) - abs(center), bracket=(_MIN_LOG_P, 0.0)
     )
-    return Interval(estimate, low, high, float(np.exp(solution.root)))
+    return Interval(center, low, high, float(np.exp(solution.root)))
 
 
-def variance_components(
-    row_variance: float,
+def _variance_components(
+    client_variance: float,
     df: int,
     seed_means: NDArray[np.float64],
     values: NDArray[np.float64],
 ) -> list[tuple[float, int]]:
-    """Splits the variance of a mean into a component of rows and one of seeds.
+    """Splits the variance of a mean into a component of clients and one of seeds.
 
     Both components contain the variance of the residual, which must count once. It is
     subtracted from the component with more degrees of freedom, because subtracting it
-    from the other one would leave a difference of two uncertain numbers. Where the rows
-    differ from seed to seed, the residual is unknown and nothing is subtracted.
+    from the other one would leave a difference of two uncertain numbers. Where a client
+    was not measured in a seed, the residual is unknown and nothing is subtracted.
 
     Args:
-        row_variance: the variance of the mean over rows, including the residual.
-        df: degrees of freedom of `row_variance`.
-        seed_means: [seeds] means over rows.
-        values: [seeds, rows], NaN where a row was not measured in a seed.
+        client_variance: the variance of the mean over clients, including the residual.
+        df: degrees of freedom of `client_variance`.
+        seed_means: [seeds] means over clients.
+        values: [seeds, clients], NaN where a client was not measured in a seed.
 
     Returns:
         For each component the variance and its degrees of freedom.
     """
-    seeds, rows = values.shape
+    seeds, clients = values.shape
     if seeds < MIN_SEEDS:
-        return [(row_variance, df)]
+        return [(client_variance, df)]
     seed_variance = float(seed_means.var(ddof=1)) / seeds
     residual_variance = 0.0
-    if rows > 1 and not np.isnan(values).any():
-        row_means = values.mean(axis=0)
+    if clients > 1 and not np.isnan(values).any():
+        client_means = values.mean(axis=0)
         seed_means = values.mean(axis=1, keepdims=True)
-        residual = values - row_means - seed_means + values.mean()
-        residual_degrees = (seeds - 1) * (rows - 1)
+        residual = values - client_means - seed_means + values.mean()
+        residual_degrees = (seeds - 1) * (clients - 1)
         squares = float(np.square(residual).sum())
         residual_variance = squares / residual_degrees / values.size
     if df >= seeds - 1:
-        row_variance = max(row_variance - residual_variance, 0.0)
+        client_variance = max(client_variance - residual_variance, 0.0)
     else:
         seed_variance = max(seed_variance - residual_variance, 0.0)
-    return [(row_variance, df), (seed_variance, seeds - 1)]
+    return [(client_variance, df), (seed_variance, seeds - 1)]

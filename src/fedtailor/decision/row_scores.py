@@ -1,60 +1,210 @@
-"""Metrics that are means over one client's test rows, with confidence intervals."""
+"""Metrics that follow from single test rows: their values, and what each row adds."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
+import polars as pl
 from jaxtyping import Float
 from numpy.typing import NDArray
 
-from fedtailor.decision.intervals import Interval, student_interval, variance_components
+from fedtailor.decision.intervals import Interval, student_interval
 
-_MAX_BLOCK_SIZE = 1 << 22
-"""Numbers that a bootstrap holds in memory at a time (32 MiB)."""
+_SMALLEST = float(np.finfo(np.float64).tiny)
+"""Stands for a mean squared error of 0, which has no logarithm."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """A score of each test row, and the metric that follows from it.
+    """A metric that is the mean of a column of the table of rows.
+
+    Differences of two methods are taken on a scale on which they are nearly normal, and
+    on which higher is better: `worth`. `gain` leads back from it.
 
     Attributes:
         column: column of the table of rows: "loss", "correct" or "squared_error".
         higher_is_better: whether a larger mean is better.
-        root: whether the metric is the square root of the mean (RMSE).
         bounds: the range of a row's score, or None if it is unbounded.
     """
 
     column: str
     higher_is_better: bool
-    root: bool = False
     bounds: tuple[float, float] | None = None
 
     @property
-    def sign(self) -> float:
-        """1 if higher is better, else -1."""
-        return 1.0 if self.higher_is_better else -1.0
+    def columns(self) -> tuple[str, ...]:
+        """The columns of the table of rows that the metric needs."""
+        return (self.column,)
 
-    def metric(self, means: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Computes the metric from means over rows."""
-        return np.sqrt(means) if self.root else means
+    def prepare(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Adds the columns `score` and `truth` (null if no truth is needed)."""
+        return rows.with_columns(
+            score=pl.col(self.column).cast(pl.Float64),
+            truth=pl.lit(None, pl.Float64),
+        )
 
-    def linear(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Linearizes the metric: each row's contribution [seeds, rows], to first order.
+    def value(
+        self, scores: Float[np.ndarray, " n"], truth: Float[np.ndarray, " n"]
+    ) -> float:
+        """The metric."""
+        return float(scores.mean())
 
-        The contributions are exact up to a constant; for a root they follow from the
-        delta method.
+    def worth(
+        self, scores: Float[np.ndarray, " n"], truth: Float[np.ndarray, " n"]
+    ) -> tuple[float, Float[np.ndarray, " n"]]:
+        """The metric on the scale of differences, and what each row adds to it.
+
+        Returns:
+            The worth, and the influence of each row times n. The mean of its square,
+            over n, is an unbiased estimate of the worth's variance over rows.
         """
-        if not self.root:
-            return scores
-        roots = np.sqrt(np.nanmean(scores, axis=1, keepdims=True))
-        return scores / np.where(roots > 0, 2 * roots, 1.0)
+        sign = 1.0 if self.higher_is_better else -1.0
+        return sign * float(scores.mean()), sign * _deviations(scores)
+
+    def degrees(self, truth: Float[np.ndarray, " n"]) -> int:
+        """Degrees of freedom of the variance of `worth` over rows."""
+        return len(truth) - 1
+
+    def gain(self, difference: float, base_value: float) -> float:
+        """The gain over a base in the metric that a difference of worths means."""
+        return difference
 
 
-SCORES = {
+@dataclass(frozen=True)
+class ErrorScore(Score):
+    """The root mean squared error; methods are compared by its logarithm.
+
+    Its logarithm has about the same distribution whatever the size of errors. A
+    difference d of logarithms is a gain of 1 - exp(-d) times the error of the base.
+    """
+
+    column: str = "squared_error"
+    higher_is_better: bool = False
+
+    def value(
+        self, scores: Float[np.ndarray, " n"], truth: Float[np.ndarray, " n"]
+    ) -> float:
+        return float(np.sqrt(scores.mean()))
+
+    def worth(
+        self, scores: Float[np.ndarray, " n"], truth: Float[np.ndarray, " n"]
+    ) -> tuple[float, Float[np.ndarray, " n"]]:
+        mean = float(scores.mean())
+        if mean == 0:
+            return -0.5 * np.log(_SMALLEST), np.zeros(len(scores))
+        return -0.5 * np.log(mean), -0.5 * _deviations(scores / mean)
+
+    def gain(self, difference: float, base_value: float) -> float:
+        return base_value * -np.expm1(-difference)
+
+
+@dataclass(frozen=True)
+class ExplainedScore(ErrorScore):
+    """The share of the target's variance that is explained, R2.
+
+    Two methods on the same rows differ by the logarithms of their errors only.
+    """
+
+    higher_is_better: bool = True
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self.column, "target"
+
+    def prepare(self, rows: pl.DataFrame) -> pl.DataFrame:
+        return rows.with_columns(
+            score=pl.col(self.column).cast(pl.Float64),
+            truth=pl.col("target").cast(pl.Float64),
+        )
+
+    def value(
+        self, scores: Float[np.ndarray, " n"], truth: Float[np.ndarray, " n"]
+    ) -> float:
+        variance = float(truth.var())
+        # As the metric: it is not defined for a constant target.
+        if variance <= np.finfo(np.float32).eps ** 0.5 * float(np.square(truth).mean()):
+            return np.nan
+        return float(1 - scores.mean() / variance)
+
+    def gain(self, difference: float, base_value: float) -> float:
+        return (1 - base_value) * -np.expm1(-2 * difference)
+
+
+@dataclass(frozen=True)
+class AreaScore(Score):
+    """The area under the ROC curve of two classes (DeLong et al. 1988).
+
+    What a row adds is the share of rows of the other class that it is ranked rightly
+    with; ties count half.
+    """
+
+    column: str = "confidence"
+    higher_is_better: bool = True
+    bounds: tuple[float, float] | None = (0.0, 1.0)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return "correct", "prediction", "confidence"
+
+    def prepare(self, rows: pl.DataFrame) -> pl.DataFrame:
+        # The probability of the class predicted is one half or more, so that with a
+        # sign it ranks rows as the probability of the second class does.
+        predicted = pl.col("prediction").cast(pl.Float64)
+        wrong = 1.0 - pl.col("correct").cast(pl.Float64)
+        return rows.with_columns(
+            score=(2 * predicted - 1) * pl.col("confidence").cast(pl.Float64),
+            truth=(predicted - wrong).abs(),
+        )
+
+    def value(
+        self, scores: Float[np.ndarray, " n"], truth: Float[np.ndarray, " n"]
+    ) -> float:
+        return self.worth(scores, truth)[0]
+
+    def worth(
+        self, scores: Float[np.ndarray, " n"], truth: Float[np.ndarray, " n"]
+    ) -> tuple[float, Float[np.ndarray, " n"]]:
+        positive = truth > 0.5
+        count, others = int(positive.sum()), int((~positive).sum())
+        if not count or not others:
+            return np.nan, np.full(len(scores), np.nan)
+        placed = np.empty(len(scores))
+        placed[positive] = _share_below(scores[positive], scores[~positive])
+        placed[~positive] = 1 - _share_below(scores[~positive], scores[positive])
+        area = float(placed[positive].mean())
+        # Each class has a mean of its own, known by as many rows.
+        influence = placed - area
+        influence[positive] *= len(scores) / np.sqrt(count * max(count - 1, 1))
+        influence[~positive] *= len(scores) / np.sqrt(others * max(others - 1, 1))
+        return area, influence
+
+    def degrees(self, truth: Float[np.ndarray, " n"]) -> int:
+        positive = int((truth > 0.5).sum())
+        smaller = min(positive, len(truth) - positive)
+        return max(2 * (smaller - 1), 0)
+
+
+def _deviations(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Deviations from the mean; the mean of their squares is the unbiased variance."""
+    count = len(values)
+    return (values - values.mean()) * np.sqrt(count / max(count - 1, 1))
+
+
+def _share_below(
+    scores: NDArray[np.float64], others: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Of each score the share of others below it, ties half."""
+    ordered = np.sort(others)
+    below = np.searchsorted(ordered, scores, "left")
+    not_above = np.searchsorted(ordered, scores, "right")
+    return (below + not_above) / (2 * len(others))
+
+
+SCORES: dict[str, Score] = {
     "accuracy": Score("correct", higher_is_better=True, bounds=(0.0, 1.0)),
     "loss": Score("loss", higher_is_better=False),
-    "rmse": Score("squared_error", higher_is_better=False, root=True),
+    "rmse": ErrorScore(),
+    "r2": ExplainedScore(),
+    "roc_auc": AreaScore(),
 }
 """Metrics that follow from the table of test rows, by name."""
 
@@ -62,7 +212,7 @@ SCORES = {
 def metric_interval(
     scores: Float[np.ndarray, " rows"], score: Score, confidence: float = 0.95
 ) -> Interval:
-    """One client's metric in one run, with an interval over test rows.
+    """One client's accuracy, loss or RMSE in one run, with an interval over test rows.
 
     The interval covers the sampling of the client's test rows, not the randomness of
     training. A proportion (accuracy) has Wilson's interval (1927), which is valid for
@@ -78,7 +228,7 @@ def metric_interval(
     rows = len(values)
     if not rows:
         return Interval(np.nan, np.nan, np.nan, np.nan)
-    estimate = float(score.metric(values.mean(keepdims=True))[0])
+    estimate = score.value(values, values)
     if score.bounds == (0.0, 1.0):
         # SciPy takes 30 MB, which clients of a federation of machines never need.
         from scipy import stats
@@ -86,197 +236,8 @@ def metric_interval(
         correct = round(float(values.sum()))
         proportion = stats.binomtest(correct, rows).proportion_ci(confidence, "wilson")
         return Interval(estimate, float(proportion.low), float(proportion.high), np.nan)
-    linear = score.linear(values[None])[0]
-    variance = float(linear.var(ddof=1)) / rows if rows > 1 else np.inf
+    is_root = isinstance(score, ErrorScore)
+    slope = 1 / (2 * estimate) if is_root and estimate > 0 else 1.0
+    variance = slope**2 * float(values.var(ddof=1)) / rows if rows > 1 else np.inf
     interval = student_interval(estimate, [(variance, rows - 1)], confidence)
     return replace(interval, low=max(interval.low, 0.0), p=np.nan)
-
-
-def bootstrap_gains(
-    base: Float[np.ndarray, "seeds rows"],
-    methods: Float[np.ndarray, "methods seeds rows"],
-    score: Score,
-    seed: int = 0,
-    draws: int = 1000,
-    confidence: float = 0.95,
-) -> tuple[
-    Float[np.ndarray, "methods seeds"], Float[np.ndarray, " seeds"], list[Interval]
-]:
-    """One client's gains over a base method, with paired bootstrap intervals.
-
-    Test rows are resampled with replacement. Each resampled row carries its scores by
-    all methods in all seeds, so this gives the row component of the variance. The seed
-    component is the variance of the seeds' gains divided by the number of seeds, which
-    is what resampling seeds gives apart from its bias. Both components form an interval
-    as in `two_way_interval`. With fewer than `MIN_SEEDS` seeds there is only the row
-    component, and the interval does not generalize to other seeds.
-
-    Where two methods differ on a handful of rows, all in one direction, the bootstrap
-    underestimates the variance. If a row's score is bounded (accuracy), two pseudo-rows
-    are therefore added, one in favour of each method, as Bonett and Price (2012) do for
-    paired proportions. With several seeds their size is the largest difference of any
-    row's mean.
-
-    Args:
-        base: scores of the base method; NaN where a row is not in a seed's test split.
-        methods: scores of the other methods; NaN where `base` is NaN, and in each seed
-            that a method was not run with.
-        score: the kind of score.
-        seed: random seed of the bootstrap.
-        draws: number of bootstrap samples.
-        confidence: confidence level of the intervals.
-
-    Returns:
-        The metric of each method in each seed (NaN where it was not run), the metric of
-        the base in each seed, and for each method the interval of its mean gain over
-        the seeds that it shares with the base. A positive gain means better.
-    """
-    # Counting every row once gives the metric itself.
-    unit_counts = np.ones((1, base.shape[1]))
-    base_values = score.metric(_resampled_means(unit_counts, base)[0])
-    values = [
-        score.metric(_resampled_means(unit_counts, scores)[0]) for scores in methods
-    ]
-    intervals = []
-    for scores, value in zip(methods, values, strict=True):
-        is_shared_seed = ~np.isnan(value) & ~np.isnan(base_values)
-        seed_gains = score.sign * (value - base_values)[is_shared_seed]
-        intervals.append(
-            _gain_interval(
-                base[is_shared_seed],
-                scores[is_shared_seed],
-                seed_gains,
-                score,
-                seed,
-                draws,
-                confidence,
-            )
-        )
-    return np.array(values).reshape(len(methods), len(base)), base_values, intervals
-
-
-def _gain_interval(
-    base: NDArray[np.float64],
-    scores: NDArray[np.float64],
-    seed_gains: NDArray[np.float64],
-    score: Score,
-    seed: int,
-    draws: int,
-    confidence: float,
-) -> Interval:
-    """The interval of one method's mean gain over seeds.
-
-    Args:
-        base: scores of the base [seeds, rows].
-        scores: scores of the method [seeds, rows].
-        seed_gains: [seeds] the method's gain in each seed.
-        score, seed, draws, confidence: see `bootstrap_gains`.
-    """
-    if not len(seed_gains):
-        return Interval(np.nan, np.nan, np.nan, np.nan)
-    is_tested = ~np.isnan(base).all(axis=0)
-    base, scores = base[:, is_tested], scores[:, is_tested]
-    rows = base.shape[1]
-    differences = score.linear(scores) - score.linear(base)
-    if score.bounds is not None:
-        base, scores = _add_pseudo_rows(base, scores, score.bounds)
-    n_resampled = base.shape[1]
-    row_variance = np.inf
-    if rows > 1:
-        gains = []
-        for counts in _resampled_counts(seed, n_resampled, draws):
-            gains.append(score.sign * _resampled_gains(counts, base, scores, score))
-        # The variance of a mean over n rows drawn with replacement is (n - 1) / n of
-        # the unbiased estimate.
-        correction = n_resampled / max(n_resampled - 1, 1)
-        row_variance = correction * float(np.concatenate(gains).var())
-    unit_counts = np.ones((1, n_resampled))
-    center = score.sign * float(_resampled_gains(unit_counts, base, scores, score)[0])
-    components = variance_components(row_variance, rows - 1, seed_gains, differences)
-    interval = student_interval(
-        center, components, confidence, estimate=float(seed_gains.mean())
-    )
-    if score.bounds is None:
-        return interval
-    # Differences of bounded scores are bounded themselves.
-    score_range = score.bounds[1] - score.bounds[0]
-    return replace(
-        interval,
-        low=max(interval.low, -score_range),
-        high=min(interval.high, score_range),
-    )
-
-
-def _add_pseudo_rows(
-    base: NDArray[np.float64], scores: NDArray[np.float64], bounds: tuple[float, float]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Adds one row in favour of each method; returns both scores [seeds, rows + 2]."""
-    low, high = bounds
-    largest_difference = float(np.abs(np.nanmean(scores - base, axis=0)).max())
-    size = max(largest_difference, (high - low) / len(base))
-    low_scores = np.full((len(base), 1), low)
-    high_scores = np.full((len(base), 1), low + size)
-    base = np.concatenate([base, low_scores, high_scores], axis=1)
-    scores = np.concatenate([scores, high_scores, low_scores], axis=1)
-    return base, scores
-
-
-def _resampled_counts(
-    seed: int, rows: int, draws: int
-) -> Iterator[NDArray[np.float64]]:
-    """Yields blocks [draws, rows] of how often each row is drawn.
-
-    The counts are the same for all methods, and for all clients with equally many rows.
-    """
-    draws_per_block = max(_MAX_BLOCK_SIZE // rows, 1)
-    for start in range(0, draws, draws_per_block):
-        yield _count_block(seed, rows, start, min(draws - start, draws_per_block))
-
-
-@lru_cache(maxsize=4)
-def _count_block(seed: int, rows: int, start: int, draws: int) -> NDArray[np.float64]:
-    """The block of `_resampled_counts` that starts with draw number `start`."""
-    rng = np.random.default_rng([seed, rows, start])
-    probabilities = np.full(rows, 1 / rows)
-    return rng.multinomial(rows, probabilities, size=draws).astype(np.float64)
-
-
-def _resampled_gains(
-    counts: NDArray[np.float64],
-    base: NDArray[np.float64],
-    scores: NDArray[np.float64],
-    score: Score,
-) -> NDArray[np.float64]:
-    """The difference of the metrics in each draw, averaged over seeds [draws].
-
-    Args:
-        counts: how often each row is drawn [draws, rows].
-        base, scores: scores of both methods [seeds, rows].
-        score: the kind of score.
-    """
-    method_values = score.metric(_resampled_means(counts, scores))
-    base_values = score.metric(_resampled_means(counts, base))
-    gains = method_values - base_values  # [draws, seeds]
-    # A draw may miss all rows of a seed's small split; the gain of that seed is NaN.
-    is_defined = ~np.isnan(gains)
-    totals = np.where(is_defined, gains, 0.0).sum(axis=1)
-    seed_counts = is_defined.sum(axis=1)
-    return np.divide(
-        totals, seed_counts, out=np.zeros(len(gains)), where=seed_counts > 0
-    )
-
-
-def _resampled_means(
-    counts: NDArray[np.float64], scores: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Mean scores in each draw and seed [draws, seeds]; NaN where no row was drawn.
-
-    Args:
-        counts: how often each row is drawn [draws, rows].
-        scores: [seeds, rows], NaN where a row is not in a seed's test split.
-    """
-    is_tested = ~np.isnan(scores)
-    sums = counts @ np.where(is_tested, scores, 0.0).T
-    row_counts = counts @ is_tested.T.astype(np.float64)
-    undefined = np.full(row_counts.shape, np.nan)
-    return np.divide(sums, row_counts, out=undefined, where=row_counts > 0)

@@ -9,8 +9,12 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from fedtailor.decision.gains import dense_array, holm, require_columns
-from fedtailor.decision.intervals import MIN_SEEDS, two_way_interval
+from fedtailor.decision.gains import dense_array, holm, require_columns, shrink
+from fedtailor.decision.intervals import (
+    MIN_SEEDS,
+    two_way_interval,
+    two_way_variance,
+)
 
 NO_DIFFERENCE = "no difference that these data can show"
 
@@ -32,6 +36,9 @@ class Winner:
             pairs).
         clients: number of clients.
         seeds: number of seeds.
+        expected: mean that the leader should be expected to have on new test rows: the
+            best of several means is too good by its choice (see `shrink`). NaN if there
+            is nothing to tell it by.
         alpha: significance level of the tests.
     """
 
@@ -42,6 +49,7 @@ class Winner:
     pairs: pl.DataFrame
     clients: int
     seeds: int
+    expected: float = np.nan
     alpha: float = 0.05
 
     def verdict(self, method: str, other: str) -> str:
@@ -172,8 +180,39 @@ def best_method(
         pairs=pairs,
         clients=finite["client"].n_unique(),
         seeds=finite["seed"].n_unique(),
+        expected=_expected_of_leader(
+            [
+                tables[max(rounds[name])][name]
+                for name in ranking
+                if name not in left_out
+            ]
+        ),
         alpha=alpha,
     )
+
+
+def _expected_of_leader(tables: list[NDArray[np.float64]]) -> float:
+    """The first method's mean, shrunken towards the mean of all methods.
+
+    What all methods have in common (an easy client, a lucky split) is no reason to
+    shrink: only the deviations from the methods' mean, and their variances over clients
+    and seeds, count.
+
+    Args:
+        tables: of each method the values [seeds, clients], NaN where it has none.
+    """
+    values = np.array(tables)
+    complete = np.isfinite(values).all(axis=0)
+    if len(values) < 2 or not complete.any():
+        return np.nan
+    values = np.where(complete, values, np.nan)
+    deviations = values - values.mean(axis=0)
+    estimates = np.array([_mean_over_clients(table) for table in deviations])
+    variances = np.array([two_way_variance(table) for table in deviations])
+    if not np.isfinite(variances).all():
+        return np.nan
+    change = shrink(estimates, variances)[0] - estimates[0]
+    return _mean_over_clients(tables[0]) + float(change)
 
 
 def _values_by_round(values: pl.DataFrame) -> dict[int, dict[str, NDArray[np.float64]]]:

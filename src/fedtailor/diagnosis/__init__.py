@@ -38,6 +38,7 @@ from fedtailor.diagnosis.gradients import (
 from fedtailor.diagnosis.recommend import (
     Race,
     Recommendation,
+    are_clear,
     recommend,
     starting_point,
     starting_strength,
@@ -71,6 +72,7 @@ __all__ = [
     "Recommendation",
     "Streams",
     "agnostic_bound",
+    "are_clear",
     "best_rows",
     "clusters_have_samples",
     "compare_streams",

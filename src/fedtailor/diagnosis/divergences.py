@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
@@ -46,7 +46,8 @@ class LabelDifferences:
             bound of the clients' JS; sampling adds a bias of about (classes - 1) (1/n_i
             + 1/n_j) / 8.
         p: [m, m] p-values of the hypothesis that both clients have the same label
-            distribution (G-test); 1 on the diagonal.
+            distribution (Pearson's X^2, with its mean and variance over all
+            assignments of the pair's samples to both); 1 on the diagonal.
     """
 
     divergence: Float[np.ndarray, "m m"]
@@ -56,8 +57,8 @@ class LabelDifferences:
 def label_differences(counts: Int[np.ndarray, "m classes"]) -> LabelDifferences:
     """Compares all pairs of clients by how often they have each class.
 
-    The G-test uses the classes that at least one of the two clients has. Its chi^2
-    approximation needs about five samples of each class.
+    The test uses the classes that at least one of the two clients has, and holds for
+    few samples of many classes.
 
     Args:
         counts: number of training samples of each class.
@@ -86,20 +87,58 @@ def label_differences(counts: Int[np.ndarray, "m classes"]) -> LabelDifferences:
         divergences = jensen_shannon(shares[i], shares[others])
         divergence[i, others] = divergence[others, i] = divergences
 
-        # G = 2 sum of count log(count / expected) over classes and both clients; the
-        # expected counts follow from the pooled distribution.
-        pooled_counts = counts[i] + counts[others]
-        pooled_share = pooled_counts / (totals[i] + totals[others])[:, None]
-        term_i = special.rel_entr(counts[i], totals[i] * pooled_share)
-        term_others = special.rel_entr(
-            counts[others], totals[others, None] * pooled_share
-        )
-        statistic = 2 * (term_i.sum(axis=1) + term_others.sum(axis=1))
-        df = (pooled_counts > 0).sum(axis=1) - 1
-        p_values = special.chdtrc(np.maximum(df, 1), statistic)
-        # Two clients with the same single class cannot differ significantly.
-        p[i, others] = p[others, i] = np.where(df > 0, p_values, 1.0)
+        p_values = _same_labels_p(counts[i], counts[others])
+        p[i, others] = p[others, i] = p_values
     return LabelDifferences(divergence, p)
+
+
+def _same_labels_p(
+    one: Float[np.ndarray, " classes"], others: Float[np.ndarray, "k classes"]
+) -> Float[np.ndarray, " k"]:
+    """The p-values of Pearson's X^2 between one client and each other one.
+
+    Given how often both together have each class, every assignment of their samples to
+    the two is equally likely if they have one distribution. Mean and variance of X^2
+    over all assignments follow in closed form from the factorial moments of the
+    hypergeometric distribution, for any counts; the tail is that of the gamma
+    distribution with this mean and variance.
+    """
+    pooled = one + others  # [k, classes]
+    size, other_size = one.sum(), others.sum(axis=1)
+    total = size + other_size
+    present = pooled > 0
+    classes = present.sum(axis=1)
+    safe = np.where(present, pooled, 1.0)
+    # Q = sum of count^2 / pooled is X^2 up to shift and scale.
+    q = (np.square(one) / safe).sum(axis=1)
+    # f[k] = size (size - 1) ... / (total (total - 1) ...), with k factors.
+    f = [np.ones(len(total))]
+    for k in range(4):
+        f.append(f[-1] * max(size - k, 0.0) / np.maximum(total - k, 1.0))
+    rest = total - classes  # sum of pooled - 1
+    mean = f[2] * rest + f[1] * classes
+    fourth = (
+        f[4][:, None] * (safe - 1) * (safe - 2) * (safe - 3) / safe
+        + 6 * f[3][:, None] * (safe - 1) * (safe - 2) / safe
+        + 7 * f[2][:, None] * (safe - 1) / safe
+        + f[1][:, None] / safe
+    )
+    same_class = np.where(present, fourth, 0.0).sum(axis=1)
+    squares = np.where(present, np.square(safe - 1), 0.0).sum(axis=1)
+    two_classes = (
+        f[4] * (rest**2 - squares)
+        + 2 * f[3] * (classes - 1) * rest
+        + f[2] * classes * (classes - 1)
+    )
+    variance = same_class + two_classes - mean**2
+    # X^2 is 0 where every assignment is.
+    shift = size**2 / total
+    statistic, mean = np.maximum(q - shift, 0.0), mean - shift
+    varies = (variance > 1e-9 * np.square(mean)) & (mean > 0)
+    shape = np.divide(mean**2, variance, out=np.ones(len(mean)), where=varies)
+    scale = np.divide(variance, mean, out=np.ones(len(mean)), where=varies)
+    # Two clients with the same single class cannot differ significantly.
+    return np.where(varies, special.gammaincc(shape, statistic / scale), 1.0)
 
 
 @dataclass(frozen=True)
@@ -114,11 +153,20 @@ class InputDifferences:
         feature: [m, m] the feature whose means differ most, in standard errors.
         p: [m, m] p-values of the hypothesis that all features have equal means: Welch's
             test of `feature` with Bonferroni's correction for the number of features.
+        spread: deviation of each feature's mean between clients, in units of its
+            deviation within clients; what sampling adds is subtracted.
+        spread_p: p-values of the hypothesis that a feature has the same mean in all
+            clients (analysis of variance), with Bonferroni's correction.
+        constant: features that do not vary within any client, but between clients. They
+            describe clients, not rows, and are not compared.
     """
 
     standardized: Float[np.ndarray, "m m"]
     feature: Int[np.ndarray, "m m"]
     p: Float[np.ndarray, "m m"]
+    spread: Float[np.ndarray, " features"]
+    spread_p: Float[np.ndarray, " features"]
+    constant: Bool[np.ndarray, " features"]
 
 
 def input_differences(
@@ -128,8 +176,10 @@ def input_differences(
 ) -> InputDifferences:
     """Compares all pairs of clients by the first two moments of their inputs.
 
-    A feature that is constant in both clients counts only if its means differ. Other
-    differences between distributions (shape, dependence) are not detected.
+    A client in which a feature is constant is taken to have the other clients' mean
+    variance of it, since a few equal rows do not show that there is none. Features that
+    are constant in every client are left out. Other differences between distributions
+    (shape, dependence) are not detected.
 
     Args:
         means: mean of each feature over training samples.
@@ -143,6 +193,20 @@ def input_differences(
     variances = np.asarray(squares, np.float64) - means**2
     variances = np.where(variances > 1e-12 * np.abs(squares), variances, 0.0)
     variances = variances * (n / np.maximum(n - 1, 1))[:, None]
+    varies = variances > 0
+    compared = varies.any(axis=0)
+    constant = ~compared & (np.ptp(means, axis=0) > 0)
+    spread, spread_p = _spread(means, variances, n, compared)
+    within = np.divide(
+        variances.sum(axis=0),
+        varies.sum(axis=0),
+        out=np.zeros(features),
+        where=compared,
+    )
+    variances = np.where(varies, variances, within)
+    # What is left out has no difference.
+    means = np.where(compared, means, 0.0)
+    features = max(int(compared.sum()), 1)
     standardized = np.zeros((clients, clients))
     feature = np.zeros((clients, clients), np.int64)
     p = np.ones((clients, clients))
@@ -164,7 +228,8 @@ def input_differences(
         sampling_effect = np.divide(
             pair_error, pooled_variance, out=pair_error.copy(), where=has_variance
         )
-        distance = np.sqrt(np.maximum((effect - sampling_effect).mean(axis=1), 0.0))
+        excess = (effect - sampling_effect).sum(axis=1) / features
+        distance = np.sqrt(np.maximum(excess, 0.0))
         standardized[i, others] = standardized[others, i] = distance
 
         # The feature with the largest difference of means, in standard errors.
@@ -183,7 +248,29 @@ def input_differences(
         )
         p_values = 2 * features * special.stdtr(df, -t)
         p[i, others] = p[others, i] = np.minimum(p_values, 1.0)
-    return InputDifferences(standardized, feature, p)
+    return InputDifferences(standardized, feature, p, spread, spread_p, constant)
+
+
+def _spread(
+    means: NDArray[np.float64],
+    variances: NDArray[np.float64],
+    n: NDArray[np.float64],
+    compared: NDArray[np.bool_],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """`spread` and `spread_p` of `InputDifferences`, from one-way analyses of variance."""
+    clients, features = means.shape
+    total = n.sum()
+    degrees = clients - 1, max(total - clients, 1.0)
+    within = (n - 1) @ variances / degrees[1]
+    grand = n @ means / total
+    between = n @ np.square(means - grand) / degrees[0]
+    # Rows of a client that count, on average (all of them, if clients have equally many).
+    rows = (total - np.square(n).sum() / total) / degrees[0]
+    known = compared & (within > 0)
+    ratio = np.divide(between, within, out=np.ones(features), where=known)
+    spread = np.sqrt(np.maximum((ratio - 1) / rows, 0.0))
+    p = np.minimum(special.fdtrc(*degrees, ratio) * max(int(known.sum()), 1), 1.0)
+    return np.where(known, spread, 0.0), np.where(known, p, 1.0)
 
 
 def discrepancy_from_models(

@@ -110,21 +110,25 @@ def homogeneity(
     traces: Float[np.ndarray, " m"],
     sizes: Int[np.ndarray, " m"],
     rank: float = 1.0,
+    degrees: Float[np.ndarray, " m"] | None = None,
 ) -> Homogeneity:
     """Compares all pairs of clients by their gradients at one model.
 
     If two expected gradients are equal, their difference is approximately normal, and
     the statistic T is a weighted sum of squared standard normals whose weights sum to
-    1. The p-value is the tail of chi^2_rank / rank. Rank 1 is conservative for any
-    covariance: above T = 1.54 no weights have a heavier tail, and below p is set to 1.
-    The effective rank (tr S)^2 / tr S^2 of the gradients' covariance S gives a more
-    powerful test, which is correct to second order. The traces are treated as known.
+    1, over an estimate of its expectation. The p-value is the tail of an F distribution
+    with `rank` degrees of freedom, and `rank` times those of the traces. Rank 1 is
+    conservative for any covariance: above T = 1.54 no weights have a heavier tail, and
+    below p is set to 1. The effective rank (tr S)^2 / tr S^2 of the gradients'
+    covariance S gives a more powerful test, which is correct to second order.
 
     Args:
         gradients: gradient of each client's mean training loss, at one model.
         traces: tr S_i; NaN is replaced with the median of the other clients.
         sizes: training samples n_i.
         rank: effective rank of the covariance.
+        degrees: degrees of freedom of the traces in one direction: the batches that
+            they were estimated from, less one. None takes them as known.
 
     Raises:
         ValueError: no trace is known, or one is negative, or the rank is below 1.
@@ -139,7 +143,8 @@ def homogeneity(
         bool(np.nanmin(traces) >= 0),
         f"a variance of gradients is {np.nanmin(traces)}; it must be 0 or more",
     )
-    traces = np.where(np.isnan(traces), np.nanmedian(traces), traces)
+    unknown = np.isnan(traces)
+    traces = np.where(unknown, np.nanmedian(traces), traces)
     mean_variances = traces / np.asarray(sizes, np.float64)
     squared = squared_distances(gradients)
     expected = mean_variances[:, None] + mean_variances[None]
@@ -149,12 +154,17 @@ def homogeneity(
     ratio = np.divide(squared, expected, out=undefined_ratio, where=expected > 0)
     np.fill_diagonal(ratio, 1.0)
     clients = len(ratio)
-    statistics = ratio[np.triu_indices(clients, 1)]
-    if rank == 1:
-        tail_probability = special.erfc(np.sqrt(statistics / 2))
-        p = np.where(statistics < _CONSERVATIVE_FROM, 1.0, tail_probability)
-    else:
+    upper = np.triu_indices(clients, 1)
+    statistics = ratio[upper]
+    if degrees is None:
         p = special.chdtrc(rank, statistics * rank)
+    else:
+        # What is taken from the other clients is hardly known of this one.
+        degrees = np.where(unknown, 1.0, np.maximum(degrees, 1.0))
+        pair_degrees = _welch_degrees(mean_variances, degrees)[upper]
+        p = special.fdtrc(rank, rank * pair_degrees, statistics)
+    if rank == 1:
+        p = np.where(statistics < _CONSERVATIVE_FROM, 1.0, p)
     return Homogeneity(
         squared,
         expected,
@@ -162,8 +172,18 @@ def homogeneity(
         distance=squared - expected,
         p=_symmetric(p, clients),
         p_holm=_symmetric(holm(p), clients),
-        overall_p=overall_p(squared, mean_variances),
+        overall_p=overall_p(squared, mean_variances, degrees),
     )
+
+
+def _welch_degrees(
+    variances: NDArray[np.float64], degrees: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Degrees of freedom [m, m] of the sum of two clients' variances (Welch 1947)."""
+    terms = np.square(variances) / degrees
+    total = np.square(variances[:, None] + variances[None])
+    squares = terms[:, None] + terms[None]
+    return np.divide(total, squares, out=np.ones_like(total), where=squares > 0)
 
 
 def expected_exponent(

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedtailor.diagnosis.summary import ALPHA, Diagnosis
 from fedtailor.protocol import require
@@ -21,6 +22,9 @@ lambda* is defined for a curvature of 1 and is proportional to it.
 """
 
 LOCAL_REASON = "what sharing has to beat, and it sends nothing"
+
+CLEAR_SHARE = 0.9
+"""Groups are clear if at least this share of the pairs between them is told apart."""
 
 INCONCLUSIVE_RATIO = 1.2
 """Mean ratio of distances above which insignificant tests are inconclusive."""
@@ -69,11 +73,36 @@ def streams_of(diagnosis: Diagnosis) -> int | None:
     """The initial number of streams: the number of groups that differ significantly.
 
     Returns:
-        None if there is a single group, or if groups have fewer than two clients on
-        average.
+        None if there is a single group, if groups have fewer than two clients on
+        average, or if fewer pairs are told apart than there are pairs of clients side by
+        side (half as many as clients): of many pairs, a few that are told apart say
+        something of those clients and nothing of groups.
     """
-    groups = len(np.unique(diagnosis.groups))
-    return groups if 2 <= groups <= len(diagnosis.groups) / 2 else None
+    groups, clients = len(np.unique(diagnosis.groups)), len(diagnosis.groups)
+    if not 2 <= groups <= clients / 2:
+        return None
+    # Clusters of weights do not come from tests of pairs.
+    if diagnosis.silhouette is None and _told_apart(diagnosis).sum() < clients / 2:
+        return None
+    return groups
+
+
+def are_clear(diagnosis: Diagnosis) -> bool:
+    """Whether nearly all pairs of clients of different groups are told apart.
+
+    Otherwise clients differ by degrees, and where one group ends is a matter of chance.
+    """
+    if diagnosis.silhouette is not None:
+        return True
+    first, second = np.triu_indices(len(diagnosis.groups), 1)
+    of_two = diagnosis.groups[first] != diagnosis.groups[second]
+    found = _told_apart(diagnosis)[of_two]
+    return bool(len(found)) and float(found.mean()) >= CLEAR_SHARE
+
+
+def _told_apart(diagnosis: Diagnosis) -> NDArray[np.bool_]:
+    """Which pairs of clients are told apart by gradients."""
+    return diagnosis.adjusted_p_values("gradients") < ALPHA
 
 
 def starting_strength(diagnosis: Diagnosis) -> float:
@@ -112,8 +141,10 @@ def recommend(diagnosis: Diagnosis, model_bytes: int) -> Race:
     Local training is always included, since a test without significance is no evidence
     that clients are equal.
 
-    * If clients fall into groups (see `streams_of`), the others train one model per
-      group, by weights (ucfl) or by the clients' choice (ifca).
+    * If clients fall into groups (see `streams_of`), one trains a model per group, by
+      weights (ucfl). If the groups are clear (see `are_clear`), another one does so by
+      the clients' choice (ifca), else it trains personal models close to a common one
+      (ditto).
     * Otherwise they train one model for all (fedavg), and personal models close to a
       common one (ditto).
 
@@ -121,13 +152,16 @@ def recommend(diagnosis: Diagnosis, model_bytes: int) -> Race:
         diagnosis: diagnosis of the population.
         model_bytes: size of one model in a message.
     """
-    told_apart = bool((diagnosis.adjusted_p_values("gradients") < ALPHA).any())
+    told_apart = bool(_told_apart(diagnosis).any())
     streams = streams_of(diagnosis)
     if streams is not None:
         reasons = {
             "ucfl": f"{streams} groups, weights from the probe",
-            "ifca": f"{streams} groups, clients choose by their loss",
         }
+        if are_clear(diagnosis):
+            reasons["ifca"] = f"{streams} groups, clients choose by their loss"
+        else:
+            reasons["ditto"] = "groups are not clear: clients may differ by degrees"
     else:
         reasons = {
             "fedavg": "one model for all",

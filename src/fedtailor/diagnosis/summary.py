@@ -33,8 +33,14 @@ if TYPE_CHECKING:
 Comparison = Literal["gradients", "labels", "inputs"]
 """The quantities by which pairs of clients are compared."""
 
+MAX_COLUMNS = 5
+"""The largest number of features that are named."""
+
 ALPHA = 0.05
 """Significance level of the sentences' tests, over all pairs of clients (Holm)."""
+
+KERNEL_SHARE = 1 / 3
+"""n_k of UCFL's weights, as a share of a client's samples (Mestoukirdi et al., section V)."""
 
 RESTS_ON = {
     "samples": "training samples",
@@ -53,14 +59,17 @@ RESTS_ON = {
         " for equal clients"
     ),
     "gradient_p": (
-        "chi^2 of rank 1, adjusted for all pairs (Holm); holds whatever the gradients'"
-        " covariance"
+        "F test of rank 1, adjusted for all pairs (Holm); holds whatever the gradients'"
+        " covariance, which is estimated from batches"
     ),
     "label_divergence": (
         "Jensen-Shannon divergence of label histograms, in nats; sampling makes it"
         " larger"
     ),
-    "label_p": "G-test, adjusted for all pairs (Holm)",
+    "label_p": (
+        "Pearson's test with the moments of all assignments of a pair's labels, adjusted"
+        " for all pairs (Holm)"
+    ),
     "input_difference": (
         "means of features only, in pooled deviations; what sampling adds is taken off"
     ),
@@ -87,6 +96,7 @@ class Evidence:
         feature_means: [m, features] means of the features, or None if unknown.
         feature_squares: [m, features] means of the squared features, or None if
             unknown.
+        feature_names: [features] names of the features, or None if they have none.
     """
 
     names: Sequence[str]
@@ -97,10 +107,11 @@ class Evidence:
     label_counts: Int[np.ndarray, "m classes"] | None = None
     feature_means: Float[np.ndarray, "m features"] | None = None
     feature_squares: Float[np.ndarray, "m features"] | None = None
+    feature_names: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         for name, values in vars(self).items():
-            if values is not None:
+            if values is not None and name != "feature_names":
                 require(
                     len(values) == len(self.names),
                     f"{name} holds {len(values)} clients, and there are"
@@ -111,6 +122,12 @@ class Evidence:
             is_consistent,
             "give the features' means and the means of their squares, or neither",
         )
+        if self.feature_names is not None and self.feature_means is not None:
+            require(
+                len(self.feature_names) == self.feature_means.shape[1],
+                f"there are {len(self.feature_names)} names of features, and"
+                f" {self.feature_means.shape[1]} features",
+            )
         require(
             len(self.names) > 1,
             "one client alone cannot be compared with others; give two or more",
@@ -157,8 +174,8 @@ class Diagnosis:
                 "client": list(self.evidence.names),
                 "samples": sizes,
                 "effective_samples": effective_samples(self.weights, sizes),
-                "gain": self.gain.gain,
-                "strength": self.gain.strength,
+                "gain": np.where(sizes > 1, self.gain.gain, np.nan),
+                "strength": np.where(sizes > 1, self.gain.strength, np.nan),
                 "group": self.groups,
             }
         )
@@ -202,14 +219,67 @@ class Diagnosis:
         return np.zeros(0) if compared is None else holm(compared.p[upper_triangle])
 
     def sentences(self) -> list[str]:
-        """States the results in up to four sentences.
+        """States the results in up to five parts.
 
-        Their order is: differences in labels and inputs, differences in gradients,
-        groups, and gains.
+        Their order is: differences in labels and inputs, the inputs that differ,
+        differences in gradients, groups, and gains.
         """
-        sentences = [self._data_sentence(), self._gradient_sentence()]
+        sentences = [self._data_sentence(), self._column_sentences()]
+        sentences.append(self._gradient_sentence())
         sentences += [self._group_sentence(), self._gain_sentence()]
         return [sentence for sentence in sentences if sentence]
+
+    def columns(self) -> "pl.DataFrame":
+        """Returns a table of the features by which clients differ, most first.
+
+        The columns are `column`, `spread` and `p`; see `InputDifferences`. It is empty
+        if the inputs are unknown.
+        """
+        import polars as pl
+
+        found = self.inputs
+        if found is None:
+            schema = {"column": pl.String, "spread": pl.Float64, "p": pl.Float64}
+            return pl.DataFrame(schema=schema)
+        names = self.evidence.feature_names
+        if names is None:
+            names = [f"input {number}" for number in range(len(found.spread))]
+        table = pl.DataFrame(
+            {"column": list(names), "spread": found.spread, "p": found.spread_p}
+        )
+        differ = table.filter(pl.col("p") < ALPHA)
+        return differ.sort("spread", descending=True, maintain_order=True)
+
+    def _column_sentences(self) -> str:
+        """Names the features that differ most, and those that describe clients."""
+        sentences = []
+        columns = self.columns()
+        if not columns.is_empty():
+            parts = [
+                f"{name} ({spread:.2g})"
+                for name, spread in columns.select("column", "spread")
+                .head(MAX_COLUMNS)
+                .iter_rows()
+            ]
+            more = len(columns) - len(parts)
+            rest = f" and {more} more" if more else ""
+            sentences.append(
+                "Means of inputs that differ between clients, in deviations within"
+                f" them: {', '.join(parts)}{rest}."
+            )
+        names = self.evidence.feature_names
+        if self.inputs is not None and self.inputs.constant.any():
+            which = np.flatnonzero(self.inputs.constant)
+            listed = [
+                f"input {i}" if names is None else names[i] for i in which[:MAX_COLUMNS]
+            ]
+            more = len(which) - len(listed)
+            rest = f" and {more} more" if more else ""
+            sentences.append(
+                "Constant within every client, so that they describe clients and are not"
+                f" compared: {', '.join(listed)}{rest}."
+            )
+        return " ".join(sentences)
 
     def _data_sentence(self) -> str:
         parts = []
@@ -273,7 +343,8 @@ class Diagnosis:
         )
 
     def _gain_sentence(self) -> str:
-        gain = self.gain.gain
+        # Nothing is known of the gradients' variance in a client with a single row.
+        gain = self.gain.gain[self.evidence.sizes > 1]
         low, median, high = gain.min(), np.median(gain), gain.max()
         return (
             f"Sharing would make clients as sure of their models as {low:.3g} to"
@@ -298,7 +369,12 @@ def diagnose(evidence: Evidence, *, trained: bool = False) -> Diagnosis:
     traces = gradient_traces(
         np.asarray(evidence.sigma2, np.float64), np.asarray(evidence.batch_sizes), sizes
     )
-    gradient_comparison = homogeneity(evidence.gradients, traces, sizes)
+    gradient_comparison = homogeneity(
+        evidence.gradients,
+        traces,
+        sizes,
+        degrees=(sizes // evidence.batch_sizes - 1).astype(np.float64),
+    )
     # The variance of each client's mean gradient. A client with a single batch gets the
     # median of the others.
     mean_variances = np.where(np.isnan(traces), np.nanmedian(traces), traces) / sizes
@@ -315,7 +391,10 @@ def diagnose(evidence: Evidence, *, trained: bool = False) -> Diagnosis:
     means, squares = evidence.feature_means, evidence.feature_squares
     if means is not None and squares is not None:
         inputs = input_differences(means, squares, sizes)
-    weights = user_centric_weights(Probe(gradients, np.asarray(evidence.sigma2), sizes))
+    kernel_sigma2 = np.where(
+        np.isnan(traces), evidence.sigma2, traces * _kernel_factors(sizes)
+    )
+    weights = user_centric_weights(Probe(gradients, kernel_sigma2, sizes))
     gain = personalization_gain(
         mean_variances, variance_between(gradients, mean_variances), "exact"
     )
@@ -335,3 +414,10 @@ def diagnose(evidence: Evidence, *, trained: bool = False) -> Diagnosis:
         groups,
         silhouette,
     )
+
+
+def _kernel_factors(sizes: Int[np.ndarray, " m"]) -> NDArray[np.float64]:
+    """sigma_i^2 over tr S_i for batches of a third of the samples, at most half."""
+    batches = (KERNEL_SHARE * sizes + 1e-3).astype(np.int64)
+    batches = np.maximum(np.minimum(batches, sizes // 2), 1)
+    return 1 / batches - 1 / sizes

@@ -1,6 +1,6 @@
 """`diagnose`: analyze a federation by a probe, before training or after a few rounds."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -32,12 +32,13 @@ from fedtailor.protocol import (
 )
 from fedtailor.runs.binding import bind
 from fedtailor.runs.run import executor_of
+from fedtailor.tables import Table
 from fedtailor.training import Training
 
-BATCH_SHARE = 1 / 3
+BATCH_SHARE = 0.05
 """Size of a batch, as a share of the client's samples, for the variance of gradients.
 
-Mestoukirdi et al., section V.
+The fewer batches there are, the less is known of the variance.
 """
 
 PAIR_FEATURES = 4e8
@@ -126,6 +127,13 @@ def diagnose(
     evidence, probe_bytes = gather_evidence(
         executor, network, federation.classes or 0, features, seed, trained
     )
+    preprocessing = federation.preprocessing if isinstance(federation, Table) else None
+    if preprocessing is not None and evidence.feature_means is not None:
+        names = preprocessing.inputs
+        subset = _feature_subset(len(evidence.names), len(names))
+        evidence = replace(
+            evidence, feature_names=tuple(names[index] for index in subset)
+        )
     probe_bytes += warm_bytes
     diagnosis = diagnose_evidence(evidence, trained=warm > 0)
     race = recommend(diagnosis, network.size * np.dtype(network.dtype).itemsize)
@@ -257,7 +265,7 @@ def _evidence(clients: Clients, server: ProbeAnswers) -> Evidence:
 
 
 def batch_sizes(sizes: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m"]:
-    """The batch size of each client in UCFL's probe (`UCFL.sigma_batch` = 1/3).
+    """The batch size of each client in the probe (`BATCH_SHARE`).
 
     It is at most half of the client's samples, and at least one.
     """

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from time import perf_counter, process_time
 from typing import Any
 
+from fedtailor.experiments.bracketing import MAX_EXTENSIONS
 from fedtailor.experiments.compared_runs import ComparedRuns
 from fedtailor.experiments.experiment import Candidate, Entry
 from fedtailor.protocol import Diverged
@@ -60,9 +61,10 @@ class PlannedEntry:
         algorithm: label of the row.
         runs: number of runs, including those of the grid.
         finished: how many of them are in the result directory.
-        rounds: rounds of a run.
-        evaluations: evaluations of a run.
+        rounds: rounds of a run, at most those if it ends early (`until_still`).
+        evaluations: evaluations of a run, likewise.
         settings: the settings of the grid; empty if all runs are finished.
+        added_runs: the most runs that bracketing may add to the grid.
     """
 
     scenario: str
@@ -72,6 +74,7 @@ class PlannedEntry:
     rounds: int
     evaluations: int
     settings: tuple[TimedSetting, ...]
+    added_runs: int = 0
 
     @property
     def compile_seconds(self) -> float:
@@ -90,11 +93,18 @@ class PlannedEntry:
         Which setting will be chosen is not known yet, so each run takes the mean over
         the settings.
         """
-        seconds_of_run = (
-            self.rounds * self.round_seconds
-            + self.evaluations * self._mean("evaluation_seconds")
+        return (self.runs - self.finished) * self._seconds_of_run
+
+    @property
+    def added_seconds(self) -> float:
+        """Time of the most runs that bracketing may add."""
+        return self.added_runs * self._seconds_of_run
+
+    @property
+    def _seconds_of_run(self) -> float:
+        return self.rounds * self.round_seconds + self.evaluations * self._mean(
+            "evaluation_seconds"
         )
-        return (self.runs - self.finished) * seconds_of_run
 
     @property
     def core_seconds(self) -> float:
@@ -127,7 +137,7 @@ def plan_entries(
     Raises:
         ValueError: data are missing, or the settings of the executor are wrong.
     """
-    seeds = runs.experiment.file.seeds
+    seeds, bracket = runs.experiment.file.seeds, runs.experiment.file.bracket
     for entry in runs.experiment.entries:
         total = len(seeds) + len(entry.candidates) - 1
         finished = sum(
@@ -149,6 +159,7 @@ def plan_entries(
             rounds=rounds,
             evaluations=-(-rounds // runs.evaluate_every(entry.column)),
             settings=tuple(settings),
+            added_runs=MAX_EXTENSIONS * len(bracket) if settings else 0,
         )
 
 

@@ -29,8 +29,8 @@ HEARTBEAT_S = 10.0
 Flower lists a client that was killed as online for twice as long.
 """
 
-RETRY_S = 1.0
-"""Seconds between attempts to connect."""
+RETRY_S = (1.0, 15.0)
+"""Seconds between attempts to connect: at first, and after minutes."""
 
 MAX_REFUSAL_S = 3 * HEARTBEAT_S
 """Seconds for which the SuperLink may refuse a registered key.
@@ -40,9 +40,18 @@ to two heartbeats after the client was killed.
 """
 
 POLL_INTERVALS_S = (0.1, 2.0)
-"""Seconds between polls for messages: the shortest and the longest interval."""
+"""Seconds from one poll for messages to the next: the shortest and the longest interval.
+
+The SuperLink may answer a poll when there is a message (see `superlink.HeldPolls`). A poll
+that took as long is followed by the next at once.
+"""
 
 T = TypeVar("T")
+
+_END = (
+    "the training is over, and its coordinator has ended; Ctrl-C ends this client, which"
+    " else takes part if it is served again"
+)
 
 
 class Disconnected(RuntimeError):
@@ -284,6 +293,7 @@ def answer_messages(
     *,
     node_id_file: Path,
     stop: threading.Event,
+    is_over: Callable[[], bool] = lambda: False,
     log: Callable[[str], None] = say,
 ) -> None:
     """Answer the coordinator's messages until `stop` is set.
@@ -297,6 +307,8 @@ def answer_messages(
         node_id_file: file that stores the node id. With it a client that was killed can
             end its earlier connection, and need not wait until the SuperLink does.
         stop: set by another thread or a signal handler.
+        is_over: whether the coordinator has asked for the last thing that it asks, so
+            that its end is no trouble.
         log: called with lines for the user.
 
     Raises:
@@ -304,7 +316,7 @@ def answer_messages(
             client's key permanently.
     """
     first_refusal: float | None = None
-    last_problem = ""
+    last_problem, lost_at = "", 0.0
     try:
         while not stop.is_set():
             try:
@@ -314,10 +326,14 @@ def answer_messages(
                 info_of(log)(f"connected to {connection.address}")
                 _serve(connection, respond, stop)
             except Disconnected as error:
+                if not last_problem:
+                    lost_at = time.monotonic()
+                has_ended = is_over() and not isinstance(error, KeyRefused)
+                problem = _END if has_ended else f"{error}; trying again"
                 # Log a repeated problem once.
-                if str(error) != last_problem:
-                    last_problem = str(error)
-                    log(f"{last_problem}; trying again")
+                if problem != last_problem:
+                    last_problem = problem
+                    (info_of(log) if has_ended else log)(problem)
                 if not isinstance(error, KeyRefused):
                     first_refusal = None
                 elif first_refusal is None:
@@ -329,7 +345,9 @@ def answer_messages(
                         " key; it must be registered there, no other process may use"
                         " it, and the clocks of both machines must agree to 5 seconds"
                     ) from None
-                stop.wait(RETRY_S)
+                shortest, longest = RETRY_S
+                lost_for = time.monotonic() - lost_at
+                stop.wait(min(longest, max(shortest, lost_for / 20)))
     finally:
         connection.close()
 
@@ -369,12 +387,14 @@ def _serve(
     try:
         last = time.monotonic()
         while not stop.is_set():
+            begun = time.monotonic()
             message = connection.pull()
             if message is None:
                 # Poll less often the longer there has been no message.
                 shortest, longest = POLL_INTERVALS_S
-                idle = time.monotonic() - last
-                stop.wait(min(longest, max(shortest, idle / 20)))
+                now = time.monotonic()
+                interval = min(longest, max(shortest, (now - last) / 20))
+                stop.wait(max(0.0, begun + interval - now))
                 continue
             connection.push(message, respond(unwrap(message)))
             last = time.monotonic()

@@ -22,6 +22,7 @@ from fedtailor.remote.keys import registered_form
 from fedtailor.remote.kit import read_public_keys
 from fedtailor.remote.origin import Origins
 from fedtailor.remote.run_log import info_of
+from fedtailor.remote.superlink import WAKE
 from fedtailor.remote.waits import MAX_WAIT_S
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ RELOAD_S = 5.0
 
 OVERHEAD = 2**16
 """Bytes that Flower adds to a message, at most."""
+
+QUEUE = 2**26
+"""Bytes of messages that are sent together, at most, or one message."""
 
 MAX_START_S = 30.0
 """Seconds that a run may take to start."""
@@ -92,6 +96,7 @@ class GridTransport:
         origins: where the clients' answers came from, before.
         reload: returns the keys of all clients that are let in now; None if they are as
             before. It is called every few seconds.
+        wake: called with the keys of the clients to which messages were sent.
     """
 
     def __init__(
@@ -103,7 +108,9 @@ class GridTransport:
         largest_file: Path | None = None,
         origins: Origins | None = None,
         reload: Callable[[], Mapping[str, bytes] | None] = lambda: None,
+        wake: Callable[[Collection[bytes]], None] = lambda keys: None,
     ) -> None:
+        self._wake = wake
         self._reload, self._next_reload, self.revoked = reload, 0.0, set[str]()
         self.num_online = 0  # when `online` was called last
         self.origins = Origins() if origins is None else origins
@@ -111,6 +118,7 @@ class GridTransport:
         self._largest_file, self._largest, self._written = largest_file, 0, 0
         self._names = {key: name for name, key in keys.items()}
         self._nodes: dict[str, int] = {}  # node id by client, when last online
+        self._queue: dict[str, bytes] = {}  # bodies that are not sent yet, by client
         self._sent: dict[str, _SentMessage] = {}  # by id of the message
         self._partial: list[PartialReply] = []
         self._num_lost = dict.fromkeys(keys, 0)  # messages and answers, by client
@@ -168,31 +176,51 @@ class GridTransport:
             self._written = self._largest
 
     def send(self, client: str, body: bytes) -> None:
-        """Push a message for a client to the SuperLink.
+        """Queue a message for a client, and push the queue if it is long.
+
+        Raises:
+            RuntimeError: the SuperLink takes no message of that size.
+        """
+        if sum(map(len, self._queue.values())) + len(body) > QUEUE:
+            self._push()
+        self._queue[client] = body
+        # Drop an answer that is arriving: the client will answer this message.
+        self._partial = [reply for reply in self._partial if reply.client != client]
+
+    def _push(self) -> None:
+        """Push the queue to the SuperLink, all messages in one call.
 
         Raises:
             RuntimeError: the SuperLink takes no message of that size.
         """
         from flwr.app import Message
 
-        node_id = self._nodes[client]
-        message = Message(wrap(body), node_id, MESSAGE_TYPE, ttl=MAX_WAIT_S)
-        message_ids = list(self._retry(lambda: self._grid.push_messages([message])))
+        if not self._queue:
+            return
+        queue, self._queue = self._queue, {}
+        sent = [_SentMessage(client, self._nodes[client]) for client in queue]
+        messages = [
+            Message(wrap(body), to.node_id, MESSAGE_TYPE, ttl=MAX_WAIT_S)
+            for to, body in zip(sent, queue.values(), strict=True)
+        ]
+        message_ids = list(self._retry(lambda: self._grid.push_messages(messages)))
         if not message_ids:
+            largest = max(map(len, queue.values()))
             raise RuntimeError(
-                f"the SuperLink takes no message of {len(body) / 1e6:.0f} MB"
+                f"the SuperLink takes no message of {largest / 1e6:.0f} MB"
             )
-        if message_ids[0] is None:  # the client has gone offline
-            self._num_lost[client] += 1
-        else:
-            self._sent[message_ids[0]] = _SentMessage(client, node_id)
-        # Drop an answer that is arriving: the client will answer this message.
-        self._partial = [reply for reply in self._partial if reply.client != client]
+        for message_id, to in zip(message_ids, sent, strict=True):
+            if message_id is None:  # the client has gone offline
+                self._num_lost[to.client] += 1
+            else:
+                self._sent[message_id] = to
+        self._wake([key for key, name in self._names.items() if name in queue])
 
     def receive(self) -> Iterable[tuple[str, bytes]]:
         """The answers that have arrived completely; lost ones are asked for again."""
         import httpx
 
+        self._push()
         try:
             self._pull_announcements()
             complete = self._pull_replies()
@@ -372,6 +400,27 @@ def register(
                         f"the SuperLink does not take the key of client {name}"
                     ) from None
     return registered
+
+
+def waker(grid: "HttpGrid") -> Callable[[Collection[bytes]], None]:
+    """What wakes the polls of clients at our SuperLink (see `superlink.HeldPolls`).
+
+    Args:
+        grid: grid of the run, whose connection is used.
+
+    Returns:
+        A function of the clients' keys (PEM).
+    """
+    import httpx
+
+    client = grid._runtime_client
+
+    def wake(keys: Collection[bytes]) -> None:
+        # Without it the clients find their messages a little later.
+        with suppress(httpx.HTTPError):
+            client._client.post(f"{client._base_url}{WAKE}", content=b"\0".join(keys))
+
+    return wake
 
 
 @contextmanager

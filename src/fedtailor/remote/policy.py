@@ -76,6 +76,9 @@ class Policy:
         least_clients: least number of clients in a sum.
         federated_statistics: whether counts, means and sums of the columns may be sent
             before training.
+        measurements: whether sums of losses and of correct predictions may be sent. A
+            coordinator learns from them, by many models that are made for it, on which
+            side of a line rows lie.
         columns: columns that may be used, with the target; None = those of the job.
         hours: when requests are answered, "HH:MM-HH:MM" by this machine's clock.
     """
@@ -91,6 +94,7 @@ class Policy:
     secure_aggregation_only: bool = True
     least_clients: Clients = MIN_CLIENTS
     federated_statistics: bool = False
+    measurements: bool = True
     columns: tuple[str, ...] | None = None
     hours: Annotated[str, AfterValidator(_check_hours)] = _ALL_DAY
 
@@ -127,6 +131,8 @@ class Policy:
             yield (
                 "sums over single columns would be sent (federated_statistics is false)"
             )
+        if job.evaluate and not self.measurements:
+            yield "sums of losses would be sent (measurements is false)"
         if self.columns is not None:
             used = (*job.schema.columns, job.schema.target)
             others = [name for name in used if name not in self.columns]
@@ -277,7 +283,7 @@ def write_policy(kit: Path, job: Job) -> Path:
             name: json.dumps(getattr(policy, name))
             for name in (
                 *("runs", "epsilon", "noise_only", "secure_aggregation_only"),
-                *("least_clients", "federated_statistics", "hours"),
+                *("least_clients", "federated_statistics", "measurements", "hours"),
             )
         },
     )
@@ -308,6 +314,11 @@ least_clients = {least_clients}
 
 # true: counts, means and sums of single columns may be sent before training.
 federated_statistics = {federated_statistics}
+
+# true: sums of losses and of correct predictions over five rows or more may be sent, if
+# the job says so. From many models that are made for it a coordinator learns by them on
+# which side of a line rows lie.
+measurements = {measurements}
 
 # The columns that may be used, with the target.
 columns = {columns}

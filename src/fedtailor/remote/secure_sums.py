@@ -263,7 +263,7 @@ def unsafe_combination(sums: ReleasedSums, past: bool) -> str:
         sums: the sums of a round, and those before with which they may be combined.
         past: whether there are sums before.
     """
-    share, client = sums.largest_share()
+    share, client = sums.largest_share(MAX_SHARE)
     if share <= MAX_SHARE:
         return ""
     which = "these and earlier sums" if past else "the sums"

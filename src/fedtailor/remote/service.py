@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor._printable import say
+from fedtailor.client.private_steps import private_settings
 from fedtailor.federation import Federation
 from fedtailor.protocol import require
 from fedtailor.remote.client import account_of, responder_of
@@ -51,6 +52,7 @@ from fedtailor.remote.transport import (
     Transport,
     send_and_receive,
 )
+from fedtailor.training.privacy import delta_of
 
 MOST_ROWS = 10**7
 """The largest number of rows of a client that is believed, unless the coordinator says
@@ -112,7 +114,12 @@ def connected(
         RuntimeError: the SuperLink did not start.
     """
     require_flower()
-    from fedtailor.remote.flower_server import GridTransport, KeyDirectory, open_grid
+    from fedtailor.remote.flower_server import (
+        GridTransport,
+        KeyDirectory,
+        open_grid,
+        waker,
+    )
 
     job, coordinator = read_job(directory / JOB), directory / COORDINATOR
     public = read_public_keys(coordinator)
@@ -131,6 +138,7 @@ def connected(
                 coordinator / LARGEST_BODY,
                 Origins(coordinator / ORIGINS, job.identity, log),
                 keys.reload,
+                waker(grid),
             )
             yield Connection(job, tuple(keys.keys), transport)
 
@@ -256,7 +264,7 @@ def wait_for_clients(
     """Wait until the clients are ready.
 
     A client that runs another release, or says that it has an impossible number of
-    rows, is named and left out.
+    rows, or too many for the delta of the job's private steps, is named and left out.
 
     Args:
         connection: connection to the clients.
@@ -306,6 +314,8 @@ def wait_for_clients(
             log(f"client {name}: {Refusal.OTHER_RELEASE.explanation}; it is left out")
         elif counts[0] < 1:
             log(f"client {name}: it has no training rows; it is left out")
+        elif line := _beyond_delta(connection.job, int(counts[0])):
+            log(f"client {name}: {line}; it is left out")
         else:
             rows[name] = counts
     minimum = connection.job.minimum
@@ -317,6 +327,26 @@ def wait_for_clients(
     if note := share_note(rows):
         log(note)
     return rows
+
+
+def _beyond_delta(job: Job, rows: int) -> str:
+    """Say that a client has more training rows than the delta of private steps allows.
+
+    Args:
+        job: the job.
+        rows: number of training rows of the client.
+
+    Returns:
+        The line; empty if it does not.
+    """
+    for method, _ in job.algorithm.phases():
+        for sgd in private_settings(method):
+            if delta_of(sgd) * rows >= 1:
+                return (
+                    f"it has {rows} training rows, and dp_delta, {delta_of(sgd):g}, has"
+                    " to be below one over their number"
+                )
+    return ""
 
 
 class _Reminder:
@@ -537,6 +567,7 @@ def join(
             responder,
             node_id_file=store.directory / "node",
             stop=stop,
+            is_over=lambda: responder.last_task == "personal",
             log=log,
         )
         for line in account_of(kit).describe():

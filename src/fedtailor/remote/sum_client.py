@@ -49,6 +49,11 @@ from fedtailor.remote.sum_shares import ReleasedSums, SumHistory, largest_shares
 
 Arrays = dict[str, np.ndarray]
 
+MAX_WEIGHTS = 2**16
+"""The largest number of weights in a request, as every client looks at all combinations
+of the sums.
+"""
+
 
 def _random_seed() -> bytes:
     return os.urandom(SECRET_BYTES)
@@ -116,10 +121,10 @@ class SecureSumClient:
         # The vectors not yet sent, by kind and index. The index is None until the
         # server asks for single rows of a kind.
         self._vectors: dict[tuple[str, int | None], np.ndarray] = {}
-        self._round = -1
+        self._round, self._run = -1, ""
         self._session: _Session | None = None
 
-    def hold(self, round: int, update: Mapping[str, np.ndarray]) -> None:
+    def hold(self, round: int, update: Mapping[str, np.ndarray], run: str = "") -> None:
         """Hold an update until the server asks for sums of it.
 
         The update of another round is dropped.
@@ -127,8 +132,9 @@ class SecureSumClient:
         Args:
             round: in which the update was trained.
             update: vectors by kind of message.
+            run: identity of the run.
         """
-        self._round, self._session = round, None
+        self._round, self._run, self._session = round, run, None
         self._vectors = {
             (kind, None): np.asarray(vector) for kind, vector in update.items()
         }
@@ -143,12 +149,13 @@ class SecureSumClient:
         settings = settings if isinstance(settings, dict) else {}
         name, stage = str(settings.get("name")), STAGES.index(request.task)
         if request.task == KEYS:
-            self._session = _Session(
-                name,
-                self._vector(request.round, settings),
-                vector_name := [settings.get("kind"), settings.get("number")],
-                self._history.released(request.round, vector_name),
+            refuse_unless(
+                (request.round, request.run) == (self._round, self._run),
+                Refusal.NO_PART_IN_SUM,
+                "it was started again, and does not hold what it trained in this round",
             )
+            key, vector = self._vector(settings)
+            self._session = _Session(name, vector, list(key), self._released(key))
         session = self._session
         # The stages are done in order and each of them once, whatever the server asks.
         expected = (
@@ -175,31 +182,57 @@ class SecureSumClient:
         self._session = None
         return self._reveal_shares(session, request.arrays)
 
-    def _vector(self, round: int, settings: Mapping[str, Any]) -> np.ndarray:
-        """The vector that the server asks for; it is held until it has been sent."""
-        kind, index = str(settings.get("kind")), settings.get("number")
+    def _released(self, key: tuple[str, int | None]) -> ReleasedSums:
+        """The sums with which one of a held vector may be combined.
+
+        Raises:
+            Refused: they are not known.
+        """
+        kind, index = key
+        # The sums of a later round stand where those of this one stood.
         refuse_unless(
-            round == self._round,
-            Refusal.NO_PART_IN_SUM,
-            "it was started again, and does not hold what it trained in this round",
+            not self._history.is_past(self._round, self._run),
+            Refusal.UNSAFE_SUM,
+            "it has a part in sums of a later round of this run",
         )
+        names = self._history.vectors(self._round, self._run)
+        # A sum of a whole array is one of each of its rows, too.
+        refuse_unless(
+            all(
+                (other is None) == (index is None) for it, other in names if it == kind
+            ),
+            Refusal.UNSAFE_SUM,
+            f"it has added {kind!r} as a whole and is asked for single rows, or the"
+            " other way round",
+        )
+        return self._history.released(self._round, list(key), self._run)
+
+    def _vector(
+        self, settings: Mapping[str, Any]
+    ) -> tuple[tuple[str, int | None], np.ndarray]:
+        """The vector that the server asks for, which is held until it has been sent.
+
+        Returns:
+            Its kind and number, and the vector.
+        """
+        kind, index = str(settings.get("kind")), settings.get("number")
         rows = self._vectors.get((kind, None))
         if index is not None and rows is not None:
             refuse_unless(
-                isinstance(index, int) and rows.ndim > 1 and 0 <= index < len(rows),
+                type(index) is int and rows.ndim > 1 and 0 <= index < len(rows),
                 Refusal.NO_PART_IN_SUM,
                 f"it is asked for {kind!r} number {index!r}, which it does not have",
             )
             # From now on each row is sent by itself, and the whole array never.
             del self._vectors[kind, None]
             self._vectors |= {(kind, row): vector for row, vector in enumerate(rows)}
-        key = (kind, index if isinstance(index, int) else None)
+        key = (kind, index)
         refuse_unless(
-            key in self._vectors,
+            (index is None or type(index) is int) and key in self._vectors,
             Refusal.NO_PART_IN_SUM,
             f"it has sent its {kind!r} of this round in another sum, or has none",
         )
-        return self._vectors[key]
+        return key, self._vectors[key]
 
     def _share_keys(
         self,
@@ -318,6 +351,27 @@ class SecureSumClient:
             Refusal.MALFORMED,
             "the weights of the sums are not well formed",
         )
+        refuse_unless(
+            weights.size <= MAX_WEIGHTS,
+            Refusal.MALFORMED,
+            f"{weights.size} weights are more than {MAX_WEIGHTS}",
+        )
+        # Sums are of whole numbers modulo 2^32. Weights that go beyond it show what the
+        # shares of clients do not tell.
+        total = float(np.abs(weights).sum(axis=1).max())
+        refuse_unless(
+            total <= 1 + 1e-9,
+            Refusal.UNSAFE_SUM,
+            f"the weights of a sum add up to {total:g}, and have to add up to 1 at most",
+        )
+        # Clients of whom this one has no key may not exist, and then hide nobody. Only of
+        # more than it adds with there are some.
+        strangers = [name not in session.neighbours for name in columns]
+        refuse_unless(
+            count > MAX_NEIGHBOURS or not weights[:, strangers].any(),
+            Refusal.UNSAFE_SUM,
+            "the weights name clients that have no part in this sum",
+        )
         check_size(len(weights) * session.vector.size * 8)
         session.columns, session.weights = columns, weights
         self._check_hidden(session, surviving)
@@ -381,7 +435,7 @@ class SecureSumClient:
         # others in the list exist, the server alone says.
         hiding = [name in session.neighbours for name in session.columns]
         own = sum(hiding[: session.columns.index(self._client)])
-        share = largest_shares(weights[:, hiding])[own]
+        share = largest_shares(weights[:, hiding], MAX_SHARE)[own]
         refuse_unless(
             share <= MAX_SHARE,
             Refusal.UNSAFE_SUM,
@@ -393,7 +447,7 @@ class SecureSumClient:
         refuse_unless(not line, Refusal.UNSAFE_SUM, line)
         # A client that is not asked to unmask a sum does not learn whether it was
         # computed. So the sum counts from when the vector is sent.
-        self._history.record(self._round, session.vector_name, together)
+        self._history.record(self._round, session.vector_name, together, self._run)
 
     def _reveal_shares(
         self, session: _Session, arrays: Mapping[str, np.ndarray]

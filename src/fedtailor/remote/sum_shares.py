@@ -23,17 +23,25 @@ from numpy.typing import NDArray
 from fedtailor._files import atomic_write
 from fedtailor.protocol import require
 
-TOLERANCE = 1e-7
-"""Two rows of weights that differ by less are the same row. Their difference is that of
-two sums, which are rounded more coarsely.
+TOLERANCE = 2.0**-31
+"""Two rows of weights that differ by less are the same row. The difference of their sums
+is below one step of `masks.FixedPoint`, if the weights of a row add up to 1 at most.
 """
 
 
-def largest_shares(weights: Float[np.ndarray, "s c"]) -> Float[np.ndarray, " c"]:
+def largest_shares(
+    weights: Float[np.ndarray, "s c"], least: float = 0.0
+) -> Float[np.ndarray, " c"]:
     """The largest share [c] of each client in any combination of sums.
+
+    With orthonormal rows the columns w of a combination of length 1 have
+    |a . w_i| <= |w_i|, and their squares add up to 1, so that sum_j |a . w_j| is at
+    least 1 / max_j |w_j|. So no share is above |w_i| max_j |w_j|.
 
     Args:
         weights: weight of each client in each sum.
+        least: shares that cannot be larger are not computed, and neither are others once
+            one is larger; the bound stands for them.
 
     Returns:
         Shares from 0 (no weight in any sum) to 1.
@@ -54,7 +62,15 @@ def largest_shares(weights: Float[np.ndarray, "s c"]) -> Float[np.ndarray, " c"]
             sizes, total, out=np.zeros_like(sizes), where=total > TOLERANCE
         )
         return found.max(axis=0)
-    return np.array([_share_by_program(basis, client) for client in range(clients)])
+    lengths = np.linalg.norm(basis, axis=0)
+    shares = np.minimum(lengths * lengths.max(), 1.0)
+    for client in np.argsort(-shares, kind="stable"):
+        if shares[client] <= least:
+            break
+        shares[client] = _share_by_program(basis, int(client))
+        if least and shares[client] > least:
+            break
+    return shares
 
 
 def _share_by_program(basis: Float[np.ndarray, "r c"], client: int) -> float:
@@ -65,15 +81,16 @@ def _share_by_program(basis: Float[np.ndarray, "r c"], client: int) -> float:
     """
     # Imported here, as it takes half a second.
     from scipy.optimize import linprog
+    from scipy.sparse import bmat, identity
 
     own, others = basis[:, client], np.delete(basis, client, axis=1).T
     if np.linalg.norm(own) <= TOLERANCE:
         return 0.0
     rank, count = len(own), len(others)
-    slack = -np.eye(count)
+    slack = -identity(count)
     solved = linprog(
         c=np.r_[np.zeros(rank), np.ones(count)],
-        A_ub=np.block([[others, slack], [-others, slack]]),
+        A_ub=bmat([[others, slack], [-others, slack]], format="csr"),
         b_ub=np.zeros(2 * count),
         A_eq=np.r_[own, np.zeros(count)][None],
         b_eq=[1.0],
@@ -127,9 +144,13 @@ class ReleasedSums:
         is_new = len(basis) > len(self.basis) or not self.names
         return ReleasedSums(together, basis) if is_new else self
 
-    def largest_share(self) -> tuple[float, str]:
-        """The largest share of a client in any combination, and the client's name."""
-        shares = largest_shares(self.basis)
+    def largest_share(self, least: float = 0.0) -> tuple[float, str]:
+        """The largest share of a client in any combination, and the client's name.
+
+        Args:
+            least: a share that is not above it may be given as larger, up to it.
+        """
+        shares = largest_shares(self.basis, least)
         if not len(shares):
             return 0.0, ""
         client = int(shares.argmax())
@@ -140,8 +161,8 @@ class SumHistory:
     """The sums that a server may combine, by the vectors that they add.
 
     Args:
-        scope: "run" for the sums of all rounds, "round" for those of one round, in all
-            attempts of it.
+        scope: "run" for the sums of all rounds, also of other runs of the job; "round"
+            for those of one round of a run, in all attempts of it.
         path: file in which the history is kept; None = it is not kept.
 
     Raises:
@@ -150,47 +171,72 @@ class SumHistory:
 
     def __init__(self, scope: str, path: Path | None = None) -> None:
         self._scope, self._path = scope, path
-        self._round = -1
-        self._released: dict[str, ReleasedSums] = {}
+        # The last round of each run, and its sums by the vector.
+        self._runs: dict[str, tuple[int, dict[str, ReleasedSums]]] = {}
         if path is not None and path.exists():
             try:
                 content = json.loads(path.read_text("utf-8"))
-                self._round = int(content["round"])
-                for key, sums in content["sums"].items():
-                    names = tuple(map(str, sums["names"]))
-                    basis = np.array(sums["basis"], float).reshape(-1, len(names))
-                    require(bool(np.isfinite(basis).all()), "a weight is not finite")
-                    self._released[key] = ReleasedSums(names, basis)
+                for run, entry in content["runs"].items():
+                    released = {}
+                    for key, sums in entry["sums"].items():
+                        names = tuple(map(str, sums["names"]))
+                        basis = np.array(sums["basis"], float).reshape(-1, len(names))
+                        require(
+                            bool(np.isfinite(basis).all()), "a weight is not finite"
+                        )
+                        released[key] = ReleasedSums(names, basis)
+                    self._runs[run] = int(entry["round"]), released
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ValueError(
                     f"cannot read {path}: {error}; it says which sums this client has a"
                     " part in, so restore it, or take part in a new job"
                 ) from None
 
-    def released(self, round: int, vector: Any) -> ReleasedSums:
+    def _place(self, run: str, round: int) -> tuple[str, int]:
+        """The run and the round under which sums are kept."""
+        return ("", 0) if self._scope == "run" else (run, round)
+
+    def is_past(self, round: int, run: str = "") -> bool:
+        """Whether the sums of a round are not known any more, as a later one was added."""
+        run, round = self._place(run, round)
+        return run in self._runs and round < self._runs[run][0]
+
+    def released(self, round: int, vector: Any, run: str = "") -> ReleasedSums:
         """The sums of a vector that may be combined with those of a round.
 
         Args:
-            round: the round.
+            round: the round; none that `is_past`.
             vector: names the vectors that are added, as plain values.
+            run: identity of the run.
         """
-        if self._scope == "round" and round != self._round:
-            return ReleasedSums()
-        return self._released.get(json.dumps(vector), ReleasedSums())
+        return self._of(round, run).get(json.dumps(vector), ReleasedSums())
 
-    def record(self, round: int, vector: Any, sums: ReleasedSums) -> None:
+    def vectors(self, round: int, run: str = "") -> list[Any]:
+        """The names of the vectors of which there are sums."""
+        return [json.loads(key) for key in self._of(round, run)]
+
+    def _of(self, round: int, run: str) -> dict[str, ReleasedSums]:
+        run, round = self._place(run, round)
+        last, sums = self._runs.get(run, (round, {}))
+        return sums if last == round else {}
+
+    def record(
+        self, round: int, vector: Any, sums: ReleasedSums, run: str = ""
+    ) -> None:
         """Replace the sums of a vector, for `released` in this round and later ones."""
-        if sums is self.released(round, vector):
+        if sums is self.released(round, vector, run):
             return
-        if self._scope == "round" and round != self._round:
-            self._released = {}
-        self._round = round
-        self._released[json.dumps(vector)] = sums
-        if self._path is not None:
-            stored = {
+        kept = self._of(round, run) | {json.dumps(vector): sums}
+        run, round = self._place(run, round)
+        self._runs[run] = round, kept
+        if self._path is None:
+            return
+        stored = {}
+        for name, (last, released) in self._runs.items():
+            content = {
                 key: {"names": sums.names, "basis": sums.basis.tolist()}
-                for key, sums in self._released.items()
+                for key, sums in released.items()
             }
-            with atomic_write(self._path) as temporary:
-                text = json.dumps({"round": self._round, "sums": stored})
-                temporary.write_text(text, "utf-8")
+            stored[name] = {"round": last, "sums": content}
+        with atomic_write(self._path) as temporary:
+            temporary.write_text(json.dumps({"runs": stored}), "utf-8")

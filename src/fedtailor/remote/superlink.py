@@ -8,6 +8,9 @@ What a request may cost is bounded before it is read, as Flower reads a request 
 looks who sent it: connections, heads and bodies have limits (`Limits`), and only a
 registered key may send more than `MAX_UNKNOWN_BODY` bytes.
 
+A poll for messages is answered when there is one, or after a while (`HeldPolls`), so that
+neither side polls often, and neither waits longer than it must.
+
 `python -m fedtailor.remote.superlink` takes the options of `flower-superlink`, and
 exits when the process that started it exits.
 """
@@ -62,6 +65,18 @@ MIN_BYTES_PER_S = 10_000
 
 CLOCK_S = 60.0
 """Seconds by which the time of a signature may differ from this machine's."""
+
+HELD_S = {"/v1/fleet/pull-messages": 2.0, "/v1/runtime/pull-messages": 0.5}
+"""Seconds for which a poll waits for messages, of a client and of the coordinator."""
+
+ANSWER = "/v1/fleet/push-object"
+"""Path to which a client sends the parts of an answer."""
+
+WAKE = "/fedtailor/wake"
+"""Path at which the coordinator says for whom it has sent messages."""
+
+MAX_POLL_BODY = 2**24
+"""Bytes of the largest poll: the coordinator's names all messages without an answer."""
 
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 App = Callable[[Mapping[str, Any], Any, Send], Awaitable[None]]
@@ -188,6 +203,94 @@ class _Replay:
             return await self._receive()
         body, self._body = self._body, None
         return {"type": "http.request", "body": body, "more_body": False}
+
+
+class HeldPolls:
+    """ASGI middleware that lets a poll wait until there is a message to be pulled.
+
+    The coordinator says for whom it has sent messages (`wake`). A client that polls after
+    it has sent parts of an answer has sent all of them. A wake that is lost costs a poll
+    the time in `HELD_S`, and nothing else.
+
+    Args:
+        app: the application that answers polls.
+        is_known: whether a registered key has signed a request, by its headers; polls of
+            others do not wait.
+    """
+
+    def __init__(
+        self, app: App, is_known: Callable[[Mapping[bytes, bytes]], bool]
+    ) -> None:
+        self._app, self._is_known = app, is_known
+        self._sent = asyncio.Event()  # messages to the coordinator
+        self._sent_to: dict[bytes, asyncio.Event] = {}  # messages to a client, by key
+        self._sending: set[bytes] = set()  # keys of the clients that send an answer
+
+    async def __call__(
+        self, scope: Mapping[str, Any], receive: Any, send: Send
+    ) -> None:
+        """Pass a request on; a poll waits before."""
+        path = scope.get("path", "")
+        if path == WAKE:
+            await self._wake(receive, send)
+        elif path == ANSWER:
+            await self._app(scope, receive, send)
+            if (key := _key_of(scope)) in self._sent_to:
+                self._sending.add(key)
+        elif path in HELD_S:
+            await self._poll(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _poll(self, scope: Mapping[str, Any], receive: Any, send: Send) -> None:
+        """Wait until there is a message, and pass the poll on."""
+        event = self._sent
+        if scope["path"].startswith(PUBLIC):
+            if not self._is_known(dict(scope["headers"])):
+                await self._app(scope, receive, send)
+                return
+            key = _key_of(scope)
+            event = self._sent_to.setdefault(key, asyncio.Event())
+            if key in self._sending:
+                self._sending.remove(key)
+                self._sent.set()
+        body = await _read(receive, MAX_POLL_BODY)
+        if body is None:
+            await _refuse(send, 413, "the body is larger than that of a poll")
+            return
+        waiting = asyncio.ensure_future(event.wait())
+        gone = asyncio.ensure_future(receive())  # all that may come is a disconnect
+        await asyncio.wait(
+            (waiting, gone),
+            timeout=HELD_S[scope["path"]],
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        waiting.cancel()
+        if gone.done():
+            return  # who is gone would lose the message
+        # Cleared before the poll is answered: what is sent meanwhile wakes the next one.
+        event.clear()
+        await self._app(scope, _Replay(body, lambda: gone), send)
+
+    async def _wake(self, receive: Any, send: Send) -> None:
+        """Wake the polls of the clients whose keys are in the body."""
+        body = await _read(receive, MAX_POLL_BODY) or b""
+        for key in body.split(b"\0"):
+            if key in self._sent_to:
+                self._sent_to[key].set()
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+
+def _key_of(scope: Mapping[str, Any]) -> bytes:
+    """The public key (PEM) that a request to the clients' interface names."""
+    from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
+
+    name = FLEET_HTTP_PUBLIC_KEY_HEADER.lower().encode()
+    try:
+        return base64.b64decode(dict(scope["headers"]).get(name, b""))
+    except binascii.Error:
+        return b""
 
 
 async def _read(receive: Any, limit: int) -> bytes | None:
@@ -363,6 +466,7 @@ def main() -> None:
 
     def create_app(*arguments: Any) -> Any:
         app = original(*arguments)
+        app.add_middleware(HeldPolls, is_known=directory.is_known)
         app.add_middleware(
             BoundedBodies, largest=directory.largest_body, is_known=directory.is_known
         )

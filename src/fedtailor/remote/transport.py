@@ -34,7 +34,12 @@ from fedtailor.remote.refusals import Refusal, Refused, refuse_unless
 from fedtailor.remote.vector_cache import CacheMiss, VectorCache
 
 POLL_INTERVAL_S = 0.1
-"""Seconds between two polls for answers."""
+"""Seconds from one poll for answers to the next, once an exchange has taken a while."""
+
+FIRST_POLLS = 0.05
+"""The share of the time since the exchange began that lies between two polls, at first.
+A transport may wait for an answer itself, and this time counts.
+"""
 
 
 class Transport(Protocol):
@@ -67,7 +72,7 @@ class Transport(Protocol):
         ...
 
     def send(self, client: str, body: bytes) -> None:
-        """Send a message to a client that is online.
+        """Send a message to a client that is online, at the next `receive` at the latest.
 
         The message may arrive late, or never.
         """
@@ -193,7 +198,7 @@ def send_and_receive(
         log: called with a line for every answer that is refused, and with one line that
             names all clients that did not answer.
         waiting: called after every poll that leaves requests open.
-        poll_interval: seconds between two polls.
+        poll_interval: longest time in seconds from one poll to the next.
 
     Returns:
         The accepted answers, why others were refused, and which are missing.
@@ -219,7 +224,9 @@ def send_and_receive(
         max((largest_reply(specs(request)) for request in requests.values()), default=0)
     )
     deadline = min((request.deadline for request in requests.values()), default=0.0)
+    begun = time.monotonic()
     while pending.open:
+        polled = time.monotonic()
         _send_open(transport, pending)
         for client in [name for name in pending.open if name in transport.revoked]:
             del pending.open[client]
@@ -236,7 +243,9 @@ def send_and_receive(
             break
         if pending.open:
             waiting(pending)
-            time.sleep(poll_interval)
+            now = time.monotonic()
+            interval = min(poll_interval, max(0.02, FIRST_POLLS * (now - begun)))
+            time.sleep(max(0.0, polled + interval - now))
     missing, accepted = tuple(pending.open), pending.replies
     if missing:
         log(f"no answer in time from {', '.join(missing)}")
@@ -393,6 +402,11 @@ class Responder:
         self._origin = origin
         self._cache = VectorCache(common_vectors)
         self._last: tuple[Request, Mapping[str, np.ndarray]] | None = None
+
+    @property
+    def last_task(self) -> str:
+        """The task of the last request that was answered; empty if none was."""
+        return "" if self._last is None else self._last[0].task
 
     def __call__(self, body: bytes) -> bytes:
         """Answer a message; see `answer_message`."""

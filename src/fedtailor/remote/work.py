@@ -152,7 +152,7 @@ class RoundHandler:
             update = {kind: rows.host()[0] for kind, rows in answers.update.items()}
             if self._sum_client is not None and task == "client":
                 hidden = {kind: update.pop(kind) for kind in hidden_kinds(update)}
-                self._sum_client.hold(request.round, hidden)
+                self._sum_client.hold(request.round, hidden, request.run)
             arrays |= {f"update/{kind}": array for kind, array in update.items()}
         return arrays
 

@@ -290,7 +290,8 @@ def choice_table(experiment: Experiment) -> Table:
             if not grid:
                 continue
             grid_texts = [
-                f"{text}: {_validation_text(seeds, unit)}{_left_out_text(seeds, total)}"
+                f"{text}: {_validation_text(experiment, seeds, unit)}"
+                f"{_left_out_text(seeds, total)}"
                 for text, seeds in grid.items()
             ]
             chosen_settings = ", ".join(_chosen_settings(grid)) or NO_VALUE
@@ -374,11 +375,14 @@ def _rounds_text(seeds: Sequence[StoredRun]) -> str:
     return " to ".join(str(number) for number in dict.fromkeys((rounds[0], rounds[-1])))
 
 
-def _validation_text(seeds: Sequence[Candidate], unit: Unit) -> str:
+def _validation_text(
+    experiment: Experiment, seeds: Sequence[Candidate], unit: Unit
+) -> str:
     """The mean validation score over seeds; a loss is stored with a minus sign."""
     values = [candidate.val for candidate in seeds if candidate.val is not None]
     if not values:
-        return "diverged"
+        refused = any(experiment.refused(candidate) for candidate in seeds)
+        return "refused" if refused else "diverged"
     sign = 1 if unit.higher_is_better else -1
     return unit.text([sign * float(np.mean(values))])
 

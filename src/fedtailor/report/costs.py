@@ -44,7 +44,7 @@ def time_title(label: str, runs: Sequence[StoredRun]) -> str:
         label: label of the reference's row.
         runs: runs of the reference.
     """
-    return f"time to {label}'s best {runs[0].metric}"
+    return f"time to {label}'s best {runs[0].unit.label.removesuffix(', %')}"
 
 
 def models(runs: Sequence[StoredRun]) -> list[Cell]:

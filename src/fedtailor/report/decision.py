@@ -1,5 +1,6 @@
 """The decisions of a comparison: who gains from sharing, and which method is best."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,7 +22,7 @@ from fedtailor.decision import (
 from fedtailor.decision.warnings import join_names
 from fedtailor.report.experiment import Experiment
 from fedtailor.report.left_out import left_out_methods, tests_when_left_out
-from fedtailor.report.stored import StoredRun
+from fedtailor.report.stored import StoredRun, mean_sizes
 from fedtailor.report.tables import Cell, Number, Table
 from fedtailor.report.units import Unit, unit_of
 from fedtailor.storage.digests import finite
@@ -33,6 +34,8 @@ NO_TEST_MESSAGE = (
     "There are no test data by which {} could be told, so nothing is said of which"
     " method is best or who gains; keep some rows for testing."
 )
+ALPHA = 0.05
+"""Level of the corrected counts of clients, over all lines of a table of gains."""
 MAX_TABLE_ROWS = 60
 """A longer table of gains is only written to files, not printed."""
 
@@ -58,6 +61,7 @@ class Decision:
         untested: methods in `left_out` whose runs are missing or unfinished. If there
             is one, no winner is declared.
         rounds: rounds of a complete run.
+        test_rows: client -> test rows of one seed.
         warnings: warnings for the reader.
     """
 
@@ -72,6 +76,7 @@ class Decision:
     left_out: Mapping[str, int] = field(default_factory=dict)
     untested: Sequence[str] = ()
     rounds: int = 0
+    test_rows: Mapping[str, int] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -81,6 +86,7 @@ class Decision:
         conclusions: list[str] = []
         if self.winner is not None:
             conclusions.append(f"By test {unit.label}: {self.winner.conclusion()}")
+            conclusions += self._leader_sentences(self.winner)
             conclusions += self._sharing_sentences(self.winner)
             conclusions += self._left_out_sentences()
         if self.choice is not None:
@@ -98,13 +104,16 @@ class Decision:
                 " rows: clients are counted by their"
                 f" {unit_of(self.gain_metric).label}."
             )
+        conclusions.append(
+            "Clients are counted by the interval of each alone, and in brackets after"
+            f" Holm's correction for all {len(self.gains)} lines, which no line passes"
+            f" by chance in {100 - 100 * ALPHA:g} of 100 tables."
+        )
         for (method,), part in self.gains.group_by(["method"], maintain_order=True):
-            helps = int((part["verdict"] == "helps").sum())
-            hurts = int((part["verdict"] == "hurts").sum())
-            unclear = len(part) - helps - hurts
+            unclear = int((part["verdict"] == "cannot tell").sum())
             counts = (
-                f"helps {helps} of {len(part)} clients, hurts {hurts}, cannot tell for"
-                f" {unclear}"
+                f"helps {_counted(part, 'helps', f' of {len(part)} clients')},"
+                f" hurts {_counted(part, 'hurts')}, cannot tell for {unclear}"
             )
             mean_gain = self._mean_gain_text(str(method))
             if self.gain_metric != self.metric:
@@ -118,6 +127,19 @@ class Decision:
                 f"{method}, beside training alone: {counts}; {mean_gain}."
             )
         return conclusions
+
+    def _leader_sentences(self, winner: Winner) -> list[str]:
+        """States how much of the best mean is due to its being chosen as the best."""
+        unit = unit_of(self.metric)
+        printed = unit.text([winner.means[winner.leader]])
+        expected = unit.text([winner.expected])
+        if not math.isfinite(winner.expected) or printed == expected:
+            return []
+        return [
+            f"The best of {len(winner.means)} means is too good by being chosen on these"
+            f" test rows: expect about {expected} of {winner.leader} on others, not"
+            f" {printed}."
+        ]
 
     def _sharing_sentences(self, winner: Winner) -> list[str]:
         """States whether sharing is better than training alone on average.
@@ -201,8 +223,12 @@ class Decision:
             return None
         unit = unit_of(self.gain_metric)
         columns = ["client", "method", "test\nrows", "alone", unit.label]
-        columns += ["gain", "from", "to", "sharing"]
-        rows = [_gain_row(row, unit) for row in self.gains.iter_rows(named=True)]
+        columns += ["gain", "from", "to", "sharing", "corrected", "expected\ngain"]
+        rows = []
+        for gain in self.gains.iter_rows(named=True):
+            # The same number as in the table of clients, not the rows of all seeds.
+            tested = self.test_rows.get(gain["client"], gain["test_rows"])
+            rows.append(_gain_row(gain | {"test_rows": tested}, unit))
         title = (
             f"{self.scenario}: gain of each client over training alone, test"
             f" {unit.label}, 95 % interval"
@@ -232,7 +258,9 @@ class Decision:
 _GAIN_NOTE = (
     "Positive gains are better. helps, hurts: the interval excludes 0, for this client"
     " and method alone; where sharing changes nothing, one line in twenty says either"
-    " by chance."
+    " by chance. corrected: the same after Holm's correction for all lines. expected"
+    " gain: drawn towards the mean gain of all clients by as much as it is uncertain,"
+    " as single gains of few test rows scatter more than the true ones."
 )
 
 
@@ -300,6 +328,7 @@ def decide(experiment: Experiment, scenario: str) -> Decision | None:
         },
         untested=untested,
         rounds=rounds,
+        test_rows=mean_sizes(next(iter(runs.values())), "test"),
         warnings=warnings,
     )
 
@@ -381,12 +410,35 @@ def _gains(
 
     # Runs of other versions may have more columns.
     rows = pl.concat(frames, how="diagonal")
-    # Gains are means over test rows. A metric that is no such mean, such as the area
-    # under a curve, is replaced.
-    if metric not in SCORES:
-        stored = [name for name in SCORES if SCORES[name].column in rows.columns]
-        metric = next((name for name in stored if name != "loss"), "loss")
+    outputs = int(next(iter(runs.values()))[0].manifest["model"]["outputs"])
+    if not _follows_from_rows(metric, rows, outputs):
+        replacements = ("accuracy", "rmse", "loss")
+        metric = next(name for name in replacements if _has_columns(name, rows))
     return metric, client_gains(rows, base, metric), ""
+
+
+def _has_columns(metric: str, rows: pl.DataFrame) -> bool:
+    return all(column in rows.columns for column in SCORES[metric].columns)
+
+
+def _counted(gains: pl.DataFrame, verdict: str, of: str = "") -> str:
+    """The number of lines with a verdict, plain and after correction."""
+    found = gains.filter(pl.col("verdict") == verdict)
+    if found.is_empty():
+        return f"0{of}"
+    corrected = int((found["p_holm"] < ALPHA).sum())
+    return f"{len(found)}{of} ({corrected} after correction)"
+
+
+def _follows_from_rows(metric: str, rows: pl.DataFrame, outputs: int) -> bool:
+    """Whether the table of rows determines a metric of each client.
+
+    A row holds the probability of one class only, so that it determines the area under
+    the curve of two classes; and the squared error over all targets together, so that
+    it determines the R2 of one target.
+    """
+    most_outputs = {"roc_auc": 2, "r2": 1}.get(metric, outputs)
+    return metric in SCORES and outputs <= most_outputs and _has_columns(metric, rows)
 
 
 def _training_warnings(
@@ -482,7 +534,7 @@ def _is_moving(run: StoredRun) -> bool:
 def _gain_row(gain: Mapping[str, Any], unit: Unit) -> list[Cell]:
     """The row of the table for one client and method."""
     row: list[Cell] = [gain["client"], gain["method"]]
-    row.append(Number(gain["test_rows"], str(gain["test_rows"])))
+    row.append(Number(gain["test_rows"], f"{gain['test_rows']:,}"))
     for name in ("base_value", "value"):
         value = unit.scale * gain[name]
         row.append(Number(value, f"{value:.{unit.digits}f}"))
@@ -490,4 +542,7 @@ def _gain_row(gain: Mapping[str, Any], unit: Unit) -> list[Cell]:
         value = unit.scale * gain[name]
         row.append(Number(value, unit.signed(value)))
     row.append(gain["verdict"])
+    row.append(gain["verdict"] if gain["p_holm"] < ALPHA else "cannot tell")
+    expected = unit.scale * gain["expected"]
+    row.append(Number(expected, unit.signed(expected)))
     return row

@@ -1,14 +1,12 @@
 """A report of an experiment: as text, or as a directory with tables and figures."""
 
 import json
-import shutil
-import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from fedtailor._printable import markdown_text, one_line, say, say_block
+from fedtailor._printable import markdown_text, one_line, output_width, say, say_block
 from fedtailor.report import drawing, overview
 from fedtailor.report.comparison import redundant_tables, slug, tables
 from fedtailor.report.decision import MAX_TABLE_ROWS, Decision, decide_all
@@ -159,10 +157,9 @@ def _print_overview(experiment: Experiment) -> None:
 
 def _print_wrapped(line: str, first_indent: str, next_indent: str) -> None:
     """Prints a line, wrapped to the terminal's width; a pipe gets it unwrapped."""
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
     text = textwrap.fill(
         line,
-        width,
+        output_width(),
         initial_indent=first_indent,
         subsequent_indent=next_indent,
         break_on_hyphens=False,

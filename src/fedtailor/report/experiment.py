@@ -295,6 +295,16 @@ class Experiment:
                 versions.setdefault(name, Counter())[version] += 1
         return versions
 
+    def refused(self, candidate: Candidate) -> bool:
+        """Whether a method refused the settings of a candidate or its data."""
+        return any(
+            (one.scenario, one.algorithm) == (candidate.scenario, candidate.algorithm)
+            and one.parameters == candidate.parameters
+            and one.seed in (None, candidate.seed)
+            and not one.runs
+            for one in self.index.skipped
+        )
+
     def skipped(self, scenario: str, algorithm: str) -> bool:
         """Whether runs of an algorithm on a scenario were skipped."""
         names = (scenario, algorithm)

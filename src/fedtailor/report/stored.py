@@ -370,12 +370,24 @@ class StoredBaseline(StoredRun):
         """The evaluations of the baseline, after round 0."""
         return self._table(BASELINE)
 
+    @cached_property
+    def rows(self) -> pl.DataFrame | None:
+        """None: the test rows in the directory are predicted by the run's models."""
+        return None
+
     @property
     def is_known(self) -> bool:
         """Whether the baseline has the run's metric on test data."""
         metrics = self.metrics
         on_test = (pl.col("metric") == self.metric) & (pl.col("split") == "test")
         return not metrics.filter(on_test).is_empty()
+
+
+def mean_sizes(runs: Sequence[StoredRun], split: str) -> dict[str, int]:
+    """Client -> its number of rows in a split, the rounded mean over the runs' seeds."""
+    sizes = pl.concat([run.clients.select("client", split) for run in runs])
+    means = sizes.group_by("client", maintain_order=True).agg(pl.col(split).mean())
+    return {client: round(size) for client, size in means.iter_rows()}
 
 
 Runs = Mapping[str, Mapping[str, Sequence[StoredRun]]]

@@ -2,14 +2,19 @@
 
 import math
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from fedtailor._printable import csv_text, markdown_text, one_line
 from fedtailor.protocol import require
+
+_UNLIMITED = 1_000_000
+"""Columns of a table that is measured before it is printed to a pipe."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +71,36 @@ class Table:
                 f"a row has {len(row)} cells, the table {columns} columns",
             )
 
+    def select(
+        self,
+        columns: Sequence[int],
+        title: str,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> "Table":
+        """Some columns as a table of its own, without a note.
+
+        Args:
+            columns: indices of the columns.
+            title: title of the new table.
+            headers: header -> another header.
+        """
+        names = [self.columns[column] for column in columns]
+        return Table(
+            title,
+            [headers.get(name, name) for name in names],
+            [[row[column] for column in columns] for row in self.rows],
+            text=sum(column < self.text for column in columns),
+            higher_is_better={
+                number: self.higher_is_better[column]
+                for number, column in enumerate(columns)
+                if column in self.higher_is_better
+            },
+        )
+
     def show(self) -> None:
         """Prints the table. Labels are not interpreted as Rich's markup."""
         from rich import box
+        from rich.cells import cell_len
         from rich.console import Console
         from rich.measure import Measurement
         from rich.table import Table as RichTable
@@ -84,11 +116,13 @@ class Table:
         for row in self.rows:
             rich_table.add_row(*(Text(one_line(cell)) for cell in row))
         console = Console()
-        if not console.is_terminal:
-            # A pipe has no width, so nothing is wrapped.
-            unlimited = console.options.update(width=10_000)
+        if not sys.stdout.isatty():
+            # A pipe has no width, so nothing is wrapped; also where FORCE_COLOR makes
+            # the console call it a terminal. Some letters are two columns wide.
+            unlimited = console.options.update(width=_UNLIMITED)
             required_width = Measurement.get(console, unlimited, rich_table).maximum
-            console.width = max(len(self.title), len(self.note), required_width)
+            texts = (one_line(text) for text in (self.title, self.note))
+            console.width = max(required_width, *map(cell_len, texts), 1)
         console.print(Text(one_line(self.title), "italic"))
         console.print(rich_table)
         if self.note:

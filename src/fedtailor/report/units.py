@@ -50,8 +50,8 @@ def unit_of(name: str) -> Unit:
     """
     metric = find_metric(name)
     title = metric.title
-    # "Loss" is a word of a sentence, "AUC" is a name.
-    if not title[1:2].isupper():
+    # "Loss" is a word of a sentence, "AUC" and "R2" are names.
+    if title[1:2].islower():
         title = title[0].lower() + title[1:]
     if metric.unit == "%":
         return Unit(f"{title}, %", 100.0, 1, metric.higher_is_better)

@@ -2,6 +2,7 @@
 test rows that are not good evidence.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,9 @@ def baseline(
     metrics: Iterable[Metric],
 ) -> "pl.DataFrame":
     """The scores of predicting each client's majority class, or its mean target.
+
+    A density has no inputs that could be ignored: its clients' frequencies of symbols
+    are all that there is to learn, and what has learned nothing is uniform.
 
     Args:
         federation: the clients and their data.
@@ -87,8 +91,9 @@ def _client_baselines(
     federation: Federation, model: Model
 ) -> Iterator[tuple[int, str, dict[str, float]]]:
     """Yields (client, split, metric -> value) for val and test, if the client has rows."""
+    has_inputs = math.prod(federation.x.shape[1:]) > 0
     for client in federation:
-        train = client.train.y
+        train = client.train.y if has_inputs else client.train.y[:0]
         for split in ("val", "test"):
             y = getattr(client, split).y
             if not len(y):

@@ -1,10 +1,32 @@
-"""Build federations from tables: files or data frames with a column of clients."""
+"""Build federations from tables: files or data frames with a column of clients.
 
-from fedtailor.tables.options import TableOptions, Task
-from fedtailor.tables.preprocessing import Preprocessing
-from fedtailor.tables.rates import stable_rate
-from fedtailor.tables.reading import ENDINGS
-from fedtailor.tables.table import Table, TableOrigin, from_table
+Names are imported when they are first used, so that a table's header can be checked
+before JAX is imported.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedtailor.tables.options import TableOptions as TableOptions
+    from fedtailor.tables.options import Task as Task
+    from fedtailor.tables.preprocessing import Preprocessing as Preprocessing
+    from fedtailor.tables.rates import stable_rate as stable_rate
+    from fedtailor.tables.reading import ENDINGS as ENDINGS
+    from fedtailor.tables.table import Table as Table
+    from fedtailor.tables.table import TableOrigin as TableOrigin
+    from fedtailor.tables.table import from_table as from_table
+
+_HOMES = {
+    "ENDINGS": "reading",
+    "Preprocessing": "preprocessing",
+    "Table": "table",
+    "TableOptions": "options",
+    "TableOrigin": "table",
+    "Task": "options",
+    "from_table": "table",
+    "stable_rate": "rates",
+}
 
 __all__ = [
     "ENDINGS",
@@ -16,3 +38,13 @@ __all__ = [
     "from_table",
     "stable_rate",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -6,10 +6,11 @@ import polars as pl
 from fedtailor.federation import Ragged
 from fedtailor.tables.options import TableOptions
 from fedtailor.tables.problems import (
+    LISTS,
     Problems,
     first_row,
     join_names,
-    no_such_column,
+    missing_columns,
 )
 from fedtailor.tables.splitting import Rows
 
@@ -18,21 +19,9 @@ def check_columns(
     frame: pl.DataFrame, options: TableOptions, problems: Problems
 ) -> None:
     """Check that the table has every column that an option names."""
-    columns = frame.columns
-    hints = {
-        "client": "; name the client's column with client",
-        "target": "; name the column to predict with target",
-    }
-    for role, column in options.roles.items():
-        if column not in columns:
-            problem = no_such_column(role, column, columns)
-            problems.add(problem + hints.get(role, ""))
-    for role in ("features", "drop", "categories"):
-        for column in getattr(options, role) or ():
-            # A column of arrays has been expanded to one column per entry.
-            has_entries = any(name.startswith(f"{column}[") for name in columns)
-            if column not in columns and not has_entries:
-                problems.add(no_such_column(role, column, columns))
+    lists = {name: getattr(options, name) or () for name in LISTS}
+    for problem in missing_columns(frame.columns, options.roles, lists):
+        problems.add(problem)
 
 
 def check_clients(

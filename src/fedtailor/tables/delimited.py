@@ -9,12 +9,15 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, TYPE_CHECKING, cast
 
 import polars as pl
 
-from fedtailor.tables.options import TableOptions
 from fedtailor.tables.problems import join_names
+
+if TYPE_CHECKING:
+    # Options import JAX, and a header is read before that.
+    from fedtailor.tables.options import TableOptions
 
 csv.field_size_limit(2**31 - 1)
 """Clinical notes and the like are longer than the 131,072 characters that Python allows
@@ -48,7 +51,9 @@ _POINT_NUMBER = re.compile(r"\s*[+-]?\d+\.\d+\s*")
 _NUMBER = re.compile(r"\s*[+-]?(\d+([.,]\d*)?|[.,]\d+)([eE][+-]?\d+)?\s*")
 
 
-def read_delimited(path: Path, options: TableOptions) -> tuple[pl.DataFrame, list[str]]:
+def read_delimited(
+    path: Path, options: "TableOptions"
+) -> tuple[pl.DataFrame, list[str]]:
     """Read a file of delimited text.
 
     A column is numeric if all of its cells are numbers, otherwise text. The client and
@@ -61,19 +66,9 @@ def read_delimited(path: Path, options: TableOptions) -> tuple[pl.DataFrame, lis
     Raises:
         ValueError: the file is empty or no text, or its lines do not fit its header.
     """
-    sample, is_complete = _read_sample(path)
-    encoding = options.encoding or _detect_encoding(sample, path)
-    text = _decode(sample, encoding, path, is_complete)
-    separator = options.separator
-    if separator is None:
-        separator = "\t" if ".tsv" in path.suffixes else _detect_separator(text)
-    lines = list(
-        filter(None, csv.reader(io.StringIO(text, newline=""), delimiter=separator))
+    header, lines, separator, encoding = _read_head(
+        path, options.separator, options.encoding
     )
-    if not is_complete:
-        lines = lines[:-1]  # the sample ends in the middle of this line
-    header, *lines = lines or [[]]
-    _check_header(header, lines, path, separator)
     decimal = options.decimal or _detect_decimal(lines, separator)
     notes = []
     if separator not in ",\t" and options.separator is None:
@@ -133,6 +128,41 @@ def read_delimited(path: Path, options: TableOptions) -> tuple[pl.DataFrame, lis
         frame = frame.filter(~pl.all_horizontal(pl.all().is_null()))
     names = [name.strip() for name in header]
     return frame.rename(dict(zip(frame.columns, names, strict=True))), notes
+
+
+def read_header(
+    path: Path, separator: str | None = None, encoding: str | None = None
+) -> list[str]:
+    """Read the names of the columns, and nothing else.
+
+    Raises:
+        ValueError: the file is empty or no text, or it has no proper header.
+    """
+    header, *_ = _read_head(path, separator, encoding)
+    return [name.strip() for name in header]
+
+
+def _read_head(
+    path: Path, separator: str | None, encoding: str | None
+) -> tuple[list[str], list[list[str]], str, str]:
+    """Read the first lines of a file.
+
+    Returns:
+        The header, the cells of the lines after it, the separator and the encoding.
+    """
+    sample, is_complete = _read_sample(path)
+    encoding = encoding or _detect_encoding(sample, path)
+    text = _decode(sample, encoding, path, is_complete)
+    if separator is None:
+        separator = "\t" if ".tsv" in path.suffixes else _detect_separator(text)
+    lines = list(
+        filter(None, csv.reader(io.StringIO(text, newline=""), delimiter=separator))
+    )
+    if not is_complete:
+        lines = lines[:-1]  # the sample ends in the middle of this line
+    header, *lines = lines or [[]]
+    _check_header(header, lines, path, separator)
+    return header, lines, separator, encoding
 
 
 def _read_sample(path: Path) -> tuple[bytes, bool]:

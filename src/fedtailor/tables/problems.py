@@ -1,7 +1,7 @@
 """Collects the problems of a table, which are then raised as one error."""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import polars as pl
 
@@ -9,6 +9,14 @@ from fedtailor._printable import one_line
 
 MAX_LISTED = 12
 """The largest number of problems in a message, which then ends with "and N more"."""
+
+
+LISTS = ("features", "drop", "categories")
+"""The options that name several columns."""
+_HINTS = {
+    "client": "; name the client's column with client",
+    "target": "; name the column to predict with target",
+}
 
 
 class Problems:
@@ -69,6 +77,30 @@ def no_such_column(role: str, column: str, columns: Sequence[str]) -> str:
         f"there is no column {column!r} for {role}{_nearest(column, columns)} (columns:"
         f" {join_names(columns, 12)})"
     )
+
+
+def missing_columns(
+    columns: Sequence[str], roles: Mapping[str, str], lists: Mapping[str, Sequence[str]]
+) -> list[str]:
+    """The problems of options that name columns which the table does not have.
+
+    Args:
+        columns: the columns of the table.
+        roles: "client", "target", ... -> column.
+        lists: each of `LISTS` -> columns.
+    """
+    problems = []
+    for role, column in roles.items():
+        if column not in columns:
+            problem = no_such_column(role, column, columns)
+            problems.append(problem + _HINTS.get(role, ""))
+    for role, named in lists.items():
+        for column in named:
+            # A column of arrays has been expanded to one column per entry.
+            has_entries = any(name.startswith(f"{column}[") for name in columns)
+            if column not in columns and not has_entries:
+                problems.append(no_such_column(role, column, columns))
+    return problems
 
 
 def unexpected_column(column: str, columns: Sequence[str]) -> str:

@@ -261,11 +261,12 @@ def class_warnings(y: NDArray, labels: Sequence[object]) -> list[str]:
 
 def client_warnings(rows: Rows, options: TableOptions) -> list[str]:
     """A warning if most clients have a single row."""
-    single = int((rows.of_client.sizes == 1).sum())
-    if 2 * single <= len(rows.names):
+    names = np.array(rows.names, object)[rows.of_client.sizes == 1]
+    if 2 * len(names) <= len(rows.names):
         return []
+    examples = ", ".join(names[:3])
     return [
-        f"{single:,} of {len(rows.names):,} clients have a single row, such as"
-        f" {join_names(rows.names, 3)}: is {options.client!r} the column that says who"
+        f"{len(names):,} of {len(rows.names):,} clients have a single row, such as"
+        f" {examples}: is {options.client!r} the column that says who"
         " holds the row? Name another with --client"
     ]

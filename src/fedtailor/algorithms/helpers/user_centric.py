@@ -99,6 +99,16 @@ class UCFLState(BeforeProbe):
         """Whether each client has a stream of its own."""
         return len(self.weights) == len(self.rows)
 
+    def starting_at(self, model: Float[Array, " d"]) -> "UCFLState":
+        """The streams before their first round, with this model for all of them, which
+        clients hold.
+        """
+        return self.replace(
+            model=jnp.repeat(model[None], len(self.weights), axis=0),
+            mixed=np.zeros(len(self.weights), bool),
+            fresh=True,
+        )
+
 
 @server_state
 class Trial(BeforeProbe):
@@ -113,6 +123,11 @@ class Trial(BeforeProbe):
     errors: Float[np.ndarray, "t k"]
     """The mean validation error over clients (see `validation_error`) with the models
     of each candidate, before each round."""
+
+    def starting_at(self, model: Float[Array, " d"]) -> "Trial":
+        """The trial before its first round, with this model for all streams."""
+        candidates = [candidate.starting_at(model) for candidate in self.candidates]
+        return self.replace(candidates=candidates)
 
     def is_over(self, rounds: int) -> bool:
         """Whether the candidates have trained long enough to choose one.

@@ -3,11 +3,16 @@
 At the initial model gradients may say little about what clients have in common: a small
 network on standardised inputs answers all rotations of an image alike, and where labels
 are distributed unevenly the gradients tell the labels apart and little else. After some
-rounds of FedAvg they show what one model for all does not fit. So the server asks again
-and again, at growing distances, until two probes in a row find the same groups of
-clients and find them clearly; after the last one it decides in any case. The answers
-that count have to be those of all clients, at one model: if some were late, FedAvg goes
-on, and the server asks again after the next round.
+rounds of FedAvg they show what one model for all does not fit. Later still they may show
+nothing, where that model comes to fit all data. So the server asks again and again, at
+growing distances. The probe that shows the clearest groups counts, and one that finds
+the same clear groups again replaces it. Asking ends when clear groups have stood one
+more probe, or after the last one. A probe counts only with the answers of all clients:
+if some were late at the last one, the server asks again after the next round.
+
+Meanwhile all clients train FedAvg's model, so that probes are always made at it. They
+are served more than that: mixes of the models that they sent last, with the weights of
+the probe that counts so far.
 
 So that this costs little, clients answer with a sketch of their gradient: a random
 projection, the same for all clients, which keeps squared distances up to sampling error.
@@ -28,7 +33,11 @@ from fedtailor.aggregation import (
 from fedtailor.aggregation.clusters import CLEAR, choose_streams, k_means
 from fedtailor.aggregation.differences import overall_p
 from fedtailor.aggregation.distances import squared_distances
-from fedtailor.algorithms.helpers.user_centric import BeforeProbe, bandwidth_of
+from fedtailor.algorithms.helpers.user_centric import (
+    BeforeProbe,
+    UCFLState,
+    bandwidth_of,
+)
 from fedtailor.protocol import (
     Answers,
     ClientRows,
@@ -55,31 +64,34 @@ _SEEDS = 2**31
 
 @server_state
 class WarmUp(BeforeProbe):
-    """FedAvg, while the server does not know yet who resembles whom.
+    """FedAvg, while the server still asks who resembles whom.
 
-    `initial` is the present model, at which the next probe is made.
+    `initial` is the present model, which all clients train, and at which the next probe
+    is made.
     """
 
-    model: Float[Array, "1 d"]
-    """The model that all clients train."""
     rounds: int
     """Rounds of FedAvg done."""
     asked: Float[np.ndarray, "k 2"]
     """After how many rounds clients were asked, and the best silhouette found then; 0 if
-    clients did not differ by more than noise.
+    clients did not differ by more than noise, or did not all answer in time.
     """
+    best: float
+    """The silhouette of the best probe so far."""
     groups: Int[np.ndarray, " m"]
-    """The clients' groups of that silhouette in the last probe; -1 for clients that did
-    not answer in time.
+    """The clients' groups of that silhouette."""
+    streams: UCFLState | None
+    """The streams of the best probe so far, which clients are served: mixes of the
+    models that they sent last, for each of which they had trained FedAvg's model. None =
+    no probe has found clients to differ, and they are served FedAvg's model.
     """
-    agrees: bool
-    """Whether the probe before found the same groups, of clients that answered both."""
-    differ: bool
-    """Whether the clients' gradients differ by more than noise, in the last probe."""
+    stands: bool
+    """Whether these groups are clear, and one more probe found the same or none clearer.
+    """
     sketch: int | None
     """The seed of the sketches; None = clients send whole gradients."""
     fresh: bool
-    """Whether clients hold the model already, from a probe."""
+    """Whether clients hold the model already, as all answered a probe at it."""
 
     @staticmethod
     def start(initial: Float[Array, " d"], population: Population) -> "WarmUp":
@@ -93,12 +105,12 @@ class WarmUp(BeforeProbe):
             initial=initial,
             ids=population.ids,
             sizes=population.sizes,
-            model=initial[None],
             rounds=0,
             asked=np.zeros((0, 2)),
-            groups=np.full(len(population), -1),
-            agrees=False,
-            differ=False,
+            best=0.0,
+            groups=np.zeros(len(population), int),
+            streams=None,
+            stands=False,
             # A model that is no larger than a sketch travels as it is.
             sketch=population.seed % _SEEDS if initial.size > SKETCH_SIZE else None,
             fresh=False,
@@ -108,28 +120,28 @@ class WarmUp(BeforeProbe):
     def asks(self) -> bool:
         """Whether clients are to be asked before the next round."""
         is_asked = len(self.asked) > 0 and self.asked[-1, 0] == self.rounds
-        is_due = self.rounds in ASKED_AFTER or self.knows_enough
-        return is_due and not is_asked
-
-    @property
-    def is_clear(self) -> bool:
-        """Whether the last two probes found the same groups, and clearly."""
-        return self.agrees and bool((self.asked[-2:, 1] >= CLEAR).all())
-
-    @property
-    def knows_enough(self) -> bool:
-        """Whether the groups are clear, or there is no further probe."""
-        return self.is_clear or self.rounds >= ASKED_AFTER[-1]
+        is_due = self.rounds in ASKED_AFTER or self.rounds > ASKED_AFTER[-1]
+        return is_due and not is_asked and not self.is_over
 
     @property
     def is_over(self) -> bool:
-        """Whether the last probe is the one that counts."""
-        return self.knows_enough and bool((self.groups >= 0).all())
+        """Whether the server need not ask again."""
+        return self.stands or (self.rounds >= ASKED_AFTER[-1] and self.fresh)
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether the best probe found clear groups, as far as is known now."""
+        return self.best >= CLEAR and (self.stands or not self.is_over)
+
+    @property
+    def model(self) -> Float[Array, "s d"]:
+        """The models that clients are served."""
+        return self.initial[None] if self.streams is None else self.streams.model
 
     def after_probe(
         self, probe: Probe, answered: Bool[np.ndarray, " m"], kernel: Kernel
-    ) -> "WarmUp":
-        """The server after one more probe.
+    ) -> tuple["WarmUp", bool]:
+        """The server after one more probe, but for its streams.
 
         It looks for groups in the weights of eq. 9 (or 6) with the papers' n_k, a third,
         whatever the weights that streams will have: with larger n_k a client has most
@@ -139,60 +151,56 @@ class WarmUp(BeforeProbe):
             probe: the clients' answers, with tr S_i / n_i for sigma_i^2.
             answered: which clients answered in time.
             kernel: the method's rule for the weights.
+
+        Returns:
+            The server, and whether this probe counts: all clients answered it, they
+            differ by more than noise, and it shows groups no less clearly than those
+            before, or the same clear groups again.
         """
-        probe = probe.of(answered)
+        if not answered.all():
+            return self._asked_again(0.0).replace(fresh=False), False
         rows = user_centric_weights(
             probe.with_bandwidth(bandwidth_of(1 / 3)),
             "eq6" if kernel == "eq6" else "eq9",
         )
         streams, silhouettes = choose_streams(rows)
-        groups = np.full(len(answered), -1)
-        groups[answered], _ = k_means(rows, streams)
+        groups, _ = k_means(rows, streams)
         # Noise has groups as well.
         clients_differ = differ(probe)
-        clarity = silhouettes.get(streams, 0.0) if clients_differ else 0.0
-        return self.replace(
-            differ=clients_differ,
-            asked=np.concatenate([self.asked, [[self.rounds, clarity]]]),
-            groups=groups,
-            agrees=_same_groups(groups, self.groups),
-            fresh=bool(answered.all()),
+        silhouette = float(silhouettes.get(streams, 0.0)) if clients_differ else 0.0
+        is_same = silhouette >= CLEAR and bool((groups == self.groups).all())
+        counts = clients_differ and (silhouette >= self.best or is_same)
+        server = self._asked_again(silhouette).replace(
+            stands=self.best >= CLEAR and (is_same or not counts), fresh=True
         )
+        if counts:
+            server = server.replace(best=silhouette, groups=groups)
+        return server, counts
+
+    def _asked_again(self, silhouette: float) -> "WarmUp":
+        """The server with one more entry in `asked`."""
+        entry = np.array([[self.rounds, silhouette]])
+        return self.replace(asked=np.concatenate([self.asked, entry]))
 
     def after_round(self, models: ClientRows, cohort: Cohort) -> "WarmUp":
-        """The server after a round of FedAvg.
+        """The server after a round of FedAvg, but for its streams.
 
         Args:
             models: the models that the clients trained [c, d].
             cohort: the clients, and which of them report.
         """
         weights = reporter_weights(cohort, "samples")[None]
-        model = mix(self.model, models, weights)
         return self.replace(
-            initial=model[0],
-            model=model,
+            initial=mix(self.initial[None], models, weights)[0],
             rounds=self.rounds + int(cohort.reporting.any()),
             fresh=False,
         )
 
     def downlink(self, cohort: Cohort, already_held: bool = False) -> Downlink:
-        """The model, for everyone."""
+        """FedAvg's model, for everyone."""
         return Downlink(
-            {"model": Streams.everyone(self.model, len(cohort), already_held)}
+            {"model": Streams.everyone(self.initial, len(cohort), already_held)}
         )
-
-
-def _same_groups(one: Int[np.ndarray, " m"], other: Int[np.ndarray, " m"]) -> bool:
-    """Whether two partitions agree about the clients that both know (not -1).
-
-    Clients that only one of them knows may be in any group.
-    """
-    both = (one >= 0) & (other >= 0)
-    if not both.any():
-        return False
-    same_in_one = one[both][:, None] == one[both]
-    same_in_other = other[both][:, None] == other[both]
-    return bool((same_in_one == same_in_other).all())
 
 
 def sketch(gradient: Float[Array, " d"], seed: Int[Array, ""]) -> Float[Array, " k"]:

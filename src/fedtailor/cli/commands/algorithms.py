@@ -4,12 +4,10 @@ hyper-parameters.
 
 import dataclasses
 import json
-import shutil
-import sys
 import textwrap
 from typing import get_args
 
-from fedtailor._printable import say, say_block, say_status
+from fedtailor._printable import output_width, say, say_block, say_status
 from fedtailor.algorithms.find import find_algorithm, load_installed_algorithms
 from fedtailor.cli.hyper import parameters
 from fedtailor.cli.names import parse_name_and_json
@@ -149,7 +147,7 @@ def group(about: About, fact: str) -> str:
 
 def _format_list(methods: list[About], fact: str) -> str:
     """Formats the list, grouped by a fact, with one line for each method."""
-    width = max(shutil.get_terminal_size().columns, 60) if sys.stdout.isatty() else 100
+    width = max(output_width(), 60)
     # "keeps" is the last column, because its text may need a second line.
     columns = [name for name in ("travels", "sees", "validation") if name != fact]
     columns.append("keeps")

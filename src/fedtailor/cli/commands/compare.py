@@ -11,12 +11,11 @@ from typing import Any
 import jax
 
 from fedtailor._printable import say, say_block
+from fedtailor.cli.advice import as_typed, as_typed_text
 from fedtailor.cli.commands.report import report
 from fedtailor.cli.names import print_help_or_raise
 from fedtailor.cli.options import (
     as_option,
-    as_typed,
-    as_typed_text,
     check_counts,
     check_seeds,
     parse,
@@ -162,9 +161,16 @@ def _print_plan(comparison: Comparison, options: Options) -> int:
         say_block(json.dumps(content))
         return 0
     title = f"{experiment.name}: {content['runs']} runs"
+    if content["added_runs"]:
+        title += f" and up to {content['added_runs']} more to bracket the best settings"
     if content["finished"]:
         title += f", {content['finished']} of them finished"
-    Table(title, PLAN_HEADERS, [_plan_cells(entry) for entry in entries], text=2).show()
+    ends_early = experiment.file.until_still
+    headers = [
+        "rounds,\nat most" if header == "rounds" and ends_early else header
+        for header in PLAN_HEADERS
+    ]
+    Table(title, headers, [_plan_cells(entry) for entry in entries], text=2).show()
     for entry in entries:
         for setting in entry.settings:
             if setting.error:
@@ -172,11 +178,18 @@ def _print_plan(comparison: Comparison, options: Options) -> int:
                 label = ", ".join(filter(None, [entry.algorithm, parameters]))
                 say(f"{label} on {entry.scenario}: {setting.error}")
     unit = "device" if devices == 1 else "devices"
+    how_long = "At most" if ends_early else "About"
     say(
-        f"About {duration(content['training_seconds'])} on {devices} {unit} as busy as"
+        f"{how_long} {duration(content['training_seconds'])} on {devices} {unit} as busy as"
         f" now ({content['core_hours']:.2g} core hours);"
         f" compiling: {duration(content['compile_seconds'])}."
     )
+    if content["added_runs"]:
+        say(f"Runs that are added: at most {duration(content['added_seconds'])} more.")
+    if ends_early:
+        say(
+            "A training ends when its validation loss stands still, often much earlier."
+        )
     return 0
 
 
@@ -207,7 +220,9 @@ def _plan_as_dict(
         "name": name,
         "runs": sum(entry.runs for entry in entries),
         "finished": sum(entry.finished for entry in entries),
+        "added_runs": sum(entry.added_runs for entry in entries),
         "training_seconds": sum(entry.training_seconds for entry in entries),
+        "added_seconds": sum(entry.added_seconds for entry in entries),
         "compile_seconds": sum(entry.compile_seconds for entry in entries),
         "devices": devices,
         "core_hours": sum(entry.core_seconds for entry in entries) / 3600,
@@ -215,6 +230,7 @@ def _plan_as_dict(
             asdict(entry)
             | {
                 "training_seconds": entry.training_seconds,
+                "added_seconds": entry.added_seconds,
                 "core_seconds": entry.core_seconds,
             }
             for entry in entries

@@ -3,16 +3,16 @@ train, before any training.
 """
 
 import json
+import math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fedtailor._printable import one_line, say_block
 from fedtailor.algorithms import FedAvg
+from fedtailor.cli.advice import as_typed, as_typed_text
 from fedtailor.cli.names import print_help_or_raise
 from fedtailor.cli.options import (
-    as_typed,
-    as_typed_text,
     check_counts,
     check_seeds,
     parse,
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 USAGE = "fedtailor diagnose TABLE.csv|TABLE.parquet|SCENARIO [options]"
 
 MAX_CLIENTS, MAX_PAIRS = 20, 10
+SMALLEST_P = 0.0001
+"""Smaller p-values are not printed: tails so far out are not known."""
 
 
 @dataclass(frozen=True)
@@ -201,13 +203,22 @@ def _truncation_note(limit: int, total: int) -> str:
 
 
 def _format_table(frame: "pl.DataFrame") -> str:
-    cells = [[_format_cell(value) for value in row] for row in frame.iter_rows()]
+    cells = []
+    for row in frame.iter_rows(named=True):
+        cells.append([_format_cell(value, name) for name, value in row.items()])
     return _align_columns([name.replace("_", " ") for name in frame.columns], cells)
 
 
-def _format_cell(value: Any) -> str:
+def _format_cell(value: Any, column: str) -> str:
     if not isinstance(value, float):
         return one_line(value)
+    # Not a number: nothing is known. Infinite: clients do not differ at all.
+    if math.isnan(value):
+        return "-"
+    if math.isinf(value):
+        return "no limit"
+    if column.endswith("_p") and value < SMALLEST_P:
+        return f"<{SMALLEST_P}"
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
 
 

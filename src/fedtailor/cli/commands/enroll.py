@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 import tyro
 
 from fedtailor._printable import say
-from fedtailor.cli.options import as_typed, parse
+from fedtailor.cli.advice import as_typed
+from fedtailor.cli.options import parse
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 import tyro
 
 from fedtailor._printable import csv_of_frame, say
-from fedtailor.cli.options import as_typed, parse
+from fedtailor.cli.advice import as_typed
+from fedtailor.cli.options import parse
 from fedtailor.cli.output import write_text
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from fedtailor._printable import say_block
 from fedtailor.algorithms.find import find_algorithm
+from fedtailor.cli.advice import as_typed
 from fedtailor.cli.names import print_help_or_raise
 from fedtailor.cli.options import check_counts, check_seeds, parse
 from fedtailor.cli.progress import explain_interrupt, progress_of
@@ -116,7 +117,8 @@ def run(arguments: list[str]) -> int:
     settings = Settings(
         devices=options.devices, debug=options.debug, canonical=options.canonical
     )
-    federation = scenario.build(options.seed)
+    with as_typed():
+        federation = scenario.build(options.seed)
     with (
         progress_of(f"{names[0]} on {names[1]}", options.rounds) as progress,
         explain_interrupt(f"stopped; continue with --out {options.out} --resume"),

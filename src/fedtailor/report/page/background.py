@@ -59,10 +59,10 @@ def protocol(experiment: Experiment, scenario: str, run: StoredRun) -> Section:
     if not isinstance(scenario_use.participation, int):
         reporters = f"{100 * scenario_use.participation:g} % of the clients"
     seeds = f"{', '.join(map(str, index.seeds))}: of splits, initial models and batches"
-    resampled_units = "test rows and seeds"
+    sampled_units = "test rows and seeds"
     if len(index.seeds) < MIN_SEEDS:
         seeds += f"; fewer than {MIN_SEEDS}, so nothing is said of other seeds"
-        resampled_units = "test rows"
+        sampled_units = "test rows"
     choice_note = "nothing was chosen"
     if index.candidates:
         choice_note = (
@@ -89,8 +89,8 @@ def protocol(experiment: Experiment, scenario: str, run: StoredRun) -> Section:
             " pairs"
         ),
         "gains": (
-            f"paired bootstrap over {resampled_units}, 95 % for one client and method,"
-            " not corrected for their number"
+            f"paired over {sampled_units}, 95 % for one client and method; what seeds"
+            " add is estimated from all clients; counts also after Holm's correction"
         ),
         "costs": (
             "down: multicast, a model for several clients counts once; probes and"

@@ -13,8 +13,12 @@ from fedtailor.report.page.background import data_card, protocol, settings
 from fedtailor.report.page.curves import curves, diagnostics
 from fedtailor.report.page.parts import Page, Picture, Section
 from fedtailor.report.page.pictures import Gain, axis_range, forest
-from fedtailor.report.page.reliability import RELIABILITY, reliability
-from fedtailor.report.stored import StoredRun
+from fedtailor.report.page.reliability import (
+    RELIABILITY,
+    reliability,
+    reliability_table,
+)
+from fedtailor.report.stored import StoredRun, mean_sizes
 from fedtailor.report.tables import Cell, Number, Table
 from fedtailor.report.units import Unit, unit_of
 
@@ -22,6 +26,8 @@ MAX_TABLE_ROWS = 2000
 """Maximum number of table rows with clients on a page, over all scenarios."""
 MAX_PICTURES = 8
 """Maximum number of methods whose gains are drawn; the table has all methods."""
+MAX_OPEN_ROWS = 60
+"""A longer table of gains, or of what a method found, is folded."""
 CALIBRATION = ("calibration_error", "brier", "log_loss")
 """Metrics of how well probabilities are calibrated."""
 
@@ -78,9 +84,9 @@ def scenario_sections(
         Section("Clients", tables=[clients]),
         gains(scenario, decision, lines),
         curves(runs),
-        diagnostics(runs),
-        Section("Costs", tables=[comparison.cost_table(experiment, scenario)]),
-        calibration(runs),
+        fold_long_tables(diagnostics(runs)),
+        costs(comparison.cost_table(experiment, scenario)),
+        *calibration(runs),
         data_card(experiment.index.scenarios[scenario], first),
         settings(runs),
         protocol(experiment, scenario, first),
@@ -101,8 +107,10 @@ def client_table(scenario: str, runs: Mapping[str, Seeds], decision: Decision) -
         columns["group"] = [
             "-" if group is None else _count_cell(group) for group in clients["group"]
         ]
+    first_seeds = next(iter(runs.values()))
     for split in ("train", "test"):
-        columns[f"{split}\nrows"] = [_count_cell(size) for size in clients[split]]
+        sizes = mean_sizes(first_seeds, split)
+        columns[f"{split}\nrows"] = [_count_cell(sizes[name]) for name in names]
     if clients["unseen"].any():
         columns["trained"] = ["no" if unseen else "yes" for unseen in clients["unseen"]]
     headers, cells = list(columns), list(columns.values())
@@ -147,12 +155,13 @@ def gains(scenario: str, decision: Decision, lines: int) -> Section:
         " any other cannot tell."
     )
     unit = unit_of(decision.gain_metric)
-    return Section(
+    section = Section(
         title,
         [explanation],
         pictures=gain_pictures(decision.gains, unit, lines),
         tables=[_truncated(decision.table, lines)],
     )
+    return fold_long_tables(section)
 
 
 def gain_pictures(gains: pl.DataFrame, unit: Unit, lines: int) -> list[Picture]:
@@ -166,7 +175,6 @@ def gain_pictures(gains: pl.DataFrame, unit: Unit, lines: int) -> list[Picture]:
     gains_by_method: dict[str, list[Gain]] = {}
     parts = list(gains.group_by(["method"], maintain_order=True))
     for (method,), part in parts[:MAX_PICTURES]:
-        rows = part.head(lines // MAX_PICTURES).iter_rows(named=True)
         gains_by_method[str(method)] = [
             Gain(
                 row["client"],
@@ -175,7 +183,7 @@ def gain_pictures(gains: pl.DataFrame, unit: Unit, lines: int) -> list[Picture]:
                 unit.scale * row["high"],
                 row["verdict"],
             )
-            for row in rows
+            for row in part.iter_rows(named=True)
         ]
     # All plots have the same axis, so that they can be compared.
     axis_limits = axis_range(
@@ -188,28 +196,72 @@ def gain_pictures(gains: pl.DataFrame, unit: Unit, lines: int) -> list[Picture]:
     pictures = []
     for method, gains_of_method in gains_by_method.items():
         title = f"{method}: gain of each client, 95 % interval"
-        pictures.append(forest(title, unit.label, gains_of_method, axis_limits))
+        most = lines // MAX_PICTURES
+        pictures.append(forest(title, unit.label, gains_of_method, axis_limits, most))
     return pictures
 
 
-def calibration(runs: Mapping[str, Seeds]) -> Section:
-    """The section about the calibration of the predicted probabilities."""
-    title = "Calibration"
-    reliability_chart = reliability(runs)
-    charts, paragraphs = [], []
-    if reliability_chart is not None:
-        charts, paragraphs = [reliability_chart], [RELIABILITY]
+def fold_long_tables(section: Section) -> Section:
+    """The section with its long tables folded: behind their titles, and not printed."""
+    short = [table for table in section.tables if len(table.rows) <= MAX_OPEN_ROWS]
+    folded = [
+        Section(f"{table.title} ({len(table.rows):,} lines)", tables=[table])
+        for table in section.tables
+        if len(table.rows) > MAX_OPEN_ROWS
+    ]
+    return replace(section, tables=short, folded=[*section.folded, *folded])
+
+
+def costs(table: Table) -> Section:
+    """The section about traffic and time.
+
+    What everybody asks for is visible: megabytes and seconds. Models, streams and times
+    over wireless networks are folded.
+
+    Args:
+        table: see `comparison.cost_table`.
+    """
+    columns = list(table.columns)
+    plain = [0, *(columns.index(name) for name in ("MB\ndown", "MB\nup", "s a\nround"))]
+    others = [0, *(number for number in range(len(columns)) if number not in plain)]
+    title, _, time_title = table.title.partition("; ")
+    visible = table.select(plain, title, {"s a\nround": "seconds\nper round"})
+    details = replace(table.select(others, table.title), note=table.note)
+    folded_title = "Numbers of models"
+    if time_title:
+        folded_title += ", and times over three wireless networks"
+    return Section(
+        "Costs", tables=[visible], folded=[Section(folded_title, tables=[details])]
+    )
+
+
+def calibration(runs: Mapping[str, Seeds]) -> list[Section]:
+    """The section about the calibration of the predicted probabilities.
+
+    Returns:
+        One section; none if no run has probabilities, as those of regressions.
+    """
+    charts, paragraphs, tables = [], [], []
+    chart, table = reliability(runs), reliability_table(runs)
+    if chart is not None:
+        charts, paragraphs = [chart], [RELIABILITY]
+    if table is not None:
+        tables.append(table)
+    tables += _measured_calibration(runs)
+    if not charts and not tables:
+        return []
+    return [Section("Calibration", paragraphs, charts=charts, tables=tables)]
+
+
+def _measured_calibration(runs: Mapping[str, Seeds]) -> list[Table]:
+    """A table of the metrics of calibration that were asked for, if there are any."""
     first = next(iter(runs.values()))[0]
     stored_metrics = set(first.metrics["metric"].unique())
     units_by_metric = {
         name: unit_of(name) for name in CALIBRATION if name in stored_metrics
     }
     if not units_by_metric:
-        paragraphs.append(
-            "No number for it was measured in these runs; measure calibration_error,"
-            " brier or log_loss."
-        )
-        return Section(title, paragraphs, charts=charts)
+        return []
     rows: list[list[Cell]] = []
     for label, seeds in runs.items():
         cells = [
@@ -217,15 +269,16 @@ def calibration(runs: Mapping[str, Seeds]) -> Section:
         ]
         rows.append([label, *cells])
     units = list(units_by_metric.values())
-    table = Table(
-        "On test, after the last round, mean over clients",
-        ["method", *(unit.axis for unit in units)],
-        rows,
-        higher_is_better={
-            column: unit.higher_is_better for column, unit in enumerate(units, 1)
-        },
-    )
-    return Section(title, paragraphs, charts=charts, tables=[table])
+    return [
+        Table(
+            "On test, after the last round, mean over clients",
+            ["method", *(unit.axis for unit in units)],
+            rows,
+            higher_is_better={
+                column: unit.higher_is_better for column, unit in enumerate(units, 1)
+            },
+        )
+    ]
 
 
 def _last_mean(seeds: Seeds, metric: str, unit: Unit) -> Cell:

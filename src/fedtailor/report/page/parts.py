@@ -75,6 +75,8 @@ class Section:
         charts: interactive charts.
         tables: tables.
         settings: pairs of names and values.
+        folded: sections of which only the title is visible until a reader opens it:
+            details, and what is too long to be printed.
     """
 
     title: str
@@ -84,6 +86,7 @@ class Section:
     charts: Sequence[Chart] = ()
     tables: Sequence[Table] = ()
     settings: Sequence[tuple[str, str]] = ()
+    folded: Sequence["Section"] = ()
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,12 @@ from fedtailor.report.page.parts import Picture
 
 MAX_NAMED_CLIENTS = 40
 """Maximum number of clients that are drawn with names."""
+NAMED_ENDS = 15
+"""Of more clients, this many best and this many worst ones are drawn with names."""
 MAX_PIXELS = 300
 """Maximum number of rows and columns in the image of a matrix."""
-_ROW, _ROW_UNNAMED = 22, 5
-"""Height of a client's row in pixels, with and without names."""
+_ROW, _ROW_UNNAMED = 22, 3
+"""Height of a client's row in pixels, with and without a name."""
 _LEFT, _WIDTH, _AXIS = 130, 520, 36
 """Width of the names, width of the drawing and height of the axis, in pixels."""
 
@@ -46,28 +48,36 @@ def axis_range(gains: Sequence[Gain]) -> tuple[float, float]:
 
 
 def forest(
-    title: str, unit: str, gains: Sequence[Gain], axis_limits: tuple[float, float]
+    title: str,
+    unit: str,
+    gains: Sequence[Gain],
+    axis_limits: tuple[float, float],
+    most: int = 200,
 ) -> Picture:
     """Draws a forest plot: gains with their intervals, best first.
+
+    Of more than `MAX_NAMED_CLIENTS` clients the best and the worst ones have names, and
+    thin lines between them show the others.
 
     Args:
         title: title of the picture.
         unit: unit of the gains.
         gains: the gains; those that are not finite are omitted.
         axis_limits: limits of the axis, see `axis_range`.
+        most: maximum number of clients that are drawn. Of more clients, those between
+            the best and the worst ones are drawn at equal distances of their ranks.
     """
     finite = (gain for gain in gains if np.isfinite(gain.gain))
     ordered = sorted(finite, key=lambda gain: -gain.gain)
-    show_names = len(ordered) <= MAX_NAMED_CLIENTS
-    row_height, left = (_ROW, _LEFT) if show_names else (_ROW_UNNAMED, 10)
-    right = _WIDTH - 10
+    drawn, note = _drawn(ordered, most)
     low, high = axis_limits
-    bottom = row_height * len(ordered)
+    right = _WIDTH - 10
+    bottom = sum(_ROW if named else _ROW_UNNAMED for _, named in drawn)
     height = bottom + _AXIS
 
     def x_of(value: float) -> float:
         """The x coordinate of a gain."""
-        return round(left + (right - left) * (value - low) / (high - low), 1)
+        return round(_LEFT + (right - _LEFT) * (value - low) / (high - low), 1)
 
     # The grid comes first, so that the gains are drawn over it.
     elements = []
@@ -79,29 +89,57 @@ def forest(
         text = _signed(tick)
         elements.append(f'<text class="tick" x="{x}" y="{bottom + 14}">{text}</text>')
     text = f"gain over training alone, {_escaped(unit)}"
-    middle = (left + right) / 2
+    middle = (_LEFT + right) / 2
     elements.append(f'<text class="tick" x="{middle}" y="{height - 4}">{text}</text>')
-    for index, gain in enumerate(ordered):
-        y = row_height * index + row_height / 2
+    top = 0.0
+    for gain, named in drawn:
+        row_height = _ROW if named else _ROW_UNNAMED
+        y = top + row_height / 2
+        top += row_height
         css_class, text = gain.verdict.replace(" ", "-"), _escaped(_tooltip(gain))
         elements.append(f'<g class="{css_class}"><title>{text}</title>')
-        if show_names:
+        if named:
             name = _escaped(_short_name(gain.client))
             elements.append(
-                f'<text class="name" x="{left - 8}" y="{y + 4}">{name}</text>'
+                f'<text class="name" x="{_LEFT - 8}" y="{y + 4}">{name}</text>'
             )
         if np.isfinite(gain.low) and np.isfinite(gain.high):
             x1, x2 = x_of(gain.low), x_of(gain.high)
             elements.append(f'<line x1="{x1}" x2="{x2}" y1="{y}" y2="{y}"/>')
-        radius = 4 if show_names else 2
+        radius = 4 if named else 1.5
         elements.append(f'<circle cx="{x_of(gain.gain)}" cy="{y}" r="{radius}"/></g>')
     markup = (
         f'<svg class="forest" viewBox="0 0 {_WIDTH} {height}" role="img"'
         f' aria-label="{_escaped(title)}">'
         f"{''.join(elements)}</svg>"
     )
-    note = f"{len(ordered)} clients, best first; hover over a line for its client."
-    return Picture(title, markup, "" if show_names else note)
+    return Picture(title, markup, note)
+
+
+def _drawn(ordered: Sequence[Gain], most: int) -> tuple[list[tuple[Gain, bool]], str]:
+    """The gains that are drawn, each with whether it has a name, and a note on it.
+
+    Args:
+        ordered: all gains, best first.
+        most: maximum number of gains that are drawn.
+    """
+    count = len(ordered)
+    if count <= min(MAX_NAMED_CLIENTS, most):
+        return [(gain, True) for gain in ordered], ""
+    ends = max(min(NAMED_ENDS, most // 2), 1)
+    between = ordered[ends : count - ends]
+    ranks = np.linspace(0, len(between) - 1, min(len(between), max(most - 2 * ends, 0)))
+    kept = [between[rank] for rank in np.unique(ranks.round().astype(int))]
+    drawn = [(gain, True) for gain in ordered[:ends]]
+    drawn += [(gain, False) for gain in kept]
+    drawn += [(gain, True) for gain in ordered[count - ends :]]
+    note = (
+        f"{count} clients, best first; the {ends} best and the {ends} worst have their"
+        " names here, and all of them in the table."
+    )
+    if len(kept) < len(between):
+        note += f" Of the {len(between)} between them, {len(kept)} are drawn."
+    return drawn, note
 
 
 def matrix(

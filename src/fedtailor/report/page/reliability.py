@@ -1,14 +1,16 @@
-"""The reliability diagram: accuracy of predictions by the model's confidence."""
+"""Reliability: accuracy of predictions by the model's confidence."""
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import polars as pl
 
+from fedtailor.metrics import CalibrationError
 from fedtailor.report.drawing import highlighted
 from fedtailor.report.figures import MAX_BANDS
 from fedtailor.report.page.parts import Chart, Series
 from fedtailor.report.stored import StoredRun
+from fedtailor.report.tables import Cell, Table, mean_of
 
 BINS = 10
 """Number of equally wide bins of confidence."""
@@ -35,9 +37,7 @@ def reliability(runs: Mapping[str, Sequence[StoredRun]]) -> Chart | None:
     series = []
     for colour, (label, seeds) in enumerate(runs.items()):
         confidence, correct = _predictions(seeds)
-        # Bin b holds the confidences in (b / BINS, (b + 1) / BINS].
-        bins = np.ceil(confidence * BINS).astype(int) - 1
-        bins = np.clip(bins, 0, BINS - 1)
+        bins = _bins(confidence)
         count = np.bincount(bins, minlength=BINS)
         has_rows = count >= MIN_BIN_ROWS
         if not has_rows.any():
@@ -60,6 +60,59 @@ def reliability(runs: Mapping[str, Sequence[StoredRun]]) -> Chart | None:
         "right, %",
         [perfect, *series],
     )
+
+
+def reliability_table(runs: Mapping[str, Sequence[StoredRun]]) -> Table | None:
+    """A table of how sure each method is of its predictions, and how often right.
+
+    The numbers are those of all test rows of a seed together, and their mean over seeds.
+
+    Returns:
+        The table, or None if no run has stored confidences.
+    """
+    rows: list[list[Cell]] = []
+    for label, seeds in runs.items():
+        by_seed = [_predictions([run]) for run in seeds]
+        known = [(sure, right) for sure, right in by_seed if len(sure)]
+        if not known:
+            continue
+        measures = np.array(
+            [
+                (sure.mean(), right.mean(), _calibration_error(sure, right))
+                for sure, right in known
+            ]
+        )
+        numbers = [mean_of(100 * column, digits=1) for column in measures.T]
+        rows.append([label, *numbers])
+    if not rows:
+        return None
+    return Table(
+        "All test rows together, %",
+        ["method", "mean\nprobability", "right", "calibration\nerror (↓ better)"],
+        rows,
+        higher_is_better={3: False},
+        note=(
+            "Mean probability: of the predicted class. Calibration error: how far the"
+            " lines of the diagram are from the grey one, mean over test rows (Guo et"
+            " al. 2017); few test rows make it larger."
+        ),
+    )
+
+
+def _calibration_error(confidence: np.ndarray, correct: np.ndarray) -> float:
+    """The expected calibration error of predictions, in the bins of the diagram."""
+    bins = _bins(confidence)
+    statistic = {
+        "count": np.bincount(bins, minlength=BINS),
+        "correct": np.bincount(bins, correct, BINS),
+        "confidence": np.bincount(bins, confidence, BINS),
+    }
+    return CalibrationError(bins=BINS).result(statistic)
+
+
+def _bins(confidence: np.ndarray) -> np.ndarray:
+    """The bin of each confidence. Bin b holds those in (b / BINS, (b + 1) / BINS]."""
+    return np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
 
 
 def _predictions(seeds: Sequence[StoredRun]) -> tuple[np.ndarray, np.ndarray]:

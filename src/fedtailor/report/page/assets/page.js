@@ -26,6 +26,9 @@ const dashed = (colour) => colour < 0 || colour >= COLOURS.length;
 const inked = (colour) => (colour < 0 ? GREY : COLOURS[colour % COLOURS.length]);
 const short = (value) => (value == null ? "–" : String(Number(value.toPrecision(4))));
 
+// A colour of the style sheet, which knows whether the screen is dark.
+const colourOf = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
 function draw(figure) {
   const chart = JSON.parse(figure.querySelector("script").textContent);
   // Curves have their own x each: a common axis with gaps where a curve has no point.
@@ -70,7 +73,10 @@ function draw(figure) {
   };
   const plot = new uPlot({
     ...size(), legend: { show: false }, scales: { x: { time: false }, y: { range } }, cursor: { drag: { x: false, y: false } },
-    axes: [{ label: chart.x, labelSize: 20, size: 34 }, { label: chart.y, labelSize: 20, size: 56 }],
+    axes: [[chart.x, 34], [chart.y, 56]].map(([label, size]) => ({
+      label, size, labelSize: 20, stroke: () => colourOf("--ink"),
+      grid: { stroke: () => colourOf("--line"), width: 1 }, ticks: { stroke: () => colourOf("--line"), width: 1 },
+    })),
     series: [{}, ...chart.series.map(({ label, colour, x, shown }) => ({
       label, stroke: inked(colour), width: 2, spanGaps: true, show: shown,
       dash: dashed(colour) ? [6, 4] : undefined,
@@ -96,7 +102,7 @@ function draw(figure) {
     });
     swatch.className = "swatch";
     const ink = inked(colour);
-    swatch.style.background = dashed(colour) ? `repeating-linear-gradient(90deg, ${ink} 0 5px, #fff 5px 8px)` : ink;
+    swatch.style.background = dashed(colour) ? `repeating-linear-gradient(90deg, ${ink} 0 5px, transparent 5px 8px)` : ink;
     out.className = "readout";
     outs.push(out);
     key.append(tick, swatch, label, out);
@@ -116,8 +122,18 @@ function draw(figure) {
   new ResizeObserver(() => requestAnimationFrame(fit)).observe(box);
   figure.plot = plot;
 }
-for (const figure of document.querySelectorAll("figure.chart")) draw(figure);
-// Paper has another width than the screen.
+const charts = Array.from(document.querySelectorAll("figure.chart"));
+charts.forEach(draw);
+const redraw = () => { for (const { plot } of charts) plot.redraw(false); };
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+// Paper is white, and has another width than the screen.
 addEventListener("beforeprint", () => {
-  for (const figure of document.querySelectorAll("figure.chart")) figure.plot.setSize({ width: 640, height: 280 });
+  document.documentElement.classList.add("on-paper");
+  for (const { plot } of charts) plot.setSize({ width: 640, height: 280 });
+  redraw();
+});
+addEventListener("afterprint", () => {
+  document.documentElement.classList.remove("on-paper");
+  for (const { plot } of charts) plot.setSize({ width: Math.max(plot.root.parentNode.clientWidth, 240), height: 300 });
+  redraw();
 });

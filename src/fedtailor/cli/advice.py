@@ -1,0 +1,34 @@
+"""Advice in messages, which is written for Python, as it is typed on the command line."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_ADVICE = re.compile(
+    r"\b(say|with|in) `?(skip-unlabelled|task|positive|missing|categories|unseen|client"
+    r"|target|features|drop|group|time|split|folds)`?"
+    r"(?=[;,.)]| regression| classification|$)",
+    re.MULTILINE,
+)
+"""An option in advice, such as "leave these rows out with skip-unlabelled"."""
+
+
+@contextmanager
+def as_typed() -> Iterator[None]:
+    """Rewrites advice in error messages from Python to the command line.
+
+    For example, `missing='impute'` becomes `--missing impute`.
+
+    Raises:
+        ValueError: the error of the block with the new message.
+    """
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(as_typed_text(str(error))) from error
+
+
+def as_typed_text(text: str) -> str:
+    """Writes the options in advice for Python as they are typed on the command line."""
+    text = re.sub(r"\b(missing|unknown)='(\w+)'", r"--\1 \2", text)
+    return _ADVICE.sub(r"\1 --\2", text)

@@ -258,6 +258,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     print(f"{machine()}; {options.repetitions} repetitions")
+    print(
+        "| cell | metric | coverage | least of a client | right | wrong | width |"
+        " Holm wrong |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     for metric in options.metric:
         for name in options.cells:

@@ -210,7 +210,7 @@ def train_by_pytorch(case: Case) -> None:
     rows = Ragged.cut(np.arange(8), np.array([4, 4]))
     tested = Ragged.cut(np.arange(8, 16), np.array([4, 4]))
     federation = Federation(
-        x.astype(np.float32) if x.dtype.kind == "f" else x,
+        x.astype(np.float32 if x.dtype.kind == "f" else np.int32),
         np.zeros(16, int),
         rows,
         Ragged.empty(2),

@@ -180,6 +180,52 @@ def test_newcomers_attend_to_all_models(heur):
         np.testing.assert_allclose(predictors(training)[0][2], v, **EXACT)
 
 
+def test_a_newcomer_counts_in_the_default_scale():
+    """Of three clients and a newcomer sigma is four times alpha."""
+    unseen, alpha = [False, False, True, False], 2.0
+    with float64():
+        training = train(
+            FedAMP(sgd=PLAIN, alpha=alpha, lam=LAM),
+            quadratics(a, A, SIZES, unseen=unseen),
+            quadratic_model(2, shifted),
+            2,
+        )
+        w = by_place_of(training)
+        own = w.mean(axis=0)
+        for _ in range(STEPS):
+            own = own - LR * A[2] * (own - a[2])
+        sigma = 4 * alpha
+        xi = alpha / sigma * np.exp(-np.square(w - own).sum(axis=1) / sigma)
+        u = xi @ w + (1 - xi.sum()) * own
+        v = own
+        for _ in range(STEPS):
+            v = v - LR * (A[2] * (v - a[2]) + LAM / alpha * (v - u))
+        np.testing.assert_allclose(predictors(training)[0][2], v, **EXACT)
+
+
+def test_a_newcomer_s_attention_never_exceeds_one():
+    """alpha is allowed for three clients; to a fourth one of equal models it is 3/2."""
+    unseen, alpha = [False, False, True, False], 0.5
+    same = np.tile(a[:1], (4, 1)), np.tile(A[:1], (4, 1))
+    with float64():
+        training = train(
+            FedAMP(sgd=PLAIN, alpha=alpha, lam=LAM, sigma=1.0),
+            quadratics(*same, np.full(4, 8), unseen=unseen),
+            quadratic_model(2, shifted),
+            40,
+        )
+        w = by_place_of(training)
+        u = v = w.mean(axis=0)
+        own = u
+        for _ in range(STEPS):
+            own = own - LR * A[0] * (own - a[0])
+        assert 3 * alpha * np.exp(-np.square(w - own).sum(axis=1).max()) > 1
+        v = own
+        for _ in range(STEPS):
+            v = v - LR * (A[0] * (v - a[0]) + LAM / alpha * (v - u))
+        np.testing.assert_allclose(predictors(training)[0][2], v, **EXACT)
+
+
 def by_place_of(training):
     return by_place(training, training.server.models)
 

@@ -1,5 +1,8 @@
 """FedPer: between FedAvg and Local, against NumPy; what travels; newcomers."""
 
+from types import SimpleNamespace
+
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -99,6 +102,23 @@ def test_a_newcomer_trains_a_head_on_the_body_and_nothing_else():
         np.testing.assert_array_equal(
             head.take(np.asarray(training.server.model[0])), start
         )
+
+
+def test_a_newcomer_with_nothing_of_its_own_does_not_train_at_all():
+    """An empty part would be trained without effect, for as long as a round takes."""
+    trained = []
+
+    def sgd(theta, settings, train_only):
+        trained.append(train_only.size)
+        return theta + 1
+
+    with float64():
+        model, method = mlp(), FedPer(sgd=TRAINED)
+        theta, local = jnp.zeros(model.size), SimpleNamespace(sgd=sgd)
+        empty, head = model.part("nothing"), model.part("head")
+        assert (method._train_newcomer(theta, empty, local) == theta).all()
+        assert (method._train_newcomer(theta, head, local) == theta + 1).all()
+    assert trained == [head.size]
 
 
 def test_a_part_that_the_model_lacks_is_refused_before_anything_is_computed():

@@ -1,5 +1,7 @@
 """kNN-Per: its limits, scikit-learn's neighbours, the choice of lambda, newcomers."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +20,7 @@ from conformance.problems import (
 from fedtailor import models
 from fedtailor.algorithms import FedAvg, KNNPer
 from fedtailor.client.losses import outputs
-from fedtailor.protocol import SGD
+from fedtailor.protocol import SGD, Batch
 from fedtailor.training.personal import personal_models
 
 TRAINED = SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=8)
@@ -135,6 +137,33 @@ def test_lambda_is_the_best_on_validation_samples():
             assert predictor.share == pytest.approx(grid[losses.argmin()])
             shares.append(float(predictor.share))
         assert len(set(shares)) > 1
+
+
+def test_of_shares_with_equal_losses_the_smallest_is_taken():
+    """Losses that do not depend on lambda, or on the upper half of the grid only."""
+
+    def best(loss_of):
+        batch = Batch(jnp.zeros((2, 3)), jnp.zeros(2), jnp.ones(2))
+        local = SimpleNamespace(
+            count_work=lambda **work: None,
+            features=lambda params, x, training: x,
+            head_outputs=lambda params, z: z,
+            losses=lambda lam, y: jnp.full(2, loss_of(lam)),
+            count=lambda split: 2,
+            loop=lambda carry, body, steps, size, **options: body(
+                carry, batch, jnp.int32(0)
+            ),
+        )
+        predictor = SimpleNamespace(
+            model=jnp.zeros(1),
+            probabilities=lambda z, classes: z,
+            combine=lambda neighbors, outputs, lam: lam,
+        )
+        return float(KNNPer()._best_share(predictor, None, local))
+
+    assert best(lambda lam: 1.0) == 0.0
+    assert best(lambda lam: jnp.where(lam > 0.45, 0.3, 1.0)) == pytest.approx(0.5)
+    assert best(lambda lam: 1.0 - lam) == 1.0
 
 
 def test_clients_without_validation_samples_take_the_share_that_is_set():

@@ -2,7 +2,10 @@
 newcomers.
 """
 
+from types import SimpleNamespace
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -19,9 +22,10 @@ from conformance.problems import (
     softmax_model,
     train,
 )
+from fedtailor import models
 from fedtailor.accounting import Ledger
 from fedtailor.algorithms import Local, PFedHN
-from fedtailor.protocol import SGD
+from fedtailor.protocol import SGD, Inbox
 from fedtailor.training import Participation
 
 SIZES = np.array([3, 8, 13, 18])
@@ -250,6 +254,37 @@ def test_newcomers_fit_an_embedding_with_the_hypernetwork_fixed():
             rtol=1e-6,
             atol=1e-6,
         )
+
+
+def test_each_step_of_a_newcomer_is_a_training_of_its_own():
+    """Step k trains as in the k-th round from now on, so that batches are others."""
+    rounds = []
+
+    def in_round(number):
+        rounds.append(number)
+        return SimpleNamespace(sgd=lambda theta, settings: theta + 1.0)
+
+    def fori_loop(count, body, carry):
+        for k in range(count):
+            carry = body(jnp.int32(k), carry)
+        return carry
+
+    model = models.mlp(5).bind((4,), 3, dtype="float32")
+    local = SimpleNamespace(
+        round=jnp.int32(7),
+        in_round=in_round,
+        fori_loop=fori_loop,
+        part_of_model=lambda name: model.part(name),
+    )
+    values = {
+        "initial": jnp.zeros((1, model.size)),
+        "embedding": jnp.ones((1, 2)),
+        "layer 0 weights": jnp.ones((1, 2, model.size)),
+    }
+    received = {kind: jnp.ones(1, bool) for kind in values}
+    inbox = Inbox(values, received, {}, jnp.asarray(True))
+    PFedHN(hidden_layers=0, newcomer_steps=3).init_unseen(inbox, local)
+    assert [int(number) for number in rounds] == [7, 8, 9]
 
 
 def test_errors():

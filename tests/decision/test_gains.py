@@ -359,3 +359,22 @@ def test_expected_gains_are_nearer_to_the_truth_than_measured_ones():
         for name in ("gain", "expected")
     }
     assert errors["expected"] < 0.55 * errors["gain"]
+
+
+def test_a_single_row_of_a_class_tells_nothing_of_an_area():
+    table = of_classes()
+    positive = table.filter(pl.col("label") == 1)["row"].min()
+    one = table.filter((pl.col("label") == 0) | (pl.col("row") == positive))
+    found = client_gains(one, metric="roc_auc").row(0, named=True)
+    assert (found["low"], found["high"], found["p"]) == (-1, 1, 1)
+    assert found["verdict"] == "cannot tell"
+
+
+def test_equal_ranks_of_few_rows_do_not_show_equal_areas():
+    table = of_classes(rows=14)
+    same = table.filter(method="local").with_columns(method=pl.lit("other"))
+    found = client_gains(
+        pl.concat([table.filter(method="local"), same]), metric="roc_auc"
+    ).row(0, named=True)
+    assert found["gain"] == 0 and found["verdict"] == "cannot tell"
+    assert found["low"] < -0.05 and found["high"] > 0.05

@@ -14,6 +14,7 @@ from fedtailor.decision import (
     metric_interval,
     two_way_interval,
 )
+from fedtailor.decision.intervals import two_way_variance
 
 
 def gain_of(base, method, metric):
@@ -79,6 +80,20 @@ def test_without_a_difference_one_interval_in_twenty_excludes_it(
         wrong += found.verdict != "cannot tell"
     assert at_most(wrong / repetitions, 0.05, repetitions)
     assert wrong > 0  # an interval that never excludes anything would pass, too
+
+
+@pytest.mark.parametrize("shape", [(3, 7), (5, 4)])
+def test_the_variance_of_a_mean_over_clients_and_seeds_counts_the_residual_once(shape):
+    """The crossed analysis of variance, by its mean squares."""
+    rng, (seeds, clients) = np.random.default_rng(1), shape
+    values = rng.normal(size=shape) + 3 * rng.normal(size=(seeds, 1))
+    values += 2 * rng.normal(size=clients)
+    of_clients, of_seeds = values.mean(axis=0), values.mean(axis=1)
+    rest = values - of_clients - of_seeds[:, None] + values.mean()
+    residual = np.square(rest).sum() / ((seeds - 1) * (clients - 1))
+    expected = of_clients.var(ddof=1) / clients + of_seeds.var(ddof=1) / seeds
+    expected -= residual / (seeds * clients)
+    np.testing.assert_allclose(two_way_variance(values), expected, rtol=1e-10)
 
 
 def test_two_seeds_speak_of_themselves_and_leave_an_interval_of_use():

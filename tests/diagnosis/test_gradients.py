@@ -198,3 +198,15 @@ def test_one_direction_and_equal_traces_have_an_f_distribution():
     np.testing.assert_allclose(
         alone.p[0, 1], stats.f.sf(9 / 1.6, 1, degrees), rtol=1e-10
     )
+
+
+def test_rank_one_says_nothing_below_the_ratio_from_which_it_is_cautious():
+    """Below 1.5365 chi^2_1 is not the heaviest tail of all covariances."""
+    sizes, traces = np.array([1, 1]), np.array([0.5, 0.5])
+    for degrees in (None, np.array([19.0, 19.0])):
+        for ratio, is_said in ((1.53, False), (1.55, True)):
+            gradients = np.array([[0.0], [np.sqrt(ratio)]])
+            p = homogeneity(gradients, traces, sizes, degrees=degrees).p[0, 1]
+            assert (p < 1) == is_said
+            if is_said and degrees is None:
+                np.testing.assert_allclose(p, stats.chi2.sf(ratio, 1), rtol=1e-10)

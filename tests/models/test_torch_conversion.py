@@ -408,6 +408,7 @@ OF_VECTORS = {
     "diff": lambda x: x.diff(dim=1),
     "topk": lambda x: x.topk(3, 1).values,
     "sort": lambda x: x.sort(1, descending=True).values,
+    "empty parts": lambda x: torch.cat([torch.tensor([]), x.view(-1, 4, 4)], -2),
     "roll": lambda x: x.roll(2, 1),
     "cumprod": lambda x: x[:, :3].cumprod(1),
     "fourier": lambda x: torch.fft.rfft(x).abs(),
@@ -440,8 +441,9 @@ OF_VECTORS = {
         ),
         align_corners=False,
     ),
-    "alpha dropout": lambda x: functional.alpha_dropout(x, 0.2, True),
-    "feature dropout": lambda x: functional.dropout2d(images(x), 0.2, True),
+    "alpha dropout": nn.AlphaDropout(0.2),
+    "feature dropout": nn.Sequential(nn.Unflatten(1, (4, 2, 2)), nn.Dropout2d(0.2)),
+    "real part": lambda x: torch.fft.fft(x).real,
 } | {
     f"{mode} to {size}": lambda x, mode=mode, size=size: functional.interpolate(
         images(x), size=size, mode=mode

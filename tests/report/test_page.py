@@ -201,6 +201,8 @@ def test_gains_that_are_missing_are_said_in_a_line():
             "low": [0.1, -0.1, -0.7, -0.2],
             "high": [0.3, 0.3, -0.1, 0.2],
             "verdict": ["helps", "cannot tell", "hurts", "cannot tell"],
+            "p_holm": [0.2, 1.0, 0.01, 1.0],
+            "expected": [0.2, 0.15, -0.4, -0.1],
         }
     )
     section = gains("s", replace(missing, gain_metric="accuracy", gains=lines), 3)

@@ -124,8 +124,10 @@ def _gains_of_method(
     of_seeds = seed_variance(list(pairs.values()))
     intervals, variances = [], []
     for index, pair in enumerate(pairs.values()):
+        # A single row of a class does not tell how rows of its class vary.
+        row_variance = pair.row_variance if pair.degrees > 0 else np.inf
         components = [
-            (pair.row_variance, pair.degrees),
+            (row_variance, max(pair.degrees, 1)),
             *of_seeds.components(index),
         ]
         intervals.append(student_interval(pair.center, components, confidence))
@@ -197,7 +199,8 @@ def shrink(
         high = largest
         while excess(high) > 0:
             high *= 2
-        between = float(optimize.brentq(excess, 0.0, high))
+        solution = optimize.root_scalar(excess, bracket=(0.0, high))
+        between = float(solution.root)
     mean = mean_of(between)
     kept = np.divide(
         between, between + variances, out=np.zeros(len(variances)), where=known

@@ -109,6 +109,7 @@ def compare_rows(
         row_variance = in_seed = np.inf
     count = len(seeds)
     first_truth = np.take_along_axis(truth, is_tested.argmax(axis=0)[None], axis=0)[0]
+    row_variance = max(row_variance, score.least_variance(first_truth))
     return PairedRows(
         values=values[defined],
         base_values=base_values[defined],
@@ -224,7 +225,7 @@ def _influence(
 
 
 def _with_pseudo_rows(
-    shares: NDArray[np.float64], variance: NDArray[np.float64] | float, smallest: float
+    shares: NDArray[np.float64], variance: float, smallest: float
 ) -> tuple[float, float]:
     """Mean and variance of a mean over rows after one row more in favour of each method.
 

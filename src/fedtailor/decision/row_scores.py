@@ -64,6 +64,10 @@ class Score:
         """Degrees of freedom of the variance of `worth` over rows."""
         return len(truth) - 1
 
+    def least_variance(self, truth: Float[np.ndarray, " n"]) -> float:
+        """The least variance of a difference over rows, where all rows agree."""
+        return 0.0
+
     def gain(self, difference: float, base_value: float) -> float:
         """The gain over a base in the metric that a difference of worths means."""
         return difference
@@ -181,6 +185,16 @@ class AreaScore(Score):
         positive = int((truth > 0.5).sum())
         smaller = min(positive, len(truth) - positive)
         return max(2 * (smaller - 1), 0)
+
+    def least_variance(self, truth: Float[np.ndarray, " n"]) -> float:
+        # As for proportions, a row more of each class in favour of each method, which
+        # is ranked otherwise beside one row of the other class.
+        positive = int((truth > 0.5).sum())
+        counts = positive, len(truth) - positive
+        return sum(
+            2 / (max(others, 1) ** 2 * (count + 1) * (count + 2))
+            for count, others in (counts, counts[::-1])
+        )
 
 
 def _deviations(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -194,7 +194,7 @@ def input_differences(
     variances = np.where(variances > 1e-12 * np.abs(squares), variances, 0.0)
     variances = variances * (n / np.maximum(n - 1, 1))[:, None]
     varies = variances > 0
-    compared = varies.any(axis=0)
+    compared = np.asarray(varies.any(axis=0))
     constant = ~compared & (np.ptp(means, axis=0) > 0)
     spread, spread_p = _spread(means, variances, n, compared)
     within = np.divide(

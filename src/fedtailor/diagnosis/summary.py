@@ -241,14 +241,19 @@ class Diagnosis:
         if found is None:
             schema = {"column": pl.String, "spread": pl.Float64, "p": pl.Float64}
             return pl.DataFrame(schema=schema)
-        names = self.evidence.feature_names
-        if names is None:
-            names = [f"input {number}" for number in range(len(found.spread))]
+        names = self._feature_names(len(found.spread))
         table = pl.DataFrame(
-            {"column": list(names), "spread": found.spread, "p": found.spread_p}
+            {"column": names, "spread": found.spread, "p": found.spread_p}
         )
         differ = table.filter(pl.col("p") < ALPHA)
         return differ.sort("spread", descending=True, maintain_order=True)
+
+    def _feature_names(self, features: int) -> list[str]:
+        """The names of the features, or numbers."""
+        names = self.evidence.feature_names
+        if names is None:
+            return [f"input {number}" for number in range(features)]
+        return [str(name) for name in names]
 
     def _column_sentences(self) -> str:
         """Names the features that differ most, and those that describe clients."""
@@ -267,12 +272,10 @@ class Diagnosis:
                 "Means of inputs that differ between clients, in deviations within"
                 f" them: {', '.join(parts)}{rest}."
             )
-        names = self.evidence.feature_names
         if self.inputs is not None and self.inputs.constant.any():
+            names = self._feature_names(len(self.inputs.constant))
             which = np.flatnonzero(self.inputs.constant)
-            listed = [
-                f"input {i}" if names is None else names[i] for i in which[:MAX_COLUMNS]
-            ]
+            listed = [names[int(number)] for number in which[:MAX_COLUMNS]]
             more = len(which) - len(listed)
             rest = f" and {more} more" if more else ""
             sentences.append(

@@ -25,6 +25,11 @@ class ModelPart(Protocol):
         ...
 
     @property
+    def slices(self) -> tuple[tuple[int, int], ...]:
+        """Start and end of each piece of theta [d] that belongs to it, in order."""
+        ...
+
+    @property
     def indices(self) -> NDArray[np.int64]:
         """The indices of its entries in theta [d_part]."""
         ...

@@ -1,7 +1,9 @@
 """Converts a PyTorch module to two programs, one for training and one for evaluation."""
 
+import traceback
 import warnings
 from collections.abc import Container, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import fedtailor.models.pytorch.elementwise
@@ -73,11 +75,11 @@ def export(module: TorchModuleType, example: Tensor, training: bool) -> Any:
         if "data-dependent" in str(error):
             raise Unsupported(
                 "what its code does depends on values (an if, a loop, .item() or the"
-                " number of rows that a mask selects)"
+                f" number of rows that a mask selects){_place(error)}"
             ) from None
         if "specialized" not in str(error):
             raise Unsupported(
-                f"torch.export cannot trace it ({first_line(error)})"
+                f"torch.export cannot trace it ({first_line(error)}){_place(error)}"
             ) from None
     # `len(x)` makes the size of the batch a number. The strict mode, which analyses the
     # module's Python code, still takes it for a variable.
@@ -88,6 +90,15 @@ def export(module: TorchModuleType, example: Tensor, training: bool) -> Any:
             "its code works for one size of batch only: it loops over examples, say, or"
             " has a number in place of x.shape[0]"
         ) from None
+
+
+def _place(error: Exception) -> str:
+    """The line of the module's own code in which an error was raised; "" = unknown."""
+    libraries = (str(Path(pytorch().__file__).parent), str(Path(__file__).parent))
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.line and not frame.filename.startswith(libraries):
+            return f", in `{frame.line}`"
+    return ""
 
 
 def inline_regions(graph_module: Any) -> None:

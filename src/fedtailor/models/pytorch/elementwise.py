@@ -63,6 +63,8 @@ _UNARY: dict[str, Callable[[Array], Array]] = {
     "tan": jnp.tan,
     "tanh": jnp.tanh,
     "trunc": jnp.trunc,
+    "view_as_complex": lambda x: jax.lax.complex(x[..., 0], x[..., 1]),
+    "view_as_real": lambda x: jnp.stack([jnp.real(x), jnp.imag(x)], -1),
 }
 
 
@@ -114,6 +116,9 @@ def _add(context: Context, x: Any, y: Any, *, alpha: float = 1) -> Any:
 
 
 _BINARY: dict[str, Callable[..., Any]] = {
+    "__and__": jnp.bitwise_and,
+    "__or__": jnp.bitwise_or,
+    "__xor__": jnp.bitwise_xor,
     "atan2": jnp.arctan2,
     "bitwise_and": jnp.bitwise_and,
     "bitwise_or": jnp.bitwise_or,

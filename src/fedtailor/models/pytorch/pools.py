@@ -125,7 +125,7 @@ def _reduce_window(
     size, padding = per_axis(size, ndim), per_axis(padding, ndim)
     stride = per_axis(stride, ndim) if stride else size
     dilation = per_axis(dilation, ndim)
-    edges = []
+    edges: list[tuple[int, int]] = []
     for n, length, step, by, between in zip(
         x.shape[2:], size, stride, padding, dilation, strict=True
     ):
@@ -138,6 +138,9 @@ def _reduce_window(
                 count -= 1
             more = max((count - 1) * step + reach - n - 2 * by, 0)
         edges.append((by, by + more))
+    if common(dilation) != 1:  # JAX has no derivative for this
+        padded = jnp.pad(x, [(0, 0), (0, 0), *edges], constant_values=start)
+        return _one_maximum(_entries_of_windows(padded, size, stride, dilation), 0)
     return lax.reduce_window(
         x,
         np.asarray(start, x.dtype)[()],
@@ -147,6 +150,22 @@ def _reduce_window(
         [(0, 0), (0, 0), *edges],
         window_dilation=(1, 1, *dilation),
     )
+
+
+def _entries_of_windows(
+    x: Array, size: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
+) -> Array:
+    """For each place of a window, the entries there of all windows [places, b, c, ...]."""
+    places = []
+    for place in np.ndindex(*size):
+        cut = [slice(None), slice(None)]
+        for n, at, length, step, between in zip(
+            x.shape[2:], place, size, stride, dilation, strict=True
+        ):
+            last = n - between * (length - 1)
+            cut.append(slice(at * between, at * between + last, step))
+        places.append(x[tuple(cut)])
+    return jnp.stack(places)
 
 
 @operation(

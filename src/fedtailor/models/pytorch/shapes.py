@@ -92,6 +92,8 @@ def _repeat(context: Context, x: Array, times: Sequence[int]) -> Array:
 
 @operation("cat", "concat")
 def _cat(context: Context, arrays: Sequence[Array], dim: int = 0) -> Array:
+    # PyTorch takes an empty vector for an empty array of any shape (caches of keys).
+    arrays = [array for array in arrays if array.shape != (0,)] or arrays
     return jnp.concatenate(arrays, dim)
 
 

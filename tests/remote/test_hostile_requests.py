@@ -85,6 +85,14 @@ def other_phase(message):
     message.envelope["algorithm"]["phase"] = 10**300
 
 
+def other_mode(message):
+    message.envelope["algorithm"]["mode"] = "trial"
+
+
+def no_mode(message):
+    message.envelope["algorithm"]["mode"] = ["trial"]
+
+
 @pytest.mark.parametrize(
     ("change", "code"),
     [
@@ -108,6 +116,8 @@ def other_phase(message):
         (field("client", "b"), Refusal.OTHER_CLIENT),
         (other_seed, Refusal.OTHER_METHOD),
         (other_phase, Refusal.OTHER_METHOD),
+        (other_mode, Refusal.OTHER_METHOD),
+        (no_mode, Refusal.OTHER_METHOD),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )

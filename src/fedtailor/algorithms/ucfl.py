@@ -143,7 +143,7 @@ class UCFL(Algorithm):
         sums_if="streams is a number, and sigma_batch not 'auto'",
     )
 
-    modes = ("", TRIAL)
+    modes = (TRIAL,)
 
     sgd: SGD = SGD(lr=0.1, momentum=0.9, epochs=1, batch_size=32)
     """Local training (Mestoukirdi et al., section V: learning rate 0.1, momentum 0.9,

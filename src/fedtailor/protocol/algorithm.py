@@ -91,9 +91,9 @@ class Algorithm:
     clients, including those that do not report (Local, pFedMe, L2GD).
     """
 
-    modes: ClassVar[tuple[str, ...]] = ("",)
-    """The words that `Downlink.mode` may have. A client on a machine of its own refuses
-    others.
+    modes: ClassVar[tuple[str, ...]] = ()
+    """The words that `Downlink.mode` may have, besides the empty one. A client on a
+    machine of its own refuses others.
     """
 
     # A subclass that sets `about` can be found by its name. Methods outside this

@@ -177,7 +177,7 @@ class RoundHandler:
         refuse_unless(
             isinstance(phase, int)
             and phase in phases
-            and mode in plan.phase(phase).modes
+            and mode in ("", *plan.phase(phase).modes)
             and description == plan.describe(phase),
             Refusal.OTHER_METHOD,
             "the coordinator asks for another method, hyper-parameter or seed than this"

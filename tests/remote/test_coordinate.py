@@ -10,6 +10,7 @@ import pytest
 
 from conformance.examples import PLAIN
 from fedtailor.algorithms import UCFL
+from fedtailor.deployment import open_run
 from fedtailor.remote.coordinate import coordinate
 from fedtailor.remote.examples import federation_of, split_rows
 from fedtailor.remote.messages import decode_reply, decode_request
@@ -60,6 +61,17 @@ def test_a_job_gives_the_simulations_measurements_and_leaves_models_at_the_clien
         )
         assert set(clients.personal(name).predict(clients.rows[name].x)) == {0, 1}
     assert (clients.directory / "run" / SUMMARY).is_file()
+    # The directory can be opened; what needs the clients' data is for their machines.
+    opened = open_run(clients.directory / "run")
+    assert opened.spec.rounds == 4 and opened.summary().rounds == 4
+    asked = (
+        lambda: opened.personal("a"),
+        lambda: opened.enroll(clients.rows["a"].x, clients.rows["a"].y),
+        opened.row_outcomes,
+    )
+    for ask in asked:
+        with pytest.raises(ValueError, match="federation of machines"):
+            ask()
 
 
 def test_a_coordinator_that_died_goes_on_to_the_same_bytes(tmp_path):

@@ -32,6 +32,7 @@ def federation_of(
         ValueError: the manifest does not name the origin of the data, they are not
             found, or they have changed.
     """
+    _require_simulation(manifest, directory)
     origin = manifest.get("origin")
     if not isinstance(origin, dict):
         raise ValueError(
@@ -71,10 +72,25 @@ def require_same(
     Raises:
         ValueError: their digest differs.
     """
+    _require_simulation(manifest, directory)
     require(
         federation.digest == manifest["data"]["digest"],
         f"the data are not those that {directory} was trained on (their digest"
         " differs); give it the same",
+    )
+
+
+def _require_simulation(manifest: Mapping[str, Any], directory: Path) -> None:
+    """Check that a run's data are on this machine.
+
+    Raises:
+        ValueError: it is the run of a federation of machines.
+    """
+    require(
+        "job" not in manifest["data"],
+        f"{directory} is the run of a federation of machines, whose clients keep their"
+        " data and their personal models; predict there, with `fedtailor federation"
+        " predict KIT`",
     )
 
 

@@ -12,7 +12,7 @@ from fedtailor.accounting import Ledger
 from fedtailor.executors import DeviceExecutor, guest_executor
 from fedtailor.federation import Federation
 from fedtailor.models import Model
-from fedtailor.protocol import Algorithm, Exchanges, Predictor, drive
+from fedtailor.protocol import Algorithm, Exchanges, Predictor, drive, require
 from fedtailor.runs.row_outcomes import row_outcomes
 from fedtailor.runs.summary import Summary, spread
 from fedtailor.storage import PersonalModel
@@ -110,6 +110,11 @@ class Run:
         Args:
             clients: positions in the federation.
         """
+        require(
+            not self.executor.clients_keep_models,
+            "the personal models of a federation of machines are on its clients'"
+            " machines; predict there, with `fedtailor federation predict KIT`",
+        )
         missing = [
             client
             for client in clients

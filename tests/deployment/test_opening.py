@@ -9,6 +9,8 @@ import pytest
 
 import fedtailor as ft
 from deployment_helpers import BLOBS, NAMES
+from fedtailor.aggregation import ServerOptimizer
+from fedtailor.algorithms import FedAvg, FedDyn
 from fedtailor.deployment.settings import (
     algorithm_from_config,
     model_from_config,
@@ -104,6 +106,20 @@ def test_a_scenario_is_built_again_and_must_be_the_same(of_arrays, monkeypatch):
 
 def other_blobs(seed, *, clients: int = 3, missing: str | None = None):
     return BLOBS.build(seed + 1, clients=clients)
+
+
+def test_a_field_that_came_later_is_not_in_the_settings_of_earlier_runs():
+    """Their fingerprints stay, and they can be opened."""
+    assert "paper" not in settings(FedAvg())["optimizer"]
+    assert "weights" not in settings(FedDyn())
+    for method in (FedAvg(), FedDyn()):
+        config = settings(method)
+        assert settings(algorithm_from_config(config)) == config
+    changed = FedDyn(weights="samples")
+    assert settings(changed)["weights"] == "samples"
+    assert algorithm_from_config(settings(changed)).weights == "samples"
+    paper = FedAvg(optimizer=ServerOptimizer("adam", paper=True))
+    assert algorithm_from_config(settings(paper)).optimizer.paper
 
 
 def test_every_method_is_read_back_from_a_manifest():

@@ -18,7 +18,7 @@ from fedtailor.models import (
 )
 from fedtailor.protocol import Algorithm, Pipeline, Transform, require
 from fedtailor.training import Participation, RunSpec
-from fedtailor.training.settings import settings
+from fedtailor.training.settings import later_fields, settings
 
 _LOSSES = (cross_entropy, squared_error, token_cross_entropy)
 
@@ -129,8 +129,11 @@ def _from_config(
     annotations = typing.get_type_hints(kind, include_extras=True)
     names = [field.name for field in dataclasses.fields(typing.cast(Any, kind))]
     try:
+        later = later_fields(kind)
         values = {
-            name: _value(config.get(name), annotations[name], name) for name in names
+            name: _value(config.get(name), annotations[name], name)
+            for name in names
+            if name in config or name not in later
         }
         value = kind(**values)
     except (TypeError, ValueError) as error:

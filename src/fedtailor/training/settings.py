@@ -32,9 +32,11 @@ def settings(value: Any, *, closures: bool = False) -> Any:
     convert = functools.partial(settings, closures=closures)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         table: dict[str, Any] = _type_entry(value)
+        later = later_fields(type(value))
         for field in dataclasses.fields(value):
             part = getattr(value, field.name)
-            if part is not None:
+            is_new = field.name in later and part == field.default
+            if part is not None and not is_new:
                 table[field.name] = convert(part)
         return table
     if isinstance(value, bool | int | float | str):
@@ -47,6 +49,15 @@ def settings(value: Any, *, closures: bool = False) -> Any:
     if closures:
         return _with_held_values(value)
     return getattr(value, "__qualname__", repr(value))
+
+
+def later_fields(kind: type[Any]) -> tuple[str, ...]:
+    """The names of fields that a class got after runs with it had been kept.
+
+    A class lists them as `later_fields`. Settings hold them only if they differ from
+    their defaults, so that older runs can be opened, and are not trained again.
+    """
+    return getattr(kind, "later_fields", ())
 
 
 def _type_entry(value: Any) -> dict[str, str]:

@@ -156,7 +156,7 @@ TRAINS = (
     "fedtailor.cli.commands.demo.run",
     "fedtailor.cli.commands.compare.Comparison.run",
     "fedtailor.cli.commands.diagnose.diagnose_federation",
-    "fedtailor.deployment.forgetting.train",
+    "fedtailor.deployment.forgetting.run_on",
     "fedtailor.runs.result.guest_executor",
 )
 

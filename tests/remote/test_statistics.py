@@ -361,7 +361,7 @@ def test_a_client_that_comes_later_takes_what_the_others_agreed_to(
             transport.there.add("c")
         return greet(known)
 
-    training = coordinate(
+    run_of_machines = coordinate(
         clients.job,
         transport,
         sizes,
@@ -370,6 +370,7 @@ def test_a_client_that_comes_later_takes_what_the_others_agreed_to(
         arrivals=arrivals,
     )
     assert lines == [["a", "b"], ["a", "b"], ["a", "b", "c"], ["a", "b", "c"]]
+    training = run_of_machines.training
     assert training.executor.unseen.names == ("c",)
     # It was served, and sent no statistics.
     assert transport.tasks["c"][:2] == [HELLO, AGREED]

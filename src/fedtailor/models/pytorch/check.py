@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import jax
@@ -160,14 +161,14 @@ def in_double_precision() -> Any:
     numbers for the numbers.
     """
     torch = pytorch()
-    from torch.utils._python_dispatch import TorchDispatchMode
+    dispatch: Any = import_module("torch.utils._python_dispatch")
 
     means = {"rand": 0.5, "rand_like": 0.5, "randn": 0.0, "randn_like": 0.0}
 
     def as_double(value: Any) -> Any:
         return torch.float64 if value is torch.float32 else value
 
-    class Mode(TorchDispatchMode):
+    class Mode(dispatch.TorchDispatchMode):
         def __torch_dispatch__(
             self, function: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:

@@ -23,17 +23,26 @@ EMITTERS, SPLIT = (
 )
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ({}, [EMITTERS, SPLIT]),
-        (
-            {"XLA_FLAGS": "--xla_cpu_use_fusion_emitters=true"},
-            ["--xla_cpu_use_fusion_emitters=true", SPLIT],
-        ),
-    ],
-)
-def test_flags_are_added_once_and_the_users_stay(given, expected):
+EVERY_MODULE = """
+import importlib, os, pkgutil, sys
+def settings():
+    return {k: v for k, v in os.environ.items() if k.startswith(("JAX_", "XLA_"))}
+before = settings()
+import fedtailor
+for module in pkgutil.walk_packages(fedtailor.__path__, "fedtailor."):
+    if module.name.endswith("__main__"):
+        continue
+    try:
+        importlib.import_module(module.name)
+    except (ImportError, ValueError):  # an extra is not installed
+        continue
+    if settings() != before:
+        sys.exit(f"{module.name} changes the compiler's settings: {settings()}")
+"""
+
+
+def finished(program, given):
+    """What `program` printed, in a process without settings of JAX but `given`."""
     clean = {
         name: value
         for name, value in os.environ.items()
@@ -45,11 +54,30 @@ def test_flags_are_added_once_and_the_users_stay(given, expected):
         | given
     )
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", program],
         capture_output=True,
         text=True,
         env=environment,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.split() == expected
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, [EMITTERS, SPLIT]),
+        (
+            {"XLA_FLAGS": "--xla_cpu_use_fusion_emitters=true"},
+            ["--xla_cpu_use_fusion_emitters=true", SPLIT],
+        ),
+    ],
+)
+def test_flags_are_added_once_and_the_users_stay(given, expected):
+    assert finished(PROGRAM, given).split() == expected
+
+
+def test_no_module_makes_settings_when_it_is_imported():
+    """Runs in processes started later would compile other programs."""
+    finished(EVERY_MODULE, {})

@@ -41,13 +41,15 @@ def total_memory() -> int:
 def save_memory() -> None:
     """Make XLA's compiler and the allocator use less memory.
 
-    Call this before JAX's backend starts. It never fails.
+    Call this where a process's work begins, before JAX's backend starts, never while a
+    module is imported: processes started later inherit the settings. It never fails.
 
     The newer of XLA's two CPU kernel emitters loads all of MLIR, which takes more
     memory than anything else that a client of a federation does. The older emitter's
-    programs gave the same bits. A program is compiled in one piece, not in one piece
-    per core. All threads share one heap and large blocks are allocated outside of it,
-    so that memory that the compiler frees is reused or returned to the system.
+    programs may round differently, so the coordinator uses it, too. A program is
+    compiled in one piece, not in one piece per core. All threads share one heap and
+    large blocks are allocated outside of it, so that memory that the compiler frees is
+    reused or returned to the system.
     """
     if not any(name.startswith("MALLOC_") for name in os.environ):
         # C libraries other than glibc have no such function.

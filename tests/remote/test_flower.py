@@ -209,7 +209,9 @@ def test_a_coordinator_that_ends_before_it_is_done_is_a_warning(monkeypatch, tmp
 
 
 @pytest.mark.parametrize("settings", [{}, {"kit": "Qzkit", "data": "Qzrows.csv"}])
-def test_as_a_plain_flower_app_no_text_of_an_error_reaches_the_server(settings):
+def test_as_a_plain_flower_app_no_text_of_an_error_reaches_the_server(
+    settings, monkeypatch
+):
     """Flower sends the server the text of an exception that a client app raises."""
     pytest.importorskip(
         "flwr", reason="federations of machines need Flower (extra flower)"
@@ -219,6 +221,7 @@ def test_as_a_plain_flower_app_no_text_of_an_error_reaches_the_server(settings):
 
     from fedtailor.remote import flower_app
 
+    monkeypatch.setattr(flower_app, "save_memory", lambda: None)
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 2, 3
     context = Context(2, 3, settings, RecordDict(), {})
     request = Request("job", 0, 0, "hello", "a")

@@ -33,6 +33,13 @@ flower.require_flower()  # sets Flower's environment before its first import
 
 from fedtailor.remote import flower_app  # noqa: E402
 
+
+@pytest.fixture(autouse=True)
+def no_compiler_settings(monkeypatch):
+    """The settings of an app's process do not reach the processes of later tests."""
+    monkeypatch.setattr(flower_app, "save_memory", lambda: None)
+
+
 OPEN = "secure_aggregation_only = false\n"
 STATISTICS = 'test = 0.25\npreprocessing = "federated"\n'
 

@@ -26,7 +26,6 @@ from fedtailor.remote.waits import check_wait
 from fedtailor.storage.run_directory import MANIFEST
 
 require_flower()  # sets Flower's environment before its first import
-save_memory()
 
 from flwr.app import Context, Message  # noqa: E402
 from flwr.clientapp import ClientApp  # noqa: E402
@@ -54,6 +53,7 @@ def answer(message: Message, context: Context) -> Message:
 
     The node's configuration names the client's kit and its file (`kit`, `data`).
     """
+    save_memory()
     # Flower sends the texts of exceptions to the server, so none may get that far.
     settings = context.node_config
     body = answer_message(
@@ -96,6 +96,7 @@ def serve(grid: Grid, context: Context) -> None:
 
     The app's configuration names its directory (`federation`).
     """
+    save_memory()
     settings: dict[str, Any] = dict(context.run_config)
     require(
         "federation" in settings,

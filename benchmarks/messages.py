@@ -25,6 +25,7 @@ from fedtailor.federation import Federation, Ragged
 from fedtailor.models import Model
 from fedtailor.protocol import SGD
 from fedtailor.remote.client_store import ClientStore
+from fedtailor.remote.data_facts import RemoteData
 from fedtailor.remote.executor import RemoteExecutor, Rules, client_table
 from fedtailor.remote.plan import Plan
 from fedtailor.remote.secure_sums import SecureSums
@@ -149,9 +150,16 @@ def over_messages(
         )
         responders[name] = Responder(plan.experiment, name, work, plan.common_vectors)
     table = client_table(federation.names, federation.train.sizes)
+    rows = {name: np.array([ROWS, 0, 0]) for name in federation.names}
     rules = Rules(minimum=len(table), poll_interval=0.0)
     executor = RemoteExecutor(
-        plan, table, LoopbackTransport(responders), own, rules=rules, log=print
+        plan,
+        table,
+        LoopbackTransport(responders),
+        own,
+        RemoteData("benchmark", plan.experiment, rows, frozenset(rows)),
+        rules=rules,
+        log=print,
     )
     return Training(METHOD, executor, model)
 

@@ -7,6 +7,7 @@ import numpy as np
 from fedtailor.federation import Federation, Ragged
 from fedtailor.protocol import drive
 from fedtailor.remote.client_store import ClientStore
+from fedtailor.remote.data_facts import RemoteData
 from fedtailor.remote.executor import RemoteExecutor, Rules, client_table
 from fedtailor.remote.plan import Plan
 from fedtailor.remote.transport import LoopbackTransport, Responder
@@ -83,6 +84,8 @@ class Remote:
             np.flatnonzero(mask) for mask in (~federation.unseen, federation.unseen)
         )
 
+        sizes = np.array(list(federation.sizes.values()))
+
         def table(places):
             found = client_table(
                 tuple(federation.names[place] for place in places),
@@ -97,6 +100,12 @@ class Remote:
             table(seen),
             transport or self.transport,
             self.shares[federation.names[0]],
+            RemoteData(
+                federation.name,
+                EXPERIMENT,
+                dict(zip(federation.names, sizes.T, strict=True)),
+                frozenset(federation.names[place] for place in seen),
+            ),
             unseen=table(unseen),
             rules=Rules(
                 **{"poll_interval": 0.0, "deadline": 60.0, "minimum": 1} | rules

@@ -484,3 +484,13 @@ def test_clients_that_are_not_asked_for_are_not_looked_at(frame):
         match="client column 'site' never holds 's9', which clients asks for",
     ):
         from_table(frame, **ROLES, clients=["s0", "s9"])
+
+
+def test_a_frame_cannot_be_fitted_to_fewer_clients():
+    """Its preprocessing would keep what it learned of the others."""
+    frame = pl.DataFrame(
+        {"site": [*"aaaabbbbcccc"], "x": np.arange(12.0), "y": [0, 1] * 6}
+    )
+    table = from_table(frame, client="site", target="y")
+    with pytest.raises(ValueError, match="read from a data frame.*read it from a file"):
+        table.only(["a", "b"])

@@ -1,11 +1,9 @@
 """Finds the data of a run by its manifest."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from fedtailor._files import file_digest
 from fedtailor.experiments import scenarios
@@ -59,7 +57,7 @@ def federation_of(
         }
         federation = scenario.sized(**unset | parameters).build(origin["seed"])
         if CLIENTS in origin:
-            federation = only_clients(federation, origin[CLIENTS])
+            federation = federation.only(origin[CLIENTS])
     require_same(federation, manifest, directory)
     return federation
 
@@ -130,31 +128,3 @@ def _stayed_correlated(directory: Path) -> bool:
         return False
     stored = Preprocessing.load(file)
     return stored.target.task == "regression" and stored.decorrelation is None
-
-
-def only_clients(federation: Federation, names: Sequence[str]) -> Federation:
-    """Make a federation of some clients, without the data of the others.
-
-    Raises:
-        ValueError: there is no such client, or none of them trains.
-    """
-    indices = np.array([federation.client(str(name)).index for name in names])
-    splits = {
-        split: getattr(federation, split).take(indices)
-        for split in ("train", "val", "test")
-    }
-    rows = np.unique(np.concatenate([split.rows for split in splits.values()]))
-    renumbered = {
-        name: split.renumber(np.searchsorted(rows, split.rows))
-        for name, split in splits.items()
-    }
-    return replace(
-        federation,
-        x=federation.x[rows],
-        y=federation.y[rows],
-        **renumbered,
-        names=tuple(federation.names[index] for index in indices),
-        groups=None if federation.groups is None else federation.groups[indices],
-        unseen=federation.unseen[indices],
-        rows=None if federation.rows is None else federation.rows[rows],
-    )

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from fedtailor._files import atomic_write, file_digest, reason
 from fedtailor._version import __version__
-from fedtailor.deployment.data import CLIENTS, only_clients
+from fedtailor.deployment.data import CLIENTS
 from fedtailor.deployment.opening import OpenedRun
 from fedtailor.deployment.traces import Traces, chunks_of, files_of, identifying_chunks
 from fedtailor.executors import DeviceExecutor, Settings
@@ -35,7 +35,6 @@ from fedtailor.runs.run import Store, executor_of, run_on
 from fedtailor.storage import PersonalModel, Unusable
 from fedtailor.storage.digests import with_digest
 from fedtailor.storage.run_files import ROWS
-from fedtailor.tables import Table, TableOrigin, from_table
 from fedtailor.training import Training
 from fedtailor.training.callbacks import as_callbacks
 
@@ -80,7 +79,13 @@ def forget(
     )
     # Collect the traces before training, as this fails if the data are not found.
     traces = _traces(run, client)
-    federation, data_source = _federation_without(run, client)
+    remaining = [name for name in run.names if name != client]
+    federation = run.federation.only(remaining)
+    # The remaining clients are named, so that the new directory does not hold the name of
+    # the other. A table records its own origin.
+    origin = run.manifest.get("origin")
+    if origin is not None:
+        origin = {**origin, CLIENTS: remaining}
     summary, model = run.stored.summary, run.model
     outputs = federation.classes or int(np.prod(federation.y.shape[1:], dtype=int))
     # The inputs of a table may differ without the client, so the model is bound again.
@@ -93,7 +98,7 @@ def forget(
         path,
         keep_rows=(run.path / ROWS).exists(),
         keep_models=run.keeps_models,
-        origin=data_source,
+        origin=origin,
     )
     retrained = run_on(
         executor_of(federation, bound_model, settings, path),
@@ -157,43 +162,6 @@ def _write_proof(traces: Traces, directory: Path) -> Path:
     return directory / PROOF
 
 
-def _federation_without(
-    run: OpenedRun, client: str
-) -> tuple[Federation, dict[str, Any] | None]:
-    """Make the run's data without a client.
-
-    Returns:
-        The data, and their source for the manifest. The source names the remaining
-        clients, so that the new run directory does not hold the name of the other. It
-        is None for a table, which records its own.
-    """
-    federation = run.federation
-    remaining = [name for name in run.names if name != client]
-    if isinstance(federation, Table) and federation.origin is not None:
-        return _read_table_of(federation, federation.origin, remaining), None
-    data_source = run.manifest.get("origin")
-    if data_source is not None:
-        data_source = {**data_source, CLIENTS: remaining}
-    return only_clients(federation, remaining), data_source
-
-
-def _read_table_of(table: Table, origin: TableOrigin, clients: list[str]) -> Table:
-    """Read a table again with some of its clients only.
-
-    The preprocessing is fitted to these clients, and the unseen ones among them, which
-    never train, stay unseen.
-    """
-    unseen = tuple(name for name in clients if table.unseen[table.names.index(name)])
-    options = {
-        **origin.options,
-        "clients": tuple(clients),
-        # Without unseen clients it is the default, which the manifest does not list.
-        "unseen": unseen or 0,
-    }
-    new_table = from_table(origin.path, seed=origin.seed, **options)
-    return replace(new_table, name=table.name)
-
-
 def _traces(run: OpenedRun, client: str) -> Traces:
     """Collect all traces that belong to this client only."""
     models = run.personal_models()
@@ -208,10 +176,9 @@ def _traces(run: OpenedRun, client: str) -> Traces:
     if table.rows is not None:
         own_rows = _rows_of(table, table.names.index(client))
         row_numbers = frozenset(table.rows[own_rows].tolist())
-        origin = getattr(table, "origin", None)
-        if origin is not None:
-            path = origin.path
-            chunks["its lines in the table"] = _table_line_traces(path, row_numbers)
+        if table.file is not None:
+            lines = _table_line_traces(table.file, row_numbers)
+            chunks["its lines in the table"] = lines
     return Traces(names=(client,), chunks=chunks, rows=row_numbers)
 
 

@@ -31,7 +31,6 @@ from fedtailor.protocol import (
     server_state,
 )
 from fedtailor.runs.run import executor_of
-from fedtailor.tables import Table
 from fedtailor.training import Training
 
 BATCH_SHARE = 0.05
@@ -126,7 +125,7 @@ def diagnose(
     evidence, probe_bytes = gather_evidence(
         executor, network, federation.classes or 0, features, seed, trained
     )
-    preprocessing = federation.preprocessing if isinstance(federation, Table) else None
+    preprocessing = federation.preprocessing
     if preprocessing is not None and evidence.feature_means is not None:
         names = preprocessing.inputs
         subset = _feature_subset(len(evidence.names), len(names))

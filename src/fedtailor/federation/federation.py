@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from numbers import Integral
 from pathlib import Path
@@ -328,6 +328,11 @@ class Federation:
         return None
 
     @property
+    def file(self) -> Path | None:
+        """The file of which the examples are rows; None if there is none."""
+        return None
+
+    @property
     def target_units(self) -> tuple[float, float]:
         """The transformation from a model's targets y to the user's own targets.
 
@@ -369,6 +374,30 @@ class Federation:
                 " from 0"
             )
         return Client(self, int(which) % len(self))
+
+    def only(self, names: Sequence[str]) -> "Federation":
+        """The federation of some clients, which holds nothing of the others.
+
+        Raises:
+            ValueError: there is no such client, or none of them trains.
+        """
+        indices = np.array([self.client(str(name)).index for name in names])
+        splits = {split: getattr(self, split).take(indices) for split in SPLITS}
+        rows = np.unique(np.concatenate([split.rows for split in splits.values()]))
+        renumbered = {
+            name: split.renumber(np.searchsorted(rows, split.rows))
+            for name, split in splits.items()
+        }
+        return replace(
+            self,
+            x=self.x[rows],
+            y=self.y[rows],
+            **renumbered,
+            names=tuple(self.names[index] for index in indices),
+            groups=None if self.groups is None else self.groups[indices],
+            unseen=self.unseen[indices],
+            rows=None if self.rows is None else self.rows[rows],
+        )
 
     def describe(self) -> str:
         """Describe the federation, with the sizes of the splits, in a few lines."""

@@ -12,8 +12,12 @@ class Preprocessing(Protocol):
     """How rows of a user's table become inputs and targets of models.
 
     Attributes:
+        inputs: names of the models' inputs.
         target_shift, target_scale: the user's target is y * target_scale + target_shift.
     """
+
+    @property
+    def inputs(self) -> tuple[str, ...]: ...
 
     @property
     def target_shift(self) -> float: ...

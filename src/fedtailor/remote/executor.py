@@ -101,21 +101,6 @@ def client_table(
     )
 
 
-def _training_sizes(
-    plan: Plan, template: Federation, seen: Clients, unseen: Clients
-) -> RemoteData:
-    """Facts about data of which the numbers of training rows are known only."""
-    sizes = dict(zip(seen.names, seen.sizes, strict=True))
-    sizes |= dict(zip(unseen.names, unseen.sizes, strict=True))
-    places = dict(zip(seen.names, seen.original_index, strict=True))
-    places |= dict(zip(unseen.names, unseen.original_index, strict=True))
-    rows = {
-        name: np.array([sizes[name], 0, 0])
-        for name in sorted(places, key=lambda name: places[name])
-    }
-    return RemoteData(template.name, plan.experiment, rows, frozenset(seen.names))
-
-
 class RemoteExecutor:
     """Runs the tasks of an algorithm at clients on other machines.
 
@@ -143,9 +128,9 @@ class RemoteExecutor:
         seen: Clients,
         transport: Transport,
         template: Federation,
+        data: RemoteData,
         *,
         unseen: Clients | None = None,
-        data: RemoteData | None = None,
         rules: Rules = Rules(),
         use_caches: bool = True,
         run: str = "",
@@ -159,8 +144,8 @@ class RemoteExecutor:
             transport: carries the messages.
             template: any federation whose examples have the shapes of the clients'
                 examples, from which the shapes of answers follow.
+            data: what is known about the clients' data.
             unseen: the clients that joined after training began.
-            data: what is known about the clients' data; None = the training sizes only.
             rules: when an exchange ends.
             use_caches: whether vectors that a client has cached are not sent again.
             run: identity of the run (`run_identity`).
@@ -175,9 +160,6 @@ class RemoteExecutor:
             unseen = client_table((), np.zeros(0), first=len(seen))
         self.plan, self.seen, self.unseen, self.rules = plan, seen, unseen, rules
         self.federation, self._transport, self._log = template, transport, log
-        self._row_counts = {} if data is None else data.rows
-        if data is None:
-            data = _training_sizes(plan, template, seen, unseen)
         self.data = data
         pool, _ = build_pool([template], plan.model.dtype)
         self._run = run
@@ -309,7 +291,7 @@ class RemoteExecutor:
                 continue
             if exchange.task == "evaluate":
                 scores = {name: array for name, array in answer.items() if name != WORK}
-                counts = self._row_counts.get(names[place])
+                counts = self.data.rows.get(names[place])
                 rows: dict[str, int] | None = None
                 if counts is not None:
                     rows = {

@@ -1,7 +1,7 @@
 """`from_table`: build a federation from a user's file or data frame."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,39 @@ class Table(Federation):
     preprocessing: Preprocessing | None = None
     notes: tuple[str, ...] = ()
     origin: TableOrigin | None = None
+
+    @property
+    def file(self) -> Path | None:
+        return None if self.origin is None else self.origin.path
+
+    def only(self, names: Sequence[str]) -> "Table":
+        """The table of some clients, which holds nothing of the others.
+
+        It is read again, and its preprocessing is fitted to these clients. The unseen
+        ones among them, which never train, stay unseen.
+
+        Raises:
+            ValueError: there is no such client, none of them trains, or the table was
+                read from a frame, so that it cannot be read again.
+        """
+        if self.origin is None:
+            raise ValueError(
+                "the table was read from a data frame, and its preprocessing was fitted"
+                " to all of its clients; read it from a file"
+            )
+        unseen = tuple(
+            name
+            for name, is_unseen in zip(self.names, self.unseen, strict=True)
+            if is_unseen and name in names
+        )
+        options = {
+            **self.origin.options,
+            "clients": tuple(names),
+            # Without unseen clients it is the default, which the manifest does not list.
+            "unseen": unseen or 0,
+        }
+        table = from_table(self.origin.path, seed=self.origin.seed, **options)
+        return replace(table, name=self.name)
 
     def origin_in(self, directory: Path) -> dict[str, Any] | None:
         origin = self.origin

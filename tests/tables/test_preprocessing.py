@@ -492,5 +492,5 @@ def test_a_frame_cannot_be_fitted_to_fewer_clients():
         {"site": [*"aaaabbbbcccc"], "x": np.arange(12.0), "y": [0, 1] * 6}
     )
     table = from_table(frame, client="site", target="y")
-    with pytest.raises(ValueError, match="read from a data frame.*read it from a file"):
+    with pytest.raises(ValueError, match=r"read from a data frame.*from a file"):
         table.only(["a", "b"])

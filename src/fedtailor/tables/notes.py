@@ -51,7 +51,7 @@ def column_notes(
         return f"{encoding.name} ({len(encoding.categories)}{other})"
 
     with_missing = [encoding for encoding in encodings if missing_cells[encoding.name]]
-    rule = "filled with the training rows' median or most frequent value"
+    rule = "filled with the training rows' mean or most frequent value"
     sentences = [
         (
             f"Missing cells are {rule}, and an input says that they were missing",

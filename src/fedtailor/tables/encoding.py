@@ -63,6 +63,13 @@ class ColumnEncoding:
             names.append(f"{self.name} is missing")
         return tuple(names)
 
+    @property
+    def fill_text(self) -> str:
+        """The value for missing cells, for a sentence."""
+        if isinstance(self.fill, float):
+            return f"{self.fill:.6g}"
+        return repr(self.fill)
+
     def encode(self, values: pl.Series, out: Float32[NDArray, "rows inputs"]) -> None:
         """Encode parsed values, with null for missing cells, and write them to `out`.
 

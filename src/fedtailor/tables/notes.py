@@ -40,10 +40,8 @@ def column_notes(
 
     def filled(encoding: ColumnEncoding) -> str:
         """A column, its number of missing cells, and their value: "age 12 (47.5)"."""
-        fill = repr(encoding.fill)
-        if isinstance(encoding.fill, float):
-            fill = f"{encoding.fill:.6g}"
-        return f"{encoding.name} {missing_cells[encoding.name]:,} ({fill})"
+        missing = missing_cells[encoding.name]
+        return f"{encoding.name} {missing:,} ({encoding.fill_text})"
 
     def categories(encoding: ColumnEncoding) -> str:
         """A column and its number of categories: "ward (7 and other)"."""

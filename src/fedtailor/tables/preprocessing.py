@@ -110,7 +110,7 @@ class Preprocessing:
                 problems.add(
                     f"column {column.name!r} is missing in {_row_text(is_missing)}, and in"
                     " training it never was; fill it in, or ask for missing='impute',"
-                    f" which puts {column.fill!r} there"
+                    f" which puts {column.fill_text} there"
                 )
             is_unknown = column.unknown(values)
             if unknown == "error" and is_unknown.any():

@@ -11,7 +11,7 @@ from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any, TypeVar
 
-from fedtailor.protocol.choice import check_choice
+from fedtailor._choice import check_choice
 from fedtailor.protocol.hyperparameters import require
 
 T = TypeVar("T")

@@ -25,6 +25,9 @@ class Winner:
 
     Attributes:
         winner: the method that is significantly better than every other one, or None.
+            With fewer than `MIN_SEEDS` seeds there is none: what all clients owe to one
+            seed (a lucky training or split) cannot be told from what they owe to the
+            method.
         leader: the method with the best mean, significant or not.
         unbeaten: methods that no other method is significantly better than, in the
             order of their means.
@@ -69,6 +72,16 @@ class Winner:
         over = f"over {self.clients} clients and {seeds}"
         if self.winner is not None:
             return f"{self.winner} is better than every other method, {over}."
+        others = [method for method in self.means if method != self.leader]
+        if (
+            others
+            and self.seeds < MIN_SEEDS
+            and all(self.verdict(self.leader, other) == "better" for other in others)
+        ):
+            return (
+                f"Open, {over}: {self.leader} is better than every other method there;"
+                f" {MIN_SEEDS} seeds tell whether it is elsewhere."
+            )
         if len(self.unbeaten) == len(self.means):
             return (
                 f"{NO_DIFFERENCE.capitalize()}, {over}; {self.leader} has the best"
@@ -98,7 +111,8 @@ def best_method(
     correction over all pairs. The probability of any wrongly ordered pair is then at
     most alpha. Selecting the leader on the same test data is covered by the correction,
     since all pairs are tested. All clients have equal weight and count as a random
-    sample of clients, so a handful of them rarely gives a significant result.
+    sample of clients, so a handful of them rarely gives a significant result. With fewer
+    than `MIN_SEEDS` seeds nothing wins.
 
     A method that was left out early is compared after the last round in which both
     methods of a pair were measured, so that no method profits from longer training.
@@ -172,14 +186,15 @@ def best_method(
     others = len(methods) - 1
     winners = [name for name in ranking if others > 0 and wins[name] == others]
     finite = values.filter(pl.col("value").is_not_nan() & pl.col("value").is_not_null())
+    seeds = finite["seed"].n_unique()
     return Winner(
-        winner=winners[0] if winners else None,
+        winner=winners[0] if winners and seeds >= MIN_SEEDS else None,
         leader=ranking[0],
         unbeaten=tuple(name for name in ranking if name not in beaten),
         means={name: means[name] for name in ranking},
         pairs=pairs,
         clients=finite["client"].n_unique(),
-        seeds=finite["seed"].n_unique(),
+        seeds=seeds,
         expected=_expected_of_leader(
             [
                 tables[max(rounds[name])][name]

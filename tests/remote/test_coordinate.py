@@ -124,13 +124,13 @@ def test_clients_that_come_after_training_are_served_as_newcomers(tmp_path):
 def test_rows_are_split_by_the_clients_name_and_none_is_lost(tmp_path):
     schema = Clients(tmp_path / "wards").job.schema
     for count in (1, 2, 7, 40):
-        parts = split_rows(count, schema, 0, "a")
+        parts = split_rows(np.zeros(count), schema, 0, "a")
         assert (
             sorted(np.concatenate(list(parts.values()))) == list(range(count))
             and len(parts["train"]) >= 1
         )
     assert [len(part) for part in parts.values()] == [24, 6, 10]
-    assert (split_rows(40, schema, 0, "b")["train"] != parts["train"]).any()
+    assert (split_rows(np.zeros(40), schema, 0, "b")["train"] != parts["train"]).any()
 
 
 class Away(LoopbackTransport):

@@ -37,6 +37,7 @@ from fedtailor.remote.work import PERSONAL
 from fedtailor.runs import run
 from fedtailor.storage.digests import with_digest
 from fedtailor.storage.export import load_models
+from fedtailor.tables import from_table
 from fedtailor.tables.decorrelation import fit_decorrelation
 
 JOB = """[coordinator]
@@ -151,12 +152,12 @@ def clients(tmp_path):
 def train_rows(clients):
     """What all clients' training rows hold."""
     job = clients.job
-    return pl.concat(
-        read_table(path, job.schema).frame[
-            split_rows(ROWS, job.schema, job.seed, name)["train"]
-        ]
-        for name, path in clients.files.items()
-    )
+    parts = []
+    for name, path in clients.files.items():
+        table = read_table(path, job.schema)
+        split = split_rows(table.y, job.schema, job.seed, name)
+        parts.append(table.frame[split["train"]])
+    return pl.concat(parts)
 
 
 def test_what_is_agreed_is_what_one_table_of_all_training_rows_would_give(clients):
@@ -418,11 +419,11 @@ def test_inputs_are_decorrelated_as_those_of_one_table_are(clients):
     clients.set(decorrelate=True)
     agreed = agree_on_preprocessing(clients.job, clients.start(), NAMES[::-1], wait=60)
     schema = clients.job.schema
+    tables = {name: read_table(path, schema) for name, path in clients.files.items()}
     rows = {
-        name: split_rows(ROWS, schema, clients.job.seed, name)["train"]
+        name: split_rows(tables[name].y, schema, clients.job.seed, name)["train"]
         for name in NAMES
     }
-    tables = {name: read_table(path, schema) for name, path in clients.files.items()}
     correlated = np.concatenate(
         [tables[name].rows(agreed.columns_only).x[rows[name]] for name in NAMES]
     )
@@ -667,3 +668,60 @@ def test_sums_of_products_are_told_for_one_set_of_columns(clients):
     assert Statistics.load(clients.store("a").directory, schema) == whole
     clients.start()  # also between the two messages
     assert ask(clients, "a", AGREED, whole) is None
+
+
+TARGETS = {"cost": "", "risk": 'classes = ["high", "low"]\n'}
+"""Targets of a regression and of a classification, and what the job says of them."""
+
+
+@pytest.mark.parametrize(
+    ("target", "decorrelate"), [("cost", False), ("cost", True), ("risk", False)]
+)
+def test_a_table_of_all_clients_trains_on_what_the_machines_train_on(
+    clients, target, decorrelate
+):
+    """The same rows of it, and the same numbers, to the bit; so does each method."""
+    clients.set(decorrelate=decorrelate)
+    path = clients.directory / "job.toml"
+    text = path.read_text().replace('target = "cost"\n', f'target = "{target}"\n')
+    # a job may list categories, and a table cannot
+    text = text.replace('risk = ["low", "high"]\n', "")
+    path.write_text(text.replace("validation =", f"{TARGETS[target]}validation ="))
+    job = read_job(path)
+    machines, statistics = read_all(job, clients.files)
+
+    frames = [
+        pl.read_csv(file).with_columns(site=pl.lit(name))
+        for name, file in clients.files.items()
+    ]
+    # rows of clients are mixed, each client's in their order
+    everything = pl.concat(frames)[np.arange(3 * ROWS).reshape(3, -1).T.ravel()]
+    everything.write_csv(clients.directory / "all.csv")
+    table = from_table(
+        clients.directory / "all.csv",
+        client="site",
+        target=target,
+        task=None if target == "risk" else "regression",
+        features=tuple(job.schema.columns),
+        test=0.25,
+        val=0.1,
+        preprocessing="federated",
+        keep_correlated=not decorrelate,
+    )
+    assert table.preprocessing.inputs == statistics.preprocessing(job.schema).inputs
+    assert table.names == machines.names
+    for split in ("train", "val", "test"):
+        for client in machines.names:
+            of_machine = getattr(machines.client(client), split)
+            of_table = getattr(table.client(client), split)
+            np.testing.assert_array_equal(of_table.x, of_machine.x, strict=True)
+            np.testing.assert_array_equal(of_table.y, of_machine.y, strict=True)
+    plan = plan_of(job, statistics)
+    runs = [
+        run(plan.algorithm, federation, plan.model, 2)
+        for federation in (table, machines)
+    ]
+    for client in machines.names:
+        np.testing.assert_array_equal(
+            *(one.personal(client).predictor for one in runs), strict=True
+        )

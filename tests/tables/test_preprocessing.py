@@ -89,7 +89,7 @@ def test_it_is_what_scikit_learns_pipeline_learns_from_the_training_rows(frame, 
             [
                 (
                     "mass",
-                    make_pipeline(SimpleImputer(strategy="median"), StandardScaler()),
+                    make_pipeline(StandardScaler(), SimpleImputer(strategy="mean")),
                     [0],
                 ),
                 ("town", make_pipeline(fill_text, OneHotEncoder(**one_hot)), [1]),

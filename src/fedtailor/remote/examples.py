@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor.federation import SPLITS, Federation, Ragged
-from fedtailor.protocol import client_ids
+from fedtailor.federation.splits import draw_splits
 from fedtailor.remote.job import Job, Schema
 from fedtailor.remote.statistics import Statistics, add_statistics, read_table
 from fedtailor.remote.table import Rows, read_rows
@@ -21,11 +21,10 @@ def federation_of(job: Job, rows: Mapping[str, Rows]) -> Federation:
     splits: dict[str, list[NDArray[np.int64]]] = {split: [] for split in SPLITS}
     first = 0  # index of the client's first row among all rows
     for name, client_rows in rows.items():
-        size = len(client_rows.y)
-        parts = split_rows(size, job.schema, job.seed, name)
+        parts = split_rows(client_rows.y, job.schema, job.seed, name)
         for split in SPLITS:
             splits[split].append(first + parts[split])
-        first += size
+        first += len(client_rows.y)
     classes = job.schema.classes
     return Federation(
         x=np.concatenate([client_rows.x for client_rows in rows.values()]),
@@ -62,7 +61,7 @@ def read_all(
     tables = {name: read_table(path, schema) for name, path in files.items()}
     # Add statistics in the coordinator's order, as floating-point sums depend on it.
     train = {
-        name: split_rows(len(tables[name].y), schema, job.seed, name)["train"]
+        name: split_rows(tables[name].y, schema, job.seed, name)["train"]
         for name in sorted(tables)
     }
     statistics = add_statistics(
@@ -90,24 +89,27 @@ def template_of(job: Job, statistics: Statistics | None = None) -> Federation:
 
 
 def split_rows(
-    count: int, schema: Schema, seed: int, name: str
+    y: NDArray[np.generic], schema: Schema, seed: int, name: str
 ) -> dict[str, NDArray[np.int64]]:
     """Split a client's rows at random into training, validation and test rows.
 
-    The split depends on the seed and the client's name only, so every machine can
-    compute it.
+    A table of all clients on one machine is split by the same rule. It depends on the
+    seed and the client's name and classes only, so every machine can follow it.
+
+    Args:
+        y: the client's classes or targets.
+        schema: columns of the job.
+        seed: seed of the job.
+        name: name of the client.
 
     Returns:
         Row indices in ascending order, by name of the split.
     """
-    client_id = int(client_ids([name])[0])
-    order = np.random.default_rng([seed, client_id]).permutation(count)
-    # 1e-9 makes a fraction of 0.1 of 30 rows equal to 3 in floating point.
-    validation = int(schema.validation * count + 1e-9)
-    test = int(schema.test * count + 1e-9)
-    train = count - validation - test
+    rows = Ragged.of([np.arange(len(y))])
+    splits = draw_splits(
+        rows, y, (name,), test=schema.test, val=schema.validation, seed=seed
+    )
     return {
-        "train": np.sort(order[:train]),
-        "val": np.sort(order[train : train + validation]),
-        "test": np.sort(order[train + validation :]),
+        split: part[0].astype(np.int64)
+        for split, part in zip(SPLITS, splits, strict=True)
     }

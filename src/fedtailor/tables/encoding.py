@@ -1,17 +1,17 @@
 """`ColumnEncoding`: the encoding of one column as inputs of a model.
 
-It is fitted by scikit-learn, and stored as plain numbers and text.
+It follows from sums over the training rows (`fedtailor.tables.sums.ColumnSums`), and is
+stored as plain numbers and text.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import polars as pl
-from jaxtyping import Float, Float32
+from jaxtyping import Float32
 from numpy.typing import NDArray
 
-from fedtailor.tables.kinds import MAX_CATEGORIES, Kind, ParsedColumn
+from fedtailor.tables.kinds import Kind
 
 MIN_ROWS = 5
 """The smallest number of training rows of a category that has its own input.
@@ -29,8 +29,8 @@ class ColumnEncoding:
     Attributes:
         name: name of the column.
         kind: kind of its values.
-        fill: the value for missing cells: the median for numbers and dates, and the
-            most frequent value for categories and booleans.
+        fill: the value for missing cells: the mean for numbers and dates, and the most
+            frequent value for categories and booleans.
         indicator: whether there is an input that is 1 for missing cells. There is one
             if cells are missing in training rows.
         mean, deviation: numbers and dates become (value - mean) / deviation; 0 and 1
@@ -62,6 +62,13 @@ class ColumnEncoding:
         if self.indicator:
             names.append(f"{self.name} is missing")
         return tuple(names)
+
+    @property
+    def fill_text(self) -> str:
+        """The value for missing cells, for a sentence."""
+        if isinstance(self.fill, float):
+            return f"{self.fill:.6g}"
+        return repr(self.fill)
 
     def encode(self, values: pl.Series, out: Float32[NDArray, "rows inputs"]) -> None:
         """Encode parsed values, with null for missing cells, and write them to `out`.
@@ -95,74 +102,3 @@ class ColumnEncoding:
         if self.kind != "category" or self.other:
             return pl.Series([False] * len(values))
         return ~values.is_in(list(self.categories)).fill_null(True)
-
-
-def fit_column(name: str, column: ParsedColumn, train: pl.Series) -> ColumnEncoding:
-    """Fit the encoding of a column to its training rows.
-
-    Args:
-        name: name of the column.
-        column: parsed cells of all rows.
-        train: mask of the training rows, in which at least one cell is not missing.
-    """
-    values = column.values.filter(train)
-    indicator = values.null_count() > 0
-    if column.kind == "category":
-        # Convert text to numbers in the same order: scikit-learn is twenty times faster
-        # on numbers.
-        texts = values.drop_nulls().unique().sort()
-        codes = values.rank("dense").cast(pl.Float64).to_numpy() - 1
-        fill = _fit_fill(codes, "most_frequent")
-        frequent, other = _frequent_categories(np.where(np.isnan(codes), fill, codes))
-        return ColumnEncoding(
-            name,
-            column.kind,
-            texts[int(fill)],
-            indicator,
-            categories=tuple(texts[code] for code in frequent),
-            other=other,
-        )
-    numbers = values.to_numpy().astype(np.float64)
-    if column.kind == "boolean":
-        fill = _fit_fill(numbers, "most_frequent")
-        return ColumnEncoding(name, column.kind, fill, indicator)
-    fill = _fit_fill(numbers, "median")
-    mean, deviation = _mean_and_deviation(np.where(np.isnan(numbers), fill, numbers))
-    return ColumnEncoding(
-        name,
-        column.kind,
-        fill,
-        indicator,
-        mean,
-        deviation,
-        date_format=column.date_format,
-    )
-
-
-def _fit_fill(values: Float[NDArray, " rows"], strategy: str) -> float:
-    from sklearn.impute import SimpleImputer
-
-    imputer: Any = SimpleImputer(strategy=strategy).fit(values[:, None])
-    return float(imputer.statistics_[0])
-
-
-def _mean_and_deviation(values: Float[NDArray, " rows"]) -> tuple[float, float]:
-    from sklearn.preprocessing import StandardScaler
-
-    scaler: Any = StandardScaler().fit(values[:, None])
-    return float(scaler.mean_[0]), float(scaler.scale_[0])
-
-
-def _frequent_categories(codes: Float[NDArray, " rows"]) -> tuple[list[int], bool]:
-    """The sorted codes of frequent categories, and whether there are others."""
-    from sklearn.preprocessing import OneHotEncoder
-
-    encoder: Any = OneHotEncoder(
-        min_frequency=MIN_ROWS,
-        max_categories=MAX_CATEGORIES + 1,
-        handle_unknown="infrequent_if_exist",
-    ).fit(codes[:, None])
-    infrequent_codes = encoder.infrequent_categories_[0]
-    infrequent = set() if infrequent_codes is None else set(infrequent_codes)
-    frequent = [int(code) for code in encoder.categories_[0] if code not in infrequent]
-    return frequent, bool(infrequent)

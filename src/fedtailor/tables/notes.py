@@ -40,10 +40,8 @@ def column_notes(
 
     def filled(encoding: ColumnEncoding) -> str:
         """A column, its number of missing cells, and their value: "age 12 (47.5)"."""
-        fill = repr(encoding.fill)
-        if isinstance(encoding.fill, float):
-            fill = f"{encoding.fill:.6g}"
-        return f"{encoding.name} {missing_cells[encoding.name]:,} ({fill})"
+        missing = missing_cells[encoding.name]
+        return f"{encoding.name} {missing:,} ({encoding.fill_text})"
 
     def categories(encoding: ColumnEncoding) -> str:
         """A column and its number of categories: "ward (7 and other)"."""
@@ -51,7 +49,7 @@ def column_notes(
         return f"{encoding.name} ({len(encoding.categories)}{other})"
 
     with_missing = [encoding for encoding in encodings if missing_cells[encoding.name]]
-    rule = "filled with the training rows' median or most frequent value"
+    rule = "filled with the training rows' mean or most frequent value"
     sentences = [
         (
             f"Missing cells are {rule}, and an input says that they were missing",

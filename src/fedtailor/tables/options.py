@@ -68,6 +68,11 @@ class TableOptions:
     """Leave out rows without a target or without a client, instead of refusing them."""
     keep_correlated: bool = False
     """Leave the inputs of a regression correlated, as they are in the table."""
+    preprocessing: Literal["pooled", "federated"] = "pooled"
+    """What fills missing cells, scales numbers and lists categories: sums over all
+    training rows, or those that clients of a federation of machines send (no count of
+    fewer than five rows of a client).
+    """
     separator: str | None = None
     """What stands between the cells of a line (default: recognised)."""
     decimal: Literal[".", ","] | None = None
@@ -87,6 +92,7 @@ class TableOptions:
             self.folds is None or self.folds >= 2,
             f"folds is {self.folds}; it must be 2 or more",
         )
+        check_choice(self.preprocessing, ("pooled", "federated"), "preprocessing")
         separator = self.separator
         require(
             separator is None or len(separator) == 1,

@@ -83,13 +83,13 @@ class Preprocessing:
         """Convert raw rows to the model's inputs.
 
         Missing cells of a column that had missing cells in training are imputed in the
-        same way (median or most frequent value, and an indicator input). Rows may have
+        same way (mean or most frequent value, and an indicator input). Rows may have
         only columns that the training table had.
 
         Args:
             rows: a polars or pandas frame, one row as a dict, or a list of dicts.
             missing: what to do with missing cells of a column that had none in
-                training: "error", or "impute" the median or most frequent value.
+                training: "error", or "impute" the mean or most frequent value.
             unknown: what to do with unknown categories of a column without an input
                 "other": "error", or "other" to set all of its inputs to 0.
 
@@ -110,7 +110,7 @@ class Preprocessing:
                 problems.add(
                     f"column {column.name!r} is missing in {_row_text(is_missing)}, and in"
                     " training it never was; fill it in, or ask for missing='impute',"
-                    f" which puts {column.fill!r} there"
+                    f" which puts {column.fill_text} there"
                 )
             is_unknown = column.unknown(values)
             if unknown == "error" and is_unknown.any():

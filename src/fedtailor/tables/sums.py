@@ -1,14 +1,14 @@
-"""Statistics of columns that are distributed over several tables.
+"""Statistics of columns, from which their encodings follow.
 
-Each client computes counts and sums of its own rows, which are then added up, so that
-no rows are sent. Missing numbers are imputed by the mean; `fit_column`, which has all
-rows, uses the median.
+A table on one machine is one part, whose sums are of all training rows. In a federation
+of machines each client is a part: it computes counts and sums of its own rows, which are
+then added up, so that no rows are sent.
 
-No count of fewer than `MIN_ROWS` rows is sent either, nor one from which it follows as a
-difference (the number of all rows is known). What is sent are the sums of a table in which
-each smaller group of rows is counted to the largest one: the rows of rare categories, the
-missing cells, the rows whose value is not that of all others. A column that has values in
-fewer rows is sent as one without values.
+A client sends no count of fewer than `MIN_ROWS` rows either, nor one from which it follows
+as a difference (the number of all rows is known). What it sends are the sums of a table in
+which each smaller group of rows is counted to the largest one: the rows of rare categories,
+the missing cells, the rows whose value is not that of all others. A column that has values
+in fewer rows is sent as one without values.
 """
 
 import math
@@ -32,11 +32,13 @@ from fedtailor.tables.decorrelation import (
 from fedtailor.tables.encoding import MIN_ROWS, ColumnEncoding
 from fedtailor.tables.kinds import MAX_CATEGORIES, Kind
 
-MAX_NAMES = 1000
-"""The largest number of categories of a column that a client sends."""
+MAX_NAMES, MAX_NAME_LENGTH = 1000, 200
+"""The largest number of categories of a column that a client sends, and of characters of
+one's name.
+"""
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
-Name = Annotated[str, Field(max_length=200)]
+Name = Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
 
 
 class ColumnSums(BaseModel):
@@ -66,31 +68,32 @@ class ColumnSums(BaseModel):
 
     @staticmethod
     def of(
-        values: pl.Series, kind: Kind, agreed: Sequence[str] | None = None
+        values: pl.Series,
+        kind: Kind,
+        agreed: Sequence[str] | None = None,
+        least: int = MIN_ROWS,
     ) -> "ColumnSums":
         """Compute the sums of parsed cells, with null for missing cells.
-
-        Groups of fewer than `MIN_ROWS` rows are counted to the largest one.
 
         Args:
             values: the cells.
             kind: kind of the column.
             agreed: the categories to list; by default those that have enough rows.
+            least: groups of fewer rows are counted to the largest one; 1 = sums of all
+                rows as they are, which do not leave this machine.
         """
         row_counts = _row_counts(values)
         count = sum(row_counts.values())
         mode = next(iter(row_counts), None)
-        is_empty = count < MIN_ROWS or (
-            kind == "boolean" and row_counts[mode] < MIN_ROWS
-        )
+        is_empty = count < least or (kind == "boolean" and row_counts[mode] < least)
         if kind == "category":
-            return _category_sums(row_counts, len(values), agreed, is_empty)
+            return _category_sums(row_counts, len(values), agreed, is_empty, least)
         if is_empty:
             return ColumnSums(missing=len(values))
         numbers = values.drop_nulls()
-        if count - row_counts[mode] < MIN_ROWS <= row_counts[mode]:
+        if count - row_counts[mode] < least <= row_counts[mode]:
             numbers = pl.repeat(mode, count, dtype=values.dtype, eager=True)
-        if len(values) - count < MIN_ROWS:
+        if len(values) - count < least:
             # Few cells are missing. They are counted as the mean, which does not change
             # by that; but yes and no have no cells between them.
             count = len(values)
@@ -100,7 +103,7 @@ class ColumnSums(BaseModel):
                 numbers = numbers.append(modes)
         mean = float(numbers.mean() or 0.0)  # type: ignore[arg-type]
         squares = float(((numbers - mean) ** 2).sum())
-        return ColumnSums(
+        return ColumnSums.model_construct(
             count=count, missing=len(values) - count, mean=mean, squares=squares
         )
 
@@ -150,15 +153,27 @@ class ColumnSums(BaseModel):
             frequent = sorted(
                 alphabetical, key=self.categories.__getitem__, reverse=True
             )
-            kept = sorted(frequent[:MAX_CATEGORIES]) if agreed is None else list(agreed)
             require(
                 bool(frequent),
                 f"column {name!r} has no category in {MIN_ROWS} training rows of a"
                 " client; list them in the job",
             )
-            other = agreed is None and (self.rare > 0 or len(frequent) > MAX_CATEGORIES)
+            if agreed is not None:
+                return ColumnEncoding(
+                    name, kind, frequent[0], indicator, categories=tuple(agreed)
+                )
+            kept = [
+                category
+                for category in frequent[:MAX_CATEGORIES]
+                if self.categories[category] >= MIN_ROWS
+            ]
             return ColumnEncoding(
-                name, kind, frequent[0], indicator, categories=tuple(kept), other=other
+                name,
+                kind,
+                frequent[0],
+                indicator,
+                categories=tuple(sorted(kept)),
+                other=self.rare > 0 or len(kept) < len(frequent),
             )
         if kind == "boolean":
             return ColumnEncoding(name, kind, float(self.mean >= 0.5), indicator)
@@ -208,8 +223,8 @@ class InputSums(BaseModel):
         require(
             rows > inputs and rows >= MIN_ROWS,
             f"its {rows} training rows are not more than the {inputs} inputs, or fewer"
-            f" than {MIN_ROWS}: sums of products would give them away (set decorrelate ="
-            " false in the job)",
+            f" than {MIN_ROWS}: sums of products would give them away (leave inputs"
+            " correlated: decorrelate = false in a job, keep_correlated of a table)",
         )
         mean, products = centered_products(without_few_rows(x))
         return InputSums(
@@ -261,6 +276,7 @@ def _category_sums(
     rows: int,
     agreed: Sequence[str] | None,
     is_empty: bool,
+    least: int,
 ) -> ColumnSums:
     """`ColumnSums.of` categories.
 
@@ -269,6 +285,7 @@ def _category_sums(
         rows: the number of all rows, with those in which the category is missing.
         agreed: the categories to list; None = those that have enough rows.
         is_empty: whether to say that all rows are missing.
+        least: see `ColumnSums.of`.
     """
     # Categories without enough rows are rare ones, and if these are few together they
     # are counted to the largest category. So are rows in which it is missing.
@@ -277,21 +294,22 @@ def _category_sums(
         return ColumnSums(missing=rows, categories=categories)
     listed = row_counts.keys() if agreed is None else agreed
     for name in list(row_counts)[:MAX_NAMES]:
-        if name in listed and row_counts[name] >= MIN_ROWS:
+        is_short = least == 1 or len(name) <= MAX_NAME_LENGTH
+        if name in listed and row_counts[name] >= least and is_short:
             categories[name] = row_counts[name]
     count = sum(row_counts.values())
     rare, missing = count - sum(categories.values()), rows - count
     largest = max(categories, key=categories.__getitem__, default=None)
-    if largest is not None and categories[largest] > 0 and rare < MIN_ROWS:
+    if largest is not None and categories[largest] > 0 and rare < least:
         categories[largest] += rare
         rare = 0
-    if missing < MIN_ROWS:
+    if missing < least:
         if largest is not None and categories[largest] > 0:
             categories[largest] += missing
         else:
             rare += missing
         missing = 0
-    return ColumnSums(
+    return ColumnSums.model_construct(
         count=rows - missing, missing=missing, categories=categories, rare=rare
     )
 

@@ -3,6 +3,8 @@
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,13 @@ from fedtailor._files import file_digest
 from fedtailor.federation import Federation
 from fedtailor.federation.splits import choose_unseen
 from fedtailor.tables.checks import check_clients, check_columns
-from fedtailor.tables.decorrelation import fit_decorrelation
-from fedtailor.tables.encoding import ColumnEncoding, fit_column
-from fedtailor.tables.kinds import ParsedColumn, parse_column
+from fedtailor.tables.decorrelation import (
+    Decorrelation,
+    can_decorrelate,
+    fit_decorrelation,
+)
+from fedtailor.tables.encoding import MIN_ROWS, ColumnEncoding
+from fedtailor.tables.kinds import Kind, ParsedColumn, parse_column
 from fedtailor.tables.notes import (
     column_notes,
     decorrelation_notes,
@@ -38,6 +44,7 @@ from fedtailor.tables.roles import (
 )
 from fedtailor.tables.screening import screen
 from fedtailor.tables.splitting import Splits, split_rows
+from fedtailor.tables.sums import ColumnSums, InputSums
 from fedtailor.tables.suspicions import (
     class_warnings,
     client_warnings,
@@ -138,8 +145,9 @@ def from_table(source: Any, *, seed: int = 0, **options: Any) -> Table:
 
     Missing cells, text, booleans and dates are encoded, and numbers are standardized.
     Constants, duplicates, and columns that identify rows or clients are left out. All
-    statistics are those of the training rows of seen clients. A real federation would
-    compute them by secure aggregation.
+    statistics are those of the training rows of seen clients. With
+    `preprocessing="federated"` they are added up as a federation of machines does,
+    which then trains on the same inputs.
 
     Args:
         source: a path (.csv, .tsv, .txt, .parquet, and .xlsx with the extra `excel`),
@@ -203,13 +211,14 @@ def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
     train = _training_rows(splits, unseen, len(rows.owners))
     _check_training(splits, unseen, rows.names, options, problems)
     problems.raise_if_any()
+    parts = _parts(splits, unseen, rows.names, train, options)
     encodings, dropped = _fit_columns(
-        columns, train, rows.owners, options, notes, problems
+        columns, train, parts, rows.owners, options, notes, problems
     )
     problems.raise_if_any()
     notes += role_notes(options)
     notes += [*target.notes, *split_notes(splits, rows, options)]
-    encoding, y = _standardize_target(target, train)
+    encoding, y = _standardize_target(target, parts)
     ignored = _ignored_columns(raw.frame.columns, encodings, options, dropped)
     decimal = options.decimal
     if decimal is None:
@@ -227,7 +236,7 @@ def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
         ),
     ]
     if encoding.task == "regression" and not options.keep_correlated:
-        decorrelation = fit_decorrelation(x, train)
+        decorrelation = _fit_decorrelation(x, parts)
         notes += decorrelation_notes(decorrelation, x.shape[1])
         if decorrelation is not None:
             decorrelation.apply(x)
@@ -293,6 +302,40 @@ def is_entry(column: str, name: str) -> bool:
     return column == name or (column.startswith(f"{name}[") and column.endswith("]"))
 
 
+@dataclass(frozen=True)
+class _Parts:
+    """The training rows of seen clients, in parts of which sums are added up.
+
+    Attributes:
+        rows: the rows of each part.
+        least: the smallest number of rows that is counted (see `ColumnSums.of`).
+    """
+
+    rows: Sequence[Int[NDArray, " n"]]
+    least: int
+
+    def sums(self, values: pl.Series, kind: Kind) -> ColumnSums:
+        """The sums of a column over all parts."""
+        sums = (
+            ColumnSums.of(values[rows], kind, least=self.least) for rows in self.rows
+        )
+        return reduce(add, sums)
+
+
+def _parts(
+    splits: Splits,
+    unseen: Bool[NDArray, " clients"],
+    names: tuple[str, ...],
+    train: Bool[NDArray, " rows"],
+    options: TableOptions,
+) -> _Parts:
+    """One part, or one for each client in the order in which a coordinator adds them."""
+    if options.preprocessing == "pooled":
+        return _Parts([np.flatnonzero(train)], 1)
+    in_order = sorted(np.flatnonzero(~unseen).tolist(), key=names.__getitem__)
+    return _Parts([splits[0][client] for client in in_order], MIN_ROWS)
+
+
 def _training_rows(
     splits: Splits, unseen: Bool[NDArray, " clients"], count: int
 ) -> Bool[NDArray, " rows"]:
@@ -327,6 +370,7 @@ def _check_training(
 def _fit_columns(
     columns: dict[str, ParsedColumn],
     train: Bool[NDArray, " rows"],
+    parts: _Parts,
     owners: Int[NDArray, " rows"],
     options: TableOptions,
     notes: list[str],
@@ -350,15 +394,24 @@ def _fit_columns(
         reasons = (f"{name!r} is {text}" for name, text in screening.dropped.items())
         problems.add(f"no input column is left: {'; '.join(reasons)}")
     notes += [*dropped_notes(screening.dropped), *screening.warnings]
-    mask = pl.Series(train)
-    encodings = tuple(fit_column(name, columns[name], mask) for name in screening.kept)
-    notes += column_notes(encodings, columns)
+    encodings: list[ColumnEncoding] = []
+    for name in screening.kept:
+        column = columns[name]
+        try:
+            encoding = parts.sums(column.values, column.kind).encoding(
+                name, column.kind
+            )
+        except ValueError as error:
+            problems.add(str(error))
+            continue
+        encodings.append(replace(encoding, date_format=column.date_format))
+    notes += column_notes(tuple(encodings), columns)
     by_user = dict.fromkeys(options.drop, "dropped by the user")
-    return encodings, dict(screening.dropped) | by_user
+    return tuple(encodings), dict(screening.dropped) | by_user
 
 
 def _standardize_target(
-    target: Target, train: Bool[NDArray, " rows"]
+    target: Target, parts: _Parts
 ) -> tuple[TargetEncoding, NDArray[Any]]:
     """Standardize the targets of a regression by the training rows.
 
@@ -366,10 +419,24 @@ def _standardize_target(
     """
     if target.encoding.task == "classification":
         return target.encoding, target.values.astype(np.int32)
-    shift = float(target.values[train].mean())
-    scale = float(target.values[train].std()) or 1.0
-    encoding = replace(target.encoding, shift=shift, scale=scale)
-    return encoding, ((target.values - shift) / scale).astype(np.float32)
+    sums = parts.sums(pl.Series(target.values), "number")
+    encoding = replace(target.encoding, shift=sums.mean, scale=sums.deviation)
+    return encoding, ((target.values - sums.mean) / sums.deviation).astype(np.float32)
+
+
+def _fit_decorrelation(
+    x: Float32[NDArray, "rows inputs"], parts: _Parts
+) -> Decorrelation | None:
+    """Fit the decorrelation of encoded inputs to the training rows.
+
+    Raises:
+        ValueError: a client has too few rows to tell the products of its inputs.
+    """
+    if len(parts.rows) == 1 and parts.least == 1:
+        return fit_decorrelation(x[parts.rows[0]])
+    if not can_decorrelate(x.shape[1]):
+        return None
+    return reduce(add, [InputSums.of(x[rows]) for rows in parts.rows]).decorrelation()
 
 
 def _ignored_columns(

@@ -34,7 +34,7 @@ class Options:
     """Where the run's table is now, if it was moved."""
     missing: Literal["error", "impute"] = "error"
     """A missing cell of a column that missed none in training: refuse it, or put the
-    median or most frequent value.
+    mean or most frequent value.
     """
     unknown: Literal["error", "other"] = "error"
     """A category that training never saw: refuse it, or take it as none of the known

@@ -36,7 +36,7 @@ class Options:
     """Write the predictions to this .csv instead of the standard output."""
     missing: Literal["error", "impute"] = "error"
     """A missing cell of a column that missed none in training: refuse it, or put the
-    median or most frequent value.
+    mean or most frequent value.
     """
     unknown: Literal["error", "other"] = "error"
     """A category that training never saw: refuse it, or take it as none of the known

@@ -30,6 +30,7 @@ def table(
     missing: tuple[str, ...] = (),
     skip_unlabelled: bool = False,
     keep_correlated: bool = False,
+    preprocessing: Literal["pooled", "federated"] = "pooled",
     separator: str | None = None,
     decimal: Literal[".", ","] | None = None,
     encoding: str | None = None,
@@ -70,6 +71,8 @@ def table(
             them.
         keep_correlated: leave the inputs of a regression correlated, as they are in the
             table.
+        preprocessing: what fills missing cells and scales numbers: sums over all
+            training rows, or those that clients of a federation of machines send.
         separator: what stands between cells; None = recognised.
         decimal: the decimal sign; None = recognised.
         encoding: of the text; None = recognised.
@@ -105,6 +108,7 @@ def table(
         missing=missing,
         skip_unlabelled=skip_unlabelled,
         keep_correlated=keep_correlated,
+        preprocessing=preprocessing,
         separator=separator,
         decimal=decimal,
         encoding=encoding,

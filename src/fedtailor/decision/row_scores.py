@@ -289,9 +289,13 @@ class AreaScore(Score):
         # At the area itself the excess is below 0, and at the bounds not. An area of 0 or
         # 1 has the variance 0, and stands for one just beside it.
         inside = float(np.clip(area, 1e-9, 1 - 1e-9))
-        low = optimize.brentq(excess, 0.0, inside) if area > 0 else 0.0
-        high = optimize.brentq(excess, inside, 1.0) if area < 1 else 1.0
-        return Interval(area, float(low), float(high), np.nan)
+
+        def root(low: float, high: float) -> float:
+            return float(optimize.root_scalar(excess, bracket=(low, high)).root)
+
+        low = root(0.0, inside) if area > 0 else 0.0
+        high = root(inside, 1.0) if area < 1 else 1.0
+        return Interval(area, low, high, np.nan)
 
 
 def _mean_interval(

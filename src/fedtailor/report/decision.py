@@ -311,7 +311,7 @@ def decide(experiment: Experiment, scenario: str) -> Decision | None:
         )
         # A method that could not be tested might have won.
         if untested:
-            winner = replace(winner, winner=None)
+            winner = replace(winner, winner=None, ahead=None)
         if _have_common_clients(val, test):
             choice = choose_by_validation(val, test, higher_is_better=higher_is_better)
     return Decision(

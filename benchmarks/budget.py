@@ -108,7 +108,7 @@ def outcome(comparison: Comparison) -> dict[str, Any]:
             .sort("client")["value"]
             .to_numpy()
         ),
-        "winner": decision.winner.winner,
+        "winner": decision.winner.ahead,
         "unbeaten": decision.winner.unbeaten,
         "sharing": verdict,
         "rounds": index["budget"],

@@ -15,12 +15,13 @@ from measuring import machine
 
 from fedtailor.decision import holm
 from fedtailor.diagnosis import (
+    batch_sizes,
     gradient_traces,
     homogeneity,
     input_differences,
     label_differences,
 )
-from fedtailor.experiments.diagnose import batch_sizes
+from fedtailor.experiments.diagnose import BATCH_SHARE
 
 Rows = Callable[[np.random.Generator, int, int], np.ndarray]
 """(random numbers, rows, group) -> the gradients of single rows [rows, d]."""
@@ -90,7 +91,9 @@ def gradients(
 ) -> tuple[bool, float, bool]:
     """Whether any pair is told apart, the share of unlike pairs, and the overall test."""
     sizes = np.full(clients, size)
-    batch = int(batch_sizes(sizes)[0]) if share is None else int(share * size)
+    batch = (
+        int(batch_sizes(sizes, BATCH_SHARE)[0]) if share is None else int(share * size)
+    )
     means, sigma2 = [], []
     for client in range(clients):
         values = rows(rng, size, client % groups)

@@ -107,9 +107,9 @@ def test_missing_values_pair_what_is_there():
 
 def test_who_was_left_out_early_is_compared_as_all_were_then_and_leads_nobody():
     rng = np.random.default_rng(3)
-    early = rng.normal(0, 0.01, (3, 1, 12)) + np.array([0.5, 0.4, 0.3])[:, None, None]
+    early = rng.normal(0, 0.01, (3, 3, 12)) + np.array([0.5, 0.4, 0.3])[:, None, None]
     late = (
-        rng.normal(0, 0.01, (2, 1, 12)) + np.array([0.9, 0.2])[:, None, None]
+        rng.normal(0, 0.01, (2, 3, 12)) + np.array([0.9, 0.2])[:, None, None]
     )  # the second one has fallen back
     frame = pl.concat(
         [
@@ -155,6 +155,31 @@ def test_who_was_left_out_early_is_compared_as_all_were_then_and_leads_nobody():
             frame.filter((pl.col("round") == 8) | (pl.col("method") == "m2")),
             higher_is_better=True,
         )
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_what_leads_in_too_few_seeds_is_no_winner(seeds):
+    """One lucky training lifts all clients, and the clients cannot say so."""
+    noise = np.random.default_rng(5).normal(0, 0.01, (3, seeds, 12))
+    table = noise + np.array([0.9, 0.5, 0.4])[:, None, None]
+    found = best_method(values(table), higher_is_better=True)
+    assert found.winner is None and found.ahead == "m0"
+    assert found.conclusion().startswith(f"Open, over 12 clients and {seeds} seed")
+    assert "m0 is better than every other method there" in found.conclusion()
+
+
+def test_luck_of_a_single_seed_would_often_be_taken_for_a_method():
+    """Two methods that differ by nothing but the luck of a training."""
+    rng = np.random.default_rng(6)
+    found = [
+        best_method(
+            values(rng.normal(0, 1, (2, 1, 1)) + rng.normal(0, 1, (2, 1, 40))),
+            higher_is_better=True,
+        )
+        for _ in range(40)
+    ]
+    assert np.mean([one.ahead is not None for one in found]) > 0.5
+    assert not any(one.winner for one in found)
 
 
 def test_one_seed_and_one_method_are_said():

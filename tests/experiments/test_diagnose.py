@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 
 import fedtailor as ft
-from fedtailor.diagnosis import Evidence, recommend
+from fedtailor.diagnosis import Evidence, batch_sizes, recommend
 from fedtailor.diagnosis import diagnose as diagnose_evidence
 from fedtailor.executors import Settings
 from fedtailor.experiments.diagnose import (
     BATCH_SHARE,
     _feature_subset,
-    batch_sizes,
     diagnose,
     gather_evidence,
 )
@@ -104,7 +103,7 @@ def test_after_rounds_of_fedavg_groups_are_found_that_no_pair_shows():
 
 def test_batches_are_a_twentieth_and_at_most_half():
     np.testing.assert_array_equal(
-        batch_sizes(np.array([1, 2, 3, 9, 40, 100])), [1, 1, 1, 1, 2, 5]
+        batch_sizes(np.array([1, 2, 3, 9, 40, 100]), BATCH_SHARE), [1, 1, 1, 1, 2, 5]
     )
 
 

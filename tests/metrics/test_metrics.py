@@ -431,3 +431,21 @@ def test_losses_of_sequences_refuse_nothing_and_ignore_padding():
     np.testing.assert_allclose(
         token_cross_entropy(outputs, y), jnp.stack(expected), rtol=1e-6
     )
+
+
+@pytest.mark.parametrize("name", ["rmse", "mae"])
+def test_errors_of_many_clients_are_those_of_one_by_one(name):
+    """Of three targets; the second client has no samples."""
+    metric, rng = find_metric(name), np.random.default_rng(2)
+    key = {"rmse": "squares", "mae": "distances"}[name]
+    together = {
+        key: rng.uniform(size=(3, 3)).astype(np.float32),
+        "count": np.array([9.0, 0.0, 4.0], np.float32),
+    }
+    alone = [
+        metric.result({key: rows[client] for key, rows in together.items()})
+        for client in range(3)
+    ]
+    found = metric.values_of_clients(together)
+    assert found.keys() == {name} and np.isnan(alone[1])
+    np.testing.assert_array_equal(found[name], alone)

@@ -114,14 +114,14 @@ def test_by_default_rates_are_bracketed_and_trainings_end_when_they_stand_still(
 
 def test_the_penalty_belongs_to_a_model(tmp_path):
     """Of a model that all clients train together, each of them adds its share."""
-    methods = ("local", "fedavg", "finetune", "ditto", "ucfl", "scaffold")
+    methods = ("local", "fedavg", "finetune", "ditto", "ucfl", "scaffold", "moon")
     experiment = experiment_of(tmp_path, algorithms=methods)
     ridges = {
         entry.row: entry.candidates[0].algorithm.sgd.ridge
         for entry in experiment.entries
     }
     alone = dict.fromkeys(("local", "ditto", "ucfl"), 2.0)
-    together = dict.fromkeys(("fedavg", "finetune", "scaffold"), 1.0)  # of two clients
+    together = dict.fromkeys(("fedavg", "finetune", "scaffold", "moon"), 1.0)
     assert ridges == alone | together
 
 

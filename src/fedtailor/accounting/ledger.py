@@ -1,7 +1,7 @@
 """The ledger of traffic and computation, derived from the messages themselves."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -231,9 +231,10 @@ class Ledger:
             field.name: pl.String if field.type is str else pl.Int64
             for field in fields(Entry)
         }
-        return pl.DataFrame(
-            [astuple(entry) for entry in self.entries], schema, orient="row"
-        )
+        columns = {
+            name: [getattr(entry, name) for entry in self.entries] for name in schema
+        }
+        return pl.DataFrame(columns, schema)
 
     @staticmethod
     def from_frame(frame: "pl.DataFrame") -> "Ledger":

@@ -29,8 +29,10 @@ def check_columns(arguments: Sequence[str]) -> None:
 
     if not path.name.lower().endswith(ENDINGS) or not path.is_file():
         return
-    named = {role: _values(arguments, role) for role in (*_ROLES, *LISTS)}
-    format_options = [_values(arguments, name) for name in ("separator", "encoding")]
+    named = {role: option_values(arguments, role) for role in (*_ROLES, *LISTS)}
+    format_options = [
+        option_values(arguments, name) for name in ("separator", "encoding")
+    ]
     separator, encoding = (values[0] if values else None for values in format_options)
     try:
         columns = read_header(path, separator, encoding)
@@ -59,12 +61,12 @@ def _table_of(arguments: Sequence[str]) -> Path | None:
     if command in ("compare", "diagnose") and rest and not rest[0].startswith("-"):
         return Path(rest[0]).expanduser()
     if command == "run" and rest[1:2] == ["table"]:
-        paths = _values(arguments, "path")
+        paths = option_values(arguments, "path")
         return Path(paths[0]).expanduser() if paths else None
     return None
 
 
-def _values(arguments: Sequence[str], name: str) -> list[str]:
+def option_values(arguments: Sequence[str], name: str) -> list[str]:
     """The values of an option, as typed; empty if it is not given."""
     for number, argument in enumerate(arguments):
         option, equals, value = argument.partition("=")

@@ -10,7 +10,7 @@ from fedtailor.algorithms.find import find_algorithm
 from fedtailor.experiments.document import Document
 from fedtailor.experiments.experiment import Experiment, resolve
 from fedtailor.metrics import find_metrics
-from fedtailor.protocol import require
+from fedtailor.protocol import Algorithm, require
 from fedtailor.tables import ENDINGS, Table, TableOptions, from_table, stable_rate
 from fedtailor.training.binding import bind
 
@@ -21,10 +21,6 @@ EVALUATE_EVERY = 5
 """Rounds between two evaluations, by which a standstill is found."""
 RATE_FACTOR = 3
 """The factor between learning rates that are tried."""
-
-
-_NO_MODEL = ("nothing", "its control", "its linear term")
-"""What clients keep that keep no model of their own, as methods describe it."""
 
 
 @dataclass(frozen=True)
@@ -101,13 +97,28 @@ def penalties(
         ridge: the penalty of a model.
         clients: number of clients that train.
     """
-    result = {}
-    for method in methods:
-        about = find_algorithm(method).about
-        together = about.models_received == "one model"
-        share = clients if together and about.client_keeps in _NO_MODEL else 1
-        result[method] = {"ridge": ridge / share}
-    return result
+    return {
+        name: {"ridge": ridge / (clients if trains_together(name) else 1)}
+        for name in methods
+    }
+
+
+def trains_together(name: str) -> bool:
+    """Whether clients train one model together by a method, and no other one.
+
+    Clients that keep nothing have no model of their own. What they keep (a control, or
+    the model that they sent last) is none either if they predict with the model that
+    they receive.
+    """
+    method = find_algorithm(name)
+    keeps_something = (
+        method.init_client is not Algorithm.init_client
+        or method.init_state is not Algorithm.init_state
+    )
+    predicts_with_another = method.personal is not Algorithm.personal
+    return method.about.models_received == "one model" and not (
+        keeps_something and predicts_with_another
+    )
 
 
 def prepare_table_experiment(

@@ -1,5 +1,6 @@
 """Metrics that follow from single test rows: their values, and what each row adds."""
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,11 +25,14 @@ class Score:
         column: column of the table of rows: "loss", "correct" or "squared_error".
         higher_is_better: whether a larger mean is better.
         bounds: the range of a row's score, or None if it is unbounded.
+        most_outputs: the most outputs of a model for which rows determine the metric;
+            None if they do for any.
     """
 
     column: str
     higher_is_better: bool
     bounds: tuple[float, float] | None = None
+    most_outputs: int | None = None
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -72,6 +76,38 @@ class Score:
         """The gain over a base in the metric that a difference of worths means."""
         return difference
 
+    def determined(self, columns: Collection[str], outputs: int) -> bool:
+        """Whether a table of rows determines the metric of each client.
+
+        Args:
+            columns: the columns of the table.
+            outputs: outputs of the model: classes or targets.
+        """
+        is_possible = self.most_outputs is None or outputs <= self.most_outputs
+        return is_possible and {*self.columns} <= {*columns}
+
+    def interval(
+        self,
+        scores: Float[np.ndarray, " n"],
+        truth: Float[np.ndarray, " n"],
+        confidence: float,
+    ) -> Interval:
+        """An interval of the metric over test rows, without a p-value.
+
+        A proportion has Wilson's interval (1927), which is valid for few rows and near
+        0 and 1. A mean has Student's interval.
+        """
+        value = self.value(scores, truth)
+        if self.bounds == (0.0, 1.0):
+            # SciPy takes 30 MB, which clients of a federation of machines never need.
+            from scipy import stats
+
+            found = stats.binomtest(round(float(scores.sum())), len(scores))
+            proportion = found.proportion_ci(confidence, "wilson")
+            return Interval(value, proportion.low, proportion.high, np.nan)
+        interval = _mean_interval(value, _deviations(scores), confidence)
+        return replace(interval, low=max(interval.low, 0.0))
+
 
 @dataclass(frozen=True)
 class ErrorScore(Score):
@@ -100,6 +136,17 @@ class ErrorScore(Score):
     def gain(self, difference: float, base_value: float) -> float:
         return base_value * -np.expm1(-difference)
 
+    def interval(
+        self,
+        scores: Float[np.ndarray, " n"],
+        truth: Float[np.ndarray, " n"],
+        confidence: float,
+    ) -> Interval:
+        """Student's interval of the logarithm."""
+        worth, influence = self.worth(scores, truth)
+        logarithm = _mean_interval(-worth, influence, confidence)
+        return _transformed(logarithm, np.exp)
+
 
 @dataclass(frozen=True)
 class ExplainedScore(ErrorScore):
@@ -109,6 +156,8 @@ class ExplainedScore(ErrorScore):
     """
 
     higher_is_better: bool = True
+    # A row holds the squared error over all targets together.
+    most_outputs: int | None = 1
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -132,6 +181,23 @@ class ExplainedScore(ErrorScore):
     def gain(self, difference: float, base_value: float) -> float:
         return (1 - base_value) * -np.expm1(-2 * difference)
 
+    def interval(
+        self,
+        scores: Float[np.ndarray, " n"],
+        truth: Float[np.ndarray, " n"],
+        confidence: float,
+    ) -> Interval:
+        """Student's interval of log(1 - R2), errors and the target's variance both being
+        of the test rows.
+        """
+        squares = np.square(truth - truth.mean())
+        rest = float(scores.mean() / squares.mean())
+        if rest == 0:
+            return Interval(1.0, 1.0, 1.0, np.nan)
+        influence = _deviations(scores / scores.mean() - squares / squares.mean())
+        logarithm = _mean_interval(float(np.log(rest)), influence, confidence)
+        return _transformed(logarithm, lambda value: -np.expm1(value))
+
 
 @dataclass(frozen=True)
 class AreaScore(Score):
@@ -144,6 +210,8 @@ class AreaScore(Score):
     column: str = "confidence"
     higher_is_better: bool = True
     bounds: tuple[float, float] | None = (0.0, 1.0)
+    # A row holds the probability of one class only.
+    most_outputs: int | None = 2
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -196,6 +264,57 @@ class AreaScore(Score):
             for count, others in (counts, counts[::-1])
         )
 
+    def interval(
+        self,
+        scores: Float[np.ndarray, " n"],
+        truth: Float[np.ndarray, " n"],
+        confidence: float,
+    ) -> Interval:
+        """The areas from which this one is not far, by their own variance (method 5 of
+        Newcombe 2006), which is valid for few rows and near 0 and 1.
+        """
+        from scipy import optimize, special
+
+        area = self.value(scores, truth)
+        positive = int((truth > 0.5).sum())
+        negative = len(truth) - positive
+        rows = (positive + negative) / 2 - 1
+        z = float(special.ndtri((1 + confidence) / 2))
+
+        def excess(other: float) -> float:
+            factor = 1 + rows * ((1 - other) / (2 - other) + other / (1 + other))
+            variance = other * (1 - other) * factor / (positive * negative)
+            return (area - other) ** 2 - z**2 * variance
+
+        # At the area itself the excess is below 0, and at the bounds not. An area of 0 or
+        # 1 has the variance 0, and stands for one just beside it.
+        inside = float(np.clip(area, 1e-9, 1 - 1e-9))
+
+        def root(low: float, high: float) -> float:
+            return float(optimize.root_scalar(excess, bracket=(low, high)).root)
+
+        low = root(0.0, inside) if area > 0 else 0.0
+        high = root(inside, 1.0) if area < 1 else 1.0
+        return Interval(area, low, high, np.nan)
+
+
+def _mean_interval(
+    center: float, influence: NDArray[np.float64], confidence: float
+) -> Interval:
+    """Student's interval of what varies as the mean of influences, without a p-value."""
+    rows = len(influence)
+    variance = float(np.square(influence).mean()) / rows if rows > 1 else np.inf
+    interval = student_interval(center, [(variance, rows - 1)], confidence)
+    return replace(interval, p=np.nan)
+
+
+def _transformed(interval: Interval, back: Callable[[float], float]) -> Interval:
+    """An interval on another scale, whose order may be the opposite."""
+    estimate, *ends = (
+        float(back(value)) for value in (interval.estimate, interval.low, interval.high)
+    )
+    return Interval(estimate, min(ends), max(ends), interval.p)
+
 
 def _deviations(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Deviations from the mean; the mean of their squares is the unbiased variance."""
@@ -224,34 +343,24 @@ SCORES: dict[str, Score] = {
 
 
 def metric_interval(
-    scores: Float[np.ndarray, " rows"], score: Score, confidence: float = 0.95
+    rows: pl.DataFrame, score: Score, confidence: float = 0.95
 ) -> Interval:
-    """One client's accuracy, loss or RMSE in one run, with an interval over test rows.
+    """One client's metric in one run, with an interval over test rows.
 
     The interval covers the sampling of the client's test rows, not the randomness of
-    training. A proportion (accuracy) has Wilson's interval (1927), which is valid for
-    few rows and near 0 and 1. A mean has Student's interval, and a root the interval of
-    the delta method.
+    training (see `Score.interval`).
 
     Args:
-        scores: scores of the test rows.
-        score: the kind of score.
+        rows: the client's test rows, with the columns of the score.
+        score: the metric.
         confidence: confidence level of the interval.
-    """
-    values = np.asarray(scores, np.float64)
-    rows = len(values)
-    if not rows:
-        return Interval(np.nan, np.nan, np.nan, np.nan)
-    estimate = score.value(values, values)
-    if score.bounds == (0.0, 1.0):
-        # SciPy takes 30 MB, which clients of a federation of machines never need.
-        from scipy import stats
 
-        correct = round(float(values.sum()))
-        proportion = stats.binomtest(correct, rows).proportion_ci(confidence, "wilson")
-        return Interval(estimate, float(proportion.low), float(proportion.high), np.nan)
-    is_root = isinstance(score, ErrorScore)
-    slope = 1 / (2 * estimate) if is_root and estimate > 0 else 1.0
-    variance = slope**2 * float(values.var(ddof=1)) / rows if rows > 1 else np.inf
-    interval = student_interval(estimate, [(variance, rows - 1)], confidence)
-    return replace(interval, low=max(interval.low, 0.0), p=np.nan)
+    Returns:
+        The interval, without a p-value. All values are NaN if there are no rows, or if
+        the metric is not defined for them.
+    """
+    prepared = score.prepare(rows).select("score", "truth").to_numpy()
+    scores, truth = prepared.T
+    if not len(scores) or np.isnan(score.value(scores, truth)):
+        return Interval(np.nan, np.nan, np.nan, np.nan)
+    return score.interval(scores, truth, confidence)

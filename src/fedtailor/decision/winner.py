@@ -24,7 +24,9 @@ class Winner:
     """The result of a comparison of methods over clients and seeds.
 
     Attributes:
-        winner: the method that is significantly better than every other one, or None.
+        winner: `ahead`; None with fewer than `MIN_SEEDS` seeds, as what all clients owe to
+            one seed (a lucky training or split) cannot be told from what they owe to
+            the method.
         leader: the method with the best mean, significant or not.
         unbeaten: methods that no other method is significantly better than, in the
             order of their means.
@@ -36,6 +38,8 @@ class Winner:
             pairs).
         clients: number of clients.
         seeds: number of seeds.
+        ahead: the method that is significantly better than every other one with these
+            seeds, however few, or None.
         expected: mean that the leader should be expected to have on new test rows: the
             best of several means is too good by its choice (see `shrink`). NaN if there
             is nothing to tell it by.
@@ -49,6 +53,7 @@ class Winner:
     pairs: pl.DataFrame
     clients: int
     seeds: int
+    ahead: str | None = None
     expected: float = np.nan
     alpha: float = 0.05
 
@@ -69,6 +74,11 @@ class Winner:
         over = f"over {self.clients} clients and {seeds}"
         if self.winner is not None:
             return f"{self.winner} is better than every other method, {over}."
+        if self.ahead is not None and self.seeds < MIN_SEEDS:
+            return (
+                f"Open, {over}: {self.ahead} is better than every other method there;"
+                f" {MIN_SEEDS} seeds tell whether it is elsewhere."
+            )
         if len(self.unbeaten) == len(self.means):
             return (
                 f"{NO_DIFFERENCE.capitalize()}, {over}; {self.leader} has the best"
@@ -98,7 +108,8 @@ def best_method(
     correction over all pairs. The probability of any wrongly ordered pair is then at
     most alpha. Selecting the leader on the same test data is covered by the correction,
     since all pairs are tested. All clients have equal weight and count as a random
-    sample of clients, so a handful of them rarely gives a significant result.
+    sample of clients, so a handful of them rarely gives a significant result. With fewer
+    than `MIN_SEEDS` seeds nothing wins.
 
     A method that was left out early is compared after the last round in which both
     methods of a pair were measured, so that no method profits from longer training.
@@ -170,16 +181,20 @@ def best_method(
         wins[better] += 1
         beaten.add(worse)
     others = len(methods) - 1
-    winners = [name for name in ranking if others > 0 and wins[name] == others]
+    ahead = [name for name in ranking if others > 0 and wins[name] == others]
+    # Two methods cannot both be better than all others.
+    best = ahead[0] if ahead else None
     finite = values.filter(pl.col("value").is_not_nan() & pl.col("value").is_not_null())
+    seeds = finite["seed"].n_unique()
     return Winner(
-        winner=winners[0] if winners else None,
+        winner=best if seeds >= MIN_SEEDS else None,
+        ahead=best,
         leader=ranking[0],
         unbeaten=tuple(name for name in ranking if name not in beaten),
         means={name: means[name] for name in ranking},
         pairs=pairs,
         clients=finite["client"].n_unique(),
-        seeds=finite["seed"].n_unique(),
+        seeds=seeds,
         expected=_expected_of_leader(
             [
                 tables[max(rounds[name])][name]

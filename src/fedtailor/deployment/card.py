@@ -223,7 +223,7 @@ def _measurements(run: OpenedRun, client: str, row: dict[str, Any]) -> Iterator[
     yield "| --- | ---: | ---: | ---: | ---: |"
     for name in dict.fromkeys(metric for _, metric in values):
         number_format = _NumberFormat(name)
-        interval = _interval(rows, name)
+        interval = _interval(rows, name, int(run.manifest["model"]["outputs"]))
         cells = (
             number_format.text(values.get(("test", name))),
             "" if interval is None else number_format.between(interval),
@@ -288,14 +288,14 @@ def _test_rows(
     return rows, dict(naive.select("metric", "value").iter_rows())
 
 
-def _interval(rows: pl.DataFrame | None, metric: str) -> Interval | None:
+def _interval(rows: pl.DataFrame | None, metric: str, outputs: int) -> Interval | None:
     """The confidence interval of a metric; None if test rows do not determine it."""
     score = SCORES.get(metric)
-    if rows is None or rows.is_empty():
+    if rows is None or rows.is_empty() or score is None:
         return None
-    if score is None or score.column not in rows.columns:
+    if not score.determined(rows.columns, outputs):
         return None
-    return metric_interval(rows[score.column].cast(pl.Float64).to_numpy(), score)
+    return metric_interval(rows, score)
 
 
 def _method(run: OpenedRun) -> Iterator[str]:

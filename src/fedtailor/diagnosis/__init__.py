@@ -31,6 +31,7 @@ from fedtailor.diagnosis.divergences import (
 )
 from fedtailor.diagnosis.gradients import (
     Homogeneity,
+    batch_sizes,
     expected_exponent,
     gradient_traces,
     homogeneity,
@@ -73,6 +74,7 @@ __all__ = [
     "Streams",
     "agnostic_bound",
     "are_clear",
+    "batch_sizes",
     "best_rows",
     "clusters_have_samples",
     "compare_streams",

@@ -105,6 +105,19 @@ def gradient_traces(
     return np.divide(sigma2, variance_factor, out=undefined, where=variance_factor > 0)
 
 
+def batch_sizes(sizes: Int[np.ndarray, " m"], share: float) -> Int[np.ndarray, " m"]:
+    """The batch size of each client for the variance of gradients, as UCFL takes it.
+
+    It is at most half of the client's samples, and at least one.
+
+    Args:
+        sizes: training samples of each client.
+        share: size of a batch, as a share of the client's samples.
+    """
+    batches = (share * np.asarray(sizes) + 1e-3).astype(np.int64)
+    return np.maximum(np.minimum(batches, np.asarray(sizes) // 2), 1)
+
+
 def homogeneity(
     gradients: Float[Rows, "m d"],
     traces: Float[np.ndarray, " m"],

@@ -19,7 +19,12 @@ from fedtailor.diagnosis.divergences import (
     input_differences,
     label_differences,
 )
-from fedtailor.diagnosis.gradients import Homogeneity, gradient_traces, homogeneity
+from fedtailor.diagnosis.gradients import (
+    Homogeneity,
+    batch_sizes,
+    gradient_traces,
+    homogeneity,
+)
 from fedtailor.diagnosis.uncertainty import (
     PersonalizationGain,
     personalization_gain,
@@ -394,8 +399,10 @@ def diagnose(evidence: Evidence, *, trained: bool = False) -> Diagnosis:
     means, squares = evidence.feature_means, evidence.feature_squares
     if means is not None and squares is not None:
         inputs = input_differences(means, squares, sizes)
+    # sigma_i^2 of batches of the kernel's size, if the variance of a gradient is known.
+    kernel_batches = batch_sizes(sizes, KERNEL_SHARE)
     kernel_sigma2 = np.where(
-        np.isnan(traces), evidence.sigma2, traces * _kernel_factors(sizes)
+        np.isnan(traces), evidence.sigma2, traces * (1 / kernel_batches - 1 / sizes)
     )
     weights = user_centric_weights(Probe(gradients, kernel_sigma2, sizes))
     gain = personalization_gain(
@@ -417,10 +424,3 @@ def diagnose(evidence: Evidence, *, trained: bool = False) -> Diagnosis:
         groups,
         silhouette,
     )
-
-
-def _kernel_factors(sizes: Int[np.ndarray, " m"]) -> NDArray[np.float64]:
-    """sigma_i^2 over tr S_i for batches of a third of the samples, at most half."""
-    batches = (KERNEL_SHARE * sizes + 1e-3).astype(np.int64)
-    batches = np.maximum(np.minimum(batches, sizes // 2), 1)
-    return 1 / batches - 1 / sizes

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from fedtailor.algorithms import UCFL, FedAvg
-from fedtailor.diagnosis import Diagnosis, Evidence, Race, recommend
+from fedtailor.diagnosis import Diagnosis, Evidence, Race, batch_sizes, recommend
 from fedtailor.diagnosis import diagnose as diagnose_evidence
 from fedtailor.executors import Settings
 from fedtailor.federation import Federation
@@ -255,20 +255,11 @@ def _evidence(clients: Clients, server: ProbeAnswers) -> Evidence:
         sizes=sizes,
         gradients=gradients,
         sigma2=sigma2,
-        batch_sizes=batch_sizes(sizes),
+        batch_sizes=batch_sizes(sizes, BATCH_SHARE),
         label_counts=None if counts is None else np.rint(counts).astype(np.int64),
         feature_means=means,
         feature_squares=squares,
     )
-
-
-def batch_sizes(sizes: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m"]:
-    """The batch size of each client in the probe (`BATCH_SHARE`).
-
-    It is at most half of the client's samples, and at least one.
-    """
-    batches = (BATCH_SHARE * np.asarray(sizes) + 1e-3).astype(np.int64)
-    return np.maximum(np.minimum(batches, np.asarray(sizes) // 2), 1)
 
 
 def _feature_subset(clients: int, features: int) -> Int[np.ndarray, " subset"]:

@@ -4,7 +4,9 @@ import math
 from typing import ClassVar, Literal
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Shaped
+from numpy.typing import NDArray
 
 from fedtailor.metrics.metric import Metric, Statistic, is_regression, mean
 from fedtailor.metrics.targets import predictions_and_targets
@@ -42,3 +44,6 @@ class MAE(Metric):
 
     def result(self, statistic: Statistic) -> float:
         return float(mean(statistic, "distances").mean())
+
+    def values_of_clients(self, statistic: Statistic) -> dict[str, NDArray[np.float64]]:
+        return {self.name: mean(statistic, "distances").mean(axis=1)}

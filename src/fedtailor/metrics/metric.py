@@ -266,12 +266,15 @@ def mean(statistic: Statistic, key: str) -> NDArray[np.float64]:
 
     Args:
         statistic: of one client, or of several, stacked [c].
-        key: of the sum over samples.
+        key: of the sum over samples, which may be of several targets.
 
     Returns:
-        The mean [] or [c] in double precision; NaN without samples.
+        The mean [] or [c], or [targets] or [c, targets], in double precision; NaN
+        without samples.
     """
     sums, count = in_double(statistic, key, "count")
+    if sums.ndim > count.ndim:
+        count = count[..., None]
     has_samples = count > 0
     # Divide by 1 instead of 0 where there are no samples.
     means = sums / np.where(has_samples, count, 1)

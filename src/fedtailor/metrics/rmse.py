@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Shaped
+from numpy.typing import NDArray
 
 from fedtailor.metrics.metric import Metric, Statistic, is_regression, mean
 from fedtailor.metrics.targets import predictions_and_targets
@@ -43,3 +44,6 @@ class RMSE(Metric):
 
     def result(self, statistic: Statistic) -> float:
         return float(np.sqrt(mean(statistic, "squares")).mean())
+
+    def values_of_clients(self, statistic: Statistic) -> dict[str, NDArray[np.float64]]:
+        return {self.name: np.sqrt(mean(statistic, "squares")).mean(axis=1)}

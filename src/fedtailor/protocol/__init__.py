@@ -1,13 +1,13 @@
 """The types in which algorithms, clients, servers and executors talk to each other.
 
 Begin with `Algorithm` (algorithm.py), whose docstrings explain the rest. This package
-imports nothing else of fedtailor.
+imports nothing else of fedtailor but what needs no JAX (modules with an underscore).
 """
 
+from fedtailor._choice import check_choice
 from fedtailor.protocol.about import About, Sees
 from fedtailor.protocol.algorithm import Algorithm, GlobalModel, Init
 from fedtailor.protocol.axes import along_axis
-from fedtailor.protocol.choice import check_choice
 from fedtailor.protocol.cohort import Clients, Cohort, Examples, Population
 from fedtailor.protocol.data_facts import DataFacts, Preprocessing
 from fedtailor.protocol.diagnostics import (

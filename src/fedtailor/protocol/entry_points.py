@@ -11,7 +11,7 @@ from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any, TypeVar
 
-from fedtailor.protocol.choice import check_choice
+from fedtailor._choice import check_choice
 from fedtailor.protocol.hyperparameters import require
 
 T = TypeVar("T")
@@ -43,10 +43,11 @@ def find_registered(
     Raises:
         ValueError: there is no entry of that name, or that of a package is broken.
     """
-    if name not in registry:
-        entry = offered(group, name, what, base)
-        if entry is not None:
-            registry[name] = entry
+    if name in registry:
+        return registry[name]
+    entry = offered(group, name, what, base)
+    if entry is not None:
+        registry[name] = entry
     check_choice(name, sorted({*registry, *offered_names(group)}), what, listed_by)
     return registry[name]
 

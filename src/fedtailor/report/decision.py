@@ -311,7 +311,7 @@ def decide(experiment: Experiment, scenario: str) -> Decision | None:
         )
         # A method that could not be tested might have won.
         if untested:
-            winner = replace(winner, winner=None)
+            winner = replace(winner, winner=None, ahead=None)
         if _have_common_clients(val, test):
             choice = choose_by_validation(val, test, higher_is_better=higher_is_better)
     return Decision(
@@ -411,14 +411,13 @@ def _gains(
     # Runs of other versions may have more columns.
     rows = pl.concat(frames, how="diagonal")
     outputs = int(next(iter(runs.values()))[0].manifest["model"]["outputs"])
-    if not _follows_from_rows(metric, rows, outputs):
-        replacements = ("accuracy", "rmse", "loss")
-        metric = next(name for name in replacements if _has_columns(name, rows))
+    if metric not in SCORES or not SCORES[metric].determined(rows.columns, outputs):
+        metric = next(
+            name
+            for name in ("accuracy", "rmse", "loss")
+            if SCORES[name].determined(rows.columns, outputs)
+        )
     return metric, client_gains(rows, base, metric), ""
-
-
-def _has_columns(metric: str, rows: pl.DataFrame) -> bool:
-    return all(column in rows.columns for column in SCORES[metric].columns)
 
 
 def _counted(gains: pl.DataFrame, verdict: str, of: str = "") -> str:
@@ -428,17 +427,6 @@ def _counted(gains: pl.DataFrame, verdict: str, of: str = "") -> str:
         return f"0{of}"
     corrected = int((found["p_holm"] < ALPHA).sum())
     return f"{len(found)}{of} ({corrected} after correction)"
-
-
-def _follows_from_rows(metric: str, rows: pl.DataFrame, outputs: int) -> bool:
-    """Whether the table of rows determines a metric of each client.
-
-    A row holds the probability of one class only, so that it determines the area under
-    the curve of two classes; and the squared error over all targets together, so that
-    it determines the R2 of one target.
-    """
-    most_outputs = {"roc_auc": 2, "r2": 1}.get(metric, outputs)
-    return metric in SCORES and outputs <= most_outputs and _has_columns(metric, rows)
 
 
 def _training_warnings(

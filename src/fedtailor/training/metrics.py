@@ -206,7 +206,7 @@ class Metrics:
         """
         import polars as pl
 
-        types = {
+        types: dict[str, type[pl.DataType]] = {
             "round": pl.Int32,
             "client": pl.String,
             "unseen": pl.Boolean,
@@ -216,22 +216,21 @@ class Metrics:
         }
         if not self.evaluations:
             return pl.DataFrame(schema=types)
-        parts = [
-            pl.DataFrame(
-                {
-                    "round": np.full(
-                        len(evaluation.clients), evaluation.round, np.int32
-                    ),
-                    "client": [names[client] for client in evaluation.clients],
-                    "unseen": np.full(len(evaluation.clients), evaluation.unseen),
-                    "split": [evaluation.split] * len(evaluation.clients),
-                    "metric": [evaluation.metric] * len(evaluation.clients),
-                    "value": evaluation.values,
-                }
-            )
-            for evaluation in self.evaluations
-        ]
-        return pl.concat(parts)
+        lines = [len(evaluation.clients) for evaluation in self.evaluations]
+        columns: dict[str, Any] = {
+            name: pl.Series(
+                [getattr(evaluation, name) for evaluation in self.evaluations]
+            ).gather(np.repeat(np.arange(len(lines)), lines))
+            for name in ("round", "unseen", "split", "metric")
+        }
+        clients = np.concatenate(
+            [evaluation.clients for evaluation in self.evaluations]
+        )
+        columns["client"] = pl.Series(names).gather(clients)
+        columns["value"] = np.concatenate(
+            [evaluation.values for evaluation in self.evaluations]
+        )
+        return pl.DataFrame({name: columns[name] for name in types}, types)
 
     @classmethod
     def from_frame(cls, frame: "pl.DataFrame", names: tuple[str, ...]) -> "Metrics":

@@ -4,6 +4,8 @@ Every cell is a number or a word that is nowhere else, and so are the names of c
 that the job does not ask for, and the directories.
 """
 
+import re
+
 import numpy as np
 import polars as pl
 
@@ -56,10 +58,19 @@ METHODS = {
 
 
 class Marks:
-    """Byte strings that must not leave a client, each with what it stands for."""
+    """Byte strings that must not leave a client, each with what it stands for.
+
+    Attributes:
+        needles: found wherever they stand.
+        numbers: texts of numbers, found only where a number begins (and ends, if the
+            text is rounded): sums that may leave hold the same digits by chance.
+    """
+
+    NUMBER = re.compile(rb"(?<![0-9.])-?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?")
+    PREFIX = 10
 
     def __init__(self):
-        self.needles = {}
+        self.needles, self.numbers = {}, {}
 
     def add_word(self, word):
         """Mark a text."""
@@ -70,17 +81,23 @@ class Marks:
         and byte orders.
         """
         value = float(value)
-        for text in (repr(value)[:10], f"{value:.{digits}g}", f"{value:e}"[:8]):
+        rounded = [f"{value:.{count}g}" for count in (digits, digits + 1, digits + 2)]
+        for text in (repr(value)[: self.PREFIX], *rounded, f"{value:e}"):
             # Fewer digits are in other numbers by chance.
             if sum(map(str.isdigit, text)) >= digits:
-                self.needles[text.encode()] = f"{what} {value!r} as text"
+                self.numbers[text.encode()] = f"{what} {value!r} as text"
         for dtype in ("<f4", ">f4", "<f8", ">f8"):
             content = np.array(value, dtype).tobytes()
             self.needles[content] = f"{what} {value!r} as {dtype}"
 
     def found_in(self, body):
         """What of all this a message holds."""
-        return [what for needle, what in self.needles.items() if needle in body]
+        found = [what for needle, what in self.needles.items() if needle in body]
+        for text in set(self.NUMBER.findall(body)):
+            what = self.numbers.get(text) or self.numbers.get(text[: self.PREFIX])
+            if what is not None:
+                found.append(what)
+        return found
 
 
 class Tap(LoopbackTransport):

@@ -19,6 +19,7 @@ from fedtailor.remote.flower import require_flower
 from fedtailor.remote.job import read_job
 from fedtailor.remote.kit import JOB
 from fedtailor.remote.plan import plan_of
+from fedtailor.storage.diagnostics import read_diagnostics
 from fedtailor.storage.run_directory import LEDGER, METRICS
 
 require_flower()  # sets Flower's environment before its first import
@@ -106,6 +107,40 @@ def test_processes_give_the_models_of_the_simulation(name, tmp_path):
         )
     )
     assert dict(zip(frame["client"], frame["value"], strict=True)) == expected
+
+
+def test_a_machine_that_is_away_when_the_server_asks_is_asked_with_a_later_probe(
+    tmp_path,
+):
+    """UCFL by default: FedAvg goes on, and personal streams wait for everybody."""
+    directory = tmp_path / "digits"
+    files = demo.prepare(directory, METHODS["ucfl"], rounds=23)
+    for path in (directory, *(directory / "kits").iterdir()):
+        text = (path / JOB).read_text()
+        text = re.sub("minimum = .*", "minimum = 3", text)
+        (path / JOB).write_text(re.sub("deadline = .*", "deadline = 8", text))
+    with (
+        demo.clients_of(directory, files) as clients,
+        (directory / "serve.log").open("wb") as log,
+    ):
+        serving = demo.start(["serve", str(directory), "--listen", "127.0.0.1"], log)
+        try:
+            away = demo.NAMES[0]
+            # The first probe has all answers; those after 2 and perhaps 5 rounds lack one.
+            demo.wait_for_round(directory, 1, serving)
+            clients[away].kill()
+            clients[away].wait()
+            demo.wait_for_round(directory, 4, serving)
+            clients[away] = demo.start_client(directory, away, files)
+            assert serving.wait(3 * demo.WAIT_S) == 0
+        finally:
+            demo.stop(serving)
+    found = {it.name: it for it in read_diagnostics(directory / "run")}
+    silhouettes = np.asarray(found["probe"].y)
+    missed = np.flatnonzero(silhouettes == 0)
+    assert len(missed) and (silhouettes[missed[-1] + 1 :] > 0).sum() >= 2
+    models = demo.personal_models(directory, list(demo.NAMES))
+    assert len({model.tobytes() for model in models.values()}) == len(demo.NAMES)
 
 
 LISTENING = """

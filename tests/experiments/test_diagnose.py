@@ -94,6 +94,8 @@ def test_after_rounds_of_fedavg_groups_are_found_that_no_pair_shows():
     )
     assert at_once.diagnosis.silhouette is None
     np.testing.assert_array_equal(later.diagnosis.groups, [0, 1, 0, 1, 0, 1])
+    advised = ["warm 10" in " ".join(it.sentences()) for it in (at_once, later)]
+    assert advised == [True, False]
     # what the clients sent in ten rounds is counted, too
     weights = model.bind((3,), 2).size
     assert later.probe_bytes - at_once.probe_bytes == 10 * 6 * 4 * weights

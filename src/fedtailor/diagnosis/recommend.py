@@ -82,9 +82,14 @@ def streams_of(diagnosis: Diagnosis) -> int | None:
     if not 2 <= groups <= clients / 2:
         return None
     # Clusters of weights do not come from tests of pairs.
-    if diagnosis.silhouette is None and _told_apart(diagnosis).sum() < clients / 2:
+    if diagnosis.silhouette is None and _few_told_apart(diagnosis):
         return None
     return groups
+
+
+def differ_unseen(diagnosis: Diagnosis) -> bool:
+    """Whether all clients together differ, and tests of pairs do not show how."""
+    return diagnosis.gradients.overall_p < ALPHA and _few_told_apart(diagnosis)
 
 
 def are_clear(diagnosis: Diagnosis) -> bool:
@@ -98,6 +103,11 @@ def are_clear(diagnosis: Diagnosis) -> bool:
     of_two = diagnosis.groups[first] != diagnosis.groups[second]
     found = _told_apart(diagnosis)[of_two]
     return bool(len(found)) and float(found.mean()) >= CLEAR_SHARE
+
+
+def _few_told_apart(diagnosis: Diagnosis) -> bool:
+    """Whether fewer pairs are told apart than half as many as there are clients."""
+    return bool(_told_apart(diagnosis).sum() < len(diagnosis.groups) / 2)
 
 
 def _told_apart(diagnosis: Diagnosis) -> NDArray[np.bool_]:

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int
 from fedtailor.algorithms import UCFL, FedAvg
 from fedtailor.diagnosis import Diagnosis, Evidence, Race, batch_sizes, recommend
 from fedtailor.diagnosis import diagnose as diagnose_evidence
+from fedtailor.diagnosis.recommend import differ_unseen
 from fedtailor.executors import Settings
 from fedtailor.federation import Federation
 from fedtailor.models import Architecture, Model
@@ -62,6 +63,7 @@ class Advice:
         probe_bytes: number of bytes that all clients sent for the probe, and in the
             rounds before it.
         validation: number of validation rows of all seen clients.
+        warm: rounds of FedAvg before the probe.
     """
 
     diagnosis: Diagnosis
@@ -69,10 +71,16 @@ class Advice:
     federation: str
     probe_bytes: int
     validation: int
+    warm: int = 0
 
     def sentences(self) -> list[str]:
-        """A summary in three to six sentences."""
+        """A summary in three to seven sentences."""
         sentences = [*self.diagnosis.sentences(), self.race.doubt]
+        if not self.warm and differ_unseen(self.diagnosis):
+            sentences.append(
+                "An untrained model can hide who resembles whom: ask again after ten"
+                " rounds of FedAvg (warm 10)."
+            )
         choice = self.race.sentence
         if not self.validation:
             choice += " There are no validation rows yet: set some aside."
@@ -136,7 +144,7 @@ def diagnose(
     diagnosis = diagnose_evidence(evidence, trained=warm > 0)
     race = recommend(diagnosis, network.size * np.dtype(network.dtype).itemsize)
     validation = int(federation.val.sizes[federation.seen].sum())
-    return Advice(diagnosis, race, federation.name, probe_bytes, validation)
+    return Advice(diagnosis, race, federation.name, probe_bytes, validation, warm)
 
 
 def gather_evidence(

@@ -157,8 +157,8 @@ def test_clients_that_gain_and_clients_that_lose_are_told_apart(tmp_path):
     text = " ".join(decision.conclusions)
     assert "No difference that these data can show, over 3 clients and 2 seeds" in text
     assert (
-        "Sharing is not shown to help on average, nor to hurt (tested over all pairs"
-        in text
+        "Sharing is not shown to help on average, nor to hurt (tested over all"
+        " methods at once" in text
     )  # of three clients
     assert (
         "SHARED, beside training alone: helps 1 of 3 clients (1 after correction),"

@@ -66,6 +66,25 @@ class Winner:
                 return "better" if first_is_better == (first == method) else "worse"
         return "cannot tell"
 
+    def beside(self, base: str) -> dict[str, str]:
+        """Whether each other method is "better" or "worse" than one, or "cannot tell".
+
+        Holm's correction is over these comparisons only: they answer one question
+        (does sharing help?), which the pairs of the other methods have no part in.
+
+        Args:
+            base: the method that the others are compared with.
+        """
+        pairs = self.pairs.filter((pl.col("method") == base) | (pl.col("other") == base))
+        p_holm = holm(pairs["p"].to_numpy())
+        verdicts = dict.fromkeys((it for it in self.means if it != base), "cannot tell")
+        for pair, p in zip(pairs.iter_rows(named=True), p_holm, strict=True):
+            if p < self.alpha:
+                base_is_better = (pair["difference"] > 0) == (pair["method"] == base)
+                method = pair["other"] if pair["method"] == base else pair["method"]
+                verdicts[method] = "worse" if base_is_better else "better"
+        return verdicts
+
     def conclusion(self) -> str:
         """States the decision in one sentence."""
         seeds = f"{self.seeds} seed{'s' if self.seeds > 1 else ''}"

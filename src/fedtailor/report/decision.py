@@ -142,17 +142,10 @@ class Decision:
         ]
 
     def _sharing_sentences(self, winner: Winner) -> list[str]:
-        """States whether sharing is better than training alone on average.
-
-        The statement uses the same tests as the winner.
-        """
+        """States whether sharing is better than training alone on average."""
         if self.base is None:
             return []
-        verdicts = {
-            method: winner.verdict(method, self.base)
-            for method in winner.means
-            if method != self.base
-        }
+        verdicts = winner.beside(self.base)
         better = [method for method, verdict in verdicts.items() if verdict == "better"]
         worse = [method for method, verdict in verdicts.items() if verdict == "worse"]
         if better:
@@ -165,8 +158,8 @@ class Decision:
         else:
             text = "Sharing is not shown to help on average, nor to hurt"
         return [
-            f"{text} (tested over all pairs of methods at once; each interval below"
-            " stands for itself)."
+            f"{text} (tested over all methods at once; each interval below stands for"
+            " itself)."
         ]
 
     def _left_out_sentences(self) -> list[str]:

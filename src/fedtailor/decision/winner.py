@@ -75,7 +75,9 @@ class Winner:
         Args:
             base: the method that the others are compared with.
         """
-        pairs = self.pairs.filter((pl.col("method") == base) | (pl.col("other") == base))
+        pairs = self.pairs.filter(
+            (pl.col("method") == base) | (pl.col("other") == base)
+        )
         p_holm = holm(pairs["p"].to_numpy())
         verdicts = dict.fromkeys((it for it in self.means if it != base), "cannot tell")
         for pair, p in zip(pairs.iter_rows(named=True), p_holm, strict=True):

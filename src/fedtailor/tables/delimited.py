@@ -8,6 +8,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
@@ -51,17 +52,27 @@ _POINT_NUMBER = re.compile(r"\s*[+-]?\d+\.\d+\s*")
 _NUMBER = re.compile(r"\s*[+-]?(\d+([.,]\d*)?|[.,]\d+)([eE][+-]?\d+)?\s*")
 
 
-def read_delimited(
-    path: Path, options: "TableOptions"
-) -> tuple[pl.DataFrame, list[str]]:
+@dataclass(frozen=True)
+class FileContent:
+    """What a file of a table holds.
+
+    Attributes:
+        frame: the cells.
+        decimal: the decimal sign of numbers in text.
+        notes: what was detected, in sentences.
+    """
+
+    frame: pl.DataFrame
+    decimal: str = "."
+    notes: tuple[str, ...] = ()
+
+
+def read_delimited(path: Path, options: "TableOptions") -> FileContent:
     """Read a file of delimited text.
 
     A column is numeric if all of its cells are numbers, otherwise text. The client and
     group columns are always text, so that "007" is unchanged. Missing cells are null.
     Empty lines are skipped.
-
-    Returns:
-        The frame, and notes on what was detected, in sentences.
 
     Raises:
         ValueError: the file is empty or no text, or its lines do not fit its header.
@@ -94,18 +105,19 @@ def read_delimited(
                 schema_overrides=text_columns,
                 glob=False,  # brackets in a path are no pattern
             )
-        except pl.exceptions.ComputeError as error:
-            # A later cell is of another type. Infer the types from all lines, which
-            # takes five times as long.
-            if infer_from is None or "could not parse" not in str(error):
+        except pl.exceptions.ComputeError:
+            if infer_from is None:
                 raise
+            # Perhaps a later cell is of another type. Infer the types from all lines,
+            # which takes five times as long.
             return parse(source, None)
 
     try:
         try:
             frame = parse(path if encoding == "utf-8" else _as_utf8(path, encoding))
-        except pl.exceptions.PolarsError as error:
-            if "utf-8" not in str(error) or options.encoding is not None:
+        except pl.exceptions.PolarsError:
+            is_guess = encoding == "utf-8" and options.encoding is None
+            if not is_guess or _is_utf8(path):
                 raise
             # Nearly every file can be read in this encoding. A note tells the user.
             encoding = "cp1252"
@@ -127,7 +139,8 @@ def read_delimited(
     if any(series.null_count() for series in frame):
         frame = frame.filter(~pl.all_horizontal(pl.all().is_null()))
     names = [name.strip() for name in header]
-    return frame.rename(dict(zip(frame.columns, names, strict=True))), notes
+    frame = frame.rename(dict(zip(frame.columns, names, strict=True)))
+    return FileContent(frame, decimal, tuple(notes))
 
 
 def read_header(
@@ -219,6 +232,18 @@ def _decode(sample: bytes, encoding: str, path: Path, is_complete: bool) -> str:
         raise ValueError(
             f"{path} is not {encoding}: byte {error.start} is {sample[error.start]}"
         ) from None
+
+
+def _is_utf8(path: Path) -> bool:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    with _open(path) as file:
+        try:
+            while content := file.read(_SAMPLE_BYTES):
+                decoder.decode(content)
+            decoder.decode(b"", final=True)
+        except UnicodeDecodeError:
+            return False
+    return True
 
 
 def _as_utf8(path: Path, encoding: str) -> io.BytesIO:

@@ -12,7 +12,7 @@ import polars as pl
 
 from fedtailor._parquet import read_foreign_parquet
 from fedtailor.tables.delimited import ENDINGS as TEXT_ENDINGS
-from fedtailor.tables.delimited import MISSING_WORDS, read_delimited
+from fedtailor.tables.delimited import MISSING_WORDS, FileContent, read_delimited
 from fedtailor.tables.options import TableOptions
 from fedtailor.tables.problems import join_names
 
@@ -34,12 +34,14 @@ class RawTable:
         frame: columns of numbers, booleans, dates or text; missing cells are null.
         where: name of the source in messages.
         name: name of the data in tables of results.
+        decimal: the decimal sign of numbers in text.
         notes: notes on what was detected, in sentences.
     """
 
     frame: pl.DataFrame
     where: str
     name: str
+    decimal: str = "."
     notes: tuple[str, ...] = ()
 
 
@@ -52,16 +54,19 @@ def read(source: Any, options: TableOptions) -> RawTable:
     if isinstance(source, str | os.PathLike):
         path = Path(source).expanduser()
         _check_file(path)
-        frame, notes = _read_file(path, options)
+        content = _read_file(path, options)
         where, name = str(path), path.name.split(".")[0]
     else:
-        frame, where, name, notes = as_frame(source), "the frame", "own data", []
+        content, where, name = FileContent(as_frame(source)), "the frame", "own data"
+    frame = content.frame
     if not frame.height:
         raise ValueError(
             f"{where} has columns ({join_names(frame.columns)}) and no rows; add one for"
             " each example"
         )
-    return RawTable(clean(frame, options.missing), where, name, tuple(notes))
+    return RawTable(
+        clean(frame, options.missing), where, name, content.decimal, content.notes
+    )
 
 
 def as_frame(rows: Any) -> pl.DataFrame:
@@ -152,14 +157,14 @@ def _check_file(path: Path) -> None:
         raise ValueError(f"{path} may not be read; change its permissions")
 
 
-def _read_file(path: Path, options: TableOptions) -> tuple[pl.DataFrame, list[str]]:
+def _read_file(path: Path, options: TableOptions) -> FileContent:
     name = path.name.lower()
     if name.endswith(TEXT_ENDINGS):
         return read_delimited(path, options)
     if name.endswith(EXCEL_ENDINGS):
-        return _read_excel(path, options), []
+        return FileContent(_read_excel(path, options))
     try:
-        return read_foreign_parquet(path), []
+        return FileContent(read_foreign_parquet(path))
     except (pl.exceptions.PolarsError, OSError) as error:
         raise ValueError(
             f"{path} cannot be read as Parquet: {str(error).splitlines()[0]}"

@@ -220,10 +220,7 @@ def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
     notes += [*target.notes, *split_notes(splits, rows, options)]
     encoding, y = _standardize_target(target, parts)
     ignored = _ignored_columns(raw.frame.columns, encodings, options, dropped)
-    decimal = options.decimal
-    if decimal is None:
-        has_comma = any("decimal comma" in note for note in raw.notes)
-        decimal = "," if has_comma else "."
+    decimal = options.decimal or raw.decimal
     x, decorrelation = _encode(columns, encodings), None
     kept = {encoding.name: columns[encoding.name] for encoding in encodings}
     warnings = [

@@ -129,27 +129,23 @@ def trained_by_pytorch(
     """Outputs before and after three steps, the first gradient, and the model after
     them.
     """
-    torch.set_default_dtype(torch.float64)
     parameters = dict(module.named_parameters())
     trained = [parameters[path] for path in paths if path in parameters]
     optimizer = torch.optim.SGD(trained, lr=LR, momentum=MOMENTUM)
     found: dict[str, np.ndarray] = {}
-    try:
-        with in_double_precision():
-            found["outputs"] = module.eval()(batches[0]).detach().numpy()
-            module.train()
-            for step, batch in enumerate(batches):
-                optimizer.zero_grad()
-                torch.square(module(batch) - 1).mean().backward()
-                if step == 0:
-                    for path in paths:
-                        gradient = getattr(parameters.get(path), "grad", None)
-                        if gradient is not None:
-                            found[f"gradient {path}"] = gradient.numpy().copy()
-                optimizer.step()
-            found["outputs after"] = module.eval()(batches[0]).detach().numpy()
-    finally:
-        torch.set_default_dtype(torch.float32)
+    with in_double_precision():
+        found["outputs"] = module.eval()(batches[0]).detach().numpy()
+        module.train()
+        for step, batch in enumerate(batches):
+            optimizer.zero_grad()
+            torch.square(module(batch) - 1).mean().backward()
+            if step == 0:
+                for path in paths:
+                    gradient = getattr(parameters.get(path), "grad", None)
+                    if gradient is not None:
+                        found[f"gradient {path}"] = gradient.numpy().copy()
+            optimizer.step()
+        found["outputs after"] = module.eval()(batches[0]).detach().numpy()
     for path in paths:
         owner, _, name = path.rpartition(".")
         found[path] = getattr(module.get_submodule(owner), name).detach().numpy()

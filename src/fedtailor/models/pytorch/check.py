@@ -1,7 +1,8 @@
 """Whether a converted module computes what PyTorch computes."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -127,8 +128,6 @@ def _run_pytorch(
         # Variances stay positive.
         tensor.add_(noise - 0.05 if path in parameters else noise * (1 + tensor.abs()))
         network[path] = tensor.numpy().copy()
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)  # of `torch.zeros(...)` in the module's code
     try:
         with warnings.catch_warnings(), in_double_precision():
             warnings.simplefilter("ignore")
@@ -139,8 +138,6 @@ def _run_pytorch(
         raise Unsupported(
             f"PyTorch fails in double precision ({first_line(error)})"
         ) from None
-    finally:
-        torch.set_default_dtype(default)
     results = {"output": outputs.detach().numpy(), "loss": loss.detach().numpy()}
     for path in network:
         if path not in parameters:
@@ -156,9 +153,10 @@ def _tensor_of(module: TorchModuleType, path: str) -> Tensor:
     return getattr(module.get_submodule(layer), name)
 
 
-def in_double_precision() -> Any:
-    """A context in which PyTorch takes float64 for float32, and the means of random
-    numbers for the numbers.
+@contextmanager
+def in_double_precision() -> Iterator[None]:
+    """A context in which PyTorch takes float64 for float32, also for new tensors, and
+    the means of random numbers for the numbers.
     """
     torch = pytorch()
     dispatch: Any = import_module("torch.utils._python_dispatch")
@@ -190,7 +188,13 @@ def in_double_precision() -> Any:
                 return result.fill_(args[1] if len(args) > 1 else 0.0)
             return result
 
-    return Mode()
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # of `torch.zeros(...)` in a module's code
+    try:
+        with Mode():
+            yield
+    finally:
+        torch.set_default_dtype(default)
 
 
 def _run_jax(

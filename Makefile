@@ -6,12 +6,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PARALLEL := --numprocesses auto --dist worksteal
 
-.PHONY: help demo federation-demo test coverage lowest lock campaign lint format benchmark
+.PHONY: help demo docs federation-demo test coverage lowest lock campaign lint format benchmark
 
 help:
 	@echo 'make demo       train personalized models on real data: install into $(VENV), then run `fedtailor demo`'
 	@echo 'make federation-demo  a federation of processes (TLS, keys, one client killed) beside its simulation'
 	@echo 'make test       everything that CI runs: make lint, the tests, and those of equal bits as XLA compiles for users'
+	@echo 'make docs       the documentation site in docs/_build/html; warnings are errors'
 	@echo 'make campaign   kills, flipped bits, full disks, bad input and attacks on federations for MINUTES (30), from SEED (the time)'
 	@echo 'make lint       ruff, pyright, and the layers of the package'
 	@echo 'make format     mend what ruff can mend'
@@ -44,7 +45,12 @@ lowest: $(VENV)/.installed-test
 	$(LOWEST)/bin/pytest $(PARALLEL) -m 'not slow' tests/aggregation tests/cli tests/metrics tests/models tests/storage tests/tables
 
 lock: $(VENV)/.installed-test
-	$(BIN)/uv pip compile --quiet --upgrade --python-version 3.11 --no-header --no-annotate --extra test --output-file constraints.txt pyproject.toml
+	$(BIN)/uv pip compile --quiet --upgrade --python-version 3.11 --no-header --no-annotate --extra test --extra docs --output-file constraints.txt pyproject.toml
+
+# Offline once the packages are installed. -W: a broken link is an error, as any other warning is.
+docs: $(VENV)/.installed-docs
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --jobs auto docs docs/_build/html
+	@echo 'The site is docs/_build/html/index.html'
 
 MINUTES ?= 30
 

@@ -23,7 +23,6 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
-    "sphinx.ext.viewcode",
 ]
 exclude_patterns = ["_build"]
 
@@ -39,8 +38,12 @@ html_theme_options = {"navigation_with_keys": True, "top_of_page_buttons": []}
 # Headings have the anchors that links between Markdown files use.
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
-suppress_warnings = ["myst.header"]  # generated pages begin their sections at ###
+suppress_warnings = [
+    "myst.header",  # generated pages begin their sections at ###
+    "ref.python",  # `Diverged` is a name of several packages
+]
 
+default_role = "code"  # `name` in docstrings
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
@@ -53,4 +56,5 @@ nitpicky = False
 def setup(app):
     pages.write(HERE / "generated")
     app.connect("source-read", repository_links.rewrite)
-    app.connect("autodoc-process-docstring", pages.tidy_docstring)
+    # Before napoleon reads the sections of a docstring.
+    app.connect("autodoc-process-docstring", pages.tidy_docstring, priority=100)

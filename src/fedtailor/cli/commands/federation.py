@@ -14,7 +14,7 @@ import tyro
 
 from fedtailor._memory import save_memory
 from fedtailor._printable import csv_of_frame, say, say_block
-from fedtailor.cli.commands.federation_admin import (
+from fedtailor.cli.commands._federation_admin import (
     Renew,
     Revoke,
     Status,

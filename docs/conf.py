@@ -10,13 +10,12 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src"), str(HERE.parent / "tests")]
 
-from generators import pages, repository_links  # noqa: E402
-
 import fedtailor  # noqa: E402
+from generators import pages, repository_links  # noqa: E402
 
 project = "fedtailor"
 author = "The fedtailor authors"
-copyright = "The fedtailor authors, Apache 2.0"  # noqa: A001 (Sphinx's name)
+copyright = "The fedtailor authors, Apache 2.0"
 version = release = fedtailor.__version__
 
 extensions = [
@@ -30,6 +29,7 @@ exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"fedtailor {release}"
 html_static_path = ["_static"]
+html_extra_path = ["generated/llms.txt"]
 html_css_files = ["site.css"]
 html_show_sphinx = False
 html_copy_source = False

@@ -30,6 +30,13 @@ PACKAGES = {
 }
 """Package below fedtailor -> what it is for."""
 
+BEGINNING = """import fedtailor as ft
+
+federation = ft.scenarios.digits_rotated(seed=0)
+run = ft.run(ft.FedAvg(), federation, ft.models.logistic(), rounds=2)
+"""
+"""What the examples of the main names go on from."""
+
 
 def pages() -> dict[str, str]:
     """Name of a page -> its text."""
@@ -109,7 +116,8 @@ def _main_names() -> str:
     blocks = [_directive(fedtailor, name) for name in main_names()]
     return (
         "# fedtailor\n\n*For whom: you write Python with fedtailor.* The names of"
-        " `import fedtailor as ft`, with an example each.\n\n" + "\n".join(blocks)
+        " `import fedtailor as ft`, with an example each. The examples go on from\n\n"
+        f"```python\n{BEGINNING}```\n\n" + "\n".join(blocks)
     )
 
 
@@ -121,10 +129,12 @@ def _package(name: str) -> str:
         for public in module.__all__
         if not _is_documented(getattr(module, public))
         and not inspect.ismodule(getattr(module, public))
-        and not getattr(module, public) in registered().values()
+        and getattr(module, public) not in registered().values()
     ]
     constants = (
-        f"\n## Constants and types\n\n{table(['name', 'value'], others)}" if others else ""
+        f"\n## Constants and types\n\n{table(['name', 'value'], others)}"
+        if others
+        else ""
     )
     return (
         f"# fedtailor.{name}\n\n*For whom: you write Python with fedtailor.*"
@@ -138,6 +148,4 @@ def _directive(module: ModuleType, name: str) -> str:
     if inspect.isclass(value) and issubclass(value, BaseException):
         kind = "autoexception"
     members = "   :members:\n" if kind == "autoclass" else ""
-    return (
-        f"## {name}\n\n```{{eval-rst}}\n.. {kind}:: {module.__name__}.{name}\n{members}```\n"
-    )
+    return f"## {name}\n\n```{{eval-rst}}\n.. {kind}:: {module.__name__}.{name}\n{members}```\n"

@@ -4,9 +4,8 @@ import inspect
 import re
 from collections.abc import Iterable
 
-from conformance.examples import OPT_OUTS, OWN_STEPS
-
 import fedtailor.algorithms
+from conformance.examples import OPT_OUTS, OWN_STEPS
 from fedtailor.cli.commands.algorithms import GROUPS, LEGEND, ORDER, fact_of, group
 from fedtailor.cli.hyper import parameters
 from fedtailor.protocol import Algorithm, doc_without_fields
@@ -39,7 +38,7 @@ WORDS = re.compile(
     re.IGNORECASE,
 )
 """Marks a sentence that compares this implementation with its source."""
-MODEL_FOR = {"fedbn": "ft.models.cnn(norm=\"batch\")"}
+MODEL_FOR = {"fedbn": 'ft.models.cnn(norm="batch")'}
 NEEDS = {
     "oracle": "a population whose groups are known in advance, which made data have",
     "fedbn": "a model with normalisation layers: without one it is FedAvg",

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from generators import api, commands, methods, repository_links
+from generators import agents, api, commands, gallery, methods, repository_links
 
 DOCS = Path(__file__).parents[1]
 
@@ -20,6 +20,7 @@ def write(folder: Path) -> None:
     for file in folder.rglob("*.md"):
         if file.relative_to(folder).with_suffix("").as_posix() not in pages:
             file.unlink()
+    (folder / "llms.txt").write_text(agents.llms())
 
 
 def all_pages() -> dict[str, str]:
@@ -28,6 +29,8 @@ def all_pages() -> dict[str, str]:
         **project_pages(),
         **methods.pages(),
         **api.pages(),
+        **gallery.pages(),
+        "agents": agents.page(),
         "commands": commands.page(),
     }
 
@@ -62,7 +65,9 @@ def tidy_docstring(app, what, name, obj, options, lines: list[str]) -> None:
         rows = paragraph.split("\n")
         if paragraph.startswith("    ") or "\n---- " in paragraph:
             shown.append("::\n\n" + "\n".join(f"    {row}" for row in rows))
-        elif rows[0].startswith("* ") and any(not row.startswith(("* ", " ")) for row in rows):
+        elif rows[0].startswith("* ") and any(
+            not row.startswith(("* ", " ")) for row in rows
+        ):
             # A sentence that follows a list without an empty line.
             first = next(
                 i for i, row in enumerate(rows) if not row.startswith(("* ", " "))
@@ -80,8 +85,6 @@ def _plain(text: str) -> str:
     """Text without markup but `code`, lists and tables."""
     pieces = re.split(r"(``.+?``|`[^`]+`)", text, flags=re.DOTALL)
     return "".join(
-        piece
-        if piece.startswith("`")
-        else re.sub(r"(?<!^)(?<!\n)([*|])(?! \w+ =)", r"\\\1", piece)
+        piece if piece.startswith("`") else re.sub(r"\*(?! )|\|", r"\\\g<0>", piece)
         for piece in pieces
     )

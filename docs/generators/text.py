@@ -52,7 +52,9 @@ def sentences(doc: str) -> list[str]:
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table of Markdown, whose cells are Markdown already; "" without rows."""
-    lines = [f"| {' | '.join(' '.join(cell.split()) for cell in row)} |" for row in rows]
+    lines = [
+        f"| {' | '.join(' '.join(cell.split()) for cell in row)} |" for row in rows
+    ]
     if not lines:
         return ""
     return "\n".join(

@@ -116,6 +116,11 @@ def diagnose(
         ValueError: `warm` is negative, there is only one client, the rows of a client are all equal, or the
             model does not fit the data.
         Diverged: a gradient is NaN or infinite.
+
+    Example:
+        >>> advice = ft.diagnose(federation, ft.models.logistic())
+        >>> len(advice.race.entries)
+        3
     """
     require(warm >= 0, f"warm is {warm}; it must be a number of rounds, 0 or more")
     executor = executor_of(federation, model, settings)

@@ -218,6 +218,12 @@ class Federation:
     Raises:
         ValueError: the arguments are inconsistent. The message is one line that names
             the client and says what to do.
+
+    Example:
+        >>> len(federation), federation.classes
+        (20, 10)
+        >>> federation.client(3).train.x.shape
+        (72, 8, 8)
     """
 
     x: NDArray[Any]

@@ -31,6 +31,13 @@ class Run:
     Where clients are on machines of their own, their examples and personal models stay
     there, and what needs them (`personal`, `predict`, `row_outcomes`, `enroll`) is for
     these machines to do.
+
+    Example:
+        >>> own = run.personal(federation.names[3])
+        >>> own.predict(federation.client(3).test.x).shape
+        (18,)
+        >>> run.metrics.values("accuracy").shape  # one for each client
+        (20,)
     """
 
     def __init__(self, training: Training[Any], executor: Any, ledger: Ledger) -> None:

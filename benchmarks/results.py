@@ -51,7 +51,9 @@ def pack(folder: Path) -> None:
     """Turn tables/ and figures/ of a folder into tables.csv."""
     tables = folder / "tables"
     if tables.is_dir():
-        columns_of = {path.stem: _columns(path) for path in sorted(tables.glob("*.csv"))}
+        columns_of = {
+            path.stem: _columns(path) for path in sorted(tables.glob("*.csv"))
+        }
         text = stacked_columns(columns_of)
         (folder / TABLES_FILE).write_text(text, encoding="utf-8")
         shutil.rmtree(tables)
@@ -67,7 +69,7 @@ def strays() -> list[str]:
         str(path.relative_to(ROOT))
         for path in sorted(RESULTS.rglob("*"))
         if path.is_file()
-        and path != RESULTS / "README.md"
+        and path not in (RESULTS / "README.md", RESULTS / "demo.txt")
         and (path.parent.parent != RESULTS or path.name not in KEPT)
     ]
 

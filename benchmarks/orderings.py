@@ -23,7 +23,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from results import RESULTS, ROOT, Row, read_tables
+from result_files import RESULTS, ROOT, Row, read_tables
 from scipy.stats import t as student
 
 CLAIMS = ROOT / "benchmarks" / "orderings.toml"

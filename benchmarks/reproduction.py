@@ -26,7 +26,7 @@ from orderings import (
     verdict_of,
     weakest,
 )
-from results import RESULTS, ROOT, read_tables
+from result_files import RESULTS, ROOT, read_tables
 
 PAGE = ROOT / "docs" / "reproduction.md"
 DETAILS = ROOT / "docs" / "reproduction"

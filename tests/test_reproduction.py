@@ -41,7 +41,7 @@ def load(name, patch):
 @pytest.fixture(scope="module")
 def script():
     with pytest.MonkeyPatch.context() as patch:
-        load("results", patch)
+        load("result_files", patch)
         yield load("orderings", patch)
 
 
@@ -155,7 +155,7 @@ def as_numbers(cell):
 
 
 def test_results_hold_one_csv_and_one_page_an_experiment(pages):
-    results = sys.modules["results"]
+    results = sys.modules["result_files"]
     assert results.strays() == []
     folders = [path for path in results.RESULTS.iterdir() if path.is_dir()]
     size = sum(path.stat().st_size for path in results.RESULTS.rglob("*"))
@@ -166,7 +166,7 @@ def test_results_hold_one_csv_and_one_page_an_experiment(pages):
 
 
 def test_a_folder_is_packed_without_a_loss(pages, tmp_path):
-    results = sys.modules["results"]
+    results = sys.modules["result_files"]
     (tmp_path / "tables").mkdir()
     (tmp_path / "figures").mkdir()
     (tmp_path / "figures" / "a.png").write_text("")

@@ -1,7 +1,7 @@
 """The files of results/: one CSV and one page an experiment.
 
-python benchmarks/results.py --pack     tables/ and figures/ of a report become tables.csv
-python benchmarks/results.py --check    says what is in results/ beside that
+python benchmarks/result_files.py --pack     tables/ and figures/ of a report become tables.csv
+python benchmarks/result_files.py --check    says what is in results/ beside that
 
 `fedtailor report RESULTS --out results --compact` writes a folder as it belongs here;
 --pack makes one of a folder that was written without --compact. LaTeX, SVG and PNG
@@ -92,7 +92,7 @@ def main() -> int:
             pack(report.parent)
     found = strays() if options.check else []
     for path in found:
-        print(f"{path} does not belong there; run benchmarks/results.py --pack")
+        print(f"{path} does not belong there; run benchmarks/result_files.py --pack")
     return 1 if found else 0
 
 

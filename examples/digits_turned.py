@@ -7,6 +7,7 @@ picture shows its weights: rows are clients, ordered by their true group.
 """
 
 import matplotlib.pyplot as plt
+import numpy as np
 import polars as pl
 
 import fedtailor as ft
@@ -39,7 +40,10 @@ curves.legend()
 ucfl = runs["four streams"]
 found = ucfl.algorithm.diagnostics(ucfl.training.server)
 matrix = next(one for one in found if one.name == "collaboration")
-weights.imshow(matrix.values, cmap="viridis")
+groups = [client.group for client in federation]
+order = np.argsort(groups, kind="stable")
+weights.imshow(matrix.values[np.ix_(order, order)], cmap="viridis")
 weights.set(title="who learns from whom", xlabel="client", ylabel="client")
+weights.set(xticks=[], yticks=[])
 figure.tight_layout()
 figure.savefig("digits_turned.png", dpi=120)

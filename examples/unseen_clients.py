@@ -12,7 +12,8 @@ import fedtailor as ft
 
 # Four of twenty clients, one of each group, do not train.
 everybody = ft.scenarios.digits_rotated(seed=0)
-newcomers = (0, 5, 10, 15)
+groups = [client.group for client in everybody]
+newcomers = [groups.index(group) for group in sorted(set(groups))]
 
 
 def pixels(split):

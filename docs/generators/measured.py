@@ -1,6 +1,5 @@
 """What results/ and benchmarks/orderings.toml say of each method."""
 
-import csv
 import importlib.util
 import math
 import re
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from scipy.stats import t as student
 
@@ -57,6 +57,7 @@ class Figure:
 def orderings() -> ModuleType:
     """benchmarks/orderings.py as a module."""
     path = ROOT / "benchmarks" / "orderings.py"
+    sys.path.append(str(path.parent))  # it imports modules that lie beside it
     spec = importlib.util.spec_from_file_location("published_orderings", path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not there")
@@ -95,7 +96,7 @@ def method_of(experiment: str, label: str) -> str | None:
     return None
 
 
-def claims(method: str) -> list[tuple[object, bool]]:
+def claims(method: str) -> list[tuple[Any, bool]]:
     """Published orderings that a method is part of, and whether it is the better one."""
     found = []
     for claim, ordering in _claims_with_orderings():
@@ -107,13 +108,18 @@ def claims(method: str) -> list[tuple[object, bool]]:
 
 
 @cache
-def _claims_with_orderings() -> list[tuple[str, object]]:
+def _claims_with_orderings() -> list[tuple[str, Any]]:
+    """The experiment and the ordering of each published claim that was measured."""
     module = orderings()
     pairs = []
-    for claim in module._claims()["claim"]:
-        if module._is_run(claim):
+    for claim in module.read_claims()["claim"]:
+        experiment = module._experiment(claim)
+        if experiment is not None:
             pairs += [
-                (claim["experiment"], module._ordering(claim, column, below))
+                (
+                    experiment.name,
+                    module._ordering(claim, experiment, column, below),
+                )
                 for column in claim["columns"]
                 for below in claim["below"]
             ]
@@ -126,7 +132,7 @@ def figures() -> list[Figure]:
     found = [
         figure
         for folder in sorted(RESULTS.iterdir())
-        if folder.is_dir() and "-again" not in folder.name
+        if (folder / "tables.csv").exists() and "-again" not in folder.name
         for figure in _figures(folder)
     ]
     return sorted(found, key=lambda figure: figure.quick)
@@ -134,24 +140,20 @@ def figures() -> list[Figure]:
 
 def _figures(folder: Path) -> Iterator[Figure]:
     report = (folder / "report.md").read_text()
+    stored = orderings().read_tables(folder / "tables.csv")
     kind = next(
-        (
-            name
-            for name in ("mean", "weighted", "worst")
-            if (folder / "tables" / f"{name}.csv").exists()
-        ),
-        None,
+        (name for name in ("mean", "weighted", "worst") if name in stored), None
     )
     if kind is None:
         return
     source = re.search(r"^- Source: (.+)$", report, re.MULTILINE)
     measure = re.search(r"^\*\*(.+?)\*\*$", report, re.MULTILINE)
-    rows = orderings()._table(folder / "tables" / f"{kind}.csv")
+    rows = orderings()._rows(folder, kind)
     for label, row in rows.items():
         if method_of(folder.name, label) is None:
             continue
         for column in row:
-            if column == "algorithm" or re.search(
+            if column in ("algorithm", "(table)") or re.search(
                 r"(?:^|, )published(?: std)?$| (?:std|runs)$", column
             ):
                 continue
@@ -182,8 +184,3 @@ def _number(
     deviation = row.get(f"{column} std")
     runs = row.get(f"{column} runs")
     return float(cell), float(deviation) if deviation else None, int(runs or 1)
-
-
-def read_csv(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))

@@ -228,7 +228,6 @@ def _claims(name: str) -> list[str]:
     rows = []
     for ordering, better in measured.claims(name):
         other = ordering.below if better else ordering.above
-        difference = str(ordering).rpartition(": ")[2]
         words = (
             f"**{escaped(ordering.above)}** better than {escaped(ordering.below)}"
             if better
@@ -236,7 +235,7 @@ def _claims(name: str) -> list[str]:
             if other == ordering.below
             else f"{escaped(other)} better than **{escaped(ordering.below)}**"
         )
-        rows.append((escaped(ordering.where), words, difference, ordering.verdict))
+        rows.append((escaped(ordering.where), words, ordering.gain, ordering.verdict))
     if not rows:
         return []
     return [

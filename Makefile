@@ -6,13 +6,14 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PARALLEL := --numprocesses auto --dist worksteal
 
-.PHONY: help demo docs gallery federation-demo test coverage lowest lock campaign lint format benchmark
+.PHONY: help demo dist docs gallery federation-demo test coverage lowest lock campaign lint format benchmark
 
 help:
 	@echo 'make demo       train personalized models on real data: install into $(VENV), then run `fedtailor demo`'
 	@echo 'make federation-demo  a federation of processes (TLS, keys, one client killed) beside its simulation'
 	@echo 'make test       everything that CI runs: make lint, the tests, and those of equal bits as XLA compiles for users'
 	@echo 'make docs       the documentation site in docs/_build/html; warnings are errors'
+	@echo 'make dist       build wheel and sdist, install each in an empty environment, and look into it'
 	@echo 'make gallery    run examples/ and record in docs/gallery what they print and draw'
 	@echo 'make campaign   kills, flipped bits, full disks, bad input and attacks on federations for MINUTES (30), from SEED (the time)'
 	@echo 'make lint       ruff, pyright, and the layers of the package'
@@ -52,6 +53,9 @@ lock: $(VENV)/.installed-test
 docs: $(VENV)/.installed-docs
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --jobs auto docs docs/_build/html
 	@echo 'The site is docs/_build/html/index.html'
+
+dist: $(VENV)/.installed-test
+	.ci/dist
 
 gallery: $(VENV)/.installed-test
 	$(BIN)/python docs/generators/gallery.py

@@ -248,3 +248,50 @@ def test_no_page_of_the_site_is_long(page):
 )
 def test_every_page_says_for_whom_it_is(page):
     assert "*For whom: " in (ROOT / "docs" / page).read_text()
+
+
+def shell_commands():
+    """The lines of the pages that call fedtailor, with the page of each."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    for page in pages:
+        blocks = re.findall(r"^ *```sh\n(.*?)^ *```", page.read_text(), re.S | re.M)
+        for line in "\n".join(blocks).replace("\\\n", " ").splitlines():
+            line = line.partition(" #")[0].strip()
+            if line.startswith("fedtailor "):
+                yield page.name, line
+
+
+def options_known(words):
+    """The options of a command line, without its values; None if they depend on files
+    of the reader.
+    """
+    name, *rest = words
+    if name in ("algorithms", "scenarios"):
+        return {"--by", "--json"}
+    if name.startswith("-") or (name == "run" and ".py:" in rest[0]):
+        return None
+    variant = {
+        "federation": rest[:1],
+        "run": rest[:2],
+        "compare": ["E.toml" if rest and rest[0].endswith(".toml") else "T.csv"],
+        "diagnose": ["T.csv" if rest and "." in rest[0] else rest[0]],
+    }.get(name, [])
+    found = commands.options(name, variant)
+    assert found is not None, words
+    return {option for row in found[2] for option in row.name.split(", ")}
+
+
+def test_commands_on_the_pages_have_the_options_that_they_use():
+    lines = list(shell_commands())
+    assert len(lines) > 40
+    known = {}
+    for page, line in lines:
+        words = line.split()[1:]
+        if words == ["COMMAND"] or words[0].startswith("-"):
+            continue
+        key = tuple(words[:3] if words[0] == "run" else words[:2])
+        if key not in known:
+            known[key] = options_known(words)
+        used = {word.partition("=")[0] for word in words if word.startswith("--")}
+        if known[key] is not None:
+            assert used - {"--help"} <= known[key], f"{page}: {line}"

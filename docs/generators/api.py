@@ -18,6 +18,7 @@ PACKAGES = {
     "training": "Participation, callbacks, and a run as a value.",
     "pipelines": "What happens to messages on their way: clipping, noise, compression.",
     "metrics": "What is measured on clients' predictions.",
+    "report.plot": "The four figures that people ask for first, of runs in memory.",
     "accounting": "Bytes, times over a network, and privacy that was spent.",
     "decision": "Intervals, tests, and who gains from sharing.",
     "deployment": "Trained runs in use: predict, export, enrol, forget, model cards.",

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from fedtailor._notebook import paragraphs, table
 from fedtailor.algorithms import UCFL, FedAvg
 from fedtailor.diagnosis import Diagnosis, Evidence, Race, batch_sizes, recommend
 from fedtailor.diagnosis import diagnose as diagnose_evidence
@@ -72,6 +73,18 @@ class Advice:
     probe_bytes: int
     validation: int
     warm: int = 0
+
+    def _repr_html_(self) -> str:
+        """The advice in a notebook: sentences, methods to train, clients and pairs."""
+        methods = table(
+            ("method", "start with", "because"),
+            (
+                (entry.method, entry.settings or "-", entry.because)
+                for entry in self.race.entries
+            ),
+            "train",
+        )
+        return paragraphs(self.sentences()) + methods + self.diagnosis._repr_html_()
 
     def sentences(self) -> list[str]:
         """A summary in three to seven sentences."""

@@ -254,7 +254,7 @@ def test_links_to_files_lead_somewhere(page):
 def test_of_every_method_it_is_said_what_a_coordinator_sees():
     table = re.search(
         r"^\| method \| from each client.*?\n\n",
-        PAGES["federation-details.md"].read_text(),
+        PAGES["federation-visibility.md"].read_text(),
         re.DOTALL | re.MULTILINE,
     )
     said = [

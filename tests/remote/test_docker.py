@@ -69,7 +69,7 @@ def test_the_steps_of_the_containers_train(tmp_path):
             line = line.replace("/data/rows.csv", str(demo / f"{name}.csv"))
             clients.append(subprocess.Popen([*COMMAND, *line.split()]))
         line = coordinator.replace("/data/wards", str(demo / "wards"))
-        subprocess.run([*COMMAND, *line.split()], check=True, timeout=600)
+        subprocess.run([*COMMAND, *line.split()], check=True, timeout=900)
     finally:
         for process in clients:
             stop(process)

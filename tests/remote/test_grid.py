@@ -284,7 +284,7 @@ def test_what_is_no_answer_of_flower_ends_no_coordinator(superlink, transport, c
     for name in ("a", "b"):
         ask(transport, name)
     parts = superlink.answer(5, b"answer of a", sent=False)
-    proto, tree = superlink.announced.pop()
+    proto, _ = superlink.announced.pop()
     if isinstance(content, str):  # a part without those that it consists of
         content = list(parts.values())[-1 if content == "message" else 0]
     root, content = part(content)

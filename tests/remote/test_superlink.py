@@ -229,8 +229,8 @@ def test_the_environment_lets_nobody_say_where_a_request_comes_from(
     starts runs to whoever wrote that a request was forwarded for 127.0.0.1.
     """
     pytest.importorskip("flwr", reason="needs Flower (extra flower)")
-    import uvicorn
     import flwr.superlink.main as original
+    import uvicorn
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
     (tmp_path / "clients").mkdir()

@@ -287,7 +287,13 @@ class FleetConnection:
         except httpx.HTTPStatusError as error:
             # Other codes than these are no answers to a key: a redirection, which is
             # not followed, or one of a server in between.
-            if not error.response.is_client_error:
+            busy = (
+                httpx.codes.REQUEST_TIMEOUT,
+                httpx.codes.REQUEST_ENTITY_TOO_LARGE,
+                httpx.codes.TOO_MANY_REQUESTS,
+            )
+            status = error.response.status_code
+            if not error.response.is_client_error or status in busy:
                 raise Disconnected(
                     f"the coordinator at {self.address} has trouble"
                 ) from None

@@ -224,12 +224,14 @@ class BoundedBodies:
             if body is None:
                 await _refuse(send, 413, "the body is larger than what was asked for")
                 return
-            if scope["path"] in (ANSWER, ANNOUNCEMENT) and self._is_known(headers):
-                if not self._answers.take(_key_of(scope), len(body)):
-                    await _refuse(
-                        send, 413, "the answer is larger than what was asked for"
-                    )
-                    return
+            is_answer = scope["path"] in (ANSWER, ANNOUNCEMENT)
+            if (
+                is_answer
+                and self._is_known(headers)
+                and not self._answers.take(_key_of(scope), len(body))
+            ):
+                await _refuse(send, 413, "the answer is larger than what was asked for")
+                return
             await self._app(scope, _Replay(body, receive), send)
         finally:
             self._reserved -= reserved

@@ -233,7 +233,7 @@ def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
         ),
     ]
     if encoding.task == "regression" and not options.keep_correlated:
-        decorrelation = _fit_decorrelation(x, parts)
+        decorrelation = _fit_decorrelation(x, encodings, parts)
         notes += decorrelation_notes(decorrelation, x.shape[1])
         if decorrelation is not None:
             decorrelation.apply(x)
@@ -422,9 +422,11 @@ def _standardize_target(
 
 
 def _fit_decorrelation(
-    x: Float32[NDArray, "rows inputs"], parts: _Parts
+    x: Float32[NDArray, "rows inputs"],
+    columns: Sequence[ColumnEncoding],
+    parts: _Parts,
 ) -> Decorrelation | None:
-    """Fit the decorrelation of encoded inputs to the training rows.
+    """Fit the decorrelation of encoded inputs of columns to the training rows.
 
     Raises:
         ValueError: a client has too few rows to tell the products of its inputs.
@@ -433,7 +435,8 @@ def _fit_decorrelation(
         return fit_decorrelation(x[parts.rows[0]])
     if not can_decorrelate(x.shape[1]):
         return None
-    return reduce(add, [InputSums.of(x[rows]) for rows in parts.rows]).decorrelation()
+    sums = [InputSums.of(x[rows], columns) for rows in parts.rows]
+    return reduce(add, sums).decorrelation()
 
 
 def _ignored_columns(

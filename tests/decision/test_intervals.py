@@ -220,6 +220,12 @@ def test_one_row_or_no_seed_in_common_tells_nothing():
         1,
         "cannot tell",
     )
+    # One row in each seed, always another: within a seed, none differs from the rest.
+    base = np.where(np.eye(6, dtype=bool), np.arange(6.0), np.nan)
+    found = gain_of(base + 5, base, "loss")
+    assert found["gain"].item() == 5
+    assert found["verdict"].item() == "cannot tell"
+    assert not np.isfinite(found["low"].item())
     base = np.array([[0.0, 1], [np.nan, np.nan]])
     method = np.array([[np.nan, np.nan], [1.0, 1]])
     assert gain_of(base, method, "accuracy").is_empty()

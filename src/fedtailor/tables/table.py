@@ -43,7 +43,7 @@ from fedtailor.tables.roles import (
     with_times,
 )
 from fedtailor.tables.screening import screen
-from fedtailor.tables.splitting import Splits, split_rows
+from fedtailor.tables.splitting import Rows, Splits, split_rows
 from fedtailor.tables.sums import ColumnSums, InputSums
 from fedtailor.tables.suspicions import (
     class_warnings,
@@ -51,6 +51,7 @@ from fedtailor.tables.suspicions import (
     code_warnings,
     leak_warnings,
     repetition_warnings,
+    target_code_warnings,
 )
 from fedtailor.tables.target import Target, TargetEncoding
 
@@ -227,6 +228,7 @@ def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
         *client_warnings(rows, options),
         *(class_warnings(y[train], encoding.classes) if encoding.classes else ()),
         *code_warnings(kept, train, rows.owners, rows.names),
+        *_target_codes(target, options.target, train, rows),
         *leak_warnings(encodings, x, y, train, len(encoding.classes)),
         *repetition_warnings(
             [column.values for column in kept.values()], rows.y, rows.owners, splits
@@ -260,6 +262,16 @@ def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
         warnings=tuple(warnings),
         rows=row_numbers,
     )
+
+
+def _target_codes(
+    target: Target, name: str, train: Bool[NDArray, " rows"], rows: Rows
+) -> list[str]:
+    """Warnings about codes for missing cells in the target of a regression."""
+    if target.encoding.task != "regression":
+        return []
+    values = np.asarray(target.values, np.float64)
+    return target_code_warnings(name, values, train, rows.owners, rows.names)
 
 
 def _parse_columns(

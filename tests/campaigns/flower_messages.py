@@ -197,10 +197,11 @@ class _Server:
         if len(self.drawn) >= HOSTILE_CALLS or rng.random() < 0.5:
             return 200, [], honest.SerializeToString()
         content, status, headers = honest.SerializeToString(), 200, []
-        for kind in rng.choice(
+        kinds = rng.choice(
             ["fields", "fields", "bytes", "status", "place", "packed", "large", "head"],
             int(rng.integers(1, 3)),
-        ):
+        )
+        for kind in kinds:
             if kind == "fields":
                 changed = self._honest(path, body)
                 for _ in range(int(rng.integers(1, 4))):
@@ -230,7 +231,9 @@ class _Server:
             else:
                 name = str(rng.choice(["set-cookie", "content-type", "x", "refresh"]))
                 headers.append((name.encode(), rng.bytes(20).hex().encode()))
-        self.drawn.append(f"{path.rsplit('/', 1)[-1]}: {kind} {status} {headers}"[:200])
+        self.drawn.append(
+            f"{path.rsplit('/', 1)[-1]}: {kinds} {status} {headers}"[:200]
+        )
         return status, headers, content
 
     def _honest(self, path: str, body: bytes) -> Any:

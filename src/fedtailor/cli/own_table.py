@@ -7,6 +7,7 @@ from typing import Any
 
 from fedtailor._printable import one_line
 from fedtailor.algorithms.find import find_algorithm
+from fedtailor.baselines import baseline_names
 from fedtailor.experiments.document import Document
 from fedtailor.experiments.experiment import Experiment, resolve
 from fedtailor.metrics import find_metrics
@@ -29,6 +30,10 @@ class TableComparisonOptions(TableOptions):
 
     algorithms: tuple[str, ...] = METHODS
     """The methods to compare."""
+    baselines: tuple[str, ...] = baseline_names()
+    """What to train beside the methods, on the same rows: scikit-learn's boosted trees
+    and linear models, of each client alone and of all rows together (which needs pooled
+    data). Nothing after the option: none of them."""
     rounds: int | None = None
     """Communication rounds (default: until the validation loss stands still, 300 at
     most)."""
@@ -195,6 +200,7 @@ def table_experiment(
         "bracket": ["sgd.lr"] if options.lr is None else [],
         "seeds": list(options.all_seeds()),
         "measured": list(options.metrics),
+        "baselines": list(options.baselines),
         "metrics": ["mean", "worst", "worst10"],
         "scenarios": {name: scenario},
         "algorithms": {

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from fedtailor._files import reason
 from fedtailor.algorithms import Local
+from fedtailor.baselines import find_baseline
 from fedtailor.executors import Settings
 from fedtailor.experiments import bracketing, halving
 from fedtailor.experiments.compared_runs import ComparedRuns
@@ -90,6 +91,7 @@ class Comparison:
             all of them to the end.
         cells: entries of the index for the runs of selected candidates.
         candidates: entries of the index for all candidates that were compared.
+        baselines: entries of the index for the runs of baselines.
         skipped: entries of the index for what was not run, with the reasons.
     """
 
@@ -112,6 +114,7 @@ class Comparison:
         self.cells: list[dict[str, Any]] = []
         self.candidates: list[dict[str, Any]] = []
         self.skipped: list[dict[str, Any]] = []
+        self.baselines: list[dict[str, Any]] = []
         self._runs = ComparedRuns(
             self.experiment,
             self.results,
@@ -235,6 +238,7 @@ class Comparison:
                     candidate = chosen[id(entry)]
                     if candidate is not None:
                         self._train_seeds(entry, candidate, group)
+            self._train_baselines(column)
         if not self.cells and self.skipped:
             raise ValueError(f"nothing could be run: {self.skipped[0]['why']}")
         self._write()
@@ -559,6 +563,40 @@ class Comparison:
             self.cells.append(cell)
         self._write()
 
+    def _train_baselines(self, column: Column) -> None:
+        """Train the baselines on all seeds, and add their runs to the index."""
+        for name in self.experiment.file.baselines:
+            baseline = find_baseline(name)
+            for seed in self.experiment.file.seeds:
+                try:
+                    run = self._runs.train_baseline(column, baseline, seed)
+                except Unusable:
+                    raise
+                except ValueError as error:
+                    self.skipped.append(
+                        {
+                            "scenario": column.label,
+                            "algorithm": baseline.title,
+                            "seed": None,
+                            "parameters": {},
+                            "why": str(error),
+                            "runs": 0,
+                        }
+                    )
+                    break
+                classes = self._runs.data(column, seed).classes
+                self.baselines.append(
+                    {
+                        "scenario": column.label,
+                        "name": name,
+                        "title": baseline.title_for(classes),
+                        "needs_pooled_data": baseline.needs_pooled_data,
+                        "is_linear": baseline.is_linear,
+                        "seed": seed,
+                        "run": run,
+                    }
+                )
+
     def _write(self) -> None:
         """Write the index."""
         runs = [self.results / cell["run"] for cell in self.cells]
@@ -566,6 +604,7 @@ class Comparison:
             **describe_experiment(self.experiment, self.index, self.source),
             "runs": self.runs,
             "cells": self.cells,
+            "baselines": self.baselines,
             "candidates": self.candidates,
             "skipped": self.skipped,
             "budget": self._budget_rounds(),

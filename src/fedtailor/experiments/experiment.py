@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from fedtailor.algorithms.find import find_algorithm
+from fedtailor.baselines import find_baseline
 from fedtailor.experiments import scenarios
 from fedtailor.experiments.document import ConfigError, Document, KeyPath, read
 from fedtailor.experiments.parsing import (
@@ -97,6 +98,7 @@ class _File(_Table):
     evaluate_every: Rounds | None = None
     track: list[str] = []
     measured: list[str] = []
+    baselines: list[str] = []
     metrics: list[Literal[METRICS]] = Field(["mean", "worst10"], min_length=1)  # type: ignore[valid-type]
     figures: list[Literal[FIGURES]] = [  # type: ignore[valid-type]
         "accuracy-by-round",
@@ -236,6 +238,7 @@ def resolve(document: Document, name: str, *, quick: bool = False) -> Experiment
         file = _validate(document.content)
         _check_names("measured", file.measured, find_metric)
         _check_names("track", file.track, find_tracker)
+        _check_names("baselines", file.baselines, find_baseline)
         columns = tuple(
             _column(label, table, file) for label, table in file.scenarios.items()
         )
@@ -272,7 +275,7 @@ def _validate(content: Mapping[str, Any]) -> _File:
 
 
 def _check_names(key: str, names: Sequence[str], find: Callable[[str], object]) -> None:
-    """Check that the metrics or trackers with these names exist."""
+    """Check that the metrics, trackers or baselines with these names exist."""
     for name in names:
         try:
             find(name)

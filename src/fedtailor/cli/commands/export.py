@@ -23,7 +23,7 @@ class Options:
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """A run directory."""
+    """A run directory, or final models (`fedtailor finalize`)."""
     out: Path
     """A new directory."""
     format: Literal["safetensors", "onnx"] = "safetensors"
@@ -37,15 +37,14 @@ def export(arguments: list[str]) -> int:
     options = parse(Options, arguments, "fedtailor export")
     from fedtailor.deployment.card import write_cards
     from fedtailor.deployment.onnx_export import export_onnx
-    from fedtailor.deployment.opening import open_run
+    from fedtailor.deployment.opening import runs_of_clients
     from fedtailor.storage import export_models
 
-    run = open_run(options.run)
-    names = tuple(dict.fromkeys(options.clients)) or run.names
-    models = [run.personal(name) for name in names]
+    runs = runs_of_clients(options.run, tuple(dict.fromkeys(options.clients)) or None)
+    models = [run.personal(name) for name, run in runs.items()]
     write = export_onnx if options.format == "onnx" else export_models
     write(models, options.out)
-    cards = write_cards(run, names, options.out)
+    cards = write_cards(runs, options.out)
     say(
         f"{len(models)} models ({options.format}) and {len(cards)} cards:"
         f" {options.out.resolve()}"

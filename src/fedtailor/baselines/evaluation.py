@@ -190,7 +190,7 @@ def _score(
         for name, statistic in sums.items():
             total = statistics.setdefault(name, {})
             for key, value in statistic.items():
-                total[key] = total.get(key, 0) + np.asarray(value)
+                total[key] = np.asarray(total.get(key, 0) + np.asarray(value))
     joined = {name: np.concatenate([it[name] for it in rows]) for name in rows[0]}
     return _Scores(joined, statistics)
 

@@ -291,13 +291,24 @@ class Comparison:
     ) -> Candidate | None:
         """The candidate with the best score; None if all failed.
 
-        Of equal scores, the first candidate is the best. Of the values of a bracketed
-        setting it is the first one, unless another is better by more than chance.
+        Of equal scores, the first candidate is the best. Of several models it is one of
+        the first model, unless another's is better by more than a standard error. Of
+        the values of a bracketed setting it is the first one, unless another is better
+        by more than chance.
         """
-        best, best_score = None, None
-        for candidate, score in scored:
-            if score is not None and (best_score is None or score > best_score):
-                best, best_score = candidate, score
+        best = _highest(scored)
+        of_first = _highest(
+            [(one, score) for one, score in scored if one.model == scored[0][0].model]
+        )
+        if best is not None and of_first is not None and best.model != of_first.model:
+            by_client = [
+                client_scores(
+                    self.results / self._runs.name_of(entry, one, seed), rounds
+                )
+                for one in (best, of_first)
+            ]
+            if not bracketing.is_ahead(*by_client):
+                best = of_first
         for setting in self.experiment.file.bracket:
             if best is None or setting not in best.parameters:
                 continue
@@ -344,7 +355,23 @@ class Comparison:
         Returns:
             All candidates with their scores.
         """
-        scored: list[Scored] = [(one, score(one)) for one in entry.candidates]
+        scored: list[Scored] = []
+        # Each model has a grid of its own.
+        for model in dict.fromkeys(one.model for one in entry.candidates):
+            own = [one for one in entry.candidates if one.model == model]
+            scored += self._bracketed_model(entry, own, seed, score, rounds)
+        return scored
+
+    def _bracketed_model(
+        self,
+        entry: Entry,
+        candidates: Sequence[Candidate],
+        seed: int,
+        score: Callable[[Candidate], float | None],
+        rounds: int | None,
+    ) -> list[Scored]:
+        """`_bracketed` for the candidates of one model."""
+        scored: list[Scored] = [(one, score(one)) for one in candidates]
         for setting in self.experiment.file.bracket:
             refused: dict[float, None] = {}
             for _ in range(bracketing.MAX_EXTENSIONS):
@@ -630,3 +657,12 @@ class Comparison:
         column_rounds = self.experiment.columns[0].rounds
         full += self._added_runs * column_rounds
         return {"rounds": self._rounds, "full": full}
+
+
+def _highest(scored: Sequence[Scored]) -> Candidate | None:
+    """The first candidate with the highest score; None if all failed."""
+    best, best_score = None, None
+    for candidate, score in scored:
+        if score is not None and (best_score is None or score > best_score):
+            best, best_score = candidate, score
+    return best

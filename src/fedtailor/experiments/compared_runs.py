@@ -86,7 +86,7 @@ class ComparedRuns:
         summary = self._finished(name, column, rounds)
         if summary is None:
             federation = self.data(column, seed)
-            path, model = self.results / name, column.scenario.model
+            path, model = self.results / name, column.model_of(candidate)
             executor = executor_of(federation, model, self.settings, path)
             drive(self._run(entry, candidate, seed, executor, rounds=rounds), executor)
             if name in self.refusals:
@@ -109,7 +109,8 @@ class ComparedRuns:
         if len(unfinished) < 2:
             return
         federations = [self.data(column, seed) for seed in unfinished]
-        models = [bind(column.scenario.model, federation) for federation in federations]
+        model = column.model_of(candidate)
+        models = [bind(model, federation) for federation in federations]
         directories = [self.results / names[seed] for seed in unfinished]
         group = LockstepGroup(federations, models, self.settings, directories)
         with interrupts() as stopped:
@@ -306,7 +307,7 @@ class ComparedRuns:
         measured = self.experiment.file.measured
         settings = {
             "algorithm": to_toml(candidate.algorithm),
-            "model": to_toml(column.scenario.model),
+            "model": to_toml(column.model_of(candidate)),
             "data": {**column.arguments, "file": _digest_of_file(column)},
             "rounds": column.rounds,
             "every": self.evaluate_every(column),

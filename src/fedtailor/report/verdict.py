@@ -683,12 +683,12 @@ def _settling(experiment: Experiment, scenario: str) -> str:
     if seeds < MIN_SEEDS:
         return f"To tell more: three seeds ({minutes(3)})."
     fixed = arguments.get("split") or arguments.get("time")
-    if index.scenarios[scenario].use == "table" and not fixed:
-        if not arguments.get("folds"):
-            return (
-                f"To tell more: --folds {LEAST_FOLDS}, by which every row is tested"
-                f" ({minutes(LEAST_FOLDS)}), or more rows."
-            )
+    is_table = index.scenarios[scenario].use == "table"
+    if is_table and not fixed and not arguments.get("folds"):
+        return (
+            f"To tell more: --folds {LEAST_FOLDS}, by which every row is tested"
+            f" ({minutes(LEAST_FOLDS)}), or more rows."
+        )
     return f"To tell more: more seeds ({minutes(2 * seeds)} for {2 * seeds}), or more rows."
 
 

@@ -28,6 +28,9 @@ class Options:
     """A new directory."""
     format: Literal["safetensors", "onnx"] = "safetensors"
     """Of the models."""
+    encoded: bool = False
+    """onnx: graphs of a table take the model's inputs, which preprocessing.json gives,
+    instead of the table's own columns."""
     clients: tuple[str, ...] = ()
     """Only these clients' models (default: all)."""
 
@@ -38,12 +41,20 @@ def export(arguments: list[str]) -> int:
     from fedtailor.deployment.card import write_cards
     from fedtailor.deployment.onnx_export import export_onnx
     from fedtailor.deployment.opening import runs_of_clients
+    from fedtailor.protocol import require
     from fedtailor.storage import export_models
 
     runs = runs_of_clients(options.run, tuple(dict.fromkeys(options.clients)) or None)
     models = [run.personal(name) for name, run in runs.items()]
-    write = export_onnx if options.format == "onnx" else export_models
-    write(models, options.out)
+    if options.format == "onnx":
+        export_onnx(models, options.out, encoded=options.encoded)
+    else:
+        require(
+            not options.encoded,
+            "--encoded is of --format onnx; exported vectors take encoded inputs as they"
+            " are",
+        )
+        export_models(models, options.out)
     cards = write_cards(runs, options.out)
     say(
         f"{len(models)} models ({options.format}) and {len(cards)} cards:"

@@ -139,9 +139,7 @@ def measure(name, out, packages):
     if mixed := mixed_model(name, path, runs, experiment, scenario):
         means["mixed model (statsmodels)"] = f"{mixed:.3f}"
     best = tests.best
-    alone = [
-        baseline_label(it) for it in baselines if not it.about.needs_pooled_data
-    ]
+    alone = [baseline_label(it) for it in baselines if not it.about.needs_pooled_data]
     top = max(alone, key=tests.mean)
     behind = -tests.gain(best, top).estimate
     result = {

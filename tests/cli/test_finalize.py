@@ -78,9 +78,9 @@ def test_a_comparison_ends_in_a_sentence_and_a_line_for_each_client(compared, ca
     for client in CLIENTS:
         (line,) = (line for line in lines if line.startswith(client))
         assert "logistic" in line or "trees" in line
-    assert "Chosen by the mean over clients" not in shown
+    assert "traffic (down: multicast)" not in shown
     _, long, _ = call("report", compared / "results", "--details")
-    assert "Chosen by the mean over clients" in long
+    assert "traffic (down: multicast)" in long
     assert lines[0] in long.splitlines(), "the details end with the decision"
     _, markdown, _ = call("report", compared / "results", "--format", "markdown")
     assert lines[0] in markdown
@@ -187,7 +187,11 @@ def test_what_cannot_be_finalized_is_said_in_one_line(copied, call):
         ("finalize", results, "--method", "ditto"): "ditto",
         ("finalize", results, "--out", results): "is not empty; name a new directory",
         ("finalize", results, "--table", copied / "x.csv"): "the table is not at",
-        ("predict", results, copied / "ill.csv"): "`fedtailor finalize` makes models",
+        (
+            "predict",
+            results,
+            copied / "ill.csv",
+        ): "or make models of what it chose (`fedtailor finalize",
     }
     for arguments, message in cases.items():
         code, _, error = call(*arguments)

@@ -39,9 +39,7 @@ def ran(proto, x):
     except ImportError:
         from onnx.reference import ReferenceEvaluator
 
-        return dict(
-            zip(names, ReferenceEvaluator(proto).run(None, given), strict=True)
-        )
+        return dict(zip(names, ReferenceEvaluator(proto).run(None, given), strict=True))
     session = onnxruntime.InferenceSession(
         proto.SerializeToString(), providers=["CPUExecutionProvider"]
     )

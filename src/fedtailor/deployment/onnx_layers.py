@@ -16,7 +16,6 @@ from numpy.typing import ArrayLike
 from fedtailor.models import layers, normalization
 from fedtailor.models.resnet import GlobalAveragePool, Residual
 
-
 _PREFIX = "fedtailor/"
 """Begins the names of values inside a graph, beside those of a table's columns."""
 

@@ -86,8 +86,9 @@ def open_run(
     )
     require(
         not is_comparison,
-        f"{path} is a comparison of several runs; `fedtailor finalize` makes models of"
-        f" what it chose, or name one of its runs (`fedtailor models {path}` lists them)",
+        f"{path} is a comparison of several runs; name one of them (`fedtailor models"
+        f" {path}` lists them), or make models of what it chose (`fedtailor finalize"
+        f" {path}`)",
     )
     require_run(path)
     stored = StoredRun(path)

@@ -10,9 +10,9 @@ import fedtailor as ft
 from fedtailor._printable import csv_of_frame
 from fedtailor.cli import main
 from fedtailor.cli.commands.federation import predictions_of
-from fedtailor.models import squared_error
 from fedtailor.remote.job import Schema
 from fedtailor.storage import PersonalModel
+from fedtailor.tasks import squared_error
 
 CLASSES = ("no", "a,b", 'c"d', "e f", "=1+1", " g", "-1", "<=50K")
 

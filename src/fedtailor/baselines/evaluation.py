@@ -203,7 +203,7 @@ def _score_block(
     sums = {
         metric.name: metric.statistic(model, outputs, y, weight) for metric in metrics
     }
-    return sums, row_scores(model, outputs, y)
+    return sums, row_scores(model, outputs, y, weight)
 
 
 def _evaluations(
@@ -241,17 +241,10 @@ def _rows(
     scores: Sequence[Mapping[str, NDArray[Any]]],
 ) -> pl.DataFrame:
     """The outcome of every test row, as `fedtailor.runs.row_outcomes` has it."""
-    shift, scale = federation.target_units
     columns, numbers = [], []
     for client, of_rows in zip(seen, scores, strict=True):
-        of_client = dict(of_rows)
         # The targets of a model are standardised; results are in the user's own unit.
-        if "squared_error" in of_client:
-            of_client["squared_error"] = of_client["squared_error"] * scale**2
-            for name in ("prediction", "target"):
-                of_client[name] = of_client[name] * scale + shift
-        columns.append(of_client)
+        columns.append(model.task.in_units(dict(of_rows), *federation.target_units))
         tested = federation.test[client.index]
         numbers.append(tested if federation.rows is None else federation.rows[tested])
-    names = [client.name for client in seen]
-    return rows_frame(model, names, numbers, columns)
+    return rows_frame([client.name for client in seen], numbers, columns)

@@ -419,6 +419,12 @@ def _init_policy(kit: "Kit") -> int:
     from fedtailor.remote.policy import read_policy, write_policy
 
     path = write_policy(kit.directory, kit.job)
+    # One who was refused by the policy has left an empty directory with a lock.
+    if any(path.is_file() and path.name != ".lock" for path in kit.state.rglob("*")):
+        say(
+            f"Note: {kit.state} is there already, with the secrets of this client's noise."
+            " A kit comes without one: remove it, unless this client has joined before."
+        )
     say(f"Made {path}; edit it as you like. It says:")
     _say_policy(read_policy(kit.directory), kit.job)
     return 0
@@ -539,25 +545,18 @@ def predictions_of(
     """
     import polars as pl
 
+    def decode(values: np.ndarray) -> np.ndarray:
+        if schema.classes:
+            return np.array(schema.classes, object)[values]
+        if statistics is None:
+            return values
+        return statistics.preprocessing(schema).decode(values)
+
     out = model.outputs(x)
-    columns: dict[str, object] = {"row": np.arange(1, len(out) + 1)}
-    if not schema.classes:
-        require(
-            not probabilities,
-            "this model predicts no classes: there are no probabilities",
-        )
-        targets = out.reshape(len(out))
-        if statistics is not None:
-            targets = statistics.preprocessing(schema).decode(targets)
-        return pl.DataFrame(columns | {"prediction": targets})
-    found = out.argmax(axis=-1)
-    chances = model.probabilities_of(out)
-    columns["prediction"] = [schema.classes[number] for number in found]
-    columns["probability"] = chances[np.arange(len(found)), found]
-    if probabilities:
-        for number, label in enumerate(schema.classes):
-            columns[f"p({label})"] = chances[:, number]
-    return pl.DataFrame(columns)
+    columns = model.model.task.prediction_columns(
+        out, decode, probabilities=probabilities
+    )
+    return pl.DataFrame({"row": np.arange(1, len(out) + 1), **columns})
 
 
 def _simulate(options: Simulate) -> int:

@@ -56,6 +56,21 @@ def test_seeds_that_repeat_one_another_add_nothing(metric):
     assert thrice["test_rows"].to_list() == once["test_rows"].to_list()
 
 
+@pytest.mark.parametrize("metric", ["rmse", "r2"])
+def test_an_interval_is_that_of_the_mean_over_seeds(metric):
+    """Errors that differ by much from seed to seed: on the scale of the interval, the
+    mean stands in its middle.
+    """
+    rows = table(seeds=3).with_columns(
+        squared_error=pl.col("squared_error") * 10.0 ** pl.col("seed")
+    )
+    for found in expected_metrics(rows, metric).iter_rows(named=True):
+        ends = np.array([found["low"], found["value"], found["high"]])
+        levels = np.log(ends if metric == "rmse" else 1 - ends)
+        assert levels[1] == pytest.approx((levels[0] + levels[2]) / 2)
+        assert ends[0] < ends[1] < ends[2]
+
+
 def test_luck_of_seeds_widens_intervals():
     calm = expected_metrics(table(rows=200, seeds=3, clients=8))
     lucky = expected_metrics(table(rows=200, seeds=3, clients=8, luck=0.15))

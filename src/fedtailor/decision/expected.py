@@ -153,11 +153,17 @@ def _of_client(
     truth = truth[seeds][:, distinct]
     in_seed, of_mean = variances_over_rows(influence)
     rows = int(distinct.sum())
+    # The interval is that of the mean value, on which a seed whose errors are larger
+    # has a larger influence.
+    slopes = np.array([score.level_at(value)[1] for value in values])
+    weights = np.full(len(seeds), 1 / len(seeds))
+    if slopes.sum() != 0:
+        weights = slopes / slopes.sum()
     paired = PairedRows(
         values=np.array(values),
         base_values=np.zeros(len(seeds)),
         differences=np.array(levels),
-        center=float(np.mean(levels)),
+        center=score.level_at(float(np.mean(values)))[0],
         row_variance=of_mean,
         degrees=max(rows - 1, 1),
         # A single row does not tell how rows vary.
@@ -168,7 +174,7 @@ def _of_client(
         seeds=np.array(seeds),
     )
     first_truth = np.take_along_axis(truth, is_tested.argmax(axis=0)[None], axis=0)[0]
-    return _Tested(paired, influence.mean(axis=0), first_truth)
+    return _Tested(paired, weights @ influence, first_truth)
 
 
 def _with_seeds(

@@ -113,6 +113,10 @@ class Score:
         """The interval of the metric from that of its level."""
         return level if self.bounds else replace(level, low=max(level.low, 0.0))
 
+    def level_at(self, value: float) -> tuple[float, float]:
+        """The level of a value of the metric, and how fast the metric grows with it."""
+        return value, 1.0
+
     def rows_interval(
         self,
         level: float,
@@ -173,6 +177,9 @@ class ErrorScore(Score):
     def metric_of(self, level: Interval) -> Interval:
         return _transformed(level, np.exp)
 
+    def level_at(self, value: float) -> tuple[float, float]:
+        return float(np.log(max(value, np.sqrt(_SMALLEST)))), value
+
 
 @dataclass(frozen=True)
 class ExplainedScore(ErrorScore):
@@ -220,6 +227,9 @@ class ExplainedScore(ErrorScore):
 
     def metric_of(self, level: Interval) -> Interval:
         return _transformed(level, lambda value: -np.expm1(value))
+
+    def level_at(self, value: float) -> tuple[float, float]:
+        return float(np.log(max(1 - value, _SMALLEST))), value - 1
 
 
 @dataclass(frozen=True)

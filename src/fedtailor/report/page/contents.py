@@ -97,7 +97,7 @@ def scenario_sections(
     # A comparison of a table is made for its verdict: all else opens on demand.
     in_words = Section("All tests in words", decision.conclusions)
     return [
-        verdict_section(decision.verdict, decision.warnings, lines),
+        *verdict_sections(decision.verdict, decision.warnings, lines),
         Section(
             "Everything else",
             ["Each title opens what the decision rests on."],
@@ -106,10 +106,10 @@ def scenario_sections(
     ]
 
 
-def verdict_section(
+def verdict_sections(
     verdict: Verdict, warnings: Sequence[str], lines: int = MAX_TABLE_ROWS
-) -> Section:
-    """The decision: a sentence, and a line for each client.
+) -> list[Section]:
+    """The decision, a sentence and a line for each client; and what to know of it.
 
     Args:
         verdict: what was decided.
@@ -117,12 +117,18 @@ def verdict_section(
         lines: maximum number of rows of the table.
     """
     table = replace(verdict.table(), title="What each client should use")
-    return Section(
-        "Decision",
-        [verdict.subject, *verdict.headline, *verdict.methods, *verdict.footnotes],
-        [*verdict.warnings, *warnings],
-        tables=[_truncated(table, lines)],
-    )
+    return [
+        Section(
+            "Decision",
+            [verdict.subject, *verdict.headline],
+            tables=[_truncated(table, lines)],
+        ),
+        Section(
+            "What to know of it",
+            [*verdict.methods, *verdict.footnotes],
+            [*verdict.warnings, *warnings],
+        ),
+    ]
 
 
 def client_table(scenario: str, runs: Mapping[str, Seeds], decision: Decision) -> Table:

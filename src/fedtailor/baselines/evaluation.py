@@ -103,7 +103,11 @@ def evaluate(
             "participation": {"fraction": 1.0},
             **({"metrics": [_name(metric) for metric in names]} if names else {}),
         },
-        "algorithm": {"name": baseline.name, NAME_IN_MANIFEST: True},
+        "algorithm": {
+            "name": baseline.name,
+            "title": baseline.title_for(federation.classes),
+            NAME_IN_MANIFEST: True,
+        },
         "model": settings(model),
         "data": dict(federation.description),
         "versions": {**versions(), "scikit-learn": _scikit_learn_version()},
@@ -161,7 +165,7 @@ class _Scores:
     """
 
     rows: Mapping[str, NDArray[Any]]
-    statistics: Mapping[str, Mapping[str, NDArray[Any]]]
+    statistics: Mapping[str, Mapping[str, Any]]
 
 
 def _score(

@@ -188,11 +188,15 @@ def _table_of(experiment: Experiment, scenario: str, moved: Path | None) -> Any:
     arguments = dict(experiment.index.scenarios[scenario].arguments)
     path = Path(arguments.pop("path")) if moved is None else moved
     arguments.pop("path", None)
-    require(path.is_file(), f"the table is not at {path}; say where it is with --table")
     first = next(run for seeds in experiment.runs[scenario].values() for run in seeds)
-    digest = first.manifest.get("origin", {}).get("file")
+    origin = first.manifest.get("origin", {})
+    if moved is None and not path.is_file():
+        # As typed it was relative to another directory; a run knows it from its own.
+        stored = origin.get("parameters", {}).get("path", path)
+        path = Path(first.path.resolve(), stored).resolve()
+    require(path.is_file(), f"the table is not at {path}; say where it is with --table")
     require(
-        digest in (None, file_digest(path)),
+        origin.get("file") in (None, file_digest(path)),
         f"{path} is not the table that was compared on (its digest differs); compare"
         " again on the new one",
     )

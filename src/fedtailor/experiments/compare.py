@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from fedtailor._files import reason
 from fedtailor.algorithms import Local
-from fedtailor.baselines import find_baseline
+from fedtailor.baselines import Baseline, find_baseline
 from fedtailor.executors import Settings
 from fedtailor.experiments import bracketing, halving
 from fedtailor.experiments.compared_runs import ComparedRuns
@@ -53,7 +53,13 @@ from fedtailor.experiments.run_scores import (
 from fedtailor.metrics import Metric, find_metric, find_metrics
 from fedtailor.protocol import require
 from fedtailor.storage import DirectoryLock, Unusable
-from fedtailor.storage.run_files import COMPARISON_INDEX, SUMMARY, read_summary
+from fedtailor.storage.run_files import (
+    COMPARISON_INDEX,
+    MANIFEST,
+    SUMMARY,
+    read_manifest,
+    read_summary,
+)
 from fedtailor.trackers import find_trackers
 from fedtailor.training import Training
 from fedtailor.training.binding import bind
@@ -592,37 +598,37 @@ class Comparison:
 
     def _train_baselines(self, column: Column) -> None:
         """Train the baselines on all seeds, and add their runs to the index."""
-        for name in self.experiment.file.baselines:
-            baseline = find_baseline(name)
-            for seed in self.experiment.file.seeds:
+        baselines = [find_baseline(name) for name in self.experiment.file.baselines]
+        # Seed by seed, as its table is read once for all of them.
+        for seed in self.experiment.file.seeds:
+            for baseline in list(baselines):
                 try:
                     run = self._runs.train_baseline(column, baseline, seed)
                 except Unusable:
                     raise
                 except ValueError as error:
-                    self.skipped.append(
-                        {
-                            "scenario": column.label,
-                            "algorithm": baseline.title,
-                            "seed": None,
-                            "parameters": {},
-                            "why": str(error),
-                            "runs": 0,
-                        }
-                    )
-                    break
-                classes = self._runs.data(column, seed).classes
+                    baselines.remove(baseline)
+                    self._skip_baseline(column, baseline, str(error))
+                    continue
+                method = read_manifest(self.results / run / MANIFEST)["algorithm"]
                 self.baselines.append(
                     {
                         "scenario": column.label,
-                        "name": name,
-                        "title": baseline.title_for(classes),
+                        "name": baseline.name,
+                        "title": method.get("title", baseline.title),
                         "needs_pooled_data": baseline.needs_pooled_data,
                         "is_linear": baseline.is_linear,
                         "seed": seed,
                         "run": run,
                     }
                 )
+
+    def _skip_baseline(self, column: Column, baseline: Baseline, why: str) -> None:
+        """Add a baseline that cannot be trained to the index."""
+        skipped = {"scenario": column.label, "algorithm": baseline.title}
+        self.skipped.append(
+            {**skipped, "seed": None, "parameters": {}, "why": why, "runs": 0}
+        )
 
     def _write(self) -> None:
         """Write the index."""

@@ -27,7 +27,7 @@ import polars as pl
 
 from fedtailor.report.decision import decide
 from fedtailor.report.experiment import experiments
-from fedtailor.report.verdict import _Tests, baseline_label
+from fedtailor.report.verdict import Tests, baseline_label
 from fedtailor.tables import from_table
 
 DATA = Path(os.environ.get("FEDTAILOR_DATA", "shared/data"))
@@ -131,7 +131,7 @@ def measure(name, out, packages):
     verdict = decide(experiment, scenario).verdict
     runs = {label: it for label, it in experiment.runs[scenario].items() if it}
     baselines = experiment.trained_baselines(scenario)
-    tests = _Tests(runs, {baseline_label(it): it for it in baselines})
+    tests = Tests(runs, {baseline_label(it): it for it in baselines})
     method = verdict.recommendation.method
     means = {f"{method} (recommended)": tests.text(method)}
     means[f"{tests.best} (best federated)"] = tests.text(tests.best)
@@ -151,7 +151,8 @@ def measure(name, out, packages):
         "load": os.getloadavg()[0],
         "metric": verdict.unit.label,
         "means": means,
-        "behind_in_standard_errors": round(behind / tests.error(best, top), 2),
+        "behind": behind,
+        "standard_error": tests.error(best, top),
         "sentences": list(verdict.headline),
     }
     (out / f"{name}.json").write_text(json.dumps(result, indent=1))

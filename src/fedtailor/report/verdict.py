@@ -244,7 +244,7 @@ def verdict_of(
         baseline_label(it): it for it in experiment.trained_baselines(scenario)
     }
     clients = _clients(chosen, gain_metric, gains, rows, runs, baselines, sizes, base)
-    tests = _Tests(runs, baselines)
+    tests = Tests(runs, baselines)
     ahead = _ahead(tests, baselines)
     headline = [*ahead, *_headline(chosen, tests, base, runs)]
     return Verdict(
@@ -295,7 +295,7 @@ def baseline_label(baseline: TrainedBaseline) -> str:
     return f"baseline/{baseline.about.name}"
 
 
-class _Tests:
+class Tests:
     """The test values of methods and baselines, over seeds and clients."""
 
     def __init__(self, runs: Runs, baselines: Mapping[str, TrainedBaseline]) -> None:
@@ -513,7 +513,7 @@ def _subject(
 
 
 def _headline(
-    chosen: Recommendation, tests: _Tests, base: str | None, runs: Runs
+    chosen: Recommendation, tests: Tests, base: str | None, runs: Runs
 ) -> list[str]:
     """Whether sharing helps on average, and which method to take."""
     method = chosen.method
@@ -540,7 +540,7 @@ def _headline(
     return sentences
 
 
-def _first_shared(chosen: Recommendation, shared: Sequence[str], tests: _Tests) -> str:
+def _first_shared(chosen: Recommendation, shared: Sequence[str], tests: Tests) -> str:
     """The shared method that training alone is compared with."""
     if chosen.best in shared:
         return chosen.best
@@ -548,7 +548,7 @@ def _first_shared(chosen: Recommendation, shared: Sequence[str], tests: _Tests) 
     return close[0] if close else max(shared, key=tests.mean)
 
 
-def _sharing_sentence(tests: _Tests, method: str, base: str) -> str:
+def _sharing_sentence(tests: Tests, method: str, base: str) -> str:
     gain = tests.gain(method, base)
     text = tests.gain_text(gain)
     seeds = len(tests.values[method])
@@ -564,7 +564,7 @@ def _sharing_sentence(tests: _Tests, method: str, base: str) -> str:
     return f"Sharing is not shown to help on average: {text} by {method}."
 
 
-def _ahead(tests: _Tests, baselines: Mapping[str, TrainedBaseline]) -> list[str]:
+def _ahead(tests: Tests, baselines: Mapping[str, TrainedBaseline]) -> list[str]:
     """States whether a baseline that needs no pooled data is ahead of all methods.
 
     It is said if the baseline with the best mean is ahead of the best method by more
@@ -603,7 +603,7 @@ def _ahead(tests: _Tests, baselines: Mapping[str, TrainedBaseline]) -> list[str]
 def _nonlinear_warnings(
     experiment: Experiment,
     scenario: str,
-    tests: _Tests,
+    tests: Tests,
     baselines: Mapping[str, TrainedBaseline],
     ahead: Sequence[str],
 ) -> list[str]:

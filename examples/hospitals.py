@@ -54,7 +54,9 @@ def run() -> None:
     main(["diagnose", "hospitals.csv", *columns])
     # 3. Train them, and decide. Learning rates are chosen on validation data.
     methods = ["--algorithms", "local", "fedavg", "ditto", "ucfl"]
-    main(["compare", "hospitals.csv", *columns, *methods, "--rounds", "60"])
+    main(
+        ["compare", "hospitals.csv", *columns, *methods, "--rounds", "60", "--details"]
+    )
     # 4. The same as one page, which needs no network, and as tables.
     with redirect_stdout(StringIO()):
         main(["report", "fedtailor-results", "--html", "report.html"])

@@ -134,7 +134,7 @@ class FedDBE(FedAvg):
             model=averaged.model,
             optimizer=averaged.optimizer,
             initial=init(0),
-            mean=np.zeros(shape, averaged.model.dtype),
+            mean=np.zeros(shape, jnp.promote_types(averaged.model.dtype, jnp.float32)),
             told=np.zeros(len(population), bool),
         )
 

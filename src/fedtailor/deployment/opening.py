@@ -34,7 +34,6 @@ from fedtailor.storage.run_files import (
 )
 from fedtailor.tables import Preprocessing
 from fedtailor.training import Metrics, RunSpec, Training
-from fedtailor.training.binding import bind
 
 if TYPE_CHECKING:
     import polars as pl
@@ -113,13 +112,16 @@ def is_export(path: Path) -> bool:
 
 
 def models_at(
-    directory: Path | str, clients: Sequence[str] | None = None
+    directory: Path | str,
+    clients: Sequence[str] | None = None,
+    model: Model | Architecture | None = None,
 ) -> dict[str, PersonalModel]:
     """Load the personal models of a run or an export, by client.
 
     Args:
         directory: directory of the run or of the export.
         clients: names of the clients; None for all.
+        model: the model, or its network, if only the user's code knows it.
 
     Raises:
         ValueError: the directory is neither a run nor an export, or there is no such
@@ -127,13 +129,13 @@ def models_at(
     """
     path = Path(directory)
     if is_export(path):
-        models = load_models(path)
+        models = load_models(path, model)
         if clients is None:
             return models
         for name in clients:
             check_choice(name, models, f"client of {path} called")
         return {name: models[name] for name in clients}
-    run = open_run(path)
+    run = open_run(path, model=model)
     if clients is None:
         return run.personal_models()
     return {name: run.personal(name) for name in clients}
@@ -212,10 +214,7 @@ class OpenedRun(Run):
 
     @cached_property
     def model(self) -> Model:
-        model = self._user_model
-        if model is None:
-            return model_from_config(self.manifest["model"])
-        return model if isinstance(model, Model) else bind(model, self.federation)
+        return model_from_config(self.manifest["model"], self._user_model)
 
     # Personal models.
 

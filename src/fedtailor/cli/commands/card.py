@@ -25,14 +25,19 @@ class Options:
     """Whose model."""
     out: Path | None = None
     """Write the card to this file instead of the standard output."""
+    model: str | None = None
+    """FILE.py:NAME that makes the network, if it is your own code (it is run)."""
 
 
 def card(arguments: list[str]) -> int:
     """Prints or writes a model card."""
     options = parse(Options, arguments, "fedtailor card")
     from fedtailor.deployment import model_card, open_run
+    from fedtailor.experiments.texts import given_model
 
-    text = model_card(open_run(options.run), options.client)
+    text = model_card(
+        open_run(options.run, model=given_model(options.model)), options.client
+    )
     write_text(text, options.out)
     if options.out is not None:
         say(options.out.resolve())

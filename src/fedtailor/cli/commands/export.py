@@ -30,6 +30,8 @@ class Options:
     """Of the models."""
     clients: tuple[str, ...] = ()
     """Only these clients' models (default: all)."""
+    model: str | None = None
+    """FILE.py:NAME that makes the network, if it is your own code (it is run)."""
 
 
 def export(arguments: list[str]) -> int:
@@ -38,9 +40,10 @@ def export(arguments: list[str]) -> int:
     from fedtailor.deployment.card import write_cards
     from fedtailor.deployment.onnx_export import export_onnx
     from fedtailor.deployment.opening import open_run
+    from fedtailor.experiments.texts import given_model
     from fedtailor.storage import export_models
 
-    run = open_run(options.run)
+    run = open_run(options.run, model=given_model(options.model))
     names = tuple(dict.fromkeys(options.clients)) or run.names
     models = [run.personal(name) for name in names]
     write = export_onnx if options.format == "onnx" else export_models

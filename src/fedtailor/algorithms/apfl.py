@@ -153,7 +153,7 @@ class APFL(FedAvg):
             def inner_product() -> Float[Array, ""]:
                 """< g, v - w_i >, a sum over all leaves."""
                 products = jax.tree.map(lambda g, v, w: jnp.vdot(g, v - w), g, v, w_i)
-                return jnp.stack(jax.tree.leaves(products)).sum()
+                return jnp.stack(jax.tree.leaves(products)).sum().astype(zero.dtype)
 
             grad_alpha = jax.lax.cond(is_first, inner_product, lambda: zero)
             return jax.tree.map(lambda g: alpha * g, g), grad_alpha

@@ -39,7 +39,9 @@ from fedtailor.remote.service import (  # noqa: E402
 )
 
 if TYPE_CHECKING:
-    from flwr.superlink.grid.http_grid import HttpGrid
+    from fedtailor.remote.flower_internals import (
+        HttpGrid,
+    )
 
 client, server = ClientApp(), ServerApp()
 

@@ -75,10 +75,13 @@ class FleetConnection:
     def __init__(self, address: str, authority: bytes, private_key: bytes) -> None:
         from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
         from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-        from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-        from flwr.supernode.fleet_http_client import FleetHttpClient
-        from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+        from fedtailor.remote.flower_internals import (
+            FleetHttpClient,
+            NodeAuthHttpInterceptor,
+            RuntimeVersionHttpInterceptor,
+            public_key_to_bytes,
+        )
 
         key = load_ssh_private_key(private_key, None)
         require(
@@ -112,7 +115,10 @@ class FleetConnection:
             ValueError: the certificate is not trusted.
             Disconnected: the coordinator cannot be reached or refuses the key.
         """
-        from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
+        from fedtailor.remote.flower_internals import (
+            ActivateNodeRequest,
+            DeactivateNodeRequest,
+        )
 
         if previous is not None:
             # This fails if the SuperLink was restarted, or has ended the connection.
@@ -132,7 +138,9 @@ class FleetConnection:
         Raises:
             Disconnected: the coordinator cannot be reached.
         """
-        from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+        from fedtailor.remote.flower_internals import (
+            SendNodeHeartbeatRequest,
+        )
 
         request = SendNodeHeartbeatRequest(
             node=self._node(), heartbeat_interval=HEARTBEAT_S
@@ -147,12 +155,11 @@ class FleetConnection:
                 valid any more.
         """
         from flwr.app import Message
-        from flwr.proto.fleet_pb2 import PullMessagesRequest
-        from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+
+        from fedtailor.remote.flower_internals import (
+            PullMessagesRequest,
             make_confirm_message_received_fn_protobuf,
             make_pull_object_fn_protobuf,
-        )
-        from flwr.supercore.inflatable.inflatable_utils import (
             pull_and_inflate_object_from_tree,
         )
 
@@ -185,19 +192,18 @@ class FleetConnection:
             Disconnected: the answer could not be delivered.
         """
         from flwr.app import Message
-        from flwr.app.message import remove_content_from_message
-        from flwr.common.serde import message_to_proto
-        from flwr.proto.fleet_pb2 import PushMessagesRequest
-        from flwr.supercore.inflatable.inflatable_object import (
+
+        from fedtailor.remote.flower_internals import (
+            PushMessagesRequest,
+            TaskIdentity,
             get_all_nested_objects,
             get_object_tree,
-            no_object_id_recompute,
-        )
-        from flwr.supercore.inflatable.inflatable_protobuf_utils import (
             make_push_object_fn_protobuf,
+            message_to_proto,
+            no_object_id_recompute,
+            push_objects,
+            remove_content_from_message,
         )
-        from flwr.supercore.inflatable.inflatable_utils import push_objects
-        from flwr.supercore.task_identity import TaskIdentity
 
         run_id = message.metadata.run_id
         # Flower's messages take their source from these process-wide attributes.
@@ -228,7 +234,9 @@ class FleetConnection:
 
     def close(self) -> None:
         """Go offline; the coordinator is notified if it can be reached."""
-        from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+        from fedtailor.remote.flower_internals import (
+            DeactivateNodeRequest,
+        )
 
         if self.node_id is not None:
             with suppress(Disconnected, ValueError):
@@ -239,7 +247,9 @@ class FleetConnection:
         self._client.close()
 
     def _node(self) -> Any:
-        from flwr.proto.node_pb2 import Node
+        from fedtailor.remote.flower_internals import (
+            Node,
+        )
 
         if self.node_id is None:
             raise Disconnected("this client is not connected")
@@ -259,8 +269,11 @@ class FleetConnection:
             Disconnected: in place of all other errors of Flower and the network.
         """
         import httpx
-        from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
         from google.protobuf.message import DecodeError
+
+        from fedtailor.remote.flower_internals import (
+            ObjectPullError,
+        )
 
         try:
             return action()

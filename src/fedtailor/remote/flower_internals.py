@@ -40,7 +40,6 @@ INTERNALS = {
     "get_object_tree": ("supercore.inflatable.inflatable_object", _OBJECTS),
     "iterate_object_tree": ("supercore.inflatable.inflatable_object", _OBJECTS),
     "no_object_id_recompute": ("supercore.inflatable.inflatable_object", _OBJECTS),
-    "ObjectPullError": ("supercore.inflatable.inflatable_utils", _OBJECTS),
     "inflate_object_from_contents": (
         "supercore.inflatable.inflatable_utils",
         _OBJECTS,

@@ -119,7 +119,7 @@ def serve(grid: Grid, context: Context) -> None:
         name: registered_form(key)
         for name, key in read_public_keys(directory / COORDINATOR).items()
     }
-    http: HttpGrid = grid  # type: ignore[assignment]  # which lists nodes with their keys
+    http: HttpGrid = grid  # which lists nodes with their keys
     transport = GridTransport(http, keys, lambda: None)
     rows = wait_for_clients(Connection(job, tuple(keys), transport), wait=wait)
     run = directory / "run"

@@ -132,8 +132,9 @@ class FleetConnection:
         request = ActivateNodeRequest(
             public_key=self._public, heartbeat_interval=HEARTBEAT_S
         )
-        self.node_id = self._call(self._client.ActivateNode, request).node_id
-        return self.node_id
+        node_id = int(self._call(self._client.ActivateNode, request).node_id)
+        self.node_id = node_id
+        return node_id
 
     def heartbeat(self) -> None:
         """Tell the coordinator that this client is alive.

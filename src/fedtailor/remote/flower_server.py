@@ -471,7 +471,7 @@ def open_grid(address: str, authority: bytes, secret: bytes) -> Iterator["HttpGr
     token = _acquire(address, authority, secret, _start_run(address, authority))
     grid = HttpGrid(address, False, authority, token=token)
     # Flower's invoker would retry without end, and exit this process on a 401.
-    grid._retry_invoker = None  # type: ignore[assignment]
+    grid._retry_invoker = None
     runtime = grid._runtime_client
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(runtime))
     heartbeat.start()

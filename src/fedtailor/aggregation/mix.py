@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike, NDArray
 
-from fedtailor.protocol import ClientRows, Cohort, HiddenRows, require
+from fedtailor.protocol import ClientRows, Cohort, HiddenRows, require, sums_type
 
 _ROUNDING = 1e-12
 """A row of weights replaces its stream if its sum differs from 1 by less than this."""
@@ -74,7 +74,7 @@ def mix(
     # holds the weights of the old models, because transferring another array would take
     # as long as the rest of this call.
     # Sums of 16-bit numbers are taken in float32.
-    sums = jnp.promote_types(theta.dtype, jnp.float32)
+    sums = sums_type(theta)
     padded = np.zeros((len(w), len(rows.values) + 1), sums)
     padded[:, rows.row] = w
     padded[:, -1] = own_weight
@@ -136,7 +136,7 @@ def weighted_sums(
     Raises:
         ValueError: as `mix`.
     """
-    sums = jnp.promote_types(x.dtype, jnp.float32)
+    sums = sums_type(x)
     zeros = jnp.zeros((len(np.asarray(weights)), x.shape[1]), sums)
     return mix(zeros, x, weights)
 

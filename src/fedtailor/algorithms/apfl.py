@@ -27,6 +27,7 @@ from fedtailor.protocol import (
     hyperparameters,
     is_off,
     require,
+    sums_type,
 )
 
 Pair = tuple[Params, Params]
@@ -91,7 +92,7 @@ class APFL(FedAvg):
         require_plain_sgd("apfl's coupled steps", self.sgd)
 
     def init_client(self, theta: Float[Array, " d"]) -> ClientState:
-        return {"model": theta, "alpha": jnp.full((), self.alpha, theta.dtype)}
+        return {"model": theta, "alpha": jnp.full((), self.alpha, sums_type(theta))}
 
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer

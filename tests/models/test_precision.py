@@ -5,9 +5,12 @@ import numpy as np
 import pytest
 
 import fedtailor as ft
+from conformance.examples import example
+from conformance.problems import classification
 from fedtailor.aggregation.mix import mix, weighted_sums
 from fedtailor.federation import from_arrays
 from fedtailor.models import Precision, logistic, mlp, resnet
+from fedtailor.protocol import Algorithm
 
 BF16 = np.dtype(jnp.bfloat16)
 ULP = 2.0**-8
@@ -137,3 +140,13 @@ def test_files_keep_the_bits(dtype, tmp_path):
         for other in (resumed, opened):
             np.testing.assert_array_equal(other.personal(name).theta, theta)
         np.testing.assert_array_equal(exported[name].theta, theta)
+
+
+@pytest.mark.repeated
+@pytest.mark.parametrize("name", sorted(Algorithm.registry))
+def test_every_method_trains_in_bfloat16(name):
+    clients = classification(groups=[0, 1, 0, 1, 1])
+    model = mlp(5).bind((4,), 3, dtype="bfloat16")
+    run = ft.run(example(name), clients, model, rounds=1)
+    losses = run.frame().filter(metric="loss")["value"].to_numpy()
+    assert len(losses) and np.isfinite(losses).all()

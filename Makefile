@@ -6,12 +6,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PARALLEL := --numprocesses auto --dist worksteal
 
-.PHONY: help demo dist docs gallery federation-demo test coverage lowest lock campaign lint format benchmark
+.PHONY: help demo dist docs gallery federation-demo test test-all coverage lowest lock campaign lint format benchmark
 
 help:
 	@echo 'make demo       train personalized models on real data: install into $(VENV), then run `fedtailor demo`'
 	@echo 'make federation-demo  a federation of processes (TLS, keys, one client killed) beside its simulation'
-	@echo 'make test       everything that CI runs: make lint, the tests, and those of equal bits as XLA compiles for users'
+	@echo 'make test       make lint, and every test once: every property on every method, without what takes long'
+	@echo 'make test-all   what `make test` leaves out: slow tests, further settings, equal bits as XLA compiles for users'
 	@echo 'make docs       the documentation site in docs/_build/html; warnings are errors'
 	@echo 'make dist       build wheel and sdist, install each in an empty environment, and look into it'
 	@echo 'make gallery    run examples/ and record in docs/gallery what they print and draw'
@@ -31,7 +32,10 @@ federation-demo: $(VENV)/.installed-flower
 	$(BIN)/python -m fedtailor.remote.demo
 
 test: lint
-	$(BIN)/pytest $(PARALLEL)
+	$(BIN)/pytest $(PARALLEL) -m 'not slow and not repeated'
+
+test-all: $(VENV)/.installed-test
+	$(BIN)/pytest $(PARALLEL) -m 'slow or repeated'
 	AS_SHIPPED=1 $(BIN)/pytest $(PARALLEL) -m as_shipped
 
 # Counting lines makes the tests take half as long again, and the table at their end another minute: not part of `test`.

@@ -115,11 +115,9 @@ def test_options_are_those_of_the_parser():
     program, description, rows = commands.options("card", [])
     assert program == "fedtailor card"
     assert "model card" in description
-    assert [(row.name, row.default) for row in rows] == [
-        ("RUN", "required"),
-        ("--client", "required"),
-        ("--out", "None"),
-    ]
+    found = {row.name: row.default for row in rows}
+    shown = {"RUN": "required", "--client": "required", "--out": "None"}
+    assert found.items() >= shown.items()
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,8 @@ class Options:
     """
     probabilities: bool = False
     """Write the probability of every class, too."""
+    model: str | None = None
+    """FILE.py:NAME that makes the network, if it is your own code (it is run)."""
 
 
 def predict(arguments: list[str]) -> int:
@@ -52,9 +54,12 @@ def predict(arguments: list[str]) -> int:
     options = parse(Options, arguments, "fedtailor predict")
     from fedtailor.deployment.opening import models_at
     from fedtailor.deployment.predictions import predictions
+    from fedtailor.experiments.texts import given_model
 
     models = models_at(
-        options.run, None if options.client is None else [options.client]
+        options.run,
+        None if options.client is None else [options.client],
+        given_model(options.model),
     )
     with as_typed():
         table = predictions(

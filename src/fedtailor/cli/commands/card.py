@@ -20,19 +20,25 @@ class Options:
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """A run directory."""
+    """A run directory, or final models (`fedtailor finalize`)."""
     client: str
     """Whose model."""
     out: Path | None = None
     """Write the card to this file instead of the standard output."""
+    model: str | None = None
+    """FILE.py:NAME that makes the network, if it is your own code (it is run)."""
 
 
 def card(arguments: list[str]) -> int:
     """Prints or writes a model card."""
     options = parse(Options, arguments, "fedtailor card")
-    from fedtailor.deployment import model_card, open_run
+    from fedtailor.deployment.card import model_card
+    from fedtailor.deployment.opening import runs_of_clients
+    from fedtailor.experiments.texts import given_model
 
-    text = model_card(open_run(options.run), options.client)
+    runs = runs_of_clients(options.run, [options.client], given_model(options.model))
+    run = runs[options.client]
+    text = model_card(run, options.client)
     write_text(text, options.out)
     if options.out is not None:
         say(options.out.resolve())

@@ -16,8 +16,8 @@ from fedtailor.cli.output import write_text
 
 @dataclass(frozen=True)
 class Options:
-    """Predict with the personal models of a run, of an export, or of one enrolled
-    newcomer.
+    """Predict with the personal models of a run, of a comparison that was finalized, of
+    an export, or of one enrolled newcomer.
 
     Models that were trained on a table take its columns by name, in any order: the
     target, the client and what was left out may be there or not. Classes are written by
@@ -25,7 +25,8 @@ class Options:
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """A run directory, or exported models."""
+    """A run directory, final models (`fedtailor finalize`) or the results that they are
+    in, or exported models."""
     rows: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="ROWS")]
     """A table of rows; of models that were trained on arrays, numbers in the order of
     their inputs, or a .npy file.
@@ -44,6 +45,8 @@ class Options:
     """
     probabilities: bool = False
     """Write the probability of every class, too."""
+    model: str | None = None
+    """FILE.py:NAME that makes the network, if it is your own code (it is run)."""
 
 
 def predict(arguments: list[str]) -> int:
@@ -51,9 +54,12 @@ def predict(arguments: list[str]) -> int:
     options = parse(Options, arguments, "fedtailor predict")
     from fedtailor.deployment.opening import models_at
     from fedtailor.deployment.predictions import predictions
+    from fedtailor.experiments.texts import given_model
 
     models = models_at(
-        options.run, None if options.client is None else [options.client]
+        options.run,
+        None if options.client is None else [options.client],
+        given_model(options.model),
     )
     with as_typed():
         table = predictions(

@@ -9,6 +9,7 @@ from fedtailor._printable import one_line
 from fedtailor.algorithms.find import find_algorithm
 from fedtailor.experiments.document import Document
 from fedtailor.experiments.experiment import Experiment, resolve
+from fedtailor.experiments.texts import model_of_text
 from fedtailor.metrics import find_metrics
 from fedtailor.protocol import Algorithm, require
 from fedtailor.tables import ENDINGS, Table, TableOptions, from_table, stable_rate
@@ -19,6 +20,21 @@ MAX_ROUNDS = 300
 """Rounds after which a training ends that has not come to a standstill."""
 EVALUATE_EVERY = 5
 """Rounds between two evaluations, by which a standstill is found."""
+LINEAR, SERIES = "linear", "conv1d"
+"""The models of tables and of windows, unless another one is named."""
+
+NETWORK_RATE = 0.1
+"""The first learning rate of a network, whose largest stable one is not known."""
+
+NETWORK_SGD: dict[str, Any] = {
+    "ridge": None,
+    "steps": None,
+    "epochs": 2,
+    "batch_size": 16,
+    "momentum": 0.9,
+}
+"""The local training of networks: two passes in a round, and no penalty of linear models."""
+
 RATE_FACTOR = 3
 """The factor between learning rates that are tried."""
 
@@ -29,6 +45,10 @@ class TableComparisonOptions(TableOptions):
 
     algorithms: tuple[str, ...] = METHODS
     """The methods to compare."""
+    model: str | None = None
+    """The model: its name, with arguments after a colon (default: linear; of windows
+    conv1d).
+    """
     rounds: int | None = None
     """Communication rounds (default: until the validation loss stands still, 300 at
     most)."""
@@ -43,6 +63,13 @@ class TableComparisonOptions(TableOptions):
     """Learning rates to choose from, on validation data, for each method (default: the
     largest rate at which no client's steps overshoot, computed from the training inputs,
     a third of it, and further ones until the best has neighbours on both sides)."""
+
+    @property
+    def network(self) -> str | None:
+        """The model, if it is not the linear one of tables."""
+        if self.model is not None:
+            return None if self.model == LINEAR else self.model
+        return None if self.window is None else SERIES
 
     def all_seeds(self) -> tuple[int, ...]:
         """The seeds, or the default seeds if none are given."""
@@ -147,7 +174,10 @@ def prepare_table_experiment(
     experiment = table_experiment(path, options, rates)
     table = from_table(path, seed=options.all_seeds()[0], **changed_options(options))
     find_metrics(options.metrics, bind(experiment.columns[0].scenario.model, table))
-    rates = options.lr or default_rates(table)
+    if options.network is None:
+        rates = options.lr or default_rates(table)
+    else:
+        rates = options.lr or (NETWORK_RATE, NETWORK_RATE / RATE_FACTOR)
     experiment = table_experiment(
         path, options, rates, ridge_of(table), len(table.seen)
     )
@@ -184,6 +214,10 @@ def table_experiment(
     for ending in ENDINGS:
         name = name.removesuffix(ending)
     scenario = {"use": "table", "path": str(path), **changed_options(options)}
+    settings = penalties(options.algorithms, ridge, clients)
+    if options.network is not None:
+        scenario["model"] = model_of_text(options.network)
+        settings = {name: NETWORK_SGD for name in options.algorithms}
     grid = {"sgd": {"lr": list(rates)}}
     until_still = options.rounds is None
     content = {
@@ -198,8 +232,7 @@ def table_experiment(
         "metrics": ["mean", "worst", "worst10"],
         "scenarios": {name: scenario},
         "algorithms": {
-            method: {"grid": grid, "sgd": penalty}
-            for method, penalty in penalties(options.algorithms, ridge, clients).items()
+            method: {"grid": grid, "sgd": sgd} for method, sgd in settings.items()
         },
     }
     return resolve(Document(content, (("the command line", "", ()),)), name)

@@ -45,8 +45,9 @@ def predictions(
         probabilities: whether to return the probability of every class.
 
     Returns:
-        The columns row (from 1), client (if the table names clients), prediction (or
-        prediction 1, 2, ... for several targets), and for classes the probability of
+        The columns row (from 1; for windows the first row, and last_row), client (if the
+        table names clients), prediction (or prediction 1, 2, ... for several targets),
+        and for classes the probability of
         the predicted class, and "p(LABEL)" of every class if requested.
 
     Raises:
@@ -65,6 +66,10 @@ def predictions(
         frame = read_rows(path, preprocessing)
         inputs = preprocessing.transform(frame, missing=missing, unknown=unknown)
         row_clients = [] if client is not None else _row_clients(frame, preprocessing)
+        if preprocessing.windowing is not None:
+            return _of_windows(
+                models, inputs, frame, client, row_clients, probabilities
+            )
     if client is not None:
         check_choice(client, models, "client with a model")
         rows = np.arange(len(inputs))
@@ -77,6 +82,33 @@ def predictions(
         rows = np.flatnonzero(np.array(row_clients) == name)
         frames.append(_predict(models[name], inputs[rows], rows, probabilities))
     return pl.concat(frames).sort("row")
+
+
+def _of_windows(
+    models: Mapping[str, PersonalModel],
+    inputs: NDArray[Any],
+    frame: pl.DataFrame,
+    client: str | None,
+    row_clients: list[str],
+    probabilities: bool,
+) -> pl.DataFrame:
+    """Predict windows of rows; each is named by its first and its last row."""
+    preprocessing = next(iter(models.values())).preprocessing
+    assert preprocessing is not None
+    index = preprocessing.windows(frame)
+    first, last = index[:, 0], index[:, -1]
+    names = [client] * len(index) if client is not None else []
+    names = names or [row_clients[row] for row in first]
+    frames = []
+    for name in dict.fromkeys(names):
+        assert name is not None
+        check_choice(name, models, "client with a model")
+        chosen = np.flatnonzero(np.array(names) == name)
+        predicted = _predict(models[name], inputs[chosen], first[chosen], probabilities)
+        ends = pl.Series("last_row", last[chosen] + 1)
+        frames.append(predicted.insert_column(1, ends))
+    table = pl.concat(frames).sort("row")
+    return table if client is None else table.drop("client")
 
 
 def labelled_rows(

@@ -23,6 +23,7 @@ from fedtailor.models.parts import Part
 from fedtailor.models.pytorch import from_torch, save_state_dict, state_dict
 from fedtailor.models.registry import builders, find_builder, register
 from fedtailor.models.resnet import resnet
+from fedtailor.models.series import conv1d, gru
 from fedtailor.models.zoo import (
     cnn,
     density,
@@ -45,6 +46,7 @@ __all__ = [
     "builders",
     "cnn",
     "cnn_5x5",
+    "conv1d",
     "cross_entropy",
     "density",
     "find_builder",
@@ -52,6 +54,7 @@ __all__ = [
     "from_function",
     "from_linen",
     "from_torch",
+    "gru",
     "lenet5",
     "linear",
     "logistic",

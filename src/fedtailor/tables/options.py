@@ -52,6 +52,14 @@ class TableOptions:
     """A column whose rows of one value stay together, such as the patient of a visit:
     never on both sides.
     """
+    window: int | None = None
+    """Rows of an example, for a long table with one row for each client and time (needs
+    `time`): each example is a window of so many rows that follow each other.
+    """
+    step: int | None = None
+    """Rows between the beginnings of two windows to train on (default: as many as a
+    window has); those to validate and test on share no rows.
+    """
     folds: int | None = None
     """Cross-validation: seed s tests on part s of this many parts."""
     unseen: int | float | tuple[str, ...] = 0
@@ -117,6 +125,7 @@ class TableOptions:
             "time and group exclude each other: a group's rows may lie before and after"
             " another's; leave one out",
         )
+        self._check_windows()
         roles: dict[str, str] = {}
         for role, column in self.roles.items():
             require(
@@ -135,6 +144,26 @@ class TableOptions:
             not both,
             f"column {min(both, default='')!r} stands in features and in drop; take it"
             " out of one",
+        )
+
+    def _check_windows(self) -> None:
+        for name in ("window", "step"):
+            value = getattr(self, name)
+            require(
+                value is None or value >= 1,
+                f"{name} is {value}; it is a number of rows, 1 or more",
+            )
+        require(
+            self.window is None or self.time is not None,
+            "window needs the column that orders the rows; name it with time",
+        )
+        require(
+            self.step is None or self.window is not None,
+            "step is the distance of windows; say how many rows one has with window",
+        )
+        require(
+            self.window is None or self.preprocessing == "pooled",
+            "windows of a table have preprocessing pooled; leave the other one out",
         )
 
     @property

@@ -20,13 +20,18 @@ def stable_rate(federation: Federation) -> float:
     the largest L_i determines it. Only training inputs of seen clients are used.
 
     Args:
-        federation: a federation with inputs [N, d].
+        federation: a federation; its inputs are flattened.
     """
     bound = 2.0 if federation.classes is None else 0.5
     max_curvature = max(
-        _curvature(federation.x[federation.train[client]]) for client in federation.seen
+        _curvature(_flat(federation.x[federation.train[client]]))
+        for client in federation.seen
     )
     return 1 / (bound * max_curvature)
+
+
+def _flat(x: Float32[NDArray, "rows ..."]) -> Float32[NDArray, "rows inputs"]:
+    return x.reshape(len(x), -1)
 
 
 def _curvature(x: Float32[NDArray, "rows inputs"]) -> float:

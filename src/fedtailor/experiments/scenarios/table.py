@@ -23,6 +23,8 @@ def table(
     val: float = 0.1,
     split: str | None = None,
     time: str | None = None,
+    window: int | None = None,
+    step: int | None = None,
     group: str | None = None,
     folds: int | None = None,
     unseen: int | float | tuple[str, ...] = 0,
@@ -61,6 +63,9 @@ def table(
         split: column that says train, val or test; one called `split` that does is used
             without asking.
         time: column of times or dates: each client is tested on its last rows.
+        window: rows of an example: each is a window of so many rows in the order of
+            `time`.
+        step: rows between the beginnings of two windows to train on; None = a window's.
         group: column whose rows of one value stay on one side, such as the patient of a
             visit.
         folds: cross-validation: seed s tests on part s of this many.
@@ -101,6 +106,8 @@ def table(
         val=val,
         split=split,
         time=time,
+        window=window,
+        step=step,
         group=group,
         folds=folds,
         unseen=unseen,

@@ -1,6 +1,6 @@
 """Predicts the raw rows of a file."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from fedtailor.tables import ENDINGS, Preprocessing, TableOptions
 from fedtailor.tables.kinds import category_text
 from fedtailor.tables.problems import first_row
 from fedtailor.tables.reading import read
-from fedtailor.tables.target import Label, label_text
+from fedtailor.tables.target import label_text
 
 ARRAYS = ".npy"
 
@@ -210,32 +210,14 @@ def _predict(
     columns: dict[str, Any] = {"row": rows + 1, "client": [model.name] * len(rows)}
     out = model.outputs(inputs)
 
-    def decode(values: NDArray[Any]) -> NDArray[Any]:
-        if model.preprocessing is None:
-            return values
-        return model.preprocessing.decode(values)
+    def decode(values: NDArray[Any]) -> Sequence[Any] | NDArray[Any]:
+        if model.preprocessing is not None:
+            values = model.preprocessing.decode(values)
+        # Booleans are written as in CSV files.
+        is_bool = values.dtype.kind == "b"
+        return [label_text(value) for value in values.tolist()] if is_bool else values
 
-    if not model.model.classification:
-        require(
-            not probabilities,
-            "these models predict no classes: there are no probabilities",
-        )
-        targets = decode(out.reshape(len(out), -1)).T  # [targets, rows]
-        names = ["prediction"]
-        if len(targets) > 1:
-            names = [f"prediction {number + 1}" for number in range(len(targets))]
-        return pl.DataFrame(columns | dict(zip(names, targets, strict=True)))
-    classes = out.argmax(axis=-1)
-    probs = model.probabilities_of(out)  # [rows, classes]
-    columns["prediction"] = [_as_written(label) for label in decode(classes).tolist()]
-    columns["probability"] = probs[np.arange(len(classes)), classes]
-    if probabilities:
-        labels = decode(np.arange(model.model.outputs)).tolist()
-        for index, label in enumerate(labels):
-            columns[f"p({_as_written(label)})"] = probs[:, index]
-    return pl.DataFrame(columns)
-
-
-def _as_written(label: Label) -> Label:
-    """A label as it is written to a file: booleans as in CSV files."""
-    return label_text(label) if isinstance(label, bool) else label
+    task = model.model.task
+    return pl.DataFrame(
+        columns | task.prediction_columns(out, decode, probabilities=probabilities)
+    )

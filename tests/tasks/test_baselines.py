@@ -8,11 +8,8 @@ import numpy as np
 import pytest
 import sklearn.metrics as sk
 
-from fedtailor.metrics.baselines import (
-    class_shares,
-    classification_baseline,
-    regression_baseline,
-)
+from fedtailor.tasks.classification import class_shares, classification_baseline
+from fedtailor.tasks.regression import regression_baseline
 
 
 @pytest.mark.parametrize("classes", [2, 4])

@@ -12,16 +12,20 @@ def bound(architecture, steps=20, channels=3, outputs=4):
     model = architecture.bind((steps, channels), outputs)
     theta = model.init(jax.random.key(0))
     x = np.random.default_rng(0).normal(size=(5, steps, channels)).astype(np.float32)
-    return model, model.params(theta), x
+    return model, model.params(theta), jnp.asarray(x)
 
 
 def test_a_convolution_over_time_is_its_sum():
     model, params, x = bound(conv1d((6,), size=5))
+    values = np.asarray(x)
     weight, bias = (
         np.asarray(it) for it in (params.layers[0].weight, params.layers[0].bias)
     )
     out = np.stack(
-        [np.einsum("bkc,kco->bo", x[:, t : t + 5], weight) + bias for t in range(16)],
+        [
+            np.einsum("bkc,kco->bo", values[:, t : t + 5], weight) + bias
+            for t in range(16)
+        ],
         axis=1,
     )
     pooled = np.maximum(out, 0).reshape(5, 8, 2, 6).max(2).mean(1)
@@ -61,7 +65,7 @@ def test_they_equal_pytorch():
     from torch import nn
 
     model, params, x = bound(conv1d((6, 7), size=5))
-    layers, inputs = [], torch.tensor(x).swapaxes(1, 2)
+    layers, inputs = [], torch.tensor(np.array(x)).swapaxes(1, 2)
     for layer in params.layers:
         if type(layer).__name__ != "Conv1dRelu":
             continue
@@ -92,6 +96,6 @@ def test_they_equal_pytorch():
     matrix = dense.weight if dense.transposed else dense.weight.T
     head.weight.data = torch.tensor(np.array(matrix))
     head.bias.data = torch.tensor(np.array(dense.bias))
-    states, _ = net(torch.tensor(x))
+    states, _ = net(torch.tensor(np.array(x)))
     expected = head(states[:, -1]).detach().numpy()
     np.testing.assert_allclose(model.logits(params, x), expected, atol=1e-5)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from fedtailor.protocol import check_choice, require
 
 Task = Literal["classification", "regression"]
+Hazard = Literal["discrete", "cox"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,14 @@ class TableOptions:
     categories: tuple[str, ...] = ()
     """Columns of numbers that are codes: one input for each value instead of one
     number.
+    """
+    event: str | None = None
+    """The column that says whether the event was seen (1, yes, true), or the row was last
+    seen without it at the time in `target`: survival.
+    """
+    hazard: Hazard = "discrete"
+    """With `event`: a logistic hazard in intervals of time ("discrete"), or Cox's partial
+    likelihood among the rows of a client ("cox").
     """
     task: Task | None = None
     """What is predicted (default: text and few whole numbers are classes, other numbers
@@ -100,6 +109,15 @@ class TableOptions:
             self.folds is None or self.folds >= 2,
             f"folds is {self.folds}; it must be 2 or more",
         )
+        check_choice(self.hazard, ("discrete", "cox"), "hazard")
+        require(
+            self.event is None or self.task is None,
+            "event is for survival, and task for classes and numbers; leave one out",
+        )
+        require(
+            self.event is None or self.window is None,
+            "windows of series have no survival targets; leave out event or window",
+        )
         check_choice(self.preprocessing, ("pooled", "federated"), "preprocessing")
         separator = self.separator
         require(
@@ -135,7 +153,7 @@ class TableOptions:
             roles[column] = role
         for column in (*(self.features or ()), *self.drop, *self.categories):
             require(
-                column not in (self.client, self.target),
+                column not in (self.client, self.target, self.event),
                 f"column {column!r} is the {roles.get(column)} column; take it out of"
                 " features, drop and categories",
             )
@@ -172,6 +190,7 @@ class TableOptions:
         roles = {
             "client": self.client,
             "target": self.target,
+            "event": self.event,
             "split": self.split,
             "time": self.time,
             "group": self.group,

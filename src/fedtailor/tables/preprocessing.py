@@ -140,7 +140,7 @@ class Preprocessing:
             return out
         return out[self.windows(rows)]
 
-    def windows(self, rows: Any) -> Int[NDArray, "windows rows"]:
+    def windows(self, rows: Any) -> Int[NDArray, "windows window"]:
         """The rows of each window of raw rows, which follow each other in time.
 
         They share no rows. None crosses a gap, or, where the rows have that column,
@@ -184,7 +184,7 @@ class Preprocessing:
         *,
         missing: Literal["error", "impute"] = "error",
         unknown: Literal["error", "other"] = "error",
-    ) -> tuple[Float32[NDArray, "rows inputs"], NDArray[Any]]:
+    ) -> tuple[Float32[NDArray, "examples ..."], NDArray[Any]]:
         """Convert raw rows to inputs and targets, as in training.
 
         Args:
@@ -202,6 +202,14 @@ class Preprocessing:
                 f"the rows have no column {self.target.name!r}, which is the target;"
                 " add it"
             )
+        if self.target.task == "survival":
+            if self.target.event not in frame.columns:
+                raise ValueError(
+                    f"the rows have no column {self.target.event!r}, which says whether the"
+                    " event was seen; add it"
+                )
+            columns = frame[self.target.name], frame[self.target.event]
+            return x, self.target.encode_survival(*columns)
         y = self.target.encode(frame[self.target.name])
         if self.windowing is None:
             return x, y

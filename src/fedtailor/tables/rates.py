@@ -5,6 +5,7 @@ from jaxtyping import Float32
 from numpy.typing import NDArray
 
 from fedtailor.federation import Federation
+from fedtailor.tasks import Survival
 
 _POWER_STEPS = 30
 
@@ -15,7 +16,8 @@ def stable_rate(federation: Federation) -> float:
 
     The model is linear with a bias. With L_i, the largest eigenvalue of the mean of [x
     1]'[x 1] over client i's training rows, the curvature of the mean of (x'w + b - y)^2
-    is 2 L_i, and that of the cross-entropy of classes at most L_i / 2. Gradient descent
+    is 2 L_i, that of the cross-entropy of classes at most L_i / 2, and that of survival
+    about the share of events times L_i, for which L_i is taken. Gradient descent
     diverges above twice the inverse. All clients have the same rate, so the client with
     the largest L_i determines it. Only training inputs of seen clients are used.
 
@@ -23,6 +25,8 @@ def stable_rate(federation: Federation) -> float:
         federation: a federation; its inputs are flattened.
     """
     bound = 2.0 if federation.classes is None else 0.5
+    if isinstance(federation.task, Survival):
+        bound = 1.0
     max_curvature = max(
         _curvature(_flat(federation.x[federation.train[client]]))
         for client in federation.seen

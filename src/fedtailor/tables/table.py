@@ -45,6 +45,7 @@ from fedtailor.tables.roles import (
 from fedtailor.tables.screening import screen
 from fedtailor.tables.splitting import Rows, Splits, split_rows
 from fedtailor.tables.sums import ColumnSums, InputSums
+from fedtailor.tables.survival import survival_loss
 from fedtailor.tables.suspicions import (
     class_warnings,
     client_warnings,
@@ -207,7 +208,10 @@ def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
     columns = _parse_columns(frame, options, problems)
     problems.raise_if_any()
     assert rows is not None and target is not None
-    rows = replace(rows, y=target.values)
+    # A split has events and censored rows in the same shares, as it has classes.
+    is_survival = target.encoding.task == "survival"
+    strata = target.values[:, 1].astype(np.int64) if is_survival else target.values
+    rows = replace(rows, y=strata)
     timed = with_times(frame, options, problems)
     problems.raise_if_any()
     splits = split_rows(timed, rows, options, problems, seed)
@@ -227,6 +231,10 @@ def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
     notes += role_notes(options)
     notes += [*target.notes, *split_notes(splits, rows, options)]
     encoding, y = _standardize_target(target, parts)
+    loss = None
+    if is_survival:
+        loss, of_loss = survival_loss(y[train], options)
+        notes += of_loss
     ignored = _ignored_columns(raw.frame.columns, encodings, options, dropped)
     decimal = options.decimal or raw.decimal
     x, decorrelation = _encode(columns, encodings), None
@@ -235,13 +243,15 @@ def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
         *client_warnings(rows, options),
         *(class_warnings(y[train], encoding.classes) if encoding.classes else ()),
         *code_warnings(kept, train, rows.owners, rows.names),
-        *leak_warnings(encodings, x, y, train, len(encoding.classes)),
+        *leak_warnings(
+            encodings, x, strata if is_survival else y, train, len(encoding.classes)
+        ),
         *repetition_warnings(
             [column.values for column in kept.values()], rows.y, rows.owners, splits
         ),
     ]
-    is_regression = encoding.task == "regression" and options.window is None
-    if is_regression and not options.keep_correlated:
+    is_linear = encoding.task != "classification" and options.window is None
+    if is_linear and not options.keep_correlated:
         decorrelation = _fit_decorrelation(x, parts)
         notes += decorrelation_notes(decorrelation, x.shape[1])
         if decorrelation is not None:
@@ -271,6 +281,7 @@ def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
         unseen=unseen,
         classes=len(encoding.classes) or None,
         name=raw.name,
+        loss=loss,
         class_names=tuple(str(label) for label in encoding.classes) or None,
         preprocessing=preprocessing,
         notes=tuple(notes),
@@ -524,6 +535,8 @@ def _standardize_target(
     """
     if target.encoding.task == "classification":
         return target.encoding, target.values.astype(np.int32)
+    if target.encoding.task == "survival":
+        return target.encoding, target.values.astype(np.float32)
     sums = parts.sums(pl.Series(target.values), "number")
     encoding = replace(target.encoding, shift=sums.mean, scale=sums.deviation)
     return encoding, ((target.values - sums.mean) / sums.deviation).astype(np.float32)

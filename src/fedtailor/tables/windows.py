@@ -87,7 +87,7 @@ def windows_of(
     breaks: Bool[NDArray, " rows"],
     window: int,
     steps: Int[NDArray, " rows"],
-) -> Int[NDArray, "windows rows"]:
+) -> Int[NDArray, "windows window"]:
     """The rows of each window.
 
     Args:

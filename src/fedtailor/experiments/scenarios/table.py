@@ -17,6 +17,8 @@ def table(
     features: tuple[str, ...] | None = None,
     drop: tuple[str, ...] = (),
     categories: tuple[str, ...] = (),
+    event: str | None = None,
+    hazard: Literal["discrete", "cox"] = "discrete",
     task: Literal["classification", "regression"] | None = None,
     positive: str | int | float | tuple[str | int | float, ...] = (),
     test: float = 0.2,
@@ -56,6 +58,9 @@ def table(
         features: input columns; None = all others.
         drop: columns to leave out.
         categories: columns of numbers that are codes: one input for each value.
+        event: column that says whether the event was seen: survival, with times in
+            `target`.
+        hazard: with `event`: "discrete" intervals of time, or "cox".
         task: what is predicted, where the target leaves it open.
         positive: labels that count as positive, the others being negative; or a
             comparison such as ">0".
@@ -100,6 +105,8 @@ def table(
         features=features,
         drop=drop,
         categories=categories,
+        event=event,
+        hazard=hazard,
         task=task,
         positive=positive,
         test=test,

@@ -149,7 +149,11 @@ def _value(config: Any, annotation: Any, name: str) -> Any:
         return None
     if not isinstance(config, dict):
         return coerce(config, annotation, (name,))
-    nested = (kind for kind in _classes(annotation) if dataclasses.is_dataclass(kind))
+    kinds = list(_classes(annotation))
+    nested = (kind for kind in kinds if dataclasses.is_dataclass(kind))
+    if Architecture in kinds:
+        inner = getattr(zoo, config.get("type", ""))
+        return _from_config(inner, config, f"its setting {name}", "model")
     kind = _class(next(nested, Algorithm), config)
     return _from_config(kind, config, f"its setting {name}", "algorithm")
 

@@ -407,7 +407,7 @@ def _gains(
     if metric not in SCORES or not SCORES[metric].determined(rows.columns, outputs):
         metric = next(
             name
-            for name in ("accuracy", "rmse", "loss")
+            for name in ("accuracy", "rmse", "c_index", "loss")
             if SCORES[name].determined(rows.columns, outputs)
         )
     return metric, client_gains(rows, base, metric), ""

@@ -329,14 +329,8 @@ def _build_models(
 
 def _model_to_json(model: Model) -> dict[str, Any]:
     """Describe a model by a JSON object, which `_model_from_json` reads."""
-    architecture: Any = model.architecture
-    fields = {}
-    for field in dataclasses.fields(architecture):
-        value = getattr(architecture, field.name)
-        fields[field.name] = value if _is_json_value(value) else repr(value)
     return {
-        "architecture": type(architecture).__name__,
-        "fields": fields,
+        **_architecture_to_json(model.architecture),
         "input_shape": list(model.input_shape),
         "outputs": model.outputs,
         "loss": plain_loss(model.loss),
@@ -345,26 +339,30 @@ def _model_to_json(model: Model) -> dict[str, Any]:
     }
 
 
+def _architecture_to_json(architecture: Any) -> dict[str, Any]:
+    """The name and the fields of an architecture, among which may be others."""
+    fields = {}
+    for field in dataclasses.fields(architecture):
+        value = getattr(architecture, field.name)
+        if isinstance(value, Architecture):
+            fields[field.name] = _architecture_to_json(value)
+        else:
+            fields[field.name] = value if _is_json_value(value) else repr(value)
+    return {"architecture": type(architecture).__name__, "fields": fields}
+
+
 def _model_from_json(description: dict[str, Any]) -> Model:
     """Build a model from the output of `_model_to_json`.
 
     Raises:
         ValueError: the network or the loss is not one of fedtailor's.
     """
-    architecture: Any = getattr(zoo, description["architecture"], None)
-    # The module `zoo` has functions as well.
-    is_known = isinstance(architecture, type) and issubclass(architecture, Architecture)
-    if not is_known:
-        raise ValueError(
-            f"these models use {description['architecture']}, which only your code"
-            " knows; pass model=... to load them"
-        )
     try:
         loss = loss_of(description["loss"])
     except ValueError as error:
         raise ValueError(f"{error}; pass model=... to load these models") from None
-    fields = {name: _from_json(value) for name, value in description["fields"].items()}
-    return architecture(**fields).bind(
+    architecture = _architecture_from_json(description)
+    return architecture.bind(
         tuple(description["input_shape"]),
         description["outputs"],
         loss=loss,
@@ -372,8 +370,29 @@ def _model_from_json(description: dict[str, Any]) -> Model:
     )
 
 
+def _architecture_from_json(description: dict[str, Any]) -> Architecture:
+    """Build an architecture from its name and fields.
+
+    Raises:
+        ValueError: it is not one of fedtailor's.
+    """
+    kind: Any = getattr(zoo, description["architecture"], None)
+    # The module `zoo` has functions as well.
+    if not isinstance(kind, type) or not issubclass(kind, Architecture):
+        raise ValueError(
+            f"these models use {description['architecture']}, which only your code"
+            " knows; pass model=... to load them"
+        )
+    fields = {name: _from_json(value) for name, value in description["fields"].items()}
+    return kind(**fields)
+
+
 def _from_json(value: Any) -> Any:
-    """A value read from JSON, with a tuple in place of a list."""
+    """A value read from JSON: a tuple in place of a list, an architecture in place of its
+    name and fields.
+    """
+    if isinstance(value, dict) and {*value} == {"architecture", "fields"}:
+        return _architecture_from_json(value)
     return tuple(value) if isinstance(value, list) else value
 
 

@@ -141,7 +141,9 @@ def cox_sums(
 
 
 def fit_cox(
-    clients: Sequence[Callable[[Float64[NDArray, " d"]], CoxSums]], inputs: int
+    clients: Sequence[Callable[[Float64[NDArray, " d"]], CoxSums]],
+    inputs: int,
+    ridge: float = 0.0,
 ) -> CoxFit:
     """Maximise the partial likelihood, stratified by client.
 
@@ -149,13 +151,23 @@ def fit_cox(
         clients: of each client the function from coefficients to its sums, such as
             `partial(cox_sums, x, time, event)`.
         inputs: number of coefficients, d.
+        ridge: penalty: half of it times the sum of the squared coefficients is taken off
+            the logarithm of the likelihood.
 
     Raises:
         ValueError: there are no events, or the likelihood has no maximum: some
             combination of inputs separates who has the event first.
     """
+    require(ridge >= 0, f"ridge is {ridge}; it must be 0 or more")
+
+    def penalised(beta: Float64[NDArray, " d"]) -> CoxSums:
+        sums = reduce(add, (client(beta) for client in clients))
+        return sums + CoxSums(
+            -ridge / 2 * float(beta @ beta), -ridge * beta, ridge * np.eye(inputs), 0
+        )
+
     beta = np.zeros(inputs)
-    sums = reduce(add, (client(beta) for client in clients))
+    sums = penalised(beta)
     least = _SINGULAR * np.linalg.eigvalsh(sums.information)
     require(sums.events > 0, "there is no event; nothing can be estimated")
     for step in range(1, MAX_STEPS + 1):
@@ -163,7 +175,7 @@ def fit_cox(
         size = 1.0
         while True:
             candidate = beta + size * direction
-            tried = reduce(add, (client(candidate) for client in clients))
+            tried = penalised(candidate)
             if tried.log_likelihood >= sums.log_likelihood - 1e-9 or size < 1e-6:
                 break
             size /= 2

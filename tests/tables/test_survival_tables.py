@@ -117,6 +117,7 @@ def test_a_run_from_end_to_end(hazard, tmp_path, monkeypatch, capsys):
     assert main(["card", "run", "--client", "s1"]) == 0
     card = capsys.readouterr().out
     assert "survival" in card and "C-index" in card
+    assert "comparable pairs" in card
     assert " to " in card.split("C-index")[1].splitlines()[0]
 
 

@@ -40,6 +40,11 @@ class Score:
         """The columns of the table of rows that the metric needs."""
         return (self.column,)
 
+    @property
+    def is_mean_of_rows(self) -> bool:
+        """Whether the metric is the mean of bounded scores of rows, and not of pairs."""
+        return self.bounds is not None
+
     def prepare(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Adds the columns `score` and `truth` (null if no truth is needed)."""
         return rows.with_columns(
@@ -218,6 +223,10 @@ class AreaScore(Score):
     def columns(self) -> tuple[str, ...]:
         return "correct", "prediction", "confidence"
 
+    @property
+    def is_mean_of_rows(self) -> bool:
+        return False
+
     def prepare(self, rows: pl.DataFrame) -> pl.DataFrame:
         # The probability of the class predicted is one half or more, so that with a
         # sign it ranks rows as the probability of the second class does.
@@ -296,6 +305,10 @@ class ConcordanceScore(Score):
     @property
     def columns(self) -> tuple[str, ...]:
         return "risk", "time", "event"
+
+    @property
+    def is_mean_of_rows(self) -> bool:
+        return False
 
     def prepare(self, rows: pl.DataFrame) -> pl.DataFrame:
         time = pl.col("time").cast(pl.Float64)

@@ -20,10 +20,10 @@ from fedtailor.decision import (
     warn_still_falling,
 )
 from fedtailor.decision.warnings import join_names
+from fedtailor.report.concordance import few_pairs_warnings
 from fedtailor.report.experiment import Experiment
 from fedtailor.report.left_out import left_out_methods, tests_when_left_out
 from fedtailor.report.stored import StoredRun, mean_sizes
-from fedtailor.report.survival import few_pairs_warnings
 from fedtailor.report.tables import Cell, Number, Table
 from fedtailor.report.units import Unit, unit_of
 from fedtailor.storage.digests import finite

@@ -18,8 +18,8 @@ from fedtailor.report.page.reliability import (
     reliability,
     reliability_table,
 )
+from fedtailor.report.page.survival import survival_section
 from fedtailor.report.stored import StoredRun, mean_sizes
-from fedtailor.report.survival import survival_section
 from fedtailor.report.tables import Cell, Number, Table
 from fedtailor.report.units import Unit, unit_of
 

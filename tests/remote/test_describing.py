@@ -22,6 +22,7 @@ from fedtailor.remote.describing import (
 from fedtailor.remote.messages import Request, decode_reply, encode_request
 from fedtailor.remote.policy import Policy
 from fedtailor.remote.refusals import Refusal, Refused
+from fedtailor.remote.statistics import Statistics, as_array
 from fedtailor.remote.transport import TooFewClients
 from fedtailor.tables.description import describe_columns
 from fedtailor.tables.encoding import MIN_ROWS
@@ -104,6 +105,35 @@ def test_a_client_describes_its_table_once(tmp_path):
     ):
         answer = decode_reply(again(request(clients, "a", **question)))
         assert answer.refusal in (Refusal.DESCRIBED, Refusal.MALFORMED)
+
+
+def test_other_rows_are_not_described_beside_the_first(tmp_path):
+    """The difference of two sums of which one has a row more is that row."""
+    clients = MarkedClients(tmp_path)
+    asked = request(clients, "a", step="columns")
+    assert decode_reply(clients.client("a")(asked)).refusal is None
+    frame = pl.read_csv(clients.files["a"])
+    frame.head(len(frame) - 1).write_csv(clients.files["a"])
+    again = clients.client("a")
+    assert decode_reply(again(asked)).refusal is None  # the answer that was given
+    counts = Request(
+        clients.job.identity,
+        0,
+        0,
+        DESCRIBE,
+        "a",
+        nonce="0" * 32,
+        algorithm={"step": "counts"},
+        arrays={"statistics": as_array(from_answer(clients, again(asked)))},
+    )
+    refused = decode_reply(again(encode_request(counts))).refusal
+    assert refused == Refusal.OTHER_STATISTICS
+
+
+def from_answer(clients, answer):
+    """The statistics in an answer to "columns"."""
+    text = decode_reply(answer).arrays[ANSWER].tobytes()
+    return Statistics.from_json(text, clients.job.schema)
 
 
 def test_a_job_that_was_interrupted_goes_on_with_the_same_clients(tmp_path):

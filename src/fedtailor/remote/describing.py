@@ -35,6 +35,7 @@ from fedtailor.remote.job import Job, Schema
 from fedtailor.remote.messages import ArraySpec, Request
 from fedtailor.remote.refusals import Refusal, refuse_unless, refusing
 from fedtailor.remote.statistics import (
+    OWN_FILE,
     ClientTable,
     Statistics,
     add_statistics,
@@ -223,8 +224,17 @@ class Describer:
                 self._log(f"describe: sends {line}")
         if question.step == NOISY:
             return self._noisy_counts(request, question).model_dump_json()
-        own = self._table.statistics(self._train)
+        own, directory = self._table.statistics(self._train), self._path.parent
+        sent = Statistics.load(directory, self._schema, OWN_FILE)
+        # With a row more or less, the difference of both would be that row.
+        refuse_unless(
+            sent == own or (sent is None and question.step == COLUMNS),
+            Refusal.OTHER_STATISTICS,
+            "its rows are others than when it sent their sums in this job, which it does"
+            " once; start it with those rows, or take part in a new job, with another seed",
+        )
         if question.step == COLUMNS:
+            own.save(directory, OWN_FILE)
             return own.to_json()
         with refusing(Refusal.WRONG_STATISTICS):
             pooled = from_arrays(request.arrays, self._schema)

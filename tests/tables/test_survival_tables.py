@@ -131,8 +131,10 @@ def test_the_metric_is_nearly_harrells():
         metrics="c_index",
     )
     outcomes = run.row_outcomes()
+    frame = run.frame().filter((pl.col("split") == "test") & (pl.col("round") == 10))
+    frame = frame.filter(pl.col("metric") == "c_index")
+    measured = dict(frame.select("client", "value").iter_rows())
     for name in table.names:
         rows = outcomes.filter(pl.col("client") == name)
         exact = harrell(rows["time"], rows["event"] > 0, rows["risk"])
-        measured = dict(zip(run.summary().clients, run.summary().values, strict=True))
         assert measured[name] == pytest.approx(exact, abs=0.02)

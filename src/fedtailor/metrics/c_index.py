@@ -88,6 +88,7 @@ def _share(statistic: Statistic) -> NDArray[np.float64]:
     if "pairs" in statistic:
         ranked, pairs = in_double(statistic, "ranked", "pairs")
     else:
-        ranked, pairs = _pairs(*in_double(statistic, "events", "all"), np)
+        events, rows = in_double(statistic, "events", "all")
+        ranked, pairs = _pairs(events, rows, np)
     undefined = np.full(np.shape(pairs), np.nan)
     return np.divide(ranked, pairs, out=undefined, where=pairs != 0)

@@ -251,7 +251,7 @@ class Describer:
             for name, inner in edges.items()
         }
         if self._schema.classes is not None:
-            codes = self._table.y[self._train]
+            codes = self._table.y[self._train].astype(np.int64)
             histograms[self._schema.target] = class_counts_of(
                 codes, len(self._schema.classes)
             )

@@ -17,7 +17,7 @@ def stable_rate(federation: Federation) -> float:
     The model is linear with a bias. With L_i, the largest eigenvalue of the mean of [x
     1]'[x 1] over client i's training rows, the curvature of the mean of (x'w + b - y)^2
     is 2 L_i, that of the cross-entropy of classes at most L_i / 2, and that of survival
-    about the share of events times L_i, for which L_i is taken. Gradient descent
+    at the start the share of events times L_i, of which twice is taken. Gradient descent
     diverges above twice the inverse. All clients have the same rate, so the client with
     the largest L_i determines it. Only training inputs of seen clients are used.
 
@@ -26,7 +26,9 @@ def stable_rate(federation: Federation) -> float:
     """
     bound = 2.0 if federation.classes is None else 0.5
     if isinstance(federation.task, Survival):
-        bound = 1.0
+        rows = np.concatenate([federation.train[client] for client in federation.seen])
+        # Twice what it is at the start, as rows of high risks weigh more later.
+        bound = 2 * max(float(federation.y[rows, 1].mean()), 1 / len(rows))
     max_curvature = max(
         _curvature(_flat(federation.x[federation.train[client]]))
         for client in federation.seen

@@ -243,11 +243,13 @@ def _split_classes_by_time(
     another, and their last rows alone would be of one class.
     """
     strata = pl.DataFrame({"owner": rows.owners, "class": rows.y})
-    codes = strata.select(pl.struct("owner", "class").rank("dense")).to_series()
+    ranks = strata.select(pl.struct("owner", "class").rank("dense")).to_series()
+    codes = ranks.to_numpy().astype(np.int64) - 1
+    count = int(codes.max()) + 1
     parts = Rows(
-        Ragged.from_owners(codes.to_numpy().astype(np.int64) - 1, int(codes.max())),
-        codes.to_numpy().astype(np.int64) - 1,
-        (),
+        Ragged.from_owners(codes, count),
+        codes,
+        tuple(map(str, range(count))),
         np.zeros(len(codes)),
     )
     of_class = _split_by_time(times, parts, options)

@@ -166,7 +166,9 @@ class DiscreteTime(Survival):
         if not len(y_test):
             return values | {"loss": float("nan")}
         start = log_odds(y_train[:, 0], y_train[:, 1], self.ends)
-        rows = np.broadcast_to(np.float32(start), (len(y_test), len(self.ends)))
+        rows = np.broadcast_to(
+            np.asarray(start, np.float32), (len(y_test), len(self.ends))
+        )
         losses = self(jnp.asarray(rows), jnp.asarray(y_test))
         return values | {"loss": float(losses.mean())}
 

@@ -47,10 +47,10 @@ def architecture_of_text(text: str) -> Architecture:
 
 
 def model_of_text(text: str) -> dict[str, Any]:
-    """The table of an experiment file that says the same as `architecture_of_text`.
+    """The model of such an option, as an experiment file has it.
 
     Raises:
-        ValueError: the model does not exist.
+        ValueError: the model does not exist, or a setting has no name.
     """
     name, settings = _split(text)
     names: list[str] = []

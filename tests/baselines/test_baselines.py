@@ -117,3 +117,28 @@ def test_every_baseline_has_a_name_and_a_title():
         for classes in (None, 2):
             assert baseline.title_for(classes)
         assert baseline.needs_pooled_data == ("pooled" in name)
+
+
+@pytest.mark.parametrize("classes", [None, 2])
+def test_clients_may_have_no_rows_in_a_split(tmp_path, classes):
+    """A client of two rows has no validation row, one of a single row no test row."""
+    given = problem(classes=classes, rows=20)
+    clients = ["a"] * 57 + ["b"] * 2 + ["c"]
+    federation = from_arrays(
+        np.concatenate(given.x).astype(np.float32),
+        np.concatenate(given.y),
+        clients,
+        test=0.2,
+        val=0.1,
+        classes=classes,
+    )
+    assert (federation.sizes["val"] == 0).any() and (
+        federation.sizes["test"] == 0
+    ).any()
+    for name in baseline_names():
+        evaluate(
+            find_baseline(name), federation, bind(linear(), federation), tmp_path / name
+        )
+        stored = StoredRun(tmp_path / name)
+        assert stored.rows is not None and stored.is_tested
+        assert len(stored.rows) == federation.sizes["test"].sum()

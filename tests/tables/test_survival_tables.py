@@ -11,6 +11,7 @@ from fedtailor.cli import main
 from fedtailor.survival import comparisons, harrell
 from fedtailor.tables import Preprocessing, from_table
 from fedtailor.tasks import CoxPartial, DiscreteTime
+from fedtailor.training.binding import bind
 
 OPTIONS = {"client": "site", "target": "days", "event": "died"}
 
@@ -138,3 +139,11 @@ def test_the_metric_is_nearly_harrells():
         rows = outcomes.filter(pl.col("client") == name)
         exact = harrell(rows["time"], rows["event"] > 0, rows["risk"])
         assert measured[name] == pytest.approx(exact, abs=0.02)
+
+
+def test_a_model_of_an_earlier_run_starts_at_the_new_rows():
+    table = from_table(cohort(), **OPTIONS)
+    model = bind(ft.models.linear(), table)
+    again = bind(model.architecture, from_table(cohort(seed=1), **OPTIONS))
+    assert again.architecture.inner == model.architecture.inner
+    assert again.architecture.start != model.architecture.start

@@ -47,6 +47,8 @@ class Options:
     """Write the probability of every class, too."""
     times: tuple[float, ...] = ()
     """Of survival: the times at which to write the share without the event."""
+    model: str | None = None
+    """FILE.py:NAME that makes the network, if it is your own code (it is run)."""
 
 
 def predict(arguments: list[str]) -> int:
@@ -54,9 +56,12 @@ def predict(arguments: list[str]) -> int:
     options = parse(Options, arguments, "fedtailor predict")
     from fedtailor.deployment.opening import models_at
     from fedtailor.deployment.predictions import predictions
+    from fedtailor.experiments.texts import given_model
 
     models = models_at(
-        options.run, None if options.client is None else [options.client]
+        options.run,
+        None if options.client is None else [options.client],
+        given_model(options.model),
     )
     with as_typed():
         table = predictions(

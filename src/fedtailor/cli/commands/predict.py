@@ -45,6 +45,8 @@ class Options:
     """
     probabilities: bool = False
     """Write the probability of every class, too."""
+    times: tuple[float, ...] = ()
+    """Of survival: the times at which to write the share without the event."""
     model: str | None = None
     """FILE.py:NAME that makes the network, if it is your own code (it is run)."""
 
@@ -69,6 +71,7 @@ def predict(arguments: list[str]) -> int:
             missing=options.missing,
             unknown=options.unknown,
             probabilities=options.probabilities,
+            times=options.times,
         )
     write_text(csv_of_frame(table), options.out)
     if options.out is not None:

@@ -18,6 +18,7 @@ from fedtailor.report.page.reliability import (
     reliability,
     reliability_table,
 )
+from fedtailor.report.page.survival import survival_section
 from fedtailor.report.stored import StoredRun, mean_sizes
 from fedtailor.report.tables import Cell, Number, Table
 from fedtailor.report.units import Unit, unit_of
@@ -87,6 +88,7 @@ def scenario_sections(
         fold_long_tables(diagnostics(runs)),
         costs(comparison.cost_table(experiment, scenario)),
         *calibration(runs),
+        *survival_section(runs),
         data_card(experiment.index.scenarios[scenario], first),
         settings(runs),
         protocol(experiment, scenario, first),

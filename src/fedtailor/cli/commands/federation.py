@@ -23,7 +23,7 @@ from fedtailor.cli.commands._federation_admin import (
     revoke,
     status,
 )
-from fedtailor.cli.commands.federation_describe import Describe, describe
+from fedtailor.cli.commands._federation_describe import Describe, describe
 from fedtailor.cli.options import as_option, check_counts, parse
 from fedtailor.cli.output import write_text
 from fedtailor.protocol import require

@@ -1,7 +1,7 @@
 """Predicts the raw rows of a file."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,6 +10,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from fedtailor._files import translate_read_errors
+from fedtailor.conformal import Calibration, require_coverage
 from fedtailor.deployment.opening import OpenedRun
 from fedtailor.protocol import check_choice, require
 from fedtailor.storage import PersonalModel
@@ -20,6 +21,7 @@ from fedtailor.tables.reading import read
 from fedtailor.tables.target import Label, label_text
 
 ARRAYS = ".npy"
+BETWEEN_LABELS = " | "
 
 
 def predictions(
@@ -30,6 +32,9 @@ def predictions(
     missing: Literal["error", "impute"] = "error",
     unknown: Literal["error", "other"] = "error",
     probabilities: bool = False,
+    coverage: float | None = None,
+    calibrated: bool = False,
+    calibration: Calibration | None = None,
 ) -> pl.DataFrame:
     """Predict the rows of a file with personal models.
 
@@ -43,17 +48,24 @@ def predictions(
         missing: see `fedtailor.tables.Preprocessing.transform`.
         unknown: see `fedtailor.tables.Preprocessing.transform`.
         probabilities: whether to return the probability of every class.
+        coverage: the share of rows, such as 0.9, whose true class is to be in a set of
+            classes, or whose true number in an interval.
+        calibrated: whether to divide logits by the client's temperature.
+        calibration: where sets, intervals and temperatures are from.
 
     Returns:
         The columns row (from 1), client (if the table names clients), prediction (or
         prediction 1, 2, ... for several targets), and for classes the probability of
-        the predicted class, and "p(LABEL)" of every class if requested.
+        the predicted class, and "p(LABEL)" of every class if requested; with `coverage`
+        also low and high, or set (labels, the most probable one first, with " | "
+        between them).
 
     Raises:
         ValueError: there is no such client, or rows are not valid.
     """
     first = next(iter(models.values()))
     preprocessing = first.preprocessing
+    choice = _Choice(probabilities, coverage, calibrated, calibration)
     if client is None and len(models) == 1:
         client = first.name
     if preprocessing is None:
@@ -68,14 +80,14 @@ def predictions(
     if client is not None:
         check_choice(client, models, "client with a model")
         rows = np.arange(len(inputs))
-        return _predict(models[client], inputs, rows, probabilities).drop("client")
+        return _predict(models[client], inputs, rows, choice).drop("client")
     names = list(dict.fromkeys(row_clients))
     for name in names:
         check_choice(name, models, "client with a model")
     frames = []
     for name in names:
         rows = np.flatnonzero(np.array(row_clients) == name)
-        frames.append(_predict(models[name], inputs[rows], rows, probabilities))
+        frames.append(_predict(models[name], inputs[rows], rows, choice))
     return pl.concat(frames).sort("row")
 
 
@@ -168,11 +180,43 @@ def _array(path: Path, shape: tuple[int, ...]) -> NDArray[Any]:
     return np.stack(columns, axis=1).astype(np.float32).reshape(-1, *shape)
 
 
+@dataclass(frozen=True)
+class _Choice:
+    """What is written beside predictions; see `predictions`."""
+
+    probabilities: bool
+    coverage: float | None
+    calibrated: bool
+    calibration: Calibration | None
+
+    def __post_init__(self) -> None:
+        if self.coverage is not None:
+            require_coverage(self.coverage)
+        require(
+            self.calibration is not None
+            or (self.coverage is None and not self.calibrated),
+            "sets, intervals and temperatures need a calibration",
+        )
+
+    def threshold(self, client: str) -> float | None:
+        """The largest score that is taken in; None if nothing is asked."""
+        if self.coverage is None or self.calibration is None:
+            return None
+        return self.calibration.threshold(client, self.coverage).value
+
+    def temperature(self, client: str) -> float:
+        """The client's temperature; 1 if it has none or it is not asked for."""
+        if not self.calibrated or self.calibration is None:
+            return 1.0
+        known = self.calibration.clients.get(client)
+        return 1.0 if known is None else known.temperature or 1.0
+
+
 def _predict(
     model: PersonalModel,
     inputs: NDArray[Any],
     rows: NDArray[np.int64],
-    probabilities: bool,
+    choice: _Choice,
 ) -> pl.DataFrame:
     """Predict inputs with one model; `rows` are their row indices, from 0."""
     columns: dict[str, Any] = {"row": rows + 1, "client": [model.name] * len(rows)}
@@ -183,25 +227,49 @@ def _predict(
             return values
         return model.preprocessing.decode(values)
 
+    threshold = choice.threshold(model.name)
     if not model.model.classification:
         require(
-            not probabilities,
+            not (choice.probabilities or choice.calibrated),
             "these models predict no classes: there are no probabilities",
         )
         targets = decode(out.reshape(len(out), -1)).T  # [targets, rows]
         names = ["prediction"]
         if len(targets) > 1:
             names = [f"prediction {number + 1}" for number in range(len(targets))]
+        if threshold is not None:
+            names += ["low", "high"]
+            targets = [targets[0], targets[0] - threshold, targets[0] + threshold]
         return pl.DataFrame(columns | dict(zip(names, targets, strict=True)))
     classes = out.argmax(axis=-1)
-    probs = model.probabilities_of(out)  # [rows, classes]
+    temperature = choice.temperature(model.name)
+    probs = model.probabilities_of(out / temperature)  # [rows, classes]
     columns["prediction"] = [_as_written(label) for label in decode(classes).tolist()]
     columns["probability"] = probs[np.arange(len(classes)), classes]
-    if probabilities:
-        labels = decode(np.arange(model.model.outputs)).tolist()
+    labels = [_as_written(it) for it in decode(np.arange(model.model.outputs)).tolist()]
+    if choice.probabilities:
         for index, label in enumerate(labels):
-            columns[f"p({_as_written(label)})"] = probs[:, index]
+            columns[f"p({label})"] = probs[:, index]
+    if threshold is not None:
+        # Thresholds are of the model's own probabilities, before a temperature.
+        columns["set"] = _sets(model.probabilities_of(out), threshold, labels)
     return pl.DataFrame(columns)
+
+
+def _sets(probs: NDArray[Any], threshold: float, labels: Sequence[Label]) -> list[str]:
+    """The classes of each row whose score is at most the threshold, and the most
+    probable one in any case, by falling probability.
+    """
+    sets = []
+    for row in np.asarray(probs, np.float64):
+        order = np.argsort(-row, kind="stable")
+        taken = [
+            str(labels[index])
+            for place, index in enumerate(order)
+            if place == 0 or 1 - row[index] <= threshold
+        ]
+        sets.append(BETWEEN_LABELS.join(taken))
+    return sets
 
 
 def _as_written(label: Label) -> Label:

@@ -1,18 +1,20 @@
-"""The outcome of every test row at the end of a run: losses and predictions of the final
-personal models.
+"""The outcome of every test row, and of every validation row, at the end of a run: losses
+and predictions of the final personal models.
 """
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import polars as pl
 from jaxtyping import Array
 from numpy.typing import ArrayLike, NDArray
 
 from fedtailor.client.losses import outputs
 from fedtailor.client.pool import Normalization
+from fedtailor.conformal import fit_temperature
 from fedtailor.executors import DeviceExecutor
 from fedtailor.federation import Federation
 from fedtailor.metrics.rows import row_scores, rows_frame
@@ -21,20 +23,32 @@ from fedtailor.protocol import Exchanges, Predictor
 from fedtailor.training import Training
 from fedtailor.training.personal import personal_models
 
-if TYPE_CHECKING:
-    import polars as pl
-
 _BLOCK = 128
 """The number of rows that a program scores: clients of all sizes share this program."""
+LEAST_ROWS = 20
+"""Validation rows from which a client has a temperature of its own."""
 _MEMORY = 1 << 28
 """The most bytes of personal models that are on the host at the same time."""
 
 
+TEMPERATURE = "temperature"
+"""The column of validation rows that has the client's temperature."""
+
+
 def row_outcomes(
-    training: Training, executor: DeviceExecutor
-) -> "Exchanges[pl.DataFrame]":
-    """Score each test row of each client by its personal model in the present state of a
-    training.
+    training: Training,
+    executor: DeviceExecutor,
+    split: Literal["val", "test"] = "test",
+) -> Exchanges[pl.DataFrame]:
+    """Score each row of a split of each client by its personal model in the present state
+    of a training.
+
+    Args:
+        training: the training.
+        executor: its executor.
+        split: "test"; or "val", which for classes has one more column: the temperature
+            of the client's probabilities (`fedtailor.conformal.fit_temperature`), NaN
+            where it has fewer than `LEAST_ROWS` rows.
 
     Returns:
         The columns of `fedtailor.metrics.rows.rows_frame`, with the clients in the
@@ -45,30 +59,49 @@ def row_outcomes(
     federation, model = executor.federation, training.model
     clients_per_part = max(_MEMORY // (8 * max(model.size, 1)), 1)
     scores: dict[str, dict[str, NDArray[Any]]] = {}
+    temperatures: dict[str, float] = {}
+    rows_of_split = getattr(federation, split)
     for table in (executor.seen, executor.unseen):
         for start in range(0, len(table), clients_per_part):
             rows = np.arange(start, min(start + clients_per_part, len(table)))
             predictors = yield from personal_models(training, table, rows)
             for row in rows:
                 name = table.names[row]
-                tested = federation.test[int(table.original_index[row])]
-                scores[name] = _client_scores(
-                    model, predictors[name], federation, tested
+                of_client = rows_of_split[int(table.original_index[row])]
+                scores[name], logits = _client_scores(
+                    model, predictors[name], federation, of_client
                 )
-    numbers = [federation.test[client] for client in range(len(federation))]
+                if split == "val" and len(of_client) >= LEAST_ROWS:
+                    temperatures[name] = _temperature(
+                        model, logits, federation.y[of_client]
+                    )
+    numbers = [rows_of_split[client] for client in range(len(federation))]
     if federation.rows is not None:
         numbers = [federation.rows[rows] for rows in numbers]
-    return rows_frame(
+    frame = rows_frame(
         model, federation.names, numbers, [scores[name] for name in federation.names]
     )
+    if split == "val" and model.classification:
+        temperature = [temperatures.get(name, np.nan) for name in frame["client"]]
+        return frame.with_columns(pl.Series(TEMPERATURE, temperature, pl.Float64))
+    return frame
+
+
+def _temperature(model: Model, logits: NDArray[Any], labels: NDArray[Any]) -> float:
+    """The temperature of a client's probabilities; NaN for what has none."""
+    if not model.classification or logits.ndim != 2:
+        return np.nan
+    return fit_temperature(logits, labels)
 
 
 def _client_scores(
     model: Model, predictor: Predictor, federation: Federation, rows: NDArray[np.int32]
-) -> dict[str, NDArray[Any]]:
-    """`row_scores` of one client's rows [n], in blocks of equal shape."""
+) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
+    """`row_scores` of one client's rows [n], and its model's outputs for them, in blocks
+    of equal shape.
+    """
     normalization = Normalization.of(federation.shift, federation.scale, model.dtype)
-    blocks = []
+    blocks, logits = [], []
     # If there are no rows, one block of padding is scored for the types of the columns.
     for start in range(0, max(len(rows), 1), _BLOCK):
         block = np.zeros(_BLOCK, np.int64)
@@ -77,9 +110,10 @@ def _client_scores(
         y = federation.y[block]
         y = y.astype(np.int32 if y.dtype.kind in "iub" else model.dtype)
         with jax.disable_jit(model.in_python):
-            scored = _block_scores(
+            scored, out = _block_scores(
                 model, predictor, normalization, federation.x[block], y
             )
+        logits.append(np.asarray(out)[: len(block_rows)])
         blocks.append(
             {
                 name: np.asarray(values)[: len(block_rows)]
@@ -95,7 +129,7 @@ def _client_scores(
         scores["squared_error"] = scores["squared_error"] * target_scale**2
         for name in ("prediction", "target"):
             scores[name] = scores[name] * target_scale + target_shift
-    return scores
+    return scores, np.concatenate(logits)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -105,8 +139,10 @@ def _block_scores(
     normalization: Normalization,
     x: ArrayLike,
     y: ArrayLike,
-) -> dict[str, Array]:
-    """`row_scores` of a block of rows, as one program for all blocks and clients."""
+) -> tuple[dict[str, Array], Array]:
+    """`row_scores` of a block of rows and the outputs for them, as one program for all
+    blocks and clients.
+    """
     predictor = jax.tree.map(jnp.asarray, predictor)
     out = outputs(model, predictor)(normalization(jnp.asarray(x)))
-    return row_scores(model, out, jnp.asarray(y))
+    return row_scores(model, out, jnp.asarray(y)), out

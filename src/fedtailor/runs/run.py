@@ -36,7 +36,14 @@ from fedtailor.storage import (
     interrupts,
     manifest,
 )
-from fedtailor.storage.run_files import BASELINE, CLIENTS, LEDGER, ROWS, clients
+from fedtailor.storage.run_files import (
+    BASELINE,
+    CLIENTS,
+    LEDGER,
+    ROWS,
+    VALIDATION,
+    clients,
+)
 from fedtailor.training import (
     MOST_ROUNDS,
     Callback,
@@ -374,6 +381,8 @@ def _write_results(
         directory.write_models(run.personal_models().values())
     if store.keep_rows:
         directory.write_table(ROWS, (yield from row_outcomes(training, run.executor)))
+        validated = yield from row_outcomes(training, run.executor, "val")
+        directory.write_table(VALIDATION, validated)
         measured = training.measured
         directory.write_table(BASELINE, baseline(run.federation, model, measured))
         summary["warnings"] = data_warnings(run.federation, model)

@@ -35,16 +35,27 @@ class Options:
 def export(arguments: list[str]) -> int:
     """Exports the personal models with their cards."""
     options = parse(Options, arguments, "fedtailor export")
+    from fedtailor.deployment.calibration import calibration_of
     from fedtailor.deployment.card import write_cards
     from fedtailor.deployment.onnx_export import export_onnx
     from fedtailor.deployment.opening import open_run
-    from fedtailor.storage import export_models
+    from fedtailor.storage import Damaged, export_models
+    from fedtailor.storage.calibration_file import write_calibration
 
     run = open_run(options.run)
     names = tuple(dict.fromkeys(options.clients)) or run.names
     models = [run.personal(name) for name in names]
     write = export_onnx if options.format == "onnx" else export_models
     write(models, options.out)
+    try:
+        calibration = calibration_of(run)
+    except Damaged:
+        raise
+    except ValueError:
+        # Without validation rows there are models, and no sets or intervals of them.
+        calibration = None
+    if calibration is not None:
+        write_calibration(calibration.only(names), options.out)
     cards = write_cards(run, names, options.out)
     say(
         f"{len(models)} models ({options.format}) and {len(cards)} cards:"

@@ -113,6 +113,11 @@ class _Node:
     split: Split | None = None
     children: tuple[Self, Self] | None = None
 
+    def __lt__(self, other: Self) -> bool:
+        """Whether a heap returns this node first: its split gains more."""
+        assert self.split is not None and other.split is not None
+        return self.split.gain > other.split.gain
+
 
 def best_split(
     histogram: Histogram,
@@ -136,7 +141,10 @@ def best_split(
     values = -children[..., GRADIENT] / (
         children[..., CURVATURE] + settings.penalty + _TINY
     )
-    gains = sums[GRADIENT] * value - (children[..., GRADIENT] * values).sum(axis=0)
+    # Gains of different splits may be equal, and rounding then decides: it is that of
+    # scikit-learn, whose sums of single precision are exact in double precision.
+    losses = children[..., GRADIENT] * values
+    gains = (sums[GRADIENT] * value - losses[0]) - losses[1]
     is_allowed = (children[..., ROWS] >= settings.least_rows).all(axis=0)
     is_allowed &= (children[..., CURVATURE] >= _LEAST_CURVATURE).all(axis=0)
     is_allowed &= np.arange(left.shape[1]) < bins[:, None] - 1
@@ -168,7 +176,7 @@ def grow(
     bins = np.array([len(ends) + 1 for ends in thresholds])
     numbers = count(1)
     first = _Node(0, 0, root[0].sum(axis=0), 0.0, root)
-    waiting: list[tuple[float, int, _Node]] = []
+    waiting: list[_Node] = []
     leaves, nodes = 0, [first]
 
     def add(node: _Node) -> bool:
@@ -176,7 +184,7 @@ def grow(
         assert node.histogram is not None
         node.split = best_split(node.histogram, node.sums, node.value, bins, settings)
         if node.split is not None:
-            heapq.heappush(waiting, (-node.split.gain, node.number, node))
+            heapq.heappush(waiting, node)
         return node.split is not None
 
     can_split = first.sums[ROWS] >= 2 * settings.least_rows
@@ -184,7 +192,7 @@ def grow(
     if not (can_split and add(first)):
         leaves = 1
     while waiting:
-        _, _, node = heapq.heappop(waiting)
+        node = heapq.heappop(waiting)
         split = node.split
         assert split is not None
         left, right = (

@@ -208,7 +208,7 @@ class Queue:
             (folder / "output.txt").write_text(output.read_text("utf-8"), "utf-8")
         else:
             report = ["fedtailor", "report", str(self.directory), item.name]
-            report += ["--out", str(self.results), "--no-figures"]
+            report += ["--out", str(self.results), "--compact"]
             error = self._work(item, report, output)
             if error or self.stopping.is_set():
                 return error

@@ -1,69 +1,91 @@
 """Every ordering that the papers publish and docs/reproduction.md judges: difference,
 interval over seeds, verdict.
 
-python benchmarks/orderings.py            prints them, one a line
-python benchmarks/orderings.py --write    writes them into docs/reproduction.md
+python benchmarks/orderings.py                  prints them, one a line
+python benchmarks/reproduction.py --write       writes the pages that show them
 
 The orderings stand in orderings.toml, the numbers in results/; rows of
 results/NAME-again-quick are of methods that were run again, and replace those of
 results/NAME-quick. A verdict is "yes" where the 95 % interval of the difference lies
-above 0, "no" where it lies below, and "open" otherwise. Intervals are Welch's, of two
-means over seeds whose deviations may differ; the tables' rounding, which could go
-either way, is added to them. They treat the methods' seeds as unrelated, because
-results/ does not hold the single seeds, and do not correct for the number of orderings.
+above 0 (above minus a margin, where the paper says that two methods match), "no" where
+it lies below, and "open" otherwise. Intervals are Welch's, of two means over seeds whose
+deviations may differ; the tables' rounding, which could go either way, is added to them.
+They treat the methods' seeds as unrelated, because results/ does not hold the single
+seeds, and do not correct for the number of orderings.
 """
 
-import argparse
-import csv
 import math
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from result_files import RESULTS, ROOT, Row, read_tables
 from scipy.stats import t as student
 
-ROOT = Path(__file__).parents[1]
-CLAIMS, RESULTS, PAGE = (
-    ROOT / "benchmarks" / "orderings.toml",
-    ROOT / "results",
-    ROOT / "docs" / "reproduction.md",
-)
+CLAIMS = ROOT / "benchmarks" / "orderings.toml"
 VERDICTS = ("yes", "open", "no")
-BLOCK = re.compile(
-    r"(<!-- orderings (?P<paper>[\w-]+) -->\n).*?(<!-- end of orderings -->)", re.DOTALL
-)
+PUBLISHED, SMALLER = "published", "smaller"
+"""The sizes of experiments."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A cell of a table: mean and deviation over seeds, and the unit of its last
-    digit.
+    """A cell of a table.
+
+    Attributes:
+        mean: over seeds.
+        deviation: over seeds.
+        unit: of the last digit.
+        text: as the page shows it.
+        seeds: how many ended with a value.
     """
 
     mean: float
     deviation: float
     unit: float
     text: str
+    seeds: int
 
 
 @dataclass(frozen=True)
 class Ordering:
-    """One method published to be better than another in one column."""
+    """One method published to be better than another in one column.
+
+    Attributes:
+        paper: short name.
+        where: table or figure, and column if it has several.
+        column: of the table.
+        quote: in the paper's words.
+        setting: what the paper leaves open, or sets otherwise; "" for all else.
+        in_table: whether only a table of the paper says so, and no sentence.
+        size: `PUBLISHED` or `SMALLER`.
+        above: the method that is published to be better.
+        below: the other one.
+        ours: measured for `above`.
+        theirs: measured for `below`.
+        published: the paper's figures of both.
+        lower: whether lower is better.
+        margin: by how much `above` may be worse, where the paper says that both match.
+    """
 
     paper: str
     where: str
+    column: str
     quote: str
+    setting: str
+    in_table: bool
+    size: str
     above: str
     below: str
     ours: Measured
     theirs: Measured
     published: tuple[str, str] | None
-    seeds: int
     lower: bool
+    margin: float = 0.0
 
     @property
     def difference(self) -> float:
@@ -74,7 +96,7 @@ class Ordering:
             else (self.ours.mean - self.theirs.mean)
         )
 
-    @property
+    @cached_property
     def interval(self) -> tuple[float, float]:
         """Of the difference, 95 %, in digits of the table: rounded outwards, so that
         what is shown decides.
@@ -82,11 +104,12 @@ class Ordering:
         # a mean is off by up to half a unit, and so is a deviation, which is never less
         # than the table can show
         variances = [
-            (cell.deviation + cell.unit / 2) ** 2 / self.seeds
+            (cell.deviation + cell.unit / 2) ** 2 / cell.seeds
             for cell in (self.ours, self.theirs)
         ]
         freedom = sum(variances) ** 2 / sum(
-            variance**2 / (self.seeds - 1) for variance in variances
+            variance**2 / (cell.seeds - 1)
+            for variance, cell in zip(variances, (self.ours, self.theirs), strict=True)
         )
         half = (
             student.ppf(0.975, freedom) * math.sqrt(sum(variances))
@@ -97,111 +120,70 @@ class Ordering:
 
     @property
     def verdict(self) -> str:
-        low, high = self.interval
+        low, high = (bound + self.margin for bound in self.interval)
         return "yes" if low > 0 else "no" if high < 0 else "open"
 
+    @property
+    def gain(self) -> str:
+        """Difference and interval as text."""
+        bounds = (self.difference, *self.interval)
+        difference, low, high = (_rounded(bound, self.ours.unit) for bound in bounds)
+        return f"{difference} [{low}, {high}]"
+
     def __str__(self) -> str:
-        low, high = (_rounded(bound, self.ours.unit) for bound in self.interval)
-        return (
-            f"{self.below}: {_rounded(self.difference, self.ours.unit)} [{low}, {high}]"
-        )
+        return f"{self.below}: {self.gain}"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--write",
-        action="store_true",
-        help="write the verdicts into docs/reproduction.md",
-    )
-    if parser.parse_args().write:
-        PAGE.write_text(written(PAGE.read_text()))
-        return
     for ordering in orderings():
+        relation = "matches" if ordering.margin else "better than"
         print(
             f"{ordering.verdict:4}  {ordering.paper} {ordering.where}: {ordering.above}"
-            f" better than {ordering}"
+            f" {relation} {ordering}"
         )
 
 
-def written(page: str) -> str:
-    """The page with its blocks of orderings as results/ say."""
-    return BLOCK.sub(lambda found: found[1] + block(found["paper"]) + found[3], page)
+def verdict_of(found: Sequence[Ordering]) -> str:
+    """What several orderings say of a sentence that claims them all."""
+    verdicts = {one.verdict for one in found}
+    return "no" if "no" in verdicts else "open" if "open" in verdicts else "yes"
 
 
-def block(paper: str) -> str:
-    """Verdicts on one paper: quotes, a row for each claim and column, and what is not
-    judged.
-    """
-    found = [ordering for ordering in orderings() if ordering.paper == paper]
-    if not found:
-        return "\n".join([*_not_run(paper), *_not_judged(paper)]).lstrip() + "\n"
-    rows: dict[tuple[str, str, str], list[Ordering]] = {}
-    for ordering in found:
-        rows.setdefault((ordering.where, ordering.quote, ordering.above), []).append(
-            ordering
-        )
-    counts = ", ".join(
-        f"{verdict} {sum(one.verdict == verdict for one in found)}"
-        for verdict in VERDICTS
-    )
-    lines = [
-        f"{len(found)} published orderings: {counts}.",
-        "",
-        (
-            "| published to be better than the others | in the paper's words | yes |"
-            " open | no |"
-        ),
-        "| --- | --- | --- | --- | --- |",
-    ]
-    for (where, quote, above), members in rows.items():
-        first = members[0]
-        published = f"published {first.published[0]}, " if first.published else ""
-        cells = [
-            f"{where}: **{above}** ({published}here {first.ours.text})",
-            f'"{_cell(quote)}"',
-        ]
-        for verdict in VERDICTS:
-            cells.append(
-                "; ".join(_opponent(one) for one in members if one.verdict == verdict)
-            )
-        lines.append(f"| {' | '.join(cells)} |".replace("  ", " "))
-    return "\n".join([*lines, *_not_run(paper), *_not_judged(paper)]) + "\n"
+def weakest(found: Sequence[Ordering]) -> Ordering:
+    """The ordering on which the verdict of a sentence rests."""
+    verdict = verdict_of(found)
+    deciding = [one for one in found if one.verdict == verdict]
+    return min(deciding, key=lambda one: (one.interval[0] + one.margin) / one.ours.unit)
 
 
-def _not_run(paper: str) -> list[str]:
-    """What is published to be better, in experiments that results/ do not have."""
-    claims = [
-        claim
-        for claim in _claims()["claim"]
-        if claim["paper"] == paper and not _is_run(claim)
-    ]
-    if not claims:
-        return []
-    lines = ["", "Not judged, because it has not been run:", ""]
-    for where, quote, experiment in dict.fromkeys(
-        (one["where"], one["quote"], one["experiment"]) for one in claims
-    ):
-        name = experiment.removesuffix("-quick")
-        lines.append(
-            f'* {where}, "{_cell(quote)}": `fedtailor compare experiments/{name}.toml'
-            " --quick`."
-        )
-    return lines
+def at_best_size(found: Iterable[Ordering]) -> list[Ordering]:
+    """Those at the published size, and for columns that have none the others."""
+    found = list(found)
+    large = {one.column for one in found if one.size == PUBLISHED}
+    return [one for one in found if one.size == PUBLISHED or one.column not in large]
 
 
-def _not_judged(paper: str) -> list[str]:
-    lines = ["", "Not judged, because results/ cannot carry it:", ""]
-    return lines + [
-        f'* {one["where"]}, "{_cell(one["quote"])}": {one["why"]}.'
-        for one in unjudged(paper)
+def not_run(paper: str) -> list[str]:
+    """Commands of a paper's experiments that results/ do not have."""
+    claims = [claim for claim in read_claims()["claim"] if claim["paper"] == paper]
+    missing = [claim for claim in claims if _experiment(claim) is None]
+    names = [_alternatives(claim)[0] for claim in missing]
+    return [
+        f"fedtailor compare experiments/{name.removesuffix('-quick')}.toml"
+        + (" --quick" if name.endswith("-quick") else "")
+        for name in dict.fromkeys(names)
     ]
 
 
-def _is_run(claim: dict[str, Any]) -> bool:
-    return (RESULTS / claim["experiment"]).exists()
+def _alternatives(claim: dict[str, Any]) -> list[str]:
+    names = claim["experiment"]
+    return [names] if isinstance(names, str) else names
+
+
+def _experiment(claim: dict[str, Any]) -> Path | None:
+    """The folder of the first of a claim's experiments that was run."""
+    folders = (RESULTS / name for name in _alternatives(claim))
+    return next((folder for folder in folders if folder.exists()), None)
 
 
 def orderings() -> Iterator[Ordering]:
@@ -211,49 +193,65 @@ def orderings() -> Iterator[Ordering]:
         ValueError: results/ lack a number, or the paper's own numbers are in another
             order than the claim.
     """
-    for claim in filter(_is_run, _claims()["claim"]):
+    for claim in read_claims()["claim"]:
+        experiment = _experiment(claim)
+        if experiment is None:
+            continue
         for column in claim["columns"]:
             for below in claim["below"]:
-                yield _ordering(claim, column, below)
+                yield _ordering(claim, experiment, column, below)
 
 
 def unjudged(paper: str) -> list[dict[str, str]]:
     """Claims of a paper on which results/ allow no verdict, with the reason."""
-    return [one for one in _claims()["unjudged"] if one["paper"] == paper]
+    return [one for one in read_claims()["unjudged"] if one["paper"] == paper]
 
 
-def _ordering(claim: dict[str, Any], column: str, below: str) -> Ordering:
-    experiment, table = RESULTS / claim["experiment"], claim.get("table", "mean")
-    rows, others = (
-        _table(experiment / "tables" / f"{name}.csv")
-        for name in (table, claim.get("below_table", table))
-    )
+def _ordering(
+    claim: dict[str, Any], experiment: Path, column: str, below: str
+) -> Ordering:
+    table = claim.get("table", "mean")
+    rows = _rows(experiment, table)
+    others = _rows(experiment, claim.get("below_table", table))
+    seeds = _seeds(experiment / "report.md")
     scenario = column.removesuffix(", max over rounds on test")
     stated = (
         _published(rows[claim["above"]], scenario),
         _published(others[below], scenario),
     )
-    lower, where = claim.get("lower", False), claim["where"]
-    place = f"{where}, {scenario}" if len(rows[claim["above"]]) > 2 else where
+    lower, where, margin = (
+        claim.get("lower", False),
+        claim["where"],
+        claim.get("margin", 0.0),
+    )
+    # Losses are small numbers, accuracies are in percent.
+    digits = 3 if lower else 1
+    place = where if scenario in where else f"{where}, {scenario}"
     ordering = Ordering(
         paper=claim["paper"],
         where=place,
+        column=scenario,
         quote=claim["quote"],
+        setting=claim.get("setting", ""),
+        in_table=claim.get("row", False),
+        size=SMALLER if experiment.name.endswith("-quick") else PUBLISHED,
         above=claim["above"],
         below=(
             below if "below_table" not in claim else f"{below} ({claim['below_table']})"
         ),
-        ours=_measured(rows[claim["above"]], column),
-        theirs=_measured(others[below], column),
+        ours=_measured(rows[claim["above"]], column, seeds, digits),
+        theirs=_measured(others[below], column, seeds, digits),
         published=(
             None if stated[0] is None or stated[1] is None else (stated[0], stated[1])
         ),
-        seeds=_seeds(experiment / "report.md"),
         lower=lower,
+        margin=margin,
     )
     if ordering.published:
         ours, theirs = (float(text.split()[0]) for text in ordering.published)
-        if (ours >= theirs) if lower else (ours <= theirs):
+        ahead = (theirs - ours if lower else ours - theirs) + margin
+        # A margin is the published difference, to a digit.
+        if ahead < -1e-9 if margin else ahead <= 0:
             raise ValueError(
                 f"{place}: {ordering.above} ({ours}) is not published above {below}"
                 f" ({theirs})"
@@ -265,34 +263,34 @@ def _published(row: dict[str, str], scenario: str) -> str | None:
     """The paper's figure for a row, as the table of one or of several scenarios has
     it.
     """
-    name = f"{scenario}, published" if f"{scenario}, published" in row else "published"
+    name = "published"
+    if any(column.endswith(", published") for column in row):
+        name = f"{scenario}, published"
     figure, deviation = row.get(name) or "-", row.get(f"{name} std")
     return None if figure == "-" else f"{figure} ± {deviation}" if deviation else figure
 
 
-def _opponent(ordering: Ordering) -> str:
-    return (
-        str(ordering).replace(":", f" ({ordering.published[1]}):", 1)
-        if ordering.published
-        else str(ordering)
-    )
-
-
-def _measured(row: dict[str, str], column: str) -> Measured:
+def _measured(row: Row, column: str, seeds: int, digits: int = 1) -> Measured:
     """A cell "mean ± deviation", as reports of 0.1.0 wrote it, or two columns of
     numbers, rounded as the page shows.
+
+    Args:
+        row: of a table.
+        column: header.
+        seeds: of the experiment; the row may say that fewer ended.
+        digits: number of decimals.
     """
-    text = (
-        row[column]
-        if " ± " in row[column]
-        else f"{float(row[column]):.1f} ± {float(row[f'{column} std']):.1f}"
-    )
+    text = row[column]
+    if " ± " not in text:
+        deviation = float(row[f"{column} std"])
+        text = f"{float(text):.{digits}f} ± {deviation:.{digits}f}"
     mean, deviation = text.split(" ± ")
     return Measured(
         float(mean),
         float(deviation),
         10.0 ** -min(len(mean.partition(".")[2]), 3),
         text,
+        int(row.get(f"{column} runs", seeds)),
     )
 
 
@@ -301,11 +299,7 @@ def _rounded(value: float, unit: float) -> str:
     return f"{round(value, digits) + 0.0:.{digits}f}"  # + 0.0: no -0.0
 
 
-def _cell(text: str) -> str:
-    """Text for one cell of a table."""
-    return " ".join(text.split()).replace("|", "\\|")
-
-
+@cache
 def _seeds(report: Path) -> int:
     found = re.search(r"seeds ([\d, ]+);", report.read_text())
     if found is None:
@@ -314,34 +308,29 @@ def _seeds(report: Path) -> int:
 
 
 @cache
-def _claims() -> dict[str, list[dict[str, Any]]]:
+def read_claims() -> dict[str, list[dict[str, Any]]]:
+    """The tables of orderings.toml."""
     return tomllib.loads(CLAIMS.read_text())
 
 
-@cache
-def _table(path: Path) -> dict[str, dict[str, str]]:
-    """Row by name. What a method that was run again has in its own folder replaces what
-    it had, in as many digits.
+def _rows(experiment: Path, table: str) -> dict[str, Row]:
+    """Row by algorithm. What a method that was run again has in its own folder replaces
+    what it had, in as many digits.
     """
-    with path.open(newline="") as file:
-        rows = {row["algorithm"]: row for row in csv.DictReader(file)}
-    folder = path.parents[1]
-    again = (
-        folder.with_name(folder.name.removesuffix("-quick") + "-again-quick")
-        / "tables"
-        / path.name
-    )
+    rows = dict(read_tables(experiment / "tables.csv")[table])
+    name = f"{experiment.name.removesuffix('-quick')}-again-quick"
+    again = experiment.with_name(name)
     if again.exists():
-        for name, row in _table(again).items():
-            if name in rows:
-                rows[name] = {
+        for algorithm, row in _rows(again, table).items():
+            if algorithm in rows:
+                rows[algorithm] = {
                     column: _again(cell, row, column)
-                    for column, cell in rows[name].items()
+                    for column, cell in rows[algorithm].items()
                 }
     return rows
 
 
-def _again(cell: str, row: dict[str, str], column: str) -> str:
+def _again(cell: str, row: Row, column: str) -> str:
     """A cell as the new row has it, where it has it, in the old one's digits."""
     if " ± " not in cell or f"{column} std" not in row:
         return cell

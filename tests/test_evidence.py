@@ -121,8 +121,8 @@ def wait_for(condition, process):
 @pytest.mark.slow
 def test_the_tables_of_a_finished_experiment_are_written(finished):
     results = finished / "results" / "grid"
-    assert "FedAvg" in (results / "tables" / "mean.csv").read_text()
-    assert (results / "report.md").exists() and not (results / "figures").exists()
+    assert "FedAvg" in (results / "tables.csv").read_text()
+    assert (results / "report.md").exists() and not (results / "tables").exists()
     record = json.loads((results / "evidence.json").read_text())
     assert record["core_hours"] > 0 and "cores" in record["machine"]
     listed = run(finished, "--list")[1]

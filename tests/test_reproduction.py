@@ -1,10 +1,11 @@
-"""docs/reproduction.md says what results/ carry: its verdicts are those of
-benchmarks/orderings.py.
+"""docs/reproduction.md and the pages behind it say what results/ carry: benchmarks/
+reproduction.py writes them.
 """
 
 import dataclasses
 import importlib.util
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,16 +20,37 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+MAX_WORDS = 1500
+"""Words of the first page, without the lines of its tables."""
+MAX_MEGABYTES = 3
+
+
+def load(name, patch):
+    """Import a script of benchmarks/, whose neighbours it imports."""
+    spec = importlib.util.spec_from_file_location(
+        name, ROOT / "benchmarks" / f"{name}.py"
+    )
+    module = importlib.util.module_from_spec(spec)
+    patch.syspath_prepend(SCRIPT.parent)
+    # Dataclasses look their module up.
+    patch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("orderings", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(
-            importlib.sys.modules, "orderings", module
-        )  # where dataclasses look their module up
-        spec.loader.exec_module(module)
-        yield module
+        load("result_files", patch)
+        yield load("orderings", patch)
+
+
+@pytest.fixture(scope="module")
+def pages(script):
+    """The script that writes the pages."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "orderings", script)
+        yield load("reproduction", patch)
 
 
 @pytest.fixture(scope="module")
@@ -37,64 +59,93 @@ def found(script):
 
 
 def verdicts(found, paper, where, above, below):
-    """By place, all whose names begin so."""
+    """By place and size, all whose names begin so."""
     return {
-        one.where: one.verdict
+        (one.where, one.size): one.verdict
         for one in found
         if (one.paper, one.above, one.below) == (paper, above, below)
         and one.where.startswith(where)
     }
 
 
-def test_the_page_has_the_verdicts_of_the_script(script):
-    page = script.PAGE.read_text()
-    assert page == script.written(page), "run benchmarks/orderings.py --write"
-    papers = [
-        "S000",
-        "S001",
-        "S003",
-        "S004",
-        "PFLlib",
-        "FedRep",
-        "FedEM",
-        "kNN-Per",
-        "pFL-Bench",
-    ]
-    assert [block["paper"] for block in script.BLOCK.finditer(page)] == papers
+def test_the_pages_are_what_results_say(pages):
+    for path, text in pages.pages().items():
+        assert path.read_text() == text, "run benchmarks/reproduction.py --write"
+    written = {path.name for path in pages.pages()} - {pages.PAGE.name}
+    assert {path.name for path in pages.DETAILS.iterdir()} == written
 
 
-def test_another_verdict_on_the_page_is_noticed(script):
-    page = script.PAGE.read_text()
-    wrong = page.replace("Ditto (78.3 ± 3.9): -3.7", "Ditto (78.3 ± 3.9): 3.7")
+def test_another_verdict_on_the_page_is_noticed(pages):
+    page = pages.PAGE.read_text()
+    wrong = page.replace("FedAvg: 8.9 [7.4, 10.4]", "FedAvg: 9.9 [7.4, 10.4]")
     assert wrong != page
-    assert script.written(wrong) == page
+    assert pages.filled(wrong) == page
 
 
-def test_no_verdict_stands_outside_of_the_tables(script):
-    prose = script.BLOCK.sub("", script.PAGE.read_text())
-    assert not re.findall(
-        r"(?i)\| *(?:yes|no|open)\b|\*(?:yes|no|open)\*(?!\*)|: (?:yes|no)(?="
-        r" *[,;.|(]|$)",
-        prose,
-    )
+def test_no_measured_number_stands_outside_of_the_blocks(pages):
+    prose = pages.BLOCK.sub("", pages.PAGE.read_text())
+    assert not re.findall(r"(?<!\.)\d\.\d(?!\.)|±", prose)
+    assert not re.findall(r"\*\*(?:yes|no|open)\*\*(?!:)", prose)
 
 
-def test_every_mean_and_deviation_on_the_page_stands_in_a_report(script):
-    stated = set(
-        re.findall(
-            r"here (\d+\.\d+ ± \d+\.\d+)|(?<!published )\b(\d+\.\d+ ± \d+\.\d+)",
-            script.PAGE.read_text(),
-        )
-    )
+def test_the_first_page_is_short(pages):
+    lines = pages.PAGE.read_text().splitlines()
+    text = " ".join(line for line in lines if not line.startswith("<!--"))
+    words = re.sub(r"\||-{3,}:?", " ", text).split()
+    assert len(words) <= MAX_WORDS
+
+
+def test_the_headlines_come_first_with_the_papers_own_settings(pages):
+    block = pages.headlines("S000")
+    rows = [line for line in block.splitlines() if line.startswith("| label shift")]
+    assert rows[0].startswith("| label shift | the paper's | **no** |")
+    assert any("all chosen in training | **yes**" in row for row in rows)
+    page = pages.PAGE.read_text()
+    assert page.index("<!-- headlines S000") < page.index("<!-- sentences S000")
+
+
+def test_a_sentence_holds_only_if_all_its_comparisons_do(script, found):
+    for verdict in ("open", "no"):
+        other = next(one for one in found if one.verdict == verdict)
+        yes = next(one for one in found if one.verdict == "yes")
+        assert script.verdict_of([yes, yes]) == "yes"
+        assert script.verdict_of([yes, other]) == verdict
+        assert script.weakest([yes, other]) is other
+
+
+def test_the_published_size_counts_where_it_was_run(script, found):
+    large = next(one for one in found if one.size == script.PUBLISHED)
+    same = dataclasses.replace(large, size=script.SMALLER)
+    elsewhere = dataclasses.replace(same, column="elsewhere")
+    assert script.at_best_size([same, large, elsewhere]) == [large, elsewhere]
+
+
+def test_methods_match_if_the_difference_is_within_the_margin(script, found):
+    one = next(one for one in found if one.verdict == "open")
+    low, high = one.interval
+    within = dataclasses.replace(one, margin=0.1 - low)
+    assert within.verdict == "yes" and one.margin == 0
+    below = dataclasses.replace(one, margin=-high - 0.1)
+    assert below.verdict == "no"
+
+
+def test_a_method_that_diverged_on_some_seeds_has_fewer(script, found):
+    row = {"a": "70.0", "a std": "1.0", "a runs": "2"}
+    assert script._measured(row, "a", 5).seeds == 2
+    assert script._measured({"a": "70.0 ± 1.0"}, "a", 5).seeds == 5
+
+
+def test_every_mean_and_deviation_on_the_pages_stands_in_a_report(pages):
+    text = "".join(path.read_text() for path in pages.pages())
+    text = re.sub(r"published \d+\.?\d* ± \d+\.?\d*|\(\d[^()]*\)", "", text)
     reports = "".join(
-        report.read_text() for report in script.RESULTS.glob("*/report.md")
+        report.read_text() for report in pages.RESULTS.glob("*/report.md")
     )
-    reported = {
-        as_numbers(cell) for cell in re.findall(r"\d+\.?\d* ± \d+\.?\d*", reports)
-    }
-    numbers = {one or other for one, other in stated}
-    assert len(numbers) > 50
-    assert {number for number in numbers if as_numbers(number) not in reported} == set()
+    measured = r"\d+\.?\d* ± \d+\.?\d*"
+    reported = {as_numbers(cell) for cell in re.findall(measured, reports)}
+    stated = set(re.findall(measured, text))
+    assert len(stated) > 50
+    assert {one for one in stated if as_numbers(one) not in reported} == set()
 
 
 def as_numbers(cell):
@@ -103,22 +154,72 @@ def as_numbers(cell):
     return float(mean), float(deviation)
 
 
+def test_results_hold_one_csv_and_one_page_an_experiment(pages):
+    results = sys.modules["result_files"]
+    assert results.strays() == []
+    folders = [path for path in results.RESULTS.iterdir() if path.is_dir()]
+    size = sum(path.stat().st_size for path in results.RESULTS.rglob("*"))
+    assert len(folders) > 20 and size < MAX_MEGABYTES * 1e6
+    for folder in folders:
+        names = {path.name for path in folder.iterdir()}
+        assert "output.txt" in names or {"report.md", "tables.csv"} <= names
+
+
+def test_a_folder_is_packed_without_a_loss(pages, tmp_path):
+    results = sys.modules["result_files"]
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "a.png").write_text("")
+    (tmp_path / "tables" / "a.tex").write_text("")
+    (tmp_path / "tables" / "mean.csv").write_text("algorithm,x\nFedAvg,70.5\n")
+    (tmp_path / "tables" / "worst.csv").write_text("algorithm,x,y\nFedAvg,60,2\n")
+    text = "# Title\n\nText\n"
+    (tmp_path / "report.md").write_text(f"{text}\n![a](figures/a.png)\n")
+    results.pack(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "report.md",
+        "tables.csv",
+    ]
+    assert (tmp_path / "report.md").read_text() == text
+    assert results.read_tables(tmp_path / "tables.csv") == {
+        "mean": {"FedAvg": {"(table)": "mean", "algorithm": "FedAvg", "x": "70.5"}},
+        "worst": {
+            "FedAvg": {"(table)": "worst", "algorithm": "FedAvg", "x": "60", "y": "2"}
+        },
+    }
+    results.pack(tmp_path)
+    assert (tmp_path / "report.md").read_text() == text
+
+
+def test_the_readme_shows_what_was_printed(pages):
+    readme = (ROOT / "README.md").read_text()
+    assert (pages.RESULTS / "demo.txt").read_text() in readme
+    table = pages.read_tables(pages.RESULTS / "s001-table-1" / "tables.csv")["mean"]
+    for algorithm, row in table.items():
+        if algorithm == "(nothing learned)":
+            continue
+        here = f"{float(row['100 samples']):.3f} ± {float(row['100 samples std']):.3f}"
+        line = f"{algorithm} {here} {float(row['published'])}"
+        assert line in " ".join(readme.split())
+
+
 def test_what_a_difference_within_its_interval_is_called(found):
     for one in found:
         low, high = one.interval
         assert low <= one.difference <= high
+        low, high = low + one.margin, high + one.margin
         assert one.verdict == ("yes" if low > 0 else "no" if high < 0 else "open")
     assert {one.verdict for one in found} == {"yes", "open", "no"}
 
 
 def test_the_interval_is_welchs(script, found):
     """At its ends, Welch's test is exactly at 5 %."""
-    fine = {"unit": 1e-12, "text": ""}
+    fine = {"unit": 1e-12, "text": "", "seeds": 3}
     pair = {
         "ours": script.Measured(70.0, 1.5, **fine),
         "theirs": script.Measured(68.0, 0.4, **fine),
     }
-    ordering = dataclasses.replace(found[0], **pair, lower=False, seeds=3)
+    ordering = dataclasses.replace(found[0], **pair, lower=False)
     for end in ordering.interval:
         test = ttest_ind_from_stats(70.0 - end, 1.5, 3, 68.0, 0.4, 3, equal_var=False)
         assert test.pvalue == pytest.approx(0.05, abs=1e-9)
@@ -127,9 +228,9 @@ def test_the_interval_is_welchs(script, found):
 def test_rounding_widens_the_interval(script, found):
     def width(unit):
         cells = {
-            name: script.Measured(70.0, 1.0, unit, "") for name in ("ours", "theirs")
+            name: script.Measured(70.0, 1.0, unit, "", 3) for name in ("ours", "theirs")
         }
-        low, high = dataclasses.replace(found[0], **cells, seeds=3).interval
+        low, high = dataclasses.replace(found[0], **cells).interval
         return high - low
 
     assert width(0.1) > width(0.001) + 0.1
@@ -142,25 +243,23 @@ def test_a_lower_loss_is_better(found):
 
 def test_a_claim_that_the_papers_numbers_contradict_is_refused(script, monkeypatch):
     claim = next(
-        one for one in script._claims()["claim"] if one["above"] == "UCFL, 4 streams"
+        one
+        for one in script.read_claims()["claim"]
+        if one["above"] == "UCFL, 4 streams"
     )
     wrong = claim | {"above": "FedAvg", "below": ["UCFL, 4 streams"]}
-    monkeypatch.setattr(script, "_claims", lambda: {"claim": [wrong], "unjudged": []})
+    claims = {"claim": [wrong], "unjudged": []}
+    monkeypatch.setattr(script, "read_claims", lambda: claims)
     with pytest.raises(ValueError, match="not published above"):
         list(script.orderings())
 
 
 def test_tables_of_later_reports_are_read(script):
-    old = script._measured({"a": "72.8 ± 0.6"}, "a")
-    assert script._measured({"a": "72.77328", "a std": "0.6123"}, "a") == old, (
+    old = script._measured({"a": "72.8 ± 0.6"}, "a", 3)
+    assert script._measured({"a": "72.77328", "a std": "0.6123"}, "a", 3) == old, (
         "rounded as reports show it"
     )
-    of_two = {
-        "a, published": "76.7",
-        "a, published std": "4",
-        "b, published": "",
-        "b, published std": "",
-    }
+    of_two = {"a, published": "76.7", "a, published std": "4"}
     assert (
         script._published(of_two, "a") == "76.7 ± 4"
         and script._published(of_two, "b") is None
@@ -173,47 +272,49 @@ def test_tables_of_later_reports_are_read(script):
 
 
 def test_what_has_not_been_run_is_named_with_its_command_and_not_judged(
-    script, monkeypatch, found
+    script, pages, monkeypatch, found
 ):
-    claims = script._claims()
+    claims = script.read_claims()
     absent = [
         {**claim, "experiment": "not-there-quick"}
         for claim in claims["claim"]
         if claim["paper"] == "S003"
     ]
     others = [claim for claim in claims["claim"] if claim["paper"] != "S003"]
-    monkeypatch.setattr(
-        script, "_claims", lambda: {**claims, "claim": [*others, *absent]}
-    )
-    assert len(list(script.orderings())) == len(found) - sum(
-        one.paper == "S003" for one in found
-    )
-    block = script.block("S003")
-    assert (
-        "published orderings" not in block
-        and "`fedtailor compare experiments/not-there.toml --quick`" in block
-    )
-    assert "Eq. 3 as printed" in block, (
+    changed = {**claims, "claim": [*others, *absent]}
+    monkeypatch.setattr(script, "read_claims", lambda: changed)
+    judged = list(script.orderings())
+    assert judged == [one for one in found if one.paper != "S003"]
+    page = pages.details("S003")
+    assert "published orderings" not in page
+    assert "`fedtailor compare experiments/not-there.toml --quick`" in page
+    assert "Eq. 3 as printed" in page, (
         "what results/ cannot carry stands there all the same"
     )
 
 
+def test_the_first_of_several_experiments_that_was_run_counts(script, tmp_path):
+    claim = {"experiment": ["not-there", "s000-label-shift"]}
+    assert script._experiment(claim).name == "s000-label-shift"
+    assert script._experiment({"experiment": "not-there"}) is None
+
+
 def test_what_was_run_again_replaces_what_was_there(script, tmp_path):
     """In numbers; what the paper publishes stays."""
-    old, new = (tmp_path / name / "tables" for name in ("one-quick", "one-again-quick"))
+    old, new = tmp_path / "one-quick", tmp_path / "one-again-quick"
     for folder in (old, new):
-        folder.mkdir(parents=True)
-    (old / "mean.csv").write_text(
-        'algorithm,a,"a, published"\nAPFL,72.8 ± 0.6,90\nLocal,50.0 ± 0.1,60\n'
+        folder.mkdir()
+    (old / "tables.csv").write_text(
+        '(table),algorithm,a,"a, published"\n'
+        "mean,APFL,72.8 ± 0.6,90\nmean,Local,50.0 ± 0.1,60\n"
     )
-    (new / "mean.csv").write_text(
-        "algorithm,a,a std\nAPFL,75.1432,0.27\n(nothing learned),10.0,0.0\n"
+    (new / "tables.csv").write_text(
+        "(table),algorithm,a,a std\n"
+        "mean,APFL,75.1432,0.27\nmean,(nothing learned),10.0,0.0\n"
     )
-    found = script._table(old / "mean.csv")
-    assert {name: script._measured(row, "a").text for name, row in found.items()} == {
-        "APFL": "75.1 ± 0.3",
-        "Local": "50.0 ± 0.1",
-    }
+    found = script._rows(old, "mean")
+    texts = {name: script._measured(row, "a", 3).text for name, row in found.items()}
+    assert texts == {"APFL": "75.1 ± 0.3", "Local": "50.0 ± 0.1"}
     assert found["APFL"]["a, published"] == "90"
 
 
@@ -258,33 +359,3 @@ def test_hypcluster_before_dapper_at_100_samples_is_not_reproduced(found):
             found, "S001", "Table 2, test loss, 100 s", "HypCluster", "DAPPER"
         ).values()
     ) == {"no"}
-
-
-def test_the_page_says_which_defaults_the_results_are_of(script):
-    page = script.PAGE.read_text()
-    assert "The results are of version 0.1.0" in page
-    for method in (
-        "APFL averages reporters uniformly",
-        "CGPFL-Heur takes the fewest contexts",
-    ):
-        assert method in page
-    newer = {
-        report.parent.name
-        for report in script.RESULTS.glob("*/report.md")
-        if "0.1.0" not in report.read_text()
-    }
-    # Folders of the queue say themselves of what they are.
-    newer -= {record.parent.name for record in script.RESULTS.glob("*/evidence.json")}
-    assert "every folder with `evidence.json`" in page
-    said = page[
-        page.index("The results are of version 0.1.0") : page.index(
-            "Three things that the old ones"
-        )
-    ]
-    named = {
-        name
-        for name in newer
-        if "-again-" in name
-        or f"`{name.removesuffix('-quick')}`" in " ".join(said.split())
-    }
-    assert newer == named and "s000-label-shift" in newer

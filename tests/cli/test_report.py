@@ -117,6 +117,33 @@ def test_no_figures(results, capsys, tmp_path):
     ]
 
 
+def test_a_compact_report_has_all_tables_in_one_file(results, capsys, tmp_path):
+    printed(capsys, results, "--out", tmp_path / "many", "--no-figures")
+    printed(capsys, results, "--out", tmp_path / "one", "--compact")
+    folder = tmp_path / "one" / NAME
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == ["report.md", "tables.csv"]
+    expected = (tmp_path / "many" / NAME / "report.md").read_text()
+    assert (folder / "report.md").read_text() == expected
+    with (folder / "tables.csv").open(newline="") as file:
+        stacked = list(csv.DictReader(file))
+    tables = sorted((tmp_path / "many" / NAME / "tables").glob("*.csv"))
+    assert {row["(table)"] for row in stacked} == {path.stem for path in tables}
+    for path in tables:
+        with path.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        found = [row for row in stacked if row["(table)"] == path.stem]
+        kept = [{header: row[header] for header in rows[0]} for row in found]
+        assert kept == rows and len(tables) > 3
+        # What a table does not have is empty.
+        assert not any(
+            row[header]
+            for row in found
+            for header in row.keys() - rows[0].keys() - {"(table)"}
+        )
+    assert "name a directory with --out" in refused(capsys, results, "--compact")
+
+
 def test_an_experiment_without_any_run(capsys, tmp_path):
     write_index(tmp_path, [], candidates=[])
     assert "unfinished: 0 of 16 runs" in printed(capsys, tmp_path)

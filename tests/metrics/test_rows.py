@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedtailor.metrics.rows import row_scores, rows_frame, rows_schema
+from fedtailor.metrics.rows import row_scores, rows_frame
 from fedtailor.models import (
     cross_entropy,
     from_function,
@@ -37,7 +37,7 @@ def test_rows_of_a_classification():
         {k: np.asarray(v)[part] for k, v in scores.items()}
         for part in (slice(0, 2), slice(2, 6))
     ]
-    frame = rows_frame(CLASSES, ["b", "a"], [np.array([7, 3]), np.arange(4)], halves)
+    frame = rows_frame(["b", "a"], [np.array([7, 3]), np.arange(4)], halves)
     assert dict(frame.schema) == {
         "client": pl.String,
         "row": pl.Int32,
@@ -62,14 +62,21 @@ def test_rows_of_a_regression_survive_a_parquet_file(model, tmp_path):
         RNG.normal(size=(5, model.outputs)).astype(np.float32) for _ in range(2)
     )
     frame = rows_frame(
-        model,
         ["a"],
         [np.arange(5)],
         [row_scores(model, jnp.asarray(outputs), jnp.asarray(y))],
     )
     frame.write_parquet(tmp_path / "rows.parquet")
     frame = pl.read_parquet(tmp_path / "rows.parquet")
-    assert dict(frame.schema) == rows_schema(model)
+    values = pl.List(pl.Float32) if model.outputs > 1 else pl.Float32
+    assert dict(frame.schema) == {
+        "client": pl.String,
+        "row": pl.Int32,
+        "loss": pl.Float32,
+        "squared_error": pl.Float32,
+        "prediction": values,
+        "target": values,
+    }
     np.testing.assert_allclose(
         frame["squared_error"], np.square(outputs - y).sum(1), rtol=1e-6
     )
@@ -93,7 +100,8 @@ def test_tables_that_do_not_fit_are_refused():
     with pytest.raises(
         ValueError, match=r"columns of client 'a' have lengths \[2, 3\]"
     ):
-        rows_frame(CLASSES, ["a"], [np.arange(3)], [scores])
+        rows_frame(["a"], [np.arange(3)], [scores])
     with pytest.raises(ValueError, match="2 clients, rows of 1"):
-        rows_frame(CLASSES, ["a", "b"], [np.arange(2)], [scores])
-    assert dict(rows_frame(CLASSES, [], [], []).schema) == rows_schema(CLASSES)
+        rows_frame(["a", "b"], [np.arange(2)], [scores])
+    with pytest.raises(ValueError, match="0 clients"):
+        rows_frame([], [], [])

@@ -164,7 +164,7 @@ class APFL(FedAvg):
             outputs_v = local.logits(v, batch.x)
             outputs_w = local.logits(w_i, batch.x)
             mixed = alpha * outputs_v + (1 - alpha) * outputs_w
-            total = jnp.vdot(local.losses(mixed, batch.y), batch.weight)
+            total = jnp.vdot(local.losses(mixed, batch.y, batch.weight), batch.weight)
             return total / jnp.maximum(batch.weight.sum(), 1)
 
         local.count_work(gradients=1, forwards=1)

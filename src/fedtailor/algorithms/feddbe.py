@@ -251,7 +251,9 @@ class FedDBE(FedAvg):
                 new_running = running + self.momentum * (batch_mean - running)
                 # loss_b( h(z + m_i) ) + kappa |r - zbar|^2
                 outputs = local.head_outputs(params, z + vector if self.vector else z)
-                total = mean_over(local.losses(outputs, batch.y), batch.weight)
+                total = mean_over(
+                    local.losses(outputs, batch.y, batch.weight), batch.weight
+                )
                 # With kappa = 0 this term is not compiled.
                 if not is_off(self.kappa):
                     pull = self.kappa * jnp.square(new_running - mean).sum()

@@ -215,7 +215,7 @@ class FedEM(Algorithm):
         losses = []
         for params in models:
             outputs = local.logits(params, batch.x, training=False)
-            losses.append(local.losses(outputs, batch.y))
+            losses.append(local.losses(outputs, batch.y, batch.weight))
         # In the log domain, because likelihoods of networks underflow.
         log_joint = jnp.log(pi)[:, None] - jnp.stack(losses)
         return jax.nn.softmax(log_joint, axis=0)

@@ -154,8 +154,8 @@ class FedRoD(FedAvg):
                 fixed_z = jax.lax.stop_gradient(z)
                 fixed_scores = jax.lax.stop_gradient(scores)
                 residual = local.head_outputs(own, fixed_z)
-                balanced = local.losses(scores + prior, batch.y)
-                personal = local.losses(fixed_scores + residual, batch.y)
+                balanced = local.losses(scores + prior, batch.y, batch.weight)
+                personal = local.losses(fixed_scores + residual, batch.y, batch.weight)
                 return mean_over(balanced + personal, batch.weight)
 
             local.count_work(gradients=1)

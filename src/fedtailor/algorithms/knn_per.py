@@ -197,7 +197,7 @@ class KNNPer(FedAvg):
             losses = []
             for lam in grid:
                 mixed = predictor.combine(neighbors, outputs, lam)
-                losses.append(local.losses(mixed, batch.y))
+                losses.append(local.losses(mixed, batch.y, batch.weight))
             return total + jnp.stack(losses) @ batch.weight
 
         count = local.count("val")

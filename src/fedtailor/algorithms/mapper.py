@@ -193,7 +193,7 @@ def through_mixture(
 
         def loss(params: Params) -> Float[Array, ""]:
             mixed = jnp.logaddexp(log_share + log_probabilities(params, batch), rest)
-            total = jnp.vdot(local.losses(mixed, batch.y), batch.weight)
+            total = jnp.vdot(local.losses(mixed, batch.y, batch.weight), batch.weight)
             return total / jnp.maximum(batch.weight.sum(), 1)
 
         return jax.grad(loss)(params)

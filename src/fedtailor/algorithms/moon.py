@@ -120,7 +120,9 @@ class MOON(FedAvg):
                 # overflow
                 difference = _cosine(z, z_previous) - _cosine(z, z_global)
                 contrast = jax.nn.softplus(difference / self.tau)
-                losses = local.losses(local.head_outputs(params, z), batch.y)
+                losses = local.losses(
+                    local.head_outputs(params, z), batch.y, batch.weight
+                )
                 return mean_over(losses + self.mu * contrast, batch.weight)
 
             return jax.grad(loss)(params)

@@ -37,7 +37,8 @@ def mean_loss(
             added up to one mean.
         key: a random key for dropout in a training step; None = evaluation mode.
     """
-    losses = model.losses(model.logits(params, batch.x, key), batch.y)
+    outputs = model.logits(params, batch.x, key)
+    losses = model.losses(outputs, batch.y, batch.weight)
     return _mean(losses, batch.weight, count)
 
 
@@ -50,7 +51,7 @@ def training_loss(
         The mean loss, and the parameters with running statistics updated by the batch.
     """
     outputs, updated = model.train_outputs(params, batch.x, batch.weight, key)
-    losses = model.losses(outputs, batch.y)
+    losses = model.losses(outputs, batch.y, batch.weight)
     return _mean(losses, batch.weight, batch.weight.sum()), updated
 
 

@@ -161,9 +161,12 @@ class DeviceTrainer(ClientData):
         return self.context.step is not None if training is None else training
 
     def losses(
-        self, outputs: Shaped[Array, "b ..."], y: Shaped[Array, "b ..."]
+        self,
+        outputs: Shaped[Array, "b ..."],
+        y: Shaped[Array, "b ..."],
+        weight: Float[Array, " b"] | None = None,
     ) -> Float[Array, " b"]:
-        return self.model.losses(outputs, y)
+        return self.model.losses(outputs, y, weight)
 
     def batch_loss(self, params: Params, batch: Batch) -> Float[Array, ""]:
         loss, _ = self._training_loss(params, batch, self._training_key())

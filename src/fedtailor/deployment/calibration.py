@@ -7,10 +7,11 @@ import numpy as np
 
 from fedtailor.conformal import Calibration
 from fedtailor.deployment.opening import OpenedRun, is_export, open_run
-from fedtailor.models import Model, cross_entropy, squared_error
+from fedtailor.models import Model
 from fedtailor.protocol import require
 from fedtailor.report.coverage import calibration_of_rows
 from fedtailor.storage.calibration_file import read_calibration
+from fedtailor.tasks import cross_entropy, squared_error, task_of
 
 
 def calibration_at(directory: Path | str) -> Calibration:
@@ -79,9 +80,9 @@ def _kind(model: Model) -> str:
     Raises:
         ValueError: something else.
     """
-    if model.classification and model.loss is cross_entropy:
+    if model.task == cross_entropy:
         return "classes"
-    is_number = model.loss is squared_error and model.outputs == 1
+    is_number = model.task == task_of(squared_error) and model.outputs == 1
     require(
         is_number,
         "sets are for classes and intervals for one number; these models predict"

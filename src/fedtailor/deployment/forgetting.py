@@ -87,7 +87,7 @@ def forget(
     if origin is not None:
         origin = {**origin, CLIENTS: remaining}
     summary, model = run.stored.summary, run.model
-    outputs = federation.classes or int(np.prod(federation.y.shape[1:], dtype=int))
+    outputs = model.task.outputs(federation.classes, federation.y.shape[1:])
     # The inputs of a table may differ without the client, so the model is bound again.
     bound_model = model.architecture.bind(
         federation.input_shape, outputs, loss=model.loss, dtype=model.dtype

@@ -18,7 +18,7 @@ from fedtailor.tables import ENDINGS, Preprocessing, TableOptions
 from fedtailor.tables.kinds import category_text
 from fedtailor.tables.problems import first_row
 from fedtailor.tables.reading import read
-from fedtailor.tables.target import Label, label_text
+from fedtailor.tables.target import label_text
 
 ARRAYS = ".npy"
 BETWEEN_LABELS = " | "
@@ -222,41 +222,37 @@ def _predict(
     columns: dict[str, Any] = {"row": rows + 1, "client": [model.name] * len(rows)}
     out = model.outputs(inputs)
 
-    def decode(values: NDArray[Any]) -> NDArray[Any]:
-        if model.preprocessing is None:
-            return values
-        return model.preprocessing.decode(values)
+    def decode(values: NDArray[Any]) -> Sequence[Any] | NDArray[Any]:
+        if model.preprocessing is not None:
+            values = model.preprocessing.decode(values)
+        # Booleans are written as in CSV files.
+        is_bool = values.dtype.kind == "b"
+        return [label_text(value) for value in values.tolist()] if is_bool else values
 
     threshold = choice.threshold(model.name)
-    if not model.model.classification:
-        require(
-            not (choice.probabilities or choice.calibrated),
-            "these models predict no classes: there are no probabilities",
-        )
-        targets = decode(out.reshape(len(out), -1)).T  # [targets, rows]
-        names = ["prediction"]
-        if len(targets) > 1:
-            names = [f"prediction {number + 1}" for number in range(len(targets))]
-        if threshold is not None:
-            names += ["low", "high"]
-            targets = [targets[0], targets[0] - threshold, targets[0] + threshold]
-        return pl.DataFrame(columns | dict(zip(names, targets, strict=True)))
-    classes = out.argmax(axis=-1)
-    temperature = choice.temperature(model.name)
-    probs = model.probabilities_of(out / temperature)  # [rows, classes]
-    columns["prediction"] = [_as_written(label) for label in decode(classes).tolist()]
-    columns["probability"] = probs[np.arange(len(classes)), classes]
-    labels = [_as_written(it) for it in decode(np.arange(model.model.outputs)).tolist()]
-    if choice.probabilities:
-        for index, label in enumerate(labels):
-            columns[f"p({label})"] = probs[:, index]
-    if threshold is not None:
+    task = model.model.task
+    require(
+        task.predicts_classes or not choice.calibrated,
+        "these models predict no classes: there are no probabilities to calibrate",
+    )
+    columns |= task.prediction_columns(
+        out / choice.temperature(model.name) if choice.calibrated else out,
+        decode,
+        probabilities=choice.probabilities,
+    )
+    if threshold is None:
+        return pl.DataFrame(columns)
+    if task.predicts_classes:
         # Thresholds are of the model's own probabilities, before a temperature.
-        columns["set"] = _sets(model.probabilities_of(out), threshold, labels)
+        labels = list(decode(np.arange(out.shape[-1])))
+        columns["set"] = _sets(task.probabilities(out), threshold, labels)
+    else:
+        columns["low"] = columns["prediction"] - threshold
+        columns["high"] = columns["prediction"] + threshold
     return pl.DataFrame(columns)
 
 
-def _sets(probs: NDArray[Any], threshold: float, labels: Sequence[Label]) -> list[str]:
+def _sets(probs: NDArray[Any], threshold: float, labels: Sequence[Any]) -> list[str]:
     """The classes of each row whose score is at most the threshold, and the most
     probable one in any case, by falling probability.
     """
@@ -270,8 +266,3 @@ def _sets(probs: NDArray[Any], threshold: float, labels: Sequence[Label]) -> lis
         ]
         sets.append(BETWEEN_LABELS.join(taken))
     return sets
-
-
-def _as_written(label: Label) -> Label:
-    """A label as it is written to a file: booleans as in CSV files."""
-    return label_text(label) if isinstance(label, bool) else label

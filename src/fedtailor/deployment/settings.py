@@ -8,19 +8,11 @@ from typing import Any, TypeVar
 import fedtailor.algorithms  # registers the methods
 import fedtailor.pipelines  # noqa: F401  (registers the transforms)
 from fedtailor.experiments.parsing import coerce
-from fedtailor.models import (
-    Architecture,
-    Model,
-    cross_entropy,
-    squared_error,
-    token_cross_entropy,
-    zoo,
-)
+from fedtailor.models import Architecture, Model, zoo
 from fedtailor.protocol import Algorithm, Pipeline, Transform, require
+from fedtailor.tasks import loss_of
 from fedtailor.training import Participation, RunSpec
 from fedtailor.training.settings import later_fields, settings
-
-_LOSSES = (cross_entropy, squared_error, token_cross_entropy)
 
 T = TypeVar("T")
 
@@ -96,12 +88,14 @@ def model_from_config(config: Mapping[str, Any]) -> Model:
     kind = None
     if isinstance(architecture, dict):
         kind = getattr(zoo, architecture["type"], None)
-    losses = (loss for loss in _LOSSES if settings(loss) == config["loss"])
-    loss = next(losses, None)
-    if not isinstance(kind, type) or not issubclass(kind, Architecture) or loss is None:
+    if not isinstance(kind, type) or not issubclass(kind, Architecture):
         raise ValueError(
             "the run's model is one that only your code knows; pass model=..."
         )
+    try:
+        loss = loss_of(config["loss"])
+    except ValueError as error:
+        raise ValueError(f"{error}; pass model=...") from None
     network = _from_config(kind, architecture, "the run's model", "model")
     return network.bind(
         tuple(config["input_shape"]),

@@ -366,7 +366,7 @@ def _output_gradients(model: Model, outputs: Array, y: Array, count: Any) -> Arr
     weight = (jnp.arange(len(outputs)) < count).astype(outputs.dtype)
 
     def loss(outputs: Array) -> Array:
-        return jnp.vdot(model.losses(outputs, y), weight) / jnp.asarray(
+        return jnp.vdot(model.losses(outputs, y, weight), weight) / jnp.asarray(
             count, outputs.dtype
         )
 

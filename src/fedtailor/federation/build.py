@@ -18,6 +18,7 @@ from fedtailor.federation.splits import (
     follow_splits,
 )
 from fedtailor.protocol import check_choice, require
+from fedtailor.tasks import Loss
 
 
 def from_arrays(
@@ -33,6 +34,7 @@ def from_arrays(
     classes: int | Literal["infer"] | None = "infer",
     shift: float | tuple[float, ...] = 0.0,
     scale: float | tuple[float, ...] = 1.0,
+    loss: Loss | None = None,
     name: str = "own data",
     seed: int = 0,
 ) -> Federation:
@@ -54,6 +56,8 @@ def from_arrays(
             for float targets; for integer labels the largest label plus 1, and every
             label must occur.
         shift, scale: the model's input is (x - shift) * scale.
+        loss: what models minimise, such as `fedtailor.models.token_cross_entropy`; None =
+            the cross-entropy of the classes, or the squared error of other targets.
         name: name of the data in tables.
         seed: random seed of the splits and of the choice of unseen clients.
 
@@ -97,6 +101,7 @@ def from_arrays(
         scale=scale,
         name=name,
         class_names=class_names,
+        loss=loss,
     )
 
 

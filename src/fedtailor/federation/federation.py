@@ -15,6 +15,7 @@ from fedtailor._printable import one_line
 from fedtailor.federation.checks import SPLITS, plain_array, short_repr
 from fedtailor.federation.validation import validate
 from fedtailor.protocol import Preprocessing, client_ids
+from fedtailor.tasks import Loss, Task, default_loss, plain_loss, task_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,6 +213,8 @@ class Federation:
             None if the examples are not rows of a table.
         rows: [N] the number of each example in the user's table, counted from 0; None =
             examples are numbered as they are in the pool.
+        loss: what models of these data minimise, as `fedtailor.tasks` has it; None = the
+            cross-entropy of the classes, or the squared error of other targets.
         warnings: what makes results wrong or too good, one sentence each; None = nobody
             has looked.
 
@@ -236,6 +239,7 @@ class Federation:
     preprocessing: Preprocessing | None = None
     rows: NDArray[np.integer[Any]] | None = None
     warnings: tuple[str, ...] | None = None
+    loss: Loss | None = None
 
     def __post_init__(self) -> None:
         names = tuple(str(name) for name in self.names)
@@ -299,6 +303,8 @@ class Federation:
     @cached_property
     def _digest(self) -> str:
         header = repr((self.names, self.classes, self.shift, self.scale))
+        if self.loss is not None:
+            header += repr(plain_loss(self.loss))
         sha256 = hashlib.sha256(header.encode())
         groups = self.unseen if self.groups is None else self.groups
         splits = (self.train, self.val, self.test)
@@ -349,12 +355,16 @@ class Federation:
         """The metrics of a run whose user requests none.
 
         Returns:
-            For a regression on a table, errors in the unit of its target, because the
-            loss is in the unit of standardised targets. Otherwise nothing: the run is
-            judged by the metric of its model.
+            Those of the task for tables, such as errors in the unit of a regression's
+            target, because the loss is in the unit of standardised targets. Otherwise
+            nothing: the run is judged by the metric of its model.
         """
-        is_table = self.preprocessing is not None
-        return ("rmse", "mae") if is_table and self.classes is None else ()
+        return () if self.preprocessing is None else self.task.metrics_of_tables
+
+    @property
+    def task(self) -> Task:
+        """What models of these data are to predict."""
+        return task_of(default_loss(self.classes) if self.loss is None else self.loss)
 
     def client(self, which: int | str) -> Client:
         """One client, by number or by name.

@@ -23,6 +23,7 @@ from fedtailor._files import (
 )
 from fedtailor.federation.checks import SPLITS
 from fedtailor.federation.federation import Federation, Ragged
+from fedtailor.tasks import loss_of, plain_loss
 
 _FORMAT = "fedtailor federation 2"
 _OLD_FORMAT = "fedtailor federation 1"  # of fedtailor 0.1, without a digest
@@ -43,7 +44,8 @@ def save(federation: Federation, path: AnyPath) -> Path:
         The path, with `~` expanded.
 
     Raises:
-        ValueError: the file cannot be written; an existing file is unchanged.
+        ValueError: the file cannot be written, or only the user's code knows the loss;
+            an existing file is unchanged.
     """
     arrays: dict[str, NDArray[Any]] = {
         "x": federation.x,
@@ -58,7 +60,11 @@ def save(federation: Federation, path: AnyPath) -> Path:
     # safetensors writes the raw memory of an array, so arrays must be contiguous. Text
     # and numbers go into the metadata of the file.
     arrays = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
-    header = json.dumps({key: getattr(federation, key) for key in _METADATA_FIELDS})
+    fields = {key: getattr(federation, key) for key in _METADATA_FIELDS}
+    if federation.loss is not None:
+        fields["loss"] = plain_loss(federation.loss)
+        loss_of(fields["loss"])  # refuses a loss that could not be read again
+    header = json.dumps(fields)
     metadata = {
         "format": _FORMAT,
         "federation": header,
@@ -94,6 +100,8 @@ def load(path: AnyPath) -> Federation:
             key: tuple(value) if isinstance(value, list) else value
             for key, value in header.items()
         }
+        if "loss" in header:
+            metadata["loss"] = loss_of(header["loss"])
         splits = {}
         for split in SPLITS:
             rows = arrays.pop(f"{split}.rows")

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from fedtailor.metrics.metric import Metric, Statistic, mean
 from fedtailor.models import Model
+from fedtailor.tasks import Classification
 
 
 class Accuracy(Metric):
@@ -21,9 +22,7 @@ class Accuracy(Metric):
     title: ClassVar[str] = "Accuracy"
     unit: ClassVar[Literal["%", "", "target"]] = "%"
     higher_is_better: ClassVar[bool] = True
-
-    def applies(self, model: Model) -> bool:
-        return model.classification
+    tasks = (Classification,)
 
     def statistic(
         self,

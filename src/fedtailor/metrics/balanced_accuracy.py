@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, Shaped
 from fedtailor.metrics.classes import class_counts
 from fedtailor.metrics.metric import Metric, Statistic, in_double
 from fedtailor.models import Model
+from fedtailor.tasks import Classification
 
 
 class BalancedAccuracy(Metric):
@@ -20,9 +21,7 @@ class BalancedAccuracy(Metric):
     title: ClassVar[str] = "Balanced accuracy"
     unit: ClassVar[Literal["%", "", "target"]] = "%"
     higher_is_better: ClassVar[bool] = True
-
-    def applies(self, model: Model) -> bool:
-        return model.classification
+    tasks = (Classification,)
 
     def statistic(
         self,

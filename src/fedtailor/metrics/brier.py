@@ -7,6 +7,7 @@ from jaxtyping import Array, Float, Shaped
 
 from fedtailor.metrics.metric import Metric, Statistic, mean, one_hot
 from fedtailor.models import Model
+from fedtailor.tasks import Classification
 
 
 class Brier(Metric):
@@ -19,12 +20,10 @@ class Brier(Metric):
     name: ClassVar[str] = "brier"
     title: ClassVar[str] = "Brier score"
     higher_is_better: ClassVar[bool] = False
+    tasks = (Classification,)
 
     def limits(self) -> tuple[float, float]:
         return 0.0, 2.0
-
-    def applies(self, model: Model) -> bool:
-        return model.classification
 
     def statistic(
         self,

@@ -15,6 +15,7 @@ from fedtailor.metrics.metric import (
 )
 from fedtailor.models import Model
 from fedtailor.protocol import require
+from fedtailor.tasks import Classification
 
 
 @dataclass(frozen=True)
@@ -34,14 +35,12 @@ class CalibrationError(Metric):
     title: ClassVar[str] = "Calibration error"
     unit: ClassVar[Literal["%", "", "target"]] = "%"
     higher_is_better: ClassVar[bool] = False
+    tasks = (Classification,)
 
     bins: int = 15
 
     def __post_init__(self) -> None:
         require(self.bins >= 1, f"bins is {self.bins}; it must be 1 or more")
-
-    def applies(self, model: Model) -> bool:
-        return model.classification
 
     def statistic(
         self,

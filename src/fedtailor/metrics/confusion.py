@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from fedtailor.metrics.metric import Metric, Statistic, one_hot
 from fedtailor.models import Model
+from fedtailor.tasks import Classification
 
 
 class Confusion(Metric):
@@ -22,9 +23,7 @@ class Confusion(Metric):
     title: ClassVar[str] = "Confusion (share of errors)"
     unit: ClassVar[Literal["%", "", "target"]] = "%"
     higher_is_better: ClassVar[bool] = False
-
-    def applies(self, model: Model) -> bool:
-        return model.classification
+    tasks = (Classification,)
 
     def statistic(
         self,

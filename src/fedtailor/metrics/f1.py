@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, Shaped
 from fedtailor.metrics.classes import class_counts
 from fedtailor.metrics.metric import Metric, Statistic, in_double
 from fedtailor.models import Model
+from fedtailor.tasks import Classification
 
 
 class F1Macro(Metric):
@@ -21,9 +22,7 @@ class F1Macro(Metric):
     title: ClassVar[str] = "F1 (macro)"
     unit: ClassVar[Literal["%", "", "target"]] = "%"
     higher_is_better: ClassVar[bool] = True
-
-    def applies(self, model: Model) -> bool:
-        return model.classification
+    tasks = (Classification,)
 
     def statistic(
         self,

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
 from fedtailor.metrics.metric import Metric, Statistic, mean
-from fedtailor.models import Model, cross_entropy
+from fedtailor.models import Model
+from fedtailor.tasks import Classification, cross_entropy
 
 
 class LogLoss(Metric):
@@ -20,12 +21,10 @@ class LogLoss(Metric):
     name: ClassVar[str] = "log_loss"
     title: ClassVar[str] = "Log loss"
     higher_is_better: ClassVar[bool] = False
+    tasks = (Classification,)
 
     def limits(self) -> tuple[float, float]:
         return 0.0, math.inf
-
-    def applies(self, model: Model) -> bool:
-        return model.classification
 
     def statistic(
         self,

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from fedtailor.metrics.metric import Metric, Statistic, mean
 from fedtailor.models import Model
+from fedtailor.tasks import Task
 
 
 class Loss(Metric):
@@ -19,9 +20,7 @@ class Loss(Metric):
     name: ClassVar[str] = "loss"
     title: ClassVar[str] = "Loss"
     higher_is_better: ClassVar[bool] = False
-
-    def applies(self, model: Model) -> bool:
-        return True
+    tasks = (Task,)
 
     def statistic(
         self,
@@ -31,7 +30,7 @@ class Loss(Metric):
         weight: Float[Array, " b"],
     ) -> dict[str, Array]:
         return {
-            "loss": jnp.vdot(model.losses(outputs, y), weight),
+            "loss": jnp.vdot(model.losses(outputs, y, weight), weight),
             "count": weight.sum(),
         }
 

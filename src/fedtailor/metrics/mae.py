@@ -8,9 +8,10 @@ import numpy as np
 from jaxtyping import Array, Float, Shaped
 from numpy.typing import NDArray
 
-from fedtailor.metrics.metric import Metric, Statistic, is_regression, mean
-from fedtailor.metrics.targets import predictions_and_targets
+from fedtailor.metrics.metric import Metric, Statistic, mean
 from fedtailor.models import Model
+from fedtailor.tasks import Regression
+from fedtailor.tasks.regression import predictions_and_targets
 
 
 class MAE(Metric):
@@ -24,12 +25,10 @@ class MAE(Metric):
     title: ClassVar[str] = "MAE"
     unit: ClassVar[Literal["%", "", "target"]] = "target"
     higher_is_better: ClassVar[bool] = False
+    tasks = (Regression,)
 
     def limits(self) -> tuple[float, float]:
         return 0.0, math.inf
-
-    def applies(self, model: Model) -> bool:
-        return is_regression(model)
 
     def statistic(
         self,

@@ -8,11 +8,12 @@ For example, the share of samples whose correct class is among the k most probab
         title: ClassVar[str] = "Top-k accuracy"
         unit: ClassVar[Literal["%", "", "target"]] = "%"
         higher_is_better: ClassVar[bool] = True
+        tasks = (Classification,)
 
         k: int = 5
 
         def applies(self, model):
-            return model.classification and model.outputs > self.k
+            return super().applies(model) and model.outputs > self.k
 
         def statistic(self, model, outputs, y, weight):
             _, classes = jax.lax.top_k(outputs, self.k)
@@ -34,8 +35,9 @@ import numpy as np
 from jaxtyping import Array, Float, Shaped
 from numpy.typing import NDArray
 
-from fedtailor.models import Model, TokenCrossEntropy
+from fedtailor.models import Model
 from fedtailor.protocol import find_registered, require
+from fedtailor.tasks import Task
 
 Statistic = Mapping[str, Shaped[Array | np.ndarray, "..."]]
 """Sums over samples: key -> array, whose shape depends on the model only. The statistic of
@@ -50,8 +52,8 @@ under its name.
 
 @dataclass(frozen=True)
 class Metric(ABC):
-    """Base of all metrics: subclass it, set the four class variables, write `applies`,
-    `statistic` and `result`.
+    """Base of all metrics: subclass it, set the five class variables, write `statistic`
+    and `result`.
 
     A metric is computed in three steps:
 
@@ -81,6 +83,8 @@ class Metric(ABC):
     converted back if targets were standardised.
     """
     higher_is_better: ClassVar[bool]
+    tasks: ClassVar[tuple[type[Task], ...]] = ()
+    """The tasks for whose outputs and targets it is defined, their subclasses included."""
     registry: ClassVar[dict[str, type["Metric"]]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -94,9 +98,9 @@ class Metric(ABC):
         """
         return (0.0, 1.0) if self.unit == "%" else (-math.inf, math.inf)
 
-    @abstractmethod
     def applies(self, model: Model) -> bool:
         """Whether the metric is defined for a model's outputs and targets."""
+        return isinstance(model.task, self.tasks)
 
     @abstractmethod
     def statistic(
@@ -220,8 +224,8 @@ def find_metrics(
         if not metric.applies(model):
             choices = ", ".join(_applicable_names(model))
             raise ValueError(
-                f"the metric {metric.name!r} is not defined for {_kind(model)}; choose"
-                f" from {choices}"
+                f"the metric {metric.name!r} is not defined for"
+                f" {model.task.describe(model.outputs)}; choose from {choices}"
             )
         if metric.name in metrics and metrics[metric.name] != metric:
             raise ValueError(
@@ -244,8 +248,7 @@ def default_metrics(model: Model) -> tuple[Metric, ...]:
     """The metrics that are always measured: the loss and, for classifications, the
     accuracy.
     """
-    names = [name for name in ("loss", "accuracy") if find_metric(name).applies(model)]
-    return find_metrics(names, model)
+    return find_metrics(model.task.metrics, model)
 
 
 def in_double(statistic: Statistic, *keys: str) -> tuple[NDArray[np.float64], ...]:
@@ -281,16 +284,6 @@ def mean(statistic: Statistic, key: str) -> NDArray[np.float64]:
     return np.where(has_samples, means, np.nan)
 
 
-def is_sequence(model: Model) -> bool:
-    """Whether outputs are scores of tokens, with one label for each token."""
-    return isinstance(model.loss, TokenCrossEntropy)
-
-
-def is_regression(model: Model) -> bool:
-    """Whether outputs are predicted targets."""
-    return not model.classification and not is_sequence(model)
-
-
 def one_hot(
     labels: Shaped[Array, " b"], classes: int, like: Float[Array, " b"]
 ) -> Float[Array, "b classes"]:
@@ -300,10 +293,3 @@ def one_hot(
     """
     is_class = labels[:, None] == jnp.arange(classes, dtype=labels.dtype)
     return is_class.astype(like.dtype)
-
-
-def _kind(model: Model) -> str:
-    """The kind of a model's predictions, for messages."""
-    if model.classification:
-        return f"a classification of {model.outputs} classes"
-    return "sequences" if is_sequence(model) else "a regression"

@@ -7,14 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Shaped
 
-from fedtailor.metrics.metric import (
-    Metric,
-    Statistic,
-    is_sequence,
-    mean,
-)
-from fedtailor.metrics.tokens import token_weights
-from fedtailor.models import Model, cross_entropy
+from fedtailor.metrics.metric import Metric, Statistic, mean
+from fedtailor.models import Model
+from fedtailor.tasks import Classification, TokenCrossEntropy, cross_entropy
 
 
 class Perplexity(Metric):
@@ -25,12 +20,10 @@ class Perplexity(Metric):
     name: ClassVar[str] = "perplexity"
     title: ClassVar[str] = "Perplexity"
     higher_is_better: ClassVar[bool] = False
+    tasks = (TokenCrossEntropy, Classification)
 
     def limits(self) -> tuple[float, float]:
         return 0.0, math.inf
-
-    def applies(self, model: Model) -> bool:
-        return is_sequence(model) or model.classification
 
     def statistic(
         self,
@@ -40,7 +33,7 @@ class Perplexity(Metric):
         weight: Float[Array, " b"],
     ) -> dict[str, Array]:
         losses = cross_entropy.function(outputs, y)
-        weights = token_weights(model, y, weight)
+        weights = model.task.weights(y, weight)
         # Padding may have an infinite loss, and 0 times infinity is NaN.
         return {
             "loss": jnp.where(weights > 0, losses * weights, 0).sum(),

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Shaped
 
-from fedtailor.metrics.metric import Metric, Statistic, in_double, is_regression
-from fedtailor.metrics.targets import predictions_and_targets
+from fedtailor.metrics.metric import Metric, Statistic, in_double
 from fedtailor.models import Model
+from fedtailor.tasks import Regression
+from fedtailor.tasks.regression import predictions_and_targets
 
 
 class R2(Metric):
@@ -26,12 +27,10 @@ class R2(Metric):
     name: ClassVar[str] = "r2"
     title: ClassVar[str] = "R2"
     higher_is_better: ClassVar[bool] = True
+    tasks = (Regression,)
 
     def limits(self) -> tuple[float, float]:
         return -math.inf, 1.0
-
-    def applies(self, model: Model) -> bool:
-        return is_regression(model)
 
     def statistic(
         self,

@@ -17,6 +17,7 @@ from fedtailor.metrics.metric import (
     one_hot,
 )
 from fedtailor.models import Model
+from fedtailor.tasks import Classification
 
 BINS = 1 << 14
 """The number of bins of the histogram for two classes. With more classes, twice as many
@@ -54,9 +55,10 @@ class ROCAUC(Metric):
     title: ClassVar[str] = "ROC AUC"
     unit: ClassVar[Literal["%", "", "target"]] = "%"
     higher_is_better: ClassVar[bool] = True
+    tasks = (Classification,)
 
     def applies(self, model: Model) -> bool:
-        return model.classification and model.outputs >= 2
+        return super().applies(model) and model.outputs >= 2
 
     def statistic(
         self,

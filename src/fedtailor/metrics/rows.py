@@ -8,8 +8,6 @@ import numpy as np
 from jaxtyping import Array, Float, Shaped
 from numpy.typing import NDArray
 
-from fedtailor.metrics.metric import is_regression
-from fedtailor.metrics.targets import predictions_and_targets
 from fedtailor.models import Model
 from fedtailor.protocol import require
 
@@ -18,60 +16,27 @@ if TYPE_CHECKING:
 
 
 def row_scores(
-    model: Model, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."]
+    model: Model,
+    outputs: Float[Array, "b ..."],
+    y: Shaped[Array, "b ..."],
+    weight: Float[Array, " b"] | None = None,
 ) -> dict[str, Shaped[Array, "b ..."]]:
     """The scores of each example of a batch (traced).
 
+    Args:
+        model: what was trained.
+        outputs: its outputs.
+        y: targets.
+        weight: 0 for padding, whose scores are not used; None = there is none.
+
     Returns:
-        `loss` [b] float32 for all models. For classifications also `correct` [b] bool,
-        `prediction` [b] int32, the predicted class, and `confidence` [b] float32, its
-        probability. For regressions also `squared_error` [b] float32, summed over
-        targets, and `prediction` and `target` [b] (or [b, targets]) float32.
+        `loss` [b] float32, and the columns of the model's task (`Task.row_scores`).
     """
-    losses = model.losses(outputs, y)
-    columns: dict[str, Array] = {"loss": losses.astype(jnp.float32)}
-    if model.classification:
-        confidence = jnp.exp(model.log_probabilities(outputs).max(axis=-1))
-        columns["correct"] = model.correct(outputs, y)
-        columns["prediction"] = jnp.argmax(outputs, axis=-1).astype(jnp.int32)
-        columns["confidence"] = confidence.astype(jnp.float32)
-    elif is_regression(model):
-        predicted, target = predictions_and_targets(outputs, y)
-        squared_error = jnp.square(predicted - target).sum(axis=-1)
-        columns["squared_error"] = squared_error.astype(jnp.float32)
-        for name, values in (("prediction", predicted), ("target", target)):
-            single = values[:, 0] if values.shape[1] == 1 else values
-            columns[name] = single.astype(jnp.float32)
-    return columns
-
-
-def rows_schema(model: Model) -> "dict[str, pl.DataType | type[pl.DataType]]":
-    """Columns of `rows_frame` and their types."""
-    import polars as pl
-
-    types: dict[str, pl.DataType | type[pl.DataType]] = {
-        "client": pl.String,
-        "row": pl.Int32,
-        "loss": pl.Float32,
-    }
-    if model.classification:
-        return types | {
-            "correct": pl.Boolean,
-            "prediction": pl.Int32,
-            "confidence": pl.Float32,
-        }
-    if is_regression(model):
-        values = pl.List(pl.Float32) if model.outputs > 1 else pl.Float32
-        return types | {
-            "squared_error": pl.Float32,
-            "prediction": values,
-            "target": values,
-        }
-    return types
+    losses = model.losses(outputs, y, weight)
+    return {"loss": losses.astype(jnp.float32), **model.task.row_scores(outputs, y)}
 
 
 def rows_frame(
-    model: Model,
     names: Sequence[str],
     rows: Sequence[NDArray[np.integer]],
     scores: Sequence[Mapping[str, NDArray[Any] | Array]],
@@ -80,15 +45,14 @@ def rows_frame(
     `row` and those of `row_scores`.
 
     Args:
-        model: what was trained.
-        names: the clients' names [c].
+        names: the clients' names [c], at least one.
         rows: for each client the indices [n_c] of its examples in the data set. Runs on
             the same data are compared row by row, so that these must not depend on the
             split or the method.
         scores: for each client the `row_scores` of these examples, without padding.
 
     Returns:
-        The columns of `rows_schema`, clients in the order of `names`.
+        The clients in the order of `names`. Several targets of a row are a list.
 
     Raises:
         ValueError: the columns of a client differ in length, or a list does not have one
@@ -97,11 +61,12 @@ def rows_frame(
     import polars as pl
 
     require(
-        len(names) == len(rows) == len(scores),
+        len(names) == len(rows) == len(scores) > 0,
         f"{len(names)} clients, rows of {len(rows)} and scores of {len(scores)}; give"
         " one of each for every client",
     )
-    schema = rows_schema(model)
+    schema = {"client": pl.String, "row": pl.Int32}
+    schema |= {name: _type(values) for name, values in scores[0].items()}
     parts = []
     for name, indices, columns in zip(names, rows, scores, strict=True):
         lengths = {len(indices), *(len(values) for values in columns.values())}
@@ -119,9 +84,19 @@ def rows_frame(
                 strict=False,
             )
         )
-    return pl.concat(parts) if parts else pl.DataFrame(schema=schema)
+    return pl.concat(parts)
+
+
+def _type(values: NDArray[Any] | Array) -> Any:
+    """The type of a column for polars, in which several targets of an example are a
+    list.
+    """
+    import polars as pl
+
+    types = {"b": pl.Boolean, "i": pl.Int32, "f": pl.Float32}
+    kind = types[values.dtype.kind]
+    return kind if values.ndim == 1 else pl.List(kind)
 
 
 def _column(values: list[str] | NDArray[Any] | Array) -> Sequence[object]:
-    """A column for polars, in which several targets of an example are a list."""
     return values if isinstance(values, list) else np.asarray(values).tolist()

@@ -5,9 +5,9 @@ from typing import ClassVar, Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
-from fedtailor.metrics.metric import Metric, Statistic, is_sequence, mean
-from fedtailor.metrics.tokens import token_weights
+from fedtailor.metrics.metric import Metric, Statistic, mean
 from fedtailor.models import Model
+from fedtailor.tasks import TokenCrossEntropy
 
 
 class TokenAccuracy(Metric):
@@ -17,9 +17,7 @@ class TokenAccuracy(Metric):
     title: ClassVar[str] = "Accuracy per token"
     unit: ClassVar[Literal["%", "", "target"]] = "%"
     higher_is_better: ClassVar[bool] = True
-
-    def applies(self, model: Model) -> bool:
-        return is_sequence(model)
+    tasks = (TokenCrossEntropy,)
 
     def statistic(
         self,
@@ -28,7 +26,7 @@ class TokenAccuracy(Metric):
         y: Shaped[Array, "b ..."],
         weight: Float[Array, " b"],
     ) -> dict[str, Array]:
-        weights = token_weights(model, y, weight)
+        weights = model.task.weights(y, weight)
         correct = jnp.argmax(outputs, axis=-1) == y
         return {"correct": (correct * weights).sum(), "count": weights.sum()}
 

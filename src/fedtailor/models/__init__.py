@@ -10,14 +10,6 @@ from fedtailor.models.architecture import Architecture
 from fedtailor.models.cnn_5x5 import cnn_5x5
 from fedtailor.models.equinox import from_equinox
 from fedtailor.models.flax import from_linen
-from fedtailor.models.losses import (
-    Classification,
-    Loss,
-    TokenCrossEntropy,
-    cross_entropy,
-    squared_error,
-    token_cross_entropy,
-)
 from fedtailor.models.model import Model
 from fedtailor.models.parts import Part
 from fedtailor.models.pytorch import from_torch, save_state_dict, state_dict
@@ -34,6 +26,14 @@ from fedtailor.models.zoo import (
     tutorial_cnn,
 )
 from fedtailor.protocol import import_modules
+from fedtailor.tasks import (
+    Classification,
+    Loss,
+    TokenCrossEntropy,
+    cross_entropy,
+    squared_error,
+    token_cross_entropy,
+)
 
 __all__ = [
     "Architecture",

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from jaxtyping import Array, Float, PyTree, Shaped
 
-from fedtailor.models.losses import Loss, cross_entropy
 from fedtailor.models.part_finder import LayerInfo
+from fedtailor.tasks import Loss, cross_entropy
 
 if TYPE_CHECKING:
     from fedtailor.models.model import Model

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Shaped
 
 from fedtailor.models.architecture import Architecture, Network
-from fedtailor.models.losses import Classification, Loss, cross_entropy
 from fedtailor.models.parameter_layout import (
     is_parameter,
     layout_of,
@@ -23,6 +22,7 @@ from fedtailor.models.parameter_layout import (
 from fedtailor.models.part_finder import LayerInfo
 from fedtailor.models.parts import Part
 from fedtailor.protocol import Params
+from fedtailor.tasks import Loss, Task, cross_entropy, task_of
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,8 @@ class Model:
         input_shape: the shape of one input.
         outputs: the number of classes, of symbols of a density, or of targets of a
             regression.
-        loss: (outputs [b, ...], targets [b, ...]) -> [b].
+        loss: a task, such as `cross_entropy`; or a function (outputs [b, ...], targets
+            [b, ...]) -> [b], which is the loss of a regression.
         dtype: the precision of parameters and computation; "float64" needs
             `jax.enable_x64`.
 
@@ -241,9 +242,10 @@ class Model:
     @property
     def micro_batch(self) -> int | None:
         """The number of examples to differentiate at a time; None = the whole batch,
-        which running statistics need.
+        which running statistics and losses that couple examples need.
         """
-        return None if self.has_statistics else self.architecture.micro_batch
+        is_whole = self.has_statistics or self.task.couples_examples
+        return None if is_whole else self.architecture.micro_batch
 
     @property
     def has_statistics(self) -> bool:
@@ -272,15 +274,17 @@ class Model:
     @property
     def classification(self) -> bool:
         """Whether outputs are class scores, with one label for each example."""
-        return isinstance(self.loss, Classification)
+        return self.task.predicts_classes
 
     @property
-    def metric(self) -> Literal["accuracy", "loss"]:
+    def task(self) -> Task:
+        """What the model is to predict, with all that follows from it."""
+        return task_of(self.loss)
+
+    @property
+    def metric(self) -> str:
         """The name of the metric by which clients are compared."""
-        # Without inputs all examples are predicted to be of the same class, and accuracy
-        # is not meaningful.
-        has_inputs = math.prod(self.input_shape) > 0
-        return "accuracy" if self.classification and has_inputs else "loss"
+        return self.task.main_metric(math.prod(self.input_shape) > 0)
 
     def logits(
         self, params: Params, x: Shaped[Array, "b ..."], key: Array | None = None
@@ -307,17 +311,13 @@ class Model:
         return outputs
 
     def require_outputs(self, shape: tuple[int, ...], examples: int) -> None:
-        """Refuse outputs of a classification that are not one score for each class.
+        """Refuse outputs that are not what the task needs, such as one score for each
+        class.
 
         Raises:
             ValueError: the outputs have another shape.
         """
-        if self.classification and tuple(shape) != (examples, self.outputs):
-            raise ValueError(
-                f"the network gives {tuple(shape[1:])} outputs for one example, and the"
-                f" data have {self.outputs} classes; make its last layer as wide as"
-                " there are classes"
-            )
+        self.task.check_outputs(shape, examples, self.outputs)
 
     def train_outputs(
         self,
@@ -365,10 +365,13 @@ class Model:
         return jax.tree.unflatten(structure, leaves)
 
     def losses(
-        self, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."]
+        self,
+        outputs: Float[Array, "b ..."],
+        y: Shaped[Array, "b ..."],
+        weight: Float[Array, " b"] | None = None,
     ) -> Float[Array, " b"]:
-        """Loss of each example."""
-        return self.loss(outputs, y)
+        """Loss of each example; `weight` is 0 for padding (None = there is none)."""
+        return self.task.losses(outputs, y, weight)
 
     def correct(
         self, outputs: Float[Array, "b classes"], y: Shaped[Array, " b"]

@@ -360,12 +360,16 @@ class LocalTrainer(Protocol):
         ...
 
     def losses(
-        self, outputs: Shaped[Array, "b ..."], y: Shaped[Array, "b ..."]
+        self,
+        outputs: Shaped[Array, "b ..."],
+        y: Shaped[Array, "b ..."],
+        weight: Float[Array, " b"] | None = None,
     ) -> Float[Array, " b"]:
         """The loss of each example.
 
         Args:
             outputs: outputs of `logits`, or a mixture's log-probabilities.
             y: targets.
+            weight: `batch.weight`, which losses that couple examples need.
         """
         ...

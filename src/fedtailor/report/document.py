@@ -11,10 +11,11 @@ from fedtailor.report import drawing, overview
 from fedtailor.report.comparison import redundant_tables, slug, tables
 from fedtailor.report.decision import MAX_TABLE_ROWS, Decision, decide_all
 from fedtailor.report.experiment import Experiment
-from fedtailor.report.tables import Table
+from fedtailor.report.tables import Table, stacked_csv
 
 Format = Literal["terminal", "markdown", "csv", "latex", "json"]
 REPORT_FILE = "report.md"
+TABLES_FILE = "tables.csv"
 
 
 def show(experiment: Experiment, output_format: Format) -> None:
@@ -45,8 +46,21 @@ def show(experiment: Experiment, output_format: Format) -> None:
         say_block("\n".join(table.latex() for table in tables_by_name.values()))
 
 
-def write(experiment: Experiment, directory: Path, *, figures: bool = True) -> Path:
+def write(
+    experiment: Experiment,
+    directory: Path,
+    *,
+    figures: bool = True,
+    compact: bool = False,
+) -> Path:
     """Writes report.md, tables/*.csv and *.tex, and figures/*.png and *.svg.
+
+    Args:
+        experiment: the experiment.
+        directory: where the files go.
+        figures: whether to draw figures.
+        compact: whether to write report.md and tables.csv, which holds all tables,
+            and nothing else.
 
     Returns:
         The path of report.md.
@@ -56,14 +70,16 @@ def write(experiment: Experiment, directory: Path, *, figures: bool = True) -> P
     """
     tables_by_name, decisions = tables(experiment), decide_all(experiment)
     report = directory / REPORT_FILE
+    all_tables = {**tables_by_name, **_gain_tables(decisions)}
     try:
-        folder = directory / "tables"
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, table in {**tables_by_name, **_gain_tables(decisions)}.items():
-            (folder / f"{name}.csv").write_text(table.csv(), encoding="utf-8")
-            (folder / f"{name}.tex").write_text(table.latex(), encoding="utf-8")
+        directory.mkdir(parents=True, exist_ok=True)
+        if compact:
+            stacked = stacked_csv(all_tables)
+            (directory / TABLES_FILE).write_text(stacked, encoding="utf-8")
+        else:
+            _write_tables(all_tables, directory / "tables")
         paragraphs = []
-        if figures:
+        if figures and not compact:
             paths, left_out = drawing.draw(experiment, directory / "figures")
             for path in paths:
                 if path.suffix == ".png":
@@ -76,6 +92,14 @@ def write(experiment: Experiment, directory: Path, *, figures: bool = True) -> P
             f"cannot write to {directory}: {error.strerror}; name another directory"
         ) from None
     return report
+
+
+def _write_tables(tables_by_name: Mapping[str, Table], folder: Path) -> None:
+    """Writes a CSV and a LaTeX file for each table."""
+    folder.mkdir(exist_ok=True)
+    for name, table in tables_by_name.items():
+        (folder / f"{name}.csv").write_text(table.csv(), encoding="utf-8")
+        (folder / f"{name}.tex").write_text(table.latex(), encoding="utf-8")
 
 
 def markdown(

@@ -13,6 +13,10 @@ import numpy as np
 from fedtailor._printable import csv_text, markdown_text, one_line
 from fedtailor.protocol import require
 
+TABLE_NAME = "(table)"
+"""Header of the column that names the table where several are one file; no scenario,
+which heads a column too, is called so.
+"""
 _UNLIMITED = 1_000_000
 """Columns of a table that is measured before it is printed to a pipe."""
 
@@ -149,10 +153,15 @@ class Table:
         A numeric column contains only numbers and empty cells. Deviations, numbers of
         runs, and numbers of diverged runs have separate columns if there are any.
         """
+        columns = self.csv_columns()
+        return csv_text(list(columns), zip(*columns.values(), strict=True))
+
+    def csv_columns(self) -> dict[str, list[str]]:
+        """The columns of `csv`: header -> one text for each row."""
         columns: dict[str, list[str]] = {}
         for number, header in enumerate(_header_lines(self.columns)):
             columns |= _csv_columns(header, [row[number] for row in self.rows])
-        return csv_text(list(columns), zip(*columns.values(), strict=True))
+        return columns
 
     def latex(self) -> str:
         """Converts the table to a LaTeX tabular, which needs no package.
@@ -269,6 +278,34 @@ def published(figure: str | float) -> Cell:
         return text
     mean, std = match.groups()
     return Number(float(mean), text, None if std is None else float(std))
+
+
+def stacked_csv(tables: Mapping[str, Table]) -> str:
+    """Converts several tables to one file of comma-separated values.
+
+    The column `TABLE_NAME` names the table of a row. The others are the columns of
+    all tables; cells of columns that a table does not have are empty.
+
+    Args:
+        tables: name -> table.
+    """
+    columns_of = {name: table.csv_columns() for name, table in tables.items()}
+    return stacked_columns(columns_of)
+
+
+def stacked_columns(columns_of: Mapping[str, Mapping[str, Sequence[str]]]) -> str:
+    """`stacked_csv` of tables that are columns of text.
+
+    Args:
+        columns_of: name -> header -> one text for each row.
+    """
+    headers = list(dict.fromkeys(header for of in columns_of.values() for header in of))
+    rows = []
+    for name, columns in columns_of.items():
+        for row in zip(*columns.values(), strict=True):
+            cells = dict(zip(columns, row, strict=True))
+            rows.append([name, *(cells.get(header, "") for header in headers)])
+    return csv_text([TABLE_NAME, *headers], rows)
 
 
 def _csv_columns(header: str, cells: Sequence[Cell]) -> dict[str, list[str]]:

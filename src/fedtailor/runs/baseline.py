@@ -11,9 +11,7 @@ import numpy as np
 from fedtailor.decision import warn_repeated_rows, warn_small_tests
 from fedtailor.federation import Federation
 from fedtailor.metrics import Metric
-from fedtailor.metrics.baselines import classification_baseline, regression_baseline
-from fedtailor.metrics.metric import is_regression
-from fedtailor.models import Model, cross_entropy
+from fedtailor.models import Model
 from fedtailor.training import Metrics
 from fedtailor.training.metrics import Evaluation
 
@@ -96,12 +94,4 @@ def _client_baselines(
             y = getattr(client, split).y
             if not len(y):
                 continue
-            if model.classification:
-                values = classification_baseline(train, y, model.outputs)
-                # The metric "loss" is the loss that the model is trained with. The
-                # baseline has a value for it only if that is the log loss.
-                if model.loss == cross_entropy:
-                    values["loss"] = values["log_loss"]
-                yield client.index, split, values
-            elif is_regression(model):
-                yield client.index, split, regression_baseline(train, y)
+            yield client.index, split, model.task.baseline(train, y, model.outputs)

@@ -79,7 +79,7 @@ def row_outcomes(
     if federation.rows is not None:
         numbers = [federation.rows[rows] for rows in numbers]
     frame = rows_frame(
-        model, federation.names, numbers, [scores[name] for name in federation.names]
+        federation.names, numbers, [scores[name] for name in federation.names]
     )
     if split == "val" and model.classification:
         temperature = [temperatures.get(name, np.nan) for name in frame["client"]]
@@ -110,8 +110,9 @@ def _client_scores(
         y = federation.y[block]
         y = y.astype(np.int32 if y.dtype.kind in "iub" else model.dtype)
         with jax.disable_jit(model.in_python):
+            is_row = np.arange(_BLOCK) < len(block_rows)
             scored, out = _block_scores(
-                model, predictor, normalization, federation.x[block], y
+                model, predictor, normalization, federation.x[block], y, is_row
             )
         logits.append(np.asarray(out)[: len(block_rows)])
         blocks.append(
@@ -124,12 +125,10 @@ def _client_scores(
         name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]
     }
     # The targets of a model are standardised; the results are in the user's own unit.
-    if "squared_error" in scores:
-        target_shift, target_scale = federation.target_units
-        scores["squared_error"] = scores["squared_error"] * target_scale**2
-        for name in ("prediction", "target"):
-            scores[name] = scores[name] * target_scale + target_shift
-    return scores, np.concatenate(logits)
+    return (
+        model.task.in_units(scores, *federation.target_units),
+        np.concatenate(logits),
+    )
 
 
 @partial(jax.jit, static_argnums=0)
@@ -139,10 +138,12 @@ def _block_scores(
     normalization: Normalization,
     x: ArrayLike,
     y: ArrayLike,
+    is_row: ArrayLike,
 ) -> tuple[dict[str, Array], Array]:
     """`row_scores` of a block of rows and the outputs for them, as one program for all
     blocks and clients.
     """
     predictor = jax.tree.map(jnp.asarray, predictor)
     out = outputs(model, predictor)(normalization(jnp.asarray(x)))
-    return row_scores(model, out, jnp.asarray(y)), out
+    weight = jnp.asarray(is_row, model.dtype)
+    return row_scores(model, out, jnp.asarray(y), weight), out

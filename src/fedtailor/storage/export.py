@@ -23,18 +23,12 @@ from fedtailor._files import (
     remove_leftovers,
 )
 from fedtailor.federation.storage import arrays_digest
-from fedtailor.models import (
-    Architecture,
-    Classification,
-    Model,
-    cross_entropy,
-    squared_error,
-    zoo,
-)
+from fedtailor.models import Architecture, Model, zoo
 from fedtailor.protocol import Mixture, NearestNeighbors, Predictor, require
 from fedtailor.storage.digests import DIGEST_KEY, has_valid_digest, with_digest
 from fedtailor.storage.personal_model import PersonalModel
 from fedtailor.tables import Preprocessing
+from fedtailor.tasks import loss_of, plain_loss
 
 MODELS = "models.safetensors"
 MANIFEST = "manifest.json"
@@ -43,10 +37,6 @@ PREPROCESSING = "preprocessing.json"
 _FORMAT = "fedtailor personal models 2"
 _OLD_FORMAT = "fedtailor personal models 1"  # of fedtailor 0.1: without digests
 _NEIGHBOR_FIELDS = ("features", "labels", "held", "share", "scale")
-_LOSSES: dict[str, Any] = {
-    "cross_entropy": cross_entropy,
-    "squared_error": squared_error,
-}
 
 
 def export_models(
@@ -344,14 +334,13 @@ def _model_to_json(model: Model) -> dict[str, Any]:
     for field in dataclasses.fields(architecture):
         value = getattr(architecture, field.name)
         fields[field.name] = value if _is_json_value(value) else repr(value)
-    loss_names = [name for name, loss in _LOSSES.items() if loss == model.loss]
     return {
         "architecture": type(architecture).__name__,
         "fields": fields,
         "input_shape": list(model.input_shape),
         "outputs": model.outputs,
-        "loss": loss_names[0] if loss_names else repr(model.loss),
-        "classification": isinstance(model.loss, Classification),
+        "loss": plain_loss(model.loss),
+        "classification": model.classification,
         "dtype": model.dtype,
     }
 
@@ -365,15 +354,15 @@ def _model_from_json(description: dict[str, Any]) -> Model:
     architecture: Any = getattr(zoo, description["architecture"], None)
     # The module `zoo` has functions as well.
     is_known = isinstance(architecture, type) and issubclass(architecture, Architecture)
-    loss = _LOSSES.get(description["loss"])
-    if not is_known or loss is None:
-        unknown = description["architecture"]
-        if loss is None:
-            unknown = f"loss {description['loss']}"
+    if not is_known:
         raise ValueError(
-            f"these models use {unknown}, which only your code knows; pass model=... to"
-            " load them"
+            f"these models use {description['architecture']}, which only your code"
+            " knows; pass model=... to load them"
         )
+    try:
+        loss = loss_of(description["loss"])
+    except ValueError as error:
+        raise ValueError(f"{error}; pass model=... to load these models") from None
     fields = {name: _from_json(value) for name, value in description["fields"].items()}
     return architecture(**fields).bind(
         tuple(description["input_shape"]),

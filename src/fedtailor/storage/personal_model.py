@@ -88,20 +88,11 @@ class PersonalModel:
 
     def probabilities(self, x: ArrayLike) -> NDArray[Any]:
         """Class probabilities [n, classes] for inputs x [n, ...]."""
-        require(
-            self.model.classification,
-            "this model does not predict classes; use outputs(x)",
-        )
-        return self.probabilities_of(self.outputs(x))
-
-    def probabilities_of(self, outputs: NDArray[Any]) -> NDArray[Any]:
-        """Class probabilities [n, classes] from the return value of `outputs`."""
-        return np.asarray(jax.nn.softmax(outputs, axis=-1))
+        return self.model.task.probabilities(self.outputs(x))
 
     def predict(self, x: ArrayLike) -> NDArray[Any]:
         """The most probable class, or the predicted target, for inputs x [n, ...]."""
-        out = self.outputs(x)
-        return out.argmax(axis=-1) if self.model.classification else out
+        return self.model.task.predict(self.outputs(x))
 
     def predict_rows(
         self,
@@ -130,12 +121,10 @@ class PersonalModel:
                 f"client {self.name!r} was not trained on a table: its model takes"
                 " arrays; use predict(x)"
             )
-        outputs = self.predict(
+        predictions = self.predict(
             preprocessing.transform(rows, missing=missing, unknown=unknown)
         )
-        return preprocessing.decode(
-            outputs if self.model.classification else outputs.reshape(len(outputs))
-        )
+        return preprocessing.decode(predictions.reshape(len(predictions)))
 
     def _require_finite(self, x: NDArray[Any]) -> None:
         """Require inputs that are finite in the model's precision.

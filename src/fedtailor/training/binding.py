@@ -4,11 +4,10 @@ raises an error that says in one line what to pass instead.
 
 from typing import Any
 
-import numpy as np
-
 from fedtailor.federation import Federation
-from fedtailor.models import Architecture, Model, cross_entropy, squared_error
+from fedtailor.models import Architecture, Model
 from fedtailor.protocol import Algorithm, Pipeline, Transform, require
+from fedtailor.tasks import default_loss, task_of
 
 OTHER_LIBRARIES = {
     "torch.nn": "a PyTorch module; wrap it with fedtailor.models.from_torch",
@@ -38,8 +37,8 @@ def bind(model: Model | Architecture, federation: Federation) -> Model:
     """The model for a federation's inputs and targets.
 
     Returns:
-        A classification of its classes, or a regression of its targets; a `Model` is
-        returned unchanged.
+        A model for the federation's task, such as a classification of its classes or a
+        regression of its targets; a `Model` is returned unchanged.
 
     Raises:
         ValueError: an argument has a wrong type, or the model does not take such
@@ -49,12 +48,11 @@ def bind(model: Model | Architecture, federation: Federation) -> Model:
     require_model(model)
     if isinstance(model, Model):
         return model
-    if federation.classes is not None:
-        return model.bind(
-            federation.input_shape, federation.classes, loss=cross_entropy
-        )
-    targets = int(np.prod(federation.y.shape[1:], dtype=int))
-    return model.bind(federation.input_shape, targets, loss=squared_error)
+    loss = federation.loss
+    if loss is None:
+        loss = default_loss(federation.classes)
+    outputs = task_of(loss).outputs(federation.classes, federation.y.shape[1:])
+    return model.bind(federation.input_shape, outputs, loss=loss)
 
 
 def require_model(model: object) -> None:

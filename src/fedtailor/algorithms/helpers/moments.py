@@ -72,7 +72,7 @@ def sums_of_moments(
         # A linear model with squared error has the loss |H' u - y|^2 on every sample.
         expected = jnp.square(u @ matrix - y).sum(axis=1)
         outputs = local.logits(params, batch.x, training=False)
-        losses = local.losses(outputs, batch.y)
+        losses = local.losses(outputs, batch.y, batch.weight)
         relative = jnp.abs(losses - expected) / (1 + expected)
         deviations = jnp.where(batch.weight > 0, relative, 0)
         # One product gives both blocks, u' [u, y]; padding has weight 0.

@@ -31,7 +31,7 @@ def validation_error(
             # A text has a label for each token. Its error is the share of wrong tokens.
             errors = is_wrong.reshape(len(is_wrong), -1).mean(axis=1)
         else:
-            errors = local.losses(outputs, batch.y)
+            errors = local.losses(outputs, batch.y, batch.weight)
         return total + batch.weight @ errors
 
     one_pass = (samples + _BATCH - 1) // _BATCH

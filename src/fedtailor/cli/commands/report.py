@@ -34,6 +34,8 @@ class Options:
     """
     figures: bool = True
     """Draw figures into --out."""
+    compact: bool = False
+    """Write only report.md and tables.csv, all tables in one file, into --out."""
     html: Path | None = None
     """Write one experiment as a web page into this file: it needs no network and no
     other file.
@@ -43,6 +45,10 @@ class Options:
 def report(arguments: list[str]) -> int:
     """Prints or writes the reports of experiments."""
     options = parse(Options, arguments, "fedtailor report")
+    require(
+        options.out is not None or not options.compact,
+        "--compact says what --out writes; name a directory with --out",
+    )
     selected = experiments(options.results, options.experiments)
     if options.html is not None:
         require(
@@ -62,7 +68,10 @@ def report(arguments: list[str]) -> int:
         name = experiment.index.name
         if options.out is not None:
             path = document.write(
-                experiment, options.out / name, figures=options.figures
+                experiment,
+                options.out / name,
+                figures=options.figures,
+                compact=options.compact,
             )
             say(f"{name}: {path.resolve()}")
             continue

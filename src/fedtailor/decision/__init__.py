@@ -9,6 +9,13 @@ from fedtailor.decision.row_scores import (
     Score,
     metric_interval,
 )
+from fedtailor.decision.shares import (
+    MOST_EXACT,
+    mean_gains,
+    mean_interval,
+    sampled_shapley_values,
+    shapley_values,
+)
 from fedtailor.decision.warnings import (
     warn_few_validation_rows,
     warn_grid_edges,
@@ -19,6 +26,7 @@ from fedtailor.decision.warnings import (
 from fedtailor.decision.winner import NO_DIFFERENCE, Winner, best_method
 
 __all__ = [
+    "MOST_EXACT",
     "NO_DIFFERENCE",
     "SCORES",
     "Choice",
@@ -29,8 +37,12 @@ __all__ = [
     "choose_by_validation",
     "client_gains",
     "holm",
+    "mean_gains",
+    "mean_interval",
     "metric_interval",
     "movement",
+    "sampled_shapley_values",
+    "shapley_values",
     "shrink",
     "stands_still",
     "two_way_interval",

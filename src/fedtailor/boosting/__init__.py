@@ -7,10 +7,13 @@ from fedtailor.boosting.boost import (
     boost,
     boost_alone,
 )
+from fedtailor.boosting.federated import BoostedFederation, boost_federation
+from fedtailor.boosting.file import load_boosted, save_boosted
 from fedtailor.boosting.rows import BoostingRows, Request
 from fedtailor.boosting.tree import Tree
 
 __all__ = [
+    "BoostedFederation",
     "BoostedModel",
     "BoostingRows",
     "BoostingSettings",
@@ -20,4 +23,7 @@ __all__ = [
     "bins_of_values",
     "boost",
     "boost_alone",
+    "boost_federation",
+    "load_boosted",
+    "save_boosted",
 ]

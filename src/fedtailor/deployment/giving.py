@@ -139,10 +139,9 @@ def runs_at(
         require(method is None, "--method is for the results of a comparison")
         return [open_run(path, settings=settings) for path in paths]
     require(len(paths) == 1, "name one result directory, or runs of one method")
-    if (first / COMPARISON_INDEX).exists():
-        found = experiments(first.parent, [first.name])
-    else:
-        found = experiments(first)
+    is_one = (first / COMPARISON_INDEX).exists()
+    results, names = (first.parent, [first.name]) if is_one else (first, [])
+    found = experiments(results, names)
     require(
         len(found) == 1 and len(found[0].index.scenarios) == 1,
         f"{first} holds several comparisons; name the runs of one method",

@@ -94,7 +94,7 @@ class MixedModel:
 def with_intercept(x: ArrayLike) -> Float[np.ndarray, "n p"]:
     """Inputs [n, ...] as rows [n, p] in double precision, with a leading 1."""
     rows = np.asarray(x, np.float64)
-    rows = rows.reshape(len(rows), -1)
+    rows = rows.reshape(len(rows), int(np.prod(rows.shape[1:], dtype=int)))
     return np.hstack([np.ones((len(rows), 1)), rows])
 
 

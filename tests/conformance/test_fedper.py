@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -102,6 +103,30 @@ def test_a_newcomer_trains_a_head_on_the_body_and_nothing_else():
         np.testing.assert_array_equal(
             head.take(np.asarray(training.server.model[0])), start
         )
+
+
+def test_a_newcomer_s_head_takes_its_steps_while_the_body_stands_still():
+    """Gradient descent on the head alone, by hand; from the second step on, a body that
+    moves as well gives another head.
+    """
+    steps, rate = 4, 0.3
+    with float64():
+        model, federation = mlp(), classification(unseen=UNSEEN)
+        method = FedPer(sgd=SGD(lr=rate, steps=steps, batch_size=10_000))
+        training = train(method, federation, model, 2)
+        (found,) = predictors(training)
+        rows, head = federation.client(1).train, model.part("head")
+        received = jnp.asarray(training.server.model[0])
+
+        def loss(own):
+            params = model.params(head.put(received, own))
+            scores = jax.nn.log_softmax(model.logits(params, jnp.asarray(rows.x)))
+            return -scores[np.arange(len(rows.y)), rows.y].mean()
+
+        own = head.take(received)
+        for _ in range(steps):
+            own = own - rate * jax.grad(loss)(own)
+        np.testing.assert_allclose(head.take(found[1]), own, **EXACT)
 
 
 def test_a_newcomer_with_nothing_of_its_own_does_not_train_at_all():

@@ -94,6 +94,35 @@ def test_the_variance_of_a_mean_over_clients_and_seeds_counts_the_residual_once(
     expected = of_clients.var(ddof=1) / clients + of_seeds.var(ddof=1) / seeds
     expected -= residual / (seeds * clients)
     np.testing.assert_allclose(two_way_variance(values), expected, rtol=1e-10)
+    # The interval takes it from what is known by more degrees of freedom.
+    components = {
+        clients - 1: of_clients.var(ddof=1) / clients,
+        seeds - 1: of_seeds.var(ddof=1) / seeds,
+    }
+    components[max(components)] -= residual / (seeds * clients)
+    assert min(components.values()) > 0
+    width = np.sqrt(
+        sum(
+            stats.t.ppf(0.975, degrees) ** 2 * variance
+            for degrees, variance in components.items()
+        )
+    )
+    found = two_way_interval(values)
+    np.testing.assert_allclose(found.high - found.estimate, width, rtol=1e-8)
+
+
+@pytest.mark.parametrize("shape", [(3, 7), (7, 3)])
+def test_a_residual_beyond_the_clients_or_the_seeds_own_variance_leaves_none(shape):
+    # Clients and seeds have one mean each: all that varies is their interaction.
+    seeds, clients = shape
+    rng = np.random.default_rng(0)
+    rest = rng.normal(size=shape)
+    rest -= rest.mean(axis=0) + rest.mean(axis=1, keepdims=True) - rest.mean()
+    small = rng.normal(0, 1e-3, clients)[None] + rng.normal(0, 1e-3, (seeds, 1))
+    values = 1 + rest + small
+    of_fewer = values.mean(axis=1) if seeds < clients else values.mean(axis=0)
+    expected = of_fewer.var(ddof=1) / len(of_fewer)
+    np.testing.assert_allclose(two_way_variance(values), expected, rtol=1e-8)
 
 
 def test_two_seeds_speak_of_themselves_and_leave_an_interval_of_use():
@@ -191,6 +220,12 @@ def test_one_row_or_no_seed_in_common_tells_nothing():
         1,
         "cannot tell",
     )
+    # One row in each seed, always another: within a seed, none differs from the rest.
+    base = np.where(np.eye(6, dtype=bool), np.arange(6.0), np.nan)
+    found = gain_of(base + 5, base, "loss")
+    assert found["gain"].item() == 5
+    assert found["verdict"].item() == "cannot tell"
+    assert not np.isfinite(found["low"].item())
     base = np.array([[0.0, 1], [np.nan, np.nan]])
     method = np.array([[np.nan, np.nan], [1.0, 1]])
     assert gain_of(base, method, "accuracy").is_empty()

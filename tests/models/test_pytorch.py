@@ -155,6 +155,28 @@ def test_a_module_starts_from_its_present_values_only_if_told_so():
     assert pretrained != anew
 
 
+@pytest.mark.parametrize("ending", [".pt", ".pth", ".ckpt", ".bin", ".npz", ".onnx"])
+def test_state_dicts_are_not_named_like_files_of_another_format(ending, tmp_path):
+    model = models.from_torch(lambda: nn.Linear(4, 3), torch.zeros(1, 4)).bind((4,), 3)
+    path = tmp_path / f"client-3{ending}"
+    with pytest.raises(ValueError, match=r"name it client-3\.safetensors$"):
+        models.save_state_dict(model, model.init(KEY), path)
+    assert not path.exists()
+
+
+def test_what_makes_no_module_is_told_in_one_line():
+    example = torch.zeros(1, 4)
+    with pytest.raises(
+        ValueError, match=r"^from_torch takes a torch.nn.Module.*not 3$"
+    ):
+        models.from_torch(3, example)
+    with pytest.raises(
+        ValueError,
+        match=r"^from_torch calls Linear without .* 'in_features'; .* lambda: Linear\(",
+    ):
+        models.from_torch(nn.Linear, example)
+
+
 def test_training_is_pytorch_s_and_models_go_back(tmp_path):
     """Two clients, full batches, one round of two epochs: plain PyTorch ends at the
     same models.

@@ -2,9 +2,10 @@
 says that it may be infinite.
 """
 
+import numpy as np
 import pytest
 
-from fedtailor.algorithms import CFL, MOON, FedALA, FedAvg
+from fedtailor.algorithms import CFL, MOON, Ditto, FedALA, FedAvg
 from fedtailor.pipelines import Clip
 from fedtailor.protocol import SGD
 
@@ -33,3 +34,44 @@ def test_infinite_and_undefined_settings_are_refused(kind, name, value):
 def test_thresholds_that_nothing_reaches_are_infinite():
     assert CFL(eps2=float("inf")).eps2 == float("inf")
     assert FedAvg(sgd=SGD(lr=1)).sgd.lr == 1.0, "a whole number is a float, as before"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: FedAvg(sgd=0.1),
+            "sgd is 0.1; it must be of the class SGD, such as SGD()",
+        ),
+        (lambda: FedAvg(sgd="fast"), "sgd is 'fast'; it must be of the class SGD"),
+        (lambda: FedAvg(sgd=SGD), "sgd is the class SGD; make one of it: SGD()"),
+        (lambda: FedAvg(sgd=None), "sgd is None; it must be of the class SGD"),
+        (
+            lambda: FedAvg(sgd={"lr": 0.1}),
+            "sgd is {'lr': 0.1}; it must be of the class",
+        ),
+        (lambda: FedAvg(sgd=Clip(1.0)), "it must be of the class SGD"),
+        (lambda: Ditto(lam="0.1"), "lam is '0.1'; it must be a number"),
+        (lambda: Ditto(lam=True), "lam is True; it must be a number"),
+        (lambda: SGD(lr=[0.1]), r"lr is [0.1]; it must be a number"),
+        (lambda: SGD(lr=None), "lr is None; it must be a number"),
+        (lambda: SGD(epochs=1.5), "epochs is 1.5; it must be a whole number"),
+        (lambda: SGD(steps="3"), "steps is '3'; it must be a whole number or None"),
+        (lambda: SGD(batch_size=32.0), "batch_size is 32.0; it must be a whole number"),
+        (lambda: SGD(batch_size=None), "batch_size is None; it must be a whole number"),
+        (lambda: SGD(drop_last="no"), "drop_last is 'no'; it must be True or False"),
+        (lambda: Clip("1"), "norm is '1'; it must be a number"),
+        (lambda: FedAvg(weights=3), "weights is 3; it must be a word"),
+    ],
+)
+def test_settings_of_another_kind_are_refused_with_their_name(make, message):
+    with pytest.raises(ValueError) as error:
+        make()
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_values_that_stand_for_numbers_are_taken():
+    assert SGD(lr=np.float32(0.5)).lr == 0.5
+    assert SGD(epochs=np.int64(2)).epochs == 2
+    assert SGD(steps=None, ridge=None).ridge is None

@@ -2,6 +2,7 @@
 contacted that was not given.
 """
 
+import gzip
 import os
 import threading
 
@@ -9,7 +10,12 @@ import pytest
 
 from fedtailor.cli import main
 from fedtailor.remote import flower, flower_client
-from fedtailor.remote.flower_client import Disconnected, answer_messages
+from fedtailor.remote.flower_client import (
+    Disconnected,
+    FleetConnection,
+    answer_messages,
+)
+from fedtailor.remote.keys import make_authority, make_client_key
 from fedtailor.remote.messages import Request, decode_reply, encode_request
 from fedtailor.remote.refusals import Refusal
 from fedtailor.remote.run_log import RunLog
@@ -233,3 +239,99 @@ def test_as_a_plain_flower_app_no_text_of_an_error_reaches_the_server(
         # without a kit there is no place to write down what was sent
         assert decode_reply(answer).refusal == Refusal.NO_AUDIT
         assert b"Qz" not in answer and b"node-config" not in answer
+
+
+def connection_to(handler):
+    """A client's connection whose coordinator is a function from requests to answers."""
+    import httpx
+
+    authority, key = make_authority("wards"), make_client_key()
+    connection = FleetConnection("127.0.0.1:9", authority.public, key.private)
+    connection._client._client._transport._transport = httpx.MockTransport(handler)
+    return connection
+
+
+HOSTILE_ANSWERS = {
+    "no protobuf": {"content": b"\xff\xff"},
+    "packed, or not": {"headers": {"content-encoding": "gzip"}, "content": b"hello"},
+    "a bomb": {
+        "headers": {"content-encoding": "gzip"},
+        "content": gzip.compress(bytes(2**24)),
+    },
+    "too much": {"content": bytes(2**21)},
+    "another place": {"status_code": 307, "headers": {"location": "http://10.0.0.1/"}},
+    "the same place": {"status_code": 307, "headers": {"location": "/"}},
+    "no place": {"status_code": 307, "headers": {"location": "http://[::"}},
+    "a strange status": {"status_code": 206, "content": b"\xff"},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_ANSWERS)
+def test_no_answer_of_a_coordinator_ends_a_client_or_leads_it_elsewhere(
+    name, monkeypatch, tmp_path
+):
+    """Before, a client followed its coordinator to any address, without TLS, unpacked
+    answers of any size, and ended at one that was no protobuf.
+    """
+    pytest.importorskip(
+        "flwr", reason="federations of machines need Flower (extra flower)"
+    )
+    import httpx
+
+    from fedtailor.remote import bounded_http
+
+    monkeypatch.setattr(bounded_http, "total_memory", lambda: 2**23)
+    monkeypatch.setattr(flower_client, "RETRY_S", (0.01, 0.02))
+    stop, lines, asked, read = threading.Event(), [], [], []
+
+    class Stream(httpx.SyncByteStream):
+        def __init__(self, content):
+            self._content = content
+
+        def __iter__(self):
+            for start in range(0, len(self._content), 2**16):
+                read.append(start)
+                yield self._content[start : start + 2**16]
+
+    def handler(request):
+        asked.append((request.url.scheme, request.url.host))
+        if len(asked) > 3:
+            stop.set()
+        answer = dict(HOSTILE_ANSWERS[name])
+        return httpx.Response(
+            answer.get("status_code", 200),
+            headers=answer.get("headers", {}),
+            stream=Stream(answer.get("content", b"")),
+        )
+
+    connection = connection_to(handler)
+    answer_messages(
+        connection,
+        lambda body: body,
+        node_id_file=tmp_path / "node",
+        stop=stop,
+        log=lines.append,
+    )
+    assert set(asked) == {("https", "127.0.0.1")} and len(asked) > 3
+    assert len(read) < 100 and lines and not any("\n" in line for line in lines)
+    if name == "too much":
+        assert "larger than what this machine takes" in lines[0]
+
+
+def test_all_parts_of_a_message_are_bounded_together():
+    pytest.importorskip(
+        "flwr", reason="federations of machines need Flower (extra flower)"
+    )
+    import httpx
+
+    from fedtailor.remote.bounded_http import BoundedTransport, Budget, TooLarge
+
+    part = httpx.MockTransport(lambda request: httpx.Response(200, content=bytes(100)))
+    budget = Budget(250)
+    client = httpx.Client(transport=BoundedTransport(part, budget))
+    for _ in range(2):
+        budget.renew()
+        assert len(client.get("https://x").content) == 100
+        assert len(client.get("https://x").content) == 100
+        with pytest.raises(TooLarge):
+            client.get("https://x")

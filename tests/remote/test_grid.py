@@ -263,3 +263,46 @@ def test_a_message_that_is_too_large_ends_in_one_line(superlink, transport):
     superlink.takes = None
     with pytest.raises(RuntimeError, match="the SuperLink takes no message of 3 MB"):
         ask(transport, "a", bytes(3_000_000))
+
+
+def part(content):
+    """The id and the content of an object that a client pushes."""
+    import hashlib
+
+    return hashlib.sha256(content).hexdigest(), content
+
+
+@pytest.mark.parametrize(
+    "content", [b"junk", b"Junk  0\0", b"Message  3\0abc", b"\xff", "record", "message"]
+)
+def test_what_is_no_answer_of_flower_ends_no_coordinator(superlink, transport, content):
+    """Before, a registered client ended the training by one such answer."""
+    from flwr.proto.message_pb2 import ObjectTree
+
+    lines = []
+    transport._log = lines.append
+    for name in ("a", "b"):
+        ask(transport, name)
+    parts = superlink.answer(5, b"answer of a", sent=False)
+    proto, _ = superlink.announced.pop()
+    if isinstance(content, str):  # a part without those that it consists of
+        content = list(parts.values())[-1 if content == "message" else 0]
+    root, content = part(content)
+    proto.metadata.message_id = root
+    superlink.announced.append((proto, ObjectTree(object_id=root)))
+    superlink.objects[root] = content
+    superlink.answer(6, b"answer of b")
+    assert list(transport.receive()) == [("b", b"answer of b")]
+    (line,) = lines
+    assert line.startswith("client a: its answer is no message of Flower's")
+
+
+def test_an_answer_of_many_parts_is_not_pulled(superlink, transport):
+    lines = []
+    transport._log = lines.append
+    ask(transport, "a")
+    superlink.answer(5, b"answer of a")
+    for number in range(100):
+        superlink.announced[0][1].children.add(object_id=part(b"%d" % number)[0])
+    assert list(transport.receive()) == []
+    assert lines == ["client a: its answer has more than 64 parts"]

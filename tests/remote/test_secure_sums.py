@@ -845,3 +845,43 @@ def test_thresholds_that_protect_nobody_are_refused(threshold):
     assert [
         SETTINGS.reconstruction_threshold(clients) for clients in (3, 4, 6, 9, 10)
     ] == [3, 3, 4, 6, 7]
+
+
+@pytest.mark.parametrize("scope", ["run", "round"])
+@pytest.mark.parametrize("kinds", [("model", "control"), (0, 1)])
+def test_sums_of_two_vectors_of_a_client_hide_it_together(scope, kinds):
+    """One vector may follow from another: SCAFFOLD's control is the change of the model
+    times a number, and two models of FedEM that begin alike stay alike. Before, the sum
+    of everybody's models and that of the others' controls showed a client's to 100 %.
+    """
+    circle, vector = Circle(settings=replace(SETTINGS, scope=scope)), kinds[0]
+    for name, client in circle.clients.items():
+        model = circle.vectors[name]
+        update = {"model": model, "control": -2 * model}
+        if kinds == (0, 1):
+            update = {"model": np.stack([model, model])}
+        client.hold(0, update)
+
+    def of_vector(stage):
+        original = stage.settings_for
+        named = {"kind": vector} if isinstance(vector, str) else {"number": vector}
+        object.__setattr__(
+            stage, "settings_for", lambda name: {**original(name), **named}
+        )
+        return Circle.ask(circle, stage)
+
+    def add(names, weights):
+        server = SecureSumServer(
+            of_vector, names, SIZE, SETTINGS, log=circle.lines.append
+        )
+        return server.run(np.asarray(weights))[0]
+
+    add(NAMES, EVERYBODY)
+    vector = kinds[1]
+    with pytest.raises(TooFewClients):
+        add(NAMES[:4], [[0.25] * 4])
+    assert circle.lines == [
+        f"client {name}: client e would be 100% of a combination of these and earlier"
+        " sums, which would not hide its vector (at most 90%)"
+        for name in NAMES[:4]
+    ]

@@ -725,3 +725,42 @@ def test_a_table_of_all_clients_trains_on_what_the_machines_train_on(
         np.testing.assert_array_equal(
             *(one.personal(client).predictor for one in runs), strict=True
         )
+
+
+def test_a_client_tells_the_sums_of_one_set_of_rows_in_a_job(clients):
+    """Before, a client that came back with a row more told its sums again, and the
+    difference of both was that row.
+    """
+    clients.start()
+    assert ask(clients, "a", STATISTICS) is None
+    frame = pl.read_csv(clients.files["a"])
+    pl.concat([frame, frame[:1]]).write_csv(clients.files["a"])
+    clients.start()
+    assert ask(clients, "a", STATISTICS) == Refusal.OTHER_STATISTICS
+    frame.write_csv(clients.files["a"])
+    clients.start()
+    assert ask(clients, "a", STATISTICS) is None
+    # What it sent counts after a restart, too.
+    pooled = add_statistics(own_statistics(clients))
+    assert ask(clients, "a", AGREED, invented(pooled)) == Refusal.WRONG_STATISTICS
+    assert ask(clients, "a", AGREED, pooled) is None
+
+
+def test_products_are_told_by_pooled_sums_with_the_clients_own(clients):
+    """Before, a client that had not been asked for its sums took any, and products of
+    inputs by these.
+    """
+    clients.set(decorrelate=True)
+    clients.start()
+    pooled = add_statistics(own_statistics(clients))
+    assert ask(clients, "a", INPUTS, pooled) == Refusal.WRONG_STATISTICS
+    assert ask(clients, "a", STATISTICS) is None
+    assert ask(clients, "a", INPUTS, pooled) is None
+
+
+def test_sums_of_other_rows_than_a_client_has_are_refused_with_its_name(clients):
+    transport = clients.start()
+    rows = {name: work.sizes for name, work in clients.work.items()}
+    rows["b"] = rows["b"] + 1
+    with pytest.raises(ValueError, match=r"^client b: its sums of '\w+' are of \d+ tra"):
+        agree_on_preprocessing(clients.job, transport, rows, wait=60)

@@ -128,18 +128,15 @@ def test_a_history_outlives_a_process_and_ends_with_its_scope(scope, tmp_path):
     released = ReleasedSums().with_sums("abc", np.array([[0.2, 0.3, 0.5]]))
     SumHistory(scope, path).record(4, ["model", None], released)
     again = SumHistory(scope, path)
-    assert again.released(4, ["model", None]).names == ("a", "b", "c")
-    np.testing.assert_array_equal(
-        again.released(4, ["model", None]).basis, released.basis
-    )
-    assert not again.released(4, ["control", None]).names
-    assert bool(again.released(5, ["model", None]).names) == (scope == "run")
+    assert again.released(4).names == ("a", "b", "c")
+    np.testing.assert_array_equal(again.released(4).basis, released.basis)
+    assert bool(again.released(5).names) == (scope == "run")
     # The sums of another run are others, and those of an earlier round are not known.
-    assert bool(again.released(4, ["model", None], "other").names) == (scope == "run")
+    assert bool(again.released(4, "other").names) == (scope == "run")
     assert again.is_past(3) == (scope == "round")
     assert not again.is_past(4) and not again.is_past(5) and not again.is_past(3, "b")
     again.record(2, ["model", None], released, "other")
-    assert again.released(4, ["model", None]).names == ("a", "b", "c")
+    assert again.released(4).names == ("a", "b", "c")
     assert SumHistory(scope, path).is_past(1, "other") == (scope == "round")
     path.write_text("{}")
     with pytest.raises(ValueError, match=r"^cannot read .*sums.json: "):

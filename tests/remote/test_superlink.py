@@ -6,6 +6,7 @@ import asyncio
 import base64
 import datetime
 import socket
+import sys
 import threading
 import time
 
@@ -15,6 +16,7 @@ from fedtailor.remote import superlink
 from fedtailor.remote.superlink import (
     DEFAULT_LARGEST_BODY,
     LARGEST_BODY,
+    Answers,
     BoundedBodies,
     Directory,
     HeldPolls,
@@ -164,6 +166,92 @@ def test_a_registered_key_may_send_what_was_asked_for():
     assert post(parts, declared=5, known=True)[::2] == (413, 2 * 2**16)
     for wrong in ("1e9", "-5", "9" * 30, "", "5, 5"):
         assert post(parts, declared=wrong)[::2] == (413, 2 * 2**16)
+
+
+def test_what_a_client_leaves_is_bounded_by_what_was_asked_of_it():
+    """Before, a client could announce any number of parts of an answer, each as large as
+    an answer may be: 400 MB to a request for 1 MB, all of which the server kept.
+    """
+    answers, behind, statuses = Answers(lambda: 10**5), Behind(), []
+    known = {b"client a", b"client b"}
+
+    def is_known(headers):
+        return base64.b64decode(headers[public_key_header()]) in known
+
+    app = BoundedBodies(behind, lambda: 10**5, is_known, answers)
+
+    async def push(key, size, path="push-object"):
+        async def receive():
+            return {"type": "http.request", "body": b"x" * size, "more_body": False}
+
+        async def send(message):
+            if "status" in message:
+                statuses.append(message["status"])
+
+        headers = [(public_key_header(), base64.b64encode(key))]
+        headers.append((b"content-length", str(size).encode()))
+        scope = {"type": "http", "path": f"/v1/fleet/{path}", "headers": headers}
+        await app(scope, receive, send)
+        return statuses[-1]
+
+    async def scene():
+        sent = [await push(b"client a", 9 * 10**4) for _ in range(5)]
+        assert sent == [200] * 3 + [413] * 2
+        assert [await push(b"client a", 100) for _ in range(400)].count(200) == 300
+        assert await push(b"client a", 50, "push-messages") == 413
+        # Others, and other requests, go on; a stranger spends nothing of a client's.
+        assert await push(b"client b", 10**5) == 200
+        assert await push(b"client a", 10**4, "pull-messages") == 200
+        known.remove(b"client b")
+        assert await push(b"client b", 2**16) == 200
+        known.add(b"client b")
+        assert [await push(b"client b", 10**5) for _ in range(3)] == [200, 200, 413]
+        # Who is asked again may answer again.
+        polls = HeldPolls(app, is_known, answers.asked)
+
+        async def keys():
+            return {"type": "http.request", "body": b"client a", "more_body": False}
+
+        async def ignore(message):
+            pass
+
+        await polls({"type": "http", "path": superlink.WAKE}, keys, ignore)
+        assert await push(b"client a", 10**5) == 200
+        assert await push(b"client b", 10**5) == 413
+
+    asyncio.run(scene())
+
+
+def test_the_environment_lets_nobody_say_where_a_request_comes_from(
+    monkeypatch, tmp_path
+):
+    """Before, FORWARDED_ALLOW_IPS=*, as containers have it, opened the interface that
+    starts runs to whoever wrote that a request was forwarded for 127.0.0.1.
+    """
+    pytest.importorskip("flwr", reason="needs Flower (extra flower)")
+    import flwr.superlink.main as original
+    import uvicorn
+    from flwr.superlink.cli.flower_superlink import flower_superlink
+
+    (tmp_path / "clients").mkdir()
+    configs = []
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
+    monkeypatch.setenv(superlink.COORDINATOR, str(tmp_path))
+    monkeypatch.setattr(
+        uvicorn, "run", lambda app, **more: configs.append(uvicorn.Config(app, **more))
+    )
+    monkeypatch.setattr(
+        "flwr.supercore.app_utils.start_parent_process_monitor", lambda parent: None
+    )
+    monkeypatch.setattr(sys, "argv", ["superlink"])
+    monkeypatch.setattr(original, "create_app", original.create_app)  # put back
+    monkeypatch.setattr(
+        sys.modules[flower_superlink.__module__],
+        "flower_superlink",
+        lambda: uvicorn.run(Behind(), log_config=None),
+    )
+    superlink.main()
+    assert configs[0].forwarded_allow_ips == "127.0.0.1"
 
 
 def test_a_body_that_never_comes_is_given_up(monkeypatch):

@@ -91,6 +91,7 @@ def test_methods_and_federations_of_the_wrong_kind():
         ({"downlink": ("cast",)}, r"downlink is \('cast',\); give transforms"),
         ({"callbacks": 3}, "a callback is 3; it must be a fedtailor.training.Callback"),
         ({"progress": True}, "progress is True; give a function"),
+        ({"directory": 5}, "directory is 5; it must be the path of a directory"),
         ({"settings": None}, "settings is None; give fedtailor.Settings"),
         ({"participation": "all"}, "participation is 'all'; it must be a share"),
     ],
@@ -109,9 +110,14 @@ def test_a_single_metric_transform_or_callback_needs_no_sequence():
     assert metric.name == "roc_auc"
 
 
-def test_the_values_of_a_misspelt_metric_are_refused():
+def test_the_values_of_a_misspelt_metric_or_split_are_refused():
     metrics = Metrics([Evaluation(1, np.zeros(1, int), False, "test", "loss", X[0])])
     assert len(metrics.values("loss")) == 3
     assert len(metrics.values("roc_auc")) == 0  # exists, and was not measured
     with pytest.raises(ValueError, match="no metric in this run 'los'; did you mean"):
         metrics.values("los")
+    assert len(metrics.values("loss", "val")) == 0  # exists, and was not measured
+    with pytest.raises(ValueError, match="no split with measurements 'tets'; did you"):
+        metrics.values("loss", "tets")
+    with pytest.raises(ValueError, match="no split with measurements 'train'"):
+        metrics.curve("loss", "train")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtailor.tables.encoding import MIN_ROWS
+from fedtailor.tables.encoding import MIN_ROWS, ColumnEncoding
 from fedtailor.tables.sums import ColumnSums, InputSums
 
 
@@ -97,3 +97,38 @@ def test_an_input_of_few_rows_is_in_no_product():
     assert InputSums.of(x).matrix()[1].all()
     with pytest.raises(ValueError, match="or fewer than 5: sums of products would"):
         InputSums.of(x[:4, :1])
+
+
+def test_no_few_rows_follow_from_products_of_the_inputs_of_a_column():
+    """Before, the inputs of all other categories together showed what the rows of a rare
+    one hold, and a mean of all clients far away where a gap is.
+    """
+    rng = np.random.default_rng(0)
+    other = rng.normal(size=40).astype(np.float32)
+    ward = ColumnEncoding("ward", "category", "a", False, categories=("a", "b", "c"))
+    age = ColumnEncoding("age", "number", 0.0, False, 0.0, 1.0)
+    codes = np.r_[np.zeros(20, int), np.ones(15, int), 2, 2, 3, 3, 3]
+    wards = np.eye(4, dtype=np.float32)[codes, :3]  # 3 is a category without an input
+    ages = rng.normal(-1, 1e-4, 40).astype(np.float32)
+    ages[7] = 0  # a gap, where all others are far from the pooled mean
+    x = np.column_stack([wards, ages, other])
+    told = InputSums.of(x, (ward, age, age))
+
+    def sums_of(weights):
+        """The sum of the last input over rows, weighted by inputs, from what is told."""
+        mean, matrix = np.array(told.mean), told.matrix()
+        return weights @ (matrix[:, -1] + 40 * mean * mean[-1])
+
+    every = np.array(told.mean) * 40
+    # All rows have a ward: what is told of all wards is what is told of all rows.
+    np.testing.assert_allclose(every[:3].sum(), 40)
+    np.testing.assert_allclose(sums_of(np.array([1, 1, 1, 0, 0])), every[-1], atol=1e-4)
+    # The sum over rows with an age, times the age, is that of all rows.
+    shown = every[-1] + sums_of(np.array([0, 0, 0, 1, 0]))
+    assert abs(shown - other[7]) > 0.1 * abs(other[7]) and abs(shown) < 0.05
+    # What follows for five rows or more stays as it is.
+    wards[35:37] = [0, 1, 0]
+    wards[37:] = [0, 1, 0]
+    np.testing.assert_array_equal(
+        InputSums.of(wards, (ward,)).mean, InputSums.of(wards).mean
+    )

@@ -8,6 +8,8 @@ import polars as pl
 import pytest
 
 from fedtailor.tables import from_table
+from fedtailor.tables.options import TableOptions
+from fedtailor.tables.reading import read
 
 ROLES = {"client": "site", "target": "sick"}
 
@@ -124,6 +126,17 @@ def test_quotes_blank_lines_spaces_and_names_of_rows(frame, expected, tmp_path):
             "Column without a name is left out: a different whole number in every row"
             " (an id or a running number)." in table.notes
         )
+
+
+def test_a_cell_may_hold_more_than_pythons_limit_of_131072_characters(tmp_path):
+    notes = [f"{row} " + "lorem " * 25_000 for row in range(6)]
+    table = pl.DataFrame(
+        {"client": ["a", "b"] * 3, "dose": [1.5, 2, 3, 4, 5, 6], "note": notes}
+    )
+    table.write_csv(tmp_path / "notes.csv")
+    assert read(tmp_path / "notes.csv", TableOptions()).frame["note"].to_list() == [
+        note.strip() for note in notes
+    ]
 
 
 def test_a_cell_far_below_decides_for_its_column(tmp_path):

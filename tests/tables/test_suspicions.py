@@ -70,6 +70,54 @@ def test_codes_of_missing_cells_are_named(column, code):
     assert "visits is missing" not in mended.preprocessing.inputs
 
 
+@pytest.mark.parametrize(
+    ("column", "codes"),
+    [
+        ("mass", (-999, -998)),
+        ("mass", (-9, 999)),
+        ("mass", (9999, 0)),
+        ("mass", (-99, -999)),
+        ("age", (777, 888, 999)),
+        ("visits", (99,)),
+        ("visits", (88, 99)),
+    ],
+)
+def test_codes_do_not_hide_each_other(column, codes):
+    table = frame()
+    values = table[column].to_list()
+    for number, code in enumerate(codes):
+        values[12 * number : 12 * (number + 1)] = [type(values[0])(code)] * 12
+    table = table.with_columns(**{column: pl.Series(values)})
+    warnings = from_table(table, **ROLES).warnings
+    assert {int(warning.split()[0]) for warning in warnings} == {*codes}
+    others = pl.Series([value for value in values if value not in codes])
+    for warning in warnings:
+        low, _, high = warning.split("other values, ")[1].split(";")[0].split()
+        assert others.min() <= float(low) < float(high) <= others.max()
+    missing = [f"{column}={code}" for code in codes]
+    assert from_table(table, **ROLES, missing=missing).warnings == ()
+
+
+def test_a_code_that_occurs_twice_is_far_away():
+    table = frame()
+    mass = table["mass"].to_list()
+    mass[:6] = [-999.0] * 6
+    (warning,) = from_table(table.with_columns(mass=pl.Series(mass)), **ROLES).warnings
+    assert warning.startswith("-999 in ")
+
+
+def test_a_code_in_the_target_of_a_regression_is_named():
+    table = frame()
+    y = table["y"].to_list()
+    y[:20] = [-999.0] * 20
+    table = table.with_columns(y=pl.Series(y))
+    (warning,) = from_table(table, **ROLES).warnings
+    assert warning.endswith("say --missing y=-999 --skip-unlabelled")
+    mended = from_table(table, **ROLES, missing=["y=-999"], skip_unlabelled=True)
+    assert mended.warnings == ()
+    assert len(mended.y) == ROWS - 20
+
+
 def test_a_client_all_of_whose_cells_are_a_code_is_named():
     table = frame()
     mass = [
@@ -105,7 +153,7 @@ def test_a_part_of_the_target_is_named():
     table = frame()
     part = table["y"] + np.random.default_rng(1).normal(0, 0.3, ROWS)
     (warning,) = from_table(table.with_columns(part=part), **ROLES).warnings
-    assert warning.startswith("column 'part' alone predicts the target (it explains 8")
+    assert warning.startswith("column 'part' alone predicts the target (it explains 9")
     assert "--drop part" in warning
     assert (
         from_table(table.with_columns(part=part), **ROLES, drop=["part"]).warnings == ()
@@ -134,6 +182,25 @@ def test_two_columns_that_leak_do_not_hide_each_other():
     columns = {"one": table["y"] * 2 + 1, "two": table["y"] ** 3}
     warnings = from_table(table.with_columns(**columns), **ROLES).warnings
     assert [warning.split("'")[1] for warning in warnings] == ["one", "two"]
+
+
+def test_a_part_of_the_target_is_named_beside_other_good_predictors():
+    # Twenty ranges of 84 rows do not show how near a line the rows are.
+    table = frame()
+    noise = np.random.default_rng(1).normal(0, 0.6, (2, ROWS))
+    y = table["y"].to_numpy() * 2
+    columns = {"good": y + 3 * noise[0], "part": y + 0.7 * noise[1], "y": y}
+    warnings = from_table(table.with_columns(**columns), **ROLES).warnings
+    assert [warning.split("'")[1] for warning in warnings] == ["part"]
+
+
+def test_many_columns_that_grow_with_the_target_are_named_in_one_sentence():
+    table = frame()
+    noise = np.random.default_rng(1).normal(0, 0.2, (4, ROWS))
+    y = table["y"].to_numpy()
+    sizes = {f"size{number}": y + noise[number] for number in range(4)}
+    (warning,) = from_table(table.with_columns(**sizes), **ROLES).warnings
+    assert warning.startswith("each of the columns size0, size1, size2, size3 alone ")
 
 
 def test_a_strong_predictor_among_strong_ones_is_none():

@@ -15,6 +15,7 @@ compilation. With momentum 0.0 the program has no momentum buffer.
 
 import dataclasses
 import math
+import types
 import typing
 from collections.abc import Iterable
 from typing import Annotated, Any, TypeGuard, TypeVar, dataclass_transform
@@ -83,7 +84,7 @@ def hyperparameters(cls: type[T]) -> type[T]:
         module.
     """
     annotations = typing.get_type_hints(cls, include_extras=True)
-    _accept_integers_as_floats(cls, annotations)
+    _add_checks(cls, annotations)
     # Instances are compared by identity, since leaves may be arrays, whose comparison
     # is not a bool. JAX compares the static part of the tree by itself.
     new_class = dataclasses.dataclass(frozen=True, eq=False)(cls)
@@ -164,11 +165,12 @@ def _contains(annotation: Any, item: Any) -> bool:
     return any(_contains(member, item) for member in members)
 
 
-def _accept_integers_as_floats(cls: Any, annotations: dict[str, Any]) -> None:
+def _add_checks(cls: Any, annotations: dict[str, Any]) -> None:
     """Add checks to `__post_init__`.
 
-    It then converts integers in float fields, so that `SGD(lr=1)` and `SGD(lr=1.0)` are
-    the same program, and refuses NaN and infinity.
+    Values of another kind than their fields' are refused. Integers in float fields are
+    converted, so that `SGD(lr=1)` and `SGD(lr=1.0)` are the same program, and NaN and
+    infinity are refused.
     """
     names = [
         name
@@ -181,6 +183,11 @@ def _accept_integers_as_floats(cls: Any, annotations: dict[str, Any]) -> None:
     validate = getattr(cls, "__post_init__", None)
 
     def post_init(self: Any) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            # A subclass checks the fields that it adds.
+            if field.name in annotations and value is not field.default:
+                _check_kind(field.name, value, annotations[field.name])
         for name in names:
             value = getattr(self, name)
             if isinstance(value, int) and not isinstance(value, bool):
@@ -195,3 +202,59 @@ def _accept_integers_as_floats(cls: Any, annotations: dict[str, Any]) -> None:
             )
 
     cls.__post_init__ = post_init
+
+
+_KIND_NAMES = {
+    float: "a number",
+    int: "a whole number",
+    bool: "True or False",
+    str: "a word",
+    types.NoneType: "None",
+}
+_PLAIN = (str, int, float, types.NoneType, tuple, list, dict, set, type)
+
+
+def _check_kind(name: str, value: object, annotation: Any) -> None:
+    """Refuse a plain value, a class or other settings in a field of another kind.
+
+    Arrays pass, as JAX puts its own in place of numbers.
+    """
+    kinds = _kinds(annotation)
+    is_plain = isinstance(value, _PLAIN) or is_hyperparameters(value)
+    if not kinds or not is_plain or any(_is_of(value, kind) for kind in kinds):
+        return
+    if isinstance(value, type) and value in kinds:
+        raise ValueError(
+            f"{name} is the class {value.__name__}; make one of it: {value.__name__}()"
+        )
+    words = [
+        _KIND_NAMES.get(
+            kind, f"of the class {kind.__name__}, such as {kind.__name__}()"
+        )
+        for kind in kinds
+    ]
+    raise ValueError(f"{name} is {value!r}; it must be {' or '.join(words)}")
+
+
+def _kinds(annotation: Any) -> list[type]:
+    """The classes that an annotation names; none if it admits any value."""
+    origin = typing.get_origin(annotation)
+    if origin is Annotated:
+        return _kinds(annotation.__origin__)
+    if origin is typing.Literal:
+        return [*{type(value) for value in typing.get_args(annotation)}]
+    if origin in (typing.Union, types.UnionType):
+        members = [_kinds(member) for member in typing.get_args(annotation)]
+        return [kind for member in members for kind in member] if all(members) else []
+    is_class = isinstance(annotation, type) and origin is None
+    # `Any` is a class, too, and every value is an object.
+    return [annotation] if is_class and annotation not in (Any, object) else []
+
+
+def _is_of(value: object, kind: type) -> bool:
+    # A bool is also an int, and an int may stand for a float.
+    if isinstance(value, bool):
+        return kind is bool
+    if kind is float:
+        return isinstance(value, int | float)
+    return isinstance(value, kind)

@@ -80,6 +80,8 @@ class FleetConnection:
         from flwr.supernode.fleet_http_client import FleetHttpClient
         from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
+        from fedtailor.remote.bounded_http import bound_connection
+
         key = load_ssh_private_key(private_key, None)
         require(
             isinstance(key, EllipticCurvePrivateKey), "the private key is no EC key"
@@ -97,6 +99,7 @@ class FleetConnection:
                 NodeAuthHttpInterceptor(key, key.public_key()),
             ],
         )
+        self._budget = bound_connection(self._client._client)
 
     def activate(self, previous: int | None = None) -> int:
         """Come online.
@@ -114,6 +117,7 @@ class FleetConnection:
         """
         from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
 
+        self._budget.renew()
         if previous is not None:
             # This fails if the SuperLink was restarted, or has ended the connection.
             with suppress(Disconnected):
@@ -156,6 +160,7 @@ class FleetConnection:
             pull_and_inflate_object_from_tree,
         )
 
+        self._budget.renew()
         pulled = self._call(
             self._client.PullMessages, PullMessagesRequest(node=self._node())
         )
@@ -259,11 +264,16 @@ class FleetConnection:
             Disconnected: in place of all other errors of Flower and the network.
         """
         import httpx
-        from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
-        from google.protobuf.message import DecodeError
+
+        from fedtailor.remote.bounded_http import TooLarge
 
         try:
             return action()
+        except TooLarge:
+            raise Disconnected(
+                f"the coordinator at {self.address} sends a message that is larger than"
+                " what this machine takes"
+            ) from None
         except httpx.TransportError as error:
             require(
                 not is_untrusted(error),
@@ -275,7 +285,15 @@ class FleetConnection:
                 f"cannot reach the coordinator at {self.address}"
             ) from None
         except httpx.HTTPStatusError as error:
-            if error.response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
+            # Other codes than these are no answers to a key: a redirection, which is
+            # not followed, or one of a server in between.
+            busy = (
+                httpx.codes.REQUEST_TIMEOUT,
+                httpx.codes.REQUEST_ENTITY_TOO_LARGE,
+                httpx.codes.TOO_MANY_REQUESTS,
+            )
+            status = error.response.status_code
+            if not error.response.is_client_error or status in busy:
                 raise Disconnected(
                     f"the coordinator at {self.address} has trouble"
                 ) from None
@@ -283,8 +301,11 @@ class FleetConnection:
                 f"the coordinator at {self.address} does not accept this client's key"
                 " (yet)"
             ) from None
-        except (ObjectPullError, DecodeError, RuntimeError) as error:
-            raise Disconnected(f"a message was lost on the way: {error}") from None
+        except Exception as error:
+            # A coordinator can answer anything, and Flower raises whatever it likes then.
+            raise Disconnected(
+                f"a message was lost on the way, or cannot be read: {reason(error)}"
+            ) from None
 
 
 def answer_messages(

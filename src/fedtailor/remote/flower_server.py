@@ -17,7 +17,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fedtailor._files import atomic_write
 from fedtailor._printable import say
 from fedtailor.remote.flower import MESSAGE_TYPE, unwrap, wrap
-from fedtailor.remote.grid_answers import PartialReply, ReplyLost, pull_new_replies
+from fedtailor.remote.grid_answers import (
+    MalformedReply,
+    PartialReply,
+    ReplyLost,
+    pull_new_replies,
+)
 from fedtailor.remote.keys import registered_form
 from fedtailor.remote.kit import read_public_keys
 from fedtailor.remote.origin import Origins
@@ -266,6 +271,9 @@ class GridTransport:
                 message = reply.poll(self._grid)
             except ReplyLost:
                 self._num_lost[reply.client] += 1
+                continue
+            except MalformedReply as error:
+                self._log(f"client {reply.client}: {error}")
                 continue
             if message is None:
                 incomplete.append(reply)

@@ -7,6 +7,7 @@ the parts that have arrived, and continues with the next answer.
 """
 
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,6 +17,14 @@ if TYPE_CHECKING:
 
 class ReplyLost(Exception):
     """The content of an answer will never arrive."""
+
+
+class MalformedReply(ValueError):
+    """The content of an answer is no message of Flower's."""
+
+
+MAX_PARTS = 64
+"""The largest number of parts of an answer; one of ours has three."""
 
 
 @dataclass
@@ -44,6 +53,7 @@ class PartialReply:
 
         Raises:
             ReplyLost: the SuperLink does not wait for the content any more.
+            MalformedReply: the client has announced, or sent, something else.
             httpx.HTTPError: the SuperLink does not answer.
         """
         from flwr.app import Message
@@ -57,7 +67,10 @@ class PartialReply:
         )
 
         runtime, run_id = grid._runtime_client, grid.run.run_id
-        for part in iterate_object_tree(self.tree):
+        parts = list(islice(iterate_object_tree(self.tree), MAX_PARTS + 1))
+        if len(parts) > MAX_PARTS:
+            raise MalformedReply(f"its answer has more than {MAX_PARTS} parts")
+        for part in parts:
             if part.object_id in self.content:
                 continue
             pulled = runtime.PullObject(
@@ -75,8 +88,16 @@ class PartialReply:
             node=grid.node, run_id=run_id, message_object_id=self.message_id
         )
         runtime.ConfirmMessageReceived(received)
-        message = inflate_object_from_contents(self.message_id, self.content)
-        assert isinstance(message, Message)
+        # The client chooses what the parts hold, and Flower raises any exception at what
+        # it would not write itself.
+        try:
+            message = inflate_object_from_contents(self.message_id, self.content)
+        except Exception as error:
+            raise MalformedReply(
+                f"its answer is no message of Flower's ({type(error).__name__})"
+            ) from None
+        if not isinstance(message, Message):
+            raise MalformedReply("its answer is no message of Flower's")
         return message
 
 

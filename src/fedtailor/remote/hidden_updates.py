@@ -83,7 +83,7 @@ class HiddenUpdates:
                 self._settings,
                 minimum=self._minimum,
                 log=self._log,
-                earlier=self._history.released(self._round, vector),
+                earlier=self._history.released(self._round),
             )
             sums = server.run(weights[:, self._reporting])
             self._history.record(self._round, vector, server.released)

@@ -22,6 +22,7 @@ from fedtailor.remote.plan import plan_of
 from fedtailor.remote.refusals import Refusal, Refused, refuse_unless, refusing
 from fedtailor.remote.releases import RELEASE, talk
 from fedtailor.remote.statistics import (
+    OWN_FILE,
     ClientTable,
     Statistics,
     as_array,
@@ -92,7 +93,7 @@ class JobHandler:
         self._store, self._make_work = store, make_handler
         self._account = account
         self._table: ClientTable | None = None
-        # The statistics that were sent in this process, and the pooled ones taken.
+        # The client's own statistics that were sent, and the pooled ones taken.
         self._sent: Statistics | None = None
         self._sent_inputs: InputSums | None = None
         self._taken: Statistics | None = None
@@ -107,6 +108,7 @@ class JobHandler:
             cells = self._table.frame.write_csv().encode()
             content = [cells, np.asarray(self._table.y).tobytes()]
             self._split = split_rows(self._table.y, job.schema, job.seed, name)
+            self._sent = Statistics.load(store.directory, job.schema, OWN_FILE)
             # A client that is restarted continues with the same preprocessing.
             self._taken = Statistics.load(store.directory, job.schema)
             if self._taken is not None and not self._taken.needs_input_sums(job.schema):
@@ -157,8 +159,19 @@ class JobHandler:
         if table is None:
             raise Refused(Refusal.NOT_IN_JOB, "this job takes tables as they stand")
         if request.task == STATISTICS:
-            self._sent = table.statistics(train)
-            return {STATISTICS: as_array(self._sent)}
+            own = table.statistics(train)
+            # With a row more or less, the difference of both would be that row.
+            refuse_unless(
+                self._sent is None or own == self._sent,
+                Refusal.OTHER_STATISTICS,
+                "its rows are others than when it sent their sums in this job, which it"
+                " does once; start it with those rows, or take part in a new job, with"
+                " another seed",
+            )
+            if self._sent is None:
+                own.save(self._store.directory, OWN_FILE)
+                self._sent = own
+            return {STATISTICS: as_array(own)}
         refuse_unless(
             request.task != INPUTS or schema.decorrelate,
             Refusal.NOT_IN_JOB,
@@ -168,11 +181,17 @@ class JobHandler:
             pooled = from_arrays(request.arrays, schema)
             needs_input_sums = pooled.needs_input_sums(schema)
         if request.task == INPUTS:
+            # Of other rows, products would be sent for the second time.
+            refuse_unless(
+                self._sent is not None and self._sent == table.statistics(train),
+                Refusal.WRONG_STATISTICS,
+                "the sums of its columns, as they are now, are not among the pooled ones",
+            )
             self._take(pooled.columns_only)
-            rows = self._convert(pooled.columns_only)
+            self._convert(pooled.columns_only)
             with refusing(Refusal.FEW_ROWS):
-                self._sent_inputs = InputSums.of(rows.x[train])
-            sent = pooled.model_copy(update={"inputs": self._sent_inputs})
+                sent = table.with_inputs(train, pooled)
+            self._sent_inputs = sent.inputs
             return {STATISTICS: as_array(sent)}
         refuse_unless(
             not needs_input_sums,

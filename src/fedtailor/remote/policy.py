@@ -73,8 +73,8 @@ class Policy:
         secure_aggregation_only: whether to take part only where the coordinator sees
             sums over clients, and no client's own update.
         least_clients: least number of clients in a sum.
-        federated_statistics: whether counts, means and sums of the columns may be sent
-            before training.
+        federated_statistics: whether counts, means and sums of the columns, and names of
+            their categories, may be sent before training.
         measurements: whether sums of losses and of correct predictions may be sent. A
             coordinator learns from them, by many models that are made for it, on which
             side of a line rows lie.
@@ -311,7 +311,8 @@ noise_only = {noise_only}
 secure_aggregation_only = {secure_aggregation_only}
 least_clients = {least_clients}
 
-# true: counts, means and sums of single columns may be sent before training.
+# true: counts, means and sums of single columns may be sent before training, and the
+# names of categories that five rows or more have, unless the job lists them.
 federated_statistics = {federated_statistics}
 
 # true: sums of losses and of correct predictions over five rows or more may be sent, if

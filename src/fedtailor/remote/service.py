@@ -455,7 +455,7 @@ def share_note(rows: Mapping[str, NDArray[np.int64]]) -> str | None:
 def agree_on_preprocessing(
     job: Job,
     transport: Transport,
-    names: Collection[str],
+    names: Collection[str] | Mapping[str, NDArray[np.int64]],
     wait: float,
     known: Statistics | None = None,
     log: Callable[[str], None] = say,
@@ -465,7 +465,8 @@ def agree_on_preprocessing(
     Args:
         job: the job.
         transport: carries messages to the clients.
-        names: names of the clients that are ready.
+        names: names of the clients that are ready; with the numbers of rows [3] that
+            they have agreed to, if these are to be compared.
         wait: seconds to wait for the answers to each message.
         known: pooled statistics of an earlier call, to be sent again. Without them all
             clients are asked for their statistics.
@@ -509,6 +510,8 @@ def agree_on_preprocessing(
                     task != INPUTS or part.inputs is not None,
                     "the message holds no sums of products",
                 )
+                if isinstance(names, Mapping):
+                    part.check_rows(int(names[name][0]), own=task == STATISTICS)
             except ValueError as error:
                 raise ValueError(f"client {name}: {error}") from None
             parts.append(part)

@@ -41,6 +41,9 @@ from fedtailor.tables.target import TargetEncoding
 FILE = "statistics.json"
 """File in which each machine stores the pooled statistics."""
 
+OWN_FILE = "own-statistics.json"
+"""File in which a client stores the statistics of its own rows that it has sent."""
+
 
 class Statistics(BaseModel):
     """Sums over the training rows of one client, or of all clients (pooled).
@@ -106,25 +109,47 @@ class Statistics(BaseModel):
             )
         return statistics
 
+    def check_rows(self, rows: int, *, own: bool) -> None:
+        """Check that these are statistics of a client's number of training rows.
+
+        Args:
+            rows: the number that the client has told before.
+            own: whether the sums of columns are its own; else only those of inputs are.
+
+        Raises:
+            ValueError: they are of another number.
+        """
+        counts = {} if self.inputs is None else {"inputs": self.inputs.count}
+        if own:
+            for name, sums in self.columns.items():
+                counts[repr(name)] = sums.count + sums.missing
+            if self.target is not None:
+                counts["the target"] = self.target.count + self.target.missing
+        for name, count in counts.items():
+            require(
+                count == rows,
+                f"its sums of {name} are of {count} training rows, and it has {rows}",
+            )
+
     @property
     def columns_only(self) -> "Statistics":
         """The statistics without sums over inputs, so that inputs stay correlated."""
         return self.model_copy(update={"inputs": None})
 
-    def save(self, directory: Path) -> None:
-        """Write the statistics to a directory, atomically."""
+    def save(self, directory: Path, name: str = FILE) -> None:
+        """Write the statistics to a file in a directory, atomically."""
         text = json.dumps(with_digest(json.loads(self.to_json()))) + "\n"
-        with atomic_write(directory / FILE) as temporary:
+        with atomic_write(directory / name) as temporary:
             temporary.write_text(text, encoding="utf-8")
 
     @staticmethod
-    def load(directory: Path, schema: Schema) -> "Statistics | None":
-        """Read the statistics from a directory; None if there are none.
+    def load(directory: Path, schema: Schema, name: str = FILE) -> "Statistics | None":
+        """Read the statistics from a file in a directory; None if there are none.
 
         Raises:
             ValueError: the file is damaged.
         """
-        path = directory / FILE
+        path = directory / name
         try:
             if not path.is_file():
                 return None
@@ -228,8 +253,10 @@ class ClientTable:
         Raises:
             ValueError: there are too few rows.
         """
-        x = self.rows(statistics.columns_only).x
-        return statistics.model_copy(update={"inputs": InputSums.of(x[train])})
+        columns_only = statistics.columns_only
+        x = self.rows(columns_only).x[train]
+        columns = columns_only.preprocessing(self.schema).columns
+        return statistics.model_copy(update={"inputs": InputSums.of(x, columns)})
 
     def rows(self, statistics: Statistics) -> Rows:
         """Convert the table to the examples that models take."""

@@ -183,7 +183,7 @@ class SecureSumClient:
         return self._reveal_shares(session, request.arrays)
 
     def _released(self, key: tuple[str, int | None]) -> ReleasedSums:
-        """The sums with which one of a held vector may be combined.
+        """The sums with which one of a held vector may be combined, of any vectors.
 
         Raises:
             Refused: they are not known.
@@ -205,7 +205,7 @@ class SecureSumClient:
             f"it has added {kind!r} as a whole and is asked for single rows, or the"
             " other way round",
         )
-        return self._history.released(self._round, list(key), self._run)
+        return self._history.released(self._round, self._run)
 
     def _vector(
         self, settings: Mapping[str, Any]

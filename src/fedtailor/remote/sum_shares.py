@@ -160,6 +160,10 @@ class ReleasedSums:
 class SumHistory:
     """The sums that a server may combine, by the vectors that they add.
 
+    Sums of different vectors of a client may be combined, too: one vector often follows
+    from another. What SCAFFOLD's clients send beside their models is the change of these,
+    times a number that the server knows; two models that begin alike stay alike.
+
     Args:
         scope: "run" for the sums of all rounds, also of other runs of the job; "round"
             for those of one round of a run, in all attempts of it.
@@ -201,15 +205,17 @@ class SumHistory:
         run, round = self._place(run, round)
         return run in self._runs and round < self._runs[run][0]
 
-    def released(self, round: int, vector: Any, run: str = "") -> ReleasedSums:
-        """The sums of a vector that may be combined with those of a round.
+    def released(self, round: int, run: str = "") -> ReleasedSums:
+        """The sums, of any vectors, that may be combined with those of a round.
 
         Args:
             round: the round; none that `is_past`.
-            vector: names the vectors that are added, as plain values.
             run: identity of the run.
         """
-        return self._of(round, run).get(json.dumps(vector), ReleasedSums())
+        together = ReleasedSums()
+        for sums in self._of(round, run).values():
+            together = together.with_sums(sums.names, sums.basis)
+        return together
 
     def vectors(self, round: int, run: str = "") -> list[Any]:
         """The names of the vectors of which there are sums."""
@@ -223,9 +229,16 @@ class SumHistory:
     def record(
         self, round: int, vector: Any, sums: ReleasedSums, run: str = ""
     ) -> None:
-        """Replace the sums of a vector, for `released` in this round and later ones."""
-        if sums is self.released(round, vector, run):
-            return
+        """Replace the sums of a vector, for `released` in this round and later ones.
+
+        Args:
+            round, run: see `released`.
+            vector: names the vectors that are added, as plain values.
+            sums: `released`, and further sums of this vector.
+        """
+        before = self._of(round, run).get(json.dumps(vector))
+        if before is not None and len(before.basis) == len(sums.basis):
+            return  # nothing is new
         kept = self._of(round, run) | {json.dumps(vector): sums}
         run, round = self._place(run, round)
         self._runs[run] = round, kept

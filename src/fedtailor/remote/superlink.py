@@ -6,7 +6,8 @@ The last two do not authenticate, so here they answer requests of this machine o
 
 What a request may cost is bounded before it is read, as Flower reads a request before it
 looks who sent it: connections, heads and bodies have limits (`Limits`), and only a
-registered key may send more than `MAX_UNKNOWN_BODY` bytes.
+registered key may send more than `MAX_UNKNOWN_BODY` bytes. What such a key may leave here
+is bounded by what was asked of it (`Answers`).
 
 A poll for messages is answered when there is one, or after a while (`HeldPolls`), so that
 neither side polls often, and neither waits longer than it must.
@@ -72,6 +73,14 @@ HELD_S = {"/v1/fleet/pull-messages": 2.0, "/v1/runtime/pull-messages": 0.5}
 ANSWER = "/v1/fleet/push-object"
 """Path to which a client sends the parts of an answer."""
 
+ANNOUNCEMENT = "/v1/fleet/push-messages"
+"""Path to which a client says of which parts its answer consists."""
+
+ANSWERS = 3
+"""How many of the largest answers a client may send for each message to it: one that was
+lost on the way is sent again, and the word that it was asked again may be late.
+"""
+
 WAKE = "/fedtailor/wake"
 """Path at which the coordinator says for whom it has sent messages."""
 
@@ -128,6 +137,37 @@ class Limits:
         return cls(connections=128 + 8 * clients, of_one_peer=64 + 4 * clients)
 
 
+class Answers:
+    """How many bytes of answers each client has sent since it was asked.
+
+    The SuperLink keeps all parts of an answer until the coordinator takes it, and there
+    may be any number of them.
+
+    Args:
+        largest: returns the size in bytes of the largest answer.
+    """
+
+    def __init__(self, largest: Callable[[], int]) -> None:
+        self._largest = largest
+        self._sent: dict[bytes, int] = {}  # by key
+
+    def asked(self, key: bytes) -> None:
+        """Note that a client was sent a message."""
+        self._sent.pop(key, None)
+
+    def take(self, key: bytes, size: int) -> bool:
+        """Count bytes of an answer.
+
+        Returns:
+            Whether the client may send them.
+        """
+        sent = self._sent.get(key, 0) + size
+        if sent > ANSWERS * max(self._largest(), MAX_UNKNOWN_BODY):
+            return False
+        self._sent[key] = sent
+        return True
+
+
 class BoundedBodies:
     """ASGI middleware that reads bodies of requests to the clients' interface.
 
@@ -138,6 +178,7 @@ class BoundedBodies:
         app: the application, which is handed the body in one piece.
         largest: returns the size in bytes of the largest body.
         is_known: whether a registered key has signed a request, by its headers.
+        answers: counts the bytes of answers; by default nobody is asked twice.
     """
 
     def __init__(
@@ -145,8 +186,10 @@ class BoundedBodies:
         app: App,
         largest: Callable[[], int],
         is_known: Callable[[Mapping[bytes, bytes]], bool],
+        answers: Answers | None = None,
     ) -> None:
         self._app, self._largest, self._is_known = app, largest, is_known
+        self._answers = Answers(largest) if answers is None else answers
         self._reserved = 0  # bytes of the bodies that are being read or answered
 
     async def __call__(
@@ -180,6 +223,14 @@ class BoundedBodies:
         else:
             if body is None:
                 await _refuse(send, 413, "the body is larger than what was asked for")
+                return
+            is_answer = scope["path"] in (ANSWER, ANNOUNCEMENT)
+            if (
+                is_answer
+                and self._is_known(headers)
+                and not self._answers.take(_key_of(scope), len(body))
+            ):
+                await _refuse(send, 413, "the answer is larger than what was asked for")
                 return
             await self._app(scope, _Replay(body, receive), send)
         finally:
@@ -216,12 +267,16 @@ class HeldPolls:
         app: the application that answers polls.
         is_known: whether a registered key has signed a request, by its headers; polls of
             others do not wait.
+        asked: called with the key of each client that was sent a message.
     """
 
     def __init__(
-        self, app: App, is_known: Callable[[Mapping[bytes, bytes]], bool]
+        self,
+        app: App,
+        is_known: Callable[[Mapping[bytes, bytes]], bool],
+        asked: Callable[[bytes], None] = lambda key: None,
     ) -> None:
-        self._app, self._is_known = app, is_known
+        self._app, self._is_known, self._asked = app, is_known, asked
         self._sent = asyncio.Event()  # messages to the coordinator
         self._sent_to: dict[bytes, asyncio.Event] = {}  # messages to a client, by key
         self._sending: set[bytes] = set()  # keys of the clients that send an answer
@@ -276,6 +331,7 @@ class HeldPolls:
         """Wake the polls of the clients whose keys are in the body."""
         body = await _read(receive, MAX_POLL_BODY) or b""
         for key in body.split(b"\0"):
+            self._asked(key)
             if key in self._sent_to:
                 self._sent_to[key].set()
         await send({"type": "http.response.start", "status": 204, "headers": []})
@@ -466,9 +522,13 @@ def main() -> None:
 
     def create_app(*arguments: Any) -> Any:
         app = original(*arguments)
-        app.add_middleware(HeldPolls, is_known=directory.is_known)
+        answers = Answers(directory.largest_body)
+        app.add_middleware(HeldPolls, is_known=directory.is_known, asked=answers.asked)
         app.add_middleware(
-            BoundedBodies, largest=directory.largest_body, is_known=directory.is_known
+            BoundedBodies,
+            largest=directory.largest_body,
+            is_known=directory.is_known,
+            answers=answers,
         )
         # The one that is added last is the first that a request meets.
         app.add_middleware(LoopbackOnly)
@@ -481,6 +541,9 @@ def main() -> None:
         uvicorn.run,
         http=guarded_protocol(Limits.of(len(directory.keys()))),
         ws="none",
+        # Else the environment may name peers that are believed when they say that a
+        # request is of another address: of this machine, which may ask for everything.
+        forwarded_allow_ips="127.0.0.1",
     )
     start_parent_process_monitor(os.getppid())
     sys.argv[0] = "flower-superlink"  # the program name in its messages

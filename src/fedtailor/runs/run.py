@@ -1,5 +1,6 @@
 """`run`: train one algorithm on one federation, in memory or with a run directory."""
 
+import os
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -53,7 +54,7 @@ from fedtailor.training import (
     Training,
     as_participation,
 )
-from fedtailor.training.binding import bind
+from fedtailor.training.binding import bind, describe
 from fedtailor.training.callbacks import as_callbacks
 from fedtailor.training.privacy import promises_privacy
 from fedtailor.training.rounds import ExecutorT
@@ -169,6 +170,10 @@ def run(
         directory is not None or not keep_rows,
         "keep_rows writes into the run's directory; name one, or ask the "
         "run for row_outcomes()",
+    )
+    require(
+        directory is None or isinstance(directory, str | os.PathLike),
+        f"directory is {describe(directory)}; it must be the path of a directory",
     )
     store = None
     if directory is not None:

@@ -209,11 +209,16 @@ class InputSums(BaseModel):
     ]
 
     @staticmethod
-    def of(x: Float32[NDArray, "rows inputs"]) -> "InputSums":
-        """Compute the sums of encoded rows.
+    def of(
+        x: Float32[NDArray, "rows inputs"], columns: Sequence[ColumnEncoding] = ()
+    ) -> "InputSums":
+        """Compute the sums of encoded rows, in which no few rows stand alone (see
+        `without_few_rows`). Of several columns together the products may count fewer
+        rows.
 
-        An input that is the same in all but a few rows (`MIN_ROWS`) is taken as the same
-        in all. Of several inputs together the products may count fewer rows.
+        Args:
+            x: the rows.
+            columns: the columns whose inputs these are, in their order.
 
         Raises:
             ValueError: there are not more rows than inputs, or few rows. The rows could
@@ -226,7 +231,7 @@ class InputSums(BaseModel):
             f" than {MIN_ROWS}: sums of products would give them away (leave inputs"
             " correlated: decorrelate = false in a job, keep_correlated of a table)",
         )
-        mean, products = centered_products(without_few_rows(x))
+        mean, products = centered_products(without_few_rows(x, columns))
         return InputSums(
             count=rows, mean=tuple(mean.tolist()), products=_upper_triangle(products)
         )
@@ -315,16 +320,56 @@ def _category_sums(
 
 
 def without_few_rows(
-    x: Float32[NDArray, "rows inputs"],
+    x: Float32[NDArray, "rows inputs"], columns: Sequence[ColumnEncoding] = ()
 ) -> Float32[NDArray, "rows inputs"]:
-    """Inputs, in which one that is the same in all but a few rows is so in all."""
-    x = x.copy()
-    for column in range(x.shape[1]):
-        values, counts = np.unique(x[:, column], return_counts=True)
+    """Inputs in which no group of fewer than `MIN_ROWS` rows differs from the others.
+
+    An input that is the same in all but a few rows is so in all. Rows of a category that
+    few rows have are counted to the largest one: else the inputs of the other categories
+    together would show what these rows hold. A few gaps of numbers are filled with the
+    mean of the others here: the mean of all clients may be far from it, and would show
+    where the gaps are.
+
+    Args:
+        x: the rows.
+        columns: see `InputSums.of`.
+    """
+    x, start = x.copy(), 0
+    for column in columns:
+        width = len(column.inputs) - column.indicator
+        if column.kind == "category":
+            _count_to_largest(x[:, start : start + width])
+        elif column.kind in ("number", "date"):
+            _fill_few_gaps(x[:, start])
+        start += len(column.inputs)
+    for index in range(x.shape[1]):
+        values, counts = np.unique(x[:, index], return_counts=True)
         most = int(counts.argmax())
         if len(x) - counts[most] < MIN_ROWS <= counts[most]:
-            x[:, column] = values[most]
+            x[:, index] = values[most]
     return x
+
+
+def _count_to_largest(x: Float32[NDArray, "rows categories"]) -> None:
+    """Count rows of categories with few rows to the largest one, in place."""
+    width = x.shape[1]
+    # Rows of a category that has no input are zeros.
+    codes = np.where(x.any(axis=1), x.argmax(axis=1), width)
+    counts = np.bincount(codes, minlength=width + 1)
+    largest, few = int(counts.argmax()), counts[codes] < MIN_ROWS
+    x[few] = 0
+    if largest < width:
+        x[few, largest] = 1
+
+
+def _fill_few_gaps(x: Float32[NDArray, " rows"]) -> None:
+    """Fill a few gaps of a standardised column with the mean of the others, in place.
+
+    Gaps have been filled with the pooled mean, which is 0.
+    """
+    gaps = x == 0
+    if 0 < gaps.sum() < min(MIN_ROWS, len(x)):
+        x[gaps] = x[~gaps].mean(dtype=np.float64)
 
 
 def _upper_triangle(matrix: Float64[NDArray, "inputs inputs"]) -> tuple[float, ...]:

@@ -30,12 +30,25 @@ MIN_GAP = 3.0
 """A code stands this many times as far from its neighbour as other values from theirs."""
 MIN_EXCESS = 5.0
 """A code occurs this many times as often as other values do."""
+FAR = 2.0
+"""This many times as far away as all others are from each other, a value need not occur
+more often than they do.
+"""
+USUAL_CODES = {
+    float(digit * ones) for digit in (7, 8, 9) for ones in (1, 11, 111, 1111, 11111)
+}
+"""Codes that questionnaires have, such as 9, 99 and -999, are looked for among few values,
+too.
+"""
+MAX_CODES = 6
 
 # columns that give the target away
 MIN_EXPLAINED = 0.75
 """The share of the target that a suspicious column explains alone."""
 MAX_REMAINING = 0.5
 """What it leaves unexplained, as a share of what all other columns together leave."""
+MAX_LEAKS = 2
+"""More columns than these are named in one sentence."""
 MIN_ROWS_TO_JUDGE = 40
 _BINS = 20
 
@@ -51,48 +64,110 @@ def code_warnings(
 ) -> list[str]:
     """Values that may stand for missing cells, such as -999, or 0 for a cholesterol.
 
-    Such a value is the smallest or largest of a column of numbers, occurs repeatedly,
-    and lies far from its neighbour.
+    Such a value is the smallest or largest of a column of numbers (or one of the two or
+    three outermost), occurs repeatedly, and lies far from its neighbour.
     """
-    mask = pl.Series(train)
     warnings = []
     for name, column in columns.items():
-        if column.kind != "number":
-            continue
-        cells = column.values.filter(mask).to_numpy()
-        code = _missing_code(cells[np.isfinite(cells)])
-        if code is None:
-            continue
-        others = cells[np.isfinite(cells) & (cells != code)]
+        if column.kind == "number":
+            values = column.values.to_numpy()
+            warnings += _code_warnings(name, values, train, owners, names)
+    return warnings
+
+
+def target_code_warnings(
+    name: str,
+    values: Float[NDArray, " rows"],
+    train: Bool[NDArray, " rows"],
+    owners: Int[NDArray, " rows"],
+    names: Sequence[str],
+) -> list[str]:
+    """The same of the target of a regression, whose rows have to be left out then."""
+    return [
+        f"{warning} --skip-unlabelled"
+        for warning in _code_warnings(name, values, train, owners, names)
+    ]
+
+
+def _code_warnings(
+    name: str,
+    values: Float[NDArray, " rows"],
+    train: Bool[NDArray, " rows"],
+    owners: Int[NDArray, " rows"],
+    names: Sequence[str],
+) -> list[str]:
+    """One sentence for each code of a column."""
+    cells = values[train]
+    cells = cells[np.isfinite(cells)]
+    codes = _missing_codes(cells)
+    others = cells[~np.isin(cells, codes)]
+    warnings = []
+    for code in codes:
         count = int((cells == code).sum())
-        where = _clients_of_code(column.values.to_numpy() == code, owners, names)
-        value = f"{code:g}"
+        where = _clients_of_code(values == code, owners, names)
         warnings.append(
-            f"{value} in {count:,} of {len(cells):,} training rows of {name!r}{where}"
-            f" lies far from its other values, {others.min():g} to {others.max():g}; if"
-            f" it means that the cell is missing, say --missing {name}={value}"
+            f"{code:g} in {count:,} of {int(train.sum()):,} training rows of"
+            f" {name!r}{where} lies far from its other values, {others.min():g} to"
+            f" {others.max():g}; if it means that the cell is missing, say"
+            f" --missing {_quoted(f'{name}={code:g}')}"
         )
     return warnings
 
 
-def _missing_code(cells: Float[NDArray, " rows"]) -> float | None:
-    """The smallest or largest value of a column, if it looks like a code."""
+def _missing_codes(cells: Float[NDArray, " rows"]) -> list[float]:
+    """The smallest and largest values of a column that look like codes."""
+    codes: list[float] = []
+    # One code may hide another on the other side.
+    while len(codes) < MAX_CODES and (found := _outer_codes(cells)):
+        codes += found
+        cells = cells[~np.isin(cells, found)]
+    return codes
+
+
+def _outer_codes(cells: Float[NDArray, " rows"]) -> list[float]:
+    """The codes at one end of a column: its outermost value, or two or three."""
     values, counts = np.unique(cells, return_counts=True)
-    if len(values) < MIN_DISTINCT:
-        return None
-    for edge, rest in ((0, slice(1, None)), (-1, slice(None, -1))):
-        others, repeated = values[rest], counts[rest]
-        if counts[edge] < max(MIN_REPETITIONS, MIN_EXCESS * np.median(repeated)):
-            continue
-        # Gaps between the middle nine tenths of the other rows' values.
-        low, high = np.quantile(np.repeat(others, repeated), [0.05, 0.95])
-        central = others[(others >= low) & (others <= high)]
-        usual = np.diff(central).max() if len(central) > 1 else high - low
-        neighbour = others[0] if edge == 0 else others[-1]
-        gap = abs(values[edge] - neighbour)
-        if gap > MIN_GAP * usual and gap > (high - low) / 8:
-            return float(values[edge])
-    return None
+    for number in (1, 2, 3):
+        for codes, rest in (
+            (slice(None, number), slice(number, None)),
+            (slice(-number, None), slice(None, -number)),
+        ):
+            if _look_like_codes(
+                values[codes], counts[codes], values[rest], counts[rest]
+            ):
+                return values[codes].tolist()
+    return []
+
+
+def _look_like_codes(
+    codes: Float[NDArray, " k"],
+    times: Int[NDArray, " k"],
+    others: Float[NDArray, " n"],
+    repeated: Int[NDArray, " n"],
+) -> bool:
+    """Whether the outermost values of a column look like codes.
+
+    Args:
+        codes: these values.
+        times: how often each occurs.
+        others: the other values.
+        repeated: how often each occurs.
+    """
+    if len(others) < 2:
+        return False
+    gap = max(others[0] - codes[-1], codes[0] - others[-1])
+    if codes[-1] - codes[0] > gap / MIN_GAP:
+        return False
+    if times.min() >= 2 and gap > FAR * (others[-1] - others[0]):
+        return len(others) >= MIN_DISTINCT or {*np.abs(codes)} <= USUAL_CODES
+    least_times = max(MIN_REPETITIONS, MIN_EXCESS * np.median(repeated))
+    if len(others) < MIN_DISTINCT or times.min() < least_times:
+        return False
+    # Gaps between the middle nine tenths of the other rows' values.
+    low, high = np.quantile(np.repeat(others, repeated), [0.05, 0.95])
+    central = others[(others >= low) & (others <= high)]
+    usual = np.diff(central).max() if len(central) > 1 else high - low
+    return bool(gap > MIN_GAP * usual and gap > (high - low) / 8)
 
 
 def _clients_of_code(
@@ -116,8 +191,9 @@ def leak_warnings(
     """Columns that predict the target alone, far better than all others together.
 
     A column is judged by the mean target in each of its values (or in twenty ranges of
-    numbers): these are learned from one half of the training rows and tested on the
-    other half. All others together are judged by ridge regression, likewise.
+    numbers), or by a straight line if that predicts better: these are learned from one
+    half of the training rows and tested on the other half. All others together are
+    judged by ridge regression, likewise.
 
     Args:
         encodings: the columns.
@@ -140,7 +216,10 @@ def leak_warnings(
         parts[encoding.name] = slice(start, start + len(encoding.inputs))
         start += len(encoding.inputs)
     alone = {
-        name: _explained(targets[half:], _mean_by_value(inputs[:, part], targets, half))
+        name: max(
+            _explained(targets[half:], fit(inputs[:, part], targets, half))
+            for fit in (_mean_by_value, _ridge)
+        )
         for name, part in parts.items()
     }
     suspects = [name for name, share in alone.items() if share >= MIN_EXPLAINED]
@@ -150,18 +229,26 @@ def leak_warnings(
     for name in suspects:
         others[parts[name]] = False
     together = _explained(targets[half:], _ridge(inputs[:, others], targets, half))
-    warnings = []
-    for name in suspects:
-        if 1 - alone[name] > MAX_REMAINING * (1 - together):
-            continue
-        share, rest = _percent(alone[name]), _percent(max(together, 0.0))
-        what = "tells the classes apart" if classes else "predicts the target"
-        warnings.append(
-            f"column {name!r} alone {what} (it explains {share}; all other columns"
-            f" together {rest}): if it was made from the target, or is not known before"
-            f" it, results are too good; leave it out with --drop {_quoted(name)}"
-        )
-    return warnings
+    leaks = [
+        name for name in suspects if 1 - alone[name] <= MAX_REMAINING * (1 - together)
+    ]
+    rest = _percent(max(together, 0.0))
+    what = "tells the classes apart" if classes else "predicts the target"
+    if len(leaks) > MAX_LEAKS:
+        # Many columns that grow with the target, such as sizes, are hardly all leaks.
+        least = _percent(min(alone[name] for name in leaks))
+        return [
+            f"each of the columns {join_names(leaks)} alone {what} (it explains {least}"
+            f" or more; all columns besides these together {rest}): if one was made from"
+            " the target, or is not known before it, results are too good; leave it out"
+            " with --drop"
+        ]
+    return [
+        f"column {name!r} alone {what} (it explains {_percent(alone[name])}; all other"
+        f" columns together {rest}): if it was made from the target, or is not known"
+        f" before it, results are too good; leave it out with --drop {_quoted(name)}"
+        for name in leaks
+    ]
 
 
 def _mean_by_value(

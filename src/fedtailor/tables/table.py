@@ -43,7 +43,7 @@ from fedtailor.tables.roles import (
     with_times,
 )
 from fedtailor.tables.screening import screen
-from fedtailor.tables.splitting import Splits, split_rows
+from fedtailor.tables.splitting import Rows, Splits, split_rows
 from fedtailor.tables.sums import ColumnSums, InputSums
 from fedtailor.tables.suspicions import (
     class_warnings,
@@ -51,6 +51,7 @@ from fedtailor.tables.suspicions import (
     code_warnings,
     leak_warnings,
     repetition_warnings,
+    target_code_warnings,
 )
 from fedtailor.tables.target import Target, TargetEncoding
 
@@ -227,13 +228,14 @@ def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
         *client_warnings(rows, options),
         *(class_warnings(y[train], encoding.classes) if encoding.classes else ()),
         *code_warnings(kept, train, rows.owners, rows.names),
+        *_target_codes(target, options.target, train, rows),
         *leak_warnings(encodings, x, y, train, len(encoding.classes)),
         *repetition_warnings(
             [column.values for column in kept.values()], rows.y, rows.owners, splits
         ),
     ]
     if encoding.task == "regression" and not options.keep_correlated:
-        decorrelation = _fit_decorrelation(x, parts)
+        decorrelation = _fit_decorrelation(x, encodings, parts)
         notes += decorrelation_notes(decorrelation, x.shape[1])
         if decorrelation is not None:
             decorrelation.apply(x)
@@ -260,6 +262,16 @@ def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
         warnings=tuple(warnings),
         rows=row_numbers,
     )
+
+
+def _target_codes(
+    target: Target, name: str, train: Bool[NDArray, " rows"], rows: Rows
+) -> list[str]:
+    """Warnings about codes for missing cells in the target of a regression."""
+    if target.encoding.task != "regression":
+        return []
+    values = np.asarray(target.values, np.float64)
+    return target_code_warnings(name, values, train, rows.owners, rows.names)
 
 
 def _parse_columns(
@@ -422,9 +434,11 @@ def _standardize_target(
 
 
 def _fit_decorrelation(
-    x: Float32[NDArray, "rows inputs"], parts: _Parts
+    x: Float32[NDArray, "rows inputs"],
+    columns: Sequence[ColumnEncoding],
+    parts: _Parts,
 ) -> Decorrelation | None:
-    """Fit the decorrelation of encoded inputs to the training rows.
+    """Fit the decorrelation of encoded inputs of columns to the training rows.
 
     Raises:
         ValueError: a client has too few rows to tell the products of its inputs.
@@ -433,7 +447,8 @@ def _fit_decorrelation(
         return fit_decorrelation(x[parts.rows[0]])
     if not can_decorrelate(x.shape[1]):
         return None
-    return reduce(add, [InputSums.of(x[rows]) for rows in parts.rows]).decorrelation()
+    sums = [InputSums.of(x[rows], columns) for rows in parts.rows]
+    return reduce(add, sums).decorrelation()
 
 
 def _ignored_columns(

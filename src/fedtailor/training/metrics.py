@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import polars as pl
 
 
+MEASURED_SPLITS = ("val", "test")
+"""The splits on which clients measure."""
 PRIVACY = "all"
 """The name that evaluations of epsilon have in place of a split's."""
 
@@ -145,9 +147,9 @@ class Metrics:
             [c], in the federation's order; empty if there is no such evaluation.
 
         Raises:
-            ValueError: there is no metric of that name.
+            ValueError: there is no metric or split of that name.
         """
-        self._check_name(metric)
+        self._check_names(metric, split)
         matching = [
             evaluation
             for evaluation in self._select(metric, split, unseen)
@@ -164,23 +166,25 @@ class Metrics:
             Rounds [r], and the means after them [r].
 
         Raises:
-            ValueError: there is no metric of that name.
+            ValueError: there is no metric or split of that name.
         """
-        self._check_name(metric)
+        self._check_names(metric, split)
         matching = self._select(metric, split, unseen)
         rounds = np.array([evaluation.round for evaluation in matching], np.int64)
         means = np.array([evaluation.values.mean() for evaluation in matching])
         return rounds, means
 
-    def _check_name(self, metric: str) -> None:
-        """Refuse a misspelt metric.
+    def _check_names(self, metric: str, split: str) -> None:
+        """Refuse a misspelt metric or split.
 
         A metric that exists may lack values: it was not measured, or is undefined for
         all clients.
 
         Raises:
-            ValueError: there is no such metric; the message lists the measured ones.
+            ValueError: there is no such metric or split; the message lists the metrics
+                that were measured, or the splits.
         """
+        check_choice(split, (*MEASURED_SPLITS, PRIVACY), "split with measurements")
         measured = {evaluation.metric for evaluation in self.evaluations}
         if measured and metric not in Metric.registry:
             check_choice(metric, sorted(measured), "metric in this run")

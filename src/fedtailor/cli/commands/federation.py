@@ -413,6 +413,12 @@ def _init_policy(kit: "Kit") -> int:
     from fedtailor.remote.policy import read_policy, write_policy
 
     path = write_policy(kit.directory, kit.job)
+    # One who was refused by the policy has left an empty directory with a lock.
+    if any(path.is_file() and path.name != ".lock" for path in kit.state.rglob("*")):
+        say(
+            f"Note: {kit.state} is there already, with the secrets of this client's noise."
+            " A kit comes without one: remove it, unless this client has joined before."
+        )
     say(f"Made {path}; edit it as you like. It says:")
     _say_policy(read_policy(kit.directory), kit.job)
     return 0

@@ -3,6 +3,7 @@ models as state dicts.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedtailor._files import atomic_write
 from fedtailor.models.model import Model
 from fedtailor.models.pytorch.check import check_conversion
 from fedtailor.models.pytorch.convert import convert, export, is_mixing
@@ -23,6 +25,8 @@ from fedtailor.protocol import check_choice, require
 
 ENGINES = ("jax", "torch")
 """What can run a module: JAX, after a conversion, or PyTorch."""
+OTHER_FORMATS = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".npz", ".npy", ".h5", ".onnx")
+"""Endings of files that are no safetensors."""
 
 
 def from_torch(
@@ -79,7 +83,7 @@ def from_torch(
     """
     torch = pytorch()
     check_choice(engine, ENGINES, "engine")
-    instance: Any = module if isinstance(module, torch.nn.Module) else module()
+    instance: Any = module if isinstance(module, torch.nn.Module) else _made(module)
     if not isinstance(instance, torch.nn.Module):
         raise ValueError(
             "from_torch takes a torch.nn.Module, or a function that makes one, not"
@@ -113,6 +117,27 @@ def from_torch(
             f"{name} cannot be converted: {error}{advice} PyTorch train the module,"
             ' which is slower: from_torch(..., engine="torch")'
         ) from None
+
+
+def _made(make: Any) -> Any:
+    """What a function of the user makes; a module without one is returned as it is.
+
+    Raises:
+        ValueError: the function wants arguments.
+    """
+    if not callable(make):
+        return make
+    try:
+        signature(make).bind()
+    except TypeError as error:
+        name = getattr(make, "__name__", repr(make))
+        raise ValueError(
+            f"from_torch calls {name} without arguments, and it has a {error}; pass a"
+            f" function that makes the module, such as lambda: {name}(...)"
+        ) from None
+    except ValueError:  # a function of C, whose arguments are not known
+        pass
+    return make()
 
 
 def _example(module: TorchModuleType, example_input: Any) -> Tensor:
@@ -205,23 +230,24 @@ def save_state_dict(model: Model, theta: ArrayLike, path: Path | str) -> Path:
         module.load_state_dict(safetensors.torch.load_file(path))
 
     Raises:
-        ValueError: as `state_dict`, the path has an ending of `torch.save`, or the file
-            cannot be written.
+        ValueError: as `state_dict`, the path has an ending of another format, or the
+            file cannot be written.
     """
     from safetensors.numpy import save_file
 
     path = Path(path)
     require(
-        path.suffix not in (".pt", ".pth", ".ckpt"),
-        f"{path} is named like a file of torch.save, and this is a safetensors file: name"
-        f" it {path.with_suffix('.safetensors').name}",
+        path.suffix not in OTHER_FORMATS,
+        f"{path} is named like a file of another format, and this is a safetensors file:"
+        f" name it {path.with_suffix('.safetensors').name}",
     )
     arrays = {
         name: np.ascontiguousarray(values)
         for name, values in state_dict(model, theta).items()
     }
     try:
-        save_file(arrays, path)
+        with atomic_write(path) as temporary:
+            save_file(arrays, temporary)
     except OSError as error:
         raise ValueError(
             f"cannot write {path}: {error.strerror}; name another file"

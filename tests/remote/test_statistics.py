@@ -762,5 +762,7 @@ def test_sums_of_other_rows_than_a_client_has_are_refused_with_its_name(clients)
     transport = clients.start()
     rows = {name: work.sizes for name, work in clients.work.items()}
     rows["b"] = rows["b"] + 1
-    with pytest.raises(ValueError, match=r"^client b: its sums of '\w+' are of \d+ tra"):
+    with pytest.raises(
+        ValueError, match=r"^client b: its sums of '\w+' are of \d+ tra"
+    ):
         agree_on_preprocessing(clients.job, transport, rows, wait=60)

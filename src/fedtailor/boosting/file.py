@@ -10,6 +10,7 @@ from safetensors.numpy import save_file
 from fedtailor._files import atomic_write, reason
 from fedtailor.boosting.boost import BoostedModel
 from fedtailor.boosting.tree import Tree
+from fedtailor.federation.storage import arrays_digest
 from fedtailor.protocol import require
 
 _FORMAT = "fedtailor boosted trees 1"
@@ -33,6 +34,7 @@ def save_boosted(model: BoostedModel, path: Path | str) -> Path:
         kind = np.float64 if name in ("threshold", "value") else np.int64
         arrays[name] = np.concatenate([np.zeros(0), *parts]).astype(kind)
     about = {"format": _FORMAT, "classes": model.classes, "own": model.own}
+    about["digest"] = arrays_digest(json.dumps(about), arrays)
     file = Path(path)
     try:
         with atomic_write(file) as temporary:
@@ -57,6 +59,10 @@ def load_boosted(path: Path | str) -> BoostedModel:
             about = json.loads((stored.metadata() or {}).get("about", "{}"))
             arrays = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
         require(about.get("format") == _FORMAT, "it holds no boosted trees")
+        digest = about.pop("digest")
+        require(
+            digest == arrays_digest(json.dumps(about), arrays), "its digest is wrong"
+        )
         return _model(about, arrays)
     except (
         *(OSError, SafetensorError, ValueError, KeyError),

@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedtailor.decision import client_gains, mean_gains
+from fedtailor.decision import client_gains, hurt_clients, mean_gains
 from fedtailor.decision.shares import (
     coalitions,
     mean_interval,
@@ -133,3 +133,18 @@ def test_only_some_clients_count():
     one = client_gains(rows.filter(pl.col("client") == "c1"), "without", "accuracy")
     assert only.low == pytest.approx(one["low"][0])
     assert only.high == pytest.approx(one["high"][0])
+
+
+def test_a_mean_that_rises_may_hide_who_falls():
+    better, worse = frame(gain=0.3, clients=3), frame(gain=-0.3, clients=1, seed=1)
+    worse = worse.with_columns(client=pl.lit("hurt"))
+    gains = client_gains(pl.concat([better, worse]), "without", "accuracy")
+    found = hurt_clients(gains, "with", "without")
+    assert (found.clients, found.worse, found.shown) == (4, 1, 1)
+    assert found.mean_gain == pytest.approx(gains["gain"].mean())
+    assert found.mean_gain > 0
+    assert found.sentence() == (
+        "with is worse than without for 1 of 4 clients (shown for 1)"
+    )
+    with pytest.raises(ValueError, match="no gains by 'other'"):
+        hurt_clients(gains, "other", "without")

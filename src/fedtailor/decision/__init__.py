@@ -11,6 +11,8 @@ from fedtailor.decision.row_scores import (
 )
 from fedtailor.decision.shares import (
     MOST_EXACT,
+    Hurt,
+    hurt_clients,
     mean_gains,
     mean_interval,
     sampled_shapley_values,
@@ -30,6 +32,7 @@ __all__ = [
     "NO_DIFFERENCE",
     "SCORES",
     "Choice",
+    "Hurt",
     "Interval",
     "Score",
     "Winner",
@@ -37,6 +40,7 @@ __all__ = [
     "choose_by_validation",
     "client_gains",
     "holm",
+    "hurt_clients",
     "mean_gains",
     "mean_interval",
     "metric_interval",

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
@@ -9,7 +10,7 @@ import polars as pl
 from jaxtyping import Float
 from numpy.typing import NDArray
 
-from fedtailor.decision.gains import find_score, paired_rows
+from fedtailor.decision.gains import find_score, holm, paired_rows
 from fedtailor.decision.intervals import Interval, student_interval
 from fedtailor.decision.paired import PairedRows, seed_variance
 from fedtailor.decision.row_scores import Score
@@ -17,6 +18,62 @@ from fedtailor.protocol import require
 
 MOST_EXACT = 8
 """The most clients whose Shapley values are computed from all coalitions."""
+
+
+@dataclass(frozen=True)
+class Hurt:
+    """How many clients a method leaves worse off, beside its mean.
+
+    Attributes:
+        method: the method.
+        base: what it is compared with, such as the shared model.
+        clients: number of clients that were compared.
+        worse: of how many the gain is negative.
+        shown: of how many its interval is below 0 after correction for all of them.
+        mean_gain: the mean gain.
+    """
+
+    method: str
+    base: str
+    clients: int
+    worse: int
+    shown: int
+    mean_gain: float
+
+    def sentence(self) -> str:
+        """In one sentence."""
+        return (
+            f"{self.method} is worse than {self.base} for {self.worse} of"
+            f" {self.clients} clients (shown for {self.shown})"
+        )
+
+
+def hurt_clients(gains: pl.DataFrame, method: str, base: str) -> Hurt:
+    """Count the clients that a method hurts (Wu et al. 2022, Motley).
+
+    Args:
+        gains: what `client_gains` returned for this base.
+        method: the method.
+        base: the base of the gains; for the price of personalization, a shared model.
+
+    Raises:
+        ValueError: there are no gains by this method.
+    """
+    of_method = gains.filter(pl.col("method") == method)
+    require(len(of_method) > 0, f"there are no gains by {method!r}")
+    p = holm(of_method["p"].to_numpy())
+    is_worse = of_method["gain"].to_numpy() < 0
+    mean_gain = of_method["gain"].mean()
+    assert isinstance(mean_gain, float)
+    return Hurt(
+        method,
+        base,
+        len(of_method),
+        int(is_worse.sum()),
+        int((is_worse & (p < 0.05)).sum()),
+        mean_gain,
+    )
+
 
 Coalition = frozenset[int]
 Worth = Callable[[Coalition], Float[NDArray, " draws"]]

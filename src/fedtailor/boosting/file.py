@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -24,7 +25,7 @@ def save_boosted(model: BoostedModel, path: Path | str) -> Path:
         ValueError: it cannot be written.
     """
     trees = [tree for trees in model.trees for tree in trees]
-    arrays = {"baseline": np.asarray(model.baseline, np.float64)}
+    arrays: dict[str, Any] = {"baseline": np.asarray(model.baseline, np.float64)}
     ends = [np.asarray(it, np.float64) for it in model.thresholds]
     arrays["thresholds"] = np.concatenate([np.zeros(0), *ends])
     arrays["bins"] = np.array([len(it) for it in ends], np.int64)
@@ -73,7 +74,7 @@ def load_boosted(path: Path | str) -> BoostedModel:
         ) from None
 
 
-def _model(about: dict, arrays: dict[str, np.ndarray]) -> BoostedModel:
+def _model(about: dict[str, Any], arrays: dict[str, Any]) -> BoostedModel:
     """The model of a file's content, whose nodes lead to leaves."""
     outputs = len(arrays["baseline"])
     ends = np.cumsum(arrays["bins"])[:-1]

@@ -125,7 +125,7 @@ class Calibration:
             value = quantile_of_scores(known.scores, coverage)
             return Threshold(self._bounded(value), "own", rows)
         pools: list[tuple[Source, NDArray[np.int64]]] = [("all", self.counts)]
-        if known.group in self.group_counts:
+        if known.group is not None and known.group in self.group_counts:
             pools.insert(0, ("group", self.group_counts[known.group]))
         for source, counts in pools:
             total = int(counts.sum())

@@ -347,9 +347,9 @@ class _Draws:
         if not members:
             nothing = self._trainer.nothing(seed)
             metric = self._trainer.runs[seed].stored.metric
-            found = nothing.filter(pl.col("metric") == metric)["value"]
+            found = nothing.filter(pl.col("metric") == metric)["value"].to_numpy()
             # Of a ranking, learning nothing is to rank at random.
-            value = float(np.mean(found)) if len(found) else 0.5
+            value = float(found.mean()) if len(found) else 0.5
             return np.full(1 + self._bootstraps, sign * value)
         rows = self._score.prepare(self._trainer.rows(seed, members))
         by_client = []

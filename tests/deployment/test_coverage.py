@@ -13,7 +13,8 @@ from fedtailor.conformal import OWN_ROWS, conformal_rank, fit_temperature
 from fedtailor.deployment.calibration import calibration_at, calibration_of, notes
 from fedtailor.deployment.opening import models_at, open_run
 from fedtailor.deployment.predictions import predictions
-from fedtailor.report.coverage import coverages
+from fedtailor.report.coverage import coverage_table, coverages
+from fedtailor.report.stored import StoredRun
 from fedtailor.storage.calibration_file import CALIBRATION
 from fedtailor.storage.run_files import VALIDATION
 
@@ -224,6 +225,23 @@ def test_cards_tell_coverage(numbers, moved):
     assert "test rows the intervals held" in text
     text = ft.model_card(open_run(moved), NAMES[0])
     assert "holds on average over these clients, not for this one" in text
+
+
+def test_pages_have_a_line_for_each_client(numbers):
+    found = coverage_table("sets", [StoredRun(numbers)])
+    assert [row[:2] for row in found.rows] == [
+        ["a", "own rows"],
+        ["b", "own rows"],
+        ["c", "all clients"],
+    ]
+    run = open_run(numbers)
+    expected = coverages(calibration_of(run), run.test_rows[0], 0.9)
+    for row, one in zip(found.rows, expected, strict=True):
+        assert row[2] == str(one.rows)
+        assert row[3] == f"{100 * one.share.estimate:.1f}"
+        assert float(row[4]) < float(row[3]) <= float(row[5])
+    twice = coverage_table("sets", [StoredRun(numbers)] * 2)
+    assert twice.rows == found.rows
 
 
 def test_errors(numbers, capsys):

@@ -16,15 +16,13 @@ from fedtailor.deployment.calibration import calibration_of
 from fedtailor.deployment.opening import OpenedRun
 from fedtailor.metrics.metric import Metric, find_metric
 from fedtailor.protocol import check_choice, client_ids
-from fedtailor.report.coverage import coverages, source_text
+from fedtailor.report.coverage import COVERAGE, coverages, source_text
 from fedtailor.report.units import unit_of
 from fedtailor.storage import Damaged
 from fedtailor.tables import Preprocessing
 from fedtailor.tables.encoding import ColumnEncoding
 from fedtailor.tables.target import label_text
 
-COVERAGE = 0.9
-"""The share of rows that a card's sets and intervals are to hold."""
 CARDS = "cards"
 """Name of the folder of model cards in an export."""
 

@@ -1,5 +1,6 @@
 """What sets and intervals take in of each client's test rows."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,8 +9,12 @@ import polars as pl
 from fedtailor.conformal import Calibration, Threshold, scores_of_classes
 from fedtailor.decision.intervals import Interval
 from fedtailor.protocol import require
+from fedtailor.report.stored import StoredRun
+from fedtailor.report.tables import Cell, Table
 from fedtailor.runs.row_outcomes import TEMPERATURE
 
+COVERAGE = 0.9
+"""The share of rows that sets and intervals of reports are to hold."""
 NO_ROWS = (
     "sets and intervals are from validation rows, and this run has none; train with rows"
     " for validation (--val 0.2)"
@@ -96,8 +101,6 @@ def coverages(
     Returns:
         One entry for each client with test rows, in their order.
     """
-    from scipy import stats  # takes 30 MB
-
     are_classes = calibration.kind == "classes"
     tested = tested.with_columns(score=pl.Series(scores_of(tested, are_classes)))
     found = []
@@ -107,11 +110,7 @@ def coverages(
         if are_classes:
             # A set holds the most probable class in any case.
             is_covered |= rows["correct"].to_numpy()
-        share = float(is_covered.mean())
-        bounds = stats.binomtest(int(is_covered.sum()), len(rows)).proportion_ci(
-            0.95, "wilson"
-        )
-        interval = Interval(share, bounds.low, bounds.high, np.nan)
+        interval = _wilson(float(is_covered.mean()), len(rows))
         found.append(Coverage(str(name), threshold, interval, len(rows)))
     return found
 
@@ -124,3 +123,69 @@ def source_text(threshold: Threshold) -> str:
         "all": "all clients'",
     }[threshold.source]
     return f"{whose} {threshold.rows:,} validation rows"
+
+
+def coverage_table(
+    title: str, seeds: Sequence[StoredRun], coverage: float = COVERAGE
+) -> Table | None:
+    """What sets or intervals of one method held of each client's test rows.
+
+    Args:
+        title: of the table.
+        seeds: the runs of the method.
+        coverage: the stated share.
+
+    Returns:
+        None if no run has stored validation rows of classes or one number.
+    """
+    by_client: dict[str, list[Coverage]] = {}
+    for run in seeds:
+        if run.rows is None or run.validation is None or run.rows.is_empty():
+            continue
+        are_classes = "correct" in run.rows.columns
+        is_number = run.rows.schema.get("target") == pl.Float32
+        if run.validation.is_empty() or not (are_classes or is_number):
+            continue
+        # Scores are probabilities only of models that are trained by their log loss.
+        if are_classes and run.manifest["model"]["loss"] != "cross_entropy":
+            continue
+        calibration = calibration_of_rows(run.validation, run.clients, are_classes)
+        for found in coverages(calibration, run.rows, coverage):
+            by_client.setdefault(found.client, []).append(found)
+    rows = [_row(found) for found in by_client.values()]
+    if not rows:
+        return None
+    columns = ["client", "threshold from", "test\nrows", "held, %", "from", "to"]
+    return Table(title, columns, rows, text=2, note=_NOTE)
+
+
+_NOTE = (
+    "What a prediction set (of a number: an interval) took in of the test rows, mean over"
+    " seeds, with its 95 % interval over as many rows as one seed tests. Sets of a client"
+    " with too few validation rows of its own are from all clients' rows, and hold on"
+    " average over them only."
+)
+
+
+def _row(found: Sequence[Coverage]) -> list[Cell]:
+    """The cells of one client, whose coverages are those of several seeds."""
+    rows = round(float(np.mean([one.rows for one in found])))
+    share = float(np.mean([one.share.estimate for one in found]))
+    interval = _wilson(share, rows)
+    numbers = [share, interval.low, interval.high]
+    return [
+        found[0].client,
+        {"own": "own rows", "group": "its group", "all": "all clients"}[
+            found[0].threshold.source
+        ],
+        f"{rows:,}",
+        *(f"{100 * number:.1f}" for number in numbers),
+    ]
+
+
+def _wilson(share: float, rows: int) -> Interval:
+    """Wilson's 95 % interval of a share of rows."""
+    from scipy import stats  # takes 30 MB
+
+    bounds = stats.binomtest(round(share * rows), rows).proportion_ci(0.95, "wilson")
+    return Interval(share, bounds.low, bounds.high, np.nan)

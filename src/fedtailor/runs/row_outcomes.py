@@ -2,7 +2,9 @@
 and predictions of the final personal models.
 """
 
+from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from typing import Any, Literal
 
 import jax
@@ -35,10 +37,11 @@ TEMPERATURE = "temperature"
 """The column of validation rows that has the client's temperature."""
 
 
+Split = Literal["val", "test"]
+
+
 def row_outcomes(
-    training: Training,
-    executor: DeviceExecutor,
-    split: Literal["val", "test"] = "test",
+    training: Training, executor: DeviceExecutor, split: Split = "test"
 ) -> Exchanges[pl.DataFrame]:
     """Score each row of a split of each client by its personal model in the present state
     of a training.
@@ -55,36 +58,47 @@ def row_outcomes(
         federation's order. `row` is the number of the example in the federation's data,
         or of the row in its table. A regression's columns are in the target's own unit.
     """
+    found = yield from outcomes_of_splits(training, executor, (split,))
+    return found[split]
+
+
+def outcomes_of_splits(
+    training: Training,
+    executor: DeviceExecutor,
+    splits: Sequence[Split] = ("test", "val"),
+) -> Exchanges[dict[Split, pl.DataFrame]]:
+    """`row_outcomes` of several splits, for which clients are served once."""
     # This many clients are served together, so that their models take `_MEMORY` bytes.
     federation, model = executor.federation, training.model
     clients_per_part = max(_MEMORY // (8 * max(model.size, 1)), 1)
-    scores: dict[str, dict[str, NDArray[Any]]] = {}
+    scores: dict[Split, dict[str, dict[str, NDArray[Any]]]] = {it: {} for it in splits}
     temperatures: dict[str, float] = {}
-    rows_of_split = getattr(federation, split)
     for table in (executor.seen, executor.unseen):
         for start in range(0, len(table), clients_per_part):
             rows = np.arange(start, min(start + clients_per_part, len(table)))
             predictors = yield from personal_models(training, table, rows)
-            for row in rows:
+            for row, split in product(rows, splits):
                 name = table.names[row]
-                of_client = rows_of_split[int(table.original_index[row])]
-                scores[name], logits = _client_scores(
+                of_client = getattr(federation, split)[int(table.original_index[row])]
+                scores[split][name], logits = _client_scores(
                     model, predictors[name], federation, of_client
                 )
                 if split == "val" and len(of_client) >= LEAST_ROWS:
                     temperatures[name] = _temperature(
                         model, logits, federation.y[of_client]
                     )
-    numbers = [rows_of_split[client] for client in range(len(federation))]
-    if federation.rows is not None:
-        numbers = [federation.rows[rows] for rows in numbers]
-    frame = rows_frame(
-        federation.names, numbers, [scores[name] for name in federation.names]
-    )
-    if split == "val" and model.classification:
-        temperature = [temperatures.get(name, np.nan) for name in frame["client"]]
-        return frame.with_columns(pl.Series(TEMPERATURE, temperature, pl.Float64))
-    return frame
+    frames = {}
+    for split in splits:
+        numbers = [getattr(federation, split)[it] for it in range(len(federation))]
+        if federation.rows is not None:
+            numbers = [federation.rows[rows] for rows in numbers]
+        in_order = [scores[split][name] for name in federation.names]
+        frame = rows_frame(federation.names, numbers, in_order)
+        if split == "val" and model.classification:
+            values = [temperatures.get(name, np.nan) for name in frame["client"]]
+            frame = frame.with_columns(pl.Series(TEMPERATURE, values, pl.Float64))
+        frames[split] = frame
+    return frames
 
 
 def _temperature(model: Model, logits: NDArray[Any], labels: NDArray[Any]) -> float:

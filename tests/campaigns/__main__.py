@@ -20,6 +20,7 @@ import numpy as np
 import conftest  # noqa: F401 (the settings of a test process, before JAX is imported)
 from campaigns.client_process import ClientProcess
 from campaigns.faults import FAULTS, Faults
+from campaigns.flower_messages import FlowerMessages
 from campaigns.hostile_client import HostileClient
 from campaigns.hostile_coordinator import HostileCoordinator
 from campaigns.inputs import INPUTS, Inputs
@@ -36,6 +37,8 @@ MOST_BAD = 50
 FEDERATION = (
     "hostile_coordinator",
     "hostile_client",
+    "flower_coordinator",
+    "flower_client",
     "doubled",
     "other_rows",
     "stopped",
@@ -47,6 +50,17 @@ FEDERATION = (
 """Tries of a federation of machines; they need the extra flower."""
 
 KINDS = (*FAULTS, *INPUTS, *FEDERATION)
+
+OF_ONE_SEED = {
+    "hostile_coordinator": 10,
+    "flower_coordinator": 10,
+    "flower_client": 50,
+    "client_process": 3,
+    "open_port": 3,
+}
+"""Tries that are drawn from one seed, where it is not one: a whole training takes as long
+as many messages.
+"""
 
 
 class Tries:
@@ -90,6 +104,10 @@ class Tries:
     def port(self) -> OpenPort:
         return OpenPort(self._folder / "port")
 
+    @cached_property
+    def flower(self) -> FlowerMessages:
+        return FlowerMessages(self._folder / "flower")
+
     def of(self, kind: str) -> Any:
         """What has a function of this name."""
         names = {
@@ -99,6 +117,8 @@ class Tries:
             "stopped_process": "unsteady",
             "cloned": "unsteady",
             "open_port": "port",
+            "flower_coordinator": "flower",
+            "flower_client": "flower",
         }
         in_federation = names.get(kind, "coordinator")
         return getattr(self, in_federation if kind in FEDERATION else "faults")
@@ -144,8 +164,10 @@ def main() -> int:
                     if kind in INPUTS:
                         tried[kind] += getattr(tries.inputs, kind)(number, EXAMPLES)
                     else:
-                        tried[kind] += 1
-                        getattr(tries.of(kind), kind)(np.random.default_rng(number))
+                        rng = np.random.default_rng(number)
+                        for _ in range(OF_ONE_SEED.get(kind, 1)):
+                            tried[kind] += 1
+                            getattr(tries.of(kind), kind)(rng)
                 except Exception as error:
                     tried[kind] += kind in INPUTS
                     bad.append((kind, number))

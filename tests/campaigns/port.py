@@ -1,9 +1,11 @@
 """The open port: whoever reaches it sends what it likes. The server is a real process."""
 
+import os
 import socket
 import ssl
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 
@@ -47,9 +49,11 @@ class OpenPort:
         self._kit = folder / "kits" / "a"
         (self._kit / JOB).write_bytes((folder / JOB).read_bytes())
         self._port = free_port()
-        self._link: SuperLink = self._stack.enter_context(
-            running_superlink(folder / COORDINATOR, self._port, host="127.0.0.1")
-        )
+        # Containers are often started with this, which lets anyone forge an address.
+        with patch.dict(os.environ, FORWARDED_ALLOW_IPS="*"):
+            self._link: SuperLink = self._stack.enter_context(
+                running_superlink(folder / COORDINATOR, self._port, host="127.0.0.1")
+            )
         self._context = ssl.create_default_context(cadata=self._link.authority.decode())
         self._still_there()
         self._memory = self._held()
@@ -60,7 +64,10 @@ class OpenPort:
 
     def open_port(self, rng: np.random.Generator) -> None:
         """One thing that a stranger does; then the server still answers honest ones."""
-        kinds = (self._bytes, self._requests, self._half, self._big, self._many)
+        kinds = (
+            *(self._bytes, self._requests, self._half, self._big, self._many),
+            self._forged,
+        )
         kind = kinds[int(rng.integers(len(kinds)))]
         drawn = kind(rng)
         self._link.check()
@@ -104,6 +111,38 @@ class OpenPort:
             assert b"Traceback" not in answer and b".py" not in answer, answer[:500]
         return f"{method} {path[:60]}, length {length}, {bool(chunked)=}, {len(more)}"
 
+    def _forged(self, rng: np.random.Generator) -> str:
+        """Requests that say that they come from another address: nobody's word counts,
+        but that of a server on this machine, which forwards them.
+        """
+        forged = str(rng.choice(["203.0.113.9", "10.1.2.3", "::ffff:10.1.2.3", "x"]))
+        header = str(rng.choice(["x-forwarded-for", "X-FORWARDED-FOR"]))
+        path = str(rng.choice(["/v1/control/start-run", "/v1/runtime/acquire-task"]))
+        more = str(
+            rng.choice(["forwarded: for=127.0.0.1", "x-real-ip: 127.0.0.1", "a: b"])
+        )
+        answers = {}
+        for source, chain in (
+            ("127.0.0.1", f"127.0.0.1, {forged}"),
+            ("127.0.0.1", f"{forged}, 127.0.0.1"),
+            ("127.0.0.2", forged),  # has no word, and is this machine all the same
+            ("127.0.0.2", f"{forged}, {forged}"),
+        ):
+            head = (
+                f"POST {path} HTTP/1.1\r\nhost: x\r\n{header}: {chain}\r\n{more}\r\n"
+                "x-forwarded-proto: https\r\ncontent-length: 1\r\n\r\n\xff"
+            )
+            with self._connect(True, source=source) as connection:
+                connection.sendall(head.encode("latin-1"))
+                answer = self._read(connection)
+            is_refused = answer.startswith(b"HTTP/1.1 403")
+            answers[source, chain] = is_refused
+            expected = source == "127.0.0.1"
+            assert answer and is_refused == expected, (
+                f"{source}, {chain}: {answer[:200]!r}"
+            )
+        return f"forged addresses {answers}"
+
     def _half(self, rng: np.random.Generator) -> str:
         """Connections that send a part of a request and stay."""
         count = int(rng.integers(1, 30))
@@ -142,8 +181,12 @@ class OpenPort:
                     stack.enter_context(self._connect(tls, 2.0))
         return f"{CONNECTIONS} connections, {tls=}"
 
-    def _connect(self, tls: bool, seconds: float = 10.0) -> socket.socket:
-        plain = socket.create_connection(("127.0.0.1", self._port), seconds)
+    def _connect(
+        self, tls: bool, seconds: float = 10.0, source: str = "127.0.0.1"
+    ) -> socket.socket:
+        plain = socket.create_connection(
+            ("127.0.0.1", self._port), seconds, source_address=(source, 0)
+        )
         plain.settimeout(seconds)
         if not tls:
             return plain

@@ -9,6 +9,7 @@ import pytest
 from campaigns.client_process import ClientProcess
 from campaigns.faults import FAULTS, Faults
 from campaigns.file_events import Steps, watching
+from campaigns.flower_messages import FlowerMessages
 from campaigns.grammar import Message
 from campaigns.hostile_client import HostileClient
 from campaigns.hostile_coordinator import HostileCoordinator
@@ -17,7 +18,7 @@ from campaigns.marked import Secrets
 from campaigns.port import OpenPort
 from campaigns.small_run import start
 from campaigns.unsteady import Unsteady
-from fedtailor.remote import messages
+from fedtailor.remote import bounded_http, flower_server, messages
 from fedtailor.remote.client_store import ClientStore
 
 TRIES = {"kill": 5, "fill_disk": 5, "flip_bit_of_opened": 10}
@@ -136,6 +137,47 @@ def test_a_hostile_client(tmp_path):
     for number in range(3):
         made.hostile_client(np.random.default_rng(number))
     assert made.answers > 10
+
+
+@pytest.fixture
+def flower_messages(tmp_path):
+    pytest.importorskip("flwr", reason="needs Flower (extra flower)")
+    return FlowerMessages(tmp_path / "f")
+
+
+@pytest.mark.parametrize(
+    ("kind", "count"), [("flower_coordinator", 5), ("flower_client", 50)]
+)
+def test_hostile_messages_of_flower(flower_messages, kind, count):
+    rng = np.random.default_rng(0)
+    for _ in range(count):
+        getattr(flower_messages, kind)(rng)
+
+
+def test_a_campaign_notices_a_client_that_is_led_elsewhere(
+    flower_messages, monkeypatch
+):
+    """Flower's connection as it is."""
+
+    def unbounded(client):
+        client._transport = bounded_http.BoundedTransport(
+            client._transport, bounded_http.Budget(2**40)
+        )
+        return bounded_http.Budget(2**40)
+
+    monkeypatch.setattr(bounded_http, "bound_connection", unbounded)
+    with pytest.raises(AssertionError, match=r"the client asked|it read"):
+        for number in range(10):
+            flower_messages.flower_coordinator(np.random.default_rng(number))
+
+
+def test_a_campaign_notices_an_answer_that_ends_a_coordinator(
+    flower_messages, monkeypatch
+):
+    monkeypatch.setattr(flower_server, "MalformedReply", KeyboardInterrupt)
+    with pytest.raises(AssertionError, match="the coordinator ended: MalformedReply"):
+        for number in range(30):
+            flower_messages.flower_client(np.random.default_rng(number))
 
 
 @pytest.fixture(scope="module")

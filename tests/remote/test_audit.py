@@ -9,7 +9,7 @@ import pytest
 
 from fedtailor.cli import main
 from fedtailor.remote import audit
-from fedtailor.remote.audit import AUDIT, AuditLog, read_audit
+from fedtailor.remote.audit import AUDIT, REPEATED, AuditLog, read_audit
 from fedtailor.remote.messages import (
     Request,
     decode_reply,
@@ -103,6 +103,41 @@ def test_the_log_is_bounded(tmp_path, monkeypatch):
     assert rounds == list(range(100 - len(rounds), 100))  # the last ones, in order
 
 
+@pytest.mark.parametrize(
+    "flood",
+    [
+        b"nonsense",
+        body("hello"),
+        body(nonce="again"),
+    ],
+)
+def test_what_a_coordinator_can_repeat_pushes_out_no_record(tmp_path, flood):
+    """Before, 300,000 refusals deleted the record of every answer."""
+    respond = responder(tmp_path, max_bytes=1000)
+    answered = [respond(body(round=round)) for round in range(3)]
+    respond(body(round=3, nonce="first"))
+    for _ in range(100):
+        respond(flood)
+    assert len(list(tmp_path.glob("audit-repeated*.jsonl"))) == audit.MAX_FILES
+    entries = list(read_audit(tmp_path))
+    assert [entry["sha256"] for entry in entries[:3]] == [
+        hashlib.sha256(message).hexdigest() for message in answered
+    ]
+    times = [entry["time"] for entry in entries]
+    assert times == sorted(times)
+    assert (tmp_path / REPEATED).stat().st_mode & 0o777 == 0o600
+
+
+def test_what_belongs_to_no_round_is_answered_once_whatever_it_names(tmp_path):
+    log = AuditLog(tmp_path, TASKS, before_training=["hello"], max_bytes=1000)
+    respond = Responder("job", "a", lambda request: {}, record=log)
+    respond(body())
+    for round in range(100):
+        respond(body("hello", round))
+    assert [entry["kind"] for entry in read_audit(tmp_path)][:2] == ["client", "hello"]
+    assert len(list(tmp_path.glob("audit-repeated*.jsonl"))) == audit.MAX_FILES
+
+
 def test_a_line_that_was_torn_by_a_power_cut_hides_no_other(tmp_path):
     respond = responder(tmp_path)
     respond(body())
@@ -137,7 +172,7 @@ def test_commands_write_and_show_the_policy_and_the_log(kit, capsys):
     assert "nothing was answered so far" in said
     code, _, error = run(capsys, "join", kit, "--data", kit / "client.toml")
     assert code == 2 and "the policy here does not allow this job" in error
-    assert error.count("\n") == 1
+    assert error.count("\n") == 1 and not (kit / "state").exists()
     code, said, _ = run(capsys, "join", kit, "--init-policy")
     assert code == 0 and f"Made {kit / 'policy.toml'}" in said
     assert "As it stands, the policy here does not allow this job" in said

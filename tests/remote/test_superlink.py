@@ -154,6 +154,7 @@ def test_a_small_body_needs_no_key():
 
 
 def test_a_registered_key_may_send_what_was_asked_for():
+    pytest.importorskip("flwr", reason="needs Flower (extra flower)")
     parts = [KB64] * 10
     size = 10 * 2**16
     assert post(parts, declared=size, known=True, largest=size)[:2] == (
@@ -231,6 +232,7 @@ def test_the_environment_lets_nobody_say_where_a_request_comes_from(
     pytest.importorskip("flwr", reason="needs Flower (extra flower)")
     import flwr.superlink.main as original
     import uvicorn
+    from flwr.supercore import app_utils
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
     (tmp_path / "clients").mkdir()
@@ -240,9 +242,7 @@ def test_the_environment_lets_nobody_say_where_a_request_comes_from(
     monkeypatch.setattr(
         uvicorn, "run", lambda app, **more: configs.append(uvicorn.Config(app, **more))
     )
-    monkeypatch.setattr(
-        "flwr.supercore.app_utils.start_parent_process_monitor", lambda parent: None
-    )
+    monkeypatch.setattr(app_utils, "start_parent_process_monitor", lambda parent: None)
     monkeypatch.setattr(sys, "argv", ["superlink"])
     monkeypatch.setattr(original, "create_app", original.create_app)  # put back
     monkeypatch.setattr(

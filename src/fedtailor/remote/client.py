@@ -125,4 +125,5 @@ def account_of(
 
 def audit_of(kit: Path) -> AuditLog:
     """The log of the messages that left a client, by the directory of its kit."""
-    return AuditLog(kit / STATE, (*TABLE_TASKS, *TASKS))
+    tasks = (*TABLE_TASKS, *TASKS)
+    return AuditLog(kit / STATE, tasks, before_training=TABLE_TASKS)

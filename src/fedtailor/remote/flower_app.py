@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fedtailor._memory import save_memory
 from fedtailor._printable import say
 from fedtailor.protocol import require
+from fedtailor.remote.audit import AuditLog
 from fedtailor.remote.client import audit_of, responder_of
 from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.coordinate import coordinate
@@ -60,7 +61,7 @@ def answer(message: Message, context: Context) -> Message:
         unwrap(message),
         lambda request: _responder(settings).answer(request),
         say,
-        lambda *answer: audit_of(Path(_setting(settings, "kit")))(*answer),
+        lambda *answer: _open_audit(_setting(settings, "kit"))(*answer),
     )
     return Message(wrap(body), reply_to=message)
 
@@ -81,6 +82,11 @@ def _setting(settings: Mapping[str, Any], name: str) -> str:
         " missing",
     )
     return str(settings[name])
+
+
+@cache
+def _open_audit(kit: str) -> AuditLog:
+    return audit_of(Path(kit))
 
 
 @cache

@@ -558,8 +558,10 @@ def join(
     log = log if isinstance(log, RunLog) else _unless_it_fails(log)
     info = info_of(log)
     info(f"policy of {kit.name}:")
-    for line in read_policy(kit.directory).describe(kit.job):
+    policy = read_policy(kit.directory)
+    for line in policy.describe(kit.job):
         info(f"  {line}")
+    policy.check_job(kit.job)  # before a directory is made for states
     with ClientStore(kit.state, kit.job.identity) as store, _stop_on_signals(stop):
         responder = responder_of(kit, store, data, make_handler=make_handler, log=log)
         connection = FleetConnection(

@@ -413,7 +413,7 @@ def _init_policy(kit: "Kit") -> int:
     from fedtailor.remote.policy import read_policy, write_policy
 
     path = write_policy(kit.directory, kit.job)
-    # One who was refused by the policy has left an empty directory with a lock.
+    # One whose file did not fit has left an empty directory with a lock.
     if any(path.is_file() and path.name != ".lock" for path in kit.state.rglob("*")):
         say(
             f"Note: {kit.state} is there already, with the secrets of this client's noise."

@@ -23,12 +23,13 @@ from fedtailor.boosting import (
 from fedtailor.deployment import model_card, open_run
 from fedtailor.deployment.calibration import calibration_at
 from fedtailor.deployment.listing import list_models
-from fedtailor.deployment.opening import models_at
+from fedtailor.deployment.opening import models_at, runs_of_clients
 from fedtailor.deployment.predictions import predictions
 from fedtailor.federation.storage import load, save
 from fedtailor.report import StoredRun
 from fedtailor.storage import check, load_models
 from fedtailor.storage.calibration_file import read_calibration, write_calibration
+from fedtailor.storage.final_models import RUNS, Expectation, FinalModels
 
 TREES = BoostingSettings(trees=3, least_rows=2)
 
@@ -58,6 +59,8 @@ class Faults:
         start(folder / "half", rounds=ROUNDS - 1)
         self._table = start_on_table(folder / "opened")
         self._uses = self._use(folder / "opened")
+        self._make_final(folder / "final")
+        self._final_uses = self._use_final(folder / "final")
         self._models = {
             name: np.asarray(model.theta)
             for name, model in load_models(folder / "models").items()
@@ -181,6 +184,30 @@ class Faults:
         """
         self._flip_and_use("opened", rng, self._use, self._uses)
 
+    def flip_bit_of_final(self, rng: np.random.Generator) -> None:
+        """A bit of final models flips, of their record or of a run in them."""
+        self._flip_and_use("final", rng, self._use_final, self._final_uses)
+
+    def _make_final(self, directory: Path) -> None:
+        """Final models of the run on a table, as `fedtailor finalize` lays them out."""
+        shutil.copytree(self.folder / "opened", directory / RUNS / "opened")
+        names = open_run(self.folder / "opened").names
+        FinalModels(
+            run="opened",
+            clients={name: Expectation("opened", "m", 0.8, 0.7, 0.9) for name in names},
+            metric="accuracy",
+            splits=3,
+            rows=100,
+            digest_of="",
+        ).write(directory)
+
+    def _use_final(self, directory: Path) -> str:
+        """All that is made of final models: predictions, a list, a card."""
+        predicted = predictions(models_at(directory), self._table, None).to_dicts()
+        listed = [entry | {"run": None} for entry in list_models(directory)]
+        card = model_card(runs_of_clients(directory, ["a"])["a"], "a")
+        return json.dumps([predicted, listed, card], default=str)
+
     def _flip_and_use(
         self,
         kind: str,
@@ -240,7 +267,7 @@ class Faults:
         files = (
             [path]
             if path.is_file()
-            else sorted(entry for entry in path.iterdir() if entry.is_file())
+            else sorted(entry for entry in path.rglob("*") if entry.is_file())
         )
         file = files[rng.integers(len(files))]
         content = bytearray(file.read_bytes())
@@ -277,4 +304,5 @@ FAULTS = (
     "flip_bit_of_calibration",
     "flip_bit_of_trees",
     "flip_bit_of_opened",
+    "flip_bit_of_final",
 )

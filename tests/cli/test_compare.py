@@ -258,7 +258,7 @@ def test_a_table_of_ones_own(tmp_path, table, capsys):
     assert main(["compare", str(table), *options, *results]) == 0
     shown = capsys.readouterr().out
     assert (
-        "one model per hospital" in shown and "local" in shown and "4 clients" in shown
+        "4 clients (hospital)" in shown and "Use local" in shown and "fedavg" in shown
     )
     runs = sorted(
         path.name for path in (tmp_path / "results" / "runs" / "table").iterdir()
@@ -327,7 +327,8 @@ def test_options_of_a_table_reach_its_columns(tmp_path, capsys):
         "--out",
         str(tmp_path / "results"),
     ]
-    assert main(["compare", str(tmp_path / "visits.csv"), *options, *training]) == 0
+    compared = ["compare", str(tmp_path / "visits.csv"), *options, *training]
+    assert main([*compared, "--details"]) == 0
     shown = capsys.readouterr().out
     assert (
         "Numbers are written with a decimal comma." in shown

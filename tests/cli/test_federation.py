@@ -4,24 +4,54 @@ import csv
 import io
 
 import numpy as np
-import polars as pl
 import pytest
 
+import fedtailor as ft
+from fedtailor._printable import csv_of_frame
 from fedtailor.cli import main
-from fedtailor.cli.commands.federation import _as_csv
+from fedtailor.cli.commands.federation import predictions_of
+from fedtailor.remote.job import Schema
+from fedtailor.storage import PersonalModel
+from fedtailor.tasks import squared_error
+
+CLASSES = ("no", "a,b", 'c"d', "e f", "=1+1", " g", "-1", "<=50K")
+
+
+def predicted(model, x, classes, **options):
+    """What a client's model predicts, as rows of cells."""
+    theta = np.arange(model.size, dtype=np.float32) / 10
+    schema = Schema("y", classes, {})
+    options = {"probabilities": False, **options}
+    table = predictions_of(
+        PersonalModel("a", theta, model), x, schema, None, options["probabilities"]
+    )
+    return table, list(csv.reader(io.StringIO(csv_of_frame(table))))
 
 
 def test_predictions_are_cells_whatever_classes_are_called():
-    classes = ["no", "a,b", 'c"d', "e f", "", " g", "-1", "<=50K"]
-    assert [row for (row,) in csv.reader(io.StringIO(_as_csv(classes)))] == [
-        "prediction",
-        *classes,
+    model = ft.models.logistic().bind((2,), len(CLASSES))
+    x = np.array([[1.0, -1.0], [0.5, 3.0], [-9.0, -9.0]], np.float32)
+    table, (header, *cells) = predicted(model, x, CLASSES, probabilities=True)
+    assert header[:3] == ["row", "prediction", "probability"]
+    assert header[3:] == [f"p({name})" for name in CLASSES]
+    assert [row[0] for row in cells] == ["1", "2", "3"]
+    personal = PersonalModel("a", np.arange(model.size, dtype=np.float32) / 10, model)
+    chances = personal.probabilities(x)
+    np.testing.assert_array_equal(table.to_numpy()[:, 3:].astype(np.float32), chances)
+    assert table["prediction"].to_list() == [
+        CLASSES[number] for number in personal.predict(x)
     ]
-    assert _as_csv(["=1+1", "e\nf\x1b"]) == "prediction\n'=1+1\ne f\\x1b\n"
-    # as `fedtailor predict` writes numbers: no digits that float32 does not have
-    for values in (np.array([0.1, 1e-5, 2.0], np.float32), np.array([0.1, 1 / 3])):
-        assert _as_csv(values) == pl.DataFrame({"prediction": values}).write_csv()
-    assert _as_csv(np.float32([0.1])) == "prediction\n0.1\n"
+    np.testing.assert_array_equal(table["probability"], chances.max(axis=1))
+    assert predicted(model, x, CLASSES)[0].columns == header[:3]
+
+
+def test_predictions_of_a_number_have_no_probabilities():
+    model = ft.models.logistic().bind((2,), 1, loss=squared_error)
+    x = np.array([[1.0, -1.0], [0.5, 3.0]], np.float32)
+    _, (header, *cells) = predicted(model, x, None)
+    assert header == ["row", "prediction"] and len(cells) == 2
+    with pytest.raises(ValueError, match="no classes: there are no probabilities"):
+        predicted(model, x, None, probabilities=True)
 
 
 @pytest.mark.parametrize("wait", ["nan", "inf", "-1", "0.5", "1e9"])

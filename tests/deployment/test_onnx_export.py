@@ -27,20 +27,23 @@ MODELS = {
 def ran(proto, x):
     """Output name -> values, by onnxruntime, or where that is not installed by the
     reference of the format.
+
+    Args:
+        proto: the graph.
+        x: its input x, or its inputs by name.
     """
+    given = x if isinstance(x, dict) else {"x": x}
     names = [output.name for output in proto.graph.output]
     try:
         import onnxruntime
     except ImportError:
         from onnx.reference import ReferenceEvaluator
 
-        return dict(
-            zip(names, ReferenceEvaluator(proto).run(None, {"x": x}), strict=True)
-        )
+        return dict(zip(names, ReferenceEvaluator(proto).run(None, given), strict=True))
     session = onnxruntime.InferenceSession(
         proto.SerializeToString(), providers=["CPUExecutionProvider"]
     )
-    return dict(zip(names, session.run(names, {"x": x}), strict=True))
+    return dict(zip(names, session.run(names, given), strict=True))
 
 
 def theta_of(model, seed=0):
@@ -88,7 +91,7 @@ def test_mixtures_are_equal(logits):
 
 def test_a_tables_models_take_their_preprocessing_along(trained, tmp_path):
     personal = list(trained[0].personal_models().values())
-    files = export_onnx(personal, tmp_path / "new")
+    files = export_onnx(personal, tmp_path / "new", encoded=True)
     assert [file.name for file in files] == [
         "000-Ada-Lovelace.onnx",
         "001-Emmy-Noether.onnx",
@@ -133,9 +136,85 @@ def test_a_regressions_target_is_in_its_own_unit():
         "a", theta_of(model), model, preprocessing=table.preprocessing
     )
     rows = [{"age": 33.0}, {"age": 60.0}]
-    found = ran(onnx_model(personal), table.preprocessing.transform(rows))
+    encoded = table.preprocessing.transform(rows)
+    found = ran(onnx_model(personal, encoded=True), encoded)
     np.testing.assert_allclose(
         found["target"][:, 0], personal.predict_rows(rows), rtol=1e-5
+    )
+
+
+def columns_of(rows, preprocessing):
+    """Rows as the inputs of a graph that takes raw columns."""
+    kinds = {column.name: column.kind for column in preprocessing.columns}
+    nothing = {"category": ""}
+    return {
+        name: np.array(
+            [
+                nothing.get(kind, np.nan) if row[name] is None else row[name]
+                for row in rows
+            ],
+            object if kind == "category" else np.float64,
+        )
+        for name, kind in kinds.items()
+    }
+
+
+def test_a_graph_takes_the_columns_of_the_table(trained):
+    personal = list(trained[0].personal_models().values())[1]
+    rows = [
+        {"age": 44.0, "mass": None, "town": "Rome"},
+        {"age": 61.5, "mass": 70.0, "town": "Oslo"},
+        {"age": 50.1, "mass": 66.0, "town": "Oslo"},
+    ]
+    x = personal.preprocessing.transform(rows)
+    found = ran(onnx_model(personal), columns_of(rows, personal.preprocessing))
+    np.testing.assert_allclose(
+        found["outputs"], personal.outputs(x), rtol=1e-5, atol=1e-5
+    )
+    assert found["label"].tolist() == list(personal.predict_rows(rows))
+
+
+def test_every_kind_of_column_is_in_the_graph():
+    """Numbers with gaps, dates, booleans, rare and missing categories, decorrelated; a
+    column that is called as an output is.
+    """
+    rng = np.random.default_rng(0)
+    count = 120
+    colours = rng.choice(["red", "blue", "green"], count).tolist()
+    colours[:3], colours[3:6] = ["rare"] * 3, [None] * 3
+    frame = ft.tables.table.pl.DataFrame(
+        {
+            "site": list("ab") * (count // 2),
+            "outputs": [None, *rng.normal(size=count - 1)],
+            "seen": [f"2024-{1 + n % 12:02}-{1 + n % 28:02}" for n in range(count)],
+            "smokes": rng.random(count) < 0.4,
+            "colour": colours,
+            "y": rng.normal(100, 7, count),
+        }
+    )
+    table = ft.tables.from_table(frame, client="site", target="y")
+    assert table.preprocessing.decorrelation is not None
+    model = ft.models.logistic().bind(table.input_shape, 1, loss=squared_error)
+    personal = PersonalModel(
+        "a", theta_of(model), model, preprocessing=table.preprocessing
+    )
+    raw = [
+        {"outputs": 0.4, "seen": "2024-05-06", "smokes": True, "colour": "red"},
+        {"outputs": None, "seen": "2024-12-01", "smokes": False, "colour": None},
+        {"outputs": -1.0, "seen": "2024-01-28", "smokes": True, "colour": "mauve"},
+    ]
+    days = [19849.0, 20058.0, 19750.0]
+    inputs = columns_of(
+        [
+            {**row, "seen": day, "smokes": float(row["smokes"])}
+            for row, day in zip(raw, days, strict=True)
+        ],
+        table.preprocessing,
+    )
+    inputs["outputs_"] = inputs.pop("outputs")
+    found = ran(onnx_model(personal), inputs)
+    np.testing.assert_allclose(
+        found["target"][:, 0], personal.predict_rows(raw), rtol=1e-5
     )
 
 

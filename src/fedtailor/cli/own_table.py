@@ -7,13 +7,19 @@ from typing import Any
 
 from fedtailor._printable import one_line
 from fedtailor.algorithms.find import find_algorithm
+from fedtailor.baselines import default_baselines
 from fedtailor.experiments.document import Document
 from fedtailor.experiments.experiment import Experiment, resolve
+from fedtailor.experiments.texts import model_of_text
 from fedtailor.metrics import find_metrics
 from fedtailor.protocol import Algorithm, require
 from fedtailor.tables import ENDINGS, Table, TableOptions, from_table, stable_rate
 from fedtailor.training.binding import bind
 
+AUTO = "auto"
+"""The word for a choice between a linear model and a small network."""
+HIDDEN = 32
+"""The width of the small network."""
 METHODS = ("local", "fedavg", "finetune", "ditto", "ucfl", "self-fl")
 MAX_ROUNDS = 300
 """Rounds after which a training ends that has not come to a standstill."""
@@ -29,6 +35,17 @@ class TableComparisonOptions(TableOptions):
 
     algorithms: tuple[str, ...] = METHODS
     """The methods to compare."""
+    baselines: tuple[str, ...] = default_baselines()
+    """What to train beside the methods, on the same rows: scikit-learn's boosted trees
+    and linear models, of each client alone and of all rows together (which needs pooled
+    data), and for numbers a mixed model; on request trees-federated, boosting on sums
+    over clients. Nothing after the option: none of them."""
+    model: str = "linear"
+    """What is trained: linear; mlp, a small network (its width: --hidden); auto, which
+    chooses one of both for each method, on validation data; or as for `fedtailor run`,
+    mlp:hidden=64 or net.py:Net."""
+    hidden: int | None = None
+    """The width of the hidden layer of mlp and auto (default: 32)."""
     rounds: int | None = None
     """Communication rounds (default: until the validation loss stands still, 300 at
     most)."""
@@ -43,6 +60,21 @@ class TableComparisonOptions(TableOptions):
     """Learning rates to choose from, on validation data, for each method (default: the
     largest rate at which no client's steps overshoot, computed from the training inputs,
     a third of it, and further ones until the best has neighbours on both sides)."""
+
+    def models(self) -> list[dict[str, Any]]:
+        """The models to choose from, as an experiment file has them.
+
+        Raises:
+            ValueError: a width is given for a model that has none.
+        """
+        names = ["linear", "mlp"] if self.model == AUTO else [self.model]
+        require(
+            self.hidden is None or "mlp" in names,
+            f"--hidden is the width of mlp and auto, and --model is {self.model}; leave"
+            " one out",
+        )
+        network = {"use": "mlp", "hidden": self.hidden or HIDDEN}
+        return [network if name == "mlp" else model_of_text(name) for name in names]
 
     def all_seeds(self) -> tuple[int, ...]:
         """The seeds, or the default seeds if none are given."""
@@ -183,7 +215,14 @@ def table_experiment(
     name = path.name
     for ending in ENDINGS:
         name = name.removesuffix(ending)
-    scenario = {"use": "table", "path": str(path), **changed_options(options)}
+    scenario: dict[str, Any] = {"use": "table", "path": str(path)}
+    scenario |= changed_options(options)
+    models = options.models()
+    # A single model is no choice, and the usual one is the scenario's.
+    if len(models) > 1:
+        scenario["models"] = models
+    elif models != [{"use": "linear"}]:
+        scenario["model"] = models[0]
     grid = {"sgd": {"lr": list(rates)}}
     until_still = options.rounds is None
     content = {
@@ -195,6 +234,7 @@ def table_experiment(
         "bracket": ["sgd.lr"] if options.lr is None else [],
         "seeds": list(options.all_seeds()),
         "measured": list(options.metrics),
+        "baselines": list(options.baselines),
         "metrics": ["mean", "worst", "worst10"],
         "scenarios": {name: scenario},
         "algorithms": {

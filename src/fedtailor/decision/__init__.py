@@ -2,8 +2,10 @@
 
 from fedtailor.decision.choice import Choice, choose_by_validation
 from fedtailor.decision.convergence import movement, stands_still
+from fedtailor.decision.expected import expected_metrics
 from fedtailor.decision.gains import client_gains, holm, shrink
 from fedtailor.decision.intervals import Interval, two_way_interval
+from fedtailor.decision.recommendation import Recommendation, recommend
 from fedtailor.decision.row_scores import (
     SCORES,
     Score,
@@ -34,17 +36,20 @@ __all__ = [
     "Choice",
     "Hurt",
     "Interval",
+    "Recommendation",
     "Score",
     "Winner",
     "best_method",
     "choose_by_validation",
     "client_gains",
+    "expected_metrics",
     "holm",
     "hurt_clients",
     "mean_gains",
     "mean_interval",
     "metric_interval",
     "movement",
+    "recommend",
     "sampled_shapley_values",
     "shapley_values",
     "shrink",

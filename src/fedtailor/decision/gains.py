@@ -176,8 +176,7 @@ def shrink(
 
     If the true values are normal around a mean with a variance t, and the estimates
     normal around them, the expected true values are the estimates moved towards the
-    mean by v / (v + t). t is chosen so that the estimates scatter as they should (Paule
-    and Mandel 1982).
+    mean by v / (v + t), where t is `between_variance`.
 
     Args:
         estimates: [n] estimates.
@@ -190,33 +189,42 @@ def shrink(
     if known.sum() < 2:
         return estimates.copy()
     values, errors = estimates[known], np.maximum(variances[known], 0.0)
-    largest = float(values.var(ddof=1))
     # Without any error nothing is to be shrunk.
-    if largest == 0 or (errors == 0).any():
+    if values.var(ddof=1) == 0 or (errors == 0).any():
         return estimates.copy()
-
-    def mean_of(between: float) -> float:
-        weights = 1 / (errors + between)
-        return float(weights @ values / weights.sum())
-
-    def excess(between: float) -> float:
-        squares = np.square(values - mean_of(between)) / (errors + between)
-        return float(squares.sum()) - (len(values) - 1)
-
-    between = 0.0
-    if excess(0.0) > 0:
-        from scipy import optimize
-
-        high = largest
-        while excess(high) > 0:
-            high *= 2
-        solution = optimize.root_scalar(excess, bracket=(0.0, high))
-        between = float(solution.root)
-    mean = mean_of(between)
+    between = between_variance(values, errors)
+    weights = 1 / (errors + between)
+    mean = float(weights @ values / weights.sum())
     kept = np.divide(
         between, between + variances, out=np.zeros(len(variances)), where=known
     )
     return mean + kept * (estimates - mean)
+
+
+def between_variance(values: NDArray[np.float64], errors: NDArray[np.float64]) -> float:
+    """The variance of the true values of which these are estimates, at which the
+    estimates scatter as they should (Paule and Mandel 1982).
+
+    Args:
+        values: [n] estimates, two or more.
+        errors: [n] their variances, above 0.
+    """
+
+    def excess(between: float) -> float:
+        weights = 1 / (errors + between)
+        mean = float(weights @ values / weights.sum())
+        squares = np.square(values - mean) * weights
+        return float(squares.sum()) - (len(values) - 1)
+
+    if excess(0.0) <= 0:
+        return 0.0
+    from scipy import optimize
+
+    high = float(values.var(ddof=1))
+    while excess(high) > 0:
+        high *= 2
+    solution = optimize.root_scalar(excess, bracket=(0.0, high))
+    return float(solution.root)
 
 
 def holm(p: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -94,8 +94,7 @@ def compare_rows(
         array[:, rows] for array in (base, other, truth, is_tested)
     )
     differences, influence = _influence(base, other, truth, score)
-    in_seed = float(np.square(influence).sum(axis=1).mean())
-    plain_variance = float(np.square(influence.mean(axis=0)).sum())
+    in_seed, plain_variance = variances_over_rows(influence)
     center, row_variance = float(differences.mean()), plain_variance
     if score.bounds is not None and not isinstance(score, AreaScore):
         center, row_variance = _with_pseudo_rows(
@@ -118,13 +117,35 @@ def compare_rows(
         row_variance=row_variance,
         degrees=score.degrees(first_truth),
         in_seed=in_seed,
-        between_seeds=0.0
-        if count < 2
-        else max(count / (count - 1) * (in_seed - plain_variance), 0.0),
-        overlap=_overlap(is_tested),
+        between_seeds=explained_between_seeds(in_seed, plain_variance, count),
+        overlap=overlap_of_seeds(is_tested),
         rows=int(rows.sum()),
         seeds=seeds,
     )
+
+
+def variances_over_rows(
+    influence: Float[np.ndarray, "s rows"],
+) -> tuple[float, float]:
+    """The variance over rows of one seed's value, and of the mean over seeds.
+
+    Args:
+        influence: of each row on the value of each seed; 0 where it was not tested.
+    """
+    in_seed = float(np.square(influence).sum(axis=1).mean())
+    return in_seed, float(np.square(influence.mean(axis=0)).sum())
+
+
+def explained_between_seeds(in_seed: float, of_mean: float, seeds: int) -> float:
+    """What of the variance of values over seeds their rows explain.
+
+    Args:
+        in_seed, of_mean: see `variances_over_rows`.
+        seeds: number of seeds.
+    """
+    if seeds < 2:
+        return 0.0
+    return max(seeds / (seeds - 1) * (in_seed - of_mean), 0.0)
 
 
 @dataclass(frozen=True)
@@ -245,7 +266,7 @@ def _with_pseudo_rows(
     return mean * count / (count + 2), squares / ((count + 1) * (count + 2))
 
 
-def _overlap(is_tested: Bool[np.ndarray, "s rows"]) -> float:
+def overlap_of_seeds(is_tested: Bool[np.ndarray, "s rows"]) -> float:
     """The share of one seed's rows that another has; of two seeds at least."""
     count = len(is_tested)
     if count < 2:

@@ -92,21 +92,52 @@ class Score:
         truth: Float[np.ndarray, " n"],
         confidence: float,
     ) -> Interval:
-        """An interval of the metric over test rows, without a p-value.
+        """An interval of the metric over test rows, without a p-value (see
+        `rows_interval`).
+        """
+        level, influence = self.level(scores, truth)
+        found = self.rows_interval(level, influence / len(scores), truth, confidence)
+        return self.metric_of(found)
+
+    def level(
+        self, scores: Float[np.ndarray, " n"], truth: Float[np.ndarray, " n"]
+    ) -> tuple[float, Float[np.ndarray, " n"]]:
+        """The metric on the scale of its interval, and each row's influence on it.
+
+        Returns:
+            The level, and the influence of each row times n, as `worth` has it.
+        """
+        return float(scores.mean()), _deviations(scores)
+
+    def metric_of(self, level: Interval) -> Interval:
+        """The interval of the metric from that of its level."""
+        return level if self.bounds else replace(level, low=max(level.low, 0.0))
+
+    def level_at(self, value: float) -> tuple[float, float]:
+        """The level of a value of the metric, and how fast the metric grows with it."""
+        return value, 1.0
+
+    def rows_interval(
+        self,
+        level: float,
+        influence: Float[np.ndarray, " n"],
+        truth: Float[np.ndarray, " n"],
+        confidence: float,
+    ) -> Interval:
+        """What the level may be with other test rows, without a p-value.
 
         A proportion has Wilson's interval (1927), which is valid for few rows and near
         0 and 1. A mean has Student's interval.
-        """
-        value = self.value(scores, truth)
-        if self.bounds == (0.0, 1.0):
-            # SciPy takes 30 MB, which clients of a federation of machines never need.
-            from scipy import stats
 
-            found = stats.binomtest(round(float(scores.sum())), len(scores))
-            proportion = found.proportion_ci(confidence, "wilson")
-            return Interval(value, proportion.low, proportion.high, np.nan)
-        interval = _mean_interval(value, _deviations(scores), confidence)
-        return replace(interval, low=max(interval.low, 0.0))
+        Args:
+            level: the level, or its mean over several trainings.
+            influence: of each distinct row on it.
+            truth: truths of these rows.
+            confidence: confidence level of the interval.
+        """
+        if self.bounds == (0.0, 1.0):
+            return _wilson(level, len(influence), confidence)
+        return _student(level, influence, confidence)
 
 
 @dataclass(frozen=True)
@@ -136,16 +167,18 @@ class ErrorScore(Score):
     def gain(self, difference: float, base_value: float) -> float:
         return base_value * -np.expm1(-difference)
 
-    def interval(
-        self,
-        scores: Float[np.ndarray, " n"],
-        truth: Float[np.ndarray, " n"],
-        confidence: float,
-    ) -> Interval:
-        """Student's interval of the logarithm."""
-        worth, influence = self.worth(scores, truth)
-        logarithm = _mean_interval(-worth, influence, confidence)
-        return _transformed(logarithm, np.exp)
+    def level(
+        self, scores: Float[np.ndarray, " n"], truth: Float[np.ndarray, " n"]
+    ) -> tuple[float, Float[np.ndarray, " n"]]:
+        """The logarithm of the error."""
+        worth, influence = ErrorScore.worth(self, scores, truth)
+        return -worth, -influence
+
+    def metric_of(self, level: Interval) -> Interval:
+        return _transformed(level, np.exp)
+
+    def level_at(self, value: float) -> tuple[float, float]:
+        return float(np.log(max(value, np.sqrt(_SMALLEST)))), value
 
 
 @dataclass(frozen=True)
@@ -181,22 +214,22 @@ class ExplainedScore(ErrorScore):
     def gain(self, difference: float, base_value: float) -> float:
         return (1 - base_value) * -np.expm1(-2 * difference)
 
-    def interval(
-        self,
-        scores: Float[np.ndarray, " n"],
-        truth: Float[np.ndarray, " n"],
-        confidence: float,
-    ) -> Interval:
-        """Student's interval of log(1 - R2), errors and the target's variance both being
-        of the test rows.
-        """
+    def level(
+        self, scores: Float[np.ndarray, " n"], truth: Float[np.ndarray, " n"]
+    ) -> tuple[float, Float[np.ndarray, " n"]]:
+        """log(1 - R2), errors and the target's variance both being of the test rows."""
         squares = np.square(truth - truth.mean())
         rest = float(scores.mean() / squares.mean())
         if rest == 0:
-            return Interval(1.0, 1.0, 1.0, np.nan)
+            return float(np.log(_SMALLEST)), np.zeros(len(scores))
         influence = _deviations(scores / scores.mean() - squares / squares.mean())
-        logarithm = _mean_interval(float(np.log(rest)), influence, confidence)
-        return _transformed(logarithm, lambda value: -np.expm1(value))
+        return float(np.log(rest)), influence
+
+    def metric_of(self, level: Interval) -> Interval:
+        return _transformed(level, lambda value: -np.expm1(value))
+
+    def level_at(self, value: float) -> tuple[float, float]:
+        return float(np.log(max(1 - value, _SMALLEST))), value - 1
 
 
 @dataclass(frozen=True)
@@ -264,9 +297,15 @@ class AreaScore(Score):
             for count, others in (counts, counts[::-1])
         )
 
-    def interval(
+    def level(
+        self, scores: Float[np.ndarray, " n"], truth: Float[np.ndarray, " n"]
+    ) -> tuple[float, Float[np.ndarray, " n"]]:
+        return self.worth(scores, truth)
+
+    def rows_interval(
         self,
-        scores: Float[np.ndarray, " n"],
+        level: float,
+        influence: Float[np.ndarray, " n"],
         truth: Float[np.ndarray, " n"],
         confidence: float,
     ) -> Interval:
@@ -275,7 +314,7 @@ class AreaScore(Score):
         """
         from scipy import optimize, special
 
-        area = self.value(scores, truth)
+        area = level
         positive = int((truth > 0.5).sum())
         negative = len(truth) - positive
         rows = (positive + negative) / 2 - 1
@@ -298,14 +337,31 @@ class AreaScore(Score):
         return Interval(area, low, high, np.nan)
 
 
-def _mean_interval(
+def _student(
     center: float, influence: NDArray[np.float64], confidence: float
 ) -> Interval:
-    """Student's interval of what varies as the mean of influences, without a p-value."""
+    """Student's interval of what varies as the sum of influences, without a p-value."""
     rows = len(influence)
-    variance = float(np.square(influence).mean()) / rows if rows > 1 else np.inf
+    variance = float(np.square(influence).sum()) if rows > 1 else np.inf
     interval = student_interval(center, [(variance, rows - 1)], confidence)
     return replace(interval, p=np.nan)
+
+
+def _wilson(proportion: float, rows: int, confidence: float) -> Interval:
+    """Wilson's interval of a proportion of rows, without a p-value."""
+    # SciPy takes 30 MB, which clients of a federation of machines never need.
+    from scipy import special
+
+    square = float(special.ndtri((1 + confidence) / 2)) ** 2 / rows
+    center = (proportion + square / 2) / (1 + square)
+    spread = proportion * (1 - proportion) * square + square**2 / 4
+    half_width = float(np.sqrt(spread)) / (1 + square)
+    return Interval(
+        proportion,
+        max(center - half_width, 0.0),
+        min(center + half_width, 1.0),
+        np.nan,
+    )
 
 
 def _transformed(interval: Interval, back: Callable[[float], float]) -> Interval:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from fedtailor.conformal import Calibration
-from fedtailor.deployment.opening import OpenedRun, is_export, open_run
+from fedtailor.deployment.opening import OpenedRun, final_folder, is_export, open_run
 from fedtailor.models import Model
 from fedtailor.protocol import require
 from fedtailor.report.coverage import calibration_of_rows
@@ -21,6 +21,13 @@ def calibration_at(directory: Path | str) -> Calibration:
         ValueError: there is none.
     """
     path = Path(directory)
+    is_final = path.is_dir() and final_folder(path) is not None
+    require(
+        not is_final,
+        f"{path} holds models that were refitted on all rows, and none are left for sets"
+        " and intervals; predict with a run of the comparison (`fedtailor models RESULTS`"
+        " lists them)",
+    )
     return read_calibration(path) if is_export(path) else calibration_of(open_run(path))
 
 

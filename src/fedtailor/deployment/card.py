@@ -1,7 +1,7 @@
 """`model_card`, which describes one client's model in Markdown."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,10 @@ from fedtailor.protocol import check_choice, client_ids
 from fedtailor.report.coverage import COVERAGE, coverages, source_text
 from fedtailor.report.units import unit_of
 from fedtailor.storage import Damaged
+from fedtailor.storage.final_models import RECORD, RUNS, read_final
 from fedtailor.tables import Preprocessing
 from fedtailor.tables.encoding import ColumnEncoding
+from fedtailor.tables.table import ALL_ROWS
 from fedtailor.tables.target import label_text
 
 CARDS = "cards"
@@ -51,8 +53,12 @@ def model_card(run: OpenedRun, client: str) -> str:
     return "\n".join("\n".join([*lines, ""]) for lines in sections)
 
 
-def write_cards(run: OpenedRun, clients: Sequence[str], directory: Path) -> list[Path]:
+def write_cards(runs: Mapping[str, OpenedRun], directory: Path) -> list[Path]:
     """Write the model cards of some clients to a folder in a directory.
+
+    Args:
+        runs: client -> the run of its model.
+        directory: where the folder goes.
 
     Returns:
         The files, in the order of the clients.
@@ -64,7 +70,7 @@ def write_cards(run: OpenedRun, clients: Sequence[str], directory: Path) -> list
     try:
         with atomic_write(folder) as temporary:
             temporary.mkdir()
-            for number, client in enumerate(clients):
+            for number, (client, run) in enumerate(runs.items()):
                 name = f"{file_name(client, number)}.md"
                 (temporary / name).write_text(model_card(run, client), "utf-8")
                 files.append(folder / name)
@@ -134,6 +140,11 @@ def _split(origin: dict[str, Any]) -> str:
     if not origin:
         return "Split: as the federation was given in Python."
     options, seed = origin.get("parameters", {}), markdown_text(origin.get("seed"))
+    if options.get(ALL_ROWS):
+        return (
+            "Split: none. All rows of the table were trained on, so that no test rows are"
+            " left by which this model could be measured."
+        )
     if origin.get("scenario") != "table":
         scenario = markdown_text(origin.get("scenario"))
         return f"Split: as the scenario {scenario} draws it, seed {seed}."
@@ -211,6 +222,10 @@ def _missing_text(column: ColumnEncoding) -> str:
 def _measurements(run: OpenedRun, client: str, row: dict[str, Any]) -> Iterator[str]:
     """The metrics after the last round on the client's own rows."""
     measured = run.frame().filter(pl.col("client") == client)
+    expected = _expectation(run, client)
+    if expected is not None:
+        yield expected
+        return
     if measured.is_empty():
         yield "None: this client has neither validation nor test rows."
         return
@@ -297,6 +312,32 @@ def _sets(run: OpenedRun, client: str) -> Iterator[str]:
             f"Temperature (`predict --calibrated`): {known.temperature:.2f}; above 1 the"
             " model was too sure of itself on its validation rows, below 1 too unsure."
         )
+
+
+def _expectation(run: OpenedRun, client: str) -> str | None:
+    """What a comparison expects of a final model; None for other models."""
+    folder = run.path.parent.parent
+    if run.path.parent.name != RUNS or not (folder / RECORD).is_file():
+        return None
+    record = read_final(folder)
+    found = record.clients.get(client)
+    if found is None or found.value is None:
+        return (
+            "None: all rows were trained on, and the comparison that chose the method has"
+            " no figure of this client."
+        )
+    number_format = _NumberFormat(record.metric)
+    text = (
+        f"No test rows are left: the model was refitted on all {record.rows:,} rows. The"
+        f" comparison that chose it measured the same method ({markdown_text(found.method)}),"
+        f" trained on fewer rows, on rows of this client that no training saw"
+        f" ({record.splits} splits): {number_format.label}"
+        f" {number_format.text(found.value)}"
+    )
+    if found.low is None or found.high is None:
+        return f"{text}."
+    interval = Interval(found.value, found.low, found.high, np.nan)
+    return f"{text}, 95 % interval {number_format.between(interval)}."
 
 
 class _NumberFormat:

@@ -12,6 +12,7 @@ from fedtailor.report.experiment import COMPARISON_INDEX, experiments
 from fedtailor.report.stored import StoredRun
 from fedtailor.storage.digests import finite
 from fedtailor.storage.export import read_manifest
+from fedtailor.storage.final_models import RECORD, RUNS, read_final
 from fedtailor.storage.run_files import MANIFEST, MODELS_MANIFEST
 
 NOT_KEPT = "not kept"
@@ -21,8 +22,8 @@ def list_models(path: Path, client: str | None = None) -> list[dict[str, Any]]:
     """List the models of all clients of all runs in a directory.
 
     Args:
-        path: a run directory, the results of `fedtailor compare`, or one experiment in
-            the results.
+        path: a run directory, final models, the results of `fedtailor compare`, or one
+            experiment in the results.
         client: name of the only client to list; None for all.
 
     Returns:
@@ -59,6 +60,12 @@ def _runs(path: Path) -> Iterator[tuple[StoredRun, str | None, str | None]]:
         yield StoredRun(path), None, None
         return
     require_run(path)
+    if (path / RECORD).exists():
+        record = read_final(path)
+        used = [record.run, *(own.run for own in record.clients.values())]
+        for name in dict.fromkeys(used):
+            yield StoredRun(path / RUNS / name), None, None
+        return
     is_experiment = (path / COMPARISON_INDEX).exists()
     found = (
         experiments(path.parent, [path.name]) if is_experiment else experiments(path)

@@ -12,31 +12,45 @@ from fedtailor._files import private_folder, publish, reason
 from fedtailor._version import __version__
 from fedtailor.deployment.card import file_name
 from fedtailor.deployment.onnx_layers import Graph, onnx_package, write_layer
+from fedtailor.deployment.onnx_table import ML_DOMAIN, ML_OPSET, write_preprocessing
 from fedtailor.models.layered import Layered
 from fedtailor.protocol import Mixture, NearestNeighbors, require
 from fedtailor.storage import PersonalModel
 from fedtailor.storage.digests import SUMS, sums_of
 from fedtailor.storage.export import PREPROCESSING, make_new
+from fedtailor.tables.target import label_text
 
 INPUT, OUTPUT, PROBABILITIES, TARGET = "x", "outputs", "probabilities", "target"
+LABEL = "label"
 """The names of a graph's input and outputs."""
 
+_NAMES = frozenset((INPUT, OUTPUT, PROBABILITIES, TARGET, LABEL))
 _OPSET, _IR = 17, 8
 """Versions of operators and format that runtimes have supported since 2022."""
 
 
-def export_onnx(personal: Sequence[PersonalModel], directory: Path | str) -> list[Path]:
+def export_onnx(
+    personal: Sequence[PersonalModel], directory: Path | str, *, encoded: bool = False
+) -> list[Path]:
     """Write personal models to a new directory, one ONNX file for each client.
 
-    The input of a graph is `x` [n, ...]: the inputs of the federation (for a table,
-    those that `preprocessing.json` gives). The outputs are:
+    A graph of a table has an input [n] for each of its columns, under the column's name,
+    and contains the preprocessing (see `onnx_table`). The input of other graphs is `x`
+    [n, ...], the inputs of the federation. The outputs are:
 
     * `outputs`: logits (log-probabilities for a mixture), or predicted targets;
     * `probabilities` [n, classes], for classes;
+    * `label` [n], the most probable class by its name, for classes of a table;
     * `target`: predictions in the target's own unit, for a regression on a table.
 
-    The graph's metadata holds the names of the client, the inputs and the classes. The
-    file `SHA256SUMS` holds the digests of all files.
+    The graph's metadata holds the names of the client, the columns, the inputs and the
+    classes. The file `SHA256SUMS` holds the digests of all files.
+
+    Args:
+        personal: the models.
+        directory: the directory, which is created if it does not exist.
+        encoded: graphs of a table take `x` [n, inputs], too, the inputs that
+            `preprocessing.json` gives.
 
     Returns:
         The ONNX files, in the order of the models.
@@ -50,7 +64,7 @@ def export_onnx(personal: Sequence[PersonalModel], directory: Path | str) -> lis
     path = Path(directory)
     # Make all graphs before writing one, as a model may not be exportable.
     graphs = {
-        f"{file_name(model.name, number)}.onnx": onnx_model(model)
+        f"{file_name(model.name, number)}.onnx": onnx_model(model, encoded=encoded)
         for number, model in enumerate(personal)
     }
     preprocessing = personal[0].preprocessing
@@ -74,8 +88,12 @@ def export_onnx(personal: Sequence[PersonalModel], directory: Path | str) -> lis
     return [path / name for name in graphs]
 
 
-def onnx_model(personal: PersonalModel) -> Any:
+def onnx_model(personal: PersonalModel, *, encoded: bool = False) -> Any:
     """Convert a personal model to an `onnx.ModelProto`, and check that.
+
+    Args:
+        personal: the model.
+        encoded: take the model's inputs instead of a table's columns.
 
     Raises:
         ValueError: the model cannot be exported.
@@ -83,20 +101,31 @@ def onnx_model(personal: PersonalModel) -> Any:
     onnx = onnx_package()
     helper, floats = onnx.helper, onnx.TensorProto.FLOAT
     model, graph = personal.model, Graph()
-    x = _normalized(graph, personal)
+    inputs = [helper.make_tensor_value_info(INPUT, floats, [None, *model.input_shape])]
+    x, columns, opsets = INPUT, {}, [helper.make_opsetid("", _OPSET)]
+    if personal.preprocessing is not None and not encoded:
+        inputs, columns, x = write_preprocessing(graph, personal.preprocessing, _NAMES)
+        opsets.append(helper.make_opsetid(ML_DOMAIN, ML_OPSET))
+    x = _normalized(graph, personal, x)
     out = _predicted(graph, personal, x)
     shape = [None, model.outputs]
     outputs = [helper.make_tensor_value_info(out, floats, shape)]
     if model.classification:
         name = graph.node("Softmax", out, name=PROBABILITIES, axis=-1)
         outputs.append(helper.make_tensor_value_info(name, floats, shape))
+        if personal.preprocessing is not None:
+            classes = personal.preprocessing.target.classes
+            names = graph.texts([label_text(label) for label in classes])
+            number = graph.node("ArgMax", out, axis=-1, keepdims=0)
+            name = graph.node("Gather", names, number, name=LABEL)
+            strings = onnx.TensorProto.STRING
+            outputs.append(helper.make_tensor_value_info(name, strings, [None]))
     elif personal.preprocessing is not None:
         scale = graph.constant(personal.preprocessing.target_scale)
         shift = graph.constant(personal.preprocessing.target_shift)
         scaled = graph.node("Mul", out, scale)
         name = graph.node("Add", scaled, shift, name=TARGET)
         outputs.append(helper.make_tensor_value_info(name, floats, shape))
-    inputs = [helper.make_tensor_value_info(INPUT, floats, [None, *model.input_shape])]
     proto = helper.make_model(
         helper.make_graph(
             graph.nodes, "personal model", inputs, outputs, graph.constants
@@ -104,19 +133,22 @@ def onnx_model(personal: PersonalModel) -> Any:
         producer_name="fedtailor",
         producer_version=__version__,
         ir_version=_IR,
-        opset_imports=[helper.make_opsetid("", _OPSET)],
+        opset_imports=opsets,
     )
-    helper.set_model_props(proto, _metadata(personal))
+    metadata = _metadata(personal)
+    if columns:
+        metadata["columns"] = json.dumps(columns)
+    helper.set_model_props(proto, metadata)
     onnx.checker.check_model(proto, full_check=True)
     return proto
 
 
-def _normalized(graph: Graph, personal: PersonalModel) -> str:
+def _normalized(graph: Graph, personal: PersonalModel, x: str) -> str:
     """Append the federation's normalization of inputs, unless it is the identity."""
     shift, scale = np.asarray(personal.shift), np.asarray(personal.scale)
     if not shift.any() and (scale == 1).all():
-        return INPUT
-    centred = graph.node("Sub", INPUT, graph.constant(shift))
+        return x
+    centred = graph.node("Sub", x, graph.constant(shift))
     return graph.node("Mul", centred, graph.constant(scale))
 
 

@@ -16,6 +16,9 @@ from numpy.typing import ArrayLike
 from fedtailor.models import layers, normalization
 from fedtailor.models.resnet import GlobalAveragePool, Residual
 
+_PREFIX = "fedtailor/"
+"""Begins the names of values inside a graph, beside those of a table's columns."""
+
 
 def onnx_package() -> Any:
     """The package `onnx`.
@@ -45,8 +48,22 @@ class Graph:
         Returns:
             Its name.
         """
-        name = f"constant_{len(self.constants)}"
+        name = f"{_PREFIX}constant_{len(self.constants)}"
         self.constants.append(self._numpy.from_array(np.asarray(value, kind), name))
+        return name
+
+    def texts(self, values: list[str]) -> str:
+        """Append a constant array of strings.
+
+        Returns:
+            Its name.
+        """
+        name = f"{_PREFIX}constant_{len(self.constants)}"
+        strings = onnx_package().TensorProto.STRING
+        data = [value.encode() for value in values]
+        self.constants.append(
+            self._helper.make_tensor(name, strings, [len(values)], data)
+        )
         return name
 
     def node(
@@ -57,7 +74,7 @@ class Graph:
         Returns:
             The name of the output.
         """
-        output = name or f"{operator}_{len(self.nodes)}"
+        output = name or f"{_PREFIX}{operator}_{len(self.nodes)}"
         node = self._helper.make_node(
             operator, list(inputs), [output], name=output, **attributes
         )

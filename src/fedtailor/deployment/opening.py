@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedtailor.accounting import Ledger
+from fedtailor.baselines import NAME_IN_MANIFEST
 from fedtailor.deployment.data import federation_of, require_same
 from fedtailor.deployment.settings import (
     algorithm_from_config,
@@ -26,6 +27,12 @@ from fedtailor.runs.run import create_training, executor_of
 from fedtailor.storage import Damaged, PersonalModel, RunDirectory
 from fedtailor.storage.export import MANIFEST as EXPORT_MANIFEST
 from fedtailor.storage.export import PREPROCESSING, load_models
+from fedtailor.storage.final_models import (
+    DEFAULT_FOLDER,
+    RECORD,
+    RUNS,
+    read_final,
+)
 from fedtailor.storage.manifest import difference, manifest
 from fedtailor.storage.run_files import (
     MANIFEST,
@@ -72,16 +79,25 @@ def open_run(
     """
     path = Path(directory)
     require(path.is_dir(), f"there is no directory {path}; check the path")
+    final = final_folder(path)
+    if final is not None:
+        path = final / RUNS / read_final(final).run
     is_comparison = (path / COMPARISON_INDEX).exists() or any(
         path.glob(f"*/{COMPARISON_INDEX}")
     )
     require(
         not is_comparison,
         f"{path} is a comparison of several runs; name one of them (`fedtailor models"
-        f" {path}` lists them)",
+        f" {path}` lists them), or make models of what it chose (`fedtailor finalize"
+        f" {path}`)",
     )
     require_run(path)
     stored = StoredRun(path)
+    require(
+        not stored.manifest["algorithm"].get(NAME_IN_MANIFEST, False),
+        f"{path} holds what a baseline predicted, and no models; name the run of a"
+        " method",
+    )
     require(
         not stored.diverged, f"{path} holds no models: {stored.summary.get('diverged')}"
     )
@@ -113,13 +129,63 @@ def is_export(path: Path) -> bool:
     return (path / EXPORT_MANIFEST).exists() and not (path / MANIFEST).exists()
 
 
+def final_folder(path: Path) -> Path | None:
+    """The directory of final models that a path means; None if there is none.
+
+    Args:
+        path: that directory, or the results of a comparison that were finalized.
+    """
+    if (path / RECORD).is_file():
+        return path
+    candidates = [path / DEFAULT_FOLDER]
+    if not (path / COMPARISON_INDEX).exists():
+        candidates = [
+            index.parent / DEFAULT_FOLDER
+            for index in path.glob(f"*/{COMPARISON_INDEX}")
+        ]
+    found = [folder for folder in candidates if (folder / RECORD).is_file()]
+    return found[0] if len(found) == 1 else None
+
+
+def runs_of_clients(
+    directory: Path | str, clients: Sequence[str] | None = None
+) -> "dict[str, OpenedRun]":
+    """Open the run of each client's model: of final models, clients may have several.
+
+    Args:
+        directory: a run directory, or a directory of final models.
+        clients: names of the clients; None for all.
+
+    Raises:
+        ValueError: the directory is neither, or there is no such client.
+    """
+    path = Path(directory)
+    final = final_folder(path) if path.is_dir() else None
+    if final is None:
+        run = open_run(path)
+        return dict.fromkeys(run.names if clients is None else clients, run)
+    record = read_final(final)
+    by_default = open_run(final)
+    opened = {record.run: by_default}
+    result = {}
+    for name in by_default.names if clients is None else clients:
+        check_choice(name, by_default.names, f"client of {path} called")
+        # Clients that never trained have the method for all.
+        own = record.clients.get(name)
+        folder = record.run if own is None else own.run
+        if folder not in opened:
+            opened[folder] = open_run(final / RUNS / folder)
+        result[name] = opened[folder]
+    return result
+
+
 def models_at(
     directory: Path | str, clients: Sequence[str] | None = None
 ) -> dict[str, PersonalModel]:
-    """Load the personal models of a run or an export, by client.
+    """Load the personal models of a run, of final models or of an export, by client.
 
     Args:
-        directory: directory of the run or of the export.
+        directory: directory of the run, of the final models or of the export.
         clients: names of the clients; None for all.
 
     Raises:
@@ -134,10 +200,8 @@ def models_at(
         for name in clients:
             check_choice(name, models, f"client of {path} called")
         return {name: models[name] for name in clients}
-    run = open_run(path)
-    if clients is None:
-        return run.personal_models()
-    return {name: run.personal(name) for name in clients}
+    runs = runs_of_clients(path, clients)
+    return {name: run.personal(name) for name, run in runs.items()}
 
 
 class OpenedRun(Run):

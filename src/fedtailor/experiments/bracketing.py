@@ -63,6 +63,19 @@ def _is_better(top: NDArray[np.float64], score: NDArray[np.float64]) -> bool:
     return bool(differences.mean() > quantile * error)
 
 
+def is_ahead(
+    top: NDArray[np.float64] | None, score: NDArray[np.float64] | None
+) -> bool:
+    """Whether the first scores [clients] are higher by more than a standard error of
+    their mean difference. None: the scores of a client are not known.
+    """
+    if top is None or score is None or len(top) != len(score) or len(top) < 2:
+        return False
+    differences = top - score
+    error = float(differences.std(ddof=1)) / math.sqrt(len(differences))
+    return bool(differences.mean() > error)
+
+
 def next_value(scores: Scores) -> float | None:
     """The value to try next.
 

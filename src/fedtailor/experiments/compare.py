@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from fedtailor._files import reason
 from fedtailor.algorithms import Local
+from fedtailor.baselines import Baseline, find_baseline
 from fedtailor.executors import Settings
 from fedtailor.experiments import bracketing, halving
 from fedtailor.experiments.compared_runs import ComparedRuns
@@ -52,7 +53,13 @@ from fedtailor.experiments.run_scores import (
 from fedtailor.metrics import Metric, find_metric, find_metrics
 from fedtailor.protocol import require
 from fedtailor.storage import DirectoryLock, Unusable
-from fedtailor.storage.run_files import COMPARISON_INDEX, SUMMARY, read_summary
+from fedtailor.storage.run_files import (
+    COMPARISON_INDEX,
+    MANIFEST,
+    SUMMARY,
+    read_manifest,
+    read_summary,
+)
 from fedtailor.trackers import find_trackers
 from fedtailor.training import Training
 from fedtailor.training.binding import bind
@@ -90,6 +97,7 @@ class Comparison:
             all of them to the end.
         cells: entries of the index for the runs of selected candidates.
         candidates: entries of the index for all candidates that were compared.
+        baselines: entries of the index for the runs of baselines.
         skipped: entries of the index for what was not run, with the reasons.
     """
 
@@ -112,6 +120,7 @@ class Comparison:
         self.cells: list[dict[str, Any]] = []
         self.candidates: list[dict[str, Any]] = []
         self.skipped: list[dict[str, Any]] = []
+        self.baselines: list[dict[str, Any]] = []
         self._runs = ComparedRuns(
             self.experiment,
             self.results,
@@ -235,6 +244,7 @@ class Comparison:
                     candidate = chosen[id(entry)]
                     if candidate is not None:
                         self._train_seeds(entry, candidate, group)
+            self._train_baselines(column)
         if not self.cells and self.skipped:
             raise ValueError(f"nothing could be run: {self.skipped[0]['why']}")
         self._write()
@@ -287,13 +297,24 @@ class Comparison:
     ) -> Candidate | None:
         """The candidate with the best score; None if all failed.
 
-        Of equal scores, the first candidate is the best. Of the values of a bracketed
-        setting it is the first one, unless another is better by more than chance.
+        Of equal scores, the first candidate is the best. Of several models it is one of
+        the first model, unless another's is better by more than a standard error. Of
+        the values of a bracketed setting it is the first one, unless another is better
+        by more than chance.
         """
-        best, best_score = None, None
-        for candidate, score in scored:
-            if score is not None and (best_score is None or score > best_score):
-                best, best_score = candidate, score
+        best = _highest(scored)
+        of_first = _highest(
+            [(one, score) for one, score in scored if one.model == scored[0][0].model]
+        )
+        if best is not None and of_first is not None and best.model != of_first.model:
+            by_client = [
+                client_scores(
+                    self.results / self._runs.name_of(entry, one, seed), rounds
+                )
+                for one in (best, of_first)
+            ]
+            if not bracketing.is_ahead(*by_client):
+                best = of_first
         for setting in self.experiment.file.bracket:
             if best is None or setting not in best.parameters:
                 continue
@@ -340,7 +361,23 @@ class Comparison:
         Returns:
             All candidates with their scores.
         """
-        scored: list[Scored] = [(one, score(one)) for one in entry.candidates]
+        scored: list[Scored] = []
+        # Each model has a grid of its own.
+        for model in dict.fromkeys(one.model for one in entry.candidates):
+            own = [one for one in entry.candidates if one.model == model]
+            scored += self._bracketed_model(entry, own, seed, score, rounds)
+        return scored
+
+    def _bracketed_model(
+        self,
+        entry: Entry,
+        candidates: Sequence[Candidate],
+        seed: int,
+        score: Callable[[Candidate], float | None],
+        rounds: int | None,
+    ) -> list[Scored]:
+        """`_bracketed` for the candidates of one model."""
+        scored: list[Scored] = [(one, score(one)) for one in candidates]
         for setting in self.experiment.file.bracket:
             refused: dict[float, None] = {}
             for _ in range(bracketing.MAX_EXTENSIONS):
@@ -559,6 +596,42 @@ class Comparison:
             self.cells.append(cell)
         self._write()
 
+    def _train_baselines(self, column: Column) -> None:
+        """Train the baselines on all seeds, and add their runs to the index."""
+        baselines = [find_baseline(name) for name in self.experiment.file.baselines]
+        # Seed by seed, as its table is read once for all of them.
+        for seed in self.experiment.file.seeds:
+            for baseline in list(baselines):
+                if not baseline.applies(self._runs.data(column, seed).classes):
+                    continue
+                try:
+                    run = self._runs.train_baseline(column, baseline, seed)
+                except Unusable:
+                    raise
+                except ValueError as error:
+                    baselines.remove(baseline)
+                    self._skip_baseline(column, baseline, str(error))
+                    continue
+                method = read_manifest(self.results / run / MANIFEST)["algorithm"]
+                self.baselines.append(
+                    {
+                        "scenario": column.label,
+                        "name": baseline.name,
+                        "title": method.get("title", baseline.title),
+                        "needs_pooled_data": baseline.needs_pooled_data,
+                        "is_linear": baseline.is_linear,
+                        "seed": seed,
+                        "run": run,
+                    }
+                )
+
+    def _skip_baseline(self, column: Column, baseline: Baseline, why: str) -> None:
+        """Add a baseline that cannot be trained to the index."""
+        skipped = {"scenario": column.label, "algorithm": baseline.title}
+        self.skipped.append(
+            {**skipped, "seed": None, "parameters": {}, "why": why, "runs": 0}
+        )
+
     def _write(self) -> None:
         """Write the index."""
         runs = [self.results / cell["run"] for cell in self.cells]
@@ -566,6 +639,7 @@ class Comparison:
             **describe_experiment(self.experiment, self.index, self.source),
             "runs": self.runs,
             "cells": self.cells,
+            "baselines": self.baselines,
             "candidates": self.candidates,
             "skipped": self.skipped,
             "budget": self._budget_rounds(),
@@ -591,3 +665,12 @@ class Comparison:
         column_rounds = self.experiment.columns[0].rounds
         full += self._added_runs * column_rounds
         return {"rounds": self._rounds, "full": full}
+
+
+def _highest(scored: Sequence[Scored]) -> Candidate | None:
+    """The first candidate with the highest score; None if all failed."""
+    best, best_score = None, None
+    for candidate, score in scored:
+        if score is not None and (best_score is None or score > best_score):
+            best, best_score = candidate, score
+    return best

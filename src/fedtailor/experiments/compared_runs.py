@@ -3,17 +3,18 @@
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedtailor._files import file_digest
 from fedtailor._version import __version__
+from fedtailor.baselines import Baseline, evaluate
 from fedtailor.executors import DeviceExecutor, LockstepGroup, Settings
 from fedtailor.experiments.experiment import Candidate, Column, Entry, Experiment
 from fedtailor.federation import Federation
-from fedtailor.models import Model
+from fedtailor.models import Model, linear
 from fedtailor.protocol import Diverged, Exchanges, drive
 from fedtailor.runs import run_exchanges
 from fedtailor.runs.run import Store, executor_of
@@ -27,6 +28,8 @@ from fedtailor.training.binding import bind
 from fedtailor.training.settings import settings as to_toml
 
 RUNS = "runs"
+KEEP_CORRELATED = "keep_correlated"
+"""The parameter of tables whose inputs are left as they are."""
 
 
 @dataclass
@@ -83,7 +86,7 @@ class ComparedRuns:
         summary = self._finished(name, column, rounds)
         if summary is None:
             federation = self.data(column, seed)
-            path, model = self.results / name, column.scenario.model
+            path, model = self.results / name, column.model_of(candidate)
             executor = executor_of(federation, model, self.settings, path)
             drive(self._run(entry, candidate, seed, executor, rounds=rounds), executor)
             if name in self.refusals:
@@ -106,7 +109,8 @@ class ComparedRuns:
         if len(unfinished) < 2:
             return
         federations = [self.data(column, seed) for seed in unfinished]
-        models = [bind(column.scenario.model, federation) for federation in federations]
+        model = column.model_of(candidate)
+        models = [bind(model, federation) for federation in federations]
         directories = [self.results / names[seed] for seed in unfinished]
         group = LockstepGroup(federations, models, self.settings, directories)
         with interrupts() as stopped:
@@ -117,6 +121,45 @@ class ComparedRuns:
             group.drive(runs, stopped)
             if stopped.is_set():
                 raise Interrupted
+
+    def train_baseline(self, column: Column, baseline: Baseline, seed: int) -> str:
+        """Train a baseline, unless its directory has the finished run.
+
+        Returns:
+            The name of its run.
+
+        Raises:
+            ValueError: the baseline cannot be trained on these data.
+        """
+        name = self._name_of_baseline(column, baseline, seed)
+        if RunDirectory(self.results / name).finished_summary(1) is not None:
+            return name
+        scenario = column.scenario
+        # Trees do not see through the rotation that helps gradient steps.
+        if KEEP_CORRELATED in scenario.parameters:
+            scenario = scenario.sized(**{KEEP_CORRELATED: True})
+            uncorrelated = replace(column, scenario=scenario, label=f"{column.label}/")
+            federation = self.data(uncorrelated, seed)
+        else:
+            federation = self.data(column, seed)
+        evaluate(
+            baseline,
+            federation,
+            bind(linear(), federation),
+            self.results / name,
+            seed=seed,
+            metrics=self.experiment.file.measured,
+        )
+        return name
+
+    def _name_of_baseline(self, column: Column, baseline: Baseline, seed: int) -> str:
+        """The name of a baseline's run, which depends on its data and on the version."""
+        content = {
+            "data": {**column.arguments, "file": _digest_of_file(column)},
+            "measured": self.experiment.file.measured,
+        }
+        name = f"{baseline.name}-{_fingerprint(content)}-s{seed}"
+        return self._of_this_version(f"{RUNS}/{column.scenario.name}/{name}")
 
     def is_finished(self, entry: Entry, candidate: Candidate, seed: int) -> bool:
         """Whether the directory of a run has the finished run."""
@@ -245,6 +288,10 @@ class ComparedRuns:
         method = candidate.algorithm.about.name
         fingerprint = self.fingerprint(entry, candidate)
         name = f"{RUNS}/{entry.column.scenario.name}/{method}-{fingerprint}-s{seed}"
+        return self._of_this_version(name)
+
+    def _of_this_version(self, name: str) -> str:
+        """The name of a run, with the version if another version has made that run."""
         versions = stored_versions(self.results / name / MANIFEST)
         if versions.get("fedtailor", __version__) == __version__:
             return name
@@ -260,7 +307,7 @@ class ComparedRuns:
         measured = self.experiment.file.measured
         settings = {
             "algorithm": to_toml(candidate.algorithm),
-            "model": to_toml(column.scenario.model),
+            "model": to_toml(column.model_of(candidate)),
             "data": {**column.arguments, "file": _digest_of_file(column)},
             "rounds": column.rounds,
             "every": self.evaluate_every(column),
@@ -274,8 +321,12 @@ class ComparedRuns:
             settings["measured"] = measured
         if self.experiment.file.until_still:
             settings["until_still"] = True
-        text = json.dumps(settings, sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()[:10]
+        return _fingerprint(settings)
+
+
+def _fingerprint(settings: Mapping[str, Any]) -> str:
+    text = json.dumps(settings, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
 def _digest_of_file(column: Column) -> str:

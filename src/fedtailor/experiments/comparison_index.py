@@ -111,7 +111,8 @@ def _describe_column(column: Column) -> dict[str, Any]:
     description = {
         "use": column.scenario.name,
         "arguments": dict(column.arguments),
-        "model": repr(column.scenario.model),
+        "model": " or ".join(map(repr, column.models.values()))
+        or repr(column.scenario.model),
         "rounds": column.rounds,
         "participation": share,
     }

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from fedtailor.algorithms.find import find_algorithm
+from fedtailor.baselines import find_baseline
 from fedtailor.experiments import scenarios
 from fedtailor.experiments.document import ConfigError, Document, KeyPath, read
 from fedtailor.experiments.parsing import (
@@ -22,6 +23,7 @@ from fedtailor.experiments.parsing import (
 from fedtailor.experiments.scenario import Scenario
 from fedtailor.experiments.uplink import uplink_of_tables
 from fedtailor.metrics import find_metric
+from fedtailor.models import Architecture
 from fedtailor.protocol import Algorithm, Pipeline, require
 from fedtailor.trackers import find_tracker
 from fedtailor.training import MOST_ROUNDS, Participation, Sampling, as_participation
@@ -43,6 +45,9 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 Rounds = Annotated[int, Field(ge=1, le=MOST_ROUNDS)]
 
+MODEL = "model"
+"""The name of a candidate's model among its parameters."""
+
 NAME = re.compile(r"\w[^/\\]*")
 """Valid names of experiments. A name is also that of a directory."""
 
@@ -62,6 +67,7 @@ class _Scenario(_Table):
     model_config = ConfigDict(extra="allow", strict=True)
     use: str | None = None
     model: str | dict[str, Any] | None = None
+    models: list[str | dict[str, Any]] | None = Field(None, min_length=1)
     rounds: Rounds | None = None
     participation: Share | None = None
     sampling: Sampling | None = None
@@ -97,6 +103,7 @@ class _File(_Table):
     evaluate_every: Rounds | None = None
     track: list[str] = []
     measured: list[str] = []
+    baselines: list[str] = []
     metrics: list[Literal[METRICS]] = Field(["mean", "worst10"], min_length=1)  # type: ignore[valid-type]
     figures: list[Literal[FIGURES]] = [  # type: ignore[valid-type]
         "accuracy-by-round",
@@ -116,10 +123,12 @@ class Candidate:
     Attributes:
         algorithm: the method.
         parameters: the values from the grid, by dotted name; empty if there is no grid.
+        model: the architecture, where one is chosen; None = that of the scenario.
     """
 
     algorithm: Algorithm
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    model: Architecture | None = None
 
 
 @dataclass(frozen=True)
@@ -132,13 +141,23 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Column:
-    """A scenario with the settings of an experiment: a column of its tables."""
+    """A scenario with the settings of an experiment: a column of its tables.
+
+    Attributes:
+        models: name -> architecture, of which each method's is chosen; empty = all
+            methods train the scenario's.
+    """
 
     label: str
     scenario: Scenario
     arguments: Mapping[str, Any]
     rounds: int
     participation: Participation
+    models: Mapping[str, Architecture] = field(default_factory=dict)
+
+    def model_of(self, candidate: Candidate) -> Architecture:
+        """What a candidate trains."""
+        return self.scenario.model if candidate.model is None else candidate.model
 
 
 @dataclass(frozen=True)
@@ -208,6 +227,7 @@ def with_setting(candidate: Candidate, setting: str, value: float) -> Candidate:
     return Candidate(
         configure(candidate.algorithm, nested, ("bracket",)),
         {**candidate.parameters, setting: value},
+        candidate.model,
     )
 
 
@@ -236,6 +256,7 @@ def resolve(document: Document, name: str, *, quick: bool = False) -> Experiment
         file = _validate(document.content)
         _check_names("measured", file.measured, find_metric)
         _check_names("track", file.track, find_tracker)
+        _check_names("baselines", file.baselines, find_baseline)
         columns = tuple(
             _column(label, table, file) for label, table in file.scenarios.items()
         )
@@ -272,7 +293,7 @@ def _validate(content: Mapping[str, Any]) -> _File:
 
 
 def _check_names(key: str, names: Sequence[str], find: Callable[[str], object]) -> None:
-    """Check that the metrics or trackers with these names exist."""
+    """Check that the metrics, trackers or baselines with these names exist."""
     for name in names:
         try:
             find(name)
@@ -303,6 +324,9 @@ def _column(label: str, table: _Scenario, file: _File) -> Column:
     if table.model is not None:
         model = architecture(table.model, (*place, "model"), own_files=True)
         scenario = replace(scenario, model=model)
+    models = _models(table, (*place, "models"))
+    if models:
+        scenario = replace(scenario, model=next(iter(models.values())))
     participation = table.participation
     if participation is None:
         participation = file.participation
@@ -313,7 +337,24 @@ def _column(label: str, table: _Scenario, file: _File) -> Column:
         reporters = as_participation(participation, table.sampling or file.sampling)
     except ValueError as error:
         raise ConfigError((*place, "participation"), str(error)) from None
-    return Column(label, scenario, scenario.parameters, rounds, reporters)
+    return Column(label, scenario, scenario.parameters, rounds, reporters, models)
+
+
+def _models(table: _Scenario, place: KeyPath) -> dict[str, Architecture]:
+    """The models of which each method's is chosen, by name."""
+    models = {}
+    for number, value in enumerate(table.models or ()):
+        model = architecture(value, place, own_files=True)
+        name = value if isinstance(value, str) else str(value.get("use"))
+        if isinstance(value, Mapping):
+            settings = (f"{key} {it}" for key, it in value.items() if key != "use")
+            name = " ".join([name, *settings])
+        if name in models:
+            raise ConfigError(place, f"models names {name} twice (number {number + 1})")
+        models[name] = model
+    if table.models and table.model is not None:
+        raise ConfigError(place, "give model, or models to choose from, not both")
+    return models
 
 
 def _entries(column: Column, file: _File) -> Iterator[Entry]:
@@ -344,6 +385,7 @@ def _entries(column: Column, file: _File) -> Iterator[Entry]:
         for varied in combinations(table.vary, (*place, "vary")):
             row = configure(base, varied, (*place, "vary"))
             candidates, refused = _candidates(row, table.grid, (*place, "grid"))
+            candidates = _with_models(candidates, column)
             if len(candidates) > 1 and column.arguments.get("val") == 0:
                 raise ConfigError(
                     ("scenarios", column.label),
@@ -355,6 +397,23 @@ def _entries(column: Column, file: _File) -> Iterator[Entry]:
             yield Entry(
                 ", ".join(parts), label, column, candidates, flat, refused, uplink
             )
+
+
+def _with_models(
+    candidates: tuple[Candidate, ...], column: Column
+) -> tuple[Candidate, ...]:
+    """The candidates with each of a column's models, model by model."""
+    if not column.models:
+        return candidates
+    return tuple(
+        replace(
+            candidate,
+            parameters={MODEL: name, **candidate.parameters},
+            model=model,
+        )
+        for name, model in column.models.items()
+        for candidate in candidates
+    )
 
 
 def _candidates(

@@ -168,7 +168,7 @@ def _time_setting(
     """Train some rounds of a setting, and time them."""
     column = entry.column
     federation = runs.data(column, seed)
-    executor = executor_of(federation, column.scenario.model, runs.settings)
+    executor = executor_of(federation, column.model_of(candidate), runs.settings)
     # From here on errors are those of this setting, and others can be timed.
     try:
         training = create_training(

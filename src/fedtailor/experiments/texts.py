@@ -43,12 +43,20 @@ def architecture_of_text(text: str) -> Architecture:
     Raises:
         ValueError: the model or an argument does not exist, or a value has another type.
     """
+    return architecture(model_of_text(text), ("--model",), own_files=True)
+
+
+def model_of_text(text: str) -> dict[str, Any]:
+    """The model of such an option, as an experiment file has it.
+
+    Raises:
+        ValueError: the model does not exist, or a setting has no name.
+    """
     name, settings = _split(text)
     names: list[str] = []
     if ".py:" not in name:
         names = list(inspect.signature(find_builder(name)).parameters)
-    value = {"use": name, **_parse(settings, names, f"--model {text}")}
-    return architecture(value, ("--model",), own_files=True)
+    return {"use": name, **_parse(settings, names, f"--model {text}")}
 
 
 def _split(text: str) -> tuple[str, str]:

@@ -25,6 +25,7 @@ from fedtailor.report.left_out import left_out_methods, tests_when_left_out
 from fedtailor.report.stored import StoredRun, mean_sizes
 from fedtailor.report.tables import Cell, Number, Table
 from fedtailor.report.units import Unit, unit_of
+from fedtailor.report.verdict import Verdict, rows_of, values_of, verdict_of
 from fedtailor.storage.digests import finite
 from fedtailor.storage.run_files import SUMMARY
 
@@ -63,6 +64,8 @@ class Decision:
         rounds: rounds of a complete run.
         test_rows: client -> test rows of one seed.
         warnings: warnings for the reader.
+        verdict: what each client should use; None without validation or test data, or
+            if the runs have not kept their test rows.
     """
 
     scenario: str
@@ -78,6 +81,7 @@ class Decision:
     rounds: int = 0
     test_rows: Mapping[str, int] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    verdict: Verdict | None = None
 
     @property
     def conclusions(self) -> list[str]:
@@ -233,6 +237,7 @@ class Decision:
         winner = self.winner
         return {
             "metric": self.metric,
+            "verdict": None if self.verdict is None else self.verdict.as_dict(),
             "sentences": self.conclusions,
             "winner": None if winner is None else winner.winner,
             "leader": None if winner is None else winner.leader,
@@ -269,7 +274,7 @@ def decide(experiment: Experiment, scenario: str) -> Decision | None:
         warnings += warn_few_validation_rows(int(first.seen_clients["val"].sum()))
     # Without test rows nothing can be decided. Without validation rows only the choice
     # of a method for each client is missing.
-    test, val = _last_values(runs, "test"), _last_values(runs, "val")
+    test, val = values_of(runs, "test"), values_of(runs, "val")
     if test.is_empty():
         return Decision(
             scenario,
@@ -282,7 +287,8 @@ def decide(experiment: Experiment, scenario: str) -> Decision | None:
         label for label, seeds in runs.items() if seeds[0].method == LOCAL_METHOD
     )
     base = next(local_labels, None)
-    gain_metric, gains, no_gains_reason = _gains(runs, metric, base)
+    rows = rows_of(runs)
+    gain_metric, gains, no_gains_reason = _gains(runs, rows, metric, base)
 
     left_out = left_out_methods(experiment, scenario)
     # The run of such a method may be missing, or in use by another comparison.
@@ -307,9 +313,19 @@ def decide(experiment: Experiment, scenario: str) -> Decision | None:
             winner = replace(winner, winner=None, ahead=None)
         if _have_common_clients(val, test):
             choice = choose_by_validation(val, test, higher_is_better=higher_is_better)
+    verdict = verdict_of(
+        experiment,
+        scenario,
+        runs,
+        base=base,
+        gain_metric=gain_metric,
+        gains=gains,
+        rows=rows,
+    )
     return Decision(
         scenario,
         metric,
+        verdict=verdict,
         winner=winner,
         choice=choice,
         base=base,
@@ -334,83 +350,61 @@ def decide_all(experiment: Experiment) -> list[Decision]:
     return [decision for decision in decisions if decision is not None]
 
 
-def _last_values(runs: Mapping[str, Sequence[StoredRun]], split: str) -> pl.DataFrame:
-    """The last values of the metric of all seen clients on a split.
-
-    Returns:
-        A table with the columns method, seed, client and value.
-    """
-    frames = []
-    for label, seeds in runs.items():
-        for run in seeds:
-            method, seed = pl.lit(label).alias("method"), pl.lit(run.seed).alias("seed")
-            frames.append(run.last(split).select(method, seed, "client", "value"))
-    return pl.concat(frames)
-
-
 def _have_common_clients(val: pl.DataFrame, test: pl.DataFrame) -> bool:
     """Whether a run has values of a client on both splits."""
     return len(val.join(test, on=["method", "seed", "client"], how="semi")) > 0
 
 
 def _gains(
-    runs: Mapping[str, Sequence[StoredRun]], metric: str, base: str | None
+    runs: Mapping[str, Sequence[StoredRun]],
+    rows: pl.DataFrame | None,
+    metric: str,
+    base: str | None,
 ) -> tuple[str, pl.DataFrame | None, str]:
     """Computes the gains of every client over training alone.
 
+    Args:
+        runs: label -> finished runs.
+        rows: their test rows; None if they have not kept them.
+        metric: the metric of the runs.
+        base: label of the method that trains every client alone.
+
     Returns:
-        The metric of the gains, the gains (None if they cannot be computed), and the
-        reason why they cannot be computed.
+        The metric of the gains, which test rows determine, the gains (None if they
+        cannot be computed), and the reason why they cannot be computed.
     """
+    if rows is not None:
+        metric = _metric_of_rows(runs, rows, metric)
+    reason = ""
     if base is None:
-        return (
-            metric,
-            None,
-            (
-                f"Gains over training alone need the method {LOCAL_METHOD}; add it to"
-                " the comparison."
-            ),
+        reason = (
+            f"Gains over training alone need the method {LOCAL_METHOD}; add it to"
+            " the comparison."
         )
-    if len(runs) < 2:
-        return (
-            metric,
-            None,
-            (
-                "Gains over training alone need another method; add one to the"
-                " comparison."
-            ),
+    elif len(runs) < 2:
+        reason = (
+            "Gains over training alone need another method; add one to the comparison."
         )
-
-    frames = []
-    for label, seeds in runs.items():
-        for run in seeds:
-            if run.rows is None:
-                continue
-            rows = run.rows.join(run.seen_clients, on="client", how="semi")
-            frames.append(
-                rows.with_columns(method=pl.lit(label), seed=pl.lit(run.seed))
-            )
-    methods = {frame["method"][0] for frame in frames if len(frame)}
-    if base not in methods or len(methods) < 2:
-        return (
-            metric,
-            None,
-            (
-                "Gains over training alone need the test rows, which these runs did not"
-                " keep; repeat them."
-            ),
+    elif rows is None or not {base} < set(rows["method"].unique()):
+        reason = (
+            "Gains over training alone need the test rows, which these runs did not"
+            " keep; repeat them."
         )
-
-    # Runs of other versions may have more columns.
-    rows = pl.concat(frames, how="diagonal")
-    outputs = int(next(iter(runs.values()))[0].manifest["model"]["outputs"])
-    if metric not in SCORES or not SCORES[metric].determined(rows.columns, outputs):
-        metric = next(
-            name
-            for name in ("accuracy", "rmse", "loss")
-            if SCORES[name].determined(rows.columns, outputs)
-        )
+    if reason or rows is None or base is None:
+        return metric, None, reason
     return metric, client_gains(rows, base, metric), ""
+
+
+def _metric_of_rows(
+    runs: Mapping[str, Sequence[StoredRun]], rows: pl.DataFrame, metric: str
+) -> str:
+    """The metric of the runs, or one that test rows determine in its place."""
+    outputs = int(next(iter(runs.values()))[0].manifest["model"]["outputs"])
+    return next(
+        name
+        for name in (metric, "accuracy", "rmse", "loss")
+        if name in SCORES and SCORES[name].determined(rows.columns, outputs)
+    )
 
 
 def _counted(gains: pl.DataFrame, verdict: str, of: str = "") -> str:

@@ -12,15 +12,32 @@ from fedtailor.report.comparison import redundant_tables, slug, tables
 from fedtailor.report.decision import MAX_TABLE_ROWS, Decision, decide_all
 from fedtailor.report.experiment import Experiment
 from fedtailor.report.tables import Table, stacked_csv
+from fedtailor.report.verdict import MOST_CLIENTS, Verdict
 
 Format = Literal["terminal", "markdown", "csv", "latex", "json"]
 REPORT_FILE = "report.md"
 TABLES_FILE = "tables.csv"
 
 
-def show(experiment: Experiment, output_format: Format) -> None:
-    """Prints the report of an experiment in a format."""
-    tables_by_name, decisions = tables(experiment), decide_all(experiment)
+def show(
+    experiment: Experiment, output_format: Format, *, details: bool = False
+) -> None:
+    """Prints the report of an experiment in a format.
+
+    Args:
+        experiment: the index and its runs.
+        output_format: of the tables.
+        details: on a terminal, also print all tables of a comparison that ends in a
+            verdict; else only that is printed.
+    """
+    decisions = decide_all(experiment)
+    verdict = decisions[0].verdict if len(decisions) == 1 else None
+    # A comparison of a table is made for its verdict, others are for their tables.
+    is_table = [use.use for use in experiment.index.scenarios.values()] == ["table"]
+    if output_format == "terminal" and verdict is not None and is_table and not details:
+        print_verdict(verdict, decisions[0].warnings)
+        return
+    tables_by_name = tables(experiment)
     if output_format == "terminal":
         _print_overview(experiment)
         # On a terminal, omit tables whose numbers another table shows.
@@ -30,6 +47,9 @@ def show(experiment: Experiment, output_format: Format) -> None:
                 say("")
                 table.show()
         _print_decisions(decisions)
+        if verdict is not None and is_table:
+            say("")
+            print_verdict(verdict, ())
     elif output_format == "markdown":
         say_block(markdown(experiment, tables_by_name, decisions))
     elif output_format == "json":
@@ -44,6 +64,27 @@ def show(experiment: Experiment, output_format: Format) -> None:
         )
     else:
         say_block("\n".join(table.latex() for table in tables_by_name.values()))
+
+
+def print_verdict(verdict: Verdict, warnings: Sequence[str]) -> None:
+    """Prints the end of a comparison: a sentence, and a line for each client.
+
+    Args:
+        verdict: what to print.
+        warnings: of the decision, of which the first is printed.
+    """
+    _print_wrapped(verdict.subject, "", "  ")
+    for sentence in verdict.headline:
+        _print_wrapped(sentence, "", "  ")
+    say("")
+    verdict.table(MOST_CLIENTS).show()
+    say("")
+    for sentence in (*verdict.methods, *verdict.footnotes):
+        _print_wrapped(sentence, "", "  ")
+    first = [*verdict.warnings, *warnings]
+    if first:
+        more = f" ({len(first) - 1} more: --details)" if len(first) > 1 else ""
+        _print_wrapped(f"Before believing it: {first[0]}.{more}", "", "  ")
 
 
 def write(
@@ -116,6 +157,9 @@ def markdown(
     ]
     for decision in decisions:
         parts.append(f"## Decision: {markdown_text(decision.scenario)}")
+        if decision.verdict is not None:
+            parts.append(_bullet_list(verdict_lines(decision.verdict)))
+            parts.append(decision.verdict.table().markdown().rstrip())
         parts.append(_bullet_list(_decision_lines(decision)))
         parts += [table.markdown().rstrip() for table in _short_tables(decision)]
     return "\n\n".join([*parts, *paragraphs]) + "\n"
@@ -136,6 +180,17 @@ def as_dict(
         "tables": {name: table.as_dict() for name, table in tables_by_name.items()},
         "decision": {decision.scenario: decision.as_dict() for decision in decisions},
     }
+
+
+def verdict_lines(verdict: Verdict) -> list[str]:
+    """All sentences of a verdict, in the order in which they are printed."""
+    return [
+        verdict.subject,
+        *verdict.headline,
+        *verdict.methods,
+        *verdict.footnotes,
+        *(f"Warning: {warning}" for warning in verdict.warnings),
+    ]
 
 
 def _gain_tables(decisions: Sequence[Decision]) -> dict[str, Table]:

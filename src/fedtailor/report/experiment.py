@@ -56,6 +56,27 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class BaselineCell:
+    """One run of a baseline.
+
+    Attributes:
+        name: its name in options.
+        title: its name in tables.
+        needs_pooled_data: whether all clients' rows have to lie in one place.
+        is_linear: whether it is a linear model.
+        run: directory of the run, relative to the results.
+    """
+
+    scenario: str
+    name: str
+    title: str
+    needs_pooled_data: bool
+    is_linear: bool
+    seed: int
+    run: str
+
+
+@dataclass(frozen=True)
 class Candidate:
     """One run for the choice of hyper-parameters.
 
@@ -140,6 +161,7 @@ class Index:
         candidates: the runs to choose hyper-parameters from. A chosen candidate is also
             a cell.
         skipped: runs that were skipped, with reasons.
+        baselines: the finished runs of baselines.
         until_still: whether runs end when their validation loss stands still; the
             rounds of a scenario are then a limit.
         budget: rounds of successive halving, or None without halving.
@@ -169,6 +191,7 @@ class Index:
     sweeps: dict[str, Sweep] = field(default_factory=dict)
     candidates: list[Candidate] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
+    baselines: list[BaselineCell] = field(default_factory=list)
     until_still: bool = False
     budget: Budget | None = None
 
@@ -277,6 +300,22 @@ class Experiment:
             for scenario, baseline_by_seed in baselines.items()
         }
 
+    def trained_baselines(self, scenario: str) -> list["TrainedBaseline"]:
+        """The baselines of a scenario, in the order of the index."""
+        cells: dict[str, list[BaselineCell]] = {}
+        for cell in sorted(self.index.baselines, key=lambda cell: cell.seed):
+            if cell.scenario == scenario:
+                cells.setdefault(cell.name, []).append(cell)
+        order = list(dict.fromkeys(cell.name for cell in self.index.baselines))
+        return [
+            TrainedBaseline(
+                cells[name][0],
+                [StoredRun(self.results / cell.run) for cell in cells[name]],
+            )
+            for name in order
+            if name in cells
+        ]
+
     @property
     def done(self) -> int:
         """How many of `index.runs` are finished or skipped."""
@@ -329,6 +368,24 @@ class Experiment:
     def _finished_runs(self) -> Sequence[tuple[Cell, StoredRun]]:
         cells = sorted(self.index.cells, key=lambda cell: cell.seed)
         return [(cell, StoredRun(self.results / cell.run)) for cell in cells]
+
+
+@dataclass(frozen=True)
+class TrainedBaseline:
+    """A baseline with its runs, one for each seed.
+
+    Attributes:
+        about: its first entry of the index.
+        runs: its runs in the order of seeds.
+    """
+
+    about: BaselineCell
+    runs: Sequence[StoredRun]
+
+    @property
+    def title(self) -> str:
+        """Its name in tables."""
+        return self.about.title
 
 
 def experiments(results: Path, names: Sequence[str] = ()) -> list[Experiment]:

@@ -51,7 +51,7 @@ class Table:
     """A table with a title.
 
     Attributes:
-        title: title, one line.
+        title: title, one line; "" if the text above says it.
         columns: [c] headers; a terminal shows their line breaks.
         rows: [r][c] cells.
         text: number of text columns; they come before the numeric columns.
@@ -127,7 +127,8 @@ class Table:
             required_width = Measurement.get(console, unlimited, rich_table).maximum
             texts = (one_line(text) for text in (self.title, self.note))
             console.width = max(required_width, *map(cell_len, texts), 1)
-        console.print(Text(one_line(self.title), "italic"))
+        if self.title:
+            console.print(Text(one_line(self.title), "italic"))
         console.print(rich_table)
         if self.note:
             console.print(Text(one_line(self.note), "dim"))
@@ -145,7 +146,8 @@ class Table:
             )
         ]
         note = [markdown_text(self.note), ""] if self.note else []
-        return "\n".join([f"**{markdown_text(self.title)}**", "", *rows, "", *note])
+        title = [f"**{markdown_text(self.title)}**", ""] if self.title else []
+        return "\n".join([*title, *rows, "", *note])
 
     def csv(self) -> str:
         """Converts the table to comma-separated values.

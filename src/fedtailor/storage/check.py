@@ -14,6 +14,7 @@ from fedtailor.storage import export
 from fedtailor.storage.checkpoint import OLD_FORMAT, checkpoint_format, load_tree
 from fedtailor.storage.digests import SUMS, frame_digest, has_valid_digest, sums_of
 from fedtailor.storage.errors import Damaged
+from fedtailor.storage.final_models import RECORD, read_final
 from fedtailor.storage.run_files import (
     CHECKPOINT,
     CLIENTS,
@@ -80,6 +81,8 @@ def _check_directory(path: Path) -> Iterator[Finding]:
     """Check a run or an export, or else the subdirectories, recursively."""
     if (path / COMPARISON_INDEX).exists():
         yield _finding(path / COMPARISON_INDEX, _check_comparison)
+    if (path / RECORD).exists():
+        yield _finding(path / RECORD, _check_final)
     if (path / MANIFEST).exists():
         yield _finding(path, _check_run)
     elif (path / export.MANIFEST).exists() or (path / export.MODELS).exists():
@@ -125,6 +128,11 @@ def _check_export(path: Path) -> str:
     return f"personal models of {clients} clients{note}"
 
 
+def _check_final(path: Path) -> str:
+    record = read_final(path.parent)
+    return f"final models of {len(record.clients)} clients"
+
+
 def _check_onnx(path: Path) -> str:
     if not (path / SUMS).exists():
         raise Damaged(
@@ -145,8 +153,9 @@ def _check_onnx(path: Path) -> str:
 
 def _check_comparison(path: Path) -> str:
     # The runs of an index must have ended, so each has a summary.
-    cells = _read_json(path)["cells"]
-    for cell in cells:
+    content = _read_json(path)
+    cells = content["cells"]
+    for cell in (*cells, *content.get("baselines", ())):
         if not (path.parents[1] / cell["run"] / SUMMARY).exists():
             raise Damaged(
                 f"{path} names the run {cell['run']}, which is not there; the same"

@@ -97,6 +97,12 @@ def split_rows(
     return splits if group_of_row is None else _expand(splits, rows, group_of_row)
 
 
+def everything_trains(rows: Rows) -> Splits:
+    """The splits of a table whose rows all train."""
+    nothing = Ragged.empty(len(rows.names))
+    return rows.of_client, nothing, nothing
+
+
 def is_split_column(series: pl.Series) -> bool:
     """Whether at least half of the cells are names of splits.
 

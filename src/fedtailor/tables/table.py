@@ -43,7 +43,7 @@ from fedtailor.tables.roles import (
     with_times,
 )
 from fedtailor.tables.screening import screen
-from fedtailor.tables.splitting import Rows, Splits, split_rows
+from fedtailor.tables.splitting import Rows, Splits, everything_trains, split_rows
 from fedtailor.tables.sums import ColumnSums, InputSums
 from fedtailor.tables.suspicions import (
     class_warnings,
@@ -54,6 +54,9 @@ from fedtailor.tables.suspicions import (
     target_code_warnings,
 )
 from fedtailor.tables.target import Target, TargetEncoding
+
+ALL_ROWS = "all_rows"
+"""The option of an origin whose rows all train."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,9 @@ class Table(Federation):
         }
 
 
-def from_table(source: Any, *, seed: int = 0, **options: Any) -> Table:
+def from_table(
+    source: Any, *, seed: int = 0, all_rows: bool = False, **options: Any
+) -> Table:
     """Build a federation from a table with one row per example and a client column.
 
     Missing cells, text, booleans and dates are encoded, and numbers are standardized.
@@ -155,6 +160,8 @@ def from_table(source: Any, *, seed: int = 0, **options: Any) -> Table:
             or a polars or pandas frame.
         seed: random seed of the splits and of the choice of unseen clients; with
             `folds` it selects the fold of the test rows.
+        all_rows: train on every row, whatever the options say of splits: nothing is left
+            to choose or to judge by.
         options: the fields of `TableOptions`, such as client="hospital", target="num",
             positive=">0".
 
@@ -170,11 +177,13 @@ def from_table(source: Any, *, seed: int = 0, **options: Any) -> Table:
         >>> run = ft.run(ft.Ditto(), table, ft.models.logistic(), rounds=50)
     """
     settings = make_options(options)
-    table = _build(read(source, settings), settings, seed)
-    return replace(table, origin=_origin(source, settings, seed))
+    table = _build(read(source, settings), settings, seed, all_rows)
+    return replace(table, origin=_origin(source, settings, seed, all_rows))
 
 
-def _origin(source: Any, options: TableOptions, seed: int) -> TableOrigin | None:
+def _origin(
+    source: Any, options: TableOptions, seed: int, all_rows: bool
+) -> TableOrigin | None:
     """The origin of a table; None if it was read from a frame."""
     if not isinstance(source, str | os.PathLike):
         return None
@@ -184,10 +193,12 @@ def _origin(source: Any, options: TableOptions, seed: int) -> TableOrigin | None
         for name, value in vars(options).items()
         if value != getattr(default, name)
     }
+    if all_rows:
+        changed[ALL_ROWS] = True
     return TableOrigin(path, file_digest(path), seed, changed)
 
 
-def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
+def _build(raw: RawTable, options: TableOptions, seed: int, all_rows: bool) -> Table:
     problems = Problems(raw.where)
     options, notes = find_split_column(raw.frame, options, list(raw.notes))
     check_columns(raw.frame, options, problems)
@@ -206,11 +217,13 @@ def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
         with_times(frame, options, problems), rows, options, problems, seed
     )
     problems.raise_if_any()
+    if all_rows:
+        splits = everything_trains(rows)
     del frame  # saves memory, as the parsed columns are copies
     # Statistics are computed from the training rows of seen clients.
     unseen = choose_unseen(options.unseen, rows.names, seed)
     train = _training_rows(splits, unseen, len(rows.owners))
-    _check_training(splits, unseen, rows.names, options, problems)
+    _check_training(splits, unseen, rows.names, options, problems, all_rows)
     problems.raise_if_any()
     parts = _parts(splits, unseen, rows.names, train, options)
     encodings, dropped = _fit_columns(
@@ -218,7 +231,9 @@ def _build(raw: RawTable, options: TableOptions, seed: int) -> Table:
     )
     problems.raise_if_any()
     notes += role_notes(options)
-    notes += [*target.notes, *split_notes(splits, rows, options)]
+    notes += target.notes
+    if not all_rows:
+        notes += split_notes(splits, rows, options)
     encoding, y = _standardize_target(target, parts)
     ignored = _ignored_columns(raw.frame.columns, encodings, options, dropped)
     decimal = options.decimal or raw.decimal
@@ -360,6 +375,7 @@ def _check_training(
     names: tuple[str, ...],
     options: TableOptions,
     problems: Problems,
+    all_rows: bool,
 ) -> None:
     """Check that all seen clients have training rows, and that there are test rows."""
     empty = [names[i] for i in np.flatnonzero((splits[0].sizes == 0) & ~unseen)]
@@ -369,7 +385,8 @@ def _check_training(
             f"clients {join_names(empty)} have no training rows; change the {rule} column,"
             " or name them in unseen"
         )
-    if not splits[2].rows.size and (options.test > 0 or options.split):
+    is_tested = (options.test > 0 or options.split) and not all_rows
+    if not splits[2].rows.size and is_tested:
         problems.add(
             "no client has a row to test on; give clients with two rows or more, and"
             " other groups or splits"

@@ -20,7 +20,7 @@ class Options:
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """A run directory."""
+    """A run directory, or final models (`fedtailor finalize`)."""
     client: str
     """Whose model."""
     out: Path | None = None
@@ -30,9 +30,11 @@ class Options:
 def card(arguments: list[str]) -> int:
     """Prints or writes a model card."""
     options = parse(Options, arguments, "fedtailor card")
-    from fedtailor.deployment import model_card, open_run
+    from fedtailor.deployment.card import model_card
+    from fedtailor.deployment.opening import runs_of_clients
 
-    text = model_card(open_run(options.run), options.client)
+    run = runs_of_clients(options.run, [options.client])[options.client]
+    text = model_card(run, options.client)
     write_text(text, options.out)
     if options.out is not None:
         say(options.out.resolve())

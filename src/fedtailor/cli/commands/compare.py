@@ -12,6 +12,7 @@ import jax
 
 from fedtailor._printable import say, say_block
 from fedtailor.cli.advice import as_typed, as_typed_text
+from fedtailor.cli.commands.finalize import say_models, write_final
 from fedtailor.cli.commands.report import report
 from fedtailor.cli.names import print_help_or_raise
 from fedtailor.cli.options import (
@@ -71,6 +72,9 @@ class Options:
     """Print the runs and about how long they take, instead of starting them: some rounds
     of each setting are timed, and nothing is written.
     """
+    details: bool = False
+    """Print all tables of a comparison on a table: costs, settings, gains of all methods.
+    """
     json: bool = False
     """Print one JSON object instead of tables."""
 
@@ -81,6 +85,10 @@ class Options:
 @dataclass(frozen=True)
 class TableOptions(Options, TableComparisonOptions):
     """Options for a table of one's own."""
+
+    finalize: bool = False
+    """Refit what is chosen on all rows, and write the models to OUT/TABLE/model, which
+    `fedtailor predict`, `export`, `card` and `enroll` take."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -144,9 +152,20 @@ def compare(arguments: list[str]) -> int:
     ):
         comparison.progress = progress
         index = comparison.run()
+    name = index.parent.name
+    if isinstance(options, TableOptions) and options.finalize:
+        from fedtailor.deployment.finalizing import is_current
+
+        if not is_current(index.parent):
+            write_final(options.out, name, quiet=True)
     # Print the same tables as `fedtailor report`.
     format_options = ["--format", "json"] if options.json else []
-    return report([str(options.out), index.parent.name, *format_options])
+    if options.details:
+        format_options.append("--details")
+    code = report([str(options.out), name, *format_options])
+    if isinstance(options, TableOptions) and not options.json:
+        say_models(options.out, name, is_final=options.finalize)
+    return code
 
 
 def _print_plan(comparison: Comparison, options: Options) -> int:

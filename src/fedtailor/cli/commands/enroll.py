@@ -23,7 +23,7 @@ class Options:
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """A run directory."""
+    """A run directory, or final models (`fedtailor finalize`)."""
     data: Path
     """The newcomer's rows, with the columns of the run's table and the target."""
     client: str

@@ -23,11 +23,14 @@ class Options:
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """A run directory."""
+    """A run directory, or final models (`fedtailor finalize`)."""
     out: Path
     """A new directory."""
     format: Literal["safetensors", "onnx"] = "safetensors"
     """Of the models."""
+    encoded: bool = False
+    """onnx: graphs of a table take the model's inputs, which preprocessing.json gives,
+    instead of the table's own columns."""
     clients: tuple[str, ...] = ()
     """Only these clients' models (default: all)."""
 
@@ -38,25 +41,34 @@ def export(arguments: list[str]) -> int:
     from fedtailor.deployment.calibration import calibration_of
     from fedtailor.deployment.card import write_cards
     from fedtailor.deployment.onnx_export import export_onnx
-    from fedtailor.deployment.opening import open_run
+    from fedtailor.deployment.opening import runs_of_clients
+    from fedtailor.protocol import require
     from fedtailor.storage import Damaged, export_models
     from fedtailor.storage.calibration_file import write_calibration
 
-    run = open_run(options.run)
-    names = tuple(dict.fromkeys(options.clients)) or run.names
-    models = [run.personal(name) for name in names]
-    write = export_onnx if options.format == "onnx" else export_models
-    write(models, options.out)
-    try:
-        calibration = calibration_of(run)
-    except Damaged:
-        raise
-    except ValueError:
-        # Without validation rows there are models, and no sets or intervals of them.
-        calibration = None
-    if calibration is not None:
-        write_calibration(calibration.only(names), options.out)
-    cards = write_cards(run, names, options.out)
+    runs = runs_of_clients(options.run, tuple(dict.fromkeys(options.clients)) or None)
+    models = [run.personal(name) for name, run in runs.items()]
+    if options.format == "onnx":
+        export_onnx(models, options.out, encoded=options.encoded)
+    else:
+        require(
+            not options.encoded,
+            "--encoded is of --format onnx; exported vectors take encoded inputs as they"
+            " are",
+        )
+        export_models(models, options.out)
+    first = next(iter(runs.values()))
+    if all(run is first for run in runs.values()):
+        try:
+            calibration = calibration_of(first)
+        except Damaged:
+            raise
+        except ValueError:
+            # Without validation rows there are models, and no sets of them.
+            pass
+        else:
+            write_calibration(calibration.only(list(runs)), options.out)
+    cards = write_cards(runs, options.out)
     say(
         f"{len(models)} models ({options.format}) and {len(cards)} cards:"
         f" {options.out.resolve()}"

@@ -3,7 +3,7 @@
 Each command imports what it needs when it runs: a client should hold little in memory.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,9 +29,13 @@ from fedtailor.protocol import require
 from fedtailor.remote.waits import MAX_WAIT_S, check_wait
 
 if TYPE_CHECKING:
-    from fedtailor.remote.job import Job
+    import polars as pl
+
+    from fedtailor.remote.job import Job, Schema
     from fedtailor.remote.kit import Kit
     from fedtailor.remote.policy import Policy as ClientPolicy
+    from fedtailor.remote.statistics import Statistics
+    from fedtailor.storage import PersonalModel
     from fedtailor.training import Training
 
 RUN_DIRECTORY = "run"
@@ -183,6 +187,8 @@ class Predict:
     """Examples with the columns of the job; the target may be missing."""
     out: Path | None = None
     """Write the predictions to this .csv instead of the standard output."""
+    probabilities: bool = False
+    """Write the probability of every class, too."""
 
 
 @dataclass(frozen=True)
@@ -513,23 +519,44 @@ def _predict(options: Predict) -> int:
         rows = read_rows(options.data, schema, target=False)
     else:
         rows = read_table(options.data, schema, target=False).rows(statistics)
-    predictions = model.predict(rows.x)
-    if schema.classes:
-        write_text(
-            _as_csv([schema.classes[value] for value in predictions]), options.out
-        )
-        return 0
-    if statistics is not None:
-        predictions = statistics.preprocessing(schema).decode(predictions)
-    write_text(_as_csv(predictions.ravel()), options.out)
+    table = predictions_of(model, rows.x, schema, statistics, options.probabilities)
+    write_text(csv_of_frame(table), options.out)
     return 0
 
 
-def _as_csv(values: Sequence[str] | np.ndarray) -> str:
-    """Formats predictions like `fedtailor predict`."""
+def predictions_of(
+    model: "PersonalModel",
+    x: np.ndarray,
+    schema: "Schema",
+    statistics: "Statistics | None",
+    probabilities: bool,
+) -> "pl.DataFrame":
+    """Predictions in the columns of `fedtailor predict`.
+
+    Args:
+        model: the client's personal model.
+        x: inputs [n, ...].
+        schema: the job's columns.
+        statistics: the agreed preprocessing; None if the job has none.
+        probabilities: whether to return the probability of every class.
+
+    Raises:
+        ValueError: probabilities are asked of a regression.
+    """
     import polars as pl
 
-    return csv_of_frame(pl.DataFrame({"prediction": values}))
+    def decode(values: np.ndarray) -> np.ndarray:
+        if schema.classes:
+            return np.array(schema.classes, object)[values]
+        if statistics is None:
+            return values
+        return statistics.preprocessing(schema).decode(values)
+
+    out = model.outputs(x)
+    columns = model.model.task.prediction_columns(
+        out, decode, probabilities=probabilities
+    )
+    return pl.DataFrame({"row": np.arange(1, len(out) + 1), **columns})
 
 
 def _simulate(options: Simulate) -> int:

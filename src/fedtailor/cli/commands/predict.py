@@ -16,8 +16,8 @@ from fedtailor.cli.output import write_text
 
 @dataclass(frozen=True)
 class Options:
-    """Predict with the personal models of a run, of an export, or of one enrolled
-    newcomer.
+    """Predict with the personal models of a run, of a comparison that was finalized, of
+    an export, or of one enrolled newcomer.
 
     Models that were trained on a table take its columns by name, in any order: the
     target, the client and what was left out may be there or not. Classes are written by
@@ -25,7 +25,8 @@ class Options:
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """A run directory, or exported models."""
+    """A run directory, final models (`fedtailor finalize`) or the results that they are
+    in, or exported models."""
     rows: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="ROWS")]
     """A table of rows; of models that were trained on arrays, numbers in the order of
     their inputs, or a .npy file.

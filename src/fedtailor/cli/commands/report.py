@@ -28,6 +28,9 @@ class Options:
     """Which experiments (all by default)."""
     format: document.Format = "terminal"
     """Of the tables on the standard output."""
+    details: bool = False
+    """On the terminal, all tables of a comparison on a table, too: costs, settings, gains
+    of all methods."""
     out: Path | None = None
     """Write report.md, tables (CSV and LaTeX) and figures (PNG and SVG) below this
     directory instead.
@@ -77,5 +80,5 @@ def report(arguments: list[str]) -> int:
             continue
         if number:
             say("")
-        document.show(experiment, options.format)
+        document.show(experiment, options.format, details=options.details)
     return 0

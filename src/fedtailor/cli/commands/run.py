@@ -11,6 +11,7 @@ from fedtailor.algorithms.find import find_algorithm
 from fedtailor.cli.advice import as_typed
 from fedtailor.cli.names import print_help_or_raise
 from fedtailor.cli.options import check_counts, check_seeds, parse
+from fedtailor.cli.own_table import AUTO
 from fedtailor.cli.progress import explain_interrupt, progress_of
 from fedtailor.cli.sizes import sizes_of, with_sizes
 from fedtailor.executors import Settings
@@ -171,6 +172,11 @@ def _parse(
         check_local_training(algorithm)
         changed = with_sizes(scenario, sizes)
         if options.model is not None:
+            require(
+                options.model != AUTO,
+                "--model auto compares models; it is an option of `fedtailor compare"
+                " TABLE`, which then says which one to run",
+            )
             changed = replace(changed, model=architecture_of_text(options.model))
         return algorithm, changed, options
 

@@ -22,6 +22,7 @@ from fedtailor.report.page.reliability import (
 from fedtailor.report.stored import StoredRun, mean_sizes
 from fedtailor.report.tables import Cell, Number, Table
 from fedtailor.report.units import Unit, unit_of
+from fedtailor.report.verdict import Verdict
 
 MAX_TABLE_ROWS = 2000
 """Maximum number of table rows with clients on a page, over all scenarios."""
@@ -79,8 +80,7 @@ def scenario_sections(
     metrics_table = comparison.other_metrics_table(experiment, scenario)
     method_tables = [comparison.client_spread_table(experiment, scenario)]
     method_tables += [] if metrics_table is None else [metrics_table]
-    return [
-        Section("Decision", decision.conclusions, decision.warnings),
+    evidence = [
         Section("Methods", tables=method_tables),
         Section("Clients", tables=[clients]),
         gains(scenario, decision, lines),
@@ -92,6 +92,44 @@ def scenario_sections(
         data_card(experiment.index.scenarios[scenario], first),
         settings(runs),
         protocol(experiment, scenario, first),
+    ]
+    is_table = experiment.index.scenarios[scenario].use == "table"
+    if decision.verdict is None or not is_table:
+        return [Section("Decision", decision.conclusions, decision.warnings), *evidence]
+    # A comparison of a table is made for its verdict: all else opens on demand.
+    in_words = Section("All tests in words", decision.conclusions)
+    return [
+        *verdict_sections(decision.verdict, decision.warnings, lines),
+        Section(
+            "Everything else",
+            ["Each title opens what the decision rests on."],
+            folded=[in_words, *evidence],
+        ),
+    ]
+
+
+def verdict_sections(
+    verdict: Verdict, warnings: Sequence[str], lines: int = MAX_TABLE_ROWS
+) -> list[Section]:
+    """The decision, a sentence and a line for each client; and what to know of it.
+
+    Args:
+        verdict: what was decided.
+        warnings: of the decision.
+        lines: maximum number of rows of the table.
+    """
+    table = replace(verdict.table(), title="What each client should use")
+    return [
+        Section(
+            "Decision",
+            [verdict.subject, *verdict.headline],
+            tables=[_truncated(table, lines)],
+        ),
+        Section(
+            "What to know of it",
+            [*verdict.methods, *verdict.footnotes],
+            [*verdict.warnings, *warnings],
+        ),
     ]
 
 

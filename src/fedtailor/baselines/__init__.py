@@ -1,0 +1,26 @@
+"""Baselines: well-known models of scikit-learn on the rows that a comparison trains on.
+
+They are what a personalized model has to beat. Each is trained on the training rows of a
+split, and stored as a run is: its metrics, the outcome of every test row and a summary.
+"""
+
+from fedtailor.baselines.baseline import (
+    Baseline,
+    Predict,
+    Problem,
+    baseline_names,
+    default_baselines,
+    find_baseline,
+)
+from fedtailor.baselines.evaluation import NAME_IN_MANIFEST, evaluate
+
+__all__ = [
+    "NAME_IN_MANIFEST",
+    "Baseline",
+    "Predict",
+    "Problem",
+    "baseline_names",
+    "default_baselines",
+    "evaluate",
+    "find_baseline",
+]

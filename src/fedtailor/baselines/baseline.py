@@ -1,0 +1,104 @@
+"""`Baseline`: a model that is trained by itself, beside the federated methods."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from jaxtyping import Float
+from numpy.typing import NDArray
+
+from fedtailor.protocol import check_choice
+
+Predict = Callable[[int, NDArray[Any]], NDArray[Any]]
+"""A trained baseline. From the position of a client and inputs [n, d] it makes the
+logarithms of the classes' probabilities [n, classes], or predicted targets [n].
+"""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a baseline is trained on: the training rows of all clients that train.
+
+    Attributes:
+        x: for each client its inputs [n_c, d].
+        y: for each client its class numbers or targets [n_c].
+        classes: number of classes; None for a regression.
+        seed: seed of everything random.
+        val_x, val_y: likewise of the validation rows, by which some choose a number of
+            trees; empty = there are none.
+    """
+
+    x: Sequence[Float[NDArray[Any], "n d"]]
+    y: Sequence[NDArray[Any]]
+    classes: int | None
+    seed: int
+    val_x: Sequence[NDArray[Any]] = ()
+    val_y: Sequence[NDArray[Any]] = ()
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+class Baseline(ABC):
+    """Base of all baselines. A subclass that sets `name` registers itself.
+
+    Class variables:
+        name: its name in options and files.
+        title: its name in tables.
+        needs_pooled_data: whether all clients' rows have to lie in one place.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    needs_pooled_data: ClassVar[bool]
+    is_linear: ClassVar[bool] = False
+    """Whether its predictions are linear in the inputs (before a softmax)."""
+    by_default: ClassVar[bool] = True
+    """Whether a comparison trains it without being asked."""
+    registry: ClassVar[dict[str, type["Baseline"]]] = {}
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "name" in cls.__dict__:
+            Baseline.registry[cls.name] = cls
+
+    def title_for(self, classes: int | None) -> str:
+        """Its name in tables, where that depends on what is predicted."""
+        return self.title
+
+    def applies(self, classes: int | None) -> bool:
+        """Whether it is for so many classes, or for numbers (None)."""
+        return True
+
+    @abstractmethod
+    def fit(self, problem: Problem) -> Predict:
+        """Train it.
+
+        Raises:
+            ValueError: it cannot be trained on these rows; the message says why.
+        """
+
+
+def baseline_names() -> tuple[str, ...]:
+    """The names of all baselines, in the order of tables."""
+    # These modules register their baselines.
+
+    return tuple(Baseline.registry)
+
+
+def default_baselines() -> tuple[str, ...]:
+    """The names of those that a comparison trains without being asked."""
+    return tuple(
+        name for name in baseline_names() if Baseline.registry[name].by_default
+    )
+
+
+def find_baseline(name: str) -> Baseline:
+    """The baseline of that name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    check_choice(name, baseline_names(), "baseline")
+    return Baseline.registry[name]()

@@ -1,0 +1,107 @@
+"""`fedtailor finalize RESULTS`: what a comparison chose, refitted on all rows."""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from fedtailor._printable import say
+from fedtailor.cli.options import parse
+from fedtailor.storage.final_models import DEFAULT_FOLDER, FinalModels, read_final
+from fedtailor.storage.run_files import COMPARISON_INDEX
+
+
+@dataclass(frozen=True)
+class Options:
+    """Train the method that `fedtailor compare TABLE` recommends on all rows of the table,
+    those of training, validation and test, and write the models into one directory.
+
+    `fedtailor predict`, `export`, `card` and `enroll` take that directory, and the
+    results themselves.
+    """
+
+    results: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RESULTS")]
+    """The directory with the results of the comparison."""
+    experiment: Annotated[
+        str | None, tyro.conf.Positional, tyro.conf.arg(metavar="EXPERIMENT")
+    ] = None
+    """Which comparison (default: the only one)."""
+    out: Path | None = None
+    """A new directory for the models (default: RESULTS/EXPERIMENT/model, where older ones
+    are replaced)."""
+    method: str | None = None
+    """Refit this method for all clients, in place of what is recommended."""
+    use: Literal["per-client", "for-all"] = "per-client"
+    """For each client what the decision says of it, or for all the one method that it
+    recommends.
+    """
+    table: Path | None = None
+    """Where the table is now, if it was moved."""
+
+
+def finalize(arguments: list[str]) -> int:
+    """Refits the chosen methods on all rows."""
+    options = parse(Options, arguments, "fedtailor finalize")
+    write_final(
+        options.results,
+        options.experiment,
+        out=options.out,
+        method=options.method,
+        use=options.use,
+        table=options.table,
+    )
+    return 0
+
+
+def write_final(
+    results: Path,
+    experiment: str | None,
+    *,
+    out: Path | None = None,
+    method: str | None = None,
+    use: Literal["per-client", "for-all"] = "per-client",
+    table: Path | None = None,
+    quiet: bool = False,
+) -> Path:
+    """Refits the chosen methods, and says where the models are."""
+    from fedtailor.cli.progress import explain_interrupt, progress_of
+    from fedtailor.deployment.finalizing import finalize as refit
+
+    with explain_interrupt("stopped; nothing was written"):
+        directory, record = refit(
+            results,
+            experiment,
+            out,
+            method=method,
+            use=use,
+            table=table,
+            follow=progress_of,
+        )
+    if not quiet:
+        _say_record(directory, record)
+    return directory
+
+
+def say_models(results: Path, experiment: str, *, is_final: bool) -> None:
+    """Says where the final models of a comparison are, or how they are made."""
+    if is_final:
+        directory = results / experiment / DEFAULT_FOLDER
+        _say_record(directory, read_final(directory))
+        return
+    one = sum(1 for _ in results.glob(f"*/{COMPARISON_INDEX}")) == 1
+    say(
+        "To refit it on all rows and write the models: fedtailor finalize"
+        f" {results}{'' if one else f' {experiment}'}"
+    )
+
+
+def _say_record(directory: Path, record: FinalModels) -> None:
+    methods = dict.fromkeys(it.method for it in record.clients.values())
+    client = next(iter(record.clients))
+    say(
+        f"The models, refitted on all {record.rows:,} rows ({', '.join(methods)}):"
+        f" {directory}",
+        f"fedtailor predict {directory} ROWS.csv --client {shlex.quote(client)}",
+    )

@@ -1,0 +1,257 @@
+"""`finalize`: refits what a comparison chose on all rows, for use."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+from fedtailor._files import file_digest, private_folder, publish, reason
+from fedtailor.deployment.settings import spec_of
+from fedtailor.executors import Settings
+from fedtailor.models import Model
+from fedtailor.protocol import Diverged, check_choice, require
+from fedtailor.report.comparison import slug
+from fedtailor.report.decision import decide
+from fedtailor.report.experiment import Experiment, experiments
+from fedtailor.report.stored import StoredRun
+from fedtailor.report.verdict import ClientVerdict, Verdict
+from fedtailor.runs import run_on
+from fedtailor.runs.run import Store, executor_of
+from fedtailor.storage.final_models import (
+    DEFAULT_FOLDER,
+    RECORD,
+    RUNS,
+    Expectation,
+    FinalModels,
+    read_final,
+)
+from fedtailor.storage.run_files import COMPARISON_INDEX
+from fedtailor.tables import from_table
+from fedtailor.training import AfterRound, Training
+
+Follow = Callable[[str, int], AbstractContextManager[Callable[[Training, bool], Any]]]
+"""From a title and a number of rounds it makes what is called after each round."""
+
+
+def finalize(
+    results: Path,
+    name: str | None = None,
+    out: Path | None = None,
+    *,
+    method: str | None = None,
+    use: Literal["per-client", "for-all"] = "per-client",
+    table: Path | None = None,
+    settings: Settings = Settings(),  # noqa: B008 (frozen)
+    follow: Follow | None = None,
+) -> tuple[Path, FinalModels]:
+    """Train the methods that a comparison recommends on all rows of its table.
+
+    Training, validation and test rows are all trained on, with the settings that were
+    chosen, for as many rounds as the runs of the comparison took (their median). The
+    preprocessing is fitted to all rows, too.
+
+    Args:
+        results: the result directory of a comparison on a table.
+        name: the experiment, if there are several.
+        out: the directory to write; by default `model` in the experiment's folder,
+            which replaces older models there.
+        method: the label of a method for all clients, in place of the recommended ones.
+        use: "per-client": what the decision says of each client; "for-all": the method
+            that it recommends for all.
+        table: path of the table, if the file was moved.
+        settings: devices and other settings of the executor.
+        follow: shows the progress of each training.
+
+    Returns:
+        The directory, and its record.
+
+    Raises:
+        ValueError: there is no finished comparison on a table, the table has changed, the
+            method was not compared, or the directory holds other files or cannot be
+            written. Nothing is left half-written.
+    """
+    experiment = _experiment(results, name)
+    scenario, verdict = _verdict(experiment)
+    runs = experiment.runs[scenario]
+    used = _methods(verdict, runs, method, use)
+    folder = results / experiment.index.name
+    target = folder / DEFAULT_FOLDER if out is None else out
+    _require_free(target, is_default=out is None)
+    data = _table_of(experiment, scenario, table)
+    labels = list(dict.fromkeys([used[None], *used.values()]))
+    folders = {label: _folder_name(label, labels) for label in labels}
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # The final directory is as deep as the temporary one, since runs hold the path of
+        # their table relative to their own.
+        with private_folder(target.parent, "finalize") as temporary:
+            for label in labels:
+                where = temporary / RUNS / folders[label]
+                _train(label, runs[label], data, where, settings, follow)
+            record = FinalModels(
+                run=folders[used[None]],
+                clients={
+                    entry.client: _expectation(entry, used, folders)
+                    for entry in verdict.clients
+                },
+                metric=_metric(experiment, scenario),
+                splits=len(experiment.index.seeds),
+                rows=len(data.x),
+                digest_of=file_digest(folder / COMPARISON_INDEX),
+            )
+            record.write(temporary)
+            publish(temporary, target)
+    except OSError as error:
+        raise ValueError(
+            f"cannot write {target}: {reason(error)}; name another directory"
+        ) from None
+    return target, record
+
+
+def is_current(experiment_folder: Path) -> bool:
+    """Whether a comparison's folder holds final models of its present runs."""
+    folder = experiment_folder / DEFAULT_FOLDER
+    if not (folder / RECORD).is_file():
+        return False
+    try:
+        record = read_final(folder)
+    except ValueError:
+        return False
+    return record.digest_of == file_digest(experiment_folder / COMPARISON_INDEX)
+
+
+def _experiment(results: Path, name: str | None) -> Experiment:
+    """The only experiment of a result directory, or the one with a name."""
+    require(results.is_dir(), f"there is no directory {results}; check the path")
+    found = experiments(results, [] if name is None else [name])
+    names = ", ".join(one.index.name for one in found)
+    require(
+        len(found) == 1,
+        f"{results} holds several comparisons ({names}); name one of them",
+    )
+    return found[0]
+
+
+def _verdict(experiment: Experiment) -> tuple[str, Verdict]:
+    """The scenario of a comparison on a table, and its verdict."""
+    uses = experiment.index.scenarios
+    is_table = [use.use for use in uses.values()] == ["table"]
+    require(
+        is_table,
+        f"{experiment.index.name} compares scenarios; models are refitted on a table:"
+        " fedtailor compare TABLE",
+    )
+    (scenario,) = uses
+    decision = decide(experiment, scenario)
+    if decision is None or decision.verdict is None:
+        raise ValueError(
+            f"{experiment.index.name} has no choice to refit: it needs finished runs"
+            " with validation and test rows; give the same `fedtailor compare` again"
+        )
+    return scenario, decision.verdict
+
+
+def _methods(
+    verdict: Verdict,
+    runs: Any,
+    method: str | None,
+    use: Literal["per-client", "for-all"],
+) -> dict[str | None, str]:
+    """Client -> label of its method; None -> that of clients that come later."""
+    recommendation = verdict.recommendation
+    if method is not None:
+        check_choice(method, [label for label in runs if runs[label]], "method")
+    for_all = recommendation.method if method is None else method
+    used: dict[str | None, str] = {None: for_all}
+    for entry in verdict.clients:
+        own = use == "per-client" and method is None
+        used[entry.client] = entry.method if own else for_all
+    return used
+
+
+def _require_free(target: Path, *, is_default: bool) -> None:
+    """Require a directory that is new or empty, or holds older final models."""
+    if not target.exists():
+        return
+    is_empty = target.is_dir() and not any(target.iterdir())
+    is_older = is_default and (target / RECORD).is_file()
+    require(
+        is_empty or is_older,
+        f"{target} is not empty; name a new directory with --out",
+    )
+
+
+def _table_of(experiment: Experiment, scenario: str, moved: Path | None) -> Any:
+    """The table of a comparison, all of whose rows train."""
+    arguments = dict(experiment.index.scenarios[scenario].arguments)
+    path = Path(arguments.pop("path")) if moved is None else moved
+    arguments.pop("path", None)
+    first = next(run for seeds in experiment.runs[scenario].values() for run in seeds)
+    origin = first.manifest.get("origin", {})
+    if moved is None and not path.is_file():
+        # As typed it was relative to another directory; a run knows it from its own.
+        stored = origin.get("parameters", {}).get("path", path)
+        path = Path(first.path.resolve(), stored).resolve()
+    require(path.is_file(), f"the table is not at {path}; say where it is with --table")
+    require(
+        origin.get("file") in (None, file_digest(path)),
+        f"{path} is not the table that was compared on (its digest differs); compare"
+        " again on the new one",
+    )
+    return from_table(path, seed=first.seed, all_rows=True, **arguments)
+
+
+def _train(
+    label: str,
+    runs: Sequence[StoredRun],
+    data: Any,
+    directory: Path,
+    settings: Settings,
+    follow: Follow | None,
+) -> None:
+    """Train a method on all rows, with the settings of its runs."""
+    first = runs[0]
+    rounds = round(median(run.summary["rounds"] for run in runs))
+    spec = spec_of(first.manifest, rounds)
+    assert isinstance(spec.model, Model)
+    # More rows may give other inputs, such as a category that was too rare.
+    executor = executor_of(data, spec.model.architecture, settings, directory)
+    spec = replace(spec, model=executor.model, until_still=False, evaluate_every=rounds)
+    title = f"{label}, on all rows"
+    shown = nullcontext(None) if follow is None else follow(title, rounds)
+    try:
+        with shown as after_round:
+            callbacks = [] if after_round is None else [AfterRound(after_round)]
+            run_on(executor, spec, callbacks=callbacks, store=Store(directory))
+    except Diverged as error:
+        raise ValueError(
+            f"{first.method} diverges on all rows with the settings that were chosen"
+            f" ({error}); name another method with --method"
+        ) from None
+
+
+def _folder_name(label: str, labels: Sequence[str]) -> str:
+    """A folder for a method, which no other one of these has."""
+    name = slug(label) or "method"
+    same = [other for other in labels if (slug(other) or "method") == name]
+    return name if len(same) == 1 else f"{name}-{same.index(label) + 1}"
+
+
+def _expectation(
+    entry: ClientVerdict, used: dict[str | None, str], folders: dict[str, str]
+) -> Expectation:
+    """What the comparison says of a client's method."""
+    label = used[entry.client]
+    # The verdict has figures of the method that it recommends to the client only.
+    if label != entry.method or entry.value != entry.value:
+        return Expectation(folders[label], label)
+    return Expectation(folders[label], label, entry.value, entry.low, entry.high)
+
+
+def _metric(experiment: Experiment, scenario: str) -> str:
+    """The metric of the verdict's clients."""
+    decision = decide(experiment, scenario)
+    assert decision is not None
+    return decision.gain_metric

@@ -1,0 +1,703 @@
+"""The end of a comparison: one sentence, and what each client should use.
+
+The method for all clients, and another one for clients that need it, are chosen on
+validation data (`fedtailor.decision.recommend`). All figures are of test data, which had
+no part in the choice.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from fedtailor.decision import (
+    Recommendation,
+    client_gains,
+    expected_metrics,
+    holm,
+    recommend,
+    two_way_interval,
+)
+from fedtailor.decision.intervals import MIN_SEEDS, Interval, two_way_variance
+from fedtailor.decision.warnings import join_names
+from fedtailor.decision.winner import dense_values
+from fedtailor.report.experiment import Experiment, TrainedBaseline
+from fedtailor.report.stored import StoredRun, mean_sizes
+from fedtailor.report.tables import Cell, Number, Table
+from fedtailor.report.units import Unit, unit_of
+from fedtailor.report.words import sentence_of, use_of
+from fedtailor.storage.digests import finite
+
+ALPHA = 0.05
+"""Level of the verdicts after correction."""
+MOST_CLIENTS = 24
+"""A first screen shows no more clients than these."""
+LEAST_FOLDS = 5
+"""The folds that are advised to somebody who has none."""
+
+Runs = Mapping[str, Sequence[StoredRun]]
+
+
+@dataclass(frozen=True)
+class ClientVerdict:
+    """What one client should use, and what it may expect.
+
+    All values are in the unit of the metric. Intervals are [low, high]; gains are
+    positive where the recommended method is better.
+
+    Attributes:
+        client: its name.
+        method: label of the method that it should use.
+        use: the same in words.
+        value: expected metric, the mean over seeds, with `low` and `high`.
+        gain: gain over training alone, with an interval; None where the client should
+            train alone.
+        p, p_holm: p-value of the gain, also corrected for all clients.
+        baseline: title of the best baseline that needs no pooled data, or "".
+        baseline_value: its metric.
+        over_baseline: gain over it, with an interval.
+    """
+
+    client: str
+    method: str
+    use: str
+    value: float
+    low: float
+    high: float
+    gain: tuple[float, float, float] | None = None
+    p: float = math.nan
+    p_holm: float = math.nan
+    baseline: str = ""
+    baseline_value: float = math.nan
+    over_baseline: tuple[float, float, float] | None = None
+
+    @property
+    def verdict(self) -> str:
+        """ "helps", "hurts" or "cannot tell", for this client alone."""
+        if self.gain is None:
+            return ""
+        _, low, high = self.gain
+        return "helps" if low > 0 else "hurts" if high < 0 else "cannot tell"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The end of a comparison.
+
+    Attributes:
+        recommendation: the methods that were chosen.
+        unit: of the metric of the clients.
+        subject: what was compared, one line.
+        headline: the decision, one or two sentences.
+        methods: one sentence on each method that is named.
+        clients: one entry for each client.
+        footnotes: how many verdicts hold, and what would settle the others.
+        warnings: what makes the headline doubtful: a baseline is better.
+    """
+
+    recommendation: Recommendation
+    unit: Unit
+    subject: str
+    headline: Sequence[str]
+    methods: Sequence[str]
+    clients: Sequence[ClientVerdict]
+    footnotes: Sequence[str]
+    warnings: Sequence[str] = field(default_factory=tuple)
+
+    def table(self, most: int | None = None) -> Table:
+        """The table with one row for each client.
+
+        Args:
+            most: the most rows; the clients with the worst expected metric then.
+        """
+        chosen, note = list(self.clients), ""
+        if most is not None and len(chosen) > most:
+            sign = 1 if self.unit.higher_is_better else -1
+            chosen.sort(key=lambda client: _last_if_nan(sign * client.value))
+            chosen = chosen[:most]
+            note = (
+                f"The {most} clients with the worst expectation; all"
+                f" {len(self.clients)}: --details, or the page."
+            )
+        rows = [self._row(client) for client in chosen]
+        columns = [
+            "client",
+            "use",
+            f"{self.unit.label}\nexpected (95 %)",
+            "over training\nalone (95 %)",
+            "best baseline,\nno pooling",
+        ]
+        return Table("", columns, rows, text=2, note=note)
+
+    def _row(self, client: ClientVerdict) -> list[Cell]:
+        unit, scale = self.unit, self.unit.scale
+
+        def plain(value: float) -> str:
+            return f"{scale * value:.{unit.digits}f}"
+
+        expected = "no test rows"
+        if math.isfinite(client.value):
+            expected = plain(client.value)
+            if math.isfinite(client.low) and math.isfinite(client.high):
+                expected += f" ({plain(client.low)}, {plain(client.high)})"
+            else:
+                expected += " (one row)"
+        gain: Cell = "-"
+        if client.gain is not None:
+            gain = self._gain_cell(client.gain)
+        baseline: Cell = "-"
+        if client.baseline:
+            baseline = Number(
+                scale * client.baseline_value,
+                f"{_short(client.baseline)} {plain(client.baseline_value)}",
+            )
+        return [
+            client.client,
+            client.use,
+            Number(scale * client.value, expected),
+            gain,
+            baseline,
+        ]
+
+    def _gain_cell(self, gain: tuple[float, float, float]) -> Cell:
+        center, low, high = (self.unit.scale * value for value in gain)
+        if not (math.isfinite(low) and math.isfinite(high)):
+            return Number(center, "too few rows")
+        signed = self.unit.signed
+        # The sign of the upper end is told by its place.
+        upper = signed(high).removeprefix("+")
+        return Number(center, f"{signed(center)} ({signed(low)}, {upper})")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Converts the verdict to a dict for JSON."""
+        return finite(
+            {
+                "subject": self.subject,
+                "sentences": list(self.headline),
+                "method": self.recommendation.method,
+                "best_on_validation": self.recommendation.best,
+                "equal_on_validation": list(self.recommendation.close),
+                "methods": list(self.methods),
+                "clients": [
+                    {
+                        "client": it.client,
+                        "method": it.method,
+                        "use": it.use,
+                        "expected": it.value,
+                        "low": it.low,
+                        "high": it.high,
+                        "gain": it.gain,
+                        "p": it.p,
+                        "p_holm": it.p_holm,
+                        "sharing": it.verdict,
+                        "baseline": it.baseline,
+                        "baseline_value": it.baseline_value,
+                        "gain_over_baseline": it.over_baseline,
+                    }
+                    for it in self.clients
+                ],
+                "footnotes": list(self.footnotes),
+                "warnings": list(self.warnings),
+            }
+        )
+
+
+def verdict_of(
+    experiment: Experiment,
+    scenario: str,
+    runs: Runs,
+    *,
+    base: str | None,
+    gain_metric: str,
+    gains: pl.DataFrame | None,
+    rows: pl.DataFrame | None,
+) -> Verdict | None:
+    """Makes the end of a comparison.
+
+    Args:
+        experiment: the index and its runs.
+        scenario: label of the scenario.
+        runs: label -> finished runs, one for each seed.
+        base: label of the method that trains every client alone.
+        gain_metric: the metric of the gains.
+        gains: gains of every client over training alone, if they are known.
+        rows: the test rows of all runs, with the columns method and seed.
+
+    Returns:
+        None without validation or test data, of which a choice could be made.
+    """
+    first = next(iter(runs.values()))[0]
+    val = values_of(runs, "val")
+    test = values_of(runs, "test")
+    if val.is_empty() or test.is_empty() or rows is None:
+        return None
+    sizes = _sizes(runs)
+    chosen = recommend(
+        val, _simplest_first(runs), sizes, higher_is_better=first.unit.higher_is_better
+    )
+    if chosen is None:
+        return None
+    baselines = {
+        baseline_label(it): it for it in experiment.trained_baselines(scenario)
+    }
+    clients = _clients(chosen, gain_metric, gains, rows, runs, baselines, sizes, base)
+    tests = Tests(runs, baselines)
+    ahead = _ahead(tests, baselines)
+    headline = [*ahead, *_headline(chosen, tests, base, runs)]
+    return Verdict(
+        chosen,
+        unit_of(gain_metric),
+        subject=_subject(experiment, scenario, first, gain_metric),
+        headline=headline,
+        methods=_method_sentences(chosen, runs, base),
+        clients=clients,
+        footnotes=_footnotes(experiment, scenario, clients, first),
+        warnings=_nonlinear_warnings(experiment, scenario, tests, baselines, ahead),
+    )
+
+
+def values_of(runs: Runs, split: str) -> pl.DataFrame:
+    """The last values of the runs' metric of all seen clients on a split.
+
+    Returns:
+        A table with the columns method, seed, client and value.
+    """
+    frames = []
+    for label, seeds in runs.items():
+        for run in seeds:
+            method, seed = pl.lit(label).alias("method"), pl.lit(run.seed).alias("seed")
+            frames.append(run.last(split).select(method, seed, "client", "value"))
+    return pl.concat(frames)
+
+
+def rows_of(runs: Runs) -> pl.DataFrame | None:
+    """The test rows of seen clients, with the columns method and seed; None if no run
+    has kept them.
+    """
+    frames = []
+    for label, seeds in runs.items():
+        for run in seeds:
+            if run.rows is None:
+                continue
+            rows = run.rows.join(run.seen_clients, on="client", how="semi")
+            frames.append(
+                rows.with_columns(method=pl.lit(label), seed=pl.lit(run.seed))
+            )
+    # Runs of other versions may have more columns.
+    return pl.concat(frames, how="diagonal") if frames else None
+
+
+def baseline_label(baseline: TrainedBaseline) -> str:
+    """The label of a baseline among methods, which no method can have."""
+    return f"baseline/{baseline.about.name}"
+
+
+class Tests:
+    """The test values of methods and baselines, over seeds and clients."""
+
+    def __init__(self, runs: Runs, baselines: Mapping[str, TrainedBaseline]) -> None:
+        first = next(iter(runs.values()))[0]
+        self.unit = first.unit
+        sign = 1 if self.unit.higher_is_better else -1
+        both = {**runs, **{label: it.runs for label, it in baselines.items()}}
+        values = values_of(both, "test")
+        values = values.filter(
+            pl.col("value").is_not_nan() & pl.col("value").is_not_null()
+        )
+        labels, table = dense_values(values)
+        # Higher is better.
+        self.values = dict(zip(labels, sign * table, strict=True))
+        self.methods = [label for label in runs if label in self.values]
+
+    def mean(self, label: str) -> float:
+        """A mean over clients of their means over seeds; higher is better."""
+        values = self.values[label]
+        clients = (~np.isnan(values)).any(axis=0)
+        return float(np.nanmean(values[:, clients], axis=0).mean())
+
+    def text(self, label: str) -> str:
+        """The mean as it is shown."""
+        sign = 1 if self.unit.higher_is_better else -1
+        return f"{self.unit.scale * sign * self.mean(label):.{self.unit.digits}f}"
+
+    @property
+    def best(self) -> str:
+        """The method with the best mean."""
+        return max(self.methods, key=self.mean)
+
+    def gain(self, label: str, other: str) -> Interval:
+        """The mean gain of one over another, over clients and seeds."""
+        return two_way_interval(self.values[label] - self.values[other])
+
+    def error(self, label: str, other: str) -> float:
+        """The standard error of that gain."""
+        return float(np.sqrt(two_way_variance(self.values[label] - self.values[other])))
+
+    def gain_text(self, gain: Interval) -> str:
+        """A gain with its interval, such as "+3.9 points of ROC AUC (95 %: +1.1 to
+        +6.7)".
+        """
+        center, low, high = (
+            self.unit.signed(self.unit.scale * value)
+            for value in (gain.estimate, gain.low, gain.high)
+        )
+        if not math.isfinite(gain.low):
+            return f"{center} {measure_name(self.unit)} (too few clients to tell)"
+        return f"{center} {measure_name(self.unit)} (95 %: {low} to {high})"
+
+
+def measure_name(unit: Unit) -> str:
+    """A unit in a sentence: "points of ROC AUC", "RMSE"."""
+    name, _, percent = unit.label.partition(", %")
+    return f"points of {name}" if unit.label.endswith("%") or percent else name
+
+
+def _sizes(runs: Runs) -> dict[str, tuple[int, int]]:
+    """Client -> its numbers of validation and of training rows."""
+    first = next(iter(runs.values()))
+    val, train = mean_sizes(first, "val"), mean_sizes(first, "train")
+    return {client: (val[client], train[client]) for client in val}
+
+
+def _simplest_first(runs: Runs) -> list[str]:
+    """The methods by what is sent for them and by what clients keep."""
+
+    def key(label: str) -> tuple[float, int, int]:
+        sent = [
+            sum(entry.bytes_unicast for entry in run.ledger.entries)
+            / max(int(run.summary.get("rounds", 1)), 1)
+            for run in runs[label]
+        ]
+        # What a round sends, as a training may by chance take fewer rounds.
+        size = float(np.mean(sent))
+        kinds = list(_KINDS)
+        method = runs[label][0].method
+        kind = kinds.index(method) if method in kinds else len(kinds)
+        return (0.0 if size == 0 else 1.0, kind, round(size))
+
+    return sorted(runs, key=key)
+
+
+_KINDS = ("local", "fedavg", "finetune", "mr-mtl", "ditto", "self-fl", "ucfl")
+"""Methods from the simplest on; other ones are less simple than these."""
+
+
+def _clients(
+    chosen: Recommendation,
+    metric: str,
+    gains: pl.DataFrame | None,
+    rows: pl.DataFrame,
+    runs: Runs,
+    baselines: Mapping[str, TrainedBaseline],
+    sizes: Mapping[str, tuple[int, int]],
+    base: str | None,
+) -> list[ClientVerdict]:
+    """One entry for each client that trains."""
+    first = next(iter(runs.values()))[0]
+    names = first.seen_clients["client"].to_list()
+    own = {name: chosen.for_client(name) for name in names}
+    used = rows.filter(pl.col("method").is_in(list(set(own.values()))))
+    expected = {
+        (row["client"], row["method"]): row
+        for row in expected_metrics(used, metric).iter_rows(named=True)
+    }
+    alone: dict[tuple[str, str], dict[str, Any]] = {}
+    if gains is not None:
+        for row in gains.iter_rows(named=True):
+            alone[row["client"], row["method"]] = row
+    p = np.array([alone.get((name, own[name]), {}).get("p", np.nan) for name in names])
+    adjusted = holm(p)
+    beside = _baselines_of_clients(baselines, names, sizes)
+    over = _over_baselines(own, beside, used, baselines, metric)
+    entries = []
+    for position, name in enumerate(names):
+        found = expected.get((name, own[name]), {})
+        gain = alone.get((name, own[name]))
+        value, of_gain = over.get(name, (math.nan, None))
+        label = beside.get(name)
+        entries.append(
+            ClientVerdict(
+                client=name,
+                method=own[name],
+                use=use_of(runs[own[name]][0].method),
+                value=found.get("value", math.nan),
+                low=found.get("low", math.nan),
+                high=found.get("high", math.nan),
+                gain=None
+                if gain is None
+                else (gain["gain"], gain["low"], gain["high"]),
+                p=float(p[position]),
+                p_holm=float(adjusted[position]),
+                baseline=""
+                if label is None or math.isnan(value)
+                else baselines[label].title,
+                baseline_value=value,
+                over_baseline=of_gain,
+            )
+        )
+    return entries
+
+
+def _baselines_of_clients(
+    baselines: Mapping[str, TrainedBaseline],
+    names: Sequence[str],
+    sizes: Mapping[str, tuple[int, int]],
+) -> dict[str, str]:
+    """Client -> label of the best baseline without pooled data, by validation data.
+
+    The rule is that for methods, so that neither is too good by its choice.
+    """
+    alone = {
+        label: it.runs
+        for label, it in baselines.items()
+        if not it.about.needs_pooled_data
+    }
+    if not alone:
+        return {}
+    unit = next(iter(alone.values()))[0].unit
+    values = values_of(alone, "val")
+    # There is no simplest one among them: all are trained alone.
+    means = values.group_by("method").agg(pl.col("value").mean()).rows()
+    sign = 1 if unit.higher_is_better else -1
+    order = [label for label, _ in sorted(means, key=lambda it: -sign * (it[1] or 0.0))]
+    chosen = recommend(values, order, sizes, higher_is_better=unit.higher_is_better)
+    return {} if chosen is None else {name: chosen.for_client(name) for name in names}
+
+
+def _over_baselines(
+    own: Mapping[str, str],
+    beside: Mapping[str, str],
+    rows: pl.DataFrame,
+    baselines: Mapping[str, TrainedBaseline],
+    metric: str,
+) -> dict[str, tuple[float, tuple[float, float, float]]]:
+    """Client -> the metric of its baseline, and the gain of its method over that."""
+    result: dict[str, tuple[float, tuple[float, float, float]]] = {}
+    for label in dict.fromkeys(beside.values()):
+        of_baseline = rows_of({label: baselines[label].runs})
+        if of_baseline is None:
+            continue
+        both = pl.concat([of_baseline, rows], how="diagonal")
+        for row in client_gains(both, label, metric).iter_rows(named=True):
+            client = row["client"]
+            if beside.get(client) == label and own.get(client) == row["method"]:
+                result[client] = (
+                    row["base_value"],
+                    (row["gain"], row["low"], row["high"]),
+                )
+    return result
+
+
+def _subject(
+    experiment: Experiment, scenario: str, first: StoredRun, metric: str
+) -> str:
+    """What was compared, in one line."""
+    use = experiment.index.scenarios[scenario]
+    path, column = use.arguments.get("path"), use.arguments.get("client", "client")
+    name = scenario if not path else str(path).rpartition("/")[2]
+    seeds = len(experiment.index.seeds)
+    folds = use.arguments.get("folds")
+    splits = f"{seeds} split{'s' if seeds > 1 else ''}"
+    if folds:
+        splits = f"{seeds} of {folds} folds" if seeds != folds else f"{folds} folds"
+    count = len(first.seen_clients)
+    what = "clients" if column == "client" else f"clients ({column})"
+    label = unit_of(metric).label.removesuffix(", %")
+    return (
+        f"{name}, {count} {what}, judged by {label} on rows that no training saw"
+        f" ({splits})"
+    )
+
+
+def _headline(
+    chosen: Recommendation, tests: Tests, base: str | None, runs: Runs
+) -> list[str]:
+    """Whether sharing helps on average, and which method to take."""
+    method = chosen.method
+    sentences = []
+    shared = [label for label in tests.methods if label != base]
+    if base is not None and shared:
+        # Of the shared methods the one that was chosen; else the best on validation data.
+        subject = method if method != base else _first_shared(chosen, shared, tests)
+        sentences.append(_sharing_sentence(tests, subject, base))
+    if len(chosen.close) > 1:
+        reason = (
+            "on validation data none is better by more than a standard error, and of"
+            f" the {len(chosen.close)} that are as good it is the simplest"
+        )
+        if chosen.best != method:
+            reason += f" ({chosen.best} is ahead there)"
+    else:
+        reason = "on validation data it is the best by more than a standard error"
+    text = f"Use {method}: {reason}"
+    if chosen.of_client:
+        names = join_names(list(chosen.of_client))
+        text += f"; {names} should use what the table says"
+    sentences.append(f"{text}.")
+    return sentences
+
+
+def _first_shared(chosen: Recommendation, shared: Sequence[str], tests: Tests) -> str:
+    """The shared method that training alone is compared with."""
+    if chosen.best in shared:
+        return chosen.best
+    close = [label for label in chosen.close if label in shared]
+    return close[0] if close else max(shared, key=tests.mean)
+
+
+def _sharing_sentence(tests: Tests, method: str, base: str) -> str:
+    gain = tests.gain(method, base)
+    text = tests.gain_text(gain)
+    seeds = len(tests.values[method])
+    if seeds < MIN_SEEDS:
+        return (
+            f"{seeds} split{'s' if seeds > 1 else ''} cannot tell whether sharing helps:"
+            f" {text} by {method}."
+        )
+    if gain.verdict == "helps":
+        return f"Sharing helps on average: {text}."
+    if gain.verdict == "hurts":
+        return f"Sharing hurts on average: {text} by {method}."
+    return f"Sharing is not shown to help on average: {text} by {method}."
+
+
+def _ahead(tests: Tests, baselines: Mapping[str, TrainedBaseline]) -> list[str]:
+    """States whether a baseline that needs no pooled data is ahead of all methods.
+
+    It is said if the baseline with the best mean is ahead of the best method by more
+    than one standard error; and that it is better, if it is shown to be better than
+    every method. All of these tests have to be passed, so that none is corrected.
+    """
+    alone = [
+        label
+        for label, it in baselines.items()
+        if not it.about.needs_pooled_data and label in tests.values
+    ]
+    if not alone:
+        return []
+    label = max(alone, key=tests.mean)
+    best = tests.best
+    gain = tests.gain(label, best)
+    if not gain.estimate > tests.error(label, best):
+        return []
+    title = baselines[label].title
+    numbers = f"{tests.text(label)} against {tests.text(best)} of {best}"
+    everywhere = all(
+        tests.gain(label, method).verdict == "helps" for method in tests.methods
+    )
+    seeds = len(tests.values[label])
+    if everywhere and seeds >= MIN_SEEDS:
+        return [
+            f"Better than everything federated here: {title}, {numbers},"
+            f" {tests.gain_text(gain)}."
+        ]
+    return [
+        f"Ahead of everything federated here by more than a standard error, though not"
+        f" shown to be better: {title}, {numbers}, {tests.gain_text(gain)}."
+    ]
+
+
+def _nonlinear_warnings(
+    experiment: Experiment,
+    scenario: str,
+    tests: Tests,
+    baselines: Mapping[str, TrainedBaseline],
+    ahead: Sequence[str],
+) -> list[str]:
+    """Warns if trees see what all trained models miss."""
+    trees = [
+        label
+        for label, it in baselines.items()
+        if not it.about.is_linear and label in tests.values
+    ]
+    if not trees:
+        return []
+    label = max(trees, key=tests.mean)
+    gain = tests.gain(label, tests.best)
+    if gain.verdict != "helps" or len(tests.values[label]) < MIN_SEEDS:
+        return []
+    about = baselines[label].about
+    pooled = ", which needs pooled data," if about.needs_pooled_data else ""
+    linear = "Linear" in experiment.index.scenarios[scenario].model
+    advice = (
+        "a linear model misses what trees see: try --model auto"
+        if linear
+        else "the model misses what trees see: try a wider one (--hidden)"
+    )
+    return [
+        f"{about.title}{pooled} is better than every method, {tests.text(label)} against"
+        f" {tests.text(tests.best)}; {advice}"
+    ]
+
+
+def _method_sentences(
+    chosen: Recommendation, runs: Runs, base: str | None
+) -> list[str]:
+    """One sentence on each method that is named above."""
+    named = [chosen.method, *chosen.of_client.values()]
+    if base is not None and chosen.method == base:
+        named.append(chosen.best)
+    labels = [label for label in dict.fromkeys(named) if label in runs]
+    return [f"{label}: {sentence_of(runs[label][0].method)}." for label in labels]
+
+
+def _footnotes(
+    experiment: Experiment,
+    scenario: str,
+    clients: Sequence[ClientVerdict],
+    first: StoredRun,
+) -> list[str]:
+    """How many verdicts hold after correction, and what would settle the others."""
+    judged = [client for client in clients if client.gain is not None]
+    if not judged:
+        return []
+    counts: dict[str, list[int]] = {}
+    for verdict in ("helps", "hurts"):
+        found = [client for client in judged if client.verdict == verdict]
+        corrected = sum(client.p_holm < ALPHA for client in found)
+        counts[verdict] = [len(found), corrected]
+    unclear = len(judged) - counts["helps"][0] - counts["hurts"][0]
+    text = (
+        f"Client by client, sharing is shown to help {counts['helps'][0]} and to hurt"
+        f" {counts['hurts'][0]} of {len(judged)}; after correction for {len(judged)}"
+        f" verdicts {counts['helps'][1]} and {counts['hurts'][1]}."
+    )
+    if unclear:
+        text += f" {_settling(experiment, scenario)}"
+    return [text]
+
+
+def _settling(experiment: Experiment, scenario: str) -> str:
+    """What would settle the verdicts that are open."""
+    index = experiment.index
+    arguments = index.scenarios[scenario].arguments
+    seeds = len(index.seeds)
+
+    def minutes(runs: int) -> str:
+        took = max(round(index.seconds * runs / seeds / 60), 1)
+        return f"about {took} min"
+
+    if seeds < MIN_SEEDS:
+        return f"To tell more: three seeds ({minutes(3)})."
+    fixed = arguments.get("split") or arguments.get("time")
+    is_table = index.scenarios[scenario].use == "table"
+    if is_table and not fixed and not arguments.get("folds"):
+        return (
+            f"To tell more: --folds {LEAST_FOLDS}, by which every row is tested"
+            f" ({minutes(LEAST_FOLDS)}), or more rows."
+        )
+    return f"To tell more: more seeds ({minutes(2 * seeds)} for {2 * seeds}), or more rows."
+
+
+def _short(title: str) -> str:
+    """A baseline in a narrow column."""
+    return {"boosted trees": "trees", "logistic regression": "logistic"}.get(
+        title.partition(",")[0], title.partition(",")[0].removesuffix(" regression")
+    )
+
+
+def _last_if_nan(value: float) -> float:
+    return math.inf if math.isnan(value) else value

@@ -1,0 +1,246 @@
+"""From a table to a decision and a model: `compare`, `finalize`, and what takes models."""
+
+import json
+import shutil
+
+import numpy as np
+import polars as pl
+import pytest
+
+from fedtailor.cli import main
+
+CLIENTS = ("north", "south", "east")
+OPTIONS = (
+    *("--client", "site", "--target", "sick", "--algorithms", "local", "fedavg"),
+    *("--lr", "0.3", "--rounds", "6", "--seeds", "0", "1", "2"),
+)
+
+
+def rows(count=60, seed=0):
+    """A table whose clients share one truth."""
+    rng = np.random.default_rng(seed)
+    parts = []
+    for client in CLIENTS:
+        age, dose = rng.normal(50, 10, count), rng.normal(size=count)
+        sick = (age - 50) / 10 + dose + 0.5 * rng.normal(size=count) > 0
+        parts.append(
+            pl.DataFrame(
+                {
+                    "site": [client] * count,
+                    "age": age.round(1),
+                    "dose": dose.round(3),
+                    "ward": rng.choice(["a", "b"], count),
+                    "sick": np.where(sick, "yes", "no"),
+                }
+            )
+        )
+    return pl.concat(parts)
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """The folder of a table and of the results of a comparison on it."""
+    folder = tmp_path_factory.mktemp("compared")
+    rows().write_csv(folder / "ill.csv")
+    arguments = ["compare", str(folder / "ill.csv"), *OPTIONS]
+    assert main([*arguments, "--out", str(folder / "results")]) == 0
+    return folder
+
+
+@pytest.fixture
+def copied(compared, tmp_path):
+    """A copy of it, to be changed."""
+    shutil.copytree(compared, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+@pytest.fixture
+def call(capsys):
+    """Runs a command line: (exit code, what it printed, its complaint)."""
+
+    def run(*arguments):
+        code = main([str(argument) for argument in arguments])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+def test_a_comparison_ends_in_a_sentence_and_a_line_for_each_client(compared, call):
+    code, shown, _ = call("report", compared / "results")
+    assert code == 0
+    lines = shown.splitlines()
+    assert lines[0] == (
+        "ill.csv, 3 clients (site), judged by accuracy on rows that no training saw"
+        " (3 splits)"
+    )
+    assert any(line.startswith(("Use local:", "Use fedavg:")) for line in lines)
+    for client in CLIENTS:
+        (line,) = (line for line in lines if line.startswith(client))
+        assert "logistic" in line or "trees" in line
+    assert "traffic (down: multicast)" not in shown
+    _, long, _ = call("report", compared / "results", "--details")
+    assert "traffic (down: multicast)" in long
+    assert lines[0] in long.splitlines(), "the details end with the decision"
+    _, markdown, _ = call("report", compared / "results", "--format", "markdown")
+    assert lines[0] in markdown
+
+
+def test_the_decision_in_json_has_every_number(compared, call):
+    _, shown, _ = call("report", compared / "results", "--format", "json")
+    verdict = json.loads(shown)["decision"]["ill"]["verdict"]
+    assert verdict["method"] in ("local", "fedavg")
+    assert {entry["client"] for entry in verdict["clients"]} == set(CLIENTS)
+    for entry in verdict["clients"]:
+        assert entry["low"] <= entry["expected"] <= entry["high"]
+        assert entry["baseline"] in (
+            "logistic regression, alone",
+            "boosted trees, alone",
+        )
+        gain, low, high = entry["gain_over_baseline"]
+        assert low <= gain <= high
+        if entry["method"] == "local":
+            assert entry["gain"] is None
+        else:
+            assert entry["p_holm"] >= entry["p"]
+
+
+def test_final_models_are_trained_on_all_rows(copied, call):
+    code, shown, _ = call("finalize", copied / "results")
+    folder = copied / "results" / "ill" / "model"
+    assert code == 0 and "refitted on all 180 rows" in shown and str(folder) in shown
+    (copied / "new.csv").write_text("age,dose,ward\n70,2,a\n30,-2,b\n")
+    for place in (copied / "results", folder, copied / "results" / "ill"):
+        code, shown, _ = call("predict", place, copied / "new.csv", "--client", "north")
+        assert code == 0
+        assert [line.split(",")[1] for line in shown.split()[1:]] == ["yes", "no"]
+    code, shown, _ = call("card", copied / "results", "--client", "south")
+    assert "| train | 60 |" in shown and "| test | 0 |" in shown
+    assert "no test rows are left" in shown and "refitted on all 180 rows" in shown
+    assert "95 % interval" in shown
+    code, _, _ = call("export", copied / "results", "--out", copied / "exported")
+    assert code == 0 and len(list((copied / "exported" / "cards").iterdir())) == 3
+    rows(30, seed=1).write_csv(copied / "more.csv")
+    enroll = ("enroll", copied / "results", "--data", copied / "more.csv")
+    code, _, error = call(*enroll, "--client", "west", "--out", copied / "west")
+    assert code == 0, error
+    code, shown, _ = call("check", copied / "results")
+    assert code == 0 and "final models of 3 clients" in shown
+    code, shown, _ = call("models", folder)
+    assert code == 0 and "north" in shown
+
+
+def test_final_models_of_one_method_for_all(copied, call):
+    for method in ("local", "fedavg"):
+        out = copied / method
+        options = ("--out", out, "--method", method)
+        code, _, _ = call("finalize", copied / "results", *options)
+        assert code == 0
+        assert [path.name for path in (out / "runs").iterdir()] == [method]
+        record = json.loads((out / "final.json").read_text())
+        assert {entry["method"] for entry in record["clients"].values()} == {method}
+
+
+def test_each_client_uses_the_run_of_its_method(copied, call):
+    """The record may give clients different methods: north trains alone."""
+    from dataclasses import replace
+
+    from fedtailor.deployment.opening import models_at
+    from fedtailor.storage.final_models import Expectation, read_final
+
+    for method in ("local", "fedavg"):
+        call(
+            "finalize", copied / "results", "--out", copied / method, "--method", method
+        )
+    shutil.copytree(copied / "local/runs/local", copied / "fedavg/runs/local")
+    record = read_final(copied / "fedavg")
+    clients = {**record.clients, "north": Expectation("local", "local")}
+    replace(record, clients=clients).write(copied / "fedavg")
+    models = models_at(copied / "fedavg")
+    shared, alone = (
+        models_at(copied / "fedavg/runs/fedavg"),
+        models_at(copied / "local"),
+    )
+    assert (models["north"].theta == alone["north"].theta).all()
+    assert (models["south"].theta == shared["south"].theta).all()
+    assert not (models["north"].theta == shared["north"].theta).all()
+
+
+def test_a_comparison_with_finalize_makes_the_models_once(copied, call):
+    arguments = ["compare", copied / "ill.csv", *OPTIONS]
+    arguments += ["--out", copied / "results", "--finalize"]
+    code, shown, error = call(*arguments)
+    assert code == 0 and "refitted on all 180 rows" in shown, error
+    record = copied / "results" / "ill" / "model" / "final.json"
+    written = record.stat().st_mtime_ns
+    call(*arguments)
+    # The index says how long everything took, so that it changes with each call.
+    assert record.stat().st_mtime_ns >= written
+
+
+def test_what_cannot_be_finalized_is_said_in_one_line(copied, call):
+    results = copied / "results"
+    cases = {
+        ("finalize", copied / "nowhere"): "there is no directory",
+        ("finalize", copied): "there are no results in",
+        ("finalize", results, "other"): "there is no experiment",
+        ("finalize", results, "--method", "ditto"): "ditto",
+        ("finalize", results, "--out", results): "is not empty; name a new directory",
+        ("finalize", results, "--table", copied / "x.csv"): "the table is not at",
+        (
+            "predict",
+            results,
+            copied / "ill.csv",
+        ): "or make models of what it chose (`fedtailor finalize",
+    }
+    for arguments, message in cases.items():
+        code, _, error = call(*arguments)
+        assert code == 2 and message in error and error.count("\n") == 1, error
+    rows(61).write_csv(copied / "ill.csv")
+    code, _, error = call("finalize", results, "--table", copied / "ill.csv")
+    assert code == 2 and "is not the table that was compared on" in error
+    assert not (results / "ill" / "model").exists()
+    run = next((results / "runs" / "table").glob("trees-alone-*"))
+    code, _, error = call("predict", run, copied / "ill.csv")
+    assert code == 2 and "holds what a baseline predicted, and no models" in error
+
+
+def test_a_damaged_record_is_refused(copied, call):
+    call("finalize", copied / "results", "--out", copied / "final")
+    record = copied / "final" / "final.json"
+    text = record.read_text()
+    for damaged in (text.replace("180", "181"), text[:-9], "[]", "{}"):
+        record.write_text(damaged)
+        for command in ("predict", "check"):
+            extra = (copied / "ill.csv",) if command == "predict" else ()
+            code, shown, error = call(command, copied / "final", *extra)
+            # `check` has looked at all, and found what is wrong.
+            assert code == (2 if command == "predict" else 1)
+            assert "final.json" in shown + error
+    record.write_text(text)
+    shutil.rmtree(copied / "final" / "runs")
+    code, _, error = call("predict", copied / "final", copied / "ill.csv")
+    assert code == 2 and "lacks the run" in error
+
+
+def test_baselines_can_be_left_out(copied, call):
+    options = ("--out", copied / "other", "--baselines")
+    code, _, _ = call("compare", copied / "ill.csv", *OPTIONS, *options)
+    assert code == 0
+    names = {
+        path.name.split("-")[0] for path in (copied / "other/runs/table").iterdir()
+    }
+    assert names == {"local", "fedavg"}
+
+
+def test_a_small_network_is_in_the_race(copied, call):
+    """One seed, so that it is quick: both models are candidates of each method."""
+    options = ("--out", copied / "auto", "--model", "auto", "--hidden", "4")
+    arguments = ["compare", copied / "ill.csv", *OPTIONS[:-3], "0", *options]
+    code, _, _ = call(*arguments, "--baselines")
+    assert code == 0
+    _, shown, _ = call("report", copied / "auto", "--details")
+    assert "model linear" in shown and "model mlp hidden 4" in shown
+    wrong = ("--model", "linear", "--hidden", "4")
+    code, _, error = call("compare", copied / "ill.csv", *OPTIONS, *wrong)
+    assert code == 2 and "--hidden is the width of mlp and auto" in error

@@ -1,0 +1,151 @@
+"""The end of a comparison: what each client should use, from runs written by hand."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+
+from fedtailor.report.decision import decide
+from fedtailor.report.document import as_dict
+from fedtailor.report.experiment import COMPARISON_INDEX, Experiment
+from fedtailor.report.page.contents import verdict_sections
+from fedtailor.report.words import SENTENCES, USES, sentence_of, use_of
+from fedtailor.storage.digests import with_digest
+from report.results import NAME
+from report.test_decision import SEEDS, build, make_run
+
+BASELINES = {
+    # name: (whether it needs pooled data, whether it is linear)
+    "trees-alone": (False, False),
+    "trees-pooled": (True, False),
+}
+
+
+def with_baselines(results, likes, arguments=None):
+    """An experiment with baselines that do as well as a method of the tests of
+    decisions does.
+
+    Args:
+        results: the result directory.
+        likes: name of a baseline -> that method.
+        arguments: of the scenario.
+    """
+    build(results)
+    path = results / NAME / COMPARISON_INDEX
+    content = json.loads(path.read_text())
+    content["baselines"] = []
+    for name, like in likes.items():
+        pooled, linear = BASELINES[name]
+        for seed in SEEDS:
+            run = f"runs/{name}-{seed}"
+            make_run(results / run, like, seed)
+            content["baselines"].append(
+                {
+                    "scenario": "shift",
+                    "name": name,
+                    "title": f"{name} title",
+                    "needs_pooled_data": pooled,
+                    "is_linear": linear,
+                    "seed": seed,
+                    "run": run,
+                }
+            )
+    if arguments is not None:
+        content["scenarios"]["shift"] |= {"use": "table", "arguments": arguments}
+    path.write_text(json.dumps(with_digest(content)))
+    return Experiment.read(results, NAME)
+
+
+def test_every_client_has_a_line_with_all_figures(tmp_path):
+    experiment = with_baselines(tmp_path, {"trees-alone": "local"})
+    verdict = decide(experiment, "shift").verdict
+    assert verdict.recommendation.method in ("LOCAL", "SHARED", "OTHER")
+    assert {entry.client for entry in verdict.clients} == {"gains", "loses", "same"}
+    for entry in verdict.clients:
+        assert entry.low < entry.value < entry.high
+        assert entry.baseline == "trees-alone title"
+        gain, low, high = entry.over_baseline
+        assert low <= gain <= high
+        if entry.method == "LOCAL":
+            assert entry.gain is None and abs(gain) < 1e-9
+    assert len(verdict.table().rows) == 3
+    (short,) = verdict.table(most=1).rows
+    worst = min(verdict.clients, key=lambda entry: entry.value)
+    assert short[0] == worst.client
+    assert "--details, or the page" in verdict.table(most=1).note
+
+
+def test_of_methods_that_are_as_good_the_simplest_is_named_with_a_sentence(tmp_path):
+    verdict = decide(build(tmp_path), "shift").verdict
+    (use,) = (line for line in verdict.headline if line.startswith("Use "))
+    assert use.startswith("Use LOCAL: on validation data none is better by more than")
+    assert f"LOCAL: {SENTENCES['local']}." in verdict.methods
+    # Two seeds tell nothing of other seeds.
+    assert any("2 splits cannot tell whether" in line for line in verdict.headline)
+    assert all(entry.baseline == "" for entry in verdict.clients)
+
+
+def test_a_baseline_that_is_ahead_is_in_the_first_line(tmp_path, monkeypatch):
+    """A baseline that is right wherever any method is not."""
+    from report import test_decision
+
+    best = {client: 1.0 for client in test_decision.CLIENTS_OF}
+    monkeypatch.setitem(test_decision.SHARE, "perfect", best)
+    experiment = with_baselines(tmp_path, {"trees-alone": "perfect"})
+    verdict = decide(experiment, "shift").verdict
+    assert verdict.headline[0].startswith("Ahead of everything federated here by more")
+    assert "trees-alone title, 100.0 against" in verdict.headline[0]
+    pooled = with_baselines(tmp_path / "pooled", {"trees-pooled": "perfect"})
+    verdict = decide(pooled, "shift").verdict
+    assert "Ahead" not in verdict.headline[0], "it needs pooled data"
+    assert all(entry.baseline == "" for entry in verdict.clients)
+
+
+def test_what_would_settle_it_depends_on_the_split(tmp_path):
+    cases = {
+        "three": ({"path": "a.csv"}, "three seeds"),
+    }
+    for name, (arguments, advice) in cases.items():
+        experiment = with_baselines(tmp_path / name, {}, arguments)
+        verdict = decide(experiment, "shift").verdict
+        judged = [entry for entry in verdict.clients if entry.gain is not None]
+        text = " ".join(verdict.footnotes)
+        assert (advice in text) == bool(
+            [entry for entry in judged if entry.verdict == "cannot tell"]
+        )
+
+
+def test_the_page_has_the_table_before_all_else(tmp_path):
+    experiment = with_baselines(tmp_path, {"trees-alone": "local"}, {"path": "a.csv"})
+    decision = decide(experiment, "shift")
+    first, second = verdict_sections(decision.verdict, decision.warnings)
+    assert first.title == "Decision" and len(first.tables[0].rows) == 3
+    assert first.paragraphs[0].startswith("a.csv, 3 clients") and not first.warnings
+    assert second.warnings == decision.warnings
+
+
+def test_json_has_no_nan(tmp_path):
+    experiment = with_baselines(tmp_path, {"trees-alone": "local"})
+    decision = decide(experiment, "shift")
+    text = json.dumps(as_dict(experiment, {}, [decision]), allow_nan=False)
+    assert '"verdict": {"subject"' in text
+
+
+def test_infinite_intervals_are_said_in_words(tmp_path):
+    verdict = decide(build(tmp_path), "shift").verdict
+    entry = dataclasses.replace(
+        verdict.clients[0],
+        low=-math.inf,
+        high=math.inf,
+        gain=(0.1, -math.inf, math.inf),
+    )
+    changed = dataclasses.replace(verdict, clients=[entry])
+    cells = [str(cell) for cell in changed.table().rows[0]]
+    assert cells[2].endswith("(one row)") and cells[3] == "too few rows"
+
+
+@pytest.mark.parametrize("method", [*USES, "fedprox", "scaffold", "ifca", "nobody's"])
+def test_every_method_has_words(method):
+    assert 0 < len(use_of(method)) < 25
+    assert sentence_of(method) and not sentence_of(method).endswith(".")

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, ClassVar
 
 from jaxtyping import Float
@@ -82,8 +83,9 @@ class Baseline(ABC):
 
 def baseline_names() -> tuple[str, ...]:
     """The names of all baselines, in the order of tables."""
-    # These modules register their baselines.
-
+    for module in ("scikit_learn", "federated"):
+        # These register their baselines.
+        import_module(f"fedtailor.baselines.{module}")
     return tuple(Baseline.registry)
 
 

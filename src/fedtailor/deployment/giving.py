@@ -94,7 +94,8 @@ class Giving:
         value = abs(found.estimate) if verb == "gain" else found.estimate
 
         def text(number: float) -> str:
-            return f"{unit.scale * number:.{unit.digits}f}"
+            # Adding 0 leaves no "-0.0".
+            return f"{round(unit.scale * number, unit.digits) + 0.0:.{unit.digits}f}"
 
         if not np.isfinite(low + high):
             end = "; rows and seeds are too few to tell how sure that is"

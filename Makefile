@@ -6,12 +6,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PARALLEL := --numprocesses auto --dist worksteal
 
-.PHONY: help demo federation-demo test coverage lowest lock campaign lint format benchmark
+.PHONY: help demo federation-demo test test-all coverage lowest lock campaign lint format benchmark
 
 help:
 	@echo 'make demo       train personalized models on real data: install into $(VENV), then run `fedtailor demo`'
 	@echo 'make federation-demo  a federation of processes (TLS, keys, one client killed) beside its simulation'
-	@echo 'make test       everything that CI runs: make lint, the tests, and those of equal bits as XLA compiles for users'
+	@echo 'make test       make lint, and every test once: every property on every method, without what takes long'
+	@echo 'make test-all   what `make test` leaves out: slow tests, further settings, equal bits as XLA compiles for users'
 	@echo 'make campaign   kills, flipped bits, full disks, bad input and attacks on federations for MINUTES (30), from SEED (the time)'
 	@echo 'make lint       ruff, pyright, and the layers of the package'
 	@echo 'make format     mend what ruff can mend'
@@ -28,7 +29,10 @@ federation-demo: $(VENV)/.installed-flower
 	$(BIN)/python -m fedtailor.remote.demo
 
 test: lint
-	$(BIN)/pytest $(PARALLEL)
+	$(BIN)/pytest $(PARALLEL) -m 'not slow and not repeated'
+
+test-all: $(VENV)/.installed-test
+	$(BIN)/pytest $(PARALLEL) -m 'slow or repeated'
 	AS_SHIPPED=1 $(BIN)/pytest $(PARALLEL) -m as_shipped
 
 # Counting lines makes the tests take half as long again, and the table at their end another minute: not part of `test`.

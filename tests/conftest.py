@@ -33,7 +33,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-# Users have none of these flags. With AS_SHIPPED=1 the tests do without: `make test`
+# Users have none of these flags. With AS_SHIPPED=1 the tests do without: `make test-all`
 # runs those marked `as_shipped`, which claim equal bits, once more like that.
 if "AS_SHIPPED" not in os.environ:
     flags = [
@@ -60,17 +60,36 @@ def pytest_xdist_auto_num_workers():
     return min(cores, 8)
 
 
+ONE_METHOD = Path(__file__).parent / "conformance"
+"""Tests of one method each. What they show in their first setting, they show in all."""
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """The tests of every method come first, method after method, then the slow ones.
+    Further settings of a test of one method are marked as `repeated`.
 
     A process that runs a method's tests one after another compiles each of its programs
     once, and short tests at the end keep all processes busy to the last.
     """
     from fedtailor.protocol import Algorithm  # not before the settings above
 
-    def turn(item):
+    def method(item):
         name = item.callspec.params.get("name") if hasattr(item, "callspec") else None
-        if name in Algorithm.registry:
+        return name if name in Algorithm.registry else None
+
+    seen = set()
+    for item in items:
+        if item.path.parent != ONE_METHOD or not hasattr(item, "callspec"):
+            continue
+        test = item.path, item.originalname, method(item)
+        if test in seen and item.originalname != "test_conformance":
+            item.add_marker(pytest.mark.repeated)
+        seen.add(test)
+
+    def turn(item):
+        name = method(item)
+        if name is not None:
             return 0, name
         return (1 if item.get_closest_marker("slow") else 2), ""
 

@@ -144,9 +144,7 @@ def test_pipelines_and_models_are_read_back():
     model = ft.models.lenet5("max", norm="group").bind((16, 16), 3)
     assert model_from_config(settings(model)) == model
     own = logistic().bind((2,), 2, loss=Classification(own_loss))
-    with pytest.raises(
-        ValueError, match="model is one that only your code knows; pass model="
-    ):
+    with pytest.raises(ValueError, match="only your code knows; pass model="):
         model_from_config(settings(own))
     with pytest.raises(
         ValueError, match="method 'fedsomething' is not one that is installed"

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike, NDArray
 
-from fedtailor.protocol import ClientRows, Cohort, HiddenRows, require
+from fedtailor.protocol import ClientRows, Cohort, HiddenRows, require, sums_type
 
 _ROUNDING = 1e-12
 """A row of weights replaces its stream if its sum differs from 1 by less than this."""
@@ -73,7 +73,9 @@ def mix(
     # The columns of W are put into that order, with zeros for padding. The last column
     # holds the weights of the old models, because transferring another array would take
     # as long as the rest of this call.
-    padded = np.zeros((len(w), len(rows.values) + 1), theta.dtype)
+    # Sums of 16-bit numbers are taken in float32.
+    sums = sums_type(theta)
+    padded = np.zeros((len(w), len(rows.values) + 1), sums)
     padded[:, rows.row] = w
     padded[:, -1] = own_weight
     all_used = bool(padded[:, :-1].any(axis=0).all())
@@ -134,7 +136,8 @@ def weighted_sums(
     Raises:
         ValueError: as `mix`.
     """
-    zeros = jnp.zeros((len(np.asarray(weights)), x.shape[1]), x.dtype)
+    sums = sums_type(x)
+    zeros = jnp.zeros((len(np.asarray(weights)), x.shape[1]), sums)
     return mix(zeros, x, weights)
 
 
@@ -224,7 +227,7 @@ def _mix(
     mixed = jnp.where(own_weight == 0, mixed, own_weight * theta + mixed)
     # A stream without weights keeps its bits; theta + 0 would turn -0.0 into 0.0.
     has_weights = (weights != 0).any(axis=1)
-    return jnp.where(has_weights[:, None], mixed, theta)
+    return jnp.where(has_weights[:, None], mixed, theta).astype(theta.dtype)
 
 
 def _replicated_over_devices_of(x: object) -> NamedSharding | None:

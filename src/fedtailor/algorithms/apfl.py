@@ -27,6 +27,7 @@ from fedtailor.protocol import (
     hyperparameters,
     is_off,
     require,
+    sums_type,
 )
 
 Pair = tuple[Params, Params]
@@ -91,7 +92,7 @@ class APFL(FedAvg):
         require_plain_sgd("apfl's coupled steps", self.sgd)
 
     def init_client(self, theta: Float[Array, " d"]) -> ClientState:
-        return {"model": theta, "alpha": jnp.full((), self.alpha, theta.dtype)}
+        return {"model": theta, "alpha": jnp.full((), self.alpha, sums_type(theta))}
 
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer
@@ -153,7 +154,7 @@ class APFL(FedAvg):
             def inner_product() -> Float[Array, ""]:
                 """< g, v - w_i >, a sum over all leaves."""
                 products = jax.tree.map(lambda g, v, w: jnp.vdot(g, v - w), g, v, w_i)
-                return jnp.stack(jax.tree.leaves(products)).sum()
+                return jnp.stack(jax.tree.leaves(products)).sum().astype(zero.dtype)
 
             grad_alpha = jax.lax.cond(is_first, inner_product, lambda: zero)
             return jax.tree.map(lambda g: alpha * g, g), grad_alpha

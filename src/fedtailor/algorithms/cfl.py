@@ -40,6 +40,7 @@ from fedtailor.protocol import (
     next_power_of_two,
     require,
     server_state,
+    sums_type,
 )
 
 
@@ -280,7 +281,10 @@ class CFL(Algorithm):
         """
         parent = int(server.cluster[cohort.position[members[0]]])
         model = server.model[parent]
-        updates = np.asarray(models.take(members)) - np.asarray(model)  # D_i
+        sums = sums_type(models)
+        updates = np.asarray(models.take(members), sums) - np.asarray(
+            model, sums
+        )  # D_i
         similarity = cosine_similarity(updates)  # S_ij
         in_second = bipartition(similarity, self.linkage) == 1
         first, second = members[~in_second], members[in_second]

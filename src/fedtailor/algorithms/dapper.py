@@ -56,6 +56,7 @@ from fedtailor.protocol import (
     draw_bits,
     hyperparameters,
     require,
+    sums_type,
 )
 
 Sampler = Callable[[np.random.Generator, int], tuple[NDArray[Any], NDArray[Any]]]
@@ -396,7 +397,7 @@ class DAPPER(Algorithm):
             fit_on, loss = self._hold_out(local, use_val)
         else:
             fit_on, loss = local, local.loss
-        cover = jnp.asarray(self.cover, start.dtype)
+        cover = jnp.asarray(self.cover, sums_type(start))
         models = local.map(lambda lam: self._fit(start, lam, inbox, fit_on), cover)
         if not has_choice:
             return models[0]
@@ -518,9 +519,9 @@ class DAPPER(Algorithm):
             Received or generated examples; padding has weight 0.
         """
         if self.source != "model":
-            return received_batch(inbox, local, step, size, start.dtype)
+            return received_batch(inbox, local, step, size, sums_type(start))
         positions, weight = batch_positions(
-            self.r * local.size, step, size, start.dtype
+            self.r * local.size, step, size, sums_type(start)
         )
         x = local.draw("shape", 0, 1).x
         require(

@@ -20,6 +20,7 @@ from fedtailor.protocol import (
     ZeroIsStatic,
     hyperparameters,
     require,
+    sums_type,
 )
 
 
@@ -120,7 +121,7 @@ class Ditto(PersonalModelAlgorithm, AutomaticPull):
         """
         if not self.lams:
             return self._personal_steps(v, w, local, lam)
-        candidates = jnp.asarray((self.lam, *self.lams), v.dtype)
+        candidates = jnp.asarray((self.lam, *self.lams), sums_type(v))
         models = local.map(
             lambda lam: self._personal_steps(v, w, local, lam), candidates
         )

@@ -24,6 +24,7 @@ from fedtailor.protocol import (
     hyperparameters,
     is_off,
     require,
+    sums_type,
 )
 
 WINDOW = 10
@@ -103,7 +104,7 @@ class FedALA(FedAvg):
         model_of(population, self.about.name).part(self.part)
 
     def init_state(self, theta: Float[Array, " d"], model: ModelParts) -> Any:
-        weights = jnp.ones(model.part(self.part).size, theta.dtype)
+        weights = jnp.ones(model.part(self.part).size, sums_type(theta))
         return {"model": theta, "weights": weights, "began": jnp.zeros((), bool)}
 
     def client(
@@ -125,7 +126,7 @@ class FedALA(FedAvg):
         theta, part = inbox.only("model"), local.part_of_model(self.part)
         return {
             "model": theta,
-            "weights": jnp.ones(part.size, theta.dtype),
+            "weights": jnp.ones(part.size, sums_type(theta)),
             "began": jnp.zeros((), bool),
         }
 
@@ -191,7 +192,7 @@ class FedALA(FedAvg):
             # The loop always has `max_passes` passes. Passes after the last necessary
             # one take no steps.
             steps = jnp.where(done, 0, pass_steps)
-            zero = jnp.zeros((), theta.dtype)
+            zero = jnp.zeros((), sums_type(theta))
             weights, total = sampled.loop(
                 (weights, zero), step, steps, self.sgd.batch_size, purpose="weights"
             )
@@ -203,7 +204,7 @@ class FedALA(FedAvg):
             # A client that has begun in an earlier round makes one pass only.
             return weights, recent_losses, done | state["began"] | converged
 
-        recent_losses = jnp.zeros(WINDOW, theta.dtype)
+        recent_losses = jnp.zeros(WINDOW, sums_type(theta))
         weights, _, _ = local.fori_loop(
             self.max_passes, one_pass, (state["weights"], recent_losses, ~is_different)
         )

@@ -42,6 +42,7 @@ from fedtailor.protocol import (
     is_off,
     require,
     server_state,
+    sums_type,
 )
 
 
@@ -134,7 +135,7 @@ class FedDBE(FedAvg):
             model=averaged.model,
             optimizer=averaged.optimizer,
             initial=init(0),
-            mean=np.zeros(shape, averaged.model.dtype),
+            mean=np.zeros(shape, sums_type(averaged.model)),
             told=np.zeros(len(population), bool),
         )
 

@@ -36,6 +36,7 @@ from fedtailor.protocol import (
     is_off,
     require,
     server_state,
+    sums_type,
 )
 
 Models = tuple[Params, ...]
@@ -139,7 +140,9 @@ class FedEM(Algorithm):
     # ----------------------------------------------------------------------------------
 
     def init_client(self, theta: Float[Array, " d"]) -> ClientState:
-        return {"weights": jnp.full(self.components, 1 / self.components, theta.dtype)}
+        return {
+            "weights": jnp.full(self.components, 1 / self.components, sums_type(theta))
+        }
 
     def client(
         self, state: ClientState, inbox: Inbox, local: LocalTrainer

@@ -30,6 +30,7 @@ from fedtailor.protocol import (
     hyperparameters,
     is_off,
     require,
+    sums_type,
 )
 
 ABSENT = -1e30
@@ -188,7 +189,7 @@ class FedRoD(FedAvg):
         params = local.params(theta)
         example = local.draw("classes", 0, 1)
         outputs = jax.eval_shape(local.logits, params, example.x)
-        zero = jnp.zeros(outputs.shape[-1], theta.dtype)
+        zero = jnp.zeros(outputs.shape[-1], sums_type(theta))
         # With gamma = 0 the counts are not used, so they are not compiled.
         if is_off(self.gamma):
             return zero

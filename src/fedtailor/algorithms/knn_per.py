@@ -20,6 +20,7 @@ from fedtailor.protocol import (
     Predictor,
     hyperparameters,
     require,
+    sums_type,
 )
 
 BLOCK = 64
@@ -112,8 +113,8 @@ class KNNPer(FedAvg):
         theta = inbox.only("model")
         params = local.params(theta)
         features, labels, is_stored = self._stored_examples(params, local)
-        share = jnp.asarray(0.0 if self.lam is None else self.lam, theta.dtype)
-        scale = jnp.asarray(self.scale, theta.dtype)
+        share = jnp.asarray(0.0 if self.lam is None else self.lam, sums_type(theta))
+        scale = jnp.asarray(self.scale, sums_type(theta))
         logits = self.mix == "logits"
         predictor = NearestNeighbors(
             theta, features, labels, is_stored, share, scale, k=self.k, logits=logits
@@ -183,7 +184,7 @@ class KNNPer(FedAvg):
             A point of the grid, the smallest one on ties; `lam_without_validation` if
             there are no such samples.
         """
-        grid = jnp.linspace(0, 1, GRID, dtype=predictor.model.dtype)
+        grid = jnp.linspace(0, 1, GRID, dtype=sums_type(predictor.model))
 
         def add(
             total: Float[Array, " grid"], batch: Batch, step: Int[Array, ""]

@@ -23,6 +23,7 @@ from fedtailor.protocol import (
     StepGradient,
     hyperparameters,
     require,
+    sums_type,
 )
 
 
@@ -122,7 +123,7 @@ class MAPPER(FedAvg):
         Returns:
             lambda* and its local model h_l(lambda*).
         """
-        cover = jnp.asarray(self.cover, theta.dtype)
+        cover = jnp.asarray(self.cover, sums_type(theta))
 
         def fit(lam: Float[Array, ""]) -> Float[Array, " d"]:
             """h_l(lambda) of eq. 9, by SGD from h_c."""

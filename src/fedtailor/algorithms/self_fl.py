@@ -37,6 +37,7 @@ from fedtailor.protocol import (
     is_off,
     require,
     server_state,
+    sums_type,
 )
 
 _UNKNOWN = -1.0
@@ -315,7 +316,7 @@ class SelfFL(PersonalModelAlgorithm):
     # ----------------------------------------------------------------------------------
 
     def init_client(self, theta: Float[Array, " d"]) -> ClientState:
-        zero = jnp.zeros((), theta.dtype)
+        zero = jnp.zeros((), sums_type(theta))
         # (count, mean, M2) of the models that the client has trained; see `variances`
         return {"model": theta, "moments": (zero, jnp.zeros_like(theta), zero)}
 

@@ -56,6 +56,7 @@ from fedtailor.protocol import (
     Streams,
     hyperparameters,
     require,
+    sums_type,
 )
 
 CANDIDATES = (0.0, 0.1, 0.25, 0.5, 1.0, np.nan)
@@ -305,22 +306,22 @@ class UCFL(Algorithm):
 
         # eq. 10: sigma_i^2 = (1/K) sum_k |g_k - g_i|^2 over K disjoint batches of n_k
         # samples.
-        total = local.fori_loop(batches, add, jnp.zeros((), theta.dtype))
+        total = local.fori_loop(batches, add, jnp.zeros((), sums_type(theta)))
         sigma2 = total / batches
         # sigma_i^2 = tr S (1/n_k - 1/n) = (tr S / n) (n / n_k - 1), in expectation
         factor = jnp.where(n > batch_size, n / batch_size - 1, 1)
-        noise = sigma2 / factor.astype(theta.dtype)
+        noise = sigma2 / factor.astype(sums_type(theta))
         answer = {
             "gradient": gradient,
             "sigma2": noise if needs_trace else sigma2,
-            "samples": n.astype(theta.dtype),
+            "samples": n.astype(sums_type(theta)),
         }
         if self.warm == "auto" and not needs_trace:
             answer["noise"] = noise
         if "sketch" in inbox.scalars:
             answer["sketch"] = sketch(answer.pop("gradient"), inbox.scalars["sketch"])
         if self._has_trial:
-            answer["validation"] = local.count("val").astype(theta.dtype)
+            answer["validation"] = local.count("val").astype(sums_type(theta))
         return answer
 
     def ranges(self, size: int) -> Mapping[str, tuple[float, float]]:

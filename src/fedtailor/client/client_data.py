@@ -124,7 +124,7 @@ class ClientData:
             for permutation in reversed(self._permutations):
                 indices = permutation(indices)
         x, y = self._gather(self.address.start[SPLITS.index(split)] + indices)
-        batch = Batch(x, y, weight.astype(self.model.dtype))
+        batch = Batch(x, y, weight.astype(self.model.precision.sums))
         # Batch normalisation looks up the weights of its inputs there.
         if self.context.step is not None:
             self.context.step.batches.append(batch)

@@ -60,7 +60,7 @@ class PrivateSteps:
 
         def clipped_gradient(x: Array, y: Array, number: Int[Array, ""]) -> Params:
             """The gradient of one example, clipped to the norm `dp_norm`."""
-            single = Batch(x[None], y[None], jnp.ones(1, model.dtype))
+            single = Batch(x[None], y[None], jnp.ones(1, model.precision.sums))
             key = jax.random.fold_in(dropout, number) if model.stochastic else None
             grads = jax.grad(lambda p: mean_loss(model, p, single, 1, key))(params)
             squares = [jnp.square(g).sum() for g in jax.tree.leaves(grads)]

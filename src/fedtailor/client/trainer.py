@@ -152,7 +152,7 @@ class DeviceTrainer(ClientData):
         step = self.context.step
         weight = None if step is None else step.weight_of(x)
         # Inputs that the step has not drawn are the method's own, without padding.
-        return jnp.ones(len(x), self.model.dtype) if weight is None else weight
+        return jnp.ones(len(x), self.model.precision.sums) if weight is None else weight
 
     def _in_training_mode(self, training: bool | None) -> bool:
         """Whether to use training mode: as the method asks; by default (None) inside of

@@ -42,7 +42,6 @@ from fedtailor.storage.run_files import (
 )
 from fedtailor.tables import Preprocessing
 from fedtailor.training import Metrics, RunSpec, Training
-from fedtailor.training.binding import bind
 
 if TYPE_CHECKING:
     import polars as pl
@@ -148,13 +147,16 @@ def final_folder(path: Path) -> Path | None:
 
 
 def runs_of_clients(
-    directory: Path | str, clients: Sequence[str] | None = None
+    directory: Path | str,
+    clients: Sequence[str] | None = None,
+    model: Model | Architecture | None = None,
 ) -> "dict[str, OpenedRun]":
     """Open the run of each client's model: of final models, clients may have several.
 
     Args:
         directory: a run directory, or a directory of final models.
         clients: names of the clients; None for all.
+        model: the model, or its network, if only the user's code knows it.
 
     Raises:
         ValueError: the directory is neither, or there is no such client.
@@ -162,10 +164,10 @@ def runs_of_clients(
     path = Path(directory)
     final = final_folder(path) if path.is_dir() else None
     if final is None:
-        run = open_run(path)
+        run = open_run(path, model=model)
         return dict.fromkeys(run.names if clients is None else clients, run)
     record = read_final(final)
-    by_default = open_run(final)
+    by_default = open_run(final, model=model)
     opened = {record.run: by_default}
     result = {}
     for name in by_default.names if clients is None else clients:
@@ -174,19 +176,22 @@ def runs_of_clients(
         own = record.clients.get(name)
         folder = record.run if own is None else own.run
         if folder not in opened:
-            opened[folder] = open_run(final / RUNS / folder)
+            opened[folder] = open_run(final / RUNS / folder, model=model)
         result[name] = opened[folder]
     return result
 
 
 def models_at(
-    directory: Path | str, clients: Sequence[str] | None = None
+    directory: Path | str,
+    clients: Sequence[str] | None = None,
+    model: Model | Architecture | None = None,
 ) -> dict[str, PersonalModel]:
     """Load the personal models of a run, of final models or of an export, by client.
 
     Args:
         directory: directory of the run, of the final models or of the export.
         clients: names of the clients; None for all.
+        model: the model, or its network, if only the user's code knows it.
 
     Raises:
         ValueError: the directory is neither a run nor an export, or there is no such
@@ -194,13 +199,13 @@ def models_at(
     """
     path = Path(directory)
     if is_export(path):
-        models = load_models(path)
+        models = load_models(path, model)
         if clients is None:
             return models
         for name in clients:
             check_choice(name, models, f"client of {path} called")
         return {name: models[name] for name in clients}
-    runs = runs_of_clients(path, clients)
+    runs = runs_of_clients(path, clients, model)
     return {name: run.personal(name) for name, run in runs.items()}
 
 
@@ -277,10 +282,7 @@ class OpenedRun(Run):
 
     @cached_property
     def model(self) -> Model:
-        model = self._user_model
-        if model is None:
-            return model_from_config(self.manifest["model"])
-        return model if isinstance(model, Model) else bind(model, self.federation)
+        return model_from_config(self.manifest["model"], self._user_model)
 
     # Personal models.
 

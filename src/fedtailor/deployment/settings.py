@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 import fedtailor.algorithms  # registers the methods
 import fedtailor.pipelines  # noqa: F401  (registers the transforms)
 from fedtailor.experiments.parsing import coerce
-from fedtailor.models import Architecture, Model, zoo
+from fedtailor.models import Architecture, Model
+from fedtailor.models.plain import model_of
 from fedtailor.protocol import Algorithm, Pipeline, Transform, require
-from fedtailor.tasks import loss_of
 from fedtailor.training import Participation, RunSpec
 from fedtailor.training.settings import later_fields, settings
 
@@ -66,7 +66,7 @@ def spec_of(
         algorithm_from_config(manifest["algorithm"])
         if algorithm is None
         else algorithm,
-        model_from_config(manifest["model"]) if model is None else model,
+        model_from_config(manifest["model"], model),
         rounds,
         seed=run["seed"],
         participation=Participation(**run["participation"]),
@@ -78,31 +78,24 @@ def spec_of(
     )
 
 
-def model_from_config(config: Mapping[str, Any]) -> Model:
+def model_from_config(
+    config: Mapping[str, Any], given: Model | Architecture | None = None
+) -> Model:
     """Make the model of a run from its entry in the manifest.
+
+    Args:
+        config: the entry.
+        given: the model, or its network, if only the user's code knows it.
 
     Raises:
         ValueError: its network or its loss is not one of fedtailor's.
     """
-    architecture = config["architecture"]
-    kind = None
-    if isinstance(architecture, dict):
-        kind = getattr(zoo, architecture["type"], None)
-    if not isinstance(kind, type) or not issubclass(kind, Architecture):
-        raise ValueError(
-            "the run's model is one that only your code knows; pass model=..."
-        )
     try:
-        loss = loss_of(config["loss"])
+        return model_of(config, given)
     except ValueError as error:
-        raise ValueError(f"{error}; pass model=...") from None
-    network = _from_config(kind, architecture, "the run's model", "model")
-    return network.bind(
-        tuple(config["input_shape"]),
-        config["outputs"],
-        loss=loss,
-        dtype=config["dtype"],
-    )
+        raise ValueError(
+            f"{error}; pass model=... (`--model FILE.py:NAME` on the command line)"
+        ) from None
 
 
 def _from_config(

@@ -100,7 +100,9 @@ class DeviceExecutor:
         self.unseen = _table(federation, federation.unseen)
         self.examples = examples_of(federation, self.seen.original_index)
         self.devices = (
-            Devices([federation], model.dtype, settings) if devices is None else devices
+            Devices([federation], model.precision.sums, settings)
+            if devices is None
+            else devices
         )
         self.federation_index = federation_index
         self.shards = self.devices.mesh.size

@@ -57,12 +57,14 @@ class LockstepGroup:
             zip(federations, models, strict=True)
         ):
             if not issubclass(executor_kind(model, settings), DebugExecutor):
-                key = (model.dtype, *_format(federation))
+                key = (model.precision.sums, *_format(federation))
                 runs_by_format.setdefault(key, []).append(run)
         shared: dict[int, dict[str, Any]] = {}
         for runs in runs_by_format.values():
             devices = Devices(
-                [federations[run] for run in runs], models[runs[0]].dtype, settings
+                [federations[run] for run in runs],
+                models[runs[0]].precision.sums,
+                settings,
             )
             for index, run in enumerate(runs):
                 shared[run] = {"devices": devices, "federation_index": index}

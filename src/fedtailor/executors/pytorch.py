@@ -104,7 +104,7 @@ class TorchTrainer(DebugTrainer):
         # copied back at the end.
         n = int(self.count(split))
         times = int(self.steps(sgd) if steps is None else steps) if n else 0
-        live = self._engine.live(self.model.dtype)
+        live = self._engine.live(self.model.precision.compute)
         live.set(np.asarray(theta))
         descent = Descent(
             live,
@@ -143,7 +143,9 @@ class TorchTrainer(DebugTrainer):
         if not sgd.has_penalty:
             return None
         with compiled():
-            ones = self.model.params(jnp.ones(self.model.size, self.model.dtype))
+            ones = self.model.params(
+                jnp.ones(self.model.size, self.model.precision.parameters)
+            )
             coefficients = jax.tree.map(
                 lambda w: w * sgd.penalty(w.ndim, int(self.size)), ones
             )
@@ -218,7 +220,7 @@ class TorchTrainer(DebugTrainer):
         """One model as a function of inputs. The parameters are set once, and not by JAX,
         for which each of them is an array.
         """
-        live = self._engine.live(self.model.dtype)
+        live = self._engine.live(self.model.precision.compute)
         live.set(theta)
 
         def predict(x: Array) -> Array:

@@ -142,7 +142,9 @@ def diagnose(
         )
     probe_bytes += warm_bytes
     diagnosis = diagnose_evidence(evidence, trained=warm > 0)
-    race = recommend(diagnosis, network.size * np.dtype(network.dtype).itemsize)
+    race = recommend(
+        diagnosis, network.size * np.dtype(network.precision.parameters).itemsize
+    )
     validation = int(federation.val.sizes[federation.seen].sum())
     return Advice(diagnosis, race, federation.name, probe_bytes, validation, warm)
 

@@ -59,6 +59,16 @@ def model_of_text(text: str) -> dict[str, Any]:
     return {"use": name, **_parse(settings, names, f"--model {text}")}
 
 
+def given_model(text: str | None) -> Architecture | None:
+    """The network that an option names to open a run whose model is the user's own code;
+    None without the option.
+
+    Raises:
+        ValueError: as `architecture_of_text`.
+    """
+    return None if text is None else architecture_of_text(text)
+
+
 def _split(text: str) -> tuple[str, str]:
     """The name in a text, and its settings after the colon."""
     match = _NAME.fullmatch(text)

@@ -12,6 +12,7 @@ from fedtailor.models.equinox import from_equinox
 from fedtailor.models.flax import from_linen
 from fedtailor.models.model import Model
 from fedtailor.models.parts import Part
+from fedtailor.models.precision import Precision
 from fedtailor.models.pytorch import from_torch, save_state_dict, state_dict
 from fedtailor.models.registry import builders, find_builder, register
 from fedtailor.models.resnet import resnet
@@ -41,6 +42,7 @@ __all__ = [
     "Loss",
     "Model",
     "Part",
+    "Precision",
     "TokenCrossEntropy",
     "builders",
     "cnn",

@@ -1,11 +1,12 @@
 """`Architecture`: a network before the shape of the data is known."""
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 from jaxtyping import Array, Float, PyTree, Shaped
 
 from fedtailor.models.part_finder import LayerInfo
+from fedtailor.models.precision import DType, Precision
 from fedtailor.tasks import Loss, cross_entropy
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ class Architecture(ABC):
         input_shape: tuple[int, ...],
         outputs: int,
         loss: Loss = cross_entropy,
-        dtype: Literal["float32", "float64"] = "float32",
+        dtype: DType | Precision = "float32",
     ) -> "Model":
         """The model for inputs of one shape; `Model` explains the arguments and errors."""
         from fedtailor.models.model import Model  # avoids an import cycle

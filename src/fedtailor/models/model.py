@@ -5,7 +5,6 @@ a pytree inside training loops.
 import math
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Literal
 
 import equinox as eqx
 import jax
@@ -21,6 +20,7 @@ from fedtailor.models.parameter_layout import (
 )
 from fedtailor.models.part_finder import LayerInfo
 from fedtailor.models.parts import Part
+from fedtailor.models.precision import DType, Precision
 from fedtailor.protocol import Params
 from fedtailor.tasks import Loss, Task, cross_entropy, task_of
 
@@ -39,8 +39,9 @@ class Model:
             regression.
         loss: a task, such as `cross_entropy`; or a function (outputs [b, ...], targets
             [b, ...]) -> [b], which is the loss of a regression.
-        dtype: the precision of parameters and computation; "float64" needs
-            `jax.enable_x64`.
+        dtype: the precision of parameters and computation, or a `Precision` that tells
+            them apart. "float64" needs `jax.enable_x64`; with "bfloat16" steps, losses and
+            averages are computed in float32.
 
     Raises:
         ValueError: the architecture does not fit the input, or has state that is neither
@@ -51,7 +52,7 @@ class Model:
     input_shape: tuple[int, ...]
     outputs: int
     loss: Loss = cross_entropy
-    dtype: Literal["float32", "float64"] = "float32"
+    dtype: DType | Precision = "float32"
 
     def __post_init__(self) -> None:
         if self.outputs < 1:
@@ -59,9 +60,17 @@ class Model:
                 f"outputs is {self.outputs}; a model needs one output (class, symbol,"
                 " target) or more"
             )
-        if self.dtype not in ("float32", "float64"):
-            raise ValueError(f"dtype is {self.dtype!r}; choose 'float32' or 'float64'")
-        _ = layout_of(self)
+        layout, is_mixed = layout_of(self), self.precision.is_mixed
+        if is_mixed and layout.statistics:
+            raise ValueError(
+                "running statistics of batch normalisation need float32; use a model"
+                " with group normalisation for bfloat16"
+            )
+        if is_mixed and self.in_python:
+            raise ValueError(
+                "a module that PyTorch itself trains computes in float32 or float64;"
+                " give dtype one of these"
+            )
 
     # vectors and trees
     # ----------------------------------------------------------------------------------
@@ -83,7 +92,7 @@ class Model:
         loop.
 
         Returns:
-            A pytree of arrays in the model's precision, each a reshaped slice of theta.
+            A pytree of arrays in the precision of sums, each a reshaped slice of theta.
 
         Raises:
             ValueError: theta does not have d entries, or the model needs float64 and this
@@ -95,7 +104,7 @@ class Model:
             raise ValueError(
                 f"theta has shape {theta.shape}; this model takes [{self.size}]"
             )
-        theta = jnp.asarray(theta, self.dtype)
+        theta = jnp.asarray(theta, self.precision.sums)
         if self.in_python:
             # Otherwise JAX would compile a program for each of the parameters.
             with jax.disable_jit(False):
@@ -106,13 +115,13 @@ class Model:
 
     def vector(self, params: Params) -> Float[Array, " d"]:
         """Convert a pytree of parameters to a vector theta [d]: the inverse of `params`."""
-        leaves = jax.tree.leaves(params)
+        leaves, dtype = jax.tree.leaves(params), self.precision.parameters
         if not leaves:
-            return jnp.zeros(0, self.dtype)
+            return jnp.zeros(0, dtype)
         if self.in_python:
             with jax.disable_jit(False):
-                return _compiled_vector(leaves)
-        return _vector(leaves)
+                return _compiled_vector(leaves).astype(dtype)
+        return _vector(leaves).astype(dtype)
 
     # parts
     # ----------------------------------------------------------------------------------
@@ -186,8 +195,9 @@ class Model:
             ValueError: the model has no head.
         """
         layer_info = self._layer_info_with_head()
-        self._require_inputs(x)
-        return self.architecture.features(self.network(params), layer_info, x, key)
+        x = self._inputs(x)
+        features = self.architecture.features(self.network(params), layer_info, x, key)
+        return self._to_sums(features)
 
     def train_features(
         self,
@@ -205,7 +215,7 @@ class Model:
         if not self.has_statistics:
             return self.features(params, x, key)
         layer_info = self._layer_info_with_head()
-        self._require_inputs(x)
+        x = self._inputs(x)
         network = self.network(params)
         return self.architecture.train_features(network, layer_info, x, key, weight)
 
@@ -221,9 +231,10 @@ class Model:
         """
         layer_info = self._layer_info_with_head()
         network = self.network(params)
-        return self.architecture.head_outputs(
-            network, layer_info, features, self.input_shape
+        outputs = self.architecture.head_outputs(
+            network, layer_info, self._to_compute(features), self.input_shape
         )
+        return self._to_sums(outputs)
 
     def _layer_info_with_head(self) -> LayerInfo:
         """The architecture's description of its layers.
@@ -282,6 +293,11 @@ class Model:
         return task_of(self.loss)
 
     @property
+    def precision(self) -> Precision:
+        """The types in which the model's numbers are kept, computed and added up."""
+        return Precision.of(self.dtype)
+
+    @property
     def metric(self) -> str:
         """The name of the metric by which clients are compared."""
         return self.task.main_metric(math.prod(self.input_shape) > 0)
@@ -305,10 +321,10 @@ class Model:
             ValueError: the inputs have another shape, or the network does not return
                 `outputs` class scores.
         """
-        self._require_inputs(x)
+        x = self._inputs(x)
         outputs = self.architecture.apply(self.network(params), x, key)
         self.require_outputs(outputs.shape, len(x))
-        return outputs
+        return self._to_sums(outputs)
 
     def require_outputs(self, shape: tuple[int, ...], examples: int) -> None:
         """Refuse outputs that are not what the task needs, such as one score for each
@@ -340,7 +356,7 @@ class Model:
         """
         if not self.has_statistics:
             return self.logits(params, x, key), params
-        self._require_inputs(x)
+        x = self._inputs(x)
         outputs, network = self.architecture.train(self.network(params), x, key, weight)
         return outputs, self.with_statistics(params, eqx.filter(network, is_parameter))
 
@@ -395,17 +411,32 @@ class Model:
         # No gradient flows to running statistics.
         if self.has_statistics:
             params = self.with_statistics(params, jax.lax.stop_gradient(params))
+        if self.precision.is_mixed:
+            params = jax.tree.map(self._to_compute, params)
         return eqx.combine(params, layout.static)
 
-    def _require_inputs(self, x: Shaped[Array, "b ..."]) -> None:
+    def _inputs(self, x: Shaped[Array, "b ..."]) -> Shaped[Array, "b ..."]:
+        """Inputs of the network's shape, in the type that it computes in."""
         if x.shape[1:] != self.input_shape:
             raise ValueError(
                 f"inputs have shape {x.shape[1:]}; this model was bound to"
                 f" {self.input_shape}"
             )
+        return self._to_compute(x)
+
+    def _to_compute(self, values: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
+        """Floating-point numbers in the type that networks compute in."""
+        if self.precision.is_mixed and jnp.issubdtype(values.dtype, jnp.floating):
+            return values.astype(self.precision.compute)
+        return values
+
+    def _to_sums(self, values: Float[Array, "..."]) -> Float[Array, "..."]:
+        """What a network has computed, in the type of sums."""
+        return values.astype(self.precision.sums) if self.precision.is_mixed else values
 
     def _require_precision(self) -> None:
-        if self.dtype == "float64" and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+        needs_64_bits = "float64" in (self.precision.parameters, self.precision.sums)
+        if needs_64_bits and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
             raise ValueError(
                 "a float64 model needs 64-bit JAX; work inside `with"
                 " jax.enable_x64(True):`"
@@ -451,5 +482,5 @@ def _initial(model: Model, key: Array) -> Float[Array, " d"]:
     network = model.architecture.build(model.input_shape, model.outputs, key)
     params, _ = eqx.partition(network, is_parameter)
     return model.vector(
-        jax.tree.map(lambda leaf: jnp.asarray(leaf, model.dtype), params)
+        jax.tree.map(lambda leaf: jnp.asarray(leaf, model.precision.sums), params)
     )

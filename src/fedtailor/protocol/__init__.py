@@ -7,7 +7,7 @@ imports nothing else of fedtailor but what needs no JAX (modules with an undersc
 from fedtailor._choice import check_choice
 from fedtailor.protocol.about import About, Sees
 from fedtailor.protocol.algorithm import Algorithm, GlobalModel, Init
-from fedtailor.protocol.axes import along_axis
+from fedtailor.protocol.axes import along_axis, sums_type
 from fedtailor.protocol.cohort import Clients, Cohort, Examples, Population
 from fedtailor.protocol.data_facts import DataFacts, Preprocessing
 from fedtailor.protocol.diagnostics import (
@@ -177,4 +177,5 @@ __all__ = [
     "server_rng",
     "server_state",
     "state_name",
+    "sums_type",
 ]

@@ -2,6 +2,7 @@
 
 from typing import Any, TypeVar
 
+import jax.numpy as jnp
 from jaxtyping import Array
 from numpy.typing import NDArray
 
@@ -22,3 +23,10 @@ def along_axis(values: AnyArray, axis: int, ndim: int) -> AnyArray:
     shape = [1] * ndim
     shape[axis] = -1
     return values.reshape(shape)
+
+
+def sums_type(values: Any) -> Any:
+    """The type in which sums over entries like those of an array are taken: its own, or
+    float32 for 16-bit numbers.
+    """
+    return jnp.promote_types(values.dtype, jnp.float32)

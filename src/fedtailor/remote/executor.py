@@ -161,7 +161,7 @@ class RemoteExecutor:
         self.plan, self.seen, self.unseen, self.rules = plan, seen, unseen, rules
         self.federation, self._transport, self._log = template, transport, log
         self.data = data
-        pool, _ = build_pool([template], plan.model.dtype)
+        pool, _ = build_pool([template], plan.model.precision.sums)
         self._run = run
         self._pool = jax.tree.map(jnp.asarray, pool)
         self._shapes: dict[Any, Any] = {}
@@ -453,7 +453,9 @@ class RemoteExecutor:
         deadline = time.time() + self.rules.deadline
         if (self._phase, exchange.task) not in self._compiled:
             deadline += self.rules.compile_time
-        arrays = downlink_arrays(exchange.downlink, self.plan.model.dtype, len(cohort))
+        arrays = downlink_arrays(
+            exchange.downlink, self.plan.model.precision.sums, len(cohort)
+        )
         requests = {}
         for client, row in enumerate(cohort.rows):
             accepted = int(self._accepted[row]) if cohort.seen else -1

@@ -40,7 +40,9 @@ from fedtailor.remote.service import (  # noqa: E402
 )
 
 if TYPE_CHECKING:
-    from flwr.superlink.grid.http_grid import HttpGrid
+    from fedtailor.remote.flower_internals import (
+        HttpGrid,
+    )
 
 client, server = ClientApp(), ServerApp()
 
@@ -123,7 +125,7 @@ def serve(grid: Grid, context: Context) -> None:
         name: registered_form(key)
         for name, key in read_public_keys(directory / COORDINATOR).items()
     }
-    http: HttpGrid = grid  # type: ignore[assignment]  # which lists nodes with their keys
+    http: HttpGrid = grid  # which lists nodes with their keys
     transport = GridTransport(http, keys, lambda: None)
     rows = wait_for_clients(Connection(job, tuple(keys), transport), wait=wait)
     run = directory / "run"

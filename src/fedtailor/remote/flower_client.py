@@ -75,12 +75,14 @@ class FleetConnection:
     def __init__(self, address: str, authority: bytes, private_key: bytes) -> None:
         from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
         from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-        from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-        from flwr.supernode.fleet_http_client import FleetHttpClient
-        from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
         from fedtailor.remote.bounded_http import bound_connection
+        from fedtailor.remote.flower_internals import (
+            FleetHttpClient,
+            NodeAuthHttpInterceptor,
+            RuntimeVersionHttpInterceptor,
+            public_key_to_bytes,
+        )
 
         key = load_ssh_private_key(private_key, None)
         require(
@@ -115,7 +117,10 @@ class FleetConnection:
             ValueError: the certificate is not trusted.
             Disconnected: the coordinator cannot be reached or refuses the key.
         """
-        from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
+        from fedtailor.remote.flower_internals import (
+            ActivateNodeRequest,
+            DeactivateNodeRequest,
+        )
 
         self._budget.renew()
         if previous is not None:
@@ -127,8 +132,9 @@ class FleetConnection:
         request = ActivateNodeRequest(
             public_key=self._public, heartbeat_interval=HEARTBEAT_S
         )
-        self.node_id = self._call(self._client.ActivateNode, request).node_id
-        return self.node_id
+        node_id = int(self._call(self._client.ActivateNode, request).node_id)
+        self.node_id = node_id
+        return node_id
 
     def heartbeat(self) -> None:
         """Tell the coordinator that this client is alive.
@@ -136,7 +142,9 @@ class FleetConnection:
         Raises:
             Disconnected: the coordinator cannot be reached.
         """
-        from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+        from fedtailor.remote.flower_internals import (
+            SendNodeHeartbeatRequest,
+        )
 
         request = SendNodeHeartbeatRequest(
             node=self._node(), heartbeat_interval=HEARTBEAT_S
@@ -151,12 +159,11 @@ class FleetConnection:
                 valid any more.
         """
         from flwr.app import Message
-        from flwr.proto.fleet_pb2 import PullMessagesRequest
-        from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+
+        from fedtailor.remote.flower_internals import (
+            PullMessagesRequest,
             make_confirm_message_received_fn_protobuf,
             make_pull_object_fn_protobuf,
-        )
-        from flwr.supercore.inflatable.inflatable_utils import (
             pull_and_inflate_object_from_tree,
         )
 
@@ -190,19 +197,18 @@ class FleetConnection:
             Disconnected: the answer could not be delivered.
         """
         from flwr.app import Message
-        from flwr.app.message import remove_content_from_message
-        from flwr.common.serde import message_to_proto
-        from flwr.proto.fleet_pb2 import PushMessagesRequest
-        from flwr.supercore.inflatable.inflatable_object import (
+
+        from fedtailor.remote.flower_internals import (
+            PushMessagesRequest,
+            TaskIdentity,
             get_all_nested_objects,
             get_object_tree,
-            no_object_id_recompute,
-        )
-        from flwr.supercore.inflatable.inflatable_protobuf_utils import (
             make_push_object_fn_protobuf,
+            message_to_proto,
+            no_object_id_recompute,
+            push_objects,
+            remove_content_from_message,
         )
-        from flwr.supercore.inflatable.inflatable_utils import push_objects
-        from flwr.supercore.task_identity import TaskIdentity
 
         run_id = message.metadata.run_id
         # Flower's messages take their source from these process-wide attributes.
@@ -233,7 +239,9 @@ class FleetConnection:
 
     def close(self) -> None:
         """Go offline; the coordinator is notified if it can be reached."""
-        from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+        from fedtailor.remote.flower_internals import (
+            DeactivateNodeRequest,
+        )
 
         if self.node_id is not None:
             with suppress(Disconnected, ValueError):
@@ -244,7 +252,9 @@ class FleetConnection:
         self._client.close()
 
     def _node(self) -> Any:
-        from flwr.proto.node_pb2 import Node
+        from fedtailor.remote.flower_internals import (
+            Node,
+        )
 
         if self.node_id is None:
             raise Disconnected("this client is not connected")

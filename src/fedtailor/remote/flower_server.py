@@ -32,7 +32,10 @@ from fedtailor.remote.waits import MAX_WAIT_S
 
 if TYPE_CHECKING:
     from flwr.app import Message
-    from flwr.superlink.grid.http_grid import HttpGrid
+
+    from fedtailor.remote.flower_internals import (
+        HttpGrid,
+    )
 
 T = TypeVar("T")
 
@@ -359,7 +362,10 @@ class KeyDirectory:
 
 def unregister(address: str, authority: bytes, keys: Collection[bytes]) -> None:
     """Remove public keys (PEM) from the SuperLink, and end their connections."""
-    from flwr.proto.control_pb2 import ListNodesRequest, UnregisterNodeRequest
+    from fedtailor.remote.flower_internals import (
+        ListNodesRequest,
+        UnregisterNodeRequest,
+    )
 
     if not keys:
         return
@@ -386,8 +392,12 @@ def register(
         ValueError: a key is not valid, or the SuperLink does not accept it.
     """
     import httpx
-    from flwr.proto.control_pb2 import RegisterNodeRequest
-    from flwr.supercore.error import ApiErrorCode, FlowerError
+
+    from fedtailor.remote.flower_internals import (
+        ApiErrorCode,
+        FlowerError,
+        RegisterNodeRequest,
+    )
 
     registered = {}
     with _control(address, authority) as control:
@@ -447,17 +457,21 @@ def open_grid(address: str, authority: bytes, secret: bytes) -> Iterator["HttpGr
     Raises:
         TimeoutError: the SuperLink did not start the run.
     """
-    from flwr.common.constant import SubStatus
-    from flwr.common.serde import run_from_proto
-    from flwr.proto.runtime_pb2 import PullTaskInputRequest, PushTaskOutputRequest
-    from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
-    from flwr.supercore.task_identity import TaskIdentity
-    from flwr.superlink.grid.http_grid import HttpGrid
+    from fedtailor.remote.flower_internals import (
+        HeartbeatSender,
+        HttpGrid,
+        PullTaskInputRequest,
+        PushTaskOutputRequest,
+        SubStatus,
+        TaskIdentity,
+        make_task_heartbeat_fn_http,
+        run_from_proto,
+    )
 
     token = _acquire(address, authority, secret, _start_run(address, authority))
     grid = HttpGrid(address, False, authority, token=token)
     # Flower's invoker would retry without end, and exit this process on a 401.
-    grid._retry_invoker = None  # type: ignore[assignment]
+    grid._retry_invoker = None
     runtime = grid._runtime_client
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(runtime))
     heartbeat.start()
@@ -484,10 +498,12 @@ def _start_run(address: str, authority: bytes) -> int:
     Returns:
         The id of the run.
     """
-    from flwr.cli.build import build_fab_from_files
-    from flwr.common.serde import fab_to_proto
-    from flwr.proto.control_pb2 import StartRunRequest
-    from flwr.supercore.fab import Fab
+    from fedtailor.remote.flower_internals import (
+        Fab,
+        StartRunRequest,
+        build_fab_from_files,
+        fab_to_proto,
+    )
 
     bundle, _ = build_fab_from_files(APP)
     fab = Fab(hashlib.sha256(bundle).hexdigest(), bundle, {})
@@ -506,13 +522,13 @@ def _acquire(address: str, authority: bytes, secret: bytes, run_id: int) -> str:
     Raises:
         TimeoutError: the SuperLink did not start the run.
     """
-    from flwr.proto.runtime_pb2 import AcquireTaskRequest
-    from flwr.supercore.constant import TaskType
-    from flwr.supercore.interceptors import (
+    from fedtailor.remote.flower_internals import (
+        AcquireTaskRequest,
+        RuntimeHttpClient,
         RuntimeVersionHttpInterceptor,
         SuperExecAuthHttpInterceptor,
+        TaskType,
     )
-    from flwr.supercore.runtime import RuntimeHttpClient
 
     signed = SuperExecAuthHttpInterceptor(
         master_secret=secret, protected_methods={"/flwr.proto.Runtime/AcquireTask"}
@@ -540,8 +556,10 @@ def _acquire(address: str, authority: bytes, secret: bytes, run_id: int) -> str:
 @contextmanager
 def _control(address: str, authority: bytes) -> Iterator[Any]:
     """A client of the SuperLink's control interface."""
-    from flwr.supercore.control import ControlHttpClient
-    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+    from fedtailor.remote.flower_internals import (
+        ControlHttpClient,
+        RuntimeVersionHttpInterceptor,
+    )
 
     client = ControlHttpClient.from_server_address(
         address, False, authority, [RuntimeVersionHttpInterceptor("flwr")]

@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flwr.app import Message
-    from flwr.superlink.grid.http_grid import HttpGrid
+
+    from fedtailor.remote.flower_internals import (
+        HttpGrid,
+    )
 
 
 class ReplyLost(Exception):
@@ -57,13 +60,12 @@ class PartialReply:
             httpx.HTTPError: the SuperLink does not answer.
         """
         from flwr.app import Message
-        from flwr.proto.message_pb2 import (
+
+        from fedtailor.remote.flower_internals import (
             ConfirmMessageReceivedRequest,
             PullObjectRequest,
-        )
-        from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-        from flwr.supercore.inflatable.inflatable_utils import (
             inflate_object_from_contents,
+            iterate_object_tree,
         )
 
         runtime, run_id = grid._runtime_client, grid.run.run_id
@@ -117,7 +119,9 @@ def pull_new_replies(
     Raises:
         httpx.HTTPError: the SuperLink does not answer.
     """
-    from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+    from fedtailor.remote.flower_internals import (
+        PullAppMessagesRequest,
+    )
 
     request = PullAppMessagesRequest(message_ids=message_ids)
     pulled = grid._runtime_client.PullMessages(request)

@@ -17,27 +17,12 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from safetensors import SafetensorError, deserialize
 from safetensors.numpy import save
 
+from fedtailor._tensors import DTYPES, is_float, metadata, tensor
 from fedtailor.protocol import require
 from fedtailor.remote.refusals import Refusal
 
 FORMAT = 2
 """Version of this wire format; other versions are refused."""
-
-DTYPES = {
-    "BOOL": np.dtype(bool),
-    "U8": np.dtype("u1"),
-    "I8": np.dtype("i1"),
-    "U16": np.dtype("<u2"),
-    "I16": np.dtype("<i2"),
-    "U32": np.dtype("<u4"),
-    "I32": np.dtype("<i4"),
-    "U64": np.dtype("<u8"),
-    "I64": np.dtype("<i8"),
-    "F16": np.dtype("<f2"),
-    "F32": np.dtype("<f4"),
-    "F64": np.dtype("<f8"),
-}
-"""Types of the arrays in messages, by their names in safetensors."""
 
 MAX_TEXT = 2**22
 """Maximum number of entries of an array whose length the sender chooses."""
@@ -333,7 +318,7 @@ def check_arrays(
         require(
             fits, f"array {name!r} has shape {array.shape}; it must be {spec.shape}"
         )
-        if array.dtype.kind == "f":
+        if is_float(array):
             finite = bool(np.isfinite(array).all())
             require(finite, f"array {name!r} holds NaN or infinity")
         if array.size and (spec.low is not None or spec.high is not None):
@@ -398,11 +383,8 @@ def _unpack(data: bytes, kind: type[E]) -> tuple[E, dict[str, np.ndarray]]:
     """
     try:
         entries = deserialize(data)
-        # safetensors has checked the header, but returns metadata only for files on
-        # disk. The header is 8 bytes of length, followed by JSON.
-        length = int.from_bytes(data[:8], "little")
-        metadata = json.loads(data[8 : 8 + length]).get("__metadata__") or {}
-        text = metadata[_ENVELOPE]
+        # safetensors has checked the header, but returns texts only for files on disk.
+        text = metadata(data)[_ENVELOPE]
     except (
         SafetensorError,
         ValueError,
@@ -424,19 +406,4 @@ def _unpack(data: bytes, kind: type[E]) -> tuple[E, dict[str, np.ndarray]]:
             f"its {where} is not valid ({first['msg'].lower()}); both sides need the"
             " same release"
         ) from None
-    return envelope, {name: _array(name, entry) for name, entry in entries}
-
-
-def _array(name: str, entry: Mapping[str, Any]) -> np.ndarray:
-    """Decode an array from its entry in a safetensors file: type, shape and bytes."""
-    require(
-        entry["dtype"] in DTYPES,
-        f"array {name!r} is of the type {entry['dtype']}, which no message may hold",
-    )
-    array = np.frombuffer(entry["data"], DTYPES[entry["dtype"]])
-    if array.dtype == np.dtype(bool):
-        require(
-            bool((array.view(np.uint8) <= 1).all()),
-            f"array {name!r} holds bytes that are no booleans",
-        )
-    return array.reshape(entry["shape"])
+    return envelope, {name: tensor(name, entry) for name, entry in entries}

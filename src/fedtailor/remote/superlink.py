@@ -340,7 +340,9 @@ class HeldPolls:
 
 def _key_of(scope: Mapping[str, Any]) -> bytes:
     """The public key (PEM) that a request to the clients' interface names."""
-    from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
+    from fedtailor.remote.flower_internals import (
+        FLEET_HTTP_PUBLIC_KEY_HEADER,
+    )
 
     name = FLEET_HTTP_PUBLIC_KEY_HEADER.lower().encode()
     try:
@@ -418,14 +420,12 @@ class Directory:
         Flower checks the same again once it has read the request, and whether the key is
         that of the node.
         """
-        from flwr.common.constant import TIMESTAMP_HEADER
-        from flwr.supercore.constant import (
+        from fedtailor.remote.flower_internals import (
             FLEET_HTTP_PUBLIC_KEY_HEADER,
             FLEET_HTTP_SIGNATURE_HEADER,
-        )
-        from flwr.supercore.date import now
-        from flwr.supercore.primitives.asymmetric import (
+            TIMESTAMP_HEADER,
             bytes_to_public_key,
+            now,
             verify_signature,
         )
 
@@ -512,11 +512,15 @@ def guarded_protocol(limits: Limits) -> Any:
 
 def main() -> None:
     """Run the SuperLink until it is stopped, or its parent process has ended."""
-    import flwr.superlink.main as superlink
     import uvicorn
-    from flwr.supercore.app_utils import start_parent_process_monitor
-    from flwr.superlink.cli.flower_superlink import flower_superlink
 
+    from fedtailor.remote.flower_internals import (
+        flower_superlink,
+        module_of,
+        start_parent_process_monitor,
+    )
+
+    superlink = module_of("create_app")
     original = superlink.create_app
     directory = Directory(Path(os.environ[COORDINATOR]))
 

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor._tensors import is_float
 from fedtailor.metrics import Metric
 from fedtailor.pipelines.change import indices_kind, start_kind
 from fedtailor.pipelines.gaussian_noise import CLIP_NORM, WITHIN_CLIP_NORM
@@ -363,7 +364,7 @@ def require_finite_server(server: Any, round: int) -> None:
     """
     for leaf in jax.tree.leaves(server):
         array = np.asarray(leaf) if isinstance(leaf, jax.Array) else None
-        if array is None or array.dtype.kind != "f":
+        if array is None or not is_float(array):
             continue
         require(
             bool(np.isfinite(array).all()),

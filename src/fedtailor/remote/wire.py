@@ -63,7 +63,7 @@ def downlink_arrays(
 
     Args:
         downlink: what the server sends to the cohort.
-        dtype: type of the model, and of scalars that are not integers.
+        dtype: type of scalars that are not integers.
         clients: number of clients in the cohort.
 
     Returns:
@@ -207,7 +207,7 @@ def answer_shapes(
     numbers = jnp.zeros(12 + sum(width for _, width in kinds), jnp.int32)
     row_scalars = {}
     for name, value in scalars.items():
-        column = _scalars(value, model.dtype, len(exchange.cohort))
+        column = _scalars(value, model.precision.sums, len(exchange.cohort))
         row_scalars[name] = jnp.asarray(column[0])
     client = ClientInputs(PackedInputs(numbers, kinds), state, row_scalars)
 

@@ -4,17 +4,15 @@ A request names the task, and the state to start from. The method, its hyper-par
 and what may leave this machine are those of the client's own copy of the job.
 """
 
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedtailor._files import reason
+from fedtailor._files import private_folder, reason
 from fedtailor.client.private_steps import private_settings
 from fedtailor.executors import DeviceExecutor, Settings
 from fedtailor.federation import Federation
@@ -381,10 +379,12 @@ class RoundHandler:
             federation.shift,
             federation.scale,
         )
-        replace_directory(
-            self._store.directory / PERSONAL,
-            lambda path: export_models([model], path, own_examples=True),
-        )
+        with private_folder(self._store.directory, PERSONAL) as folder:
+            export_models([model], folder / "new", own_examples=True)
+            directory = self._store.directory / PERSONAL
+            if directory.exists():
+                directory.rename(folder / "old")
+            (folder / "new").rename(directory)
 
 
 def without_small_splits(scores: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -398,22 +398,3 @@ def without_small_splits(scores: Mapping[str, np.ndarray]) -> dict[str, np.ndarr
         is_small = int(scores[f"scores/{split}/count"]) < MIN_ROWS
         kept[name] = np.zeros_like(array) if is_small else array
     return kept
-
-
-def replace_directory(directory: Path, write: Callable[[Path], object]) -> None:
-    """Replace a directory by a new one; the old one need not exist.
-
-    Args:
-        directory: path of the directory.
-        write: writes the new directory to the path that is its argument.
-    """
-    new = directory.with_name(f".{directory.name}.part")
-    old = directory.with_name(f".{directory.name}.old")
-    # An earlier call that was interrupted may have left them.
-    shutil.rmtree(new, ignore_errors=True)
-    shutil.rmtree(old, ignore_errors=True)
-    write(new)
-    if directory.exists():
-        directory.rename(old)
-    new.rename(directory)
-    shutil.rmtree(old, ignore_errors=True)

@@ -114,7 +114,9 @@ def _client_scores(
     """`row_scores` of one client's rows [n], and its model's outputs for them, in blocks
     of equal shape.
     """
-    normalization = Normalization.of(federation.shift, federation.scale, model.dtype)
+    normalization = Normalization.of(
+        federation.shift, federation.scale, model.precision.sums
+    )
     blocks, logits = [], []
     # If there are no rows, one block of padding is scored for the types of the columns.
     for start in range(0, max(len(rows), 1), _BLOCK):
@@ -122,7 +124,7 @@ def _client_scores(
         block_rows = rows[start : start + _BLOCK]
         block[: len(block_rows)] = block_rows
         y = federation.y[block]
-        y = y.astype(np.int32 if y.dtype.kind in "iub" else model.dtype)
+        y = y.astype(np.int32 if y.dtype.kind in "iub" else model.precision.sums)
         with jax.disable_jit(model.in_python):
             is_row = np.arange(_BLOCK) < len(block_rows)
             scored, out = _block_scores(
@@ -159,5 +161,5 @@ def _block_scores(
     """
     predictor = jax.tree.map(jnp.asarray, predictor)
     out = outputs(model, predictor)(normalization(jnp.asarray(x)))
-    weight = jnp.asarray(is_row, model.dtype)
+    weight = jnp.asarray(is_row, model.precision.sums)
     return row_scores(model, out, jnp.asarray(y), weight), out

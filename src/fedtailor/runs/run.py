@@ -228,7 +228,9 @@ def executor_of(
     )
     model = bind(model, federation)
     check_memory(
-        model.size, np.dtype(model.dtype).itemsize, f"a model of {model.size:,} numbers"
+        model.size,
+        np.dtype(model.precision.parameters).itemsize,
+        f"a model of {model.size:,} numbers",
     )
     executor_class = executor_kind(model, settings)
     return executor_class(
@@ -380,7 +382,9 @@ def _write_results(
         "asked_rounds": rounds,
     }
     names = run.executor.data.names
-    size_of_models = len(names) * model.size * np.dtype(model.dtype).itemsize
+    size_of_models = (
+        len(names) * model.size * np.dtype(model.precision.parameters).itemsize
+    )
     if store.keep_models and size_of_models <= _MAX_KEPT_BYTES:
         # These are computed here because lock-step can answer several runs together.
         yield from run.compute_personal(range(len(names)))

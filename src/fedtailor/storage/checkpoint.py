@@ -29,6 +29,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from fedtailor._files import atomic_write, reason, translate_read_errors
+from fedtailor._tensors import read_tensors
 from fedtailor.federation.storage import arrays_digest
 from fedtailor.protocol import ServerState, state_name
 from fedtailor.storage.errors import Damaged, Unusable
@@ -108,9 +109,8 @@ def load_tree(path: Path) -> Any:
 def _read_tree(path: Path) -> Any:
     """`load_tree` without error handling."""
     with safe_open(path, framework="numpy") as file:
-        metadata = file.metadata() or {}
-        refuse_other_format(path, metadata.get("format", "nothing"))
-        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        refuse_other_format(path, (file.metadata() or {}).get("format", "nothing"))
+    arrays, metadata = read_tensors(path)
     # safetensors has no checksum: without the digest a flipped bit would go unnoticed.
     if arrays_digest(metadata["tree"], arrays) != metadata["digest"]:
         raise Damaged(

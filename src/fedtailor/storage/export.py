@@ -5,7 +5,6 @@ else that prediction needs) and, if the models were trained on a table,
 `preprocessing.json`.
 """
 
-import dataclasses
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from fedtailor._files import (
     file_digest,
@@ -22,13 +21,14 @@ from fedtailor._files import (
     reason,
     remove_leftovers,
 )
+from fedtailor._tensors import read_tensors
 from fedtailor.federation.storage import arrays_digest
-from fedtailor.models import Architecture, Model, zoo
+from fedtailor.models import Architecture, Model
+from fedtailor.models.plain import model_of, plain_model
 from fedtailor.protocol import Mixture, NearestNeighbors, Predictor, require
 from fedtailor.storage.digests import DIGEST_KEY, has_valid_digest, with_digest
 from fedtailor.storage.personal_model import PersonalModel
 from fedtailor.tables import Preprocessing
-from fedtailor.tasks import loss_of, plain_loss
 
 MODELS = "models.safetensors"
 MANIFEST = "manifest.json"
@@ -118,7 +118,7 @@ def write_models(
     first = models[0]
     manifest: dict[str, Any] = {
         "format": _FORMAT,
-        "model": _model_to_json(first.model),
+        "model": plain_model(first.model),
         "shift": first.shift,
         "scale": first.scale,
         "clients": clients,
@@ -140,14 +140,17 @@ def write_models(
 
 
 def load_models(
-    directory: Path | str, model: Model | None = None, *, manifest_name: str = MANIFEST
+    directory: Path | str,
+    model: Model | Architecture | None = None,
+    *,
+    manifest_name: str = MANIFEST,
 ) -> dict[str, PersonalModel]:
     """Read the personal models that `export_models` or `write_models` wrote.
 
     Args:
         directory: the directory of the models.
-        model: the model, required if its network is your own module or function instead
-            of one of `fedtailor.models`.
+        model: the model, or its network, required if that is your own module or function
+            instead of one of `fedtailor.models`.
         manifest_name: the file name of the manifest.
 
     Returns:
@@ -215,7 +218,7 @@ def _read(
     """Read the manifest and the arrays of an export, and check their digests."""
     manifest = read_manifest(path, manifest_name)
     try:
-        arrays = load_file(path / MODELS)
+        arrays, _ = read_tensors(path / MODELS)
     except (OSError, SafetensorError) as error:
         raise ValueError(
             f"{path} holds no exported models, or they are damaged ({reason(error)})"
@@ -295,14 +298,19 @@ def _build_models(
     manifest: dict[str, Any],
     arrays: dict[str, Any],
     preprocessing: Preprocessing | None,
-    model: Model | None,
+    model: Model | Architecture | None,
 ) -> dict[str, PersonalModel]:
     """Build the personal models of an export, by client name.
 
     `model` is as for `load_models`.
     """
-    if model is None:
-        model = _model_from_json(manifest["model"])
+    try:
+        model = model_of(manifest["model"], model)
+    except ValueError as error:
+        raise ValueError(
+            f"{error}; pass model=... to load these models (`--model FILE.py:NAME` on"
+            " the command line)"
+        ) from None
     shift = _from_json(manifest["shift"])
     scale = _from_json(manifest["scale"])
     require(
@@ -327,58 +335,6 @@ def _build_models(
     return models
 
 
-def _model_to_json(model: Model) -> dict[str, Any]:
-    """Describe a model by a JSON object, which `_model_from_json` reads."""
-    architecture: Any = model.architecture
-    fields = {}
-    for field in dataclasses.fields(architecture):
-        value = getattr(architecture, field.name)
-        fields[field.name] = value if _is_json_value(value) else repr(value)
-    return {
-        "architecture": type(architecture).__name__,
-        "fields": fields,
-        "input_shape": list(model.input_shape),
-        "outputs": model.outputs,
-        "loss": plain_loss(model.loss),
-        "classification": model.classification,
-        "dtype": model.dtype,
-    }
-
-
-def _model_from_json(description: dict[str, Any]) -> Model:
-    """Build a model from the output of `_model_to_json`.
-
-    Raises:
-        ValueError: the network or the loss is not one of fedtailor's.
-    """
-    architecture: Any = getattr(zoo, description["architecture"], None)
-    # The module `zoo` has functions as well.
-    is_known = isinstance(architecture, type) and issubclass(architecture, Architecture)
-    if not is_known:
-        raise ValueError(
-            f"these models use {description['architecture']}, which only your code"
-            " knows; pass model=... to load them"
-        )
-    try:
-        loss = loss_of(description["loss"])
-    except ValueError as error:
-        raise ValueError(f"{error}; pass model=... to load these models") from None
-    fields = {name: _from_json(value) for name, value in description["fields"].items()}
-    return architecture(**fields).bind(
-        tuple(description["input_shape"]),
-        description["outputs"],
-        loss=loss,
-        dtype=description["dtype"],
-    )
-
-
 def _from_json(value: Any) -> Any:
     """A value read from JSON, with a tuple in place of a list."""
     return tuple(value) if isinstance(value, list) else value
-
-
-def _is_json_value(value: Any) -> bool:
-    """Whether JSON can represent a value, except that tuples become lists."""
-    if isinstance(value, tuple | list):
-        return all(_is_json_value(entry) for entry in value)
-    return value is None or isinstance(value, bool | int | float | str)

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedtailor.client.losses import outputs
 from fedtailor.client.pool import Normalization
-from fedtailor.models import Model
+from fedtailor.models import Architecture, Model
 from fedtailor.protocol import Mixture, NearestNeighbors, Predictor, require
 from fedtailor.tables import Preprocessing
 
@@ -82,7 +82,9 @@ class PersonalModel:
             f" {', '.join(map(str, self.model.input_shape))}]",
         )
         self._require_finite(x)
-        normalization = Normalization.of(self.shift, self.scale, self.model.dtype)
+        normalization = Normalization.of(
+            self.shift, self.scale, self.model.precision.sums
+        )
         with jax.disable_jit(self.model.in_python):
             return np.asarray(_outputs(self.model, self.predictor, normalization, x))
 
@@ -135,7 +137,7 @@ class PersonalModel:
         if x.dtype.kind != "f":
             return
         with np.errstate(over="ignore"):
-            finite = np.isfinite(x.astype(self.model.dtype))
+            finite = np.isfinite(x.astype(self.model.precision.sums))
         if finite.all():
             return
         index = tuple(int(number) for number in np.argwhere(~finite)[0])
@@ -164,12 +166,15 @@ class PersonalModel:
         return export_models([self], directory)
 
     @classmethod
-    def load(cls, directory: Path | str, model: Model | None = None) -> "PersonalModel":
+    def load(
+        cls, directory: Path | str, model: Model | Architecture | None = None
+    ) -> "PersonalModel":
         """Read a model that `save` wrote.
 
         Args:
             directory: the directory of the model.
-            model: the model, required if its network is not one of `fedtailor.models`.
+            model: the model, or its network, required if that is not one of
+                `fedtailor.models`.
 
         Raises:
             ValueError: the directory contains no model or several models, the files are

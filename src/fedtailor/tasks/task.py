@@ -255,28 +255,27 @@ def loss_of(plain: Any) -> Loss:
             return loss
     if isinstance(plain, str) and plain.isidentifier():
         return find_loss(plain)
-    kind = None
-    if isinstance(plain, Mapping):
-        kind = Task.registry.get(plain.get("type", ""))
-    if kind is not None:
-        fields = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in plain.items()
-            if name != "type"
-        }
-        try:
-            task = kind(**fields)
-        except (TypeError, ValueError):
-            task = None
-        # A field that is a function stands there by its name, which is no function.
-        if task is not None and _settings(task) == plain and not _has_text(fields):
-            return task
+    task = _task_of(plain) if isinstance(plain, Mapping) else None
+    if task is not None:
+        return task
     raise ValueError(f"the loss {plain!r} is one that only your code knows")
 
 
-def _has_text(fields: Mapping[str, Any]) -> bool:
-    """Whether a field is a text, as those that are functions are in files."""
-    return any(isinstance(value, str) for value in fields.values())
+def _task_of(settings: Mapping[str, Any]) -> Task | None:
+    """The task with these settings; None if they do not determine it."""
+    kind = Task.registry.get(settings.get("type", ""))
+    fields = {}
+    for name, value in settings.items():
+        # A field that is a function stands there by its name, which is no function.
+        if name != "type" and isinstance(value, str):
+            return None
+        if name != "type":
+            fields[name] = tuple(value) if isinstance(value, list) else value
+    try:
+        task = None if kind is None else kind(**fields)
+    except (TypeError, ValueError):
+        return None
+    return task if task is not None and _settings(task) == settings else None
 
 
 def _settings(loss: Loss) -> Any:

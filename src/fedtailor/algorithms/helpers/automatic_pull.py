@@ -51,6 +51,7 @@ from fedtailor.protocol import (
     hyperparameters,
     require,
     server_state,
+    sums_type,
 )
 
 MOST_PARAMETERS = 200
@@ -168,36 +169,38 @@ def moments(theta: Float[Array, " d"], local: LocalTrainer) -> Float[Array, " m"
         Z'Z and (Z'Z)^2, then Z'y, y'y, the residual sum of squares of the client's own
         least squares, its degrees of freedom n - rank Z, and n.
     """
-    d = theta.shape[0]
-    zero = jnp.zeros((), theta.dtype)
+    d, dtype = theta.shape[0], sums_type(theta)
+    zero = jnp.zeros((), dtype)
 
     def add(carry: Any, batch: Batch, step: Any) -> Any:
         gram, cross, square = carry
         local.count_work(gradients=1)
 
         def predict(model: Float[Array, " d"]) -> Float[Array, " b"]:
-            return local.logits(model, batch.x, training=False).reshape(-1)
+            outputs = local.logits(model, batch.x, training=False)
+            return outputs.reshape(-1).astype(dtype)
 
-        rows = jax.jacfwd(predict)(theta) * batch.weight[:, None]  # Z [b, d]
+        slopes = jax.jacfwd(predict)(theta).astype(dtype)
+        rows = slopes * batch.weight[:, None]  # Z [b, d]
         offset = predict(jnp.zeros_like(theta))
-        y = (batch.y.reshape(-1).astype(theta.dtype) - offset) * batch.weight
+        y = (batch.y.reshape(-1).astype(dtype) - offset) * batch.weight
         return gram + rows.T @ rows, cross + rows.T @ y, square + y @ y
 
     one_pass = SGD(lr=1.0, epochs=1, batch_size=_BATCH)
-    start = (jnp.zeros((d, d), theta.dtype), jnp.zeros(d, theta.dtype), zero)
+    start = (jnp.zeros((d, d), dtype), jnp.zeros(d, dtype), zero)
     steps = local.steps(one_pass)
     gram, cross, square = local.loop(
         start, add, steps, _BATCH, purpose="variance components"
     )
     # The client's own least squares, which may have fewer rows than parameters.
     values, vectors = jnp.linalg.eigh(gram)
-    smallest = values[-1] * d * jnp.finfo(theta.dtype).eps
+    smallest = values[-1] * d * jnp.finfo(dtype).eps
     is_used = values > smallest
     along = vectors.T @ cross
     explained = jnp.where(is_used, along**2 / jnp.where(is_used, values, 1), 0).sum()
-    freedom = jnp.maximum(local.size - is_used.sum(), 0).astype(theta.dtype)
+    freedom = jnp.maximum(local.size - is_used.sum(), 0).astype(dtype)
     residual = jnp.where(freedom > 0, jnp.maximum(square - explained, 0), 0)
-    size = local.size.astype(theta.dtype)
+    size = local.size.astype(dtype)
     numbers = jnp.stack([square, residual, freedom, size])
     return jnp.concatenate([gram.ravel(), (gram @ gram).ravel(), cross, numbers])
 

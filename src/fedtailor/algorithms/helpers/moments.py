@@ -16,6 +16,7 @@ from fedtailor.protocol import (
     Params,
     ServerState,
     server_state,
+    sums_type,
 )
 
 
@@ -65,9 +66,9 @@ def sums_of_moments(
     ) -> tuple[Array, Array]:
         local.count_work(forwards=1)
         size = len(batch.x)
-        ones = jnp.ones((size, 1), theta.dtype)
+        ones = jnp.ones((size, 1), sums_type(theta))
         u = jnp.concatenate([batch.x.reshape(size, -1), ones], axis=1)
-        y = batch.y.reshape(size, -1).astype(theta.dtype)
+        y = batch.y.reshape(size, -1).astype(sums_type(theta))
         sums, deviation = carry
         # A linear model with squared error has the loss |H' u - y|^2 on every sample.
         expected = jnp.square(u @ matrix - y).sum(axis=1)
@@ -80,8 +81,8 @@ def sums_of_moments(
         sums = sums + weighted.T @ jnp.concatenate([u, y], axis=1)
         return sums, jnp.maximum(deviation, deviations.max())
 
-    zero_sums = jnp.zeros((inputs + 1, inputs + 1 + targets), theta.dtype)
-    start = zero_sums, jnp.zeros((), theta.dtype)
+    zero_sums = jnp.zeros((inputs + 1, inputs + 1 + targets), sums_type(theta))
+    start = zero_sums, jnp.zeros((), sums_type(theta))
     one_pass = SGD(batch_size=batch_size)
     return loop_over_batches(local, start, add, one_pass, purpose="moments")
 

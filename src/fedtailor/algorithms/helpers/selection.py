@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from fedtailor.protocol import LocalTrainer, require
+from fedtailor.protocol import LocalTrainer, require, sums_type
 
 
 def closest(
@@ -23,7 +23,7 @@ def closest(
         or if none was sent).
     """
     if len(models) == 1:
-        return jnp.int32(0), jnp.zeros((), models.dtype)
+        return jnp.int32(0), jnp.zeros((), sums_type(models))
     losses = jnp.where(received, local.map(local.loss, models), jnp.inf)
     choice = jnp.argmin(losses)
     return choice.astype(jnp.int32), jnp.where(received.any(), losses[choice], 0)

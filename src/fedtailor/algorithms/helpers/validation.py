@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from fedtailor.protocol import Batch, LocalTrainer
+from fedtailor.protocol import Batch, LocalTrainer, sums_type
 
 _BATCH = 128
 
@@ -36,7 +36,7 @@ def validation_error(
 
     one_pass = (samples + _BATCH - 1) // _BATCH
     total = local.loop(
-        jnp.zeros((), theta.dtype),
+        jnp.zeros((), sums_type(theta)),
         add,
         one_pass,
         _BATCH,

@@ -25,6 +25,8 @@ class Options:
     """Whose model."""
     out: Path | None = None
     """Write the card to this file instead of the standard output."""
+    model: str | None = None
+    """FILE.py:NAME that makes the network, if it is your own code (it is run)."""
 
 
 def card(arguments: list[str]) -> int:
@@ -32,8 +34,10 @@ def card(arguments: list[str]) -> int:
     options = parse(Options, arguments, "fedtailor card")
     from fedtailor.deployment.card import model_card
     from fedtailor.deployment.opening import runs_of_clients
+    from fedtailor.experiments.texts import given_model
 
-    run = runs_of_clients(options.run, [options.client])[options.client]
+    runs = runs_of_clients(options.run, [options.client], given_model(options.model))
+    run = runs[options.client]
     text = model_card(run, options.client)
     write_text(text, options.out)
     if options.out is not None:

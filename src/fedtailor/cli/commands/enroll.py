@@ -40,6 +40,8 @@ class Options:
     """A category that training never saw: refuse it, or take it as none of the known
     ones.
     """
+    model: str | None = None
+    """FILE.py:NAME that makes the network, if it is your own code (it is run)."""
 
 
 def enroll(arguments: list[str]) -> int:
@@ -47,6 +49,7 @@ def enroll(arguments: list[str]) -> int:
     options = parse(Options, arguments, "fedtailor enroll")
     from fedtailor.deployment.opening import open_run
     from fedtailor.deployment.predictions import labelled_rows
+    from fedtailor.experiments.texts import given_model
     from fedtailor.protocol import require
 
     is_occupied = options.out.exists() and (
@@ -56,7 +59,7 @@ def enroll(arguments: list[str]) -> int:
         not is_occupied,
         f"{options.out} is not empty; name a new directory for the model",
     )
-    run = open_run(options.run, table=options.table)
+    run = open_run(options.run, model=given_model(options.model), table=options.table)
     require(
         options.client not in run.names,
         f"client {options.client!r} took part in {options.run}; its model is there"

@@ -33,6 +33,8 @@ class Options:
     instead of the table's own columns."""
     clients: tuple[str, ...] = ()
     """Only these clients' models (default: all)."""
+    model: str | None = None
+    """FILE.py:NAME that makes the network, if it is your own code (it is run)."""
 
 
 def export(arguments: list[str]) -> int:
@@ -42,11 +44,13 @@ def export(arguments: list[str]) -> int:
     from fedtailor.deployment.card import write_cards
     from fedtailor.deployment.onnx_export import export_onnx
     from fedtailor.deployment.opening import runs_of_clients
+    from fedtailor.experiments.texts import given_model
     from fedtailor.protocol import require
     from fedtailor.storage import Damaged, export_models
     from fedtailor.storage.calibration_file import write_calibration
 
-    runs = runs_of_clients(options.run, tuple(dict.fromkeys(options.clients)) or None)
+    clients = tuple(dict.fromkeys(options.clients)) or None
+    runs = runs_of_clients(options.run, clients, given_model(options.model))
     models = [run.personal(name) for name, run in runs.items()]
     if options.format == "onnx":
         export_onnx(models, options.out, encoded=options.encoded)

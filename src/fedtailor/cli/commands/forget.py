@@ -41,6 +41,9 @@ class Options:
     def __post_init__(self) -> None:
         check_counts(self, "devices")
 
+    model: str | None = None
+    """FILE.py:NAME that makes the network, if it is your own code (it is run)."""
+
 
 def _mean_score(run: "Run", clients: Collection[str]) -> float:
     """The mean of a run's metric on test after the last round, over some clients."""
@@ -60,9 +63,15 @@ def forget(arguments: list[str]) -> int:
     from fedtailor.deployment import open_run
     from fedtailor.deployment.forgetting import PROOF
     from fedtailor.executors import Settings
+    from fedtailor.experiments.texts import given_model
 
     settings = Settings(devices=options.devices)
-    run = open_run(options.run, table=options.table, settings=settings)
+    run = open_run(
+        options.run,
+        model=given_model(options.model),
+        table=options.table,
+        settings=settings,
+    )
     rounds = int(run.stored.summary["rounds"])
     with progress_of(f"{run.stored.method} without the client", rounds) as progress:
         retrained = retrain(

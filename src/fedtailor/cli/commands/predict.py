@@ -54,6 +54,8 @@ class Options:
     """Divide logits by the client's temperature, so that probabilities are as often right
     as they say on its validation rows.
     """
+    model: str | None = None
+    """FILE.py:NAME that makes the network, if it is your own code (it is run)."""
 
 
 def predict(arguments: list[str]) -> int:
@@ -62,9 +64,12 @@ def predict(arguments: list[str]) -> int:
     from fedtailor.deployment.calibration import calibration_at, notes
     from fedtailor.deployment.opening import models_at
     from fedtailor.deployment.predictions import predictions
+    from fedtailor.experiments.texts import given_model
 
     models = models_at(
-        options.run, None if options.client is None else [options.client]
+        options.run,
+        None if options.client is None else [options.client],
+        given_model(options.model),
     )
     is_calibrated = options.coverage is not None or options.calibrated
     with as_typed():

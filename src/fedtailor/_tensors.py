@@ -1,0 +1,73 @@
+"""Arrays in safetensors files, also those of bfloat16, which `safetensors.numpy` cannot
+read.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from safetensors import SafetensorError, deserialize
+
+DTYPES = {
+    "BOOL": np.dtype(bool),
+    "U8": np.dtype("u1"),
+    "I8": np.dtype("i1"),
+    "U16": np.dtype("<u2"),
+    "I16": np.dtype("<i2"),
+    "U32": np.dtype("<u4"),
+    "I32": np.dtype("<i4"),
+    "U64": np.dtype("<u8"),
+    "I64": np.dtype("<i8"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype(jnp.bfloat16),
+    "F32": np.dtype("<f4"),
+    "F64": np.dtype("<f8"),
+}
+"""Types of arrays, by their names in safetensors."""
+
+
+def tensor(name: str, entry: Mapping[str, Any]) -> np.ndarray:
+    """The array of an entry of a safetensors file: its type, shape and bytes.
+
+    Raises:
+        ValueError: its type is not one of `DTYPES`, or it holds booleans that are none.
+    """
+    if entry["dtype"] not in DTYPES:
+        raise ValueError(
+            f"array {name!r} is of the type {entry['dtype']}, which no file or message"
+            " may hold"
+        )
+    array = np.frombuffer(entry["data"], DTYPES[entry["dtype"]])
+    if array.dtype == np.dtype(bool) and (array.view(np.uint8) > 1).any():
+        raise ValueError(f"array {name!r} holds bytes that are no booleans")
+    return array.reshape(entry["shape"])
+
+
+def metadata(data: bytes) -> dict[str, str]:
+    """The texts in a safetensors file, which `deserialize` has accepted."""
+    # The header is 8 bytes of length, followed by JSON.
+    length = int.from_bytes(data[:8], "little")
+    return json.loads(data[8 : 8 + length]).get("__metadata__") or {}
+
+
+def read_tensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """The arrays and the texts of a safetensors file.
+
+    Raises:
+        SafetensorError: the file is damaged, or holds arrays of a type that is not read.
+        OSError: the file cannot be read.
+    """
+    data = path.read_bytes()
+    entries = deserialize(data)
+    try:
+        return {name: tensor(name, entry) for name, entry in entries}, metadata(data)
+    except ValueError as error:
+        raise SafetensorError(str(error)) from None
+
+
+def is_float(array: Any) -> bool:
+    """Whether an array holds floating-point numbers, those of 16 bits included."""
+    return bool(jnp.issubdtype(array.dtype, jnp.floating))

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+from scipy import linalg
 
 from fedtailor.report.decision import decide
 from fedtailor.report.experiment import experiments
@@ -178,9 +179,12 @@ def mixed_model(name, path, runs, experiment, scenario):
         rows = np.concatenate([client.train.x for client in table])
         y = np.concatenate([client.train.y for client in table])
         groups = np.repeat(np.arange(len(table)), table.sizes["train"])
-        fitted = sm.MixedLM(y, sm.add_constant(rows, has_constant="add"), groups).fit(
-            reml=True
-        )
+        design = sm.add_constant(rows, has_constant="add")
+        # Indicators of all categories add up to the constant.
+        _, triangle, order = linalg.qr(design, mode="economic", pivoting=True)
+        sizes = np.abs(np.diag(triangle))
+        kept = np.sort(order[sizes > 1e-6 * sizes[0]])
+        fitted = sm.MixedLM(y, design[:, kept], groups).fit(reml=True)
         own = {
             key: float(np.asarray(value).ravel()[0])
             for key, value in fitted.random_effects.items()
@@ -188,7 +192,7 @@ def mixed_model(name, path, runs, experiment, scenario):
         for number, client in enumerate(table):
             if not len(client.test.y):
                 continue
-            x = sm.add_constant(client.test.x, has_constant="add")
+            x = sm.add_constant(client.test.x, has_constant="add")[:, kept]
             residual = client.test.y - x @ fitted.fe_params - own.get(number, 0.0)
             errors.append(float(np.sqrt(np.mean(residual**2)) * table.target_units[1]))
     return float(np.mean(errors))

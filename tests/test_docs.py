@@ -11,6 +11,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
+import polars as pl
 import pytest
 
 import fedtailor
@@ -32,6 +33,8 @@ RUN = {
     "write-an-algorithm.md": 2,
     "cluster.md": 1,
     "models.md": 5,
+    "series.md": 1,
+    "survival.md": 1,
 }
 """Page -> how many blocks of Python the tests below run. A page that gains one is to be
 run, too.
@@ -101,6 +104,36 @@ def test_the_readme_counts_methods_and_scenarios():
         "methods": len(Algorithm.registry),
         "scenarios": len(SCENARIOS),
     }
+
+
+@pytest.mark.slow
+def test_series(capsys):
+    rng = np.random.default_rng(0)
+    parts = [
+        pl.DataFrame(
+            {
+                "person": f"p{person}",
+                "t": 10_000.0 * kind + np.arange(900),
+                "a": rng.normal(kind, 1, 900),
+                "activity": ["sit", "walk"][kind],
+            }
+        )
+        for person in range(2)
+        for kind in range(2)
+    ]
+    found = execute("series.md", {"ft": fedtailor, "frame": pl.concat(parts)})
+    assert found["table"].x.shape[1:] == (128, 1)
+    assert found["run"].summary().mean > 0.8
+
+
+def test_survival(capsys):
+    rng = np.random.default_rng(0)
+    hospitals = [
+        (rng.normal(size=(50, 3)), rng.exponential(1, 50), rng.random(50) < 0.7)
+        for _ in range(2)
+    ]
+    found = execute("survival.md", {"hospitals": hospitals})
+    assert found["fit"].coefficients.shape == (3,)
 
 
 @pytest.mark.slow

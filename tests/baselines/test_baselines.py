@@ -157,3 +157,30 @@ def test_federated_trees_take_validation_rows_or_go_without():
     found = baseline.fit(opposite)
     assert np.mean(found(0, given.x[0]).argmax(axis=1) == given.y[0]) < 0.2
     assert np.mean(found(1, given.x[1]).argmax(axis=1) == given.y[1]) > 0.9
+
+
+@pytest.mark.parametrize("classes", [None, 2])
+def test_clients_may_have_no_rows_in_a_split(tmp_path, classes):
+    """A client of two rows has no validation row, one of a single row no test row."""
+    given = problem(classes=classes, rows=20)
+    clients = ["a"] * 57 + ["b"] * 2 + ["c"]
+    federation = from_arrays(
+        np.concatenate(given.x).astype(np.float32),
+        np.concatenate(given.y),
+        clients,
+        test=0.2,
+        val=0.1,
+        classes=classes,
+    )
+    assert (federation.sizes["val"] == 0).any() and (
+        federation.sizes["test"] == 0
+    ).any()
+    for name in baseline_names():
+        if not find_baseline(name).applies(classes):
+            continue
+        evaluate(
+            find_baseline(name), federation, bind(linear(), federation), tmp_path / name
+        )
+        stored = StoredRun(tmp_path / name)
+        assert stored.rows is not None and stored.is_tested
+        assert len(stored.rows) == federation.sizes["test"].sum()

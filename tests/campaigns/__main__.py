@@ -166,6 +166,8 @@ def main() -> int:
                     else:
                         rng = np.random.default_rng(number)
                         for _ in range(OF_ONE_SEED.get(kind, 1)):
+                            if time.monotonic() >= end:
+                                break
                             tried[kind] += 1
                             getattr(tries.of(kind), kind)(rng)
                 except Exception as error:

@@ -17,6 +17,7 @@ import polars as pl
 from fedtailor.remote.client import responder_of
 from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.coordinate import coordinate
+from fedtailor.remote.describing import describe_clients
 from fedtailor.remote.kit import JOB, make_federation, read_kit
 from fedtailor.remote.service import (
     Connection,
@@ -262,6 +263,7 @@ def train(job, transport, directory: Path, lines: list[str], **options):
     """Do what `federation serve` does with clients that are there."""
     connection = Connection(job, NAMES, transport)
     rows = wait_for_clients(connection, wait=600, log=lines.append)
+    describe_clients(job, transport, rows, 600, log=lines.append)
     statistics = agree_on_preprocessing(job, transport, rows, 600, None, lines.append)
     run = coordinate(
         job,

@@ -67,7 +67,16 @@ def with_clients(name, rows, classes, clients, x):
     return generated(name, rows, classes, x=x, dtype=np.float32, owners=owners)
 
 
+def tcga_brca():
+    """Times and events of patients in six regions."""
+    data = with_clients("TCGA-BRCA", 1088, 2, 6, (39,))
+    times = np.arange(1, 1089, dtype=np.float32)
+    y = np.stack([times, np.arange(1088) % 7 == 0], axis=1).astype(np.float32)
+    return Dataset(data.x, y, None, data.name, data.test, data.client)
+
+
 GENERATED = {
+    "tcga_brca": tcga_brca,
     "heart_disease": partial(with_clients, "Heart disease", 740, 2, 4, (13,)),
     "spoken_digits": partial(with_clients, "Spoken digits", 3000, 10, 6, (4, 4, 1)),
     "mnist": partial(generated, "MNIST", 70_000, 10, 10_000),
@@ -323,7 +332,7 @@ def test_the_tasks_without_files():
 
 
 SMALL = {"points": 800, "low": 20, "high": 60, "val": 0.2, "clients": 8}
-ALL_CLIENTS = {"flamby-heart": 4, "spoken-wake-word": 6}
+ALL_CLIENTS = {"flamby-heart": 4, "flamby-tcga": 6, "spoken-wake-word": 6}
 """Scenarios that have no fewer clients."""
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedtailor.remote.job_work import AGREED, HELLO, INPUTS, STATISTICS
+from fedtailor.remote.job_work import TABLE_TASKS
 from fedtailor.remote.work import TASKS
 
 NUMBERS = [-(10**300), -2, -1, 0, 1, 3, 10**6, 2**31 - 1, 2**31, 2**60, 10**300]
@@ -94,7 +94,7 @@ def _change_text(rng, message):
     envelope = message.envelope
     name = pick(rng, ("task", "task", "task", "client", "experiment", "run", "reply"))
     if name == "task":
-        envelope[name] = pick(rng, (*TASKS, HELLO, STATISTICS, INPUTS, AGREED, *TEXTS))
+        envelope[name] = pick(rng, (*TASKS, *TABLE_TASKS, *TEXTS))
     elif name == "reply":
         envelope["reply"] = not envelope["reply"]
         envelope["deadline"] = pick(rng, (None, 0.0, 1e308, -1.0))

@@ -88,6 +88,27 @@ def composed_epsilon(sums: Iterable[tuple[float, float, int]], delta: float) -> 
     return float(accountant.get_epsilon(delta))
 
 
+def gaussian_multiplier(epsilon: float, delta: float) -> float:
+    """The smallest noise with which one noisy sum has this epsilon.
+
+    Args:
+        epsilon: for adding or removing one unit.
+        delta: probability that the guarantee may fail.
+
+    Returns:
+        The standard deviation of the noise, divided by the largest norm that a unit adds
+        to the sum; to 1 %, rounded up.
+    """
+    low, high = 1e-3, 1e6
+    while high / low > 1.01:
+        middle = math.sqrt(low * high)
+        if composed_epsilon([(middle, 1.0, 1)], delta) <= epsilon:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
 @cache
 def sgd_epsilon(
     multiplier: float, batch_size: int, examples: int, steps: int, delta: float

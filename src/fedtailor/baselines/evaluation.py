@@ -85,7 +85,7 @@ def evaluate(
             _score(
                 model,
                 measured,
-                _outputs(predict, federation, position, getattr(client, split)),
+                _outputs(model, predict, federation, position, getattr(client, split)),
                 getattr(client, split).y,
             )
             for position, client in enumerate(seen)
@@ -150,11 +150,12 @@ def _inputs(federation: Federation, split: Split) -> NDArray[np.float64]:
 
 
 def _outputs(
-    predict: Predict, federation: Federation, position: int, split: Split
+    model: Model, predict: Predict, federation: Federation, position: int, split: Split
 ) -> NDArray[Any]:
     """What the baseline predicts for a split of a client, as a model's outputs."""
     found = predict(position, _inputs(federation, split))
-    return found.reshape(len(split.y), -1).astype(np.float32)
+    # A client may have no row in a split.
+    return found.reshape(len(split.y), model.outputs).astype(np.float32)
 
 
 @dataclass(frozen=True)

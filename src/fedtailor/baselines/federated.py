@@ -16,9 +16,22 @@ from fedtailor.boosting import (
 )
 from fedtailor.boosting.boost import sum_over
 from fedtailor.mixed import ClientMoments, fit_mixed_model
+from fedtailor.protocol import require
 
 _MOST_OWN = 200
 """The most clients that try trees of their own."""
+
+
+def require_one_target(problem: Problem) -> None:
+    """Require a class or one number for each row.
+
+    Raises:
+        ValueError: the targets are several, such as a time and an event.
+    """
+    require(
+        all(np.ndim(y) == 1 or np.shape(y)[1:] == (1,) for y in problem.y),
+        "it takes a class or one number for each row",
+    )
 
 
 class MixedEffects(Baseline):
@@ -35,6 +48,7 @@ class MixedEffects(Baseline):
         return classes is None
 
     def fit(self, problem: Problem) -> Predict:
+        require_one_target(problem)
         moments = [
             ClientMoments.of(x, y) for x, y in zip(problem.x, problem.y, strict=True)
         ]
@@ -53,6 +67,7 @@ class TreesFederated(Baseline):
     by_default: ClassVar[bool] = False  # many times slower than scikit-learn's
 
     def fit(self, problem: Problem) -> Predict:
+        require_one_target(problem)
         clients = []
         for place, (x, y) in enumerate(zip(problem.x, problem.y, strict=True)):
             validation = (None, None)

@@ -6,7 +6,14 @@ from pathlib import Path
 
 from fedtailor.cli.advice import as_typed
 
-_ROLES = {"client": "client", "target": "label", "split": "", "time": "", "group": ""}
+_ROLES = {
+    "client": "client",
+    "target": "label",
+    "event": "",
+    "split": "",
+    "time": "",
+    "group": "",
+}
 """Option of one column -> its default; "" if it has none."""
 
 

@@ -25,6 +25,21 @@ MAX_ROUNDS = 300
 """Rounds after which a training ends that has not come to a standstill."""
 EVALUATE_EVERY = 5
 """Rounds between two evaluations, by which a standstill is found."""
+LINEAR, SERIES = "linear", "conv1d"
+"""The models of tables and of windows, unless another one is named."""
+
+NETWORK_RATE = 0.1
+"""The first learning rate of a network, whose largest stable one is not known."""
+
+NETWORK_SGD: dict[str, Any] = {
+    "ridge": None,
+    "steps": None,
+    "epochs": 2,
+    "batch_size": 16,
+    "momentum": 0.9,
+}
+"""The local training of networks: two passes in a round, and no penalty of linear models."""
+
 RATE_FACTOR = 3
 """The factor between learning rates that are tried."""
 
@@ -67,6 +82,8 @@ class TableComparisonOptions(TableOptions):
         Raises:
             ValueError: a width is given for a model that has none.
         """
+        if self.window is not None and self.model == LINEAR:
+            return [{"use": SERIES}]
         names = ["linear", "mlp"] if self.model == AUTO else [self.model]
         require(
             self.hidden is None or "mlp" in names,
@@ -179,7 +196,10 @@ def prepare_table_experiment(
     experiment = table_experiment(path, options, rates)
     table = from_table(path, seed=options.all_seeds()[0], **changed_options(options))
     find_metrics(options.metrics, bind(experiment.columns[0].scenario.model, table))
-    rates = options.lr or default_rates(table)
+    if options.window is None:
+        rates = options.lr or default_rates(table)
+    else:
+        rates = options.lr or (NETWORK_RATE, NETWORK_RATE / RATE_FACTOR)
     experiment = table_experiment(
         path, options, rates, ridge_of(table), len(table.seen)
     )
@@ -223,6 +243,9 @@ def table_experiment(
         scenario["models"] = models
     elif models != [{"use": "linear"}]:
         scenario["model"] = models[0]
+    settings = penalties(options.algorithms, ridge, clients)
+    if options.window is not None:
+        settings = {name: NETWORK_SGD for name in options.algorithms}
     grid = {"sgd": {"lr": list(rates)}}
     until_still = options.rounds is None
     content = {
@@ -234,12 +257,12 @@ def table_experiment(
         "bracket": ["sgd.lr"] if options.lr is None else [],
         "seeds": list(options.all_seeds()),
         "measured": list(options.metrics),
-        "baselines": list(options.baselines),
+        # Baselines take rows with classes or numbers.
+        "baselines": [] if options.window or options.event else list(options.baselines),
         "metrics": ["mean", "worst", "worst10"],
         "scenarios": {name: scenario},
         "algorithms": {
-            method: {"grid": grid, "sgd": penalty}
-            for method, penalty in penalties(options.algorithms, ridge, clients).items()
+            method: {"grid": grid, "sgd": sgd} for method, sgd in settings.items()
         },
     }
     return resolve(Document(content, (("the command line", "", ()),)), name)

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 
 from fedtailor.decision.intervals import MIN_SEEDS
-from fedtailor.decision.row_scores import AreaScore, Score
+from fedtailor.decision.row_scores import Score
 
 _FIT_STEPS = 3
 """Steps of least squares whose weights follow from the fit before."""
@@ -96,7 +96,7 @@ def compare_rows(
     differences, influence = _influence(base, other, truth, score)
     in_seed, plain_variance = variances_over_rows(influence)
     center, row_variance = float(differences.mean()), plain_variance
-    if score.bounds is not None and not isinstance(score, AreaScore):
+    if score.bounds is not None and score.is_mean_of_rows:
         center, row_variance = _with_pseudo_rows(
             np.nansum((other - base) / is_tested.sum(axis=1, keepdims=True), axis=0)
             / len(seeds),

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 
 from fedtailor.decision.intervals import Interval, student_interval
+from fedtailor.survival import Concordance, comparisons
 
 _SMALLEST = float(np.finfo(np.float64).tiny)
 """Stands for a mean squared error of 0, which has no logarithm."""
@@ -38,6 +39,11 @@ class Score:
     def columns(self) -> tuple[str, ...]:
         """The columns of the table of rows that the metric needs."""
         return (self.column,)
+
+    @property
+    def is_mean_of_rows(self) -> bool:
+        """Whether the metric is the mean of bounded scores of rows, and not of pairs."""
+        return self.bounds is not None
 
     def prepare(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Adds the columns `score` and `truth` (null if no truth is needed)."""
@@ -250,6 +256,10 @@ class AreaScore(Score):
     def columns(self) -> tuple[str, ...]:
         return "correct", "prediction", "confidence"
 
+    @property
+    def is_mean_of_rows(self) -> bool:
+        return False
+
     def prepare(self, rows: pl.DataFrame) -> pl.DataFrame:
         # The probability of the class predicted is one half or more, so that with a
         # sign it ranks rows as the probability of the second class does.
@@ -312,29 +322,139 @@ class AreaScore(Score):
         """The areas from which this one is not far, by their own variance (method 5 of
         Newcombe 2006), which is valid for few rows and near 0 and 1.
         """
-        from scipy import optimize, special
-
-        area = level
         positive = int((truth > 0.5).sum())
-        negative = len(truth) - positive
-        rows = (positive + negative) / 2 - 1
-        z = float(special.ndtri((1 + confidence) / 2))
+        low, high = _area_interval(level, positive, len(truth) - positive, confidence)
+        return Interval(level, low, high, np.nan)
 
-        def excess(other: float) -> float:
-            factor = 1 + rows * ((1 - other) / (2 - other) + other / (1 + other))
-            variance = other * (1 - other) * factor / (positive * negative)
-            return (area - other) ** 2 - z**2 * variance
 
-        # At the area itself the excess is below 0, and at the bounds not. An area of 0 or
-        # 1 has the variance 0, and stands for one just beside it.
-        inside = float(np.clip(area, 1e-9, 1 - 1e-9))
+@dataclass(frozen=True)
+class ConcordanceScore(Score):
+    """Harrell's C-index of survival (see `fedtailor.survival.comparisons`).
 
-        def root(low: float, high: float) -> float:
-            return float(optimize.root_scalar(excess, bracket=(low, high)).root)
+    What a row adds is what its pairs add (Hoeffding's projection of a U-statistic). The
+    truth of a row is its time, negative where it is censored.
+    """
 
-        low = root(0.0, inside) if area > 0 else 0.0
-        high = root(inside, 1.0) if area < 1 else 1.0
-        return Interval(area, low, high, np.nan)
+    column: str = "risk"
+    higher_is_better: bool = True
+    bounds: tuple[float, float] | None = (0.0, 1.0)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return "risk", "time", "event"
+
+    @property
+    def is_mean_of_rows(self) -> bool:
+        return False
+
+    def prepare(self, rows: pl.DataFrame) -> pl.DataFrame:
+        time = pl.col("time").cast(pl.Float64)
+        # 0 has a sign, too: -0.0 is censored at once.
+        signed = pl.when(pl.col("event") > 0.5).then(time).otherwise(-time)
+        return rows.with_columns(score=pl.col("risk").cast(pl.Float64), truth=signed)
+
+    def value(
+        self, scores: Float[np.ndarray, " n"], truth: Float[np.ndarray, " n"]
+    ) -> float:
+        return _compared(scores, truth).value
+
+    def worth(
+        self, scores: Float[np.ndarray, " n"], truth: Float[np.ndarray, " n"]
+    ) -> tuple[float, Float[np.ndarray, " n"]]:
+        found = _compared(scores, truth)
+        if not found.pairs:
+            return np.nan, np.full(len(scores), np.nan)
+        # The pairs of all rows count each pair twice.
+        excess = found.ranked - found.value * found.compared
+        influence = 2 * len(scores) * excess / found.compared.sum()
+        events = _events(truth)
+        return found.value, influence * np.sqrt(events / max(events - 1, 1))
+
+    def degrees(self, truth: Float[np.ndarray, " n"]) -> int:
+        return max(_events(truth) - 1, 0)
+
+    def least_variance(self, truth: Float[np.ndarray, " n"]) -> float:
+        # As for areas: an event more in favour of each method, which is ranked otherwise
+        # beside one of the rows that it is compared with.
+        events = max(_events(truth), 1)
+        others = _pairs_of(truth) / events
+        return 2 / (max(others, 1) ** 2 * (events + 1) * (events + 2)) + 2 / (
+            (others + 1) * (others + 2) * max(events, 1) ** 2
+        )
+
+    def level(
+        self, scores: Float[np.ndarray, " n"], truth: Float[np.ndarray, " n"]
+    ) -> tuple[float, Float[np.ndarray, " n"]]:
+        return self.worth(scores, truth)
+
+    def rows_interval(
+        self,
+        level: float,
+        influence: Float[np.ndarray, " n"],
+        truth: Float[np.ndarray, " n"],
+        confidence: float,
+    ) -> Interval:
+        """The interval of an area with as many positive rows as there are events, and as
+        many others as an event is compared with, or that of the pairs' own variance if it
+        is wider.
+        """
+        pairs, events = _pairs_of(truth), max(_events(truth), 1)
+        if pairs < FEW_PAIRS:
+            return Interval(level, 0.0, 1.0, np.nan)
+        others = max(round(pairs / events), 1)
+        low, high = _area_interval(level, events, others, confidence)
+        own = _student(level, influence, confidence)
+        low, high = min(low, max(own.low, 0.0)), max(high, min(own.high, 1.0))
+        return Interval(level, low, high, np.nan)
+
+
+FEW_PAIRS = 10
+"""Of fewer comparable pairs nothing can be told: their interval is everything."""
+
+
+def _compared(
+    scores: Float[np.ndarray, " n"], truth: Float[np.ndarray, " n"]
+) -> Concordance:
+    return comparisons(np.abs(truth), ~np.signbit(truth), scores)
+
+
+def _events(truth: Float[np.ndarray, " n"]) -> int:
+    """Rows with an event that a later row can be compared with."""
+    times, seen = np.abs(truth), ~np.signbit(truth)
+    if not seen.any():
+        return 0
+    last = times.max()
+    return max(int((seen & (times < last)).sum()), 1)
+
+
+def _pairs_of(truth: Float[np.ndarray, " n"]) -> int:
+    return _compared(np.zeros(len(truth)), truth).pairs
+
+
+def _area_interval(
+    area: float, positive: int, negative: int, confidence: float
+) -> tuple[float, float]:
+    """The areas from which this one is not far (see `AreaScore.interval`)."""
+    from scipy import optimize, special
+
+    rows = (positive + negative) / 2 - 1
+    z = float(special.ndtri((1 + confidence) / 2))
+
+    def excess(other: float) -> float:
+        factor = 1 + rows * ((1 - other) / (2 - other) + other / (1 + other))
+        variance = other * (1 - other) * factor / (positive * negative)
+        return (area - other) ** 2 - z**2 * variance
+
+    # At the area itself the excess is below 0, and at the bounds not. An area of 0 or
+    # 1 has the variance 0, and stands for one just beside it.
+    inside = float(np.clip(area, 1e-9, 1 - 1e-9))
+
+    def root(low: float, high: float) -> float:
+        return float(optimize.root_scalar(excess, bracket=(low, high)).root)
+
+    low = root(0.0, inside) if area > 0 else 0.0
+    high = root(inside, 1.0) if area < 1 else 1.0
+    return low, high
 
 
 def _student(
@@ -394,6 +514,7 @@ SCORES: dict[str, Score] = {
     "rmse": ErrorScore(),
     "r2": ExplainedScore(),
     "roc_auc": AreaScore(),
+    "c_index": ConcordanceScore(),
 }
 """Metrics that follow from the table of test rows, by name."""
 

@@ -11,7 +11,7 @@ import polars as pl
 from fedtailor._files import atomic_write, reason
 from fedtailor._printable import markdown_text
 from fedtailor.decision.intervals import Interval
-from fedtailor.decision.row_scores import SCORES, metric_interval
+from fedtailor.decision.row_scores import FEW_PAIRS, SCORES, metric_interval
 from fedtailor.deployment.calibration import calibration_of
 from fedtailor.deployment.opening import OpenedRun
 from fedtailor.metrics.metric import Metric, find_metric
@@ -20,6 +20,7 @@ from fedtailor.report.coverage import COVERAGE, coverages, source_text
 from fedtailor.report.units import unit_of
 from fedtailor.storage import Damaged
 from fedtailor.storage.final_models import RECORD, RUNS, read_final
+from fedtailor.survival import comparisons
 from fedtailor.tables import Preprocessing
 from fedtailor.tables.encoding import ColumnEncoding
 from fedtailor.tables.table import ALL_ROWS
@@ -262,6 +263,13 @@ def _measurements(run: OpenedRun, client: str, row: dict[str, Any]) -> Iterator[
             f" ({row['test']} were there), not what another training might."
             ' "Learning nothing" is the majority class, or the mean, of its training'
             " rows."
+        )
+    if rows is not None and {"risk", "time", "event"} <= {*rows.columns}:
+        found = comparisons(rows["time"], rows["event"] > 0.5, rows["risk"])
+        yield (
+            f"\nThe C-index rests on {found.pairs:,} comparable pairs of test rows, with"
+            f" {int((rows['event'] > 0.5).sum()):,} events. Of fewer than {FEW_PAIRS} pairs"
+            " nothing can be told."
         )
     for warning in run.stored.warnings:
         if f"'{client}'" in warning:

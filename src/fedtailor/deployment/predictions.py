@@ -19,6 +19,7 @@ from fedtailor.tables.kinds import category_text
 from fedtailor.tables.problems import first_row
 from fedtailor.tables.reading import read
 from fedtailor.tables.target import label_text
+from fedtailor.tasks import DiscreteTime
 
 ARRAYS = ".npy"
 BETWEEN_LABELS = " | "
@@ -35,6 +36,7 @@ def predictions(
     coverage: float | None = None,
     calibrated: bool = False,
     calibration: Calibration | None = None,
+    times: Sequence[float] = (),
 ) -> pl.DataFrame:
     """Predict the rows of a file with personal models.
 
@@ -52,18 +54,29 @@ def predictions(
             classes, or whose true number in an interval.
         calibrated: whether to divide logits by the client's temperature.
         calibration: where sets, intervals and temperatures are from.
+        times: of survival, the times at which to predict the share without the event.
 
     Returns:
-        The columns row (from 1), client (if the table names clients), prediction (or
-        prediction 1, 2, ... for several targets), and for classes the probability of
-        the predicted class, and "p(LABEL)" of every class if requested; with `coverage`
-        also low and high, or set (labels, the most probable one first, with " | "
-        between them).
+        The columns row (from 1; for windows the first row, and last_row), client (if the
+        table names clients), prediction (or prediction 1, 2, ... for several targets),
+        and for classes the probability of
+        the predicted class, and "p(LABEL)" of every class if requested. Of survival
+        risk (a higher one means an earlier event), and S(TIME) at each of the times. With
+        `coverage` also low and high, or set (labels, the most probable one first, with
+        " | " between them).
 
     Raises:
         ValueError: there is no such client, or rows are not valid.
     """
     first = next(iter(models.values()))
+    require(
+        not times or isinstance(first.model.task, DiscreteTime),
+        "these models have no survival curves; times is for those of hazard discrete",
+    )
+    require(
+        all(np.isfinite(time) and time >= 0 for time in times),
+        f"times is {list(times)}; a time is a number of 0 or more",
+    )
     preprocessing = first.preprocessing
     choice = _Choice(probabilities, coverage, calibrated, calibration)
     if client is None and len(models) == 1:
@@ -77,18 +90,50 @@ def predictions(
         frame = read_rows(path, preprocessing)
         inputs = preprocessing.transform(frame, missing=missing, unknown=unknown)
         row_clients = [] if client is not None else _row_clients(frame, preprocessing)
+        if preprocessing.windowing is not None:
+            return _of_windows(
+                models, inputs, frame, client, row_clients, probabilities
+            )
     if client is not None:
         check_choice(client, models, "client with a model")
         rows = np.arange(len(inputs))
-        return _predict(models[client], inputs, rows, choice).drop("client")
+        table = _predict(models[client], inputs, rows, choice, times)
+        return table.drop("client")
     names = list(dict.fromkeys(row_clients))
     for name in names:
         check_choice(name, models, "client with a model")
     frames = []
     for name in names:
         rows = np.flatnonzero(np.array(row_clients) == name)
-        frames.append(_predict(models[name], inputs[rows], rows, choice))
+        frames.append(_predict(models[name], inputs[rows], rows, choice, times))
     return pl.concat(frames).sort("row")
+
+
+def _of_windows(
+    models: Mapping[str, PersonalModel],
+    inputs: NDArray[Any],
+    frame: pl.DataFrame,
+    client: str | None,
+    row_clients: list[str],
+    probabilities: bool,
+) -> pl.DataFrame:
+    """Predict windows of rows; each is named by its first and its last row."""
+    preprocessing = next(iter(models.values())).preprocessing
+    assert preprocessing is not None
+    index = preprocessing.windows(frame)
+    first, last = index[:, 0], index[:, -1]
+    names = [client] * len(index) if client is not None else []
+    names = names or [row_clients[row] for row in first]
+    frames = []
+    for name in dict.fromkeys(names):
+        assert name is not None
+        check_choice(name, models, "client with a model")
+        chosen = np.flatnonzero(np.array(names) == name)
+        predicted = _predict(models[name], inputs[chosen], first[chosen], probabilities)
+        ends = pl.Series("last_row", last[chosen] + 1)
+        frames.append(predicted.insert_column(1, ends))
+    table = pl.concat(frames).sort("row")
+    return table if client is None else table.drop("client")
 
 
 def labelled_rows(
@@ -217,6 +262,7 @@ def _predict(
     inputs: NDArray[Any],
     rows: NDArray[np.int64],
     choice: _Choice,
+    times: Sequence[float] = (),
 ) -> pl.DataFrame:
     """Predict inputs with one model; `rows` are their row indices, from 0."""
     columns: dict[str, Any] = {"row": rows + 1, "client": [model.name] * len(rows)}
@@ -240,6 +286,10 @@ def _predict(
         decode,
         probabilities=choice.probabilities,
     )
+    if times:
+        assert isinstance(task, DiscreteTime)
+        survival = task.survival_at(out, times)
+        columns |= {f"S({time:g})": survival[:, i] for i, time in enumerate(times)}
     if threshold is None:
         return pl.DataFrame(columns)
     if task.predicts_classes:

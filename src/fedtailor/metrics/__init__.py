@@ -9,6 +9,7 @@ are for type checkers and editors.
 from fedtailor.metrics.accuracy import Accuracy
 from fedtailor.metrics.balanced_accuracy import BalancedAccuracy
 from fedtailor.metrics.brier import Brier
+from fedtailor.metrics.c_index import CIndex
 from fedtailor.metrics.calibration import CalibrationError
 from fedtailor.metrics.confusion import Confusion
 from fedtailor.metrics.f1 import F1Macro
@@ -37,6 +38,7 @@ __all__ = [
     "Accuracy",
     "BalancedAccuracy",
     "Brier",
+    "CIndex",
     "CalibrationError",
     "Confusion",
     "F1Macro",

@@ -16,6 +16,7 @@ from fedtailor.models.precision import Precision
 from fedtailor.models.pytorch import from_torch, save_state_dict, state_dict
 from fedtailor.models.registry import builders, find_builder, register
 from fedtailor.models.resnet import resnet
+from fedtailor.models.series import conv1d, gru
 from fedtailor.models.zoo import (
     cnn,
     density,
@@ -47,6 +48,7 @@ __all__ = [
     "builders",
     "cnn",
     "cnn_5x5",
+    "conv1d",
     "cross_entropy",
     "density",
     "find_builder",
@@ -54,6 +56,7 @@ __all__ = [
     "from_function",
     "from_linen",
     "from_torch",
+    "gru",
     "lenet5",
     "linear",
     "logistic",

@@ -42,6 +42,15 @@ from fedtailor.models.registry import register
 from fedtailor.models.resnet import (
     ResNet as ResNet,
 )  # where exported models look for their architecture
+from fedtailor.models.series import (
+    Conv1dNet as Conv1dNet,
+)  # where exported models look for their architecture
+from fedtailor.models.series import (
+    SeriesGRU as SeriesGRU,
+)
+from fedtailor.models.survival import (
+    ProportionalHazards as ProportionalHazards,
+)
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,9 @@ from fedtailor.storage.digests import DIGEST_KEY, has_valid_digest, with_digest
 ACCOUNT = "account.jsonl"
 """File in the directory of a client's states."""
 
+DESCRIBE = "describe"
+"""Task: describe the client's table (see `describing`). It belongs to no run."""
+
 Count = Annotated[int, Field(ge=0)]
 
 
@@ -147,9 +150,9 @@ class ClientAccount:
             f"it has answered another request for the task {place.task!r} in round"
             f" {place.round + 1} of this run; it answers one",
         )
-        runs = {other.run for other in answered if other.job == place.job}
+        runs = _runs_of(answered, place.job) | _runs_of([place], place.job)
         refuse_unless(
-            self._most_runs is None or len(runs | {place.run}) <= self._most_runs,
+            self._most_runs is None or len(runs) <= self._most_runs,
             Refusal.SPENT,
             f"the policy here lets a job run {self._most_runs} times, and this would be"
             " once more; raise runs to go on",
@@ -240,7 +243,7 @@ class ClientAccount:
             return ["nothing was answered so far"]
         rounds = sum(place.task == "client" for place in self._answered)
         jobs = {place.job for place in self._answered}
-        runs = {(place.job, place.run) for place in self._answered}
+        runs = {(job, run) for job in jobs for run in _runs_of(self._answered, job)}
         lines = [
             f"answered so far: {_count(rounds, 'round')} of training, in"
             f" {_count(len(runs), 'run')} of {_count(len(jobs), 'job')}"
@@ -329,6 +332,13 @@ class ClientAccount:
         self._without_noise += answer.without_noise
         for release in answer.releases:
             self._spent[release.model_copy(update={"count": 1})] += release.count
+
+
+def _runs_of(places: Iterable[_Place], job: str) -> set[str]:
+    """The runs of a job that are among these places."""
+    return {
+        place.run for place in places if place.job == job and place.task != DESCRIBE
+    }
 
 
 def append(file: IO[bytes], data: bytes, *, durable: bool = True) -> None:

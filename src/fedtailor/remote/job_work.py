@@ -2,7 +2,7 @@
 
 First the coordinator sends "hello". With federated preprocessing it then sends
 "statistics", "inputs" (only if inputs are decorrelated) and "agreed". The tasks of
-rounds follow (see `work`).
+rounds follow (see `work`). At any time it may ask to "describe" the table.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from fedtailor.federation import SPLITS, Federation
-from fedtailor.remote.account import ClientAccount
+from fedtailor.remote.account import DESCRIBE, ClientAccount
 from fedtailor.remote.agreement import check_columns, check_inputs, check_scale
 from fedtailor.remote.client_store import ClientStore
+from fedtailor.remote.describing import Describer
 from fedtailor.remote.examples import federation_of, split_rows
 from fedtailor.remote.job import Job
 from fedtailor.remote.messages import Request
@@ -21,6 +22,7 @@ from fedtailor.remote.origin import OwnOrigin
 from fedtailor.remote.plan import plan_of
 from fedtailor.remote.refusals import Refusal, Refused, refuse_unless, refusing
 from fedtailor.remote.releases import RELEASE, talk
+from fedtailor.remote.run_log import info_of
 from fedtailor.remote.statistics import (
     OWN_FILE,
     ClientTable,
@@ -54,7 +56,7 @@ The answer holds no arrays.
 """
 
 
-TABLE_TASKS = (HELLO, STATISTICS, INPUTS, AGREED)
+TABLE_TASKS = (HELLO, STATISTICS, INPUTS, AGREED, DESCRIBE)
 """Tasks before training, about the client's table."""
 
 
@@ -92,7 +94,9 @@ class JobHandler:
         self._job, self._name = job, name
         self._store, self._make_work = store, make_handler
         self._account = account
+        self._data, self._log = data, log
         self._table: ClientTable | None = None
+        self._describer: Describer | None = None
         # The client's own statistics that were sent, and the pooled ones taken.
         self._sent: Statistics | None = None
         self._sent_inputs: InputSums | None = None
@@ -141,6 +145,8 @@ class JobHandler:
             }
         if request.task in (STATISTICS, INPUTS, AGREED):
             return self._preprocess(request)
+        if request.task == DESCRIBE:
+            return self._describe(request)
         refuse_unless(
             self._rounds is not None,
             Refusal.NO_STATISTICS,
@@ -148,6 +154,27 @@ class JobHandler:
         )
         assert self._rounds is not None
         return self._rounds(request)
+
+    def _describe(self, request: Request) -> Mapping[str, np.ndarray]:
+        """Answer a request to describe the client's table."""
+        if self._describer is None:
+            schema, store = self._job.schema, self._store
+            with refusing(Refusal.TABLE):
+                table = self._table or read_table(self._data, schema)
+            refuse_unless(
+                len(table.y) == self.sizes.sum(),
+                Refusal.TABLE,
+                "the file has other rows than when this client was started",
+            )
+            self._describer = Describer(
+                schema,
+                table,
+                self._split["train"],
+                store.directory,
+                self._account or ClientAccount(store.client_directory),
+                info_of(self._log),
+            )
+        return self._describer(request)
 
     def common_vectors(self) -> list[np.ndarray]:
         """Vectors that all machines can compute (`Plan.common_vectors`)."""

@@ -21,6 +21,7 @@ from fedtailor.client.private_steps import private_settings
 from fedtailor.experiments.document import ConfigError, read
 from fedtailor.experiments.parsing import check_choice_at
 from fedtailor.protocol import noise_of, require
+from fedtailor.remote.account import DESCRIBE
 from fedtailor.remote.job import Job
 from fedtailor.remote.keys import write_new
 from fedtailor.remote.messages import Request
@@ -74,7 +75,8 @@ class Policy:
             sums over clients, and no client's own update.
         least_clients: least number of clients in a sum.
         federated_statistics: whether counts, means and sums of the columns, and names of
-            their categories, may be sent before training.
+            their categories, may be sent before training, in federated preprocessing and
+            to describe the table.
         measurements: whether sums of losses and of correct predictions may be sent. A
             coordinator learns from them, by many models that are made for it, on which
             side of a line rows lie.
@@ -153,6 +155,14 @@ class Policy:
             self._is_open(clock),
             Refusal.HOURS,
             f"it is {clock:%H:%M}, and the policy here answers at {self.hours}",
+        )
+        is_noisy = request.algorithm.get("step") == "noisy"
+        refuse_unless(
+            request.task != DESCRIBE
+            or (self.federated_statistics and (is_noisy or not self.noise_only)),
+            Refusal.POLICY,
+            "the policy here lets no sums over columns be sent to describe the table"
+            " (federated_statistics and noise_only)",
         )
         # Rounds that the job does not have are refused by `RoundHandler`. A personal
         # model is made, and measured, after the last round, too.
@@ -311,8 +321,9 @@ noise_only = {noise_only}
 secure_aggregation_only = {secure_aggregation_only}
 least_clients = {least_clients}
 
-# true: counts, means and sums of single columns may be sent before training, and the
-# names of categories that five rows or more have, unless the job lists them.
+# true: counts, means and sums of columns may be sent before training, and the names of
+# categories that five rows or more have, unless the job lists them: for federated
+# preprocessing, and to describe the table (fedtailor federation describe).
 federated_statistics = {federated_statistics}
 
 # true: sums of losses and of correct predictions over five rows or more may be sent, if

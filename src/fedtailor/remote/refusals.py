@@ -37,6 +37,7 @@ class Refusal(StrEnum):
     NO_STATISTICS = "no-statistics"
     OTHER_STATISTICS = "other-statistics"
     WRONG_STATISTICS = "wrong-statistics"
+    DESCRIBED = "described"
     FEW_ROWS = "few-rows"
     TABLE = "table"
     NO_STATE = "no-state"
@@ -93,6 +94,10 @@ _EXPLANATIONS = {
     ),
     Refusal.WRONG_STATISTICS: (
         "the pooled statistics cannot be those of tables among which is its own"
+    ),
+    Refusal.DESCRIBED: (
+        "it has described its table for this job in another way, and does so once; begin"
+        " a new job (with another seed)"
     ),
     Refusal.FEW_ROWS: "it has too few training rows for what the request asks for",
     Refusal.TABLE: "its table does not fit the pooled statistics",

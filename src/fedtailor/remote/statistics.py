@@ -234,7 +234,7 @@ class ClientTable:
         """
         columns = {}
         for name, categories in self.schema.columns.items():
-            values, kind = self._parsed(name)[train], self.schema.kinds[name]
+            values, kind = self.parsed(name)[train], self.schema.kinds[name]
             columns[name] = ColumnSums.of(values, kind, categories)
         target = None
         if self.schema.classes is None:
@@ -269,7 +269,7 @@ class ClientTable:
             y = (centered / preprocessing.target_scale).astype(np.float32)
         return Rows(x, y)
 
-    def _parsed(self, name: str) -> pl.Series:
+    def parsed(self, name: str) -> pl.Series:
         """Parse a column as values of the kind that the job expects.
 
         Raises:
@@ -315,7 +315,7 @@ def read_table(path: Path, schema: Schema, *, target: bool = True) -> ClientTabl
         y = codes(frame[schema.target], schema.classes, path)
     table = ClientTable(schema, path, frame.select(list(schema.columns)), y)
     for name, categories in schema.columns.items():
-        values = table._parsed(name)
+        values = table.parsed(name)
         if categories is None:
             continue
         known = values.is_in(list(categories)).fill_null(True)

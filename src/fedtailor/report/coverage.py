@@ -143,11 +143,14 @@ def coverage_table(
         if run.rows is None or run.validation is None or run.rows.is_empty():
             continue
         are_classes = "correct" in run.rows.columns
-        is_number = run.rows.schema.get("target") == pl.Float32
+        loss = run.manifest["model"]["loss"]
+        is_number = loss == "squared_error" and (
+            run.rows.schema.get("target") == pl.Float32
+        )
         if run.validation.is_empty() or not (are_classes or is_number):
             continue
         # Scores are probabilities only of models that are trained by their log loss.
-        if are_classes and run.manifest["model"]["loss"] != "cross_entropy":
+        if are_classes and loss != "cross_entropy":
             continue
         calibration = calibration_of_rows(run.validation, run.clients, are_classes)
         for found in coverages(calibration, run.rows, coverage):

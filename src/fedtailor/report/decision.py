@@ -20,6 +20,7 @@ from fedtailor.decision import (
     warn_still_falling,
 )
 from fedtailor.decision.warnings import join_names
+from fedtailor.report.concordance import few_pairs_warnings
 from fedtailor.report.experiment import Experiment
 from fedtailor.report.left_out import left_out_methods, tests_when_left_out
 from fedtailor.report.stored import StoredRun, mean_sizes
@@ -270,6 +271,7 @@ def decide(experiment: Experiment, scenario: str) -> Decision | None:
     first = next(iter(runs.values()))[0]
     higher_is_better, metric = first.unit.higher_is_better, first.metric
     warnings = [*first.warnings, *_training_warnings(experiment, scenario, runs)]
+    warnings += few_pairs_warnings(first)
     if experiment.index.budget is not None:
         warnings += warn_few_validation_rows(int(first.seen_clients["val"].sum()))
     # Without test rows nothing can be decided. Without validation rows only the choice

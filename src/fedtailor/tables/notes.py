@@ -71,6 +71,7 @@ def column_notes(
 def role_notes(options: TableOptions) -> list[str]:
     """A sentence for each column that is no input, as it divides the rows."""
     what = {
+        "event": "says whether the event was seen",
         "split": "says which rows are the test",
         "time": "orders a client's rows, the last of which are its test",
         "group": "says which rows stay together",

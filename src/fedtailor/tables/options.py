@@ -7,6 +7,7 @@ from typing import Any, Literal
 from fedtailor.protocol import check_choice, require
 
 Task = Literal["classification", "regression"]
+Hazard = Literal["discrete", "cox"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,14 @@ class TableOptions:
     """Columns of numbers that are codes: one input for each value instead of one
     number.
     """
+    event: str | None = None
+    """The column that says whether the event was seen (1, yes, true), or the row was last
+    seen without it at the time in `target`: survival.
+    """
+    hazard: Hazard = "discrete"
+    """With `event`: a logistic hazard in intervals of time ("discrete"), or Cox's partial
+    likelihood among the rows of a client ("cox").
+    """
     task: Task | None = None
     """What is predicted (default: text and few whole numbers are classes, other numbers
     a regression).
@@ -51,6 +60,14 @@ class TableOptions:
     group: str | None = None
     """A column whose rows of one value stay together, such as the patient of a visit:
     never on both sides.
+    """
+    window: int | None = None
+    """Rows of an example, for a long table with one row for each client and time (needs
+    `time`): each example is a window of so many rows that follow each other.
+    """
+    step: int | None = None
+    """Rows between the beginnings of two windows to train on (default: as many as a
+    window has); those to validate and test on share no rows.
     """
     folds: int | None = None
     """Cross-validation: seed s tests on part s of this many parts."""
@@ -92,6 +109,15 @@ class TableOptions:
             self.folds is None or self.folds >= 2,
             f"folds is {self.folds}; it must be 2 or more",
         )
+        check_choice(self.hazard, ("discrete", "cox"), "hazard")
+        require(
+            self.event is None or self.task is None,
+            "event is for survival, and task for classes and numbers; leave one out",
+        )
+        require(
+            self.event is None or self.window is None,
+            "windows of series have no survival targets; leave out event or window",
+        )
         check_choice(self.preprocessing, ("pooled", "federated"), "preprocessing")
         separator = self.separator
         require(
@@ -117,6 +143,7 @@ class TableOptions:
             "time and group exclude each other: a group's rows may lie before and after"
             " another's; leave one out",
         )
+        self._check_windows()
         roles: dict[str, str] = {}
         for role, column in self.roles.items():
             require(
@@ -126,7 +153,7 @@ class TableOptions:
             roles[column] = role
         for column in (*(self.features or ()), *self.drop, *self.categories):
             require(
-                column not in (self.client, self.target),
+                column not in (self.client, self.target, self.event),
                 f"column {column!r} is the {roles.get(column)} column; take it out of"
                 " features, drop and categories",
             )
@@ -137,12 +164,33 @@ class TableOptions:
             " out of one",
         )
 
+    def _check_windows(self) -> None:
+        for name in ("window", "step"):
+            value = getattr(self, name)
+            require(
+                value is None or value >= 1,
+                f"{name} is {value}; it is a number of rows, 1 or more",
+            )
+        require(
+            self.window is None or self.time is not None,
+            "window needs the column that orders the rows; name it with time",
+        )
+        require(
+            self.step is None or self.window is not None,
+            "step is the distance of windows; say how many rows one has with window",
+        )
+        require(
+            self.window is None or self.preprocessing == "pooled",
+            "windows of a table have preprocessing pooled; leave the other one out",
+        )
+
     @property
     def roles(self) -> dict[str, str]:
         """The column of each role that has one."""
         roles = {
             "client": self.client,
             "target": self.target,
+            "event": self.event,
             "split": self.split,
             "time": self.time,
             "group": self.group,

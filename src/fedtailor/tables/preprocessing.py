@@ -14,12 +14,12 @@ from typing import Any, Literal
 
 import numpy as np
 import polars as pl
-from jaxtyping import Float32
+from jaxtyping import Float32, Int
 from numpy.typing import ArrayLike, NDArray
 
 from fedtailor.tables.decorrelation import Decorrelation
 from fedtailor.tables.encoding import ColumnEncoding
-from fedtailor.tables.kinds import parse_as
+from fedtailor.tables.kinds import category_text, parse_as, parse_column
 from fedtailor.tables.problems import (
     Problems,
     describe_rows,
@@ -29,6 +29,7 @@ from fedtailor.tables.problems import (
 )
 from fedtailor.tables.reading import as_frame, clean, mixed_series
 from fedtailor.tables.target import TargetEncoding
+from fedtailor.tables.windows import Windowing, in_order, is_break, windows_of
 
 _FORMAT = "fedtailor preprocessing 1"
 _EXAMPLES = 3
@@ -48,6 +49,7 @@ class Preprocessing:
         decimal: decimal sign of numbers that are stored as text.
         decorrelation: a linear map that is applied to the encoded columns; None = no
             map.
+        windowing: how rows become windows, which are the model's inputs; None = rows are.
     """
 
     columns: tuple[ColumnEncoding, ...]
@@ -57,6 +59,7 @@ class Preprocessing:
     missing: tuple[str, ...] = ()
     decimal: str = "."
     decorrelation: Decorrelation | None = None
+    windowing: Windowing | None = None
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -79,8 +82,10 @@ class Preprocessing:
         *,
         missing: Literal["error", "impute"] = "error",
         unknown: Literal["error", "other"] = "error",
-    ) -> Float32[NDArray, "rows inputs"]:
+    ) -> Float32[NDArray, "examples ..."]:
         """Convert raw rows to the model's inputs.
+
+        With a `windowing` these are windows [windows, rows, inputs] (`windows`).
 
         Missing cells of a column that had missing cells in training are imputed in the
         same way (mean or most frequent value, and an indicator input). Rows may have
@@ -131,7 +136,47 @@ class Preprocessing:
         problems.raise_if_any()
         if self.decorrelation is not None:
             self.decorrelation.apply(out)
-        return out
+        if self.windowing is None:
+            return out
+        return out[self.windows(rows)]
+
+    def windows(self, rows: Any) -> Int[NDArray, "windows window"]:
+        """The rows of each window of raw rows, which follow each other in time.
+
+        They share no rows. None crosses a gap, or, where the rows have that column,
+        another client.
+
+        Raises:
+            ValueError: the rows have no times, or too few rows follow each other.
+        """
+        windowing = self.windowing
+        if windowing is None:
+            raise ValueError("these models take rows, not windows")
+        frame = clean(_as_frame(rows, Problems("the rows")), self.missing)
+        name = windowing.time
+        if name not in frame.columns:
+            raise ValueError(
+                f"the rows have no column {name!r}, which orders them; add it"
+            )
+        parsed = parse_column(frame[name])
+        if parsed.kind not in ("number", "date") or parsed.values.null_count():
+            raise ValueError(
+                f"time column {name!r} must hold a number or a date in every row"
+            )
+        times, owners = parsed.values.to_numpy(), np.zeros(frame.height, np.int64)
+        if self.client in frame.columns:
+            clients = category_text(frame[self.client]).fill_null("")
+            owners = clients.rank("dense").to_numpy().astype(np.int64)
+        order = in_order(owners, times)
+        breaks = is_break(times[order], windowing.gap, [owners[order]])
+        steps = np.full(len(order), windowing.window)
+        index = order[windows_of(breaks, windowing.window, steps)]
+        if not len(index):
+            raise ValueError(
+                f"no {windowing.window} rows follow each other without a gap of more than"
+                f" {windowing.gap:g} in {name!r}; give that many for a prediction"
+            )
+        return index
 
     def transform_labelled(
         self,
@@ -139,7 +184,7 @@ class Preprocessing:
         *,
         missing: Literal["error", "impute"] = "error",
         unknown: Literal["error", "other"] = "error",
-    ) -> tuple[Float32[NDArray, "rows inputs"], NDArray[Any]]:
+    ) -> tuple[Float32[NDArray, "examples ..."], NDArray[Any]]:
         """Convert raw rows to inputs and targets, as in training.
 
         Args:
@@ -157,7 +202,23 @@ class Preprocessing:
                 f"the rows have no column {self.target.name!r}, which is the target;"
                 " add it"
             )
-        return x, self.target.encode(frame[self.target.name])
+        if self.target.task == "survival":
+            if self.target.event not in frame.columns:
+                raise ValueError(
+                    f"the rows have no column {self.target.event!r}, which says whether the"
+                    " event was seen; add it"
+                )
+            columns = frame[self.target.name], frame[self.target.event]
+            return x, self.target.encode_survival(*columns)
+        y = self.target.encode(frame[self.target.name])
+        if self.windowing is None:
+            return x, y
+        index = self.windows(rows)
+        # A window is of one class, as in training.
+        of_one = (y[index] == y[index[:, -1:]]).all(axis=1)
+        if self.target.task == "regression":
+            of_one[:] = True
+        return x[of_one], y[index[of_one, -1]]
 
     def decode(self, predictions: ArrayLike) -> NDArray[Any]:
         """Convert class numbers to labels, or predictions to the target's unit.
@@ -175,8 +236,9 @@ class Preprocessing:
         content = {"format": _FORMAT, **dataclasses.asdict(self)}
         content["ignored"] = dict(self.ignored)
         # Older versions can read JSON without this key.
-        if self.decorrelation is None:
-            del content["decorrelation"]
+        for name in ("decorrelation", "windowing"):
+            if getattr(self, name) is None:
+                del content[name]
         return json.dumps(content, indent=1, allow_nan=False)
 
     @classmethod
@@ -204,6 +266,9 @@ class Preprocessing:
             content["missing"] = tuple(content["missing"])
             stored = content.pop("decorrelation", None)
             content["decorrelation"] = _decorrelation(stored, columns)
+            windowing = content.pop("windowing", None)
+            if windowing is not None:
+                content["windowing"] = Windowing(**windowing)
             return cls(tuple(columns), TargetEncoding(**target), **content)
         except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(

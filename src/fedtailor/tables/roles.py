@@ -11,7 +11,7 @@ from fedtailor.tables.kinds import category_text, parse_column
 from fedtailor.tables.options import TableOptions
 from fedtailor.tables.problems import Problems, first_row
 from fedtailor.tables.splitting import is_split_column
-from fedtailor.tables.target import Target, read_target
+from fedtailor.tables.target import Target, read_survival, read_target
 
 SPLIT_COLUMN = "split"
 """A column of this name defines the splits by default, if its cells are split names."""
@@ -70,6 +70,8 @@ def labelled_rows(
     if not options.skip_unlabelled:
         return frame, rows
     keep = frame[options.client].is_not_null() & frame[options.target].is_not_null()
+    if options.event is not None:
+        keep &= frame[options.event].is_not_null()
     if not keep.all():
         notes.append(
             f"{int((~keep).sum()):,} rows without a target or a client are left out."
@@ -92,6 +94,8 @@ def target_of(
             " in, or leave these rows out with skip-unlabelled"
         )
         return None
+    if options.event is not None:
+        return read_survival(series, frame[options.event], options, problems)
     return read_target(series, options, problems)
 
 

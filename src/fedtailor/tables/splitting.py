@@ -225,6 +225,8 @@ def _split_by_time(times: pl.Series, rows: Rows, options: TableOptions) -> Split
 
     Rows of equal times are in the order of the table.
     """
+    if options.window is not None and rows.y.dtype.kind in "iu":
+        return _split_classes_by_time(times, rows, options)
     order = np.lexsort((np.arange(len(times)), times.to_numpy(), rows.owners))
     sizes = rows.of_client.sizes
     tests = split_sizes(sizes, options.test, sizes)
@@ -238,6 +240,31 @@ def _split_by_time(times: pl.Series, rows: Rows, options: TableOptions) -> Split
         sorted_rows.where(~is_train & ~is_test),
         sorted_rows.where(is_test),
     )
+
+
+def _split_classes_by_time(
+    times: pl.Series, rows: Rows, options: TableOptions
+) -> Splits:
+    """As `_split_by_time`, within each class of a client: people do one thing after
+    another, and their last rows alone would be of one class.
+    """
+    strata = pl.DataFrame({"owner": rows.owners, "class": rows.y})
+    ranks = strata.select(pl.struct("owner", "class").rank("dense")).to_series()
+    codes = ranks.to_numpy().astype(np.int64) - 1
+    count = int(codes.max()) + 1
+    parts = Rows(
+        Ragged.from_owners(codes, count),
+        codes,
+        tuple(map(str, range(count))),
+        np.zeros(len(codes)),
+    )
+    of_class = _split_by_time(times, parts, options)
+    splits = []
+    for part in of_class:
+        chosen = np.sort(part.rows)
+        of_client = Ragged.from_owners(rows.owners[chosen], len(rows.names))
+        splits.append(Ragged.cut(chosen[of_client.rows], of_client.sizes))
+    return splits[0], splits[1], splits[2]
 
 
 def _split_by_fold(pool: Rows, options: TableOptions, seed: int) -> Splits:

@@ -12,7 +12,7 @@ in fewer rows is sent as one without values.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import field
 from typing import Annotated, Any
 
@@ -82,29 +82,16 @@ class ColumnSums(BaseModel):
             least: groups of fewer rows are counted to the largest one; 1 = sums of all
                 rows as they are, which do not leave this machine.
         """
-        row_counts = _row_counts(values)
-        count = sum(row_counts.values())
-        mode = next(iter(row_counts), None)
-        is_empty = count < least or (kind == "boolean" and row_counts[mode] < least)
         if kind == "category":
-            return _category_sums(row_counts, len(values), agreed, is_empty, least)
-        if is_empty:
-            return ColumnSums(missing=len(values))
-        numbers = values.drop_nulls()
-        if count - row_counts[mode] < least <= row_counts[mode]:
-            numbers = pl.repeat(mode, count, dtype=values.dtype, eager=True)
-        if len(values) - count < least:
-            # Few cells are missing. They are counted as the mean, which does not change
-            # by that; but yes and no have no cells between them.
-            count = len(values)
-            if kind == "boolean":
-                added = count - len(numbers)
-                modes = pl.repeat(mode, added, dtype=values.dtype, eager=True)
-                numbers = numbers.append(modes)
+            return _category_sums(values, agreed, least)
+        numbers, missing = shown_numbers(values, kind, least)
+        count = len(values) - missing
+        if not count:
+            return ColumnSums(missing=missing)
         mean = float(numbers.mean() or 0.0)  # type: ignore[arg-type]
         squares = float(((numbers - mean) ** 2).sum())
         return ColumnSums.model_construct(
-            count=count, missing=len(values) - count, mean=mean, squares=squares
+            count=count, missing=missing, mean=mean, squares=squares
         )
 
     def __add__(self, other: "ColumnSums") -> "ColumnSums":
@@ -276,26 +263,47 @@ def _row_counts(values: pl.Series) -> dict[Any, int]:
     return dict(in_order.iter_rows())
 
 
-def _category_sums(
-    row_counts: Mapping[str, int],
-    rows: int,
-    agreed: Sequence[str] | None,
-    is_empty: bool,
-    least: int,
-) -> ColumnSums:
-    """`ColumnSums.of` categories.
+def shown_numbers(
+    values: pl.Series, kind: Kind, least: int = MIN_ROWS
+) -> tuple[pl.Series, int]:
+    """The numbers of a column as they are counted.
 
     Args:
-        row_counts: the number of rows of each category, the most frequent first.
-        rows: the number of all rows, with those in which the category is missing.
-        agreed: the categories to list; None = those that have enough rows.
-        is_empty: whether to say that all rows are missing.
+        values: the cells, with null for missing ones.
+        kind: kind of the column, which is not "category".
         least: see `ColumnSums.of`.
+
+    Returns:
+        The numbers, and how many cells count as missing. All other cells that are not
+        among the numbers count as their mean.
     """
+    row_counts = _row_counts(values)
+    count = sum(row_counts.values())
+    mode = next(iter(row_counts), None)
+    numbers = values.drop_nulls()
+    if count < least or (kind == "boolean" and row_counts[mode] < least):
+        return numbers.clear(), len(values)
+    if count - row_counts[mode] < least <= row_counts[mode]:
+        numbers = pl.repeat(mode, count, dtype=values.dtype, eager=True)
+    if len(values) - count >= least:
+        return numbers, len(values) - count
+    # Few cells are missing. They are counted as the mean, which does not change by that;
+    # but yes and no have no cells between them.
+    if kind == "boolean":
+        added = len(values) - len(numbers)
+        numbers = numbers.append(pl.repeat(mode, added, dtype=values.dtype, eager=True))
+    return numbers, 0
+
+
+def _category_sums(
+    values: pl.Series, agreed: Sequence[str] | None, least: int
+) -> ColumnSums:
+    """`ColumnSums.of` categories."""
+    row_counts, rows = _row_counts(values), len(values)
     # Categories without enough rows are rare ones, and if these are few together they
     # are counted to the largest category. So are rows in which it is missing.
     categories = dict.fromkeys(agreed or (), 0)
-    if is_empty:
+    if sum(row_counts.values()) < least:
         return ColumnSums(missing=rows, categories=categories)
     listed = row_counts.keys() if agreed is None else agreed
     for name in list(row_counts)[:MAX_NAMES]:

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float32, Int
 from numpy.typing import NDArray
 
 from fedtailor._files import file_digest
-from fedtailor.federation import Federation
+from fedtailor.federation import Federation, Ragged
 from fedtailor.federation.splits import choose_unseen
 from fedtailor.tables.checks import check_clients, check_columns
 from fedtailor.tables.decorrelation import (
@@ -45,6 +45,7 @@ from fedtailor.tables.roles import (
 from fedtailor.tables.screening import screen
 from fedtailor.tables.splitting import Rows, Splits, everything_trains, split_rows
 from fedtailor.tables.sums import ColumnSums, InputSums
+from fedtailor.tables.survival import survival_loss
 from fedtailor.tables.suspicions import (
     class_warnings,
     client_warnings,
@@ -54,6 +55,13 @@ from fedtailor.tables.suspicions import (
     target_code_warnings,
 )
 from fedtailor.tables.target import Target, TargetEncoding
+from fedtailor.tables.windows import (
+    Windowing,
+    in_order,
+    is_break,
+    usual_gap,
+    windows_of,
+)
 
 ALL_ROWS = "all_rows"
 """The option of an origin whose rows all train."""
@@ -212,14 +220,18 @@ def _build(raw: RawTable, options: TableOptions, seed: int, all_rows: bool) -> T
     columns = _parse_columns(frame, options, problems)
     problems.raise_if_any()
     assert rows is not None and target is not None
-    rows = replace(rows, y=target.values)
-    splits = split_rows(
-        with_times(frame, options, problems), rows, options, problems, seed
-    )
+    # A split has events and censored rows in the same shares, as it has classes.
+    is_survival = target.encoding.task == "survival"
+    strata = target.values[:, 1].astype(np.int64) if is_survival else target.values
+    rows = replace(rows, y=strata)
+    timed = with_times(frame, options, problems)
+    problems.raise_if_any()
+    splits = split_rows(timed, rows, options, problems, seed)
+    times = None if options.time is None else timed[options.time].to_numpy()
     problems.raise_if_any()
     if all_rows:
         splits = everything_trains(rows)
-    del frame  # saves memory, as the parsed columns are copies
+    del frame, timed  # saves memory, as the parsed columns are copies
     # Statistics are computed from the training rows of seen clients.
     unseen = choose_unseen(options.unseen, rows.names, seed)
     train = _training_rows(splits, unseen, len(rows.owners))
@@ -235,6 +247,10 @@ def _build(raw: RawTable, options: TableOptions, seed: int, all_rows: bool) -> T
     if not all_rows:
         notes += split_notes(splits, rows, options)
     encoding, y = _standardize_target(target, parts)
+    loss = None
+    if is_survival:
+        loss, of_loss = survival_loss(y[train], options)
+        notes += of_loss
     ignored = _ignored_columns(raw.frame.columns, encodings, options, dropped)
     decimal = options.decimal or raw.decimal
     x, decorrelation = _encode(columns, encodings), None
@@ -244,12 +260,15 @@ def _build(raw: RawTable, options: TableOptions, seed: int, all_rows: bool) -> T
         *(class_warnings(y[train], encoding.classes) if encoding.classes else ()),
         *code_warnings(kept, train, rows.owners, rows.names),
         *_target_codes(target, options.target, train, rows),
-        *leak_warnings(encodings, x, y, train, len(encoding.classes)),
+        *leak_warnings(
+            encodings, x, strata if is_survival else y, train, len(encoding.classes)
+        ),
         *repetition_warnings(
             [column.values for column in kept.values()], rows.y, rows.owners, splits
         ),
     ]
-    if encoding.task == "regression" and not options.keep_correlated:
+    is_linear = encoding.task != "classification" and options.window is None
+    if is_linear and not options.keep_correlated:
         decorrelation = _fit_decorrelation(x, encodings, parts)
         notes += decorrelation_notes(decorrelation, x.shape[1])
         if decorrelation is not None:
@@ -263,6 +282,16 @@ def _build(raw: RawTable, options: TableOptions, seed: int, all_rows: bool) -> T
         decimal=decimal,
         decorrelation=decorrelation,
     )
+    if options.window is not None:
+        assert times is not None
+        made = _make_windows(x, y, times, rows, splits, row_numbers, options)
+        x, y, splits, row_numbers = made.x, made.y, made.splits, made.row_numbers
+        notes += made.notes
+        preprocessing = replace(preprocessing, windowing=made.windowing)
+        _check_windows(
+            splits, unseen, rows.names, options, problems, is_tested=not all_rows
+        )
+        problems.raise_if_any()
     return Table(
         x,
         y,
@@ -271,12 +300,106 @@ def _build(raw: RawTable, options: TableOptions, seed: int, all_rows: bool) -> T
         unseen=unseen,
         classes=len(encoding.classes) or None,
         name=raw.name,
+        loss=loss,
         class_names=tuple(str(label) for label in encoding.classes) or None,
         preprocessing=preprocessing,
         notes=tuple(notes),
         warnings=tuple(warnings),
         rows=row_numbers,
     )
+
+
+@dataclass(frozen=True)
+class _Windows:
+    """The examples that windows make of rows.
+
+    Attributes:
+        x: [windows, window, inputs].
+        y: class or target of each window, that of its last row.
+        splits: the windows of each client.
+        row_numbers: the first row of each window.
+        windowing: how they were made.
+        notes: what was made, in sentences.
+    """
+
+    x: Float32[NDArray, "windows window inputs"]
+    y: NDArray[Any]
+    splits: Splits
+    row_numbers: Int[NDArray, " windows"]
+    windowing: Windowing
+    notes: tuple[str, ...]
+
+
+def _make_windows(
+    x: Float32[NDArray, "rows inputs"],
+    y: NDArray[Any],
+    times: NDArray[np.float64],
+    rows: Rows,
+    splits: Splits,
+    row_numbers: Int[NDArray, " rows"],
+    options: TableOptions,
+) -> _Windows:
+    """Make windows of rows, none across two clients, splits or classes, or a gap."""
+    assert options.window is not None and options.time is not None
+    step = options.step or options.window
+    gap = usual_gap(rows.owners, times)
+    windowing = Windowing(options.window, step, options.time, gap)
+    split_of_row = np.zeros(len(y), np.int64)
+    for number, split in enumerate(splits):
+        split_of_row[split.rows] = number
+    order = in_order(rows.owners, times)
+    parts = [rows.owners[order], split_of_row[order]]
+    if y.dtype.kind in "iu":
+        parts.append(y[order])
+    breaks = is_break(times[order], gap, parts)
+    steps = np.where(split_of_row[order] == 0, step, options.window)
+    index = order[windows_of(breaks, options.window, steps)]
+    last = index[:, -1]
+    owners, split_of_window = rows.owners[last], split_of_row[last]
+    of_split = []
+    for number in range(len(splits)):
+        chosen = np.flatnonzero(split_of_window == number)
+        of_client = Ragged.from_owners(owners[chosen], len(rows.names))
+        of_split.append(Ragged.cut(chosen[of_client.rows], of_client.sizes))
+    used = len(np.unique(index))
+    note = (
+        f"Examples are {len(index):,} windows of {options.window} rows, {step} apart in"
+        " training and without common rows in validation and test; none crosses a gap in"
+        f" {options.time!r} of more than {gap:g}, or a change of client, class or split."
+        f" {len(x) - used:,} of {len(x):,} rows are in no window."
+    )
+    return _Windows(
+        x[index],
+        y[last],
+        (of_split[0], of_split[1], of_split[2]),
+        row_numbers[index[:, 0]],
+        windowing,
+        (note,),
+    )
+
+
+def _check_windows(
+    splits: Splits,
+    unseen: Bool[NDArray, " clients"],
+    names: tuple[str, ...],
+    options: TableOptions,
+    problems: Problems,
+    *,
+    is_tested: bool,
+) -> None:
+    """Check that all seen clients have a window to train on, and some one to test on."""
+    empty = [names[i] for i in np.flatnonzero((splits[0].sizes == 0) & ~unseen)]
+    if empty:
+        problems.add(
+            f"clients {join_names(empty)} have no {options.window} training rows that"
+            " follow each other without a gap or another class; take a smaller window, or"
+            " name them in unseen"
+        )
+    if is_tested and not splits[2].rows.size and options.test > 0:
+        problems.add(
+            f"no client has {options.window} test rows that follow each other; take a"
+            " smaller window, or a larger share of rows with test"
+        )
 
 
 def _target_codes(
@@ -445,6 +568,8 @@ def _standardize_target(
     """
     if target.encoding.task == "classification":
         return target.encoding, target.values.astype(np.int32)
+    if target.encoding.task == "survival":
+        return target.encoding, target.values.astype(np.float32)
     sums = parts.sums(pl.Series(target.values), "number")
     encoding = replace(target.encoding, shift=sums.mean, scale=sums.deviation)
     return encoding, ((target.values - sums.mean) / sums.deviation).astype(np.float32)

@@ -4,7 +4,7 @@ import operator
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
@@ -16,6 +16,7 @@ from fedtailor.tables.kinds import (
     MAX_MAGNITUDE,
     as_numbers,
     category_text,
+    parse_as,
 )
 from fedtailor.tables.options import TableOptions, Task
 from fedtailor.tables.problems import Problems, first_row, join_names
@@ -40,20 +41,22 @@ class TargetEncoding:
 
     Attributes:
         name: name of the column.
-        task: "classification" or "regression".
+        task: "classification", "regression" or "survival".
         classes: the user's label of each class; empty for a regression. All have one
             type: if some were text and others numbers (0 and ">0"), all are text.
         shift, scale: a regression's model predicts (target - shift) / scale.
         positive: the positive labels or a comparison, if the user has set
-            `TableOptions.positive`.
+            `TableOptions.positive`; of survival, the labels of the event.
+        event: of survival, the column that says whether the event was seen; "" otherwise.
     """
 
     name: str
-    task: Task
+    task: Literal["classification", "regression", "survival"]
     classes: tuple[Label, ...] = ()
     shift: float = 0.0
     scale: float = 1.0
     positive: tuple[str, ...] = ()
+    event: str = ""
 
     def __post_init__(self) -> None:
         # Predictions are one column, and a column has one type. Files of older versions
@@ -97,6 +100,19 @@ class TargetEncoding:
                 )
         return np.array([codes[label] for label in labels], np.int32)
 
+    def encode_survival(self, time: pl.Series, event: pl.Series) -> NDArray[Any]:
+        """Encode times and events of further rows, [n, 2] float32.
+
+        Raises:
+            ValueError: a cell is missing, or no time or no event.
+        """
+        problems = Problems("the rows")
+        values = _read_times(time, problems)
+        seen = _read_events(event, self.positive, problems)
+        problems.raise_if_any()
+        assert values is not None and seen is not None
+        return np.stack([values, seen], axis=1).astype(np.float32)
+
     def _standardize(self, values: pl.Series) -> NDArray[Any]:
         """Standardize the targets of a regression, float32 [n]."""
         is_finite = False
@@ -123,6 +139,8 @@ class TargetEncoding:
             ValueError: an entry is not a class number.
         """
         values = np.asarray(predictions)
+        if self.task == "survival":
+            return values.astype(np.float64)
         if self.task == "regression":
             return values.astype(np.float64) * self.scale + self.shift
         count = len(self.classes)
@@ -184,6 +202,79 @@ def read_target(
     if task == "regression":
         return _read_regression(series, notes, problems)
     return _read_classes(series, options, notes, problems)
+
+
+def read_survival(
+    time: pl.Series, event: pl.Series, options: TableOptions, problems: Problems
+) -> Target | None:
+    """Read the times and the events of survival; None if they have problems."""
+    times = _read_times(time, problems)
+    seen = _read_events(event, options.positive, problems)
+    if times is None or seen is None:
+        return None
+    if not seen.any():
+        problems.add(
+            f"event column {event.name!r} says of no row that the event was seen; name the"
+            " labels that do with positive"
+        )
+        return None
+    note = (
+        f"The event of {event.name!r} was seen in {int(seen.sum()):,} of {len(seen):,}"
+        f" rows, up to {time.name} {times[seen].max():g}; the others are censored."
+    )
+    encoding = TargetEncoding(
+        time.name, "survival", positive=options.positive, event=event.name
+    )
+    return Target(encoding, np.stack([times, seen], axis=1), (note,))
+
+
+def _read_times(series: pl.Series, problems: Problems) -> NDArray[Any] | None:
+    """Times of 0 or more, float64 [n]; None if some are not."""
+    numbers = as_numbers(series) if series.dtype == pl.String else series
+    if numbers is None or not numbers.dtype.is_numeric():
+        problems.add(
+            f"target column {series.name!r} holds {series.dtype}; with event it must hold"
+            " numbers, the times"
+        )
+        return None
+    values = numbers.cast(pl.Float64)
+    wrong = ~(values.is_finite() & (values >= 0)).fill_null(False)
+    if wrong.any():
+        problems.add(
+            f"target column {series.name!r} is {series.filter(wrong)[0]!r} in row"
+            f" {first_row(wrong)}; a time is a number of 0 or more"
+        )
+        return None
+    return values.to_numpy()
+
+
+def _read_events(
+    series: pl.Series, positive: Sequence[str], problems: Problems
+) -> NDArray[np.bool_] | None:
+    """Whether the event was seen; None if the column does not say so."""
+    if series.null_count():
+        problems.add(
+            f"event column {series.name!r} is missing in row"
+            f" {first_row(series.is_null())}; fill it in or leave the row out"
+        )
+        return None
+    numbers = as_numbers(series) if series.dtype == pl.String else None
+    values = series if numbers is None else numbers
+    if positive:
+        try:
+            return _positive_rows(values, positive)
+        except ValueError as error:
+            problems.add(str(error))
+            return None
+    seen, bad = parse_as(values, "boolean", None)
+    if bad.any():
+        problems.add(
+            f"event column {series.name!r} is {series.filter(bad)[0]!r} in row"
+            f" {first_row(bad)}, which says neither yes (1, true) nor no (0, false); name"
+            " the labels of the event with positive"
+        )
+        return None
+    return seen.to_numpy().astype(bool)
 
 
 def _infer_task(

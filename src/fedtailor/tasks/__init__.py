@@ -7,6 +7,7 @@ and editors.
 from fedtailor.protocol import import_modules
 from fedtailor.tasks.classification import Classification, cross_entropy
 from fedtailor.tasks.regression import Regression, squared_error
+from fedtailor.tasks.survival import CoxPartial, DiscreteTime, Survival
 from fedtailor.tasks.task import (
     Loss,
     Task,
@@ -20,8 +21,11 @@ from fedtailor.tasks.tokens import TokenCrossEntropy, token_cross_entropy
 
 __all__ = [
     "Classification",
+    "CoxPartial",
+    "DiscreteTime",
     "Loss",
     "Regression",
+    "Survival",
     "Task",
     "TokenCrossEntropy",
     "cross_entropy",

@@ -6,8 +6,9 @@ from typing import Any
 
 from fedtailor.federation import Federation
 from fedtailor.models import Architecture, Model
+from fedtailor.models.survival import ProportionalHazards
 from fedtailor.protocol import Algorithm, Pipeline, Transform, require
-from fedtailor.tasks import default_loss, task_of
+from fedtailor.tasks import DiscreteTime, default_loss, task_of
 
 OTHER_LIBRARIES = {
     "torch.nn": "a PyTorch module; wrap it with fedtailor.models.from_torch",
@@ -51,6 +52,10 @@ def bind(model: Model | Architecture, federation: Federation) -> Model:
     loss = federation.loss
     if loss is None:
         loss = default_loss(federation.classes)
+    if isinstance(loss, DiscreteTime) and loss.start:
+        # A model of an earlier run starts anew, at the log-odds of these rows.
+        inner = model.inner if isinstance(model, ProportionalHazards) else model
+        model = ProportionalHazards(inner, loss.start)
     outputs = task_of(loss).outputs(federation.classes, federation.y.shape[1:])
     return model.bind(federation.input_shape, outputs, loss=loss)
 

@@ -18,6 +18,7 @@ from fedtailor.federation.datasets import (
     mnist_writers,
     sent140,
     spoken_digits,
+    tcga_brca,
 )
 from fedtailor.federation.datasets import mnist as read_mnist
 
@@ -140,6 +141,15 @@ def test_the_hospitals_of_flamby():
         test = data.y[(data.client == name) & data.test]
         if np.bincount(own, minlength=2).min() > 2:
             assert abs(test.mean() - own.mean()) < 0.01
+
+
+def test_the_regions_of_flamby():
+    data = at_hand(tcga_brca)
+    assert data.x.shape == (1088, 39) and data.y.shape == (1088, 2)
+    federation = from_partition(data, Natural(), test="published")
+    assert federation.train.sizes.tolist() == [248, 156, 164, 129, 129, 40]
+    events = [int(federation.y[rows, 1].sum()) for rows in federation.test]
+    assert events == [14, 4, 8, 3, 2, 1]
 
 
 def test_the_spoken_digits():

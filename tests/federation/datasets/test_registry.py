@@ -42,6 +42,7 @@ def test_the_data_sets_are_functions_of_the_package_by_their_names():
     expected = (
         "cifar10 density digits emnist fashion_mnist femnist gaussian heart_disease"
         " mnist mnist_writers school sent140 spoken_digits synthetic synthetic_mixture"
+        " tcga_brca"
     )
     assert sorted(DATASETS) == expected.split()
     for name, registered in DATASETS.items():

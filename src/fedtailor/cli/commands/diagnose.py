@@ -25,8 +25,9 @@ from fedtailor.experiments import scenarios
 from fedtailor.experiments.diagnose import Advice
 from fedtailor.experiments.diagnose import diagnose as diagnose_federation
 from fedtailor.experiments.scenario import Scenario
+from fedtailor.experiments.texts import architecture_of_text
 from fedtailor.federation import Federation
-from fedtailor.models import Architecture, logistic
+from fedtailor.models import Architecture, conv1d, logistic
 from fedtailor.protocol import require
 from fedtailor.storage.digests import finite
 from fedtailor.tables import ENDINGS, TableOptions, from_table
@@ -67,6 +68,11 @@ class Options:
 @dataclass(frozen=True)
 class TableDiagnosisOptions(Options, TableOptions):
     """Options of a diagnosis of a table of one's own."""
+
+    model: str | None = None
+    """The model: its name, with arguments after a colon (default: linear; of windows
+    conv1d).
+    """
 
     def __post_init__(self) -> None:
         Options.__post_init__(self)
@@ -120,11 +126,15 @@ def diagnose(arguments: list[str]) -> int:
 def _read_user_table(
     path: Path, options: Options
 ) -> tuple[Federation, Architecture, str]:
-    """Returns the federation, a linear model, and a description of the table."""
+    """Returns the federation, the model, and a description of the table."""
     assert isinstance(options, TableDiagnosisOptions)
     with as_typed():
         table = from_table(path, seed=options.seed, **changed_options(options))
-    return table, logistic(), as_typed_text(describe_table(table))
+    if options.model is not None:
+        model = architecture_of_text(options.model)
+    else:
+        model = logistic() if options.window is None else conv1d()
+    return table, model, as_typed_text(describe_table(table))
 
 
 def _parse(scenario: Scenario, arguments: list[str]) -> tuple[Scenario, Options]:

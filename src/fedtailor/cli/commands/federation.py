@@ -23,6 +23,7 @@ from fedtailor.cli.commands.federation_admin import (
     revoke,
     status,
 )
+from fedtailor.cli.commands.federation_describe import Describe, describe
 from fedtailor.cli.options import as_option, check_counts, parse
 from fedtailor.cli.output import write_text
 from fedtailor.protocol import require
@@ -46,6 +47,8 @@ USAGE = """usage: fedtailor federation COMMAND [options]
 Train over machines that keep their own data (docs/federation.md).
 
   init DIR --clients a,b --address HOST:PORT   make a federation: its job, keys and certificates
+  describe DIR                                 what the clients' columns hold, before training
+  describe KIT --data FILE                     what this client would send for that
   serve DIR                                    coordinate it
   join KIT --data FILE                         take part in it as a client
   predict KIT --data FILE                      predict with this client's own model
@@ -600,6 +603,7 @@ def _simulate(options: Simulate) -> int:
 
 COMMANDS: dict[str, tuple[type, Callable[..., int]]] = {
     "init": (Init, _init),
+    "describe": (Describe, describe),
     "serve": (Serve, _serve),
     "join": (Join, _join),
     "policy": (Policy, _policy),

@@ -54,6 +54,8 @@ class Options:
     """Divide logits by the client's temperature, so that probabilities are as often right
     as they say on its validation rows.
     """
+    times: tuple[float, ...] = ()
+    """Of survival: the times at which to write the share without the event."""
     model: str | None = None
     """FILE.py:NAME that makes the network, if it is your own code (it is run)."""
 
@@ -84,6 +86,7 @@ def predict(arguments: list[str]) -> int:
             coverage=options.coverage,
             calibrated=options.calibrated,
             calibration=calibration,
+            times=options.times,
         )
     if options.coverage is not None and calibration is not None:
         named = table["client"].unique(maintain_order=True) if "client" in table else ()

@@ -17,12 +17,16 @@ def table(
     features: tuple[str, ...] | None = None,
     drop: tuple[str, ...] = (),
     categories: tuple[str, ...] = (),
+    event: str | None = None,
+    hazard: Literal["discrete", "cox"] = "discrete",
     task: Literal["classification", "regression"] | None = None,
     positive: str | int | float | tuple[str | int | float, ...] = (),
     test: float = 0.2,
     val: float = 0.1,
     split: str | None = None,
     time: str | None = None,
+    window: int | None = None,
+    step: int | None = None,
     group: str | None = None,
     folds: int | None = None,
     unseen: int | float | tuple[str, ...] = 0,
@@ -54,6 +58,9 @@ def table(
         features: input columns; None = all others.
         drop: columns to leave out.
         categories: columns of numbers that are codes: one input for each value.
+        event: column that says whether the event was seen: survival, with times in
+            `target`.
+        hazard: with `event`: "discrete" intervals of time, or "cox".
         task: what is predicted, where the target leaves it open.
         positive: labels that count as positive, the others being negative; or a
             comparison such as ">0".
@@ -61,6 +68,9 @@ def table(
         split: column that says train, val or test; one called `split` that does is used
             without asking.
         time: column of times or dates: each client is tested on its last rows.
+        window: rows of an example: each is a window of so many rows in the order of
+            `time`.
+        step: rows between the beginnings of two windows to train on; None = a window's.
         group: column whose rows of one value stay on one side, such as the patient of a
             visit.
         folds: cross-validation: seed s tests on part s of this many.
@@ -95,12 +105,16 @@ def table(
         features=features,
         drop=drop,
         categories=categories,
+        event=event,
+        hazard=hazard,
         task=task,
         positive=positive,
         test=test,
         val=val,
         split=split,
         time=time,
+        window=window,
+        step=step,
         group=group,
         folds=folds,
         unseen=unseen,

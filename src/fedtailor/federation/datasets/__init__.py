@@ -24,6 +24,7 @@ from fedtailor.federation.datasets.spoken_digits import spoken_digits
 from fedtailor.federation.datasets.store import MissingData, data_home
 from fedtailor.federation.datasets.synthetic import synthetic
 from fedtailor.federation.datasets.synthetic_mixture import synthetic_mixture
+from fedtailor.federation.datasets.tcga_brca import tcga_brca
 
 discover(sys.modules[__name__])
 
@@ -50,6 +51,7 @@ __all__ = [
     "spoken_digits",
     "synthetic",
     "synthetic_mixture",
+    "tcga_brca",
 ]
 
 

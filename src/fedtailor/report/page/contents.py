@@ -19,6 +19,7 @@ from fedtailor.report.page.reliability import (
     reliability,
     reliability_table,
 )
+from fedtailor.report.page.survival import survival_section
 from fedtailor.report.stored import StoredRun, mean_sizes
 from fedtailor.report.tables import Cell, Number, Table
 from fedtailor.report.units import Unit, unit_of
@@ -89,6 +90,7 @@ def scenario_sections(
         costs(comparison.cost_table(experiment, scenario)),
         *calibration(runs),
         *sets(scenario, runs, decision),
+        *survival_section(runs),
         data_card(experiment.index.scenarios[scenario], first),
         settings(runs),
         protocol(experiment, scenario, first),

@@ -1,0 +1,152 @@
+"""docs/who-is-right.md from benchmarks/peers/results.
+
+python benchmarks/peers/page.py --write    write it
+python benchmarks/peers/page.py            say whether it is up to date
+"""
+
+import argparse
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parents[1] / "docs" / "who-is-right.md"
+OURS = "fedtailor"
+DIVERGED = 1e3
+INTRODUCTION = """<!-- Written by benchmarks/peers/page.py --write -->
+# Who is right
+
+Libraries of federated learning give different numbers for one method. Some properties
+need no opinion: one client alone is plain SGD, whatever the library. Here they are asked
+of each library that could be installed, by one script, on least squares, where every
+answer is exact: a property **holds**, or the library misses it by a number, relative to
+how far training goes (0.6 is 60 % of the way), or it cannot be asked (-).
+
+A library may have a reason for what it does: a published method with another choice, a
+default that its documentation names. The number says what it computes, not whether it is
+good. The settings are those of the property, not the library's defaults; learned
+coefficients (APFL's) are held fixed.
+"""
+EXPLANATIONS = {
+    "one client is plain SGD": "all rounds and local steps, one client.",
+    "the order of clients": "the same clients in reversed order.",
+    "a client in two halves": "each half has half of its samples; one local step.",
+    "stays at the common optimum": (
+        "one model is best for all clients, and training starts there."
+    ),
+    "reaches the optimum of all": (
+        "clients that want different models, several local steps, many rounds: distance"
+        " to the minimum of the mean loss, relative to FedAvg's."
+    ),
+    "personal optimum": "the gradient of f_i(v) + lambda/2 |v - w|^2 is 0 at the end.",
+    "coupling off": (
+        "mu = 0 of FedProx is FedAvg; lambda = 0 of Ditto and a share of 1 for APFL's"
+        " own model are training alone."
+    ),
+    "full coupling": "APFL with a share of 0 for the own model is FedAvg.",
+    "coupling acts": (
+        "personal models with a coefficient of 0.5 differ from those with 0.25."
+    ),
+    "gradient of the mixture": (
+        "APFL's own model moves by its share times the gradient at the mixture, two"
+        " rounds of one step."
+    ),
+    "step after an inner step": (
+        "Per-FedAvg, first order: the step after the inner step starts at w."
+    ),
+    "buffers are the server's": (
+        "running means of batch normalisation after a round: the server's is the clients'"
+        " average, and every client receives it."
+    ),
+}
+
+
+def page() -> str:
+    """The whole page."""
+    found = _results()
+    names = [one["library"] for one in found]
+    cells = {
+        (one["library"], row["property"], row["method"]): row
+        for one in found
+        for row in one["rows"]
+    }
+    lines = [INTRODUCTION, "## Properties", ""]
+    lines += [f"* **{name}**: {text}" for name, text in EXPLANATIONS.items()]
+    lines += ["", "## Who has them", ""]
+    lines.append(f"| property | method | {' | '.join(names)} |")
+    lines.append(f"| --- | --- |{' ---: |' * len(names)}")
+    asked = dict.fromkeys((key[1], key[2]) for key in cells)
+    for name, method in asked:
+        row = [_cell(cells.get((library, name, method))) for library in names]
+        lines.append(f"| {name} | {method} | {' | '.join(row)} |")
+    lines += ["", "## What was asked, and how", ""]
+    lines.append("| library | version or commit | command | packages |")
+    lines.append("| --- | --- | --- | --- |")
+    for one in found:
+        packages = ", ".join(
+            f"{name} {number}" for name, number in one["packages"].items() if number
+        )
+        lines.append(
+            f"| {one['library']} | {one['version']} | `{one['command']}` | Python"
+            f" {one['python']}, {packages} |"
+        )
+    reasons = {
+        (row["cannot"], one["library"])
+        for one in found
+        for row in one["rows"]
+        if "cannot" in row and row["cannot"] != "the library has no such method"
+    }
+    if reasons:
+        lines += ["", "Cannot be asked:", ""]
+        lines += [f"* {library}: {reason}." for reason, library in sorted(reasons)]
+    history = tomllib.loads((HERE / "history.toml").read_text("utf-8"))
+    lines += ["", "## Why", ""]
+    lines += [f"* {one['library']}: {one['what']}" for one in history["read"]]
+    lines += [
+        "",
+        "## History",
+        "",
+        "Errors in methods that public threads name, as they stood in November 2026.",
+        "",
+        "| library | what | thread | state |",
+        "| --- | --- | --- | --- |",
+    ]
+    for one in history["thread"]:
+        cells_ = (one["library"], one["what"], one["thread"], one["state"])
+        lines.append(f"| {' | '.join(cells_)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _results() -> list[dict[str, Any]]:
+    """All libraries' results, ours first."""
+    files = sorted((HERE / "results").glob("*.json"))
+    found = [json.loads(path.read_text("utf-8")) for path in files]
+    return sorted(found, key=lambda one: (one["library"] != OURS, one["library"]))
+
+
+def _cell(row: dict[str, Any] | None) -> str:
+    if row is None or "cannot" in row:
+        return "-"
+    if row["holds"]:
+        return "holds"
+    # Nothing that converges is so far away.
+    return "diverges" if row["error"] > DIVERGED else f"off by {row['error']:.2g}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--write", action="store_true")
+    if parser.parse_args().write:
+        PAGE.write_text(page(), "utf-8")
+        return 0
+    if PAGE.read_text("utf-8") != page():
+        print(f"{PAGE.name} is not up to date; run benchmarks/peers/page.py --write")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,266 @@
+"""Clients describe their tables: what leaves, what does not, and how often."""
+
+import json
+
+import numpy as np
+import polars as pl
+import pytest
+
+from fedtailor.accounting.privacy import composed_epsilon, gaussian_multiplier
+from fedtailor.cli import main
+from fedtailor.remote.account import DESCRIBE, ClientAccount
+from fedtailor.remote.describing import (
+    ANSWER,
+    NOISY,
+    Question,
+    describe_clients,
+    kinds_of,
+    preview,
+    stored_description,
+    what_is_sent,
+)
+from fedtailor.remote.messages import Request, decode_reply, encode_request
+from fedtailor.remote.policy import Policy
+from fedtailor.remote.refusals import Refusal, Refused
+from fedtailor.remote.statistics import Statistics, as_array
+from fedtailor.remote.transport import TooFewClients
+from fedtailor.tables.description import describe_columns
+from fedtailor.tables.encoding import MIN_ROWS
+from remote.marked import NAMES, SEEN, MarkedClients
+from remote.raw_messages import Raw, hostile
+
+RANGES = {"age": (0.0, 100.0), "cost": (0.0, 10_000.0)}
+
+
+def noisy(epsilon=2.0):
+    return Question(step=NOISY, epsilon=epsilon, delta=1e-5, ranges=RANGES)
+
+
+def request(clients, name, **algorithm):
+    message = Request(
+        clients.job.identity, 0, 0, DESCRIBE, name, nonce="0" * 32, algorithm=algorithm
+    )
+    return encode_request(message)
+
+
+def test_the_description_is_that_of_the_rows_and_nothing_of_a_marked_table_leaves(
+    tmp_path,
+):
+    clients = MarkedClients(tmp_path)
+    described = describe_clients(clients.job, clients.tap, SEEN, 60, directory=tmp_path)
+    assert not clients.leaks() and not any(clients.logs.values())
+    columns, rows = {}, {}
+    for name in kinds_of(clients.job.schema):
+        columns[name] = pl.concat(
+            [clients.handlers[client]._describer._columns()[name] for client in SEEN]
+        )
+    for place, client in enumerate(SEEN):
+        size = int(clients.handlers[client].sizes[0])
+        start = sum(int(clients.handlers[name].sizes[0]) for name in SEEN[:place])
+        rows[client] = np.arange(start, start + size)
+    kinds = kinds_of(clients.job.schema)
+    local = describe_columns(columns, kinds, rows)
+    assert described.rows == local.rows and described.correlated == local.correlated
+    for name in ("age", "cost", "dose"):
+        np.testing.assert_allclose(described.edges[name], local.edges[name], rtol=1e-12)
+    np.testing.assert_array_equal(described.histogram("age"), local.histogram("age"))
+    for client in SEEN:
+        for counts in described.counts[client].histograms.values():
+            assert not any(0 < count < MIN_ROWS for count in counts)
+    assert stored_description(tmp_path, clients.job) == described
+
+
+@pytest.mark.parametrize("with_noise", [False, True])
+def test_whatever_is_asked_no_cell_leaves(with_noise, tmp_path):
+    clients = MarkedClients(tmp_path)
+    describe_clients(
+        clients.job, clients.tap, SEEN, 60, noisy() if with_noise else None
+    )
+    rng, requests = np.random.default_rng(3), clients.tap.requests.copy()
+    for number in range(80):
+        client, body = requests[rng.integers(len(requests))]
+        fresh = clients.client(client, f"state{number % 9}")
+        for changed in (hostile(rng, body), body):
+            answer = fresh(changed)
+            assert not clients.marks.found_in(answer)
+            assert decode_reply(answer).refusal != Refusal.FAILED
+
+
+def test_a_client_describes_its_table_once(tmp_path):
+    """With other edges a coordinator would find single rows between two of them."""
+    clients = MarkedClients(tmp_path)
+    describe_clients(clients.job, clients.tap, SEEN, 60)
+    first = dict(clients.tap.sent[-len(SEEN) :])
+    again = clients.client("a")
+    # the same is answered alike, over restarts
+    bodies = [body for name, body in clients.tap.requests if name == "a"]
+    assert decode_reply(again(bodies[-1])).arrays[ANSWER].tobytes() == (
+        decode_reply(first["a"]).arrays[ANSWER].tobytes()
+    )
+    with pytest.raises(TooFewClients):
+        describe_clients(clients.job, clients.tap, SEEN[:2], 60)
+    for question in (
+        {"step": "noisy", "epsilon": 1.0, "delta": 1e-5},
+        {"step": "columns", "epsilon": 1.0},
+    ):
+        answer = decode_reply(again(request(clients, "a", **question)))
+        assert answer.refusal in (Refusal.DESCRIBED, Refusal.MALFORMED)
+
+
+def test_other_rows_are_not_described_beside_the_first(tmp_path):
+    """The difference of two sums of which one has a row more is that row."""
+    clients = MarkedClients(tmp_path)
+    asked = request(clients, "a", step="columns")
+    assert decode_reply(clients.client("a")(asked)).refusal is None
+    frame = pl.read_csv(clients.files["a"])
+    frame.head(len(frame) - 1).write_csv(clients.files["a"])
+    again = clients.client("a")
+    assert decode_reply(again(asked)).refusal is None  # the answer that was given
+    counts = Request(
+        clients.job.identity,
+        0,
+        0,
+        DESCRIBE,
+        "a",
+        nonce="0" * 32,
+        algorithm={"step": "counts"},
+        arrays={"statistics": as_array(from_answer(clients, again(asked)))},
+    )
+    refused = decode_reply(again(encode_request(counts))).refusal
+    assert refused == Refusal.OTHER_STATISTICS
+
+
+def from_answer(clients, answer):
+    """The statistics in an answer to "columns"."""
+    text = decode_reply(answer).arrays[ANSWER].tobytes()
+    return Statistics.from_json(text, clients.job.schema)
+
+
+def test_a_job_that_was_interrupted_goes_on_with_the_same_clients(tmp_path):
+    clients = MarkedClients(tmp_path)
+    send, count = clients.tap.send, 0
+
+    def broken(client, body):
+        nonlocal count
+        count += 1
+        if count > len(SEEN):
+            raise KeyboardInterrupt
+        send(client, body)
+
+    clients.tap.send = broken
+    with pytest.raises(KeyboardInterrupt):
+        describe_clients(clients.job, clients.tap, SEEN, 60, directory=tmp_path)
+    clients.tap.send = send
+    described = describe_clients(
+        clients.job, clients.tap, NAMES, 60, directory=tmp_path
+    )
+    assert described.clients == SEEN
+
+
+def test_noise_is_spent_and_hides_one_row(tmp_path):
+    clients = MarkedClients(tmp_path)
+    described = describe_clients(clients.job, clients.tap, SEEN, 60, noisy())
+    assert not clients.leaks()
+    noise = described.noise
+    assert noise.epsilon == 2.0 and set(described.edges) == set(RANGES)
+    multiplier = noise.deviation / np.sqrt(len(described.kinds))
+    assert composed_epsilon([(multiplier, 1.0, 1)], 1e-5) <= 2.0
+    account = ClientAccount(clients.store("a").client_directory)
+    assert account.epsilons()["example"][0] == pytest.approx(2.0, rel=0.03)
+    # a description belongs to no run
+    limited = ClientAccount(clients.store("a").client_directory, most_runs=1)
+    limited.check(Request("job", 0, 0, "client", "a", run="first"))
+    # two clients that start alike draw other noise
+    one, two = (clients.client("b", f"state{i}") for i in range(2))
+    body = request(clients, "b", **noisy().model_dump(mode="json"))
+    answers = [
+        decode_reply(client(body)).arrays[ANSWER].tobytes() for client in (one, two)
+    ]
+    assert answers[0] != answers[1]
+
+
+def test_the_noise_is_as_large_as_it_says(tmp_path):
+    clients = MarkedClients(tmp_path, rows=400)
+    describe_clients(clients.job, clients.tap, SEEN, 60)
+    describer = clients.handlers["a"]._describer
+    deviation = noisy().noise(clients.job.schema).deviation
+    asked = Request("job", 0, 0, DESCRIBE, "a")
+    draws = [
+        describer._noisy_counts(asked, noisy()).histograms["risk"][:2]
+        for _ in range(40)
+    ]
+    rows = len(describer._train)
+    assert abs(np.sum(draws, 1).mean() - rows) < 4 * deviation * np.sqrt(2 / 40)
+    assert 0.7 * deviation < np.std(draws, 0).mean() < 1.3 * deviation
+
+
+def test_the_smallest_noise_of_an_epsilon():
+    multiplier = gaussian_multiplier(1.0, 1e-5)
+    assert composed_epsilon([(multiplier, 1.0, 1)], 1e-5) <= 1.0
+    assert composed_epsilon([(multiplier / 1.02, 1.0, 1)], 1e-5) > 1.0
+
+
+@pytest.mark.parametrize(
+    ("policy", "step", "allowed"),
+    [
+        ({}, "columns", False),
+        ({"federated_statistics": True}, "columns", True),
+        ({"federated_statistics": True, "noise_only": True}, "counts", False),
+        ({"federated_statistics": True, "noise_only": True}, "noisy", True),
+    ],
+)
+def test_the_policy_decides(policy, step, allowed):
+    asked = Request("job", 0, 0, DESCRIBE, "a", algorithm={"step": step})
+    if allowed:
+        Policy(**policy).check_request(asked)
+    else:
+        with pytest.raises(Refused) as refusal:
+            Policy(**policy).check_request(asked)
+        assert refusal.value.code == Refusal.POLICY
+
+
+def test_a_client_sees_what_it_would_send(tmp_path, capsys):
+    clients = MarkedClients(tmp_path)
+    text = preview(clients.job, "a", clients.files["a"])
+    describe_clients(clients.job, clients.tap, SEEN, 60)
+    (_, sent) = next(it for it in clients.tap.sent if it[0] == "a")
+    assert decode_reply(sent).arrays[ANSWER].tobytes().decode() == text
+    lines = what_is_sent(clients.job.schema, noisy())
+    assert any("epsilon 2" in line for line in lines)
+    assert main(["federation", "describe", "x", "--range", "age=0:1"]) == 2
+    assert "--epsilon" in capsys.readouterr().err
+
+
+def test_few_rows_are_not_described(tmp_path):
+    clients = MarkedClients(tmp_path, rows=6)
+    with pytest.raises(TooFewClients, match="0 of 4 clients"):
+        describe_clients(clients.job, clients.tap, SEEN, 60)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda counts: counts["histograms"].pop("age"),
+        lambda counts: counts["histograms"].update(age=[1, 2]),
+        lambda counts: counts["histograms"].update(age=[-1] * 20),
+        lambda counts: counts.update(products={"count": 1}),
+    ],
+)
+def test_a_wrong_answer_is_named(change, tmp_path):
+    clients = MarkedClients(tmp_path)
+    ask = clients.tap._clients["b"]
+
+    def lies(body):
+        message = Raw.of(ask(body))
+        text = bytes(message.arrays[ANSWER][2])
+        if not text.startswith(b'{"histograms"'):
+            return bytes(message)
+        counts = json.loads(text)
+        change(counts)
+        text = json.dumps(counts).encode()
+        message.arrays[ANSWER] = ["U8", [len(text)], text]
+        return bytes(message)
+
+    clients.tap._clients["b"] = lies
+    with pytest.raises(ValueError, match="client b: "):
+        describe_clients(clients.job, clients.tap, SEEN, 60)

@@ -91,9 +91,7 @@ def predictions(
         inputs = preprocessing.transform(frame, missing=missing, unknown=unknown)
         row_clients = [] if client is not None else _row_clients(frame, preprocessing)
         if preprocessing.windowing is not None:
-            return _of_windows(
-                models, inputs, frame, client, row_clients, probabilities
-            )
+            return _of_windows(models, inputs, frame, client, row_clients, choice)
     if client is not None:
         check_choice(client, models, "client with a model")
         rows = np.arange(len(inputs))
@@ -115,7 +113,7 @@ def _of_windows(
     frame: pl.DataFrame,
     client: str | None,
     row_clients: list[str],
-    probabilities: bool,
+    choice: "_Choice",
 ) -> pl.DataFrame:
     """Predict windows of rows; each is named by its first and its last row."""
     preprocessing = next(iter(models.values())).preprocessing
@@ -129,7 +127,7 @@ def _of_windows(
         assert name is not None
         check_choice(name, models, "client with a model")
         chosen = np.flatnonzero(np.array(names) == name)
-        predicted = _predict(models[name], inputs[chosen], first[chosen], probabilities)
+        predicted = _predict(models[name], inputs[chosen], first[chosen], choice)
         ends = pl.Series("last_row", last[chosen] + 1)
         frames.append(predicted.insert_column(1, ends))
     table = pl.concat(frames).sort("row")

@@ -6,13 +6,16 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PARALLEL := --numprocesses auto --dist worksteal
 
-.PHONY: help demo federation-demo test test-all coverage lowest lock campaign lint format benchmark
+.PHONY: help demo dist docs gallery federation-demo test test-all coverage lowest lock campaign lint format benchmark
 
 help:
 	@echo 'make demo       train personalized models on real data: install into $(VENV), then run `fedtailor demo`'
 	@echo 'make federation-demo  a federation of processes (TLS, keys, one client killed) beside its simulation'
 	@echo 'make test       make lint, and every test once: every property on every method, without what takes long'
 	@echo 'make test-all   what `make test` leaves out: slow tests, further settings, equal bits as XLA compiles for users'
+	@echo 'make docs       the documentation site in docs/_build/html; warnings are errors'
+	@echo 'make dist       build wheel and sdist, install each in an empty environment, and look into it'
+	@echo 'make gallery    run examples/ and record in docs/gallery what they print and draw'
 	@echo 'make campaign   kills, flipped bits, full disks, bad input and attacks on federations for MINUTES (30), from SEED (the time)'
 	@echo 'make lint       ruff, pyright, and the layers of the package'
 	@echo 'make format     mend what ruff can mend'
@@ -48,7 +51,18 @@ lowest: $(VENV)/.installed-test
 	$(LOWEST)/bin/pytest $(PARALLEL) -m 'not slow' tests/aggregation tests/cli tests/metrics tests/models tests/storage tests/tables
 
 lock: $(VENV)/.installed-test
-	$(BIN)/uv pip compile --quiet --upgrade --python-version 3.11 --no-header --no-annotate --extra test --output-file constraints.txt pyproject.toml
+	$(BIN)/uv pip compile --quiet --upgrade --python-version 3.11 --no-header --no-annotate --extra test --extra docs --output-file constraints.txt pyproject.toml
+
+# Offline once the packages are installed. -W: a broken link is an error, as any other warning is.
+docs: $(VENV)/.installed-docs
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --jobs auto docs docs/_build/html
+	@echo 'The site is docs/_build/html/index.html'
+
+dist: $(VENV)/.installed-test
+	.ci/dist
+
+gallery: $(VENV)/.installed-test
+	$(BIN)/python docs/generators/gallery.py
 
 MINUTES ?= 30
 

@@ -70,4 +70,4 @@ if __name__ == "__main__":
         table = make(data)
         table.write_csv(out / f"{make.__name__}.csv")
         events = int(table["event"].sum())
-        print(f"{make.__name__}.csv: {table.height} rows, {events} events")  # noqa: T201
+        print(f"{make.__name__}.csv: {table.height} rows, {events} events")

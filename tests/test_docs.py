@@ -17,7 +17,6 @@ import pytest
 import fedtailor
 from conformance.examples import OPT_OUTS, OWN_STEPS, opt_outs_table
 from conformance.methods import methods_table
-from fedtailor.experiments.scenarios import SCENARIOS
 from fedtailor.protocol import Algorithm
 from fedtailor.testing import CHECKS
 
@@ -34,7 +33,8 @@ RUN = {
     "own-data.md": 4,
     "write-an-algorithm.md": 2,
     "cluster.md": 1,
-    "models.md": 5,
+    "models.md": 4,
+    "models-pytorch.md": 1,
     "series.md": 1,
     "survival.md": 1,
 }
@@ -81,31 +81,26 @@ def test_every_block_of_python_is_run():
 
 @pytest.mark.slow
 def test_the_readme(tmp_path, monkeypatch, capsys):
+    """Other processors add in another order, which moves last digits."""
     monkeypatch.chdir(tmp_path)
-    rng = np.random.default_rng(0)
-    newcomer = {
-        "x": rng.normal(size=(30, 8, 8)).astype(np.float32),
-        "y": rng.integers(0, 10, 30),
-    }
-    found = execute("README.md", newcomer)
-    assert found["run"].summary().mean > 0.8
-    assert "worst" in capsys.readouterr().out
-    assert set(found["newcomer"].predict(newcomer["x"])) <= set(range(10))
-    models = found["ft"].load_models("models")
-    test = found["federation"].client(3).test.x
-    np.testing.assert_array_equal(
-        models[found["federation"].names[3]].predict(test), found["own"].predict(test)
-    )
+    found = execute("README.md")
+    printed, shown = capsys.readouterr().out, blocks("README.md", "text")[0]
+    assert re.findall("[a-z]+", printed) == re.findall("[a-z]+", shown)
+    numbers = [re.findall(r"0\.\d+", text) for text in (printed, shown)]
+    for ours, theirs in zip(*numbers, strict=True):
+        assert float(ours) == pytest.approx(float(theirs), abs=0.06)
+    assert len(found["own"].predict(found["federation"].client(3).test.x)) == 18
 
 
-def test_the_readme_counts_methods_and_scenarios():
-    counted = re.findall(
-        r"# (\d+) (methods|scenarios)\b", PAGES["README.md"].read_text()
-    )
-    assert {what: int(number) for number, what in counted} == {
-        "methods": len(Algorithm.registry),
-        "scenarios": len(SCENARIOS),
-    }
+def test_the_readme_counts_methods():
+    counted = re.findall(r"\b(\d+) methods\b", PAGES["README.md"].read_text())
+    assert set(map(int, counted)) == {len(Algorithm.registry)}
+
+
+def test_the_readme_fits_on_two_screens():
+    lines = PAGES["README.md"].read_text().splitlines()
+    assert len(lines) <= 100
+    assert max(len(line) for line in lines if not line.startswith("|")) <= 120
 
 
 @pytest.mark.slow
@@ -188,7 +183,9 @@ def test_parts_of_models(capsys):
 def test_methods_of_own_steps_are_those_that_take_them():
     """As tests/models/test_torch_engine.py finds out."""
     row = re.search(
-        r"^\| (.+) \| their own steps", PAGES["models.md"].read_text(), re.MULTILINE
+        r"^\| (.+) \| their own steps",
+        PAGES["models-pytorch.md"].read_text(),
+        re.MULTILINE,
     )[1]
     assert set(re.findall(r"`([\w-]+)`", row)) == OWN_STEPS
 
@@ -198,11 +195,13 @@ def test_pytorch_modules(tmp_path, monkeypatch, capsys):
     pytest.importorskip("torch", reason="PyTorch (the extra `torch`) is not installed")
     monkeypatch.chdir(tmp_path)
     names = {"ft": fedtailor, "federation": fedtailor.scenarios.digits_rotated(seed=0)}
-    for number, block in enumerate(blocks("models.md")[PARTS:]):
+    both = [*blocks("models.md")[PARTS:], *blocks("models-pytorch.md")]
+    for number, block in enumerate(both):
         exec(compile(block, "models.md", "exec"), names)
         if number == 1:  # the client's model that goes back
             names["converted"] = names["own"].model, jnp.asarray(names["own"].predictor)
-    assert capsys.readouterr().out == "".join(blocks("models.md", "text")[PARTS:])
+    shown = [*blocks("models.md", "text")[PARTS:], *blocks("models-pytorch.md", "text")]
+    assert capsys.readouterr().out == "".join(shown)
     reader, images = names["Reader"](), names["images"]
     reader.load_state_dict(names["load_file"]("reader-3.safetensors"))
     theirs = reader(names["inputs"]).detach().numpy()
@@ -281,13 +280,16 @@ def test_links_to_files_lead_somewhere(page):
     links = re.findall(
         r"\]\((?!https?:|mailto:|#)([^)#]+)(?:#[^)]*)?\)", PAGES[page].read_text()
     )
-    assert [link for link in links if not (PAGES[page].parent / link).exists()] == []
+    # `make docs` makes the generated pages, and checks the links to them.
+    written = [link for link in links if not link.startswith("generated/")]
+    missing = [link for link in written if not (PAGES[page].parent / link).exists()]
+    assert missing == []
 
 
 def test_of_every_method_it_is_said_what_a_coordinator_sees():
     table = re.search(
         r"^\| method \| from each client.*?\n\n",
-        PAGES["federation-details.md"].read_text(),
+        PAGES["federation-visibility.md"].read_text(),
         re.DOTALL | re.MULTILINE,
     )
     said = [

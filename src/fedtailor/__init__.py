@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from fedtailor.federation import Federation as Federation
     from fedtailor.protocol import SGD as SGD
     from fedtailor.protocol import Diverged as Diverged
+    from fedtailor.report import plot as plot
     from fedtailor.runs import Run as Run
     from fedtailor.runs import run as run
     from fedtailor.runs import run_in as run_in
@@ -47,6 +48,7 @@ _MODULES = {
     "algorithms": "fedtailor.algorithms",
     "federation": "fedtailor.federation",
     "models": "fedtailor.models",
+    "plot": "fedtailor.report.plot",
     "scenarios": "fedtailor.experiments.scenarios",
     "tables": "fedtailor.tables",
     "trackers": "fedtailor.trackers",

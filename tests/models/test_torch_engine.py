@@ -207,7 +207,7 @@ class Dense(nn.Sequential):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(Algorithm.registry))
 def test_every_method(name, monkeypatch):
-    """All but those that docs/models.md names; and whether PyTorch's own loop
+    """All but those that docs/models-pytorch.md names; and whether PyTorch's own loop
     trains.
     """
     looped = []

@@ -16,6 +16,11 @@ class Then(Algorithm):
     The second method starts from the model of the first. Its client states and, if it
     has one, its probe are made at that time. Either method may be a schedule itself;
     `rounds` then limits the total of the first one.
+
+    Example:
+        >>> warm = ft.Then(ft.FedAvg(), rounds=1, next=ft.SelfFL())
+        >>> ft.run(warm, federation, ft.models.logistic(), rounds=2).summary().rounds
+        2
     """
 
     first: Algorithm

@@ -38,6 +38,13 @@ def model_card(run: OpenedRun, client: str) -> str:
 
     Raises:
         ValueError: the run has no such client.
+
+    Example:
+        >>> _ = ft.run(
+        ...     ft.FedAvg(), federation, ft.models.logistic(), rounds=2, directory="runs/carded"
+        ... )
+        >>> print(ft.model_card(ft.open("runs/carded"), federation.names[3]))
+        # Model card...
     """
     check_choice(client, run.names, f"client of {run.path} called")
     # The client's row of the run's table of clients, by column.

@@ -69,6 +69,14 @@ def forget(
         ValueError: there is no such client, its data are not found, the method cannot
             train without it, or the new directory contains traces of it (and must then
             not be used).
+
+    Example:
+        >>> _ = ft.run(
+        ...     ft.FedAvg(), federation, ft.models.logistic(), rounds=2, directory="runs/all"
+        ... )
+        >>> kept = ft.open("runs/all", federation=federation)
+        >>> len(ft.forget(kept, federation.names[3], "runs/without").federation)
+        19
     """
     path = Path(directory)
     check_choice(client, run.names, f"client of {run.path} called")

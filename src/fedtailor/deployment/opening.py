@@ -75,6 +75,13 @@ def open_run(
 
     Raises:
         ValueError: the directory holds no finished run, or the run diverged.
+
+    Example:
+        >>> _ = ft.run(
+        ...     ft.FedAvg(), federation, ft.models.logistic(), rounds=2, directory="runs/kept"
+        ... )
+        >>> ft.open("runs/kept").summary().rounds
+        2
     """
     path = Path(directory)
     require(path.is_dir(), f"there is no directory {path}; check the path")

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
+from fedtailor._notebook import paragraphs, table_of_frame
 from fedtailor.aggregation import Probe, user_centric_weights
 from fedtailor.aggregation.clusters import CLEAR, choose_streams, k_means
 from fedtailor.aggregation.distances import Rows
@@ -164,6 +165,17 @@ class Diagnosis:
     gain: PersonalizationGain
     groups: Int[np.ndarray, " m"]
     silhouette: float | None = None
+
+    def _repr_html_(self) -> str:
+        """The diagnosis in a notebook."""
+        return (
+            paragraphs(self.sentences())
+            + table_of_frame(self.clients(), "clients")
+            + table_of_frame(
+                self.pairs().sort("gradient_ratio", descending=True),
+                "pairs, by gradients the most unlike ones first",
+            )
+        )
 
     def clients(self) -> "pl.DataFrame":
         """Returns a table with one row for each client.

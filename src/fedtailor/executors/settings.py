@@ -30,6 +30,12 @@ class Settings:
         state_dir: the directory of that file for runs without a run directory. The file
             has no name and is deleted when the process ends. None = the directory of
             temporary files, which may be a disk in memory.
+
+    Example:
+        >>> slow = ft.run(
+        ...     ft.FedAvg(), federation, ft.models.logistic(), rounds=1,
+        ...     settings=ft.Settings(debug=True),
+        ... )
     """
 
     devices: int | None = None

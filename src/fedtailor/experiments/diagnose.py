@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from fedtailor._notebook import paragraphs, table
 from fedtailor.algorithms import UCFL, FedAvg
 from fedtailor.diagnosis import Diagnosis, Evidence, Race, batch_sizes, recommend
 from fedtailor.diagnosis import diagnose as diagnose_evidence
@@ -73,6 +74,18 @@ class Advice:
     validation: int
     warm: int = 0
 
+    def _repr_html_(self) -> str:
+        """The advice in a notebook: sentences, methods to train, clients and pairs."""
+        methods = table(
+            ("method", "start with", "because"),
+            (
+                (entry.method, entry.settings or "-", entry.because)
+                for entry in self.race.entries
+            ),
+            "train",
+        )
+        return paragraphs(self.sentences()) + methods + self.diagnosis._repr_html_()
+
     def sentences(self) -> list[str]:
         """A summary in three to seven sentences."""
         sentences = [*self.diagnosis.sentences(), self.race.doubt]
@@ -116,6 +129,11 @@ def diagnose(
         ValueError: `warm` is negative, there is only one client, the rows of a client are all equal, or the
             model does not fit the data.
         Diverged: a gradient is NaN or infinite.
+
+    Example:
+        >>> advice = ft.diagnose(federation, ft.models.logistic())
+        >>> len(advice.race.entries)
+        3
     """
     require(warm >= 0, f"warm is {warm}; it must be a number of rounds, 0 or more")
     executor = executor_of(federation, model, settings)

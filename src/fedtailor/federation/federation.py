@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedtailor._notebook import paragraphs, table
 from fedtailor._printable import one_line
 from fedtailor.federation.checks import SPLITS, plain_array, short_repr
 from fedtailor.federation.validation import validate
@@ -221,6 +222,12 @@ class Federation:
     Raises:
         ValueError: the arguments are inconsistent. The message is one line that names
             the client and says what to do.
+
+    Example:
+        >>> len(federation), federation.classes
+        (20, 10)
+        >>> federation.client(3).train.x.shape
+        (72, 8, 8)
     """
 
     x: NDArray[Any]
@@ -407,6 +414,15 @@ class Federation:
             groups=None if self.groups is None else self.groups[indices],
             unseen=self.unseen[indices],
             rows=None if self.rows is None else self.rows[rows],
+        )
+
+    def _repr_html_(self) -> str:
+        """The federation in a notebook: its sizes, and those of each client."""
+        rows = zip(
+            self.names, *(getattr(self, split).sizes for split in SPLITS), strict=True
+        )
+        return paragraphs(self.describe().split("\n")) + table(
+            ("client", *SPLITS), rows, "samples of each client"
         )
 
     def describe(self) -> str:

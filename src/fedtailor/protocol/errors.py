@@ -8,6 +8,15 @@ class Diverged(ArithmeticError):
         client: the name of the first client at which it happened.
         round: the round (from 0) in which it happened.
         step: the local step (from 0), which only the debug executor knows; else None.
+
+    Example:
+        >>> try:
+        ...     ft.run(
+        ...         ft.FedAvg(sgd=ft.SGD(lr=1e30)), federation, ft.models.mlp(8), rounds=2
+        ...     )
+        ... except ft.Diverged as error:
+        ...     print(error.round)
+        0
     """
 
     def __init__(

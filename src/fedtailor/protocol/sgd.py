@@ -20,6 +20,10 @@ class SGD:
     """Mini-batch SGD on one client. The optimiser's state is reset in every round.
 
     One step on a batch b:  g = grad F(w; b) + weight_decay * w + drift(w);  v = momentum * v + g;  w = w - lr * v.
+
+    Example:
+        >>> ft.FedAvg(sgd=ft.SGD(lr=0.01, epochs=2)).sgd.epochs
+        2
     """
 
     lr: float = 0.1

@@ -7,6 +7,7 @@ from typing import Any
 
 import polars as pl
 
+from fedtailor._notebook import paragraphs
 from fedtailor.decision import (
     SCORES,
     Choice,
@@ -83,6 +84,12 @@ class Decision:
     test_rows: Mapping[str, int] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     verdict: Verdict | None = None
+
+    def _repr_html_(self) -> str:
+        """The decision in a notebook: its sentences, warnings, and gains of clients."""
+        warnings = (f"Warning: {warning}" for warning in self.warnings)
+        gains = "" if self.table is None else self.table._repr_html_()
+        return paragraphs([*self.conclusions, *warnings]) + gains
 
     @property
     def conclusions(self) -> list[str]:

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from fedtailor._notebook import paragraphs
+from fedtailor._notebook import table as html_table
 from fedtailor._printable import csv_text, markdown_text, one_line
 from fedtailor.protocol import require
 
@@ -132,6 +134,12 @@ class Table:
         console.print(rich_table)
         if self.note:
             console.print(Text(one_line(self.note), "dim"))
+
+    def _repr_html_(self) -> str:
+        """The table in a notebook."""
+        rows = ([str(cell) for cell in row] for row in self.rows)
+        shown = html_table(_header_lines(self.columns), rows, self.title)
+        return shown + (paragraphs([self.note]) if self.note else "")
 
     def markdown(self) -> str:
         """Converts the table to Markdown."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedtailor._notebook import paragraphs, table_of_frame
 from fedtailor.accounting import Ledger
 from fedtailor.executors import DeviceExecutor, guest_executor
 from fedtailor.federation import Federation
@@ -31,6 +32,13 @@ class Run:
     Where clients are on machines of their own, their examples and personal models stay
     there, and what needs them (`personal`, `predict`, `row_outcomes`, `enroll`) is for
     these machines to do.
+
+    Example:
+        >>> own = run.personal(federation.names[3])
+        >>> own.predict(federation.client(3).test.x).shape
+        (18,)
+        >>> run.metrics.values("accuracy").shape  # one for each client
+        (20,)
     """
 
     def __init__(self, training: Training[Any], executor: Any, ledger: Ledger) -> None:
@@ -219,6 +227,19 @@ class Run:
         else:
             models = [self.personal(client) for client in clients]
         return export_models(models, directory)
+
+    def _repr_html_(self) -> str:
+        """The run in a notebook: its numbers, and those of each client."""
+        summary = self.summary()
+        names, last = self.executor.data.names, self.training.round
+        frame = self.metrics.frame(names)
+        shown = frame.filter(frame["round"] == last).drop("round", "unseen")
+        title = f"{summary.algorithm} on {summary.federation}"
+        return (
+            paragraphs([title])
+            + summary._repr_html_()
+            + table_of_frame(shown, f"clients after round {last}")
+        )
 
     def summary(self) -> Summary:
         """The run in numbers."""

@@ -154,6 +154,11 @@ def run(
         Diverged: a model became NaN or infinite (with a directory, the round before is
             saved).
         Interrupted: Ctrl-C, with a directory: the last finished round is saved.
+
+    Example:
+        >>> run = ft.run(ft.Ditto(), federation, ft.models.logistic(), rounds=2)
+        >>> run.summary().rounds
+        2
     """
     spec = RunSpec(
         algorithm,
@@ -461,6 +466,9 @@ def run_in(directory: Path | str, *arguments: Any, **options: Any) -> Run:
 
     Raises:
         ValueError, Diverged, Interrupted: as `run`.
+
+    Example:
+        >>> run = ft.run(ft.Ditto(), federation, ft.models.logistic(), rounds=2, directory="runs/ditto")
     """
     warnings.warn(
         "run_in(DIR, ...) is run(..., directory=DIR) now",

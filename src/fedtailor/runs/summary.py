@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor._notebook import table
 from fedtailor._printable import one_line
 
 
@@ -73,6 +74,9 @@ class Summary:
 
     def __str__(self) -> str:
         return as_lines(self.as_dict())
+
+    def _repr_html_(self) -> str:
+        return table(("", "value"), self.as_dict().items())
 
 
 def spread(

@@ -159,6 +159,11 @@ def load_models(
     Raises:
         ValueError: the directory contains no models, they are damaged, or they require
             `model`.
+
+    Example:
+        >>> _ = run.export("models")
+        >>> sorted(ft.load_models("models")) == sorted(federation.names)
+        True
     """
     path = Path(directory)
     manifest, arrays = _read(path, manifest_name)

@@ -31,6 +31,11 @@ class PersonalModel:
         shift, scale: the network's input is (x - shift) * scale.
         preprocessing: converts raw rows of a table to inputs, for `predict_rows`; None
             if the federation was not read from a table.
+
+    Example:
+        >>> own = run.personal(federation.names[3])
+        >>> own.outputs(federation.client(3).test.x).shape  # 18 rows, a number for each class
+        (18, 10)
     """
 
     name: str

@@ -81,6 +81,15 @@ class AfterRound(Callback):
 class EarlyStopping(Callback):
     """Stops when the mean validation score over clients has not improved for a number
     of evaluations.
+
+    Example:
+        >>> with_validation = ft.scenarios.digits_rotated(seed=0, val=0.2)
+        >>> stopped = ft.run(
+        ...     ft.FedAvg(), with_validation, ft.models.logistic(), rounds=500,
+        ...     callbacks=[ft.EarlyStopping(patience=2)],
+        ... )
+        >>> stopped.summary().rounds < 500
+        True
     """
 
     def __init__(

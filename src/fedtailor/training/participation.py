@@ -25,6 +25,14 @@ class Participation:
             method's `weights="uniform"` does). "poisson": each client reports with
             probability `fraction`, independently of all others, so that the number of
             reporters varies and may be 0 (the accounting of noise on sums assumes this).
+
+    Example:
+        >>> five = ft.run(
+        ...     ft.FedAvg(), federation, ft.models.logistic(), rounds=2,
+        ...     participation=ft.Participation(count=5),
+        ... )
+        >>> five.ledger.totals().models_up  # five clients in each of two rounds
+        10
     """
 
     fraction: float = 1.0

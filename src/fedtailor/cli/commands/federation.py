@@ -14,7 +14,7 @@ import tyro
 
 from fedtailor._memory import save_memory
 from fedtailor._printable import csv_of_frame, say, say_block
-from fedtailor.cli.commands.federation_admin import (
+from fedtailor.cli.commands._federation_admin import (
     Renew,
     Revoke,
     Status,
@@ -23,7 +23,7 @@ from fedtailor.cli.commands.federation_admin import (
     revoke,
     status,
 )
-from fedtailor.cli.commands.federation_describe import Describe, describe
+from fedtailor.cli.commands._federation_describe import Describe, describe
 from fedtailor.cli.options import as_option, check_counts, parse
 from fedtailor.cli.output import write_text
 from fedtailor.protocol import require

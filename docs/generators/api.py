@@ -1,0 +1,152 @@
+"""The reference of the public names of fedtailor."""
+
+import inspect
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import fedtailor
+from generators.methods import registered
+from generators.text import escaped, table
+
+PACKAGES = {
+    "federation": "Who holds which data: builders, partitioners, splits, data sets.",
+    "tables": "Federations from tables: files or data frames with a column of clients.",
+    "models": "Architectures, and adapters for Equinox, Flax and PyTorch.",
+    "experiments.scenarios": "Data, model and settings that belong together, by name.",
+    "runs": "Training, and what comes out of it.",
+    "training": "Participation, callbacks, and a run as a value.",
+    "pipelines": "What happens to messages on their way: clipping, noise, compression.",
+    "metrics": "What is measured on clients' predictions.",
+    "report.plot": "The four figures that people ask for first, of runs in memory.",
+    "accounting": "Bytes, times over a network, and privacy that was spent.",
+    "decision": "Intervals, tests, and who gains from sharing.",
+    "deployment": "Trained runs in use: predict, export, enrol, forget, model cards.",
+    "storage": "Run directories and exported models.",
+    "trackers": "Runs in MLflow, TensorBoard and Weights & Biases.",
+    "executors": "Who trains the clients: devices, and settings for them.",
+    "aggregation": "Means of models, clusters and weights, for authors of methods.",
+    "protocol": "The types that methods, clients and servers share, for authors.",
+    "testing": "Checks of a method of your own, and problems with known solutions.",
+}
+"""Package below fedtailor -> what it is for."""
+
+BEGINNING = """import fedtailor as ft
+
+federation = ft.scenarios.digits_rotated(seed=0)
+run = ft.run(ft.FedAvg(), federation, ft.models.logistic(), rounds=2)
+"""
+"""What the examples of the main names go on from."""
+
+
+def pages() -> dict[str, str]:
+    """Name of a page -> its text."""
+    found = {f"api/{name}": _package(name) for name in PACKAGES}
+    return found | {"api/index": _overview(), "api/fedtailor": _main_names()}
+
+
+def names_of(package: str) -> list[str]:
+    """The public names of a package that the reference documents."""
+    module = import_module(f"fedtailor.{package}")
+    main = [getattr(fedtailor, name) for name in main_names()]
+    return [
+        name
+        for name in module.__all__
+        if _is_documented(getattr(module, name)) and getattr(module, name) not in main
+    ]
+
+
+def main_names() -> list[str]:
+    """The names of fedtailor itself but for modules and methods."""
+    return [name for name in dir(fedtailor) if _is_documented(getattr(fedtailor, name))]
+
+
+def _is_documented(value: Any) -> bool:
+    """Whether a value is a class or a function, and no method, which has its page."""
+    is_method = value in registered().values()
+    return (inspect.isclass(value) or inspect.isroutine(value)) and not is_method
+
+
+def summary(value: Any) -> str:
+    """The first sentence of a docstring."""
+    doc = (inspect.getdoc(value) or "").partition("\n\n")[0]
+    return " ".join(doc.split())
+
+
+def _overview() -> str:
+    methods = [
+        (f"[`{method.__name__}`](../methods/{name}.md)", escaped(summary(method)))
+        for name, method in registered().items()
+    ]
+    rows = [
+        (f"[`{name}`](fedtailor.md)", escaped(summary(getattr(fedtailor, name))))
+        for name in main_names()
+    ]
+    packages = [
+        (f"[`fedtailor.{name}`]({name}.md)", escaped(words))
+        for name, words in PACKAGES.items()
+    ]
+    toctree = "\n".join(["fedtailor", *PACKAGES])
+    return f"""# Names in Python
+
+*For whom: you write Python with fedtailor, and look for a name.* `import fedtailor as ft` has the names that most
+programs need; packages below it have the rest.
+
+## Of fedtailor itself
+
+{table(["name", "what it is"], rows)}
+
+## Packages
+
+{table(["package", "what it is for"], packages)}
+
+## Methods
+
+{table(["class", "method"], methods)}
+
+```{{toctree}}
+:hidden:
+:titlesonly:
+
+{toctree}
+```
+"""
+
+
+def _main_names() -> str:
+    blocks = [_directive(fedtailor, name) for name in main_names()]
+    return (
+        "# fedtailor\n\n*For whom: you write Python with fedtailor.* The names of"
+        " `import fedtailor as ft`, with an example each. The examples go on from\n\n"
+        f"```python\n{BEGINNING}```\n\n" + "\n".join(blocks)
+    )
+
+
+def _package(name: str) -> str:
+    module = import_module(f"fedtailor.{name}")
+    blocks = [_directive(module, public) for public in names_of(name)]
+    others = [
+        (f"`{public}`", escaped(repr(getattr(module, public))[:80]))
+        for public in module.__all__
+        if not _is_documented(getattr(module, public))
+        and not inspect.ismodule(getattr(module, public))
+        and getattr(module, public) not in registered().values()
+    ]
+    constants = (
+        f"\n## Constants and types\n\n{table(['name', 'value'], others)}"
+        if others
+        else ""
+    )
+    return (
+        f"# fedtailor.{name}\n\n*For whom: you write Python with fedtailor.*"
+        f" {escaped(PACKAGES[name])}\n\n" + "\n".join(blocks) + constants
+    )
+
+
+def _directive(module: ModuleType, name: str) -> str:
+    value = getattr(module, name)
+    kind = "autoclass" if inspect.isclass(value) else "autofunction"
+    if inspect.isclass(value) and issubclass(value, BaseException):
+        kind = "autoexception"
+    members = "   :members:\n" if kind == "autoclass" else ""
+    return f"## {name}\n\n```{{eval-rst}}\n.. {kind}:: {module.__name__}.{name}\n{members}```\n"

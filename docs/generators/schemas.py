@@ -1,0 +1,259 @@
+"""What the commands print with `--json`, as types from which JSON schemas are made.
+
+The tests read what the commands really print by these types, which allow no other
+field.
+"""
+
+from dataclasses import MISSING, fields
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
+
+from fedtailor.diagnosis.recommend import Recommendation
+from fedtailor.protocol import About
+from fedtailor.runs import Summary
+
+
+class Record(BaseModel):
+    """An object of JSON with these fields and no others."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Parameter(Record):
+    """A hyper-parameter of a method."""
+
+    name: str = Field(description="as on the command line, without dashes")
+    default: str
+    doc: str
+
+
+Method = create_model(
+    "Method",
+    __base__=Record,
+    __doc__="A method, with its default settings.",
+    **{
+        "travels" if field.name == "models_received" else field.name: (str, ...)
+        for field in fields(About)
+    },
+)
+
+
+class MethodInDetail(Method):
+    """A method with its documentation and hyper-parameters."""
+
+    doc: str
+    parameters: list[Parameter]
+
+
+class Scenario(Record):
+    """Data, model and settings that belong together."""
+
+    name: str
+    clients: int | None = Field(description="null: all clients of the data set")
+    model: str
+    rounds: int
+    participation: float | int
+    data: str | None = Field(description="what must be at hand; null: nothing")
+    source: str
+    description: str
+
+
+class ScenarioInDetail(Scenario):
+    """A scenario with its documentation and parameters."""
+
+    doc: str
+    parameters: dict[str, Any] = Field(description="name -> default")
+
+
+def _number(annotation: Any) -> Any:
+    """The type of a number that is null where it is not finite."""
+    return float | int | None if annotation in (float, float | None) else annotation
+
+
+RunSummary = create_model(
+    "RunSummary",
+    __base__=Record,
+    __doc__="A finished run in numbers (`fedtailor.runs.Summary`).",
+    scenario=(str, ...),
+    **{
+        field.name: (
+            _number(field.type if isinstance(field.type, type) else Any),
+            ... if field.default is MISSING else None,
+        )
+        for field in fields(Summary)
+    },
+)
+
+
+class Recommended(Record):
+    """A method to train first."""
+
+    method: str
+    settings: dict[str, Any] = Field(description="hyper-parameter -> starting value")
+    because: str
+    bytes_down: int = Field(description="in a round, a model for several counts once")
+    bytes_down_unicast: int = Field(description="in a round, counted for each client")
+    bytes_up: int
+
+
+assert {field.name for field in fields(Recommendation)} == set(Recommended.model_fields)
+
+
+class DiagnosedClient(Record):
+    """A client, as the probe sees it."""
+
+    client: str
+    samples: int
+    effective_samples: float | None
+    gain: float | None
+    strength: float | None
+    group: int
+
+
+class DiagnosedPair(Record):
+    """Two clients, as the probe sees them."""
+
+    client: str
+    other: str
+    gradient_ratio: float | None
+    gradient_p: float | None
+    label_divergence: float | None = None
+    label_p: float | None = None
+    input_difference: float | None = None
+    input_p: float | None = None
+
+
+class Diagnosis(Record):
+    """Who differs, who gains, and what to train."""
+
+    federation: str
+    sentences: list[str]
+    cannot_tell: bool = Field(description="whether the samples are too few to tell")
+    race: list[Recommended]
+    probe_bytes: int
+    clients: list[DiagnosedClient]
+    pairs: list[DiagnosedPair]
+    rests_on: dict[str, str] = Field(description="column -> what it rests on")
+
+
+class PersonalModel(Record):
+    """The model of one client in one run."""
+
+    run: str = Field(description="the run's directory")
+    scenario: str
+    algorithm: str
+    seed: int
+    client: str
+    unseen: bool
+    train: int
+    val: int
+    test: int
+    model: str
+    metric: str
+    on_val: float | None
+    on_test: float | None
+    higher_is_better: bool
+
+
+class Finding(Record):
+    """Whether files are what was written."""
+
+    path: str
+    whole: bool
+    what: str
+
+
+class CoordinatorStatus(Record):
+    """The state of a coordinator (`fedtailor.remote.monitor.Status`)."""
+
+    state: str
+    title: str
+    round: int
+    rounds: int
+    registered: int
+    online: int
+    asked: int
+    answered: int
+    warnings: int
+    round_seconds: float
+    started: float = Field(description="seconds since the epoch; 0 = not yet")
+    last_round: float = Field(description="seconds since the epoch; 0 = not yet")
+    certificate_days: int
+    running: bool
+
+
+class AuditedMessage(Record):
+    """A message that left a client; the command prints one object a line."""
+
+    time: str
+    run: str
+    round: int
+    kind: str
+    bytes: int
+    sha256: str
+    refused: str | None = None
+
+
+class Number(Record):
+    """A cell of a table: a mean over seeds."""
+
+    mean: float | None
+    std: float | None
+    runs: int | None
+    diverged: int | bool
+
+
+class ReportTable(Record):
+    """A table of a report; rows are objects by column."""
+
+    title: str
+    note: str
+    rows: list[dict[str, str | float | int | Number | None]]
+
+
+class Report(Record):
+    """What `fedtailor compare --json` and `fedtailor report --format json` print."""
+
+    experiment: str
+    title: str
+    facts: list[str]
+    runs: int
+    done: int
+    tables: dict[str, ReportTable] = Field(description="name -> table")
+    decision: dict[str, dict[str, Any]] = Field(
+        description=(
+            "scenario -> the decision: sentences, winner, gains of each client with"
+            " intervals"
+        )
+    )
+
+
+SCHEMAS: dict[str, Any] = {
+    "fedtailor algorithms --json": list[Method],
+    "fedtailor algorithms NAME --json": MethodInDetail,
+    "fedtailor scenarios --json": list[Scenario],
+    "fedtailor scenarios NAME --json": ScenarioInDetail,
+    "fedtailor diagnose TABLE|SCENARIO --json": Diagnosis,
+    "fedtailor run ALGORITHM SCENARIO --json": RunSummary,
+    "fedtailor compare TABLE|EXPERIMENT --json": Report,
+    "fedtailor models PATH --json": list[PersonalModel],
+    "fedtailor check PATH --json": list[Finding],
+    "fedtailor federation status DIR --json": CoordinatorStatus,
+    "fedtailor federation audit KIT --json": AuditedMessage,
+}
+"""Command -> the type of what it prints."""
+
+
+def schema(kind: Any) -> dict[str, Any]:
+    """The JSON schema of a type."""
+    return TypeAdapter(kind).json_schema()
+
+
+def read(command: str, printed: str) -> Any:
+    """Reads what a command printed by its type.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    return TypeAdapter(SCHEMAS[command]).validate_json(printed)

@@ -1,0 +1,295 @@
+"""The generated pages of the site, and the examples that they show."""
+
+import doctest
+import inspect
+import re
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import fedtailor as ft
+
+ROOT = Path(__file__).parents[1]
+if not (ROOT / "docs").exists():
+    pytest.skip("docs are in the repository only", allow_module_level=True)
+sys.path.insert(0, str(ROOT / "docs"))
+
+from generators import (  # noqa: E402
+    agents,
+    api,
+    commands,
+    measured,
+    methods,
+    repository_links,
+    schemas,
+)
+from generators.text import escaped, paragraphs, sentences  # noqa: E402
+
+
+def test_every_public_name_has_a_place_in_the_reference():
+    documented = set(api.main_names()) | {
+        method.__name__ for method in methods.registered().values()
+    }
+    modules = {name for name in dir(ft) if inspect.ismodule(getattr(ft, name))}
+    assert set(dir(ft)) - {"__version__"} == documented | modules
+    assert modules <= {name.rpartition(".")[2] for name in api.PACKAGES} | {
+        "algorithms"
+    }
+
+
+@pytest.mark.parametrize("package", api.PACKAGES)
+def test_every_public_name_of_a_package_is_documented(package):
+    module = import_module(f"fedtailor.{package}")
+    assert [
+        name
+        for name in api.names_of(package)
+        if not inspect.getdoc(getattr(module, name))
+    ] == []
+
+
+@pytest.mark.parametrize("name", api.main_names())
+def test_every_main_name_has_an_example(name):
+    assert ">>> " in inspect.getdoc(getattr(ft, name))
+
+
+@pytest.mark.slow
+def test_the_examples_of_the_main_names_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {"ft": ft}
+    exec(api.BEGINNING, names)
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    parser = doctest.DocTestParser()
+    for name in api.main_names():
+        doc = inspect.getdoc(getattr(ft, name))
+        runner.run(
+            parser.get_doctest(doc, dict(names), name, None, None), clear_globs=False
+        )
+    assert runner.summarize(verbose=False).failed == 0
+
+
+def test_every_method_has_a_page_that_says_all_of_it():
+    pages = methods.pages()
+    assert set(pages) == {f"methods/{name}" for name in methods.registered()} | {
+        "methods/index"
+    }
+    for name, method in methods.registered().items():
+        page = pages[f"methods/{name}"]
+        for fact in (method.about.paper, method.about.down, method.about.up):
+            assert escaped(fact) in page
+        for part in ("Use it", "What travels", "Hyper-parameters", "Properties"):
+            assert f"## {part}" in page
+
+
+@pytest.mark.parametrize("name", methods.registered())
+def test_the_example_of_a_methods_page_is_of_that_method(name):
+    compile(methods.code(name, methods.registered()[name]), name, "exec")
+    assert f"ft.{methods.registered()[name].__name__}()" in methods.code(
+        name, methods.registered()[name]
+    )
+
+
+def test_intervals_of_measured_numbers_are_students():
+    figure = measured.Figure("x", "", "c", "l", "m", "", 50.0, 2.0, 3)
+    # t(0.975, 2) = 4.3027; 4.3027 * 2 / sqrt(3) = 4.968
+    assert figure.text == "50.0 [45.0, 55.0]"
+
+
+def test_rows_of_results_belong_to_methods():
+    assert measured.method_of("s000-table-1-quick", "UCFL, 4 streams") == "ucfl"
+    assert measured.method_of("s001-table-1", "HypCluster, clusters 3") == "hypcluster"
+    assert measured.method_of("s001-table-1", "(nothing learned)") is None
+
+
+def test_every_command_is_on_the_page_of_commands():
+    from fedtailor.cli import registry
+
+    page = commands.page()
+    for name, summary in registry.summaries().items():
+        assert f"## fedtailor {name}\n" in page
+        assert summary, name
+
+
+def test_options_are_those_of_the_parser():
+    program, description, rows = commands.options("card", [])
+    assert program == "fedtailor card"
+    assert "model card" in description
+    found = {row.name: row.default for row in rows}
+    shown = {"RUN": "required", "--client": "required", "--out": "None"}
+    assert found.items() >= shown.items()
+
+
+@pytest.mark.parametrize(
+    "link, shown",
+    [
+        ("[log](../CHANGELOG.md)", "[log](generated/changelog.md)"),
+        ("[all](../experiments)", "all"),
+        ("[a](../benchmarks/orderings.toml)", "[a](../benchmarks/orderings.toml)"),
+        ("[m](models.md#parts)", "[m](models.md#parts)"),
+    ],
+)
+def test_links_out_of_the_docs_lead_into_the_site(link, shown):
+    assert repository_links.rewritten(link, "experiments") == shown
+
+
+def test_links_of_the_projects_files_are_seen_from_their_page():
+    shown = repository_links.rewritten(
+        "[w](docs/write-an-algorithm.md#own)", "generated/contributing"
+    )
+    assert shown == "[w](../write-an-algorithm.md#own)"
+
+
+def test_formulas_of_docstrings_are_blocks_of_code():
+    text = paragraphs("One *w*_i:\n\n    v <- v * 2\n\n* item [0, 1]")
+    assert text == ("One \\*w\\*\\_i:\n\n```text\nv <- v * 2\n```\n\n* item \\[0, 1\\]")
+
+
+def test_sentences_leave_formulas_out():
+    assert sentences("One. Two (the\npaper).\n\n    x = 1. Y") == [
+        "One.",
+        "Two (the paper).",
+    ]
+
+
+def printed(capsys, *arguments):
+    """What a command prints on the standard output."""
+    from fedtailor.cli import main
+
+    assert main(list(arguments)) == 0
+    return capsys.readouterr().out
+
+
+def test_lists_as_json_are_what_their_schemas_say(capsys):
+    for command, arguments in {
+        "fedtailor algorithms --json": ["algorithms"],
+        "fedtailor algorithms NAME --json": ["algorithms", "ditto"],
+        "fedtailor scenarios --json": ["scenarios"],
+        "fedtailor scenarios NAME --json": ["scenarios", "digits-rotated"],
+    }.items():
+        assert schemas.read(command, printed(capsys, *arguments, "--json"))
+
+
+@pytest.mark.slow
+def test_results_as_json_are_what_their_schemas_say(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        f"{client},{(7 * row) % 11},{(5 * row) % 7},{'yes' if row % 3 else 'no'}"
+        for client in ("a", "b", "c")
+        for row in range(40)
+    ]
+    Path("t.csv").write_text("\n".join(["client,u,v,label", *rows]) + "\n")
+    two = ["--algorithms", "local", "fedavg", "--rounds", "2", "--seeds", "0", "1"]
+    for command, arguments in {
+        "fedtailor diagnose TABLE|SCENARIO --json": ["diagnose", "t.csv"],
+        "fedtailor compare TABLE|EXPERIMENT --json": [
+            *("compare", "t.csv", *two, "--lr", "0.1")
+        ],
+        "fedtailor run ALGORITHM SCENARIO --json": [
+            *("run", "local", "table", "--path", "t.csv"),
+            *("--rounds", "1", "--out", "run"),
+        ],
+        "fedtailor models PATH --json": ["models", "run"],
+        "fedtailor check PATH --json": ["check", "run"],
+    }.items():
+        assert schemas.read(command, printed(capsys, *arguments, "--json"))
+
+
+def test_schemas_refuse_what_they_do_not_name():
+    with pytest.raises(ValueError, match="extra"):
+        schemas.read(
+            "fedtailor check PATH --json",
+            '[{"path": "a", "whole": true, "what": "a run", "extra": 1}]',
+        )
+
+
+def test_the_state_of_a_coordinator_is_what_its_schema_says():
+    from dataclasses import fields
+
+    from fedtailor.remote.audit import ENTRIES
+    from fedtailor.remote.monitor import Status
+
+    names = {field.name for field in fields(Status)}
+    assert set(schemas.CoordinatorStatus.model_fields) == names | {"running"}
+    assert set(schemas.AuditedMessage.model_fields) == {*ENTRIES, "refused"}
+
+
+def test_every_schema_is_on_the_page_for_scripts():
+    page = agents.page()
+    for command in schemas.SCHEMAS:
+        assert f"### {command}\n" in page
+
+
+def test_pages_that_the_index_does_not_name_can_be_reached():
+    index = (ROOT / "docs" / "index.md").read_text()
+    assert "tutorial" not in repository_links.unlisted(index)
+    assert "\ntutorial\n" in repository_links.unlisted("")
+
+
+TOO_LONG = {"decision.md", "reproduction.md", "survival.md"}
+"""Pages that are still to be divided."""
+GENERATED = re.compile(r"<!-- (\w+) -->\n.*?<!-- end of \1 -->", re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    "page",
+    sorted({page.name for page in (ROOT / "docs").glob("*.md")} - TOO_LONG),
+)
+def test_no_page_of_the_site_is_long(page):
+    text = GENERATED.sub("", (ROOT / "docs" / page).read_text())
+    assert len(re.findall(r"\S+", text)) <= 1500
+
+
+@pytest.mark.parametrize(
+    "page",
+    sorted({page.name for page in (ROOT / "docs").glob("*.md")} - TOO_LONG),
+)
+def test_every_page_says_for_whom_it_is(page):
+    assert "*For whom: " in (ROOT / "docs" / page).read_text()
+
+
+def shell_commands():
+    """The lines of the pages that call fedtailor, with the page of each."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    for page in pages:
+        blocks = re.findall(r"^ *```sh\n(.*?)^ *```", page.read_text(), re.S | re.M)
+        for line in "\n".join(blocks).replace("\\\n", " ").splitlines():
+            line = line.partition(" #")[0].strip()
+            if line.startswith("fedtailor "):
+                yield page.name, line
+
+
+def options_known(words):
+    """The options of a command line, without its values; None if they depend on files
+    of the reader.
+    """
+    name, *rest = words
+    if name in ("algorithms", "scenarios"):
+        return {"--by", "--json"}
+    if name.startswith("-") or (name == "run" and ".py:" in rest[0]):
+        return None
+    variant = {
+        "federation": rest[:1],
+        "run": rest[:2],
+        "compare": ["E.toml" if rest and rest[0].endswith(".toml") else "T.csv"],
+        "diagnose": ["T.csv" if rest and "." in rest[0] else rest[0]],
+    }.get(name, [])
+    found = commands.options(name, variant)
+    assert found is not None, words
+    return {option for row in found[2] for option in row.name.split(", ")}
+
+
+def test_commands_on_the_pages_have_the_options_that_they_use():
+    lines = list(shell_commands())
+    assert len(lines) > 40
+    known = {}
+    for page, line in lines:
+        words = line.split()[1:]
+        if words == ["COMMAND"] or words[0].startswith("-"):
+            continue
+        key = tuple(words[:3] if words[0] == "run" else words[:2])
+        if key not in known:
+            known[key] = options_known(words)
+        used = {word.partition("=")[0] for word in words if word.startswith("--")}
+        if known[key] is not None:
+            assert used - {"--help"} <= known[key], f"{page}: {line}"

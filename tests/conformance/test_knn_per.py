@@ -148,7 +148,7 @@ def test_of_shares_with_equal_losses_the_smallest_is_taken():
             count_work=lambda **work: None,
             features=lambda params, x, training: x,
             head_outputs=lambda params, z: z,
-            losses=lambda lam, y: jnp.full(2, loss_of(lam)),
+            losses=lambda lam, y, weight: jnp.full(2, loss_of(lam)),
             count=lambda split: 2,
             loop=lambda carry, body, steps, size, **options: body(
                 carry, batch, jnp.int32(0)

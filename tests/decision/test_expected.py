@@ -29,6 +29,9 @@ def table(seed=0, rows=40, clients=3, seeds=1, correct=0.7, luck=0.0, shared=Fal
                         "loss": np.abs(noise),
                         "squared_error": np.square(noise),
                         "target": 2 * rng.normal(size=rows),
+                        "risk": noise,
+                        "time": np.exp(rng.normal(size=rows) - noise),
+                        "event": rng.random(rows) < 0.7,
                     }
                 )
             )

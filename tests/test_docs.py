@@ -26,6 +26,8 @@ PAGES = {
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 }
 RUN = {
+    "boosting.md": 1,
+    "mixed-models.md": 1,
     "README.md": 1,
     "diagnose.md": 1,
     "own-data.md": 4,
@@ -304,3 +306,19 @@ def test_how_to_run_a_federation_is_a_page_for_each_side(side):
     assert 20 < len(lines) <= 120
     # rows of tables cannot be broken
     assert max(len(line) for line in lines if not line.startswith("|")) <= 160
+
+
+def test_trees_and_mixed_models(tmp_path, monkeypatch):
+    """On four clients of a number."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(160, 2)).astype(np.float32)
+    y = x[:, 0] + 0.1 * rng.normal(size=160)
+    federation = fedtailor.federation.from_arrays(
+        x, y, np.repeat(["VA", "b", "c", "d"], 40), test=0.2, val=0.2
+    )
+    names = {"federation": federation}
+    for page in ("boosting.md", "mixed-models.md"):
+        (block,) = blocks(page)
+        exec(compile(block, page, "exec"), names)
+    assert (tmp_path / "VA.safetensors").exists()

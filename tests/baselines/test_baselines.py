@@ -1,13 +1,22 @@
 """Baselines: equal to scikit-learn on the same rows, and stored as runs are."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import roc_auc_score
 
-from fedtailor.baselines import Problem, baseline_names, evaluate, find_baseline
+from fedtailor.baselines import (
+    Problem,
+    baseline_names,
+    default_baselines,
+    evaluate,
+    find_baseline,
+)
 from fedtailor.federation import from_arrays
+from fedtailor.mixed import ClientMoments, fit_mixed_model
 from fedtailor.models import linear
 from fedtailor.report.stored import StoredRun
 from fedtailor.training.binding import bind
@@ -119,6 +128,37 @@ def test_every_baseline_has_a_name_and_a_title():
         assert baseline.needs_pooled_data == ("pooled" in name)
 
 
+def test_the_mixed_model_is_that_of_the_training_rows():
+    given = problem(classes=None)
+    moments = [ClientMoments.of(x, y) for x, y in zip(given.x, given.y, strict=True)]
+    expected = fit_mixed_model(moments, "diagonal")
+    baseline = find_baseline("mixed")
+    assert baseline.applies(None) and not baseline.applies(2)
+    np.testing.assert_allclose(
+        baseline.fit(given)(1, given.x[0]), expected.predict(given.x[0], 1)
+    )
+
+
+def test_federated_trees_take_validation_rows_or_go_without():
+    given = problem(rows=60)
+    baseline = find_baseline("trees-federated")
+    assert baseline.name not in default_baselines()
+    assert "mixed" in default_baselines()
+    without = baseline.fit(given)
+    right = np.mean(without(1, given.x[1]).argmax(axis=1) == given.y[1])
+    assert right > 0.9
+    # A client whose validation rows say the opposite of the others takes its own trees.
+    opposite = replace(
+        given,
+        y=[1 - given.y[0], *given.y[1:]],
+        val_x=given.x,
+        val_y=[1 - given.y[0], *given.y[1:]],
+    )
+    found = baseline.fit(opposite)
+    assert np.mean(found(0, given.x[0]).argmax(axis=1) == given.y[0]) < 0.2
+    assert np.mean(found(1, given.x[1]).argmax(axis=1) == given.y[1]) > 0.9
+
+
 @pytest.mark.parametrize("classes", [None, 2])
 def test_clients_may_have_no_rows_in_a_split(tmp_path, classes):
     """A client of two rows has no validation row, one of a single row no test row."""
@@ -136,6 +176,8 @@ def test_clients_may_have_no_rows_in_a_split(tmp_path, classes):
         federation.sizes["test"] == 0
     ).any()
     for name in baseline_names():
+        if not find_baseline(name).applies(classes):
+            continue
         evaluate(
             find_baseline(name), federation, bind(linear(), federation), tmp_path / name
         )

@@ -14,14 +14,24 @@ import numpy as np
 
 from campaigns.file_events import Steps, watching
 from campaigns.small_run import FEDERATION, ROUNDS, measured, start, start_on_table
+from fedtailor.boosting import (
+    BoostingSettings,
+    boost_federation,
+    load_boosted,
+    save_boosted,
+)
 from fedtailor.deployment import model_card, open_run
+from fedtailor.deployment.calibration import calibration_at
 from fedtailor.deployment.listing import list_models
 from fedtailor.deployment.opening import models_at, runs_of_clients
 from fedtailor.deployment.predictions import predictions
 from fedtailor.federation.storage import load, save
 from fedtailor.report import StoredRun
 from fedtailor.storage import check, load_models
+from fedtailor.storage.calibration_file import read_calibration, write_calibration
 from fedtailor.storage.final_models import RUNS, Expectation, FinalModels
+
+TREES = BoostingSettings(trees=3, least_rows=2)
 
 
 class Killed(BaseException):
@@ -56,6 +66,11 @@ class Faults:
             for name, model in load_models(folder / "models").items()
         }
         self._facts = self._read(folder / "whole")
+        (folder / "calibration").mkdir()
+        self._calibration = calibration_at(folder / "opened")
+        write_calibration(self._calibration, folder / "calibration")
+        self._trees = boost_federation(FEDERATION, TREES).shared
+        save_boosted(self._trees, folder / "trees")
 
     def kill(self, rng: np.random.Generator) -> None:
         """The process dies at a random change, some bytes of what it was writing are
@@ -140,6 +155,29 @@ class Faults:
         assert found.names == FEDERATION.names and np.array_equal(found.x, FEDERATION.x)
         assert np.array_equal(found.y, FEDERATION.y)
 
+    def flip_bit_of_calibration(self, rng: np.random.Generator) -> None:
+        """A bit of the file of sets and temperatures flips."""
+        directory = self._copy("calibration")
+        self._flip(directory, rng)
+        try:
+            found = read_calibration(directory)
+        except ValueError as error:
+            assert "\n" not in str(error)
+            return
+        assert found.as_dict() == self._calibration.as_dict()
+
+    def flip_bit_of_trees(self, rng: np.random.Generator) -> None:
+        """A bit of a file of boosted trees flips."""
+        path = self._copy("trees")
+        self._flip(path, rng)
+        try:
+            found = load_boosted(path)
+        except ValueError as error:
+            assert "\n" not in str(error)
+            return
+        x = FEDERATION.x
+        assert np.array_equal(found.outputs(x), self._trees.outputs(x))
+
     def flip_bit_of_opened(self, rng: np.random.Generator) -> None:
         """A bit of a run on a table flips; its models predict and are described as
         before, or it is refused.
@@ -193,7 +231,14 @@ class Faults:
         """All that is made of the models of a run: what they predict, lists, a card,
         what the method tells.
         """
-        predicted = predictions(models_at(directory), self._table, None).to_dicts()
+        predicted = predictions(
+            models_at(directory),
+            self._table,
+            None,
+            coverage=0.8,
+            calibrated=True,
+            calibration=calibration_at(directory),
+        ).to_dicts()
         listed = [entry | {"run": None} for entry in list_models(directory)]
         told = [f"{one}" for one in StoredRun(directory).diagnostics.values()]
         return json.dumps(
@@ -256,6 +301,8 @@ FAULTS = (
     "flip_bit_of_finished",
     "flip_bit_of_models",
     "flip_bit_of_federation",
+    "flip_bit_of_calibration",
+    "flip_bit_of_trees",
     "flip_bit_of_opened",
     "flip_bit_of_final",
 )

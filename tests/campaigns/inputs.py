@@ -123,6 +123,11 @@ OPTIONS = st.sampled_from(
         "--missing",
         "--unknown",
         "--probabilities",
+        "--coverage",
+        "--calibrated",
+        "--shapley",
+        "--permutations",
+        "--method",
         "--target",
         "--address",
         "--job",
@@ -147,6 +152,7 @@ COMMANDS = st.sampled_from(
         "card",
         "enroll",
         "forget",
+        "gives",
         "diagnose",
         "federation",
     ]
@@ -157,6 +163,7 @@ TRAINS = (
     "fedtailor.cli.commands.compare.Comparison.run",
     "fedtailor.cli.commands.diagnose.diagnose_federation",
     "fedtailor.deployment.forgetting.run_on",
+    "fedtailor.deployment.giving.run_on",
     "fedtailor.runs.result.guest_executor",
 )
 

@@ -30,6 +30,7 @@ from fedtailor.models import (
     token_cross_entropy,
 )
 from fedtailor.protocol import Batch, Mixture
+from fedtailor.tasks import DiscreteTime
 
 BATCH = 16
 IDENTITY = from_function(lambda key: jnp.zeros(1), lambda params, x: x)
@@ -37,6 +38,7 @@ BINARY, MULTI = logistic().bind((3,), 2), logistic().bind((3,), 5)
 REGRESSION = logistic().bind((3,), 1, squared_error)
 TARGETS = logistic().bind((3,), 2, squared_error)
 SEQUENCE = IDENTITY.bind((4, 6), 6, token_cross_entropy)
+TIMES = logistic().bind((3,), 3, DiscreteTime(ends=(1.0, 2.0, 4.0)))
 NAMES = sorted(Metric.registry)
 
 
@@ -373,7 +375,7 @@ def test_every_metric_says_what_tables_need(name):
         and isinstance(metric.higher_is_better, bool)
     )
     assert metric == find_metric(name) and hash(metric) == hash(find_metric(name))
-    assert any(metric.applies(model) for model in (BINARY, REGRESSION, SEQUENCE))
+    assert any(metric.applies(model) for model in (BINARY, REGRESSION, SEQUENCE, TIMES))
 
 
 def test_metrics_are_found_by_name_each_once_and_only_where_defined():

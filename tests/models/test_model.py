@@ -184,7 +184,7 @@ class Counting(Architecture):
         (lambda: models.mlp().bind((4,), 0), "needs one output"),
         (
             lambda: models.mlp().bind((4,), 2, dtype="float16"),
-            "choose 'float32' or 'float64'",
+            "choose 'float32', 'float64' or 'bfloat16'",
         ),
         (
             lambda: models.mlp().bind((4,), 2, dtype="float64").init(jax.random.key(0)),

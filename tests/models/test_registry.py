@@ -23,6 +23,8 @@ def test_every_registered_model_is_one_a_file_can_name():
         "density",
         "lstm",
         "resnet",
+        "conv1d",
+        "gru",
     }
     assert architecture("resnet", ("model",)) == models.resnet()
     given = {"use": "lenet5", "pool": "max", "norm": "group"}

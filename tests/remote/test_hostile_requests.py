@@ -96,7 +96,7 @@ def no_mode(message):
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        (field("task", "probe"), Refusal.FAILED),
+        (field("task", "probe"), Refusal.NOT_IN_JOB),
         (field("task", KEYS), Refusal.NOT_IN_JOB),
         (field("task", "inputs"), Refusal.NOT_IN_JOB),
         (field("task", "../../etc/passwd\n"), Refusal.UNKNOWN_TASK),

@@ -3,6 +3,7 @@ nothing else of them is told.
 """
 
 import json
+from io import StringIO
 from types import SimpleNamespace
 
 import numpy as np
@@ -322,10 +323,10 @@ def test_a_job_over_raw_tables_is_its_simulation_and_predicts_raw_rows(clients, 
         )
         == 0
     )
-    predicted = [float(line) for line in capsys.readouterr().out.split()[1:]]
-    assert len(predicted) == 5 and all(
-        500 < value < 4000 for value in predicted
-    )  # in the target's own unit
+    written = pl.read_csv(StringIO(capsys.readouterr().out))
+    assert written["row"].to_list() == [1, 2, 3, 4, 5]
+    # in the target's own unit
+    assert written["prediction"].is_between(500, 4000).all()
 
 
 class Asked(LoopbackTransport):

@@ -5,9 +5,9 @@ from typing import ClassVar, Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from fedtailor.algorithms.fedavg import FedAvg
+from fedtailor.algorithms.helpers.automatic_pull import AutomaticPull, require_pull
 from fedtailor.algorithms.helpers.personal_model import PersonalModelAlgorithm
-from fedtailor.algorithms.helpers.proximal import proximal_term, require_stable
+from fedtailor.algorithms.helpers.proximal import proximal_term
 from fedtailor.protocol import (
     SGD,
     About,
@@ -25,7 +25,7 @@ from fedtailor.protocol import (
 
 
 @hyperparameters
-class Ditto(PersonalModelAlgorithm, FedAvg):
+class Ditto(PersonalModelAlgorithm, AutomaticPull):
     """Fair and robust federated learning through personalization (Li et al. 2021).
 
     The global model w is trained as in FedAvg; the personal models have no influence on
@@ -42,6 +42,10 @@ class Ditto(PersonalModelAlgorithm, FedAvg):
     `lams`, and continues with the v_i of lowest loss on its validation samples, the
     first one on ties. (The released code, `dynamic_lam`, chooses after every single
     step.) Clients without validation samples and newcomers use `lam`.
+
+    With a linear model and squared loss, lam = "auto" is for each client the weight with
+    which v_i is the best linear unbiased predictor of a mixed model, given w (see
+    `helpers/automatic_pull.py`).
     """
 
     # How `fedtailor algorithms` describes this method; `About` explains the fields.
@@ -52,7 +56,7 @@ class Ditto(PersonalModelAlgorithm, FedAvg):
             " Personalization"
         ),
         down="1 model",
-        up="1 model",
+        up="1 model; with lam auto once, sums of products of inputs",
         client_keeps="its personal model",
         unseen_clients_get="proximal steps from the global model",
         server_sees="sums",
@@ -64,10 +68,10 @@ class Ditto(PersonalModelAlgorithm, FedAvg):
     """
     weights: Literal["samples", "uniform"] = "uniform"
     """Weights of the average over reporters (the paper's algorithms 1 and 2: equal)."""
-    lam: ZeroIsStatic = 1.0
+    lam: ZeroIsStatic | Literal["auto"] = 1.0
     """Weight of the proximal term around the global model (released code: 1, or the
-    best of {0.1, 1, 2}). It may change without a new compilation, except from or to 0,
-    which leaves the term out of the compiled program.
+    best of {0.1, 1, 2}); "auto" = 2 sigma^2 / (n_i tau^2) for each client, of linear
+    models, with variances from one exchange before training.
     """
     lams: tuple[float, ...] = ()
     """Other values of `lam` that each client may choose by its validation samples
@@ -81,7 +85,11 @@ class Ditto(PersonalModelAlgorithm, FedAvg):
 
     def __post_init__(self) -> None:
         for lam in (self.lam, *self.lams):
-            require_stable("lam", lam, self.personal_sgd or self.sgd)
+            require_pull("lam", lam, self.personal_sgd or self.sgd)
+        require(
+            self.lam != "auto" or not self.lams,
+            'lam "auto" is one value for each client; leave lams empty',
+        )
         require(
             self.newcomer_steps >= 0,
             f"newcomer_steps is {self.newcomer_steps}; it must be 0 or more",
@@ -93,11 +101,17 @@ class Ditto(PersonalModelAlgorithm, FedAvg):
         w = inbox.only("model")  # [d], the one model that the server sends
         # The proximal term is around the received w, so the personal and the global
         # training are independent of each other.
-        v = self._train_personal(state["model"], w, local)
+        sgd = self.personal_sgd or self.sgd
+        lam = self.pull(inbox, local, sgd)
+        v = self._train_personal(state["model"], w, local, lam)
         return {"model": v}, {"model": local.sgd(w, self.sgd)}
 
     def _train_personal(
-        self, v: Float[Array, " d"], w: Float[Array, " d"], local: LocalTrainer
+        self,
+        v: Float[Array, " d"],
+        w: Float[Array, " d"],
+        local: LocalTrainer,
+        lam: float | Float[Array, ""],
     ) -> Float[Array, " d"]:
         """The personal model after a round.
 
@@ -106,7 +120,7 @@ class Ditto(PersonalModelAlgorithm, FedAvg):
             lowest validation loss.
         """
         if not self.lams:
-            return self._personal_steps(v, w, local, self.lam)
+            return self._personal_steps(v, w, local, lam)
         candidates = jnp.asarray((self.lam, *self.lams), sums_type(v))
         models = local.map(
             lambda lam: self._personal_steps(v, w, local, lam), candidates
@@ -131,5 +145,6 @@ class Ditto(PersonalModelAlgorithm, FedAvg):
     def init_unseen(self, inbox: Inbox, local: LocalTrainer) -> ClientState:
         # A newcomer's personal model starts from the global model.
         w = inbox.only("model")
-        v = self._personal_steps(w, w, local, self.lam, steps=self.newcomer_steps)
+        lam = self.pull(inbox, local, self.personal_sgd or self.sgd)
+        v = self._personal_steps(w, w, local, lam, steps=self.newcomer_steps)
         return {"model": v}

@@ -2,9 +2,9 @@
 
 from typing import Any, ClassVar, Literal
 
-from fedtailor.algorithms.fedavg import FedAvg
+from fedtailor.algorithms.helpers.automatic_pull import AutomaticPull, require_pull
 from fedtailor.algorithms.helpers.personal_model import PersonalModelAlgorithm
-from fedtailor.algorithms.helpers.proximal import proximal_term, require_stable
+from fedtailor.algorithms.helpers.proximal import proximal_term
 from fedtailor.protocol import (
     SGD,
     About,
@@ -17,7 +17,7 @@ from fedtailor.protocol import (
 
 
 @hyperparameters
-class MRMTL(PersonalModelAlgorithm, FedAvg):
+class MRMTL(PersonalModelAlgorithm, AutomaticPull):
     """Mean-regularized multi-task learning.
 
     Liu et al. 2022, section 5; the objective is Evgeniou and Pontil's, 2004.
@@ -37,6 +37,10 @@ class MRMTL(PersonalModelAlgorithm, FedAvg):
     by default, linear models start at zero, and private steps clip the sum of both
     gradients. Here the gradient of the proximal term, which does not depend on data, is
     added to the private gradient after clipping.
+
+    With a linear model, squared loss and lam = "auto" the method is a mixed model: the
+    mean ends at its generalised least squares estimate and the clients at its best
+    linear unbiased predictors (see `helpers/automatic_pull.py`).
     """
 
     # How `fedtailor algorithms` describes this method; `About` explains the fields.
@@ -47,7 +51,7 @@ class MRMTL(PersonalModelAlgorithm, FedAvg):
             " Learning"
         ),
         down="1 model, the mean of all clients'",
-        up="1 model",
+        up="1 model; with lam auto once, sums of products of inputs",
         client_keeps="its personal model",
         unseen_clients_get="a round of training from the mean, towards it",
         server_sees="sums",
@@ -59,20 +63,22 @@ class MRMTL(PersonalModelAlgorithm, FedAvg):
     """Weights of the mean over reporters: equal (the paper), or by training samples n_i
     (the released code).
     """
-    lam: ZeroIsStatic = 1.0
+    lam: ZeroIsStatic | Literal["auto"] = 1.0
     """Weight of the proximal term around the mean (released code: 1 on School, else a
-    grid of 0.1 to 3).
+    grid of 0.1 to 3); "auto" = 2 sigma^2 / (n_i tau^2) for each client, of linear
+    models, with variances from one exchange before training.
     """
 
     def __post_init__(self) -> None:
-        require_stable("lam", self.lam, self.sgd)
+        require_pull("lam", self.lam, self.sgd)
 
     def client(
         self, state: Any, inbox: Inbox, local: LocalTrainer
     ) -> tuple[Any, ClientUpdate]:
         # Training continues from the client's own v_i. The mean vbar is only the anchor
         # of the proximal term.
-        proximal = proximal_term(self.lam, inbox.only("model"))
+        lam = self.pull(inbox, local, self.sgd)
+        proximal = proximal_term(lam, inbox.only("model"))
         v = local.sgd(state["model"], self.sgd, proximal=proximal)
         return {"model": v}, {"model": v}
 

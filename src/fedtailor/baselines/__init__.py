@@ -9,6 +9,7 @@ from fedtailor.baselines.baseline import (
     Predict,
     Problem,
     baseline_names,
+    default_baselines,
     find_baseline,
 )
 from fedtailor.baselines.evaluation import NAME_IN_MANIFEST, evaluate
@@ -19,6 +20,7 @@ __all__ = [
     "Predict",
     "Problem",
     "baseline_names",
+    "default_baselines",
     "evaluate",
     "find_baseline",
 ]

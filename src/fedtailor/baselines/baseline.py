@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, ClassVar
 
 from jaxtyping import Float
@@ -25,12 +26,16 @@ class Problem:
         y: for each client its class numbers or targets [n_c].
         classes: number of classes; None for a regression.
         seed: seed of everything random.
+        val_x, val_y: likewise of the validation rows, by which some choose a number of
+            trees; empty = there are none.
     """
 
     x: Sequence[Float[NDArray[Any], "n d"]]
     y: Sequence[NDArray[Any]]
     classes: int | None
     seed: int
+    val_x: Sequence[NDArray[Any]] = ()
+    val_y: Sequence[NDArray[Any]] = ()
 
     def __len__(self) -> int:
         return len(self.x)
@@ -50,6 +55,8 @@ class Baseline(ABC):
     needs_pooled_data: ClassVar[bool]
     is_linear: ClassVar[bool] = False
     """Whether its predictions are linear in the inputs (before a softmax)."""
+    by_default: ClassVar[bool] = True
+    """Whether a comparison trains it without being asked."""
     registry: ClassVar[dict[str, type["Baseline"]]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -60,6 +67,10 @@ class Baseline(ABC):
     def title_for(self, classes: int | None) -> str:
         """Its name in tables, where that depends on what is predicted."""
         return self.title
+
+    def applies(self, classes: int | None) -> bool:
+        """Whether it is for so many classes, or for numbers (None)."""
+        return True
 
     @abstractmethod
     def fit(self, problem: Problem) -> Predict:
@@ -72,9 +83,17 @@ class Baseline(ABC):
 
 def baseline_names() -> tuple[str, ...]:
     """The names of all baselines, in the order of tables."""
-    import fedtailor.baselines.scikit_learn  # noqa: F401  (registers its baselines)
-
+    for module in ("scikit_learn", "federated"):
+        # These register their baselines.
+        import_module(f"fedtailor.baselines.{module}")
     return tuple(Baseline.registry)
+
+
+def default_baselines() -> tuple[str, ...]:
+    """The names of those that a comparison trains without being asked."""
+    return tuple(
+        name for name in baseline_names() if Baseline.registry[name].by_default
+    )
 
 
 def find_baseline(name: str) -> Baseline:

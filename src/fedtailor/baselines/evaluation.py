@@ -76,6 +76,8 @@ def evaluate(
         [client.train.y for client in seen],
         federation.classes,
         seed,
+        [_inputs(federation, client.val) for client in seen],
+        [client.val.y for client in seen],
     )
     predict = baseline.fit(problem)
     scored = {

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedtailor._printable import one_line
 from fedtailor.algorithms.find import find_algorithm
-from fedtailor.baselines import baseline_names
+from fedtailor.baselines import default_baselines
 from fedtailor.experiments.document import Document
 from fedtailor.experiments.experiment import Experiment, resolve
 from fedtailor.experiments.texts import model_of_text
@@ -50,10 +50,11 @@ class TableComparisonOptions(TableOptions):
 
     algorithms: tuple[str, ...] = METHODS
     """The methods to compare."""
-    baselines: tuple[str, ...] = baseline_names()
+    baselines: tuple[str, ...] = default_baselines()
     """What to train beside the methods, on the same rows: scikit-learn's boosted trees
     and linear models, of each client alone and of all rows together (which needs pooled
-    data). Nothing after the option: none of them."""
+    data), and for numbers a mixed model; on request trees-federated, boosting on sums
+    over clients. Nothing after the option: none of them."""
     model: str = "linear"
     """What is trained: linear; mlp, a small network (its width: --hidden); auto, which
     chooses one of both for each method, on validation data; or as for `fedtailor run`,

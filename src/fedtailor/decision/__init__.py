@@ -11,6 +11,15 @@ from fedtailor.decision.row_scores import (
     Score,
     metric_interval,
 )
+from fedtailor.decision.shares import (
+    MOST_EXACT,
+    Hurt,
+    hurt_clients,
+    mean_gains,
+    mean_interval,
+    sampled_shapley_values,
+    shapley_values,
+)
 from fedtailor.decision.warnings import (
     warn_few_validation_rows,
     warn_grid_edges,
@@ -21,9 +30,11 @@ from fedtailor.decision.warnings import (
 from fedtailor.decision.winner import NO_DIFFERENCE, Winner, best_method
 
 __all__ = [
+    "MOST_EXACT",
     "NO_DIFFERENCE",
     "SCORES",
     "Choice",
+    "Hurt",
     "Interval",
     "Recommendation",
     "Score",
@@ -33,9 +44,14 @@ __all__ = [
     "client_gains",
     "expected_metrics",
     "holm",
+    "hurt_clients",
+    "mean_gains",
+    "mean_interval",
     "metric_interval",
     "movement",
     "recommend",
+    "sampled_shapley_values",
+    "shapley_values",
     "shrink",
     "stands_still",
     "two_way_interval",

@@ -75,33 +75,9 @@ def client_gains(
             occurs twice, or two methods were not tested on the same rows.
     """
     score = find_score(metric)
-    require_columns(rows, ("method", "seed", "client", "row", *score.columns))
-    methods = rows["method"].unique(maintain_order=True).to_list()
-    if base not in methods:
-        raise ValueError(
-            f"there are no test rows of {base!r} to compare with; run it too, or choose"
-            f" from {methods}"
-        )
-    others = [method for method in methods if method != base]
-    rows = score.prepare(rows)
-    pairs: dict[str, dict[str, PairedRows]] = {method: {} for method in others}
-    clients = []
-    for (name,), client_rows in rows.group_by(["client"], maintain_order=True):
-        client = str(name)
-        clients.append(client)
-        error_message = (
-            f"client {client!r} has a test row twice for one method and seed; give"
-            " each row its number"
-        )
-        scores, seeds = dense_array(client_rows, methods, "row", "score", error_message)
-        truths, _ = dense_array(client_rows, methods, "row", "truth", error_message)
-        of_base = methods.index(base)
-        rest = [methods.index(method) for method in others]
-        _require_same_rows(scores[of_base], scores[rest], base, others, client, seeds)
-        for method, index in zip(others, rest, strict=True):
-            pair = compare_rows(scores[of_base], scores[index], truths[of_base], score)
-            if pair is not None:
-                pairs[method][client] = pair
+    pairs = paired_rows(rows, base, score)
+    others = list(pairs)
+    clients = rows["client"].unique(maintain_order=True).to_list()
     records = {
         method: _gains_of_method(method, pairs[method], score, confidence)
         for method in others
@@ -115,6 +91,41 @@ def client_gains(
     table = pl.DataFrame(in_order, schema=COLUMNS)
     adjusted = holm(table["p"].to_numpy())
     return table.with_columns(p_holm=pl.Series(adjusted, dtype=pl.Float64))
+
+
+def paired_rows(
+    rows: pl.DataFrame, base: str, score: Score
+) -> dict[str, dict[str, PairedRows]]:
+    """Each method beside the base on the same test rows: method -> client -> pair.
+
+    Args, Raises: as for `client_gains`.
+    """
+    require_columns(rows, ("method", "seed", "client", "row", *score.columns))
+    methods = rows["method"].unique(maintain_order=True).to_list()
+    if base not in methods:
+        raise ValueError(
+            f"there are no test rows of {base!r} to compare with; run it too, or choose"
+            f" from {methods}"
+        )
+    others = [method for method in methods if method != base]
+    rows = score.prepare(rows)
+    pairs: dict[str, dict[str, PairedRows]] = {method: {} for method in others}
+    for (name,), client_rows in rows.group_by(["client"], maintain_order=True):
+        client = str(name)
+        error_message = (
+            f"client {client!r} has a test row twice for one method and seed; give"
+            " each row its number"
+        )
+        scores, seeds = dense_array(client_rows, methods, "row", "score", error_message)
+        truths, _ = dense_array(client_rows, methods, "row", "truth", error_message)
+        of_base = methods.index(base)
+        rest = [methods.index(method) for method in others]
+        _require_same_rows(scores[of_base], scores[rest], base, others, client, seeds)
+        for method, index in zip(others, rest, strict=True):
+            pair = compare_rows(scores[of_base], scores[index], truths[of_base], score)
+            if pair is not None:
+                pairs[method][client] = pair
+    return pairs
 
 
 def _gains_of_method(

@@ -12,10 +12,13 @@ from fedtailor._files import atomic_write, reason
 from fedtailor._printable import markdown_text
 from fedtailor.decision.intervals import Interval
 from fedtailor.decision.row_scores import FEW_PAIRS, SCORES, metric_interval
+from fedtailor.deployment.calibration import calibration_of
 from fedtailor.deployment.opening import OpenedRun
 from fedtailor.metrics.metric import Metric, find_metric
 from fedtailor.protocol import check_choice, client_ids
+from fedtailor.report.coverage import COVERAGE, coverages, source_text
 from fedtailor.report.units import unit_of
+from fedtailor.storage import Damaged
 from fedtailor.storage.final_models import RECORD, RUNS, read_final
 from fedtailor.survival import comparisons
 from fedtailor.tables import Preprocessing
@@ -51,6 +54,7 @@ def model_card(run: OpenedRun, client: str) -> str:
         ["## Data", "", *_data(run, row)],
         ["## Preprocessing", "", *_preprocessing(run.preprocessing)],
         ["## Measurements", "", *_measurements(run, client, row)],
+        ["## Sets and calibration", "", *_sets(run, client)],
         ["## Method", "", *_method(run)],
         ["## What was shared", "", *_shared_data(run, client, row)],
     ]
@@ -277,6 +281,52 @@ def _measurements(run: OpenedRun, client: str, row: dict[str, Any]) -> Iterator[
     for warning in run.stored.warnings:
         if f"'{client}'" in warning:
             yield f"\n{markdown_text(warning)}"
+
+
+def _sets(run: OpenedRun, client: str) -> Iterator[str]:
+    """What sets or intervals of this client hold, and its temperature."""
+    try:
+        calibration = calibration_of(run)
+    except Damaged:
+        raise
+    except ValueError as error:
+        yield f"None: {markdown_text(error)}."
+        return
+    threshold = calibration.threshold(client, COVERAGE)
+    share, kind = f"{100 * COVERAGE:g} %", "sets"
+    if calibration.kind == "numbers":
+        kind = "intervals"
+        yield (
+            f"Intervals of {share} (`predict --coverage {COVERAGE:g}`): prediction plus or"
+            f" minus {threshold.value:.4g}, from {source_text(threshold)}."
+        )
+    else:
+        yield (
+            f"Sets of {share} (`predict --coverage {COVERAGE:g}`): all classes of"
+            f" probability {max(1 - threshold.value, 0):.3f} or more, and the most"
+            f" probable one, from {source_text(threshold)}."
+        )
+    if threshold.source != "own":
+        yield (
+            f"This client has too few validation rows of its own, so that {share} holds on"
+            " average over these clients, not for this one."
+        )
+    rows = None if run.test_rows is None else run.test_rows[0]
+    if rows is not None:
+        mine = rows.filter(pl.col("client") == client)
+        for found in coverages(calibration, mine, COVERAGE):
+            interval = found.share
+            yield (
+                f"Of its {found.rows:,} test rows the {kind} held"
+                f" {100 * interval.estimate:.1f} % (95 % interval"
+                f" {100 * interval.low:.1f} to {100 * interval.high:.1f})."
+            )
+    known = calibration.clients.get(client)
+    if known is not None and known.temperature is not None:
+        yield (
+            f"Temperature (`predict --calibrated`): {known.temperature:.2f}; above 1 the"
+            " model was too sure of itself on its validation rows, below 1 too unsure."
+        )
 
 
 def _expectation(run: OpenedRun, client: str) -> str | None:

@@ -17,11 +17,12 @@ from fedtailor.deployment.settings import (
 from fedtailor.executors import DeviceExecutor, Settings
 from fedtailor.federation import Federation
 from fedtailor.models import Architecture, Model
-from fedtailor.protocol import Algorithm, check_choice, require
+from fedtailor.protocol import Algorithm, check_choice, drive, require
 from fedtailor.report.experiment import COMPARISON_INDEX
 from fedtailor.report.stored import StoredRun
 from fedtailor.runs import Run, Summary
 from fedtailor.runs.baseline import baseline
+from fedtailor.runs.row_outcomes import row_outcomes
 from fedtailor.runs.run import create_training, executor_of
 from fedtailor.storage import Damaged, PersonalModel, RunDirectory
 from fedtailor.storage.export import MANIFEST as EXPORT_MANIFEST
@@ -378,6 +379,23 @@ class OpenedRun(Run):
             metrics = self.training.measured
             return rows, baseline(self.federation, self.model, metrics)
         except Damaged:  # also a ValueError, but not one of data that are not found
+            raise
+        except ValueError:
+            return None
+
+    @cached_property
+    def validation_rows(self) -> "pl.DataFrame | None":
+        """The final outcome of each validation row (`row_outcomes`), as `test_rows`.
+
+        Raises:
+            Damaged: a file of the run is damaged.
+        """
+        if self.stored.validation is not None:
+            return self.stored.validation
+        try:
+            outcomes = row_outcomes(self.training, self.executor, "val")
+            return drive(outcomes, self.executor)
+        except Damaged:
             raise
         except ValueError:
             return None

@@ -1,7 +1,7 @@
 """Predicts the raw rows of a file."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,6 +10,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from fedtailor._files import translate_read_errors
+from fedtailor.conformal import Calibration, require_coverage
 from fedtailor.deployment.opening import OpenedRun
 from fedtailor.protocol import check_choice, require
 from fedtailor.storage import PersonalModel
@@ -21,6 +22,7 @@ from fedtailor.tables.target import label_text
 from fedtailor.tasks import DiscreteTime
 
 ARRAYS = ".npy"
+BETWEEN_LABELS = " | "
 
 
 def predictions(
@@ -31,6 +33,9 @@ def predictions(
     missing: Literal["error", "impute"] = "error",
     unknown: Literal["error", "other"] = "error",
     probabilities: bool = False,
+    coverage: float | None = None,
+    calibrated: bool = False,
+    calibration: Calibration | None = None,
     times: Sequence[float] = (),
 ) -> pl.DataFrame:
     """Predict the rows of a file with personal models.
@@ -45,6 +50,10 @@ def predictions(
         missing: see `fedtailor.tables.Preprocessing.transform`.
         unknown: see `fedtailor.tables.Preprocessing.transform`.
         probabilities: whether to return the probability of every class.
+        coverage: the share of rows, such as 0.9, whose true class is to be in a set of
+            classes, or whose true number in an interval.
+        calibrated: whether to divide logits by the client's temperature.
+        calibration: where sets, intervals and temperatures are from.
         times: of survival, the times at which to predict the share without the event.
 
     Returns:
@@ -52,7 +61,9 @@ def predictions(
         table names clients), prediction (or prediction 1, 2, ... for several targets),
         and for classes the probability of
         the predicted class, and "p(LABEL)" of every class if requested. Of survival
-        risk (a higher one means an earlier event), and S(TIME) at each of the times.
+        risk (a higher one means an earlier event), and S(TIME) at each of the times. With
+        `coverage` also low and high, or set (labels, the most probable one first, with
+        " | " between them).
 
     Raises:
         ValueError: there is no such client, or rows are not valid.
@@ -67,6 +78,7 @@ def predictions(
         f"times is {list(times)}; a time is a number of 0 or more",
     )
     preprocessing = first.preprocessing
+    choice = _Choice(probabilities, coverage, calibrated, calibration)
     if client is None and len(models) == 1:
         client = first.name
     if preprocessing is None:
@@ -79,13 +91,11 @@ def predictions(
         inputs = preprocessing.transform(frame, missing=missing, unknown=unknown)
         row_clients = [] if client is not None else _row_clients(frame, preprocessing)
         if preprocessing.windowing is not None:
-            return _of_windows(
-                models, inputs, frame, client, row_clients, probabilities
-            )
+            return _of_windows(models, inputs, frame, client, row_clients, choice)
     if client is not None:
         check_choice(client, models, "client with a model")
         rows = np.arange(len(inputs))
-        table = _predict(models[client], inputs, rows, probabilities, times)
+        table = _predict(models[client], inputs, rows, choice, times)
         return table.drop("client")
     names = list(dict.fromkeys(row_clients))
     for name in names:
@@ -93,7 +103,7 @@ def predictions(
     frames = []
     for name in names:
         rows = np.flatnonzero(np.array(row_clients) == name)
-        frames.append(_predict(models[name], inputs[rows], rows, probabilities, times))
+        frames.append(_predict(models[name], inputs[rows], rows, choice, times))
     return pl.concat(frames).sort("row")
 
 
@@ -103,7 +113,7 @@ def _of_windows(
     frame: pl.DataFrame,
     client: str | None,
     row_clients: list[str],
-    probabilities: bool,
+    choice: "_Choice",
 ) -> pl.DataFrame:
     """Predict windows of rows; each is named by its first and its last row."""
     preprocessing = next(iter(models.values())).preprocessing
@@ -117,7 +127,7 @@ def _of_windows(
         assert name is not None
         check_choice(name, models, "client with a model")
         chosen = np.flatnonzero(np.array(names) == name)
-        predicted = _predict(models[name], inputs[chosen], first[chosen], probabilities)
+        predicted = _predict(models[name], inputs[chosen], first[chosen], choice)
         ends = pl.Series("last_row", last[chosen] + 1)
         frames.append(predicted.insert_column(1, ends))
     table = pl.concat(frames).sort("row")
@@ -213,11 +223,43 @@ def _array(path: Path, shape: tuple[int, ...]) -> NDArray[Any]:
     return np.stack(columns, axis=1).astype(np.float32).reshape(-1, *shape)
 
 
+@dataclass(frozen=True)
+class _Choice:
+    """What is written beside predictions; see `predictions`."""
+
+    probabilities: bool
+    coverage: float | None
+    calibrated: bool
+    calibration: Calibration | None
+
+    def __post_init__(self) -> None:
+        if self.coverage is not None:
+            require_coverage(self.coverage)
+        require(
+            self.calibration is not None
+            or (self.coverage is None and not self.calibrated),
+            "sets, intervals and temperatures need a calibration",
+        )
+
+    def threshold(self, client: str) -> float | None:
+        """The largest score that is taken in; None if nothing is asked."""
+        if self.coverage is None or self.calibration is None:
+            return None
+        return self.calibration.threshold(client, self.coverage).value
+
+    def temperature(self, client: str) -> float:
+        """The client's temperature; 1 if it has none or it is not asked for."""
+        if not self.calibrated or self.calibration is None:
+            return 1.0
+        known = self.calibration.clients.get(client)
+        return 1.0 if known is None else known.temperature or 1.0
+
+
 def _predict(
     model: PersonalModel,
     inputs: NDArray[Any],
     rows: NDArray[np.int64],
-    probabilities: bool,
+    choice: _Choice,
     times: Sequence[float] = (),
 ) -> pl.DataFrame:
     """Predict inputs with one model; `rows` are their row indices, from 0."""
@@ -231,10 +273,44 @@ def _predict(
         is_bool = values.dtype.kind == "b"
         return [label_text(value) for value in values.tolist()] if is_bool else values
 
+    threshold = choice.threshold(model.name)
     task = model.model.task
-    columns |= task.prediction_columns(out, decode, probabilities=probabilities)
+    require(
+        task.predicts_classes or not choice.calibrated,
+        "these models predict no classes: there are no probabilities to calibrate",
+    )
+    columns |= task.prediction_columns(
+        out / choice.temperature(model.name) if choice.calibrated else out,
+        decode,
+        probabilities=choice.probabilities,
+    )
     if times:
         assert isinstance(task, DiscreteTime)
         survival = task.survival_at(out, times)
         columns |= {f"S({time:g})": survival[:, i] for i, time in enumerate(times)}
+    if threshold is None:
+        return pl.DataFrame(columns)
+    if task.predicts_classes:
+        # Thresholds are of the model's own probabilities, before a temperature.
+        labels = list(decode(np.arange(out.shape[-1])))
+        columns["set"] = _sets(task.probabilities(out), threshold, labels)
+    else:
+        columns["low"] = columns["prediction"] - threshold
+        columns["high"] = columns["prediction"] + threshold
     return pl.DataFrame(columns)
+
+
+def _sets(probs: NDArray[Any], threshold: float, labels: Sequence[Any]) -> list[str]:
+    """The classes of each row whose score is at most the threshold, and the most
+    probable one in any case, by falling probability.
+    """
+    sets = []
+    for row in np.asarray(probs, np.float64):
+        order = np.argsort(-row, kind="stable")
+        taken = [
+            str(labels[index])
+            for place, index in enumerate(order)
+            if place == 0 or 1 - row[index] <= threshold
+        ]
+        sets.append(BETWEEN_LABELS.join(taken))
+    return sets

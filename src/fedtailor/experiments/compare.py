@@ -602,6 +602,8 @@ class Comparison:
         # Seed by seed, as its table is read once for all of them.
         for seed in self.experiment.file.seeds:
             for baseline in list(baselines):
+                if not baseline.applies(self._runs.data(column, seed).classes):
+                    continue
                 try:
                     run = self._runs.train_baseline(column, baseline, seed)
                 except Unusable:

@@ -194,6 +194,11 @@ class RoundHandler:
             "the job does not let clients send what they measure",
         )
         refuse_unless(
+            task != "probe" or plan.phase(phase).probes,
+            Refusal.NOT_IN_JOB,
+            "the job's method does not ask clients a probe",
+        )
+        refuse_unless(
             task != "probe" or plan.sums is None or plan.sums.open_probe,
             Refusal.NOT_IN_JOB,
             "the job does not let clients answer a probe openly",

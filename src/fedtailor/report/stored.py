@@ -28,6 +28,7 @@ from fedtailor.storage.run_files import (
     METRICS,
     ROWS,
     SUMMARY,
+    VALIDATION,
     ended_early,
     read_text,
     require_unchanged,
@@ -153,6 +154,14 @@ class StoredRun:
         None if the run has not stored them.
         """
         return self._table(ROWS) if (self.path / ROWS).exists() else None
+
+    @cached_property
+    def validation(self) -> pl.DataFrame | None:
+        """The same of every validation row; for classes with the client's temperature.
+
+        None if the run has not stored them.
+        """
+        return self._table(VALIDATION) if (self.path / VALIDATION).exists() else None
 
     @cached_property
     def baseline(self) -> "StoredBaseline | None":

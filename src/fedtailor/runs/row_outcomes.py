@@ -1,18 +1,22 @@
-"""The outcome of every test row at the end of a run: losses and predictions of the final
-personal models.
+"""The outcome of every test row, and of every validation row, at the end of a run: losses
+and predictions of the final personal models.
 """
 
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from itertools import product
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import polars as pl
 from jaxtyping import Array
 from numpy.typing import ArrayLike, NDArray
 
 from fedtailor.client.losses import outputs
 from fedtailor.client.pool import Normalization
+from fedtailor.conformal import fit_temperature
 from fedtailor.executors import DeviceExecutor
 from fedtailor.federation import Federation
 from fedtailor.metrics.rows import row_scores, rows_frame
@@ -21,56 +25,99 @@ from fedtailor.protocol import Exchanges, Predictor
 from fedtailor.training import Training
 from fedtailor.training.personal import personal_models
 
-if TYPE_CHECKING:
-    import polars as pl
-
 _BLOCK = 128
 """The number of rows that a program scores: clients of all sizes share this program."""
+LEAST_ROWS = 20
+"""Validation rows from which a client has a temperature of its own."""
 _MEMORY = 1 << 28
 """The most bytes of personal models that are on the host at the same time."""
 
 
+TEMPERATURE = "temperature"
+"""The column of validation rows that has the client's temperature."""
+
+
+Split = Literal["val", "test"]
+
+
 def row_outcomes(
-    training: Training, executor: DeviceExecutor
-) -> "Exchanges[pl.DataFrame]":
-    """Score each test row of each client by its personal model in the present state of a
-    training.
+    training: Training, executor: DeviceExecutor, split: Split = "test"
+) -> Exchanges[pl.DataFrame]:
+    """Score each row of a split of each client by its personal model in the present state
+    of a training.
+
+    Args:
+        training: the training.
+        executor: its executor.
+        split: "test"; or "val", which for classes has one more column: the temperature
+            of the client's probabilities (`fedtailor.conformal.fit_temperature`), NaN
+            where it has fewer than `LEAST_ROWS` rows.
 
     Returns:
         The columns of `fedtailor.metrics.rows.rows_frame`, with the clients in the
         federation's order. `row` is the number of the example in the federation's data,
         or of the row in its table. A regression's columns are in the target's own unit.
     """
+    found = yield from outcomes_of_splits(training, executor, (split,))
+    return found[split]
+
+
+def outcomes_of_splits(
+    training: Training,
+    executor: DeviceExecutor,
+    splits: Sequence[Split] = ("test", "val"),
+) -> Exchanges[dict[Split, pl.DataFrame]]:
+    """`row_outcomes` of several splits, for which clients are served once."""
     # This many clients are served together, so that their models take `_MEMORY` bytes.
     federation, model = executor.federation, training.model
     clients_per_part = max(_MEMORY // (8 * max(model.size, 1)), 1)
-    scores: dict[str, dict[str, NDArray[Any]]] = {}
+    scores: dict[Split, dict[str, dict[str, NDArray[Any]]]] = {it: {} for it in splits}
+    temperatures: dict[str, float] = {}
     for table in (executor.seen, executor.unseen):
         for start in range(0, len(table), clients_per_part):
             rows = np.arange(start, min(start + clients_per_part, len(table)))
             predictors = yield from personal_models(training, table, rows)
-            for row in rows:
+            for row, split in product(rows, splits):
                 name = table.names[row]
-                tested = federation.test[int(table.original_index[row])]
-                scores[name] = _client_scores(
-                    model, predictors[name], federation, tested
+                of_client = getattr(federation, split)[int(table.original_index[row])]
+                scores[split][name], logits = _client_scores(
+                    model, predictors[name], federation, of_client
                 )
-    numbers = [federation.test[client] for client in range(len(federation))]
-    if federation.rows is not None:
-        numbers = [federation.rows[rows] for rows in numbers]
-    return rows_frame(
-        federation.names, numbers, [scores[name] for name in federation.names]
-    )
+                if split == "val" and len(of_client) >= LEAST_ROWS:
+                    temperatures[name] = _temperature(
+                        model, logits, federation.y[of_client]
+                    )
+    frames = {}
+    for split in splits:
+        numbers = [getattr(federation, split)[it] for it in range(len(federation))]
+        if federation.rows is not None:
+            numbers = [federation.rows[rows] for rows in numbers]
+        in_order = [scores[split][name] for name in federation.names]
+        frame = rows_frame(federation.names, numbers, in_order)
+        if split == "val" and model.classification:
+            values = [temperatures.get(name, np.nan) for name in frame["client"]]
+            frame = frame.with_columns(pl.Series(TEMPERATURE, values, pl.Float64))
+        frames[split] = frame
+    return frames
+
+
+def _temperature(model: Model, logits: NDArray[Any], labels: NDArray[Any]) -> float:
+    """The temperature of a client's probabilities; NaN for what has none."""
+    if not model.classification or logits.ndim != 2:
+        return np.nan
+    return fit_temperature(logits, labels)
 
 
 def _client_scores(
     model: Model, predictor: Predictor, federation: Federation, rows: NDArray[np.int32]
-) -> dict[str, NDArray[Any]]:
-    """`row_scores` of one client's rows [n], in blocks of equal shape."""
+) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
+    """`row_scores` of one client's rows [n], and its model's outputs for them, in blocks
+    of equal shape.
+    """
     normalization = Normalization.of(
         federation.shift, federation.scale, model.precision.sums
     )
-    blocks = []
+    blocks, logits = [], []
     # If there are no rows, one block of padding is scored for the types of the columns.
     for start in range(0, max(len(rows), 1), _BLOCK):
         block = np.zeros(_BLOCK, np.int64)
@@ -80,9 +127,10 @@ def _client_scores(
         y = y.astype(np.int32 if y.dtype.kind in "iub" else model.precision.sums)
         with jax.disable_jit(model.in_python):
             is_row = np.arange(_BLOCK) < len(block_rows)
-            scored = _block_scores(
+            scored, out = _block_scores(
                 model, predictor, normalization, federation.x[block], y, is_row
             )
+        logits.append(np.asarray(out)[: len(block_rows)])
         blocks.append(
             {
                 name: np.asarray(values)[: len(block_rows)]
@@ -93,7 +141,10 @@ def _client_scores(
         name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]
     }
     # The targets of a model are standardised; the results are in the user's own unit.
-    return model.task.in_units(scores, *federation.target_units)
+    return (
+        model.task.in_units(scores, *federation.target_units),
+        np.concatenate(logits),
+    )
 
 
 @partial(jax.jit, static_argnums=0)
@@ -104,9 +155,11 @@ def _block_scores(
     x: ArrayLike,
     y: ArrayLike,
     is_row: ArrayLike,
-) -> dict[str, Array]:
-    """`row_scores` of a block of rows, as one program for all blocks and clients."""
+) -> tuple[dict[str, Array], Array]:
+    """`row_scores` of a block of rows and the outputs for them, as one program for all
+    blocks and clients.
+    """
     predictor = jax.tree.map(jnp.asarray, predictor)
     out = outputs(model, predictor)(normalization(jnp.asarray(x)))
     weight = jnp.asarray(is_row, model.precision.sums)
-    return row_scores(model, out, jnp.asarray(y), weight)
+    return row_scores(model, out, jnp.asarray(y), weight), out

@@ -29,7 +29,7 @@ from fedtailor.protocol import (
 )
 from fedtailor.runs.baseline import baseline, data_warnings
 from fedtailor.runs.result import Run
-from fedtailor.runs.row_outcomes import row_outcomes
+from fedtailor.runs.row_outcomes import outcomes_of_splits
 from fedtailor.storage import (
     Checkpoints,
     Interrupted,
@@ -37,7 +37,14 @@ from fedtailor.storage import (
     interrupts,
     manifest,
 )
-from fedtailor.storage.run_files import BASELINE, CLIENTS, LEDGER, ROWS, clients
+from fedtailor.storage.run_files import (
+    BASELINE,
+    CLIENTS,
+    LEDGER,
+    ROWS,
+    VALIDATION,
+    clients,
+)
 from fedtailor.training import (
     MOST_ROUNDS,
     Callback,
@@ -129,7 +136,8 @@ def run(
         checkpoint_every: save after every n-th round (and after the last, about once a
             minute, and on Ctrl-C or SIGTERM).
         keep_rows: write the outcome of every test row to `rows.parquet` in the directory
-            (see `Run.row_outcomes`).
+            (see `Run.row_outcomes`), and of every validation row to
+            `validation.parquet`.
         keep_models: write the personal models of all clients into the directory if they
             take less than 32 MiB. Larger ones are computed again from the run's data when
             they are needed.
@@ -387,7 +395,9 @@ def _write_results(
         yield from run.compute_personal(range(len(names)))
         directory.write_models(run.personal_models().values())
     if store.keep_rows:
-        directory.write_table(ROWS, (yield from row_outcomes(training, run.executor)))
+        outcomes = yield from outcomes_of_splits(training, run.executor)
+        directory.write_table(ROWS, outcomes["test"])
+        directory.write_table(VALIDATION, outcomes["val"])
         measured = training.measured
         directory.write_table(BASELINE, baseline(run.federation, model, measured))
         summary["warnings"] = data_warnings(run.federation, model)

@@ -9,6 +9,7 @@
     states-<phase>.bin      the clients' states, if they do not fit into memory (`Settings.state_limit`)
     diagnostics.json        the method's diagnostics at the end (arrays are in diagnostics.safetensors)
     rows.parquet            if requested: client, row, loss and prediction of every test row at the end
+    validation.parquet      likewise, of every validation row
     models.safetensors      the personal models of all clients at the end, unless they are too large
     models.json             the manifest of models.safetensors
     preprocessing.json      for a table: how its rows become inputs of the models
@@ -78,6 +79,7 @@ from fedtailor.storage.run_files import (
     PREVIOUS_CHECKPOINT,
     ROWS,
     SUMMARY,
+    VALIDATION,
     read_frame,
     read_manifest,
     read_summary,
@@ -255,7 +257,7 @@ class RunDirectory:
             sync_tree(folder)
             # If a finished run is extended, remove its final results. Remove the
             # summary first, which marks the run as finished.
-            for name in (SUMMARY, ROWS, MODELS_MANIFEST, MODELS):
+            for name in (SUMMARY, ROWS, VALIDATION, MODELS_MANIFEST, MODELS):
                 (self.path / name).unlink(missing_ok=True)
             publish(folder / METRICS, self.path / METRICS)
             publish(folder / LEDGER, self.path / LEDGER)

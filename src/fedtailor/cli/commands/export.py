@@ -40,12 +40,14 @@ class Options:
 def export(arguments: list[str]) -> int:
     """Exports the personal models with their cards."""
     options = parse(Options, arguments, "fedtailor export")
+    from fedtailor.deployment.calibration import calibration_of
     from fedtailor.deployment.card import write_cards
     from fedtailor.deployment.onnx_export import export_onnx
     from fedtailor.deployment.opening import runs_of_clients
     from fedtailor.experiments.texts import given_model
     from fedtailor.protocol import require
-    from fedtailor.storage import export_models
+    from fedtailor.storage import Damaged, export_models
+    from fedtailor.storage.calibration_file import write_calibration
 
     clients = tuple(dict.fromkeys(options.clients)) or None
     runs = runs_of_clients(options.run, clients, given_model(options.model))
@@ -59,6 +61,17 @@ def export(arguments: list[str]) -> int:
             " are",
         )
         export_models(models, options.out)
+    first = next(iter(runs.values()))
+    if all(run is first for run in runs.values()):
+        try:
+            calibration = calibration_of(first)
+        except Damaged:
+            raise
+        except ValueError:
+            # Without validation rows there are models, and no sets of them.
+            pass
+        else:
+            write_calibration(calibration.only(list(runs)), options.out)
     cards = write_cards(runs, options.out)
     say(
         f"{len(models)} models ({options.format}) and {len(cards)} cards:"

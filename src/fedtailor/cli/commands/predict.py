@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from fedtailor._printable import csv_of_frame, say
+from fedtailor._printable import csv_of_frame, say, say_status
 from fedtailor.cli.advice import as_typed
 from fedtailor.cli.options import parse
 from fedtailor.cli.output import write_text
@@ -45,6 +45,15 @@ class Options:
     """
     probabilities: bool = False
     """Write the probability of every class, too."""
+    coverage: float | None = None
+    """Write sets of classes, or intervals of a number, that are to hold the truth in this
+    share of rows, such as 0.9: from the client's own validation rows where it has 50, else
+    from those of its group or of all clients.
+    """
+    calibrated: bool = False
+    """Divide logits by the client's temperature, so that probabilities are as often right
+    as they say on its validation rows.
+    """
     times: tuple[float, ...] = ()
     """Of survival: the times at which to write the share without the event."""
     model: str | None = None
@@ -54,6 +63,7 @@ class Options:
 def predict(arguments: list[str]) -> int:
     """Writes predictions as comma-separated values."""
     options = parse(Options, arguments, "fedtailor predict")
+    from fedtailor.deployment.calibration import calibration_at, notes
     from fedtailor.deployment.opening import models_at
     from fedtailor.deployment.predictions import predictions
     from fedtailor.experiments.texts import given_model
@@ -63,7 +73,9 @@ def predict(arguments: list[str]) -> int:
         None if options.client is None else [options.client],
         given_model(options.model),
     )
+    is_calibrated = options.coverage is not None or options.calibrated
     with as_typed():
+        calibration = calibration_at(options.run) if is_calibrated else None
         table = predictions(
             models,
             options.rows,
@@ -71,8 +83,16 @@ def predict(arguments: list[str]) -> int:
             missing=options.missing,
             unknown=options.unknown,
             probabilities=options.probabilities,
+            coverage=options.coverage,
+            calibrated=options.calibrated,
+            calibration=calibration,
             times=options.times,
         )
+    if options.coverage is not None and calibration is not None:
+        named = table["client"].unique(maintain_order=True) if "client" in table else ()
+        asked = list(named) or [options.client or next(iter(models))]
+        for line in notes(calibration, asked, options.coverage):
+            say_status(line)
     write_text(csv_of_frame(table), options.out)
     if options.out is not None:
         say(f"{len(table):,} predictions: {options.out.resolve()}")

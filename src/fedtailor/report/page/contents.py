@@ -7,6 +7,7 @@ import numpy as np
 import polars as pl
 
 from fedtailor.report import comparison, overview
+from fedtailor.report.coverage import COVERAGE, coverage_table
 from fedtailor.report.decision import Decision, decide
 from fedtailor.report.experiment import Experiment
 from fedtailor.report.page.background import data_card, protocol, settings
@@ -88,6 +89,7 @@ def scenario_sections(
         fold_long_tables(diagnostics(runs)),
         costs(comparison.cost_table(experiment, scenario)),
         *calibration(runs),
+        *sets(scenario, runs, decision),
         *survival_section(runs),
         data_card(experiment.index.scenarios[scenario], first),
         settings(runs),
@@ -291,6 +293,24 @@ def calibration(runs: Mapping[str, Seeds]) -> list[Section]:
     if not charts and not tables:
         return []
     return [Section("Calibration", paragraphs, charts=charts, tables=tables)]
+
+
+def sets(scenario: str, runs: Mapping[str, Seeds], decision: Decision) -> list[Section]:
+    """The section about sets and intervals, of the method with the best mean.
+
+    Returns:
+        One section; none if its runs have stored no validation rows.
+    """
+    label = next(iter(runs)) if decision.winner is None else decision.winner.leader
+    title = f"{scenario}: sets and intervals of {100 * COVERAGE:g} %, {label}"
+    table = coverage_table(title, runs[label])
+    if table is None:
+        return []
+    paragraph = (
+        "`fedtailor predict --coverage` writes, for each row, the classes or the interval"
+        " that hold the truth in a stated share of rows."
+    )
+    return [fold_long_tables(Section("What sets hold", [paragraph], tables=[table]))]
 
 
 def _measured_calibration(runs: Mapping[str, Seeds]) -> list[Table]:

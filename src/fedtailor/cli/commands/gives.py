@@ -1,0 +1,86 @@
+"""`fedtailor gives RESULTS`: what each client's part in the training is worth to the
+others.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from fedtailor._printable import say, say_status
+from fedtailor.cli.options import check_counts, parse
+from fedtailor.cli.output import write_text
+
+
+@dataclass(frozen=True)
+class Options:
+    """Train again without each client, and say what the others lose by that.
+
+    One sentence a client, in the metric that the runs are judged by, with an interval
+    over test rows and, with three seeds or more, over seeds. The clients that are left
+    out are tested as newcomers; nothing is written but the answer.
+    """
+
+    runs: Annotated[
+        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN")
+    ]
+    """The results of a comparison, or run directories of one method, one for each seed."""
+    method: str | None = None
+    """Of a comparison, the method (default: the one with the best mean)."""
+    shapley: bool = False
+    """Shapley values, too: of all coalitions of at most 8 clients, which takes 2^clients
+    trainings a seed; of more clients from sampled orders."""
+    permutations: int = 20
+    """Orders that are sampled for more than 8 clients."""
+    out: Path | None = None
+    """Write the numbers to this .json, too."""
+    json: bool = False
+    """Print one JSON object."""
+    devices: int | None = None
+    """Devices to use (all by default)."""
+
+    def __post_init__(self) -> None:
+        check_counts(self, "devices", "permutations")
+
+
+def gives(arguments: list[str]) -> int:
+    """Prints what each client gives."""
+    options = parse(Options, arguments, "fedtailor gives")
+    from fedtailor.deployment.giving import runs_at, who_gives
+    from fedtailor.executors import Settings
+
+    if not options.runs:
+        raise ValueError("name the results of a comparison, or runs of one method")
+    settings = Settings(devices=options.devices)
+    runs = runs_at(options.runs, options.method, settings)
+
+    def progress(number: int, most: int) -> None:
+        say_status(f"training {number} of at most {most}")
+
+    found = who_gives(
+        runs,
+        shapley=options.shapley,
+        permutations=options.permutations,
+        settings=settings,
+        progress=progress,
+    )
+    content = json.dumps(found.as_dict(), allow_nan=False, indent=1)
+    if options.out is not None:
+        write_text(content + "\n", options.out)
+    if options.json:
+        write_text(content, None)
+        return 0
+    seeds = "1 seed" if found.seeds == 1 else f"{found.seeds} seeds"
+    say(f"{found.method}, {seeds}, {found.trainings} more trainings:")
+    for sentence in found.sentences():
+        say(f"  {sentence}")
+    for gift in found.gifts:
+        if gift.shapley is not None:
+            value = gift.shapley
+            say(
+                f"  Shapley value of {gift.client}: {value.estimate:.4f}"
+                f" ({value.low:.4f}, {value.high:.4f})"
+            )
+    return 0

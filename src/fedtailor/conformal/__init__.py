@@ -1,0 +1,37 @@
+"""Prediction sets and intervals that hold a stated share of the time (split conformal
+prediction), and temperatures, for each client.
+"""
+
+from fedtailor.conformal.calibration import (
+    OWN_ROWS,
+    Calibration,
+    ClientCalibration,
+    Threshold,
+)
+from fedtailor.conformal.quantiles import (
+    BINS,
+    conformal_rank,
+    covered_share,
+    quantile_of_counts,
+    quantile_of_scores,
+    require_coverage,
+    score_counts,
+    scores_of_classes,
+)
+from fedtailor.conformal.temperature import fit_temperature
+
+__all__ = [
+    "BINS",
+    "OWN_ROWS",
+    "Calibration",
+    "ClientCalibration",
+    "Threshold",
+    "conformal_rank",
+    "covered_share",
+    "fit_temperature",
+    "quantile_of_counts",
+    "quantile_of_scores",
+    "require_coverage",
+    "score_counts",
+    "scores_of_classes",
+]

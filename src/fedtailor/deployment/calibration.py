@@ -1,0 +1,98 @@
+"""Sets and intervals of models in use: whose rows they are from."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from fedtailor.conformal import Calibration
+from fedtailor.deployment.opening import OpenedRun, final_folder, is_export, open_run
+from fedtailor.models import Model
+from fedtailor.protocol import require
+from fedtailor.report.coverage import calibration_of_rows
+from fedtailor.storage.calibration_file import read_calibration
+from fedtailor.tasks import cross_entropy, squared_error, task_of
+
+
+def calibration_at(directory: Path | str) -> Calibration:
+    """The calibration of a run, or of exported models.
+
+    Raises:
+        ValueError: there is none.
+    """
+    path = Path(directory)
+    is_final = path.is_dir() and final_folder(path) is not None
+    require(
+        not is_final,
+        f"{path} holds models that were refitted on all rows, and none are left for sets"
+        " and intervals; predict with a run of the comparison (`fedtailor models RESULTS`"
+        " lists them)",
+    )
+    return read_calibration(path) if is_export(path) else calibration_of(open_run(path))
+
+
+def calibration_of(run: OpenedRun) -> Calibration:
+    """The calibration of a run, from what it stored of validation rows, or its data.
+
+    Raises:
+        ValueError: the run predicts neither classes nor one number, has no validation
+            rows, or did not store them and its data are not found.
+    """
+    kind = _kind(run.model)
+    require(
+        run.validation_rows is not None,
+        f"sets and intervals need the validation rows, which {run.path} did not keep"
+        " (--keep-rows), and its data are not found",
+    )
+    assert run.validation_rows is not None
+    return calibration_of_rows(
+        run.validation_rows, run.stored.clients, kind == "classes"
+    )
+
+
+def notes(
+    calibration: Calibration, clients: Iterable[str], coverage: float
+) -> list[str]:
+    """What the user of sets and intervals is to know, in lines."""
+    everything = 1.0 if calibration.kind == "classes" else np.inf
+    pooled, infinite = [], []
+    for name in clients:
+        threshold = calibration.threshold(name, coverage)
+        if threshold.source != "own":
+            pooled.append(name)
+        if threshold.value >= everything:
+            infinite.append(name)
+    share, lines = f"{100 * coverage:g} %", []
+    if pooled:
+        lines.append(
+            f"too few validation rows of their own: {_names(pooled)}; {share} holds on"
+            " average over the clients whose rows are pooled, not for each of them"
+        )
+    if infinite:
+        lines.append(
+            f"too few validation rows for {share}, everything is taken in:"
+            f" {_names(infinite)}"
+        )
+    return lines
+
+
+def _names(names: list[str]) -> str:
+    shown = ", ".join(names[:5])
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
+
+
+def _kind(model: Model) -> str:
+    """What is predicted: "classes" or "numbers".
+
+    Raises:
+        ValueError: something else.
+    """
+    if model.task == cross_entropy:
+        return "classes"
+    is_number = model.task == task_of(squared_error) and model.outputs == 1
+    require(
+        is_number,
+        "sets are for classes and intervals for one number; these models predict"
+        " something else",
+    )
+    return "numbers"

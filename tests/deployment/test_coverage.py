@@ -1,0 +1,253 @@
+"""Sets, intervals and temperatures of models in use."""
+
+import json
+
+import numpy as np
+import polars as pl
+import pytest
+
+import fedtailor as ft
+from deployment_helpers import NAMES, write_table
+from fedtailor.cli.main import main
+from fedtailor.conformal import OWN_ROWS, conformal_rank, fit_temperature
+from fedtailor.deployment.calibration import calibration_at, calibration_of, notes
+from fedtailor.deployment.opening import models_at, open_run
+from fedtailor.deployment.predictions import predictions
+from fedtailor.report.coverage import coverage_table, coverages
+from fedtailor.report.stored import StoredRun
+from fedtailor.storage.calibration_file import CALIBRATION
+from fedtailor.storage.run_files import VALIDATION
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory):
+    """A run on a table with a number as target: two clients of 400 rows, one of 40."""
+    folder = tmp_path_factory.mktemp("numbers")
+    rng = np.random.default_rng(0)
+    site = np.repeat(["a", "b", "c"], [400, 400, 40])
+    x = rng.normal(size=len(site))
+    spread = np.where(site == "a", 1.0, 4.0)
+    price = 500 + 20 * x + spread * rng.normal(size=len(site))
+    frame = pl.DataFrame({"site": site, "x": x, "price": price})
+    frame.write_csv(folder / "table.csv")
+    table = ft.tables.from_table(
+        folder / "table.csv", client="site", target="price", test=0.3, val=0.3
+    )
+    ft.run(
+        ft.FedAvg(sgd=ft.SGD(lr=0.2, epochs=2)),
+        table,
+        ft.models.logistic(),
+        20,
+        keep_rows=True,
+        directory=folder / "run",
+    )
+    return folder / "run"
+
+
+def test_intervals_are_the_clients_own_residuals(numbers):
+    run = open_run(numbers)
+    calibration = calibration_of(run)
+    federation = run.federation
+    _, scale = federation.target_units
+    for name in ("a", "b"):
+        client, model = federation.client(name), run.personal(name)
+        residuals = np.abs(model.predict(client.val.x)[:, 0] - client.val.y) * scale
+        rank = conformal_rank(len(residuals), 0.9)
+        threshold = calibration.threshold(name, 0.9)
+        assert threshold.source == "own"
+        np.testing.assert_allclose(
+            threshold.value, np.sort(residuals)[rank - 1], rtol=1e-5
+        )
+    # One site is four times as noisy, which pooled intervals cannot show.
+    own = [calibration.threshold(name, 0.9).value for name in ("a", "b")]
+    assert 3 < own[1] / own[0] < 5.5
+    pooled = calibration.threshold("c", 0.9)
+    assert pooled.source == "all"
+    assert own[0] < pooled.value < own[1]
+
+
+def test_intervals_are_written_beside_predictions(numbers):
+    calibration = calibration_at(numbers)
+    table = numbers.parent / "table.csv"
+    found = predictions(
+        models_at(numbers), table, None, coverage=0.9, calibration=calibration
+    )
+    assert found.columns == ["row", "client", "prediction", "low", "high"]
+    truth = pl.read_csv(table)["price"]
+    for name in ("a", "b"):
+        mine = found.filter(pl.col("client") == name)
+        half = calibration.threshold(name, 0.9).value
+        np.testing.assert_allclose(mine["high"] - mine["prediction"], half, rtol=1e-4)
+        np.testing.assert_allclose(mine["prediction"] - mine["low"], half, rtol=1e-4)
+        real = truth.to_numpy()[mine["row"].to_numpy() - 1]
+        low, high = mine["low"].to_numpy(), mine["high"].to_numpy()
+        share = np.mean((low <= real) & (real <= high))
+        assert share == pytest.approx(0.9, abs=0.05)
+
+
+def test_coverage_of_test_rows_is_counted(numbers):
+    run = open_run(numbers)
+    calibration, tested = calibration_of(run), run.test_rows[0]
+    for found in coverages(calibration, tested, 0.8):
+        mine = tested.filter(pl.col("client") == found.client)
+        errors = np.abs(mine["prediction"] - mine["target"]).to_numpy()
+        expected = np.mean(errors <= found.threshold.value * (1 + 1e-5))
+        assert found.share.estimate == pytest.approx(expected, abs=1 / len(mine))
+        assert found.rows == len(mine)
+        assert found.share.low < found.share.estimate <= found.share.high
+
+
+def test_sets_hold_what_the_threshold_takes_in(trained, tmp_path):
+    directory = trained[1]
+    table = write_table(tmp_path / "new.csv", rows=12, seed=5)
+    models, calibration = models_at(directory), calibration_at(directory)
+    found = predictions(
+        models,
+        table,
+        NAMES[0],
+        probabilities=True,
+        coverage=0.8,
+        calibration=calibration,
+    )
+    threshold = calibration.threshold(NAMES[0], 0.8)
+    assert threshold.source == "all"
+    for row in found.iter_rows(named=True):
+        labels = row["set"].split(" | ")
+        assert labels[0] == row["prediction"]
+        for label in ("ill", "well"):
+            is_taken = 1 - row[f"p({label})"] <= threshold.value
+            assert (label in labels) == (is_taken or label == row["prediction"])
+    lines = notes(calibration, [NAMES[0]], 0.8)
+    assert NAMES[0] in lines[0]
+
+
+def test_what_is_stored_is_what_the_data_give(moved):
+    stored = open_run(moved).validation_rows
+    (moved / VALIDATION).unlink()
+    computed = open_run(moved).validation_rows
+    assert stored.columns == computed.columns
+    np.testing.assert_allclose(stored["loss"], computed["loss"], rtol=1e-6)
+
+
+def test_temperatures_are_of_the_clients_validation_rows(of_many):
+    of_many, federation = of_many
+    run = open_run(of_many, federation=federation)
+    calibration = calibration_of(run)
+    client = run.federation.client(0)
+    logits = run.personal(0).outputs(client.val.x)
+    expected = fit_temperature(logits, client.val.y)
+    found = calibration.clients[run.names[0]].temperature
+    assert found == pytest.approx(expected, rel=1e-4)
+    raw, scaled = (
+        predictions(
+            models_at(of_many),
+            of_many.parent / "rows.npy",
+            run.names[0],
+            calibrated=is_calibrated,
+            calibration=calibration,
+        )
+        for is_calibrated in (False, True)
+    )
+    assert raw["prediction"].to_list() == scaled["prediction"].to_list()
+    odds = np.log(raw["probability"] / (1 - raw["probability"])) / found
+    np.testing.assert_allclose(
+        scaled["probability"], 1 / (1 + np.exp(-odds)), rtol=1e-4
+    )
+
+
+@pytest.fixture(scope="module")
+def of_many(tmp_path_factory):
+    """A run on arrays, two classes, with enough validation rows for temperatures."""
+    folder = tmp_path_factory.mktemp("many")
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(600, 2)).astype(np.float32)
+    y = (x[:, 0] + rng.normal(size=600) > 0).astype(np.int32)
+    parts = np.split(np.arange(600), 3)
+    train, val, test = (
+        ft.federation.Ragged.of([rows[start:end] for rows in parts])
+        for start, end in ((0, 80), (80, 150), (150, 200))
+    )
+    federation = ft.Federation(x, y, train, val, test, ("a", "b", "c"), classes=2)
+    ft.run(
+        ft.Local(sgd=ft.SGD(lr=2.0, epochs=20)),
+        federation,
+        ft.models.logistic(),
+        5,
+        keep_rows=True,
+        directory=folder / "run",
+    )
+    np.save(folder / "rows.npy", x[:20])
+    return folder / "run", federation
+
+
+def test_exports_hold_calibrations(numbers, tmp_path, capsys):
+    out = tmp_path / "models"
+    assert main(["export", str(numbers), "--out", str(out), "--clients", "c"]) == 0
+    content = json.loads((out / CALIBRATION).read_text())
+    assert list(content["clients"]) == ["c"]  # nobody else's rows
+    table = numbers.parent / "table.csv"
+    capsys.readouterr()
+    arguments = ["predict", str(out), str(table), "--client", "c", "--coverage", "0.9"]
+    assert main(arguments) == 0
+    output = capsys.readouterr()
+    assert output.out.splitlines()[0] == "row,prediction,low,high"
+    assert (
+        "too few validation rows of their own: c; 90 % holds on average" in output.err
+    )
+    expected = calibration_at(numbers).threshold("c", 0.9)
+    assert calibration_at(out).threshold("c", 0.9) == expected
+    assert expected.rows > OWN_ROWS
+
+
+@pytest.mark.parametrize("damage", ["digest", "text", "missing"])
+def test_damaged_calibrations_are_told(numbers, tmp_path, capsys, damage):
+    out = tmp_path / "models"
+    main(["export", str(numbers), "--out", str(out)])
+    path = out / CALIBRATION
+    if damage == "digest":
+        path.write_text(path.read_text().replace('"scale": ', '"scale": 1'))
+    elif damage == "text":
+        path.write_text("{")
+    else:
+        path.unlink()
+    table = str(numbers.parent / "table.csv")
+    capsys.readouterr()
+    assert main(["predict", str(out), table, "--coverage", "0.9"]) == 2
+    error = capsys.readouterr().err
+    assert "calibration.json" in error
+    assert error.count("\n") == 1
+    assert main(["predict", str(out), table]) == 0
+
+
+def test_cards_tell_coverage(numbers, moved):
+    text = ft.model_card(open_run(numbers), "a")
+    assert "Intervals of 90 % (`predict --coverage 0.9`): prediction plus or" in text
+    assert "test rows the intervals held" in text
+    text = ft.model_card(open_run(moved), NAMES[0])
+    assert "holds on average over these clients, not for this one" in text
+
+
+def test_pages_have_a_line_for_each_client(numbers):
+    found = coverage_table("sets", [StoredRun(numbers)])
+    assert [row[:2] for row in found.rows] == [
+        ["a", "own rows"],
+        ["b", "own rows"],
+        ["c", "all clients"],
+    ]
+    run = open_run(numbers)
+    expected = coverages(calibration_of(run), run.test_rows[0], 0.9)
+    for row, one in zip(found.rows, expected, strict=True):
+        assert row[2] == str(one.rows)
+        assert row[3] == f"{100 * one.share.estimate:.1f}"
+        assert float(row[4]) < float(row[3]) <= float(row[5])
+    twice = coverage_table("sets", [StoredRun(numbers)] * 2)
+    assert twice.rows == found.rows
+
+
+def test_errors(numbers, capsys):
+    table = str(numbers.parent / "table.csv")
+    for coverage in ("0", "1", "90"):
+        assert main(["predict", str(numbers), table, "--coverage", coverage]) == 2
+        assert "above 0 and below 1" in capsys.readouterr().err
+    assert main(["predict", str(numbers), table, "--calibrated"]) == 2
+    assert "predict no classes" in capsys.readouterr().err

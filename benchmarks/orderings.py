@@ -14,6 +14,7 @@ They treat the methods' seeds as unrelated, because results/ does not hold the s
 seeds, and do not correct for the number of orderings.
 """
 
+import argparse
 import math
 import re
 import tomllib
@@ -135,6 +136,9 @@ class Ordering:
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     for ordering in orderings():
         relation = "matches" if ordering.margin else "better than"
         print(

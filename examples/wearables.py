@@ -2,14 +2,14 @@
 
 Each person wears a sensor of three axes. Who wears it on the other wrist sees two axes
 turned around, which is the known difference between two groups; and everybody has a pace
-of their own. `python examples/wearables.py [DIR]` writes the table and runs the command
-line on it.
+of their own. `python examples/wearables.py [DIR]` writes the table, runs the command line
+on it, and draws what two people's sensors show (`wearables.png`).
 """
 
 import sys
-import tempfile
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 import polars as pl
 
@@ -18,6 +18,7 @@ from fedtailor.cli import main
 PEOPLE, ROWS, RATE = 24, 1600, 25.0
 ACTIVITIES = {"sitting": (0.0, 0.1), "walking": (1.8, 1.0), "stairs": (1.4, 1.2)}
 """Activity -> steps a second, and how strongly the sensor moves."""
+WRISTS = ("one wrist", "the other")
 
 
 def made_table(seed: int = 0) -> pl.DataFrame:
@@ -66,8 +67,31 @@ def compare(directory: Path) -> int:
     )
 
 
+def picture(table: pl.DataFrame) -> None:
+    """Draw two seconds and a half of walking of one person of each group."""
+    figure, panels = plt.subplots(2, 1, figsize=(7, 4), sharex=True)
+    walking = table.filter(pl.col("activity") == "walking")
+    for panel, person, wrist in zip(panels, ("p00", "p01"), WRISTS, strict=True):
+        window = walking.filter(pl.col("person") == person).head(64)
+        for axis in range(3):
+            panel.plot(
+                window["t"] - window["t"][0], window[f"a{axis}"], label=f"a{axis}"
+            )
+        panel.set_ylabel(f"{person}, {wrist}")
+    panels[0].legend(loc="upper right", ncols=3)
+    panels[1].set_xlabel("seconds of walking (one window of 64 rows)")
+    figure.tight_layout()
+    figure.savefig("wearables.png", dpi=120)
+
+
+def run(directory: Path) -> int:
+    """The whole example, with the table and the results in a directory."""
+    code = compare(directory)
+    picture(pl.read_csv(directory / "wearables.csv"))
+    return code
+
+
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        raise SystemExit(compare(Path(sys.argv[1])))
-    with tempfile.TemporaryDirectory() as made:
-        raise SystemExit(compare(Path(made)))
+    made = Path(sys.argv[1] if len(sys.argv) > 1 else "wearables")
+    made.mkdir(parents=True, exist_ok=True)
+    raise SystemExit(run(made))

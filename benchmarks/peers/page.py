@@ -17,6 +17,8 @@ DIVERGED = 1e3
 INTRODUCTION = """<!-- Written by benchmarks/peers/page.py --write -->
 # Who is right
 
+*For whom: you compare libraries, or doubt a number.*
+
 Libraries of federated learning give different numbers for one method. Some properties
 need no opinion: one client alone is plain SGD, whatever the library. Here they are asked
 of each library that could be installed, by one script, on least squares, where every

@@ -23,6 +23,7 @@ ORDER = (
     "private_training",
     "pytorch_cnn",
     "shakespeare_lstm",
+    "wearables",
     "five_processes",
 )
 """The examples in the order of the gallery; others come last."""

@@ -23,7 +23,9 @@ from fedtailor.tasks import registered_losses
 MODELS = {
     "cnn": ("cnn", (12, 12, 1)),
     "cnn_5x5": ("cnn_5x5:hidden=4", (20, 20, 1)),
+    "conv1d": ("conv1d:channels=4,size=3", (12, 3)),
     "density": ("density", (0,)),
+    "gru": ("gru:hidden=4", (8, 3)),
     "lenet5": ("lenet5", (16, 16, 1)),
     "linear": ("linear", (5,)),
     "logistic": ("logistic", (5,)),

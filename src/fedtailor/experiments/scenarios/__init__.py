@@ -18,7 +18,7 @@ from fedtailor.experiments.scenarios.digits import (
 )
 from fedtailor.experiments.scenarios.fedem import fedem_synthetic
 from fedtailor.experiments.scenarios.fedrep import fedrep_cifar
-from fedtailor.experiments.scenarios.flamby import flamby_heart
+from fedtailor.experiments.scenarios.flamby import flamby_heart, flamby_tcga
 from fedtailor.experiments.scenarios.school import school
 from fedtailor.experiments.scenarios.self_fl import (
     cifar_three_classes,
@@ -89,6 +89,7 @@ __all__ = [
     "femnist_letters",
     "find",
     "flamby_heart",
+    "flamby_tcga",
     "gaussian",
     "mnist_two_digits",
     "mnist_writers",

@@ -1,4 +1,6 @@
-"""Three federations of survival data as tables: `python examples/survival.py DATA OUT`.
+"""Three federations of survival data as tables.
+
+python benchmarks/survival_tables.py DATA OUT
 
 DATA holds `survival/{rotterdam,gbsg,cgd0}.csv.gz` (of R's package survival) and
 `tcga-brca/{brca,centers,train_test_split}.csv` (of FLamby). OUT gets `hospitals.csv` (two
@@ -6,7 +8,7 @@ studies of breast cancer), `centres.csv` (a trial of chronic granulomatous disea
 centre) and `regions.csv` (TCGA-BRCA, by region), each with the columns time and event.
 """
 
-import sys
+import argparse
 from pathlib import Path
 
 import polars as pl
@@ -63,11 +65,20 @@ def regions(data: Path) -> pl.DataFrame:
     return joined.drop("code").rename({"E": "event", "T": "time"})
 
 
-if __name__ == "__main__":
-    data, out = (Path(argument) for argument in sys.argv[1:])
-    out.mkdir(parents=True, exist_ok=True)
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("data", type=Path, help="the directory of the public data")
+    parser.add_argument("out", type=Path, help="where the three tables go")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
     for make in (hospitals, centres, regions):
-        table = make(data)
-        table.write_csv(out / f"{make.__name__}.csv")
+        table = make(options.data)
+        table.write_csv(options.out / f"{make.__name__}.csv")
         events = int(table["event"].sum())
         print(f"{make.__name__}.csv: {table.height} rows, {events} events")
+
+
+if __name__ == "__main__":
+    main()

@@ -288,7 +288,7 @@ class FedDBE(FedAvg):
             len(bias) == outputs.shape[-1],
             "feddbe's vector moves the bias of the head; this head has none",
         )
-        return theta.at[bias].add(outputs[0] - outputs[1])
+        return theta.at[bias].add((outputs[0] - outputs[1]).astype(theta.dtype))
 
 
 def _weighted_sum(

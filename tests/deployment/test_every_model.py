@@ -139,7 +139,13 @@ def opened(script: Path, folders: list[Path]) -> None:
 
 def test_no_model_and_no_task_is_left_out():
     assert {*MODELS} == {*builders()}
-    assert {*registered_losses().values()} == {
+    # Other tests register losses of their own.
+    losses = [
+        loss
+        for loss in registered_losses().values()
+        if loss.__module__.startswith("fedtailor.")
+    ]
+    assert {*losses} == {
         cross_entropy,
         squared_error,
         token_cross_entropy,

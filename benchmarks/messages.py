@@ -19,6 +19,7 @@ import numpy as np
 from measuring import Times, load, machine, ratio, take_turns
 
 from fedtailor import models
+from fedtailor.aggregation.secure_sums import SecureSums
 from fedtailor.algorithms import FedAvg
 from fedtailor.executors import Settings
 from fedtailor.federation import Federation, Ragged
@@ -28,7 +29,6 @@ from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.data_facts import RemoteData
 from fedtailor.remote.executor import RemoteExecutor, Rules, client_table
 from fedtailor.remote.plan import Plan
-from fedtailor.remote.secure_sums import SecureSums
 from fedtailor.remote.transport import LoopbackTransport, Responder
 from fedtailor.remote.work import RoundHandler
 from fedtailor.runs import simulate

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from fedtailor.storage import load_models as load_models
     from fedtailor.training import EarlyStopping as EarlyStopping
     from fedtailor.training import Participation as Participation
+    from fedtailor.training import Privacy as Privacy
 
     # An assignment, as type checkers take an import under another name as private.
     # Python's own `open` is not hidden: see _NAMES_THERE.
@@ -58,6 +59,7 @@ _HOMES = {
     "EarlyStopping": "fedtailor.training",
     "Federation": "fedtailor.federation",
     "Participation": "fedtailor.training",
+    "Privacy": "fedtailor.training",
     "Run": "fedtailor.runs",
     "PersonalModel": "fedtailor.storage",
     "SGD": "fedtailor.protocol",

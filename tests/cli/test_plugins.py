@@ -6,11 +6,11 @@ import pytest
 
 from fedtailor.algorithms import FedAvg
 from fedtailor.cli import main
-from fedtailor.experiments.parsing import architecture
 from fedtailor.experiments.scenarios import SCENARIOS
 from fedtailor.federation import datasets
 from fedtailor.metrics import Metric, find_metric
 from fedtailor.models import mlp
+from fedtailor.models.plain import architecture_of
 from fedtailor.protocol import Algorithm
 
 PACKAGE = '''
@@ -115,7 +115,7 @@ def test_a_scenario_without_descriptions_of_its_arguments_is_shown(installed, ca
 
 def test_metrics_models_and_data_sets_are_found_by_name(installed):
     assert find_metric("plug_metric").name == "plug_metric"
-    model = architecture({"use": "plug_model", "width": 5}, ("model",))
+    model = architecture_of({"use": "plug_model", "width": 5}, ("model",))
     assert model == mlp(5)
     assert datasets.plug_data is datasets.find("plug_data")
     with pytest.raises(

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedtailor.aggregation.secure_sums import SecureSums
 from fedtailor.algorithms import FedAvg, FineTune
 from fedtailor.models import mlp
 from fedtailor.pipelines import GaussianNoise
@@ -22,7 +23,6 @@ from fedtailor.protocol import (
     init_pipeline,
     noise_of,
 )
-from fedtailor.remote.secure_sums import SecureSums
 from fedtailor.remote.wire import answer_shapes
 from fedtailor.runs import simulate
 from fedtailor.testing import classification

@@ -11,16 +11,11 @@ import fedtailor as ft
 from deployment_helpers import BLOBS, NAMES
 from fedtailor.aggregation import ServerOptimizer
 from fedtailor.algorithms import FedAvg, FedDyn
-from fedtailor.deployment.settings import (
-    algorithm_from_config,
-    model_from_config,
-    pipeline_from_config,
-)
 from fedtailor.experiments import scenarios
 from fedtailor.models import Classification, logistic
 from fedtailor.pipelines import Cast, Clip
-from fedtailor.protocol import Algorithm
-from fedtailor.storage.manifest import settings
+from fedtailor.protocol import Algorithm, from_plain, to_plain
+from fedtailor.training.spec import method_of_run, model_of_run, pipeline_of_run
 
 
 def equal(first, second):
@@ -36,7 +31,7 @@ def test_what_is_opened_is_what_was_trained(trained):
     assert again.metrics.values("roc_auc", unseen=True).size == 1
     equal(again.metrics.curve("accuracy")[1], run.metrics.curve("accuracy")[1])
     assert again.ledger.entries == run.ledger.entries
-    assert settings(again.algorithm) == settings(run.algorithm)
+    assert to_plain(again.algorithm) == to_plain(run.algorithm)
     assert again.model == run.model
     assert set(again.personal_models()) == set(NAMES)
     for name in NAMES:
@@ -110,16 +105,16 @@ def other_blobs(seed, *, clients: int = 3, missing: str | None = None):
 
 def test_a_field_that_came_later_is_not_in_the_settings_of_earlier_runs():
     """Their fingerprints stay, and they can be opened."""
-    assert "paper" not in settings(FedAvg())["optimizer"]
-    assert "weights" not in settings(FedDyn())
+    assert "paper" not in to_plain(FedAvg())["optimizer"]
+    assert "weights" not in to_plain(FedDyn())
     for method in (FedAvg(), FedDyn()):
-        config = settings(method)
-        assert settings(algorithm_from_config(config)) == config
+        config = to_plain(method)
+        assert to_plain(from_plain(Algorithm, config)) == config
     changed = FedDyn(weights="samples")
-    assert settings(changed)["weights"] == "samples"
-    assert algorithm_from_config(settings(changed)).weights == "samples"
+    assert to_plain(changed)["weights"] == "samples"
+    assert from_plain(Algorithm, to_plain(changed)).weights == "samples"
     paper = FedAvg(optimizer=ServerOptimizer("adam", paper=True))
-    assert algorithm_from_config(settings(paper)).optimizer.paper
+    assert from_plain(Algorithm, to_plain(paper)).optimizer.paper
 
 
 def test_every_method_is_read_back_from_a_manifest():
@@ -128,28 +123,29 @@ def test_every_method_is_read_back_from_a_manifest():
         ft.Then(ft.FedAvg(), rounds=2, next=ft.SelfFL()),
     ]
     for given in [*(kind() for kind in Algorithm.registry.values()), *changed]:
-        found = algorithm_from_config(settings(given))
+        found = from_plain(Algorithm, to_plain(given))
         assert type(found) is type(given)
-        assert settings(found) == settings(given)
+        assert to_plain(found) == to_plain(given)
 
 
 def test_pipelines_and_models_are_read_back():
-    found = pipeline_from_config(
-        [settings(Clip(0.5)), settings(Cast("float16"))], "uplink"
+    found = pipeline_of_run(
+        {"uplink": [to_plain(Clip(0.5)), to_plain(Cast("float16"))]}, "uplink"
     )
-    assert [settings(one) for one in found] == [
-        settings(Clip(0.5)),
-        settings(Cast("float16")),
+    assert [to_plain(one) for one in found] == [
+        to_plain(Clip(0.5)),
+        to_plain(Cast("float16")),
     ]
     model = ft.models.lenet5("max", norm="group").bind((16, 16), 3)
-    assert model_from_config(settings(model)) == model
+    assert model_of_run({"model": to_plain(model)}) == model
     own = logistic().bind((2,), 2, loss=Classification(own_loss))
     with pytest.raises(ValueError, match="only your code knows; pass model="):
-        model_from_config(settings(own))
+        model_of_run({"model": to_plain(own)})
     with pytest.raises(
-        ValueError, match="method 'fedsomething' is not one that is installed"
+        ValueError,
+        match=r"method 'fedsomething' cannot be made from its directory .* installed here",
     ):
-        algorithm_from_config({"name": "fedsomething"})
+        method_of_run({"algorithm": {"name": "fedsomething"}})
 
 
 def own_loss(outputs, y):

@@ -12,8 +12,8 @@ from fedtailor.cli import main
 from fedtailor.experiments.experiment import load
 from fedtailor.experiments.texts import uplink_of_texts
 from fedtailor.pipelines import Cast, Clip, GaussianNoise, Quantize, TopK
+from fedtailor.protocol import to_plain
 from fedtailor.report.overview import _privacy
-from fedtailor.storage.manifest import settings
 from fedtailor.training import Participation
 
 FILE = """title = "Noise"
@@ -47,7 +47,7 @@ def test_texts_name_the_first_setting_or_any():
         TopK(0.1, feedback=False),
         Cast("float16"),
     )
-    assert settings(found) == settings(wanted)
+    assert to_plain(found) == to_plain(wanted)
     assert uplink_of_texts([]) == ()
 
 

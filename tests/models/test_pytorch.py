@@ -12,8 +12,7 @@ from fedtailor import models
 from fedtailor.algorithms import FedAvg
 from fedtailor.federation import Federation, Ragged
 from fedtailor.models.pytorch import OPERATIONS, operation
-from fedtailor.protocol import SGD
-from fedtailor.storage.manifest import settings
+from fedtailor.protocol import SGD, to_plain
 
 torch = pytest.importorskip(
     "torch", reason="PyTorch (the extra `torch`) is not installed"
@@ -242,7 +241,7 @@ def test_a_run_s_manifest_says_the_same_of_a_module_made_anew(engine):
         model = models.from_torch(
             module, torch.zeros(1, 4), check=False, engine=engine, **options
         ).bind((4,), 3)
-        return settings(model)
+        return to_plain(model)
 
     assert said(Scaled) == said(Scaled)
     module, other = Scaled(), Scaled()

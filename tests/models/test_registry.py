@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from fedtailor import models
-from fedtailor.experiments.parsing import architecture
 from fedtailor.models import registry
+from fedtailor.models.plain import architecture_of
 from fedtailor.protocol import import_modules
 
 
@@ -26,9 +26,9 @@ def test_every_registered_model_is_one_a_file_can_name():
         "conv1d",
         "gru",
     }
-    assert architecture("resnet", ("model",)) == models.resnet()
+    assert architecture_of("resnet", ("model",)) == models.resnet()
     given = {"use": "lenet5", "pool": "max", "norm": "group"}
-    assert architecture(given, ("model",)) == models.tutorial_cnn(norm="group")
+    assert architecture_of(given, ("model",)) == models.tutorial_cnn(norm="group")
 
 
 def test_a_new_model_is_one_file(tmp_path, monkeypatch):
@@ -44,7 +44,9 @@ def wide(factor: int = 2):
     monkeypatch.setattr(registry, "_BUILDERS", dict(registry._BUILDERS))
     try:
         import_modules(models.__name__)
-        assert architecture({"use": "wide", "factor": 3}, ("model",)) == models.mlp(24)
+        assert architecture_of({"use": "wide", "factor": 3}, ("model",)) == models.mlp(
+            24
+        )
     finally:
         sys.modules.pop(f"{models.__name__}.wide", None)
 
@@ -81,10 +83,10 @@ def broken():
     (tmp_path / "own_script.py").write_text("raise SystemExit(3)")
     try:
         given = {"use": "own_net.py:net", "hidden": 7}
-        assert architecture("own_net.py:net", ("model",), own_files=True) == models.mlp(
-            5
-        )
-        assert architecture(given, ("model",), own_files=True) == models.mlp(7)
+        assert architecture_of(
+            "own_net.py:net", ("model",), own_files=True
+        ) == models.mlp(5)
+        assert architecture_of(given, ("model",), own_files=True) == models.mlp(7)
         for use, message in (
             ("own_net.py:number", "gives 3; it must give an architecture"),
             ("own_net.py:broken", "own_net.py:broken failed: KeyError: 'net'"),
@@ -93,8 +95,8 @@ def broken():
             ("no_such.py:net", r"there is no file no_such\.py"),
         ):
             with pytest.raises(ValueError, match=message):
-                architecture(use, ("model",), own_files=True)
+                architecture_of(use, ("model",), own_files=True)
         with pytest.raises(ValueError, match=r"there is no model 'own_net\.py:net'"):
-            architecture("own_net.py:net", ("model",))
+            architecture_of("own_net.py:net", ("model",))
     finally:
         sys.modules.pop("own_net", None)

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from safetensors import SafetensorError
 
+from fedtailor.aggregation.secure_sums import SecureSums
 from fedtailor.remote import request_size
 from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.messages import Request, decode_reply
 from fedtailor.remote.refusals import Refusal, Refused
 from fedtailor.remote.request_size import check_size
-from fedtailor.remote.secure_sums import KEYS, MAX_NEIGHBOURS, SHARES, SUM, SecureSums
+from fedtailor.remote.secure_sums import KEYS, MAX_NEIGHBOURS, SHARES, SUM
 from fedtailor.remote.sum_client import SecureSumClient
 from fedtailor.remote.vector_cache import digest
 from remote.marked import ROUNDS, MarkedClients

@@ -28,17 +28,23 @@ def job_of(path, *changes):
 
 def test_the_template_is_a_job(tmp_path):
     job = job_of(tmp_path)
-    assert (job.title, job.address, job.rounds, job.minimum, job.evaluate) == (
+    assert (
+        job.title,
+        job.address,
+        job.spec.rounds,
+        job.minimum,
+        job.spec.privacy.evaluate,
+    ) == (
         "wards",
         "coordinator.example.org:9092",
         50,
         3,
         True,
     )
-    assert job.model == mlp(32) and isinstance(job.algorithm, FineTune)
+    assert job.spec.model == mlp(32) and isinstance(job.spec.algorithm, FineTune)
     assert (
-        job.algorithm.sgd == SGD(lr=0.05, epochs=1, batch_size=32)
-        or job.algorithm.sgd.lr == 0.05
+        job.spec.algorithm.sgd == SGD(lr=0.05, epochs=1, batch_size=32)
+        or job.spec.algorithm.sgd.lr == 0.05
     )
     assert (
         job.schema.columns == {"age": None, "ward": ("surgery", "medicine")}
@@ -48,7 +54,7 @@ def test_the_template_is_a_job(tmp_path):
 
 def test_hyperparameters_are_read(tmp_path):
     job = job_of(tmp_path, ('use = "finetune"  ', 'use = "finetune"\nbest = true  '))
-    assert job.algorithm.best
+    assert job.spec.algorithm.best
 
 
 @pytest.mark.parametrize(
@@ -57,7 +63,7 @@ def test_hyperparameters_are_read(tmp_path):
         (
             "rounds = 50",
             "rounds = 0",
-            "line 27: rounds is 0; input should be greater than or equal to 1",
+            "line 27: rounds is 0; it must be greater than or equal to 1",
         ),
         (
             "rounds = 50",
@@ -101,7 +107,7 @@ def test_hyperparameters_are_read(tmp_path):
             '"fintune"',
             "line 23: there is no algorithm 'fintune'; did you mean 'finetune'?",
         ),
-        ("lr = 0.05", 'lr = "x"', "line 24: lr is 'x'; input should be a valid number"),
+        ("lr = 0.05", 'lr = "x"', "line 24: lr is 'x'; it must be a valid number"),
         ("hidden = 32", "hidden = 0", "line 18: a hidden layer of the MLP is 0 wide"),
         (
             "coordinator.example.org:9092",
@@ -113,7 +119,7 @@ def test_hyperparameters_are_read(tmp_path):
         (
             "evaluate = true",
             "evaluate = 1",
-            "line 35: evaluate is 1; input should be a valid boolean",
+            "line 35: evaluate is 1; it must be a valid boolean",
         ),
         (
             "uplink = []",
@@ -143,10 +149,7 @@ def test_hyperparameters_are_read(tmp_path):
         (
             'sampling = "uniform"',
             'sampling = "x"',
-            (
-                "line 32: sampling is 'x'; input should be 'uniform', 'samples' or"
-                " 'poisson'"
-            ),
+            ("line 32: sampling is 'x'; it must be 'uniform', 'samples' or 'poisson'"),
         ),
         (
             "deadline = 300",
@@ -166,27 +169,27 @@ def test_hyperparameters_are_read(tmp_path):
         (
             "deadline = 300",
             "deadline = inf",
-            "line 30: deadline is inf; input should be a finite number",
+            "line 30: deadline is inf; it must be a finite number",
         ),
         (
             "deadline = 300",
             "deadline = nan",
-            "line 30: deadline is nan; input should be a finite number",
+            "line 30: deadline is nan; it must be a finite number",
         ),
         (
             "participation = 1.0",
             "participation = inf",
-            "line 31: participation is inf; input should be a finite",
+            "line 31: participation is inf; it must be a finite",
         ),
         (
             "seed = 0",
             "seed = 4294967296",
-            "line 28: seed is 4294967296; input should be less than or",
+            "line 28: seed is 4294967296; it must be less than or",
         ),
         (
             "rounds = 50",
             "rounds = 2147483648",
-            "line 27: rounds is 2147483648; input should be less than or equal to",
+            "line 27: rounds is 2147483648; it must be less than or equal to",
         ),
         ("epochs = 1", "epochs = 0", "line 24: epochs is 0; it must be 1 or more"),
         ("lr = 0.05", "lr = inf", "line 24: lr is inf; it must be a finite number"),
@@ -198,7 +201,7 @@ def test_hyperparameters_are_read(tmp_path):
         (
             "seed = 0",
             "seed = [0]",
-            "line 28: seed is [0]; input should be a valid integer",
+            "line 28: seed is [0]; it must be a valid integer",
         ),
         ("hidden = 32", "hidden = [", "is no TOML file"),
     ],

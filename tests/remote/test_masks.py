@@ -10,8 +10,8 @@ pytest.importorskip(
 )
 pytest.importorskip("Crypto", reason="secure sums need PyCryptodome (extra flower)")
 
+from fedtailor.aggregation.secure_sums import FixedPoint
 from fedtailor.remote.masks import (
-    FixedPoint,
     KeyPair,
     combine_shares,
     commitment,

@@ -195,15 +195,15 @@ def test_sums_over_fewer_clients_than_the_policy_says_are_refused(stage):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("rounds = 0", "policy.toml, line 1: rounds is 0; input should be greater"),
-        ("\nrounds = '5'", "policy.toml, line 2: rounds is '5'; input should be a val"),
+        ("rounds = 0", "policy.toml, line 1: rounds is 0; it must be greater"),
+        ("\nrounds = '5'", "policy.toml, line 2: rounds is '5'; it must be a val"),
         ("epsilon = nan", "policy.toml, line 1: epsilon is nan;"),
-        ("epsilon = -1", "epsilon is -1; input should be greater than 0"),
-        ("least_clients = 2", "least_clients is 2; input should be greater than or"),
-        ("least_clients = 52", "least_clients is 52; input should be less than or"),
-        ("noise_only = 1", "noise_only is 1; input should be a valid boolean"),
-        ("columns = 'age'", "columns is 'age'; input should be a valid"),
-        ("columns = [1]", "columns is [1]; input should be a valid string"),
+        ("epsilon = -1", "epsilon is -1; it must be greater than 0"),
+        ("least_clients = 2", "least_clients is 2; it must be greater than or"),
+        ("least_clients = 52", "least_clients is 52; it must be less than or"),
+        ("noise_only = 1", "noise_only is 1; it must be a valid boolean"),
+        ("columns = 'age'", "columns is 'age'; it must be a valid"),
+        ("columns = [1]", "columns is [1]; it must be a valid string"),
         ("hours = '8-18'", "hours is '8-18'; write the hours as \"HH:MM-HH:MM\""),
         ("hours = '08:00-08:00'", "hours is '08:00-08:00'; write the hours"),
         ("hours = '00:00-24:30'", "hours is '00:00-24:30'; write the hours"),
@@ -237,7 +237,9 @@ def test_what_init_policy_writes_is_the_default_with_the_jobs_rounds_and_columns
 def test_odd_names_of_columns_are_written_as_toml(tmp_path):
     names = ('a "b"', "c\\d", "größe", "x = 1 # y")
     schema = SimpleNamespace(columns=names, target="t")
-    write_policy(tmp_path, SimpleNamespace(rounds=3, schema=schema))
+    write_policy(
+        tmp_path, SimpleNamespace(spec=SimpleNamespace(rounds=3), schema=schema)
+    )
     assert read_policy(tmp_path).columns == (*names, "t")
 
 
@@ -253,7 +255,8 @@ def test_the_policy_is_said_in_plain_words(tmp_path):
         "columns     age, ward, label",
         "hours       20:00-06:00",
     ]
-    job = dataclasses.replace(job, evaluate=True)
+    privacy = dataclasses.replace(job.spec.privacy, evaluate=True)
+    job = dataclasses.replace(job, spec=dataclasses.replace(job.spec, privacy=privacy))
     assert "(this job also sends its own sums of losses)" in Policy().describe(job)[2]
     noisy = job_of(tmp_path, privacy=NOISY)
     many = tuple(f"a column number {number}" for number in range(30))

@@ -13,15 +13,17 @@ pytest.importorskip(
 pytest.importorskip("Crypto", reason="secure sums need PyCryptodome (extra flower)")
 
 from conformance.examples import PLAIN, example
+from fedtailor.aggregation.secure_sums import FixedPoint, SecureSums
 from fedtailor.algorithms import UCFL, FedAvg, FineTune, HypCluster
 from fedtailor.pipelines import Cast, Clip
 from fedtailor.protocol import hyperparameters
-from fedtailor.remote.masks import FixedPoint
 from fedtailor.remote.messages import decode_reply
 from fedtailor.remote.plan import plan_of
-from fedtailor.remote.secure_sums import VECTORS, SecureSums
+from fedtailor.remote.secure_sums import VECTORS
 from fedtailor.remote.transport import LoopbackTransport, TooFewClients
+from fedtailor.runs import run
 from fedtailor.testing.problems import classification, predictors, softmax_model
+from fedtailor.training import Participation, Privacy
 from remote.federations import Remote
 from remote.test_executor import assert_close, simulated
 from remote.test_job import job_of
@@ -129,6 +131,57 @@ def test_models_are_the_simulations_to_the_bound(algorithm, sums, tmp_path):
         assert_close(
             personal[client], [leaf[place] for leaf in wanted], tolerance=3 * BOUND
         )
+
+
+@pytest.mark.parametrize(("algorithm", "sums"), [(example("fedavg"), 1), (STREAMS, 2)])
+def test_a_simulation_with_secure_sums_gives_the_models_to_the_bit(
+    algorithm, sums, tmp_path
+):
+    """And counts the masked vectors that travel, though it masks nothing."""
+    ours = Secure(algorithm, tmp_path)
+    deployed = ours.training()
+    privacy = Privacy(secure_aggregation=True, probe="open")
+    simulation = simulated(algorithm, clients(), ROUNDS, privacy=privacy)
+    for _ in range(ROUNDS):
+        deployed.advance()
+    np.testing.assert_array_equal(deployed.server.model, simulation.server.model)
+    open_sums = simulated(algorithm, clients(), ROUNDS)
+    assert not np.array_equal(simulation.server.model, open_sums.server.model)
+    models = [
+        [entry.unicasts for entry in training.ledger.entries if entry.kind == "model"]
+        for training in (deployed, simulation)
+    ]
+    assert models[0] == models[1] and 4 * sums in models[0]
+
+
+def test_a_simulation_refuses_what_sums_do_not_allow():
+    privacy = Privacy(secure_aggregation=True)
+    model, few = softmax_model("float32"), classification(2)
+    for options, said in (
+        ({"algorithm": FedAvg(), "federation": few}, "needs 3 clients or more"),
+        ({"algorithm": STREAMS}, "needs each client's answer to the probe"),
+        ({"participation": 0.5}, "2 of 4 clients report in a round"),
+        (
+            {"participation": Participation(0.5, sampling="poisson")},
+            "Poisson|poisson",
+        ),
+        ({"uplink": (Cast("bfloat16"),)}, "Cast makes it something else"),
+    ):
+        settings = {"algorithm": FedAvg(), "federation": clients(), **options}
+        with pytest.raises(ValueError, match=said):
+            run(model=model, rounds=1, privacy=privacy, **settings)
+
+
+def test_without_scores_a_simulation_measures_nothing():
+    finished = run(
+        FedAvg(),
+        clients(),
+        softmax_model("float32"),
+        1,
+        privacy=Privacy(evaluate=False),
+    )
+    assert finished.metrics.evaluations == []
+    assert np.isfinite(finished.personal(0).theta).all()
 
 
 def test_a_round_without_a_client_shows_it_and_does_not_count(tmp_path):
@@ -372,14 +425,14 @@ def test_a_job_asks_for_it(tmp_path):
     average = ('use = "finetune"', 'use = "fedavg"')
     assert job_of(tmp_path, (asked, "secure_aggregation = false")).sums is None
     job = job_of(tmp_path, average)
-    assert job.sums == SecureSums() == plan_of(job).sums
+    assert job.spec.privacy.sums == SecureSums() == plan_of(job).sums
     settings = (
         "secure_aggregation = true\nsum_threshold = 0.8\nsum_range = 8.0\nprobe ="
         ' "open"'
     )
     streams = ('use = "finetune"', 'use = "ucfl"\nstreams = 2')
     job = job_of(tmp_path, (asked, settings), streams)
-    assert job.sums == SecureSums(0.8, 8.0, True)
+    assert job.spec.privacy.sums == SecureSums(0.8, 8.0, True)
     assert job.identity != job_of(tmp_path, average).identity
     for changes, said in (
         (
@@ -415,7 +468,7 @@ def test_a_job_asks_for_it(tmp_path):
         ),
         (
             ((asked, asked + '\nprobe = "x"'), average),
-            "line 38: probe is 'x'; input should be 'refused'",
+            "line 38: probe is 'x'; it must be 'refused'",
         ),
     ):
         with pytest.raises(ValueError) as refused:

@@ -14,8 +14,9 @@ pytest.importorskip(
 )
 pytest.importorskip("Crypto", reason="secure sums need PyCryptodome (extra flower)")
 
+from fedtailor.aggregation.secure_sums import FixedPoint, SecureSums
+from fedtailor.aggregation.sum_shares import ReleasedSums, largest_shares
 from fedtailor.remote import sum_client, sum_server
-from fedtailor.remote.masks import FixedPoint
 from fedtailor.remote.messages import Request, check_arrays
 from fedtailor.remote.refusals import Refused
 from fedtailor.remote.secure_sums import (
@@ -25,12 +26,10 @@ from fedtailor.remote.secure_sums import (
     SUM,
     UNMASK,
     VECTORS,
-    SecureSums,
     neighbour_graph,
 )
 from fedtailor.remote.sum_client import SecureSumClient
 from fedtailor.remote.sum_server import SecureSumServer
-from fedtailor.remote.sum_shares import ReleasedSums, largest_shares
 from fedtailor.remote.transport import TooFewClients
 
 SETTINGS = SecureSums()

@@ -22,6 +22,7 @@ from fedtailor.models import (
     squared_error,
     token_cross_entropy,
 )
+from fedtailor.protocol import to_plain
 from fedtailor.tasks import (
     Loss,
     Regression,
@@ -32,7 +33,6 @@ from fedtailor.tasks import (
     registered_losses,
     task_of,
 )
-from fedtailor.training.settings import settings
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ from fedtailor.training.settings import settings
 )
 def test_a_loss_is_read_back_from_files_and_manifests(loss):
     assert loss_of(plain_loss(loss)) == loss
-    assert loss_of(settings(loss)) == loss
+    assert loss_of(to_plain(loss)) == loss
 
 
 @pytest.mark.parametrize(
@@ -70,12 +70,12 @@ def test_a_name_is_given_once():
 
 def test_manifests_have_the_notation_of_older_versions():
     # Otherwise older runs would be trained again, and private ones drawn anew.
-    assert settings(squared_error) == "squared_error"
-    assert settings(cross_entropy) == {
+    assert to_plain(squared_error) == "squared_error"
+    assert to_plain(cross_entropy) == {
         "type": "Classification",
         "function": "_cross_entropy",
     }
-    assert settings(token_cross_entropy) == {"type": "TokenCrossEntropy", "ignore": -1}
+    assert to_plain(token_cross_entropy) == {"type": "TokenCrossEntropy", "ignore": -1}
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,12 @@ from fedtailor.federation import Client, Federation, Split
 from fedtailor.metrics import Metric
 from fedtailor.metrics.rows import row_scores, rows_frame
 from fedtailor.models import Model
-from fedtailor.protocol import require
+from fedtailor.protocol import require, to_plain
 from fedtailor.storage import RunDirectory
 from fedtailor.storage.manifest import versions
 from fedtailor.storage.run_files import CLIENTS, LEDGER, METRICS, ROWS, clients
 from fedtailor.training import Metrics
 from fedtailor.training.metrics import Evaluation, select_metrics
-from fedtailor.training.settings import settings
 
 _BLOCK = 128
 """Rows that one program scores."""
@@ -110,7 +109,7 @@ def evaluate(
             "title": baseline.title_for(federation.classes),
             NAME_IN_MANIFEST: True,
         },
-        "model": settings(model),
+        "model": to_plain(model),
         "data": dict(federation.description),
         "versions": {**versions(), "scikit-learn": _scikit_learn_version()},
     }

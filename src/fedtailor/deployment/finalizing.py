@@ -8,7 +8,6 @@ from statistics import median
 from typing import Any, Literal
 
 from fedtailor._files import file_digest, private_folder, publish, reason
-from fedtailor.deployment.settings import spec_of
 from fedtailor.executors import Settings
 from fedtailor.models import Model
 from fedtailor.protocol import Diverged, check_choice, require
@@ -29,7 +28,7 @@ from fedtailor.storage.final_models import (
 )
 from fedtailor.storage.run_files import COMPARISON_INDEX
 from fedtailor.tables import from_table
-from fedtailor.training import AfterRound, Training
+from fedtailor.training import AfterRound, RunSpec, Training
 
 Follow = Callable[[str, int], AbstractContextManager[Callable[[Training, bool], Any]]]
 """From a title and a number of rounds it makes what is called after each round."""
@@ -214,7 +213,7 @@ def _train(
     """Train a method on all rows, with the settings of its runs."""
     first = runs[0]
     rounds = round(median(run.summary["rounds"] for run in runs))
-    spec = spec_of(first.manifest, rounds)
+    spec = RunSpec.from_plain(first.manifest, rounds)
     assert isinstance(spec.model, Model)
     # More rows may give other inputs, such as a category that was too rare.
     executor = executor_of(data, spec.model.architecture, settings, directory)

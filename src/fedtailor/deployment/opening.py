@@ -9,11 +9,6 @@ from typing import TYPE_CHECKING, Any
 from fedtailor.accounting import Ledger
 from fedtailor.baselines import NAME_IN_MANIFEST
 from fedtailor.deployment.data import federation_of, require_same
-from fedtailor.deployment.settings import (
-    algorithm_from_config,
-    model_from_config,
-    spec_of,
-)
 from fedtailor.executors import DeviceExecutor, Settings
 from fedtailor.federation import Federation
 from fedtailor.models import Architecture, Model
@@ -42,6 +37,7 @@ from fedtailor.storage.run_files import (
 )
 from fedtailor.tables import Preprocessing
 from fedtailor.training import Metrics, RunSpec, Training
+from fedtailor.training.spec import method_of_run, model_of_run
 
 if TYPE_CHECKING:
     import polars as pl
@@ -285,11 +281,11 @@ class OpenedRun(Run):
 
     @cached_property
     def algorithm(self) -> Algorithm:
-        return self._user_algorithm or algorithm_from_config(self.manifest["algorithm"])
+        return self._user_algorithm or method_of_run(self.manifest)
 
     @cached_property
     def model(self) -> Model:
-        return model_from_config(self.manifest["model"], self._user_model)
+        return model_of_run(self.manifest, self._user_model)
 
     # Personal models.
 
@@ -352,7 +348,7 @@ class OpenedRun(Run):
     @cached_property
     def spec(self) -> RunSpec:
         """The settings of the run."""
-        return spec_of(
+        return RunSpec.from_plain(
             self.manifest,
             self.stored.summary["rounds"],
             algorithm=self.algorithm,

@@ -42,7 +42,6 @@ from fedtailor.experiments.experiment import (
     Experiment,
     with_setting,
 )
-from fedtailor.experiments.parsing import RefusedSettings
 from fedtailor.experiments.plan import BeforeSetting, PlannedEntry, plan_entries
 from fedtailor.experiments.run_scores import (
     client_scores,
@@ -51,7 +50,7 @@ from fedtailor.experiments.run_scores import (
     validation_score,
 )
 from fedtailor.metrics import Metric, find_metric, find_metrics
-from fedtailor.protocol import require
+from fedtailor.protocol import RefusedSettings, require
 from fedtailor.storage import DirectoryLock, Unusable
 from fedtailor.storage.run_files import (
     COMPARISON_INDEX,

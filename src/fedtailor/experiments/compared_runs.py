@@ -15,7 +15,7 @@ from fedtailor.executors import DeviceExecutor, LockstepGroup, Settings
 from fedtailor.experiments.experiment import Candidate, Column, Entry, Experiment
 from fedtailor.federation import Federation
 from fedtailor.models import Model, linear
-from fedtailor.protocol import Diverged, Exchanges, drive
+from fedtailor.protocol import Diverged, Exchanges, drive, to_plain
 from fedtailor.runs import run_exchanges
 from fedtailor.runs.run import Store, executor_of
 from fedtailor.storage import Interrupted, Unusable, interrupts
@@ -25,7 +25,6 @@ from fedtailor.storage.run_files import MANIFEST
 from fedtailor.trackers import Tracker, find_trackers
 from fedtailor.training import AfterRound, RunSpec, Training
 from fedtailor.training.binding import bind
-from fedtailor.training.settings import settings as to_toml
 
 RUNS = "runs"
 KEEP_CORRELATED = "keep_correlated"
@@ -306,17 +305,17 @@ class ComparedRuns:
         column = entry.column
         measured = self.experiment.file.measured
         settings = {
-            "algorithm": to_toml(candidate.algorithm),
-            "model": to_toml(column.model_of(candidate)),
+            "algorithm": to_plain(candidate.algorithm),
+            "model": to_plain(column.model_of(candidate)),
             "data": {**column.arguments, "file": _digest_of_file(column)},
             "rounds": column.rounds,
             "every": self.evaluate_every(column),
-            "participation": to_toml(column.participation),
+            "participation": to_plain(column.participation),
         }
         # Added only if they are set, so that the fingerprints of runs without them are
         # the same as in older versions.
         if entry.uplink:
-            settings["uplink"] = to_toml(entry.uplink)
+            settings["uplink"] = to_plain(entry.uplink)
         if measured:
             settings["measured"] = measured
         if self.experiment.file.until_still:

@@ -2,15 +2,12 @@
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedtailor.protocol import require
-
-KeyPath = tuple[str, ...]
-"""The keys of nested tables that lead to a setting."""
+from fedtailor.protocol import ConfigError, KeyPath, require
 
 QUICK = "quick"
 
@@ -18,14 +15,6 @@ _PART = r"""(?:"[^"]*"|'[^']*'|[A-Za-z0-9_-]+)"""
 _KEYS = rf"{_PART}(?:\s*\.\s*{_PART})*"
 _HEADER = re.compile(rf"\s*\[\s*({_KEYS})\s*\]")
 _SETTING = re.compile(rf"\s*({_KEYS})\s*=")
-
-
-class ConfigError(ValueError):
-    """An error in the setting at `place`."""
-
-    def __init__(self, place: Sequence[Any], message: str) -> None:
-        self.place = tuple(map(str, place))
-        super().__init__(message)
 
 
 @dataclass(frozen=True)

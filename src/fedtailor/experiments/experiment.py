@@ -6,25 +6,30 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from fedtailor.algorithms.find import find_algorithm
 from fedtailor.baselines import find_baseline
 from fedtailor.experiments import scenarios
-from fedtailor.experiments.document import ConfigError, Document, KeyPath, read
-from fedtailor.experiments.parsing import (
-    RefusedSettings,
-    architecture,
-    check_choice_at,
-    combinations,
-    configure,
-    flatten,
-)
+from fedtailor.experiments.document import Document, read
+from fedtailor.experiments.grid import combinations
 from fedtailor.experiments.scenario import Scenario
 from fedtailor.experiments.uplink import uplink_of_tables
 from fedtailor.metrics import find_metric
 from fedtailor.models import Architecture
-from fedtailor.protocol import Algorithm, Pipeline, require
+from fedtailor.models.plain import architecture_of
+from fedtailor.protocol import (
+    Algorithm,
+    ConfigError,
+    KeyPath,
+    Pipeline,
+    RefusedSettings,
+    check_choice_at,
+    configured,
+    flatten,
+    parse,
+    require,
+)
 from fedtailor.trackers import find_tracker
 from fedtailor.training import MOST_ROUNDS, Participation, Sampling, as_participation
 
@@ -225,7 +230,7 @@ def with_setting(candidate: Candidate, setting: str, value: float) -> Candidate:
     for name in reversed(setting.split(".")):
         nested = {name: nested}
     return Candidate(
-        configure(candidate.algorithm, nested, ("bracket",)),
+        configured(candidate.algorithm, nested, ("bracket",)),
         {**candidate.parameters, setting: value},
         candidate.model,
     )
@@ -253,7 +258,7 @@ def resolve(document: Document, name: str, *, quick: bool = False) -> Experiment
         f"an experiment cannot be called {name!r}, as its file is; rename the file",
     )
     try:
-        file = _validate(document.content)
+        file = parse(_File, document.content, also=("base", "quick"))
         _check_names("measured", file.measured, find_metric)
         _check_names("track", file.track, find_tracker)
         _check_names("baselines", file.baselines, find_baseline)
@@ -272,24 +277,6 @@ def resolve(document: Document, name: str, *, quick: bool = False) -> Experiment
         columns,
         entries,
     )
-
-
-def _validate(content: Mapping[str, Any]) -> _File:
-    try:
-        return _File.model_validate(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = tuple(str(part) for part in first["loc"] if part != "[key]")
-        if first["type"] == "extra_forbidden":
-            known = [*_File.model_fields, "base", "quick"]
-            known = [name for name in known if name != place[-1]]
-            check_choice_at(place[-1], known, place, "key")
-        if first["type"] == "missing":
-            raise ConfigError(place, f"{place[-1]} is missing") from None
-        message = first["msg"].lower().removeprefix("value error, ")
-        raise ConfigError(
-            place, f"{'.'.join(place)}: {message}, not {first['input']!r}"
-        ) from None
 
 
 def _check_names(key: str, names: Sequence[str], find: Callable[[str], object]) -> None:
@@ -322,7 +309,7 @@ def _column(label: str, table: _Scenario, file: _File) -> Column:
             raise ConfigError((*place, key), str(error)) from None
     scenario = scenario.sized(**arguments)
     if table.model is not None:
-        model = architecture(table.model, (*place, "model"), own_files=True)
+        model = architecture_of(table.model, (*place, "model"), own_files=True)
         scenario = replace(scenario, model=model)
     models = _models(table, (*place, "models"))
     if models:
@@ -344,7 +331,7 @@ def _models(table: _Scenario, place: KeyPath) -> dict[str, Architecture]:
     """The models of which each method's is chosen, by name."""
     models = {}
     for number, value in enumerate(table.models or ()):
-        model = architecture(value, place, own_files=True)
+        model = architecture_of(value, place, own_files=True)
         name = value if isinstance(value, str) else str(value.get("use"))
         if isinstance(value, Mapping):
             settings = (f"{key} {it}" for key, it in value.items() if key != "use")
@@ -381,9 +368,9 @@ def _entries(column: Column, file: _File) -> Iterator[Entry]:
         else:
             uplink = uplink_of_tables(table.uplink, (*place, "uplink"))
         recommended = _recommended(name, column, file)
-        base = configure(recommended, table.model_extra or {}, place)
+        base = configured(recommended, table.model_extra or {}, place)
         for varied in combinations(table.vary, (*place, "vary")):
-            row = configure(base, varied, (*place, "vary"))
+            row = configured(base, varied, (*place, "vary"))
             candidates, refused = _candidates(row, table.grid, (*place, "grid"))
             candidates = _with_models(candidates, column)
             if len(candidates) > 1 and column.arguments.get("val") == 0:
@@ -431,7 +418,7 @@ def _candidates(
     for settings in combinations(grid, place):
         parameters = flatten(settings)
         try:
-            candidates.append(Candidate(configure(row, settings, place), parameters))
+            candidates.append(Candidate(configured(row, settings, place), parameters))
         except RefusedSettings as error:
             refused.append(Refusal(parameters, str(error)))
             errors.append(error)
@@ -444,9 +431,9 @@ def _recommended(name: str, column: Column, file: _File) -> Algorithm:
     """The scenario's method, with the settings in [sgd] and [scenarios.X.sgd]."""
     algorithm: Any = column.scenario.algorithm(name)
     if hasattr(algorithm, "sgd"):
-        sgd = configure(algorithm.sgd, file.sgd, ("sgd",))
+        sgd = configured(algorithm.sgd, file.sgd, ("sgd",))
         place = ("scenarios", column.label, "sgd")
-        sgd = configure(sgd, file.scenarios[column.label].sgd, place)
+        sgd = configured(sgd, file.scenarios[column.label].sgd, place)
         algorithm = replace(algorithm, sgd=sgd)
     return algorithm
 

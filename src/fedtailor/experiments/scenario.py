@@ -7,12 +7,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from fedtailor.algorithms.find import find_algorithm
 from fedtailor.federation import Federation
 from fedtailor.models import Architecture
-from fedtailor.protocol import SGD, Algorithm, require
+from fedtailor.protocol import SGD, Algorithm, ConfigError, parse, require
 
 
 def defaults_with(sgd: SGD) -> Callable[[str], Algorithm]:
@@ -100,15 +98,9 @@ class Scenario:
     def _validate(self, name: str, value: Any, annotation: Any) -> Any:
         """Validate the type of a value; integers are valid floats, and lists tuples."""
         try:
-            converted = tuple(value) if isinstance(value, list) else value
-            return TypeAdapter(annotation).validate_python(converted, strict=True)
-        except ValidationError as error:
-            messages = (problem["msg"] for problem in error.errors())
-            expected = [text.removeprefix("Input should be ") for text in messages]
-            raise ValueError(
-                f"{self.name}: {name} is {value!r}; it must be"
-                f" {' or '.join(dict.fromkeys(expected))}"
-            ) from None
+            return parse(annotation, value, (name,))
+        except ConfigError as error:
+            raise ValueError(f"{self.name}: {error}") from None
 
     def algorithm(self, name: str) -> Algorithm:
         """The method that this scenario recommends under a name.

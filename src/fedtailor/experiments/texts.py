@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, cast
 
-from fedtailor.experiments.parsing import architecture
 from fedtailor.experiments.uplink import uplink_of_tables
 from fedtailor.models import Architecture, find_builder
+from fedtailor.models.plain import architecture_of
 from fedtailor.pipelines import find_transform
 from fedtailor.protocol import Pipeline, require
 
@@ -43,7 +43,7 @@ def architecture_of_text(text: str) -> Architecture:
     Raises:
         ValueError: the model or an argument does not exist, or a value has another type.
     """
-    return architecture(model_of_text(text), ("--model",), own_files=True)
+    return architecture_of(model_of_text(text), ("--model",), own_files=True)
 
 
 def model_of_text(text: str) -> dict[str, Any]:

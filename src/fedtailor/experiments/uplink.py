@@ -3,10 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedtailor.experiments.document import ConfigError, KeyPath
-from fedtailor.experiments.parsing import configure
 from fedtailor.pipelines import check_order, find_transform, transform_names
-from fedtailor.protocol import Pipeline
+from fedtailor.protocol import ConfigError, KeyPath, Pipeline, configured
 
 
 def uplink_of_tables(entries: Sequence[Mapping[str, Any]], place: KeyPath) -> Pipeline:
@@ -30,7 +28,7 @@ def uplink_of_tables(entries: Sequence[Mapping[str, Any]], place: KeyPath) -> Pi
         except ValueError as error:
             raise ConfigError(place, str(error)) from None
         try:
-            transforms.append(configure(transform(), settings, place))
+            transforms.append(configured(transform(), settings, place))
         except ConfigError as error:
             raise ConfigError(place, f"{name}: {error}") from None
     try:

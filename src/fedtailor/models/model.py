@@ -5,6 +5,7 @@ a pytree inside training loops.
 import math
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -53,6 +54,8 @@ class Model:
     outputs: int
     loss: Loss = cross_entropy
     dtype: DType | Precision = "float32"
+
+    has_plain_type: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.outputs < 1:

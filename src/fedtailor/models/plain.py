@@ -1,23 +1,36 @@
-"""Models in files: an exported model, and the model of a run's manifest."""
+"""Models in files: of a run's manifest, an exported model, and what people write."""
 
-import dataclasses
+import inspect
 import typing
-from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 from fedtailor.models.architecture import Architecture
 from fedtailor.models.model import Model
 from fedtailor.models.precision import dtype_of, plain_dtype
-from fedtailor.models.registry import ENTRY_POINTS, find_builder
-from fedtailor.protocol import load_offered
+from fedtailor.models.registry import ENTRY_POINTS, builders, find_builder
+from fedtailor.protocol import (
+    ConfigError,
+    KeyPath,
+    check_choice_at,
+    from_plain,
+    load_offered,
+    module_of,
+    named_in_file,
+    parse,
+    require,
+    to_plain,
+)
 from fedtailor.tasks import loss_of, plain_loss
 
 
 def plain_model(model: Model) -> dict[str, Any]:
     """Describe a model by a JSON object, which `model_of` reads."""
+    fields = to_plain(model.architecture)
     return {
-        "architecture": type(model.architecture).__name__,
-        "fields": _fields(model.architecture),
+        "architecture": fields.pop("type", type(model.architecture).__name__),
+        "fields": fields,
         "input_shape": list(model.input_shape),
         "outputs": model.outputs,
         "loss": plain_loss(model.loss),
@@ -40,8 +53,8 @@ def model_of(
     """
     if isinstance(given, Model):
         return given
-    architecture = _architecture(plain) if given is None else given
-    return architecture.bind(
+    network = _network(plain["architecture"], plain.get("fields"))
+    return (_read(network) if given is None else given).bind(
         tuple(plain["input_shape"]),
         plain["outputs"],
         loss=loss_of(plain["loss"]),
@@ -49,93 +62,94 @@ def model_of(
     )
 
 
-def _architecture(plain: Mapping[str, Any]) -> Architecture:
-    """The network of a description, in the notation of exports or of manifests."""
-    name, fields = plain["architecture"], plain.get("fields")
-    if isinstance(name, Mapping):
-        fields = {key: value for key, value in name.items() if key != "type"}
-        name = name.get("type")
-    kind = _kind(name)
-    if kind is not None and isinstance(fields, Mapping):
-        values = {key: _value(value) for key, value in fields.items()}
-        try:
-            architecture = kind(**values)
-        except (TypeError, ValueError):
-            architecture = None
-        if architecture is not None and _is_read(architecture, values):
-            return architecture
+def _read(network: Any) -> Architecture:
+    """The network of a table."""
+    name = network.get("type") if isinstance(network, Mapping) else network
+    if isinstance(network, Mapping):
+        for is_loaded in (False, True):
+            if is_loaded:
+                load_offered(ENTRY_POINTS, find_builder)
+            try:
+                return from_plain(Architecture, network)
+            except ConfigError:
+                continue
     raise ValueError(f"the network {name!r} is one that only your code knows")
 
 
-def _kind(name: Any) -> Any:
-    """The class of networks of that name; None if there is none."""
-    for is_loaded in (False, True):
-        if is_loaded:
-            load_offered(ENTRY_POINTS, find_builder)
-        for kind in _subclasses(Architecture):
-            if kind.__name__ == name:
-                return kind
-    return None
+def _network(name: Any, fields: Any) -> Any:
+    """The table of a network, which exports write as the name of its class and fields."""
+    if not isinstance(fields, Mapping):
+        return name
+    table: dict[str, Any] = {"type": name}
+    for key, value in fields.items():
+        if isinstance(value, Mapping) and "architecture" in value:
+            value = _network(value["architecture"], value.get("fields"))
+        # Exports of 0.1.0 say null.
+        if value is not None:
+            table[key] = value
+    return table
 
 
-def _subclasses(kind: type[Any]) -> Iterator[type[Any]]:
-    for inner in kind.__subclasses__():
-        yield inner
-        yield from _subclasses(inner)
+def architecture_of(
+    value: str | Mapping[str, Any], place: KeyPath, *, own_files: bool = False
+) -> Architecture:
+    """Build the architecture that a file of a person describes.
 
+    Args:
+        value: the name of a model, or a table such as `{use = "mlp", hidden = 128}`.
+        place: key path of the setting, for errors.
+        own_files: also accept `use = "FILE.py:FUNCTION"`, a function that returns an
+            architecture. It runs the user's code, so it must be False for files of
+            other people, such as jobs.
 
-def _fields(architecture: Architecture) -> dict[str, Any]:
-    """The fields of a network, with texts in place of what JSON does not have."""
-    values = {}
-    for field in dataclasses.fields(cast(Any, architecture)):
-        value = getattr(architecture, field.name)
-        if isinstance(value, Architecture):
-            value = {"architecture": type(value).__name__, "fields": _fields(value)}
-            values[field.name] = value
-        else:
-            values[field.name] = value if _is_plain(value) else repr(value)
-    return values
-
-
-def _is_read(architecture: Architecture, read: Mapping[str, Any]) -> bool:
-    """Whether a network has the fields that were read, and no texts in place of
-    functions and modules, which stand in files by their names.
+    Raises:
+        ConfigError: the model or an argument does not exist, or a value has another
+            type.
     """
-    hints = typing.get_type_hints(type(architecture))
-    for name, value in _fields(architecture).items():
-        # A network within another one was checked when it was made.
-        if isinstance(read.get(name), Architecture):
-            continue
-        # Manifests leave out None.
-        if read.get(name) != value:
-            return False
-        if isinstance(value, str) and not _takes_text(hints[name]):
-            return False
-    return True
+    arguments = {"use": value} if isinstance(value, str) else dict(value)
+    name = arguments.pop("use", None)
+    if name is None:
+        names = " | ".join(builders())
+        raise ConfigError(place, f"{place[-1]} needs a name: use = {names}")
+    in_file = named_in_file(name) if own_files and isinstance(name, str) else None
+    try:
+        build = _load_function(*in_file) if in_file else find_builder(name)
+    except ValueError as error:
+        raise ConfigError(place, str(error)) from None
+    hints = typing.get_type_hints(build)
+    names = list(inspect.signature(build).parameters)
+    for key in arguments:
+        check_choice_at(key, names, (*place, key), f"argument of {name}")
+    parsed = {
+        key: parse(hints.get(key, Any), value, (*place, key))
+        for key, value in arguments.items()
+    }
+    try:
+        result = build(**parsed)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(place, str(error)) from None
+    except Exception as error:
+        if in_file is None:
+            raise
+        raise ConfigError(
+            place, f"{name} failed: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(result, Architecture):
+        raise ConfigError(
+            place,
+            f"{name} gives {result!r}; it must give an architecture, such as"
+            " from_torch(...)",
+        )
+    return result
 
 
-def _takes_text(hint: Any) -> bool:
-    """Whether a value of a type may be a text."""
-    if hint is str or typing.get_origin(hint) is typing.Literal:
-        return True
-    return any(_takes_text(inner) for inner in typing.get_args(hint))
+def _load_function(path: Path, name: str) -> Callable[..., Any]:
+    """Load a function of a Python file.
 
-
-def _value(value: Any) -> Any:
-    """A field of a network as it was: a network within it, or tuples in place of lists."""
-    if isinstance(value, Mapping):
-        is_export = "architecture" in value
-        return _architecture(value if is_export else {"architecture": value})
-    return _tuple(value)
-
-
-def _tuple(value: Any) -> Any:
-    """A value of a file, with tuples in place of lists."""
-    return tuple(map(_tuple, value)) if isinstance(value, list) else value
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether JSON can represent a value, except that tuples become lists."""
-    if isinstance(value, tuple | list):
-        return all(_is_plain(entry) for entry in value)
-    return value is None or isinstance(value, bool | int | float | str)
+    Raises:
+        ValueError: the file cannot be loaded, or has no such function.
+    """
+    function = getattr(module_of(path), name, None)
+    require(callable(function), f"{path} has no function {name!r}")
+    assert callable(function)
+    return function

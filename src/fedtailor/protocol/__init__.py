@@ -87,6 +87,18 @@ from fedtailor.protocol.pipeline import (
     receive,
     send,
 )
+from fedtailor.protocol.plain import (
+    ConfigError,
+    KeyPath,
+    RefusedSettings,
+    check_choice_at,
+    check_trains,
+    configured,
+    flatten,
+    from_plain,
+    parse,
+    to_plain,
+)
 from fedtailor.protocol.predictor import Mixture, NearestNeighbors, Predictor
 from fedtailor.protocol.sgd import SGD
 from fedtailor.protocol.state import ClientState, ServerState, server_state, state_name
@@ -106,6 +118,7 @@ __all__ = [
     "ClientUpdate",
     "Clients",
     "Cohort",
+    "ConfigError",
     "DataFacts",
     "Diagnostic",
     "Diverged",
@@ -119,6 +132,7 @@ __all__ = [
     "Inbox",
     "Init",
     "IntScalar",
+    "KeyPath",
     "LineDiagnostic",
     "LocalTrainer",
     "MatrixDiagnostic",
@@ -133,6 +147,7 @@ __all__ = [
     "Population",
     "Predictor",
     "Preprocessing",
+    "RefusedSettings",
     "Sees",
     "ServerState",
     "Stage",
@@ -148,8 +163,11 @@ __all__ = [
     "along_axis",
     "announce",
     "check_choice",
+    "check_choice_at",
+    "check_trains",
     "client_ids",
     "client_keys",
+    "configured",
     "decode",
     "doc_without_fields",
     "draw_bits",
@@ -158,6 +176,8 @@ __all__ = [
     "encode",
     "field_docs",
     "find_registered",
+    "flatten",
+    "from_plain",
     "hyperparameters",
     "import_modules",
     "init_pipeline",
@@ -171,6 +191,7 @@ __all__ = [
     "offered",
     "offered_names",
     "on_host",
+    "parse",
     "receive",
     "require",
     "send",
@@ -178,4 +199,5 @@ __all__ = [
     "server_state",
     "state_name",
     "sums_type",
+    "to_plain",
 ]

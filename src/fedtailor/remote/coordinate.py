@@ -110,7 +110,7 @@ def coordinate(
     unseen = _table(unseen_rows, data.names)
     if plan.sums is not None:
         plan.sums.check_client_count(
-            plan.algorithm, job.participation.reporters(len(seen)), len(seen)
+            plan.algorithm, job.spec.participation.reporters(len(seen)), len(seen)
         )
         if plan.sums.scope == "run" and job.minimum < len(seen):
             info_of(log)(
@@ -131,16 +131,7 @@ def coordinate(
         log=log,
         use_caches=use_caches,
     )
-    spec = RunSpec(
-        plan.algorithm,
-        plan.model,
-        job.rounds,
-        seed=plan.seed,
-        participation=job.participation,
-        uplink=plan.uplink,
-        downlink=plan.downlink,
-        evaluate_every=evaluate_every,
-    )
+    spec = replace(job.spec, model=plan.model, evaluate_every=evaluate_every)
     secret = secret_in(directory) if plan.coordinator_needs_secret else None
     with interrupts() as stop:
 

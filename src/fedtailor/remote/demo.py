@@ -22,18 +22,17 @@ import polars as pl
 from fedtailor._memory import save_memory
 from fedtailor._printable import say, say_block
 from fedtailor.client.pool import split_sizes
-from fedtailor.executors import Settings
 from fedtailor.experiments import scenarios
 from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.examples import read_all
 from fedtailor.remote.flower import require_flower
 from fedtailor.remote.job import read_job
 from fedtailor.remote.kit import JOB, make_federation, read_kit
-from fedtailor.remote.plan import plan_of
 from fedtailor.remote.policy import POLICY
 from fedtailor.remote.processes import free_port, stop
+from fedtailor.remote.simulation import simulate_job
 from fedtailor.remote.work import PERSONAL
-from fedtailor.runs import Run, run
+from fedtailor.runs import Run
 from fedtailor.storage import Unusable, load_models
 from fedtailor.storage.run_files import METRICS, read_frame
 
@@ -158,20 +157,9 @@ def simulate(directory: Path, files: Mapping[str, Path]) -> Run:
     """Run the job as a simulation."""
     job = read_job(directory / JOB)
     clients, statistics = read_all(job, dict(sorted(files.items())))
-    plan = plan_of(job, statistics)
     sizes = zip(clients.names, split_sizes(clients).tolist(), strict=True)
     say(f"{dict(sizes)} train, val, test")
-    # With the settings of a client's executor, results are equal to the bit.
-    settings = Settings(devices=1, canonical=True)
-    return run(
-        plan.algorithm,
-        clients,
-        plan.model,
-        job.rounds,
-        seed=job.seed,
-        participation=job.participation,
-        settings=settings,
-    )
+    return simulate_job(job, clients, statistics)
 
 
 def deploy(

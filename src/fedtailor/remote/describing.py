@@ -463,7 +463,7 @@ def preview(job: Job, name: str, data: Path, question: Question | None = None) -
         ValueError: the file does not fit the job, or has too few rows.
     """
     table = read_table(data, job.schema)
-    train = split_rows(table.y, job.schema, job.seed, name)["train"]
+    train = split_rows(table.y, job.schema, job.spec.seed, name)["train"]
     require(
         len(train) >= MIN_ROWS,
         f"{data.name} has {len(train)} training rows; a client describes {MIN_ROWS} or"

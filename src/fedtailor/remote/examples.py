@@ -21,7 +21,7 @@ def federation_of(job: Job, rows: Mapping[str, Rows]) -> Federation:
     splits: dict[str, list[NDArray[np.int64]]] = {split: [] for split in SPLITS}
     first = 0  # index of the client's first row among all rows
     for name, client_rows in rows.items():
-        parts = split_rows(client_rows.y, job.schema, job.seed, name)
+        parts = split_rows(client_rows.y, job.schema, job.spec.seed, name)
         for split in SPLITS:
             splits[split].append(first + parts[split])
         first += len(client_rows.y)
@@ -61,7 +61,7 @@ def read_all(
     tables = {name: read_table(path, schema) for name, path in files.items()}
     # Add statistics in the coordinator's order, as floating-point sums depend on it.
     train = {
-        name: split_rows(tables[name].y, schema, job.seed, name)["train"]
+        name: split_rows(tables[name].y, schema, job.spec.seed, name)["train"]
         for name in sorted(tables)
     }
     statistics = add_statistics(

@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor.aggregation.secure_sums import hidden_kinds
+from fedtailor.aggregation.sum_shares import SumHistory
 from fedtailor.client.pool import build_pool
 from fedtailor.federation import SPLITS, Federation
 from fedtailor.protocol import (
@@ -32,9 +34,8 @@ from fedtailor.remote.data_facts import RemoteData
 from fedtailor.remote.hidden_updates import HiddenUpdates
 from fedtailor.remote.messages import ArraySpec, Request
 from fedtailor.remote.plan import Plan
-from fedtailor.remote.secure_sums import SUM, hidden_kinds
+from fedtailor.remote.secure_sums import SUM
 from fedtailor.remote.sum_server import Stage
-from fedtailor.remote.sum_shares import SumHistory
 from fedtailor.remote.transport import (
     POLL_INTERVAL_S,
     ExchangeResult,

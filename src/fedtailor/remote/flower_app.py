@@ -115,7 +115,7 @@ def serve(grid: Grid, context: Context) -> None:
     job = read_job(directory / JOB)
     wait = float(settings.get("wait", WAIT_S))
     require(
-        job.sums is None,
+        job.spec.privacy.sums is None,
         "secure_aggregation needs clients that last from message to message; a plain"
         " Flower app starts a process for each: use fedtailor federation serve and"
         " join",

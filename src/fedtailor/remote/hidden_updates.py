@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor.aggregation.secure_sums import SecureSums
+from fedtailor.aggregation.sum_shares import SumHistory
 from fedtailor.protocol import Cohort, HiddenRows, Sums, require
-from fedtailor.remote.secure_sums import SecureSums
 from fedtailor.remote.sum_server import MASKED, Arrays, SecureSumServer, Stage
-from fedtailor.remote.sum_shares import SumHistory
 
 
 class HiddenUpdates:

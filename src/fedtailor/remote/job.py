@@ -12,19 +12,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 import fedtailor.algorithms  # noqa: F401  (registers the methods)
-from fedtailor.experiments.document import ConfigError, Document, read
-from fedtailor.experiments.parsing import architecture, check_choice_at, configure
+from fedtailor.experiments.document import Document, read
 from fedtailor.experiments.uplink import uplink_of_tables
 from fedtailor.federation.checks import MAX_SEED
-from fedtailor.models import Architecture
-from fedtailor.protocol import Algorithm, Pipeline, require
-from fedtailor.remote.secure_sums import SecureSums
+from fedtailor.models.plain import architecture_of
+from fedtailor.protocol import (
+    Algorithm,
+    ConfigError,
+    check_choice_at,
+    configured,
+    parse,
+    require,
+)
 from fedtailor.remote.waits import check_wait
 from fedtailor.tables.kinds import Kind
-from fedtailor.training import MOST_ROUNDS, Participation, Sampling, as_participation
+from fedtailor.training import (
+    MOST_ROUNDS,
+    Privacy,
+    RunSpec,
+    Sampling,
+    as_participation,
+)
 
 NUMBER = "number"
 """The kind of a column of numbers; the other kind is a list of categories."""
@@ -32,8 +43,18 @@ NUMBER = "number"
 KINDS = (NUMBER, "category", "boolean", "date")
 """The kinds of columns with federated preprocessing, in addition to lists."""
 
-T = TypeVar("T", bound=BaseModel)
+T = TypeVar("T")
 Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+def _require_kind(kind: Any) -> Any:
+    is_list = isinstance(kind, list) and all(isinstance(name, str) for name in kind)
+    listed = ", ".join(f'"{choice}"' for choice in KINDS)
+    require(
+        is_list or (isinstance(kind, str) and kind in KINDS),
+        f"a column is {listed}, or a list of categories",
+    )
+    return kind
 
 
 class _Table(BaseModel):
@@ -53,7 +74,7 @@ class _Data(_Table):
     test: Share = 0.2
     preprocessing: Literal["none", "federated"] = "none"
     decorrelate: bool = False
-    columns: dict[str, Literal["number", "category", "boolean", "date"] | list[str]]
+    columns: dict[str, Annotated[str | list[str], BeforeValidator(_require_kind)]]
 
 
 class _Training(_Table):
@@ -63,16 +84,6 @@ class _Training(_Table):
     deadline: float = 300.0
     participation: Annotated[float, Field(gt=0)] = 1.0
     sampling: Sampling = "uniform"
-
-
-class _Privacy(_Table):
-    evaluate: bool = True
-    uplink: list[dict[str, Any]] = []
-    secure_aggregation: bool = False
-    sum_threshold: float = SecureSums.threshold
-    sum_range: float = SecureSums.range
-    probe: Literal["refused", "open"] = "refused"
-    sum_scope: Literal["run", "round"] = SecureSums.scope
 
 
 @dataclass(frozen=True)
@@ -122,16 +133,10 @@ class Job:
         title: name of the federation, for people.
         host, port: address at which clients reach the coordinator.
         schema: the columns of the clients' tables.
-        model: the model to be trained.
-        algorithm: the method, or a schedule of several.
-        rounds: number of training rounds.
-        seed: seed of all random numbers except those that must stay secret.
+        spec: what is run. Its seed is that of all random numbers except those that must
+            stay secret; its model is bound by the plan.
         minimum: minimum number of answers in a round.
         deadline: seconds that a round waits for answers.
-        participation: how the reporting clients of a round are chosen.
-        evaluate: whether clients send sums of losses and of correct predictions.
-        uplink: the transforms that clients apply to their updates, in this order.
-        sums: settings of secure aggregation; None without it.
         content: the file as plain values.
     """
 
@@ -139,16 +144,9 @@ class Job:
     host: str
     port: int
     schema: Schema
-    model: Architecture
-    algorithm: Algorithm
-    rounds: int
-    seed: int
+    spec: RunSpec
     minimum: int
     deadline: float
-    participation: Participation
-    evaluate: bool
-    uplink: Pipeline
-    sums: SecureSums | None
     content: Mapping[str, Any] = field(repr=False)
 
     @property
@@ -168,7 +166,7 @@ class Job:
         """
         tables = ("data", "model", "method", "privacy")
         content: dict[str, Any] = {name: self.content.get(name) for name in tables}
-        content["seed"] = self.seed
+        content["seed"] = self.spec.seed
         content["order"] = list(self.schema.columns)  # as `sort_keys` sorts the columns
         text = json.dumps(content, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -232,30 +230,52 @@ def _job(document: Document) -> Job:
     with _errors_at("coordinator", "address"):
         host, port = split_address(coordinator.address)
     training = _table(_Training, content, "training")
-    privacy = _table(_Privacy, content, "privacy")
     with _errors_at("training", "deadline"):
         check_wait("deadline", training.deadline)
-    with _errors_at("training", "participation"):
-        participation = as_participation(training.participation, training.sampling)
-    algorithm = _algorithm(content["method"])
-    uplink = uplink_of_tables(privacy.uplink, ("privacy", "uplink"))
     return Job(
         title=title,
         host=host,
         port=port,
         schema=_schema(_table(_Data, content, "data")),
-        model=architecture(content["model"], ("model",)),
-        algorithm=algorithm,
-        rounds=training.rounds,
-        seed=training.seed,
+        spec=_spec(content, training),
         minimum=training.minimum,
         deadline=training.deadline,
-        participation=participation,
-        evaluate=privacy.evaluate,
-        uplink=uplink,
-        sums=_sums(privacy, algorithm, uplink, participation),
         content=content,
     )
+
+
+def _spec(content: Mapping[str, Any], training: _Training) -> RunSpec:
+    """What is run, by [model], [method], [training] and [privacy]."""
+    privacy = dict(content.get("privacy", {}))
+    uplink = parse(
+        list[dict[str, Any]], privacy.pop("uplink", []), ("privacy", "uplink")
+    )
+    with _errors_at("training", "participation"):
+        participation = as_participation(training.participation, training.sampling)
+    algorithm = _algorithm(content["method"])
+    transforms = uplink_of_tables(uplink, ("privacy", "uplink"))
+    model = architecture_of(content["model"], ("model",))
+    with _errors_at("privacy", "secure_aggregation"):
+        return RunSpec(
+            algorithm,
+            model,
+            training.rounds,
+            seed=training.seed,
+            participation=participation,
+            uplink=transforms,
+            privacy=_table(Privacy, {"privacy": privacy}, "privacy", also=("uplink",)),
+        )
+
+
+def _table(
+    kind: type[T], content: Mapping[str, Any], name: str, also: Sequence[str] = ()
+) -> T:
+    """Read and check a table of the job file.
+
+    Raises:
+        ConfigError: the first problem that a person should correct.
+    """
+    return parse(kind, content[name], (name,), what=f"setting of [{name}]", also=also)
 
 
 @contextmanager
@@ -263,37 +283,10 @@ def _errors_at(*key: str) -> Iterator[None]:
     """Turn a `ValueError` into a `ConfigError` about the setting `key`."""
     try:
         yield
+    except ConfigError:
+        raise
     except ValueError as error:
         raise ConfigError(key, str(error)) from None
-
-
-def _sums(
-    privacy: _Privacy,
-    algorithm: Algorithm,
-    uplink: Pipeline,
-    participation: Participation,
-) -> SecureSums | None:
-    """The settings of secure aggregation; None if the job does not use it.
-
-    Raises:
-        ConfigError: the method needs more than sums, or a setting is out of range.
-    """
-    if not privacy.secure_aggregation:
-        return None
-    with _errors_at("privacy", "secure_aggregation"):
-        sums = SecureSums(
-            privacy.sum_threshold,
-            privacy.sum_range,
-            privacy.probe == "open",
-            privacy.sum_scope,
-        )
-        sums.check(algorithm, uplink)
-        require(
-            participation.sampling != "poisson",
-            "secure_aggregation needs clients enough in every round, which "
-            'sampling = "poisson" does not promise',
-        )
-    return sums
 
 
 def _schema(data: _Data) -> Schema:
@@ -368,39 +361,8 @@ def _algorithm(table: Mapping[str, Any]) -> Algorithm:
         )
     check_choice_at(name, sorted(Algorithm.registry), ("method", "use"), "algorithm")
     try:
-        return configure(Algorithm.registry[name](), settings, ("method",))
+        return configured(Algorithm.registry[name](), settings, ("method",))
     except TypeError:
         raise ConfigError(
             ("method", "use"), f"{name} cannot be made from a file"
         ) from None
-
-
-def _table(kind: type[T], content: Mapping[str, Any], name: str) -> T:
-    """Parse and check a table of the job file.
-
-    Raises:
-        ConfigError: the first problem that a person should correct.
-    """
-    # JSON is the validated form: dates, which only TOML has, become strings.
-    text = json.dumps(content.get(name, {}), default=str)
-    try:
-        return kind.model_validate_json(text)
-    except ValidationError as error:
-        errors = error.errors(include_url=False)
-    # A misspelt key gives two errors: unknown, and missing. Report the unknown key.
-    unknown = [error for error in errors if error["type"] == "extra_forbidden"]
-    first = (unknown or errors)[0]
-    # Drop the parts that name an alternative of a union.
-    path = [str(part) for part in first["loc"]]
-    path = [part for part in path if not part.startswith(("literal[", "list["))]
-    key = path[-1] if path else name
-    if unknown:
-        choices = tuple(kind.model_fields)
-        check_choice_at(key, choices, (name, *path), f"setting of [{name}]")
-    if first["type"] == "missing":
-        raise ConfigError((name,), f"{key} is missing in [{name}]")
-    problem = first["msg"].lower()
-    if kind is _Data and path[:1] == ["columns"]:
-        listed = ", ".join(f'"{choice}"' for choice in KINDS)
-        problem = f"a column is {listed}, or a list of categories"
-    raise ConfigError((name, *path), f"{key} is {first['input']!r}; {problem}")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fedtailor.aggregation.secure_sums import MIN_CLIENTS
 from fedtailor.protocol import require
-from fedtailor.remote.secure_sums import MIN_CLIENTS
 from fedtailor.tables.kinds import ParsedColumn, parse_column
 from fedtailor.tables.options import TableOptions
 from fedtailor.tables.problems import Problems, join_names

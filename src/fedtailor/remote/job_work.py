@@ -105,13 +105,13 @@ class JobHandler:
         if not job.schema.federated:
             rows = read_rows(data, job.schema)
             content = [np.asarray(rows.x).tobytes(), np.asarray(rows.y).tobytes()]
-            self._split = split_rows(rows.y, job.schema, job.seed, name)
+            self._split = split_rows(rows.y, job.schema, job.spec.seed, name)
             self._begin(rows)
         else:
             self._table = read_table(data, job.schema)
             cells = self._table.frame.write_csv().encode()
             content = [cells, np.asarray(self._table.y).tobytes()]
-            self._split = split_rows(self._table.y, job.schema, job.seed, name)
+            self._split = split_rows(self._table.y, job.schema, job.spec.seed, name)
             self._sent = Statistics.load(store.directory, job.schema, OWN_FILE)
             # A client that is restarted continues with the same preprocessing.
             self._taken = Statistics.load(store.directory, job.schema)

@@ -16,10 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, UInt32
-from numpy.typing import NDArray
-
-from fedtailor.protocol import require
+from jaxtyping import UInt32
 
 SECRET_BYTES = 16
 """Length of the seed of a key pair or of a mask, and of each share of it."""
@@ -27,9 +24,6 @@ SECRET_BYTES = 16
 KEY_BYTES, NONCE_BYTES, TAG_BYTES = 32, 12, 16
 CIPHERTEXT_BYTES = NONCE_BYTES + 2 * SECRET_BYTES + TAG_BYTES
 """Length of two encrypted shares: nonce, shares, authentication tag."""
-
-_HEADROOM = 2.0**20
-"""Steps reserved for rounding errors, which are at most half a step for each client."""
 
 
 @dataclass(frozen=True)
@@ -159,41 +153,3 @@ def combine_shares(shares: Mapping[int, bytes]) -> bytes:
 
     numbered = [(position + 1, share) for position, share in shares.items()]
     return Shamir.combine(numbered, ssss=False)
-
-
-@dataclass(frozen=True)
-class FixedPoint:
-    """Fixed-point numbers in [-range, range], as integers modulo 2^32.
-
-    Sums of the integers are exact. Rounding changes a number by at most half a step,
-    and therefore a sum over n clients by at most n/2 steps.
-    """
-
-    range: float
-
-    @property
-    def step(self) -> float:
-        """The distance between two neighbouring numbers: 3e-8 for a range of 64."""
-        return self.range / (2.0**31 - _HEADROOM)
-
-    def check(self, vector: Float[np.ndarray, "..."]) -> None:
-        """Check that a vector can be encoded.
-
-        Raises:
-            ValueError: a number is out of range, or not finite.
-        """
-        largest = float(np.abs(vector).max(initial=0.0))
-        require(
-            largest <= self.range,
-            f"it would send a number of size {largest:g}, and sums hold numbers up to "
-            f"{self.range:g}; raise sum_range of the job's [privacy]",
-        )
-
-    def encode(self, values: Float[np.ndarray, "..."]) -> UInt32[np.ndarray, "..."]:
-        """Encode numbers within the range as multiples of the step, modulo 2^32."""
-        steps = np.rint(values.astype(np.float64) / self.step).astype(np.int64)
-        return steps.astype(np.uint32)
-
-    def decode(self, steps: UInt32[np.ndarray, "..."]) -> NDArray[np.float64]:
-        """Decode encoded numbers, or the sum of encoded numbers."""
-        return steps.view(np.int32).astype(np.float64) * self.step

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedtailor.aggregation.secure_sums import SecureSums
 from fedtailor.client.private_steps import private_settings
 from fedtailor.metrics import Metric, default_metrics
 from fedtailor.models import Model
@@ -24,14 +25,13 @@ from fedtailor.protocol import (
     noise_of,
     require,
     send,
+    to_plain,
 )
 from fedtailor.remote.examples import template_of
 from fedtailor.remote.job import Job
-from fedtailor.remote.secure_sums import SecureSums
 from fedtailor.remote.statistics import Statistics
 from fedtailor.training import MOST_ROUNDS
 from fedtailor.training.binding import bind
-from fedtailor.training.settings import settings
 
 
 @dataclass(frozen=True)
@@ -120,14 +120,14 @@ class Plan:
         description = {
             "phase": phase,
             "seed": self.seed,
-            "method": settings(self.phase(phase)),
+            "method": to_plain(self.phase(phase)),
         }
         if self.inputs:
             description["inputs"] = self.inputs
         if self.uplink:
-            description["uplink"] = settings(self.uplink)
+            description["uplink"] = to_plain(self.uplink)
         if self.downlink:
-            description["downlink"] = settings(self.downlink)
+            description["downlink"] = to_plain(self.downlink)
         return json.loads(json.dumps(_json_values(description)))
 
 
@@ -142,22 +142,22 @@ def plan_of(job: Job, statistics: Statistics | None = None) -> Plan:
     Raises:
         ValueError: the job's settings contradict each other.
     """
-    model = bind(job.model, template_of(job, statistics))
+    model = bind(job.spec.model, template_of(job, statistics))
     require(
-        noise_of(job.uplink, by="client") is None or not job.evaluate,
+        noise_of(job.spec.uplink, by="client") is None or not job.spec.privacy.evaluate,
         "the clients' noise does not cover the sums that they send with "
         "evaluate = true; set evaluate = false",
     )
     return Plan(
         job.identity,
-        job.algorithm,
+        job.spec.algorithm,
         model,
-        job.seed,
-        job.uplink,
-        evaluate=job.evaluate,
+        job.spec.seed,
+        job.spec.uplink,
+        evaluate=job.spec.privacy.evaluate,
         inputs="" if statistics is None else statistics.fingerprint,
-        sums=job.sums,
-        rounds=job.rounds,
+        sums=job.spec.privacy.sums,
+        rounds=job.spec.rounds,
     )
 
 

@@ -4,7 +4,6 @@ A client takes part in the job of its copy of `job.toml`. Its policy limits that
 and holds over all jobs and runs. Without a file the defaults apply.
 """
 
-import dataclasses
 import json
 import re
 import textwrap
@@ -15,12 +14,12 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 import numpy as np
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field
 
+from fedtailor.aggregation.secure_sums import MIN_CLIENTS
 from fedtailor.client.private_steps import private_settings
-from fedtailor.experiments.document import ConfigError, read
-from fedtailor.experiments.parsing import check_choice_at
-from fedtailor.protocol import noise_of, require
+from fedtailor.experiments.document import read
+from fedtailor.protocol import ConfigError, noise_of, parse, require
 from fedtailor.remote.account import DESCRIBE
 from fedtailor.remote.job import Job
 from fedtailor.remote.keys import write_new
@@ -28,7 +27,6 @@ from fedtailor.remote.messages import Request
 from fedtailor.remote.refusals import Refusal, refuse_unless
 from fedtailor.remote.secure_sums import (
     MAX_NEIGHBOURS,
-    MIN_CLIENTS,
     SHARES,
     STAGES,
     SUM,
@@ -116,7 +114,7 @@ class Policy:
 
     def reasons_against(self, job: Job) -> Iterator[str]:
         """Why the policy does not allow a job; nothing if it does."""
-        if self.secure_aggregation_only and job.sums is None:
+        if self.secure_aggregation_only and job.spec.privacy.sums is None:
             yield (
                 "the coordinator would see this client's own updates"
                 " (secure_aggregation_only is true)"
@@ -132,7 +130,7 @@ class Policy:
             yield (
                 "sums over single columns would be sent (federated_statistics is false)"
             )
-        if job.evaluate and not self.measurements:
+        if job.spec.privacy.evaluate and not self.measurements:
             yield "sums of losses would be sent (measurements is false)"
         if self.columns is not None:
             used = (*job.schema.columns, job.schema.target)
@@ -190,7 +188,7 @@ class Policy:
 
     def describe(self, job: Job) -> list[str]:
         """Say in plain words what the policy allows, and what a job makes of it."""
-        rounds = min(self.rounds or job.rounds, job.rounds)
+        rounds = min(self.rounds or job.spec.rounds, job.spec.rounds)
         own = "never this client's own"
         if not self.secure_aggregation_only:
             own = "or this client's own"
@@ -200,12 +198,15 @@ class Policy:
         used = (*job.schema.columns, job.schema.target)
         words = {
             "rounds": [
-                f"at most {rounds} of the job's {job.rounds} in a run, and"
+                f"at most {rounds} of the job's {job.spec.rounds} in a run, and"
                 f" {self.runs} runs"
             ],
             "updates": [
                 f"seen in sums over {self.least_clients} clients or more, {own}",
-                *(["(this job also sends its own sums of losses)"] * job.evaluate),
+                *(
+                    ["(this job also sends its own sums of losses)"]
+                    * job.spec.privacy.evaluate
+                ),
             ],
             "epsilon": [
                 f"at most {self.epsilon:g} over all runs and jobs",
@@ -252,21 +253,8 @@ def read_policy(kit: Path) -> Policy:
     if not (kit / POLICY).exists():
         return Policy()
     document = read(kit / POLICY)
-    names = tuple(field.name for field in dataclasses.fields(Policy))
     try:
-        for name in document.content:
-            check_choice_at(name, names, (name,), "entry")
-        # JSON is the validated form: dates, which only TOML has, become strings.
-        text = json.dumps(document.content, default=str)
-        try:
-            return TypeAdapter(Policy).validate_json(text)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            name = str(first["loc"][0])
-            value = document.content[name]
-            message = first["msg"].removeprefix("Value error, ")
-            problem = message[0].lower() + message[1:]
-            raise ConfigError((name,), f"{name} is {value!r}; {problem}") from None
+        return parse(Policy, document.content, what="entry")
     except ConfigError as error:
         raise ValueError(document.explain(error)) from None
 
@@ -286,7 +274,7 @@ def write_policy(kit: Path, job: Job) -> Path:
     )
     columns = json.dumps([*job.schema.columns, job.schema.target], ensure_ascii=False)
     text = _TEMPLATE.format(
-        rounds=job.rounds,
+        rounds=job.spec.rounds,
         columns=columns,
         **{
             name: json.dumps(getattr(policy, name))
@@ -347,16 +335,16 @@ def _listed(names: Sequence[str], most: int = 12) -> str:
 
 def _has_open_probe(job: Job) -> bool:
     """Whether clients answer a probe without masks."""
-    assert job.sums is not None
-    probes = any(method.probes for method, _ in job.algorithm.phases())
-    return job.sums.open_probe and bool(probes)
+    assert job.spec.privacy.sums is not None
+    probes = any(method.probes for method, _ in job.spec.algorithm.phases())
+    return job.spec.privacy.sums.open_probe and bool(probes)
 
 
 def _adds_noise(job: Job) -> bool:
     """Whether the job has clients add noise in every phase."""
-    by_client = noise_of(job.uplink, by="client")
+    by_client = noise_of(job.spec.uplink, by="client")
     return by_client is not None or all(
-        private_settings(method) for method, _ in job.algorithm.phases()
+        private_settings(method) for method, _ in job.spec.algorithm.phases()
     )
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor._printable import say
+from fedtailor.aggregation.secure_sums import MIN_CLIENTS
 from fedtailor.client.private_steps import private_settings
 from fedtailor.federation import Federation
 from fedtailor.protocol import require
@@ -36,7 +37,6 @@ from fedtailor.remote.processes import running_superlink
 from fedtailor.remote.refusals import Refusal
 from fedtailor.remote.releases import MAX_LENGTH, RELEASE, talk
 from fedtailor.remote.run_log import RunLog, info_of
-from fedtailor.remote.secure_sums import MIN_CLIENTS
 from fedtailor.remote.statistics import (
     Statistics,
     add_statistics,
@@ -168,7 +168,7 @@ def monitored(
     days = days_left((coordinator / "server.crt").read_bytes())
     status = Status(
         title=connection.job.title,
-        rounds=connection.job.rounds,
+        rounds=connection.job.spec.rounds,
         registered=len(connection.clients),
         certificate_days=days,
     )
@@ -238,14 +238,17 @@ def check_client_count(job: Job, clients: int) -> None:
     Raises:
         ValueError: a setting needs more clients.
     """
-    if job.sums is not None:
+    if job.spec.privacy.sums is not None:
         require(
             clients >= MIN_CLIENTS,
             f"{JOB}: secure_aggregation adds over {MIN_CLIENTS} clients or more, and"
             f" {clients} {'has' if clients == 1 else 'have'} a kit; add clients with"
             " fedtailor federation init, or agree with them to do without it",
         )
-    required = {"minimum": job.minimum, "participation": job.participation.count or 0}
+    required = {
+        "minimum": job.minimum,
+        "participation": job.spec.participation.count or 0,
+    }
     for name, count in required.items():
         require(
             count <= clients,
@@ -339,7 +342,7 @@ def _beyond_delta(job: Job, rows: int) -> str:
     Returns:
         The line; empty if it does not.
     """
-    for method, _ in job.algorithm.phases():
+    for method, _ in job.spec.algorithm.phases():
         for sgd in private_settings(method):
             if delta_of(sgd) * rows >= 1:
                 return (

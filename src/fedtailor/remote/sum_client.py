@@ -18,11 +18,18 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt32
 
+from fedtailor.aggregation.secure_sums import (
+    MAX_SHARE,
+    MIN_CLIENTS,
+    FixedPoint,
+    SecureSums,
+    unsafe_combination,
+)
+from fedtailor.aggregation.sum_shares import ReleasedSums, SumHistory, largest_shares
 from fedtailor.remote.masks import (
     CIPHERTEXT_BYTES,
     KEY_BYTES,
     SECRET_BYTES,
-    FixedPoint,
     KeyPair,
     commitment,
     create_shares,
@@ -36,16 +43,11 @@ from fedtailor.remote.request_size import check_size
 from fedtailor.remote.secure_sums import (
     KEYS,
     MAX_NEIGHBOURS,
-    MAX_SHARE,
-    MIN_CLIENTS,
     SHARES,
     STAGES,
     SUM,
     VECTORS,
-    SecureSums,
-    unsafe_combination,
 )
-from fedtailor.remote.sum_shares import ReleasedSums, SumHistory, largest_shares
 
 Arrays = dict[str, np.ndarray]
 

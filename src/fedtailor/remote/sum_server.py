@@ -16,12 +16,20 @@ import numpy as np
 from jaxtyping import Float, UInt32
 from numpy.typing import NDArray
 
+from fedtailor.aggregation.secure_sums import (
+    MIN_CLIENTS,
+    FixedPoint,
+    SecureSums,
+    normalized,
+    unsafe_combination,
+    unsafe_sums,
+)
+from fedtailor.aggregation.sum_shares import ReleasedSums
 from fedtailor.protocol import Sums, require
 from fedtailor.remote.masks import (
     CIPHERTEXT_BYTES,
     KEY_BYTES,
     SECRET_BYTES,
-    FixedPoint,
     KeyPair,
     combine_shares,
     commitment,
@@ -31,18 +39,12 @@ from fedtailor.remote.messages import ArraySpec
 from fedtailor.remote.secure_sums import (
     KEYS,
     MAX_NEIGHBOURS,
-    MIN_CLIENTS,
     SHARES,
     UNMASK,
     VECTORS,
-    SecureSums,
     neighbour_graph,
-    normalized,
-    unsafe_combination,
-    unsafe_sums,
 )
 from fedtailor.remote.sum_client import mask_session, pairwise_mask
-from fedtailor.remote.sum_shares import ReleasedSums
 from fedtailor.remote.transport import TooFewClients
 
 Arrays = Mapping[str, np.ndarray]

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtailor._files import private_folder, reason
+from fedtailor.aggregation.secure_sums import hidden_kinds
 from fedtailor.client.private_steps import private_settings
 from fedtailor.executors import DeviceExecutor, Settings
 from fedtailor.federation import Federation
@@ -38,7 +39,7 @@ from fedtailor.remote.messages import Request
 from fedtailor.remote.plan import Plan
 from fedtailor.remote.refusals import Refusal, Refused, refuse_unless, refusing
 from fedtailor.remote.secret import secret_in, seed_from
-from fedtailor.remote.secure_sums import STAGES, SUM, hidden_kinds
+from fedtailor.remote.secure_sums import STAGES, SUM
 from fedtailor.remote.sum_client import SecureSumClient
 from fedtailor.remote.vector_cache import INITIAL
 from fedtailor.remote.wire import WORK, named, read_downlink

@@ -11,9 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
-from fedtailor.protocol import check_choice, require
+from fedtailor.protocol import check_choice, parse, require
 from fedtailor.report.measures import MEASURES
 from fedtailor.report.stored import Runs, StoredBaseline, StoredRun
 from fedtailor.report.units import Unit, unit_of
@@ -219,13 +217,9 @@ class Experiment:
         try:
             require(path.is_file(), f"{path} is no file")
             content = path.read_bytes()
-            index = TypeAdapter(Index).validate_json(content)
-        except (OSError, ValidationError) as error:
-            why = str(error)
-            if isinstance(error, ValidationError):
-                first = error.errors()[0]
-                why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-            raise ValueError(f"{path} is no index of an experiment ({why})") from None
+            index: Index = parse(Index, json.loads(content))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{path} is no index of an experiment ({error})") from None
         require(
             has_valid_digest(json.loads(content)),
             f"{path} is damaged (its digest is wrong); the same `fedtailor compare`"

@@ -49,6 +49,7 @@ from fedtailor.training import (
     MOST_ROUNDS,
     Callback,
     Participation,
+    Privacy,
     RunSpec,
     StandsStill,
     Training,
@@ -92,6 +93,7 @@ def run(
     uplink: Pipeline = (),
     downlink: Pipeline = (),
     metrics: Sequence[str | Metric] = (),
+    privacy: Privacy = Privacy(),  # noqa: B008 (frozen)
     settings: Settings = Settings(),  # noqa: B008 (frozen)
     callbacks: Sequence[Callback] = (),
     progress: Callable[[Training, bool], bool | None] | None = None,
@@ -126,6 +128,8 @@ def run(
             first one. By default a regression on a table is judged by its RMSE, in the
             target's own unit, and any other run by accuracy, or by the loss if there are
             no classes.
+        privacy: what of clients the server sees: `Privacy(secure_aggregation=True)` gives
+            it sums over clients only, as a federation of machines with it would.
         settings: devices, chunk size, debugging.
         callbacks: follow the run, and may stop it (`fedtailor.training.Callback`).
         progress: a plain function `(training, evaluated)` as one more callback.
@@ -170,6 +174,7 @@ def run(
         downlink=downlink,
         metrics=metrics,
         evaluate_every=evaluate_every,
+        privacy=privacy,
         until_still=until_still,
     )
     require(
@@ -256,6 +261,7 @@ def simulate(
     uplink: Pipeline = (),
     downlink: Pipeline = (),
     metrics: Sequence[str | Metric] = (),
+    privacy: Privacy = Privacy(),  # noqa: B008 (frozen)
     settings: Settings = Settings(),  # noqa: B008 (frozen)
     directory: Path | str | None = None,
 ) -> Training[DeviceExecutor]:
@@ -274,6 +280,7 @@ def simulate(
         uplink=uplink,
         downlink=downlink,
         metrics=metrics,
+        privacy=privacy,
     )
     executor = executor_of(federation, model, settings, directory)
     return create_training(replace(spec, model=executor.model), executor)

@@ -8,8 +8,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
-
+from fedtailor.protocol import ConfigError, parse
 from fedtailor.storage.digests import DIGEST_KEY, has_valid_digest, with_digest
 from fedtailor.storage.errors import Damaged
 from fedtailor.storage.run_files import SUMMARY, read_text
@@ -83,8 +82,8 @@ def read_final(directory: Path) -> FinalModels:
     if not is_record or DIGEST_KEY not in content or not has_valid_digest(content):
         raise Damaged(f"{path} is damaged (its digest is wrong); {_ADVICE}")
     try:
-        record = TypeAdapter(FinalModels).validate_python(content)
-    except ValidationError:
+        record: FinalModels = parse(FinalModels, content)
+    except ConfigError:
         raise Damaged(f"{path} is no record of final models; {_ADVICE}") from None
     for run in dict.fromkeys([record.run, *(it.run for it in record.clients.values())]):
         is_folder_name = Path(run).name == run and run not in ("", ".", "..")

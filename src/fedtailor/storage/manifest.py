@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fedtailor._version import __version__
-from fedtailor.protocol import DataFacts
+from fedtailor.protocol import DataFacts, to_plain
 from fedtailor.training import RunSpec
-from fedtailor.training.settings import settings
 
 ENVIRONMENT = ("versions", "machine", "origin")
 """The tables of a manifest in which a resumed run may differ.
@@ -59,7 +58,7 @@ def versions() -> dict[str, str]:
 def _origin_settings(origin: Mapping[str, Any]) -> dict[str, Any]:
     """An origin as TOML values, without entries that are None."""
     return {
-        name: _origin_settings(value) if isinstance(value, Mapping) else settings(value)
+        name: _origin_settings(value) if isinstance(value, Mapping) else to_plain(value)
         for name, value in origin.items()
         if value is not None
     }

@@ -15,12 +15,11 @@ from typing import Any, ClassVar, Literal
 import jax
 
 from fedtailor._files import atomic_write, reason
-from fedtailor.protocol import find_registered, require
+from fedtailor.protocol import find_registered, require, to_plain
 from fedtailor.runs.summary import spread
 from fedtailor.storage import Unusable
 from fedtailor.storage.digests import has_valid_digest, with_digest
 from fedtailor.training import Callback, Training
-from fedtailor.training.settings import settings
 
 ENTRY_POINTS = "fedtailor.trackers"
 """Group of entry points by which other packages provide subclasses of `Tracker`."""
@@ -269,9 +268,9 @@ def _config_of(training: Training, rounds: int) -> dict[str, Setting]:
     """The settings of a run by dotted name."""
     return _flat(
         {
-            "algorithm": settings(training.schedule[-1][0]),
-            "model": settings(training.model),
-            "participation": settings(training.participation),
+            "algorithm": to_plain(training.schedule[-1][0]),
+            "model": to_plain(training.model),
+            "participation": to_plain(training.participation),
             "clients": len(training.population),
             "rounds": rounds,
             "seed": training.seed,

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,8 @@ class Participation:
     fraction: float = 1.0
     count: int | None = None
     sampling: Literal["samples", "poisson"] | None = None
+
+    has_plain_type: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require(

@@ -24,6 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor.accounting import Ledger, LedgerPhase
+from fedtailor.aggregation.secure_sums import hidden_update
+from fedtailor.aggregation.sum_shares import SumHistory
 from fedtailor.federation.checks import check_seed
 from fedtailor.metrics import Metric
 from fedtailor.models import Model
@@ -39,6 +41,7 @@ from fedtailor.protocol import (
     Exchange,
     Exchanges,
     Executor,
+    HiddenRows,
     Pipeline,
     Population,
     Task,
@@ -50,8 +53,8 @@ from fedtailor.protocol import (
 from fedtailor.training.metrics import Metrics, select_metrics
 from fedtailor.training.participation import Participation
 from fedtailor.training.privacy import privacy_account, promises_privacy
-from fedtailor.training.settings import private_seed
-from fedtailor.training.spec import RunSpec
+from fedtailor.training.private_seed import private_seed
+from fedtailor.training.spec import Privacy, RunSpec
 
 ExecutorT = TypeVar("ExecutorT", bound=Executor)
 
@@ -106,6 +109,7 @@ class Rounds(Generic[ExecutorT]):
         metric: the main one of `measured`, by which the run is judged.
         metrics: the history: the values of `measured` at all evaluations so far.
         ledger: what was sent and computed in training so far.
+        sends_scores: whether clients send sums of losses, by which they are measured.
         privacy: the privacy spent so far; None if the run promises no privacy.
         round_seconds: wall time of every round without its evaluation. Runs that train
             in lock-step divide their common time equally.
@@ -126,6 +130,7 @@ class Rounds(Generic[ExecutorT]):
         downlink: Pipeline = (),
         metrics: Sequence[str | Metric] = (),
         target_scale: float = 1.0,
+        privacy: Privacy = Privacy(),  # noqa: B008 (frozen)
         secret: int | None = None,
         data: str = "",
     ) -> None:
@@ -144,6 +149,7 @@ class Rounds(Generic[ExecutorT]):
                 default: by the metric of the model).
             target_scale: the factor by which metrics in the unit of the model's target
                 are multiplied, so that they are recorded in the unit of the user's data.
+            privacy: what of clients the server sees.
             secret: the seed of the server's random numbers (who reports, noise on
                 sums), where others know `seed` and must not foresee them; None =
                 `seed`.
@@ -170,6 +176,15 @@ class Rounds(Generic[ExecutorT]):
         # All methods are checked now: the second one must not be refused after hours of
         # training with the first one.
         check_order(uplink)
+        self.sends_scores, self._sums = privacy.evaluate, privacy.sums
+        if self._sums is not None:
+            self._sums.check(algorithm, uplink)
+            self._sums.check_client_count(
+                algorithm,
+                participation.reporters(len(self.population)),
+                len(self.population),
+            )
+            self._sum_history = SumHistory(self._sums.scope)
         for method in methods:
             method.check(self.population)
             for transform in (*uplink, *downlink):
@@ -216,6 +231,7 @@ class Rounds(Generic[ExecutorT]):
             downlink=spec.downlink,
             metrics=spec.metrics or executor.data.default_metrics,
             target_scale=executor.data.target_units[1],
+            privacy=spec.privacy,
             secret=secret,
             data=data,
         )
@@ -306,7 +322,7 @@ class Rounds(Generic[ExecutorT]):
         downlink = self.algorithm.broadcast(self.server, cohort)
         announced = announce(self.uplink, downlink, self.uplink_state)
         exchange = self._new_exchange("client", cohort, announced)
-        answers = yield exchange
+        answers = self._as_sums((yield exchange), cohort)
 
         # Up: all answers have arrived and are finite before the state changes.
         server, uplink_state = self._aggregate_finite(downlink, exchange, answers)
@@ -315,6 +331,22 @@ class Rounds(Generic[ExecutorT]):
         self.uplink_state = uplink_state
         self.phase.participated[cohort.position] = True
         self._end_round(cohort, exchange.downlink, answers)
+
+    def _as_sums(self, answers: Answers, cohort: Cohort) -> Answers:
+        """The answers of a round as the server may see them: with secure aggregation, it
+        gets sums of the clients' updates only.
+        """
+        is_hidden = any(
+            isinstance(rows, HiddenRows) for rows in answers.update.values()
+        )
+        # The clients of an executor of machines hide their updates themselves.
+        if self._sums is None or is_hidden or not answers.update:
+            return answers
+        answers.require_finite()
+        update = hidden_update(
+            answers.update, cohort, answers.reporting, self._sums, self._sum_history
+        )
+        return replace(answers, update=update)
 
     def _aggregate_finite(
         self, downlink: Downlink, exchange: Exchange, answers: Answers

@@ -1,20 +1,108 @@
 """`RunSpec`: what a run is, as one value."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+import fedtailor.algorithms  # registers the methods
+import fedtailor.pipelines  # noqa: F401  (registers the transforms)
+from fedtailor.aggregation.secure_sums import SecureSums
 from fedtailor.metrics import Metric, find_metrics
 from fedtailor.models import Architecture, Model
-from fedtailor.protocol import Algorithm, Pipeline, require
-from fedtailor.training.binding import as_pipeline, require_algorithm, require_model
+from fedtailor.models.plain import model_of
+from fedtailor.protocol import (
+    Algorithm,
+    ConfigError,
+    Pipeline,
+    Transform,
+    from_plain,
+    require,
+    to_plain,
+)
+from fedtailor.training.binding import (
+    as_pipeline,
+    describe,
+    require_algorithm,
+    require_model,
+)
 from fedtailor.training.participation import Participation, as_participation
-from fedtailor.training.settings import settings
 
 MOST_ROUNDS = 2**31 - 1
 """The largest number of rounds, as tables hold it in 32 bits."""
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """What of clients the server sees, beside what the transforms of the uplink leave.
+
+    A simulation keeps to it as a federation of machines does: with secure aggregation
+    its server gets the same sums.
+
+    Attributes:
+        evaluate: whether clients send sums of losses and of correct predictions, from
+            which their models are measured.
+        secure_aggregation: whether the server sees sums over clients only, and never one
+            client's update.
+        sum_threshold: the share of the clients of a sum that can unmask it.
+        sum_range: the largest absolute value of a number that is added.
+        probe: whether the probe of a method, which no sum hides, may be answered
+            ("open").
+        sum_scope: the sums of which no combination may show a client's update: those of
+            all rounds ("run"), or those of each round by itself ("round").
+
+    Raises:
+        ValueError: a setting has a wrong value.
+    """
+
+    evaluate: bool = True
+    secure_aggregation: bool = False
+    sum_threshold: float = SecureSums.threshold
+    sum_range: float = SecureSums.range
+    probe: Literal["refused", "open"] = "refused"
+    sum_scope: Literal["run", "round"] = SecureSums.scope
+
+    has_plain_type: ClassVar[bool] = False
+    __pydantic_config__: ClassVar[Any] = {
+        "strict": True,
+        "extra": "forbid",
+        "allow_inf_nan": False,
+    }
+
+    def __post_init__(self) -> None:
+        require(
+            self.probe in ("refused", "open"),
+            f"probe is {self.probe!r}; it must be 'refused' or 'open'",
+        )
+        _ = self.sums
+
+    @property
+    def sums(self) -> SecureSums | None:
+        """The settings of secure aggregation; None without it."""
+        if not self.secure_aggregation:
+            return None
+        return SecureSums(
+            self.sum_threshold, self.sum_range, self.probe == "open", self.sum_scope
+        )
+
+    def check(
+        self, algorithm: Algorithm, uplink: Pipeline, participation: Participation
+    ) -> None:
+        """Check that a run can keep to it.
+
+        Raises:
+            ValueError: the method or a transform needs more than sums, or rounds may
+                have too few clients.
+        """
+        if self.sums is None:
+            return
+        self.sums.check(algorithm, uplink)
+        require(
+            participation.sampling != "poisson",
+            "secure_aggregation needs clients enough in every round, which "
+            'sampling = "poisson" does not promise',
+        )
 
 
 @dataclass(frozen=True)
@@ -37,6 +125,7 @@ class RunSpec:
         metrics: what to measure in addition to the loss and the accuracy, by name or as
             a `Metric`; the run is judged by the first one.
         evaluate_every: evaluate after every n-th round (and after the last).
+        privacy: what of clients the server sees.
         until_still: end as soon as the mean validation loss stands still.
 
     Raises:
@@ -52,6 +141,7 @@ class RunSpec:
     downlink: Pipeline = ()
     metrics: Sequence[str | Metric] = ()
     evaluate_every: int = 1
+    privacy: Privacy = field(default_factory=Privacy)
     until_still: bool = False
 
     def __post_init__(self) -> None:
@@ -68,6 +158,11 @@ class RunSpec:
             converted["metrics"] = (self.metrics,)
         for name, value in converted.items():
             object.__setattr__(self, name, value)
+        require(
+            isinstance(self.privacy, Privacy),
+            f"privacy is {describe(self.privacy)}; give fedtailor.Privacy(...)",
+        )
+        self.privacy.check(self.algorithm, self.uplink, self.participation)
 
     def bound(self, default_metrics: Sequence[str]) -> "RunSpec":
         """The spec of a bound model with its metrics.
@@ -97,15 +192,121 @@ class RunSpec:
             "run": {
                 "seed": self.seed,
                 "evaluate_every": self.evaluate_every,
-                "participation": settings(self.participation),
+                "participation": to_plain(self.participation),
                 **({"until_still": True} if self.until_still else {}),
                 **({"metrics": names} if names else {}),
             },
-            "algorithm": settings(self.algorithm),
-            **({"uplink": settings(self.uplink)} if self.uplink else {}),
-            **({"downlink": settings(self.downlink)} if self.downlink else {}),
-            "model": settings(self.model),
+            "algorithm": to_plain(self.algorithm),
+            **({"uplink": to_plain(self.uplink)} if self.uplink else {}),
+            **({"downlink": to_plain(self.downlink)} if self.downlink else {}),
+            "model": to_plain(self.model),
+            **(
+                {"privacy": to_plain(self.privacy)} if self.privacy != Privacy() else {}
+            ),
         }
+
+    @classmethod
+    def from_plain(
+        cls,
+        manifest: Mapping[str, Any],
+        rounds: int,
+        *,
+        algorithm: Algorithm | None = None,
+        model: Model | Architecture | None = None,
+    ) -> "RunSpec":
+        """The settings of a run from its manifest; the inverse of `to_plain`.
+
+        Args:
+            manifest: of the run.
+            rounds: of the run, which the manifest does not hold.
+            algorithm: the method, if the manifest's is not to be used.
+            model: the model, likewise.
+
+        Raises:
+            ValueError: the manifest does not determine the run.
+        """
+        run = manifest["run"]
+        pipelines: dict[str, Pipeline] = {
+            name: pipeline_of_run(manifest, name) for name in ("uplink", "downlink")
+        }
+        return cls(
+            method_of_run(manifest) if algorithm is None else algorithm,
+            model_of_run(manifest, model),
+            rounds,
+            seed=run["seed"],
+            participation=from_plain(
+                Participation, run["participation"], ("run", "participation")
+            ),
+            metrics=run.get("metrics", ()),
+            evaluate_every=run["evaluate_every"],
+            privacy=from_plain(
+                Privacy, to_plain(Privacy()) | manifest.get("privacy", {}), ("privacy",)
+            ),
+            until_still=run.get("until_still", False),
+            **pipelines,
+        )
+
+
+def method_of_run(manifest: Mapping[str, Any]) -> Algorithm:
+    """The method of a run from its manifest.
+
+    Raises:
+        ValueError: it is not installed, or has settings (functions, arrays) that a
+            manifest cannot hold.
+    """
+    table = manifest["algorithm"]
+    try:
+        return from_plain(Algorithm, table, ("algorithm",))
+    except ConfigError as error:
+        raise ValueError(
+            f"the run's method {table.get('name')!r} cannot be made from its directory"
+            f" ({_at(error)}{error}); pass algorithm=..."
+        ) from None
+
+
+def pipeline_of_run(manifest: Mapping[str, Any], name: str) -> Pipeline:
+    """The transforms of a run from its manifest, those of "uplink" or "downlink".
+
+    Raises:
+        ValueError: a transform is not installed, or has settings that a manifest cannot
+            hold.
+    """
+    try:
+        return tuple(
+            from_plain(Transform, table, (name, str(number)))
+            for number, table in enumerate(manifest.get(name, ()))
+        )
+    except ConfigError as error:
+        raise ValueError(
+            f"a transform of the run's {name} cannot be made from its directory"
+            f" ({_at(error)}{error})"
+        ) from None
+
+
+def model_of_run(
+    manifest: Mapping[str, Any], given: Model | Architecture | None = None
+) -> Model:
+    """The model of a run from its manifest.
+
+    Args:
+        manifest: of the run.
+        given: the model, or its network, if only the user's code knows it.
+
+    Raises:
+        ValueError: its network or its loss is not one of fedtailor's.
+    """
+    try:
+        return model_of(manifest["model"], given)
+    except ValueError as error:
+        raise ValueError(
+            f"{error}; pass model=... (`--model FILE.py:NAME` on the command line)"
+        ) from None
+
+
+def _at(error: ConfigError) -> str:
+    """The key path of an error within a method or transform, for messages."""
+    path = ".".join(error.place[1:-1])
+    return f"{path}." if path else ""
 
 
 def require_count(name: str, value: Any) -> None:

@@ -227,8 +227,10 @@ class Training(Rounds[ExecutorT]):
 
     def evaluation(self) -> Exchanges[None]:
         """Evaluate the personal models of all clients, seen and unseen, on their val
-        and test splits.
+        and test splits, if clients may send how these do (`Privacy.evaluate`).
         """
+        if not self.sends_scores:
+            return
         for table in (self.executor.seen, self.executor.unseen):
             groups = yield from self.serve_clients(table, np.arange(len(table)))
             if not groups:

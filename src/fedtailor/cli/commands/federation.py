@@ -350,7 +350,7 @@ def _serve(options: Serve) -> int:
             say(line)
         advice = f"go on with fedtailor federation serve {options.dir} --resume"
         with (
-            progress_of(job.title, job.rounds) as progress,
+            progress_of(job.title, job.spec.rounds) as progress,
             explain_interrupt(f"stopped; {advice}"),
         ):
             try:
@@ -564,13 +564,12 @@ def predictions_of(
 
 def _simulate(options: Simulate) -> int:
     from fedtailor.cli.progress import progress_of
-    from fedtailor.executors import Settings
     from fedtailor.remote.examples import read_all
     from fedtailor.remote.job import read_job
     from fedtailor.remote.kit import COORDINATOR, JOB, read_public_keys
-    from fedtailor.remote.plan import plan_of
+    from fedtailor.remote.simulation import simulate_job
     from fedtailor.remote.statistics import decorrelation_note
-    from fedtailor.runs import run
+    from fedtailor.training import AfterRound
 
     job = read_job(options.dir / JOB)
     names = list(read_public_keys(options.dir / COORDINATOR))
@@ -580,22 +579,15 @@ def _simulate(options: Simulate) -> int:
         f" this order: {', '.join(names)}",
     )
     clients, statistics = read_all(job, dict(zip(names, options.data, strict=True)))
-    plan = plan_of(job, statistics)
     if line := decorrelation_note(job.schema, statistics):
         say(line)
-    with progress_of(job.title, job.rounds) as progress:
-        finished = run(
-            plan.algorithm,
+    with progress_of(job.title, job.spec.rounds) as progress:
+        finished = simulate_job(
+            job,
             clients,
-            plan.model,
-            job.rounds,
-            seed=job.seed,
-            progress=progress,
-            participation=job.participation,
-            uplink=plan.uplink,
-            downlink=plan.downlink,
+            statistics,
             directory=options.out,
-            settings=Settings(devices=1, canonical=True),
+            callbacks=[AfterRound(progress)],
         )
     _print_scores(finished.training, options.out)
     return 0

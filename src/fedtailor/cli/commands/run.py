@@ -16,10 +16,9 @@ from fedtailor.cli.progress import explain_interrupt, progress_of
 from fedtailor.cli.sizes import sizes_of, with_sizes
 from fedtailor.executors import Settings
 from fedtailor.experiments import scenarios
-from fedtailor.experiments.parsing import check_trains
 from fedtailor.experiments.scenario import Scenario
 from fedtailor.experiments.texts import architecture_of_text, uplink_of_texts
-from fedtailor.protocol import Algorithm, is_hyperparameters, require
+from fedtailor.protocol import Algorithm, check_trains, is_hyperparameters, require
 from fedtailor.runs import Run
 from fedtailor.runs import run as train
 from fedtailor.runs.summary import as_lines

@@ -5,8 +5,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from fedtailor.remote import sum_shares
-from fedtailor.remote.sum_shares import (
+from fedtailor.aggregation import sum_shares
+from fedtailor.aggregation.sum_shares import (
     ReleasedSums,
     SumHistory,
     _basis,

@@ -2,20 +2,21 @@
 whole trainings.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import polars as pl
 
 from fedtailor.client.pool import split_sizes
-from fedtailor.executors import Settings
 from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.coordinate import coordinate
 from fedtailor.remote.examples import federation_of
 from fedtailor.remote.job import read_job
 from fedtailor.remote.plan import plan_of
+from fedtailor.remote.simulation import simulate_job
 from fedtailor.remote.table import read_rows
 from fedtailor.remote.transport import LoopbackTransport, Responder
 from fedtailor.remote.work import PERSONAL, RoundHandler
-from fedtailor.runs import run
 from fedtailor.storage.export import load_models
 
 JOB = """title = "wards"
@@ -31,12 +32,14 @@ age = "number"
 ward = ["surgery", "medicine"]
 [model]
 use = "logistic"
+{model}
 [method]
-use = "ditto"
+use = "{method}"
 sgd = {{ lr = 0.1, epochs = 1, batch_size = 8 }}
 [training]
 rounds = {rounds}
 minimum = 2
+{rest}
 """
 NAMES = ("a", "b", "c", "d")
 
@@ -44,8 +47,9 @@ NAMES = ("a", "b", "c", "d")
 class Clients:
     """A job's file, and four clients with a file and a directory each."""
 
-    def __init__(self, directory, rounds=4):
+    def __init__(self, directory, rounds=4, *, method="ditto", model="", rest=""):
         directory.mkdir()
+        self.settings = {"method": method, "model": model, "rest": rest}
         self.directory, self.path = directory, directory / "job.toml"
         self.set_rounds(rounds)
         for place, name in enumerate(NAMES):
@@ -61,7 +65,7 @@ class Clients:
         }
 
     def set_rounds(self, rounds):
-        self.path.write_text(JOB.format(rounds=rounds))
+        self.path.write_text(JOB.format(rounds=rounds, **self.settings))
         self.job = read_job(self.path)
 
     def start(self, names):
@@ -101,14 +105,6 @@ class Clients:
         return load_models(self.store(name).directory / PERSONAL)[name]
 
     def simulated(self, names, rounds):
-        clients, plan = (
-            federation_of(self.job, {name: self.rows[name] for name in names}),
-            plan_of(self.job),
-        )
-        return run(
-            plan.algorithm,
-            clients,
-            plan.model,
-            rounds,
-            settings=Settings(devices=1, canonical=True),
-        )
+        clients = federation_of(self.job, {name: self.rows[name] for name in names})
+        job = replace(self.job, spec=replace(self.job.spec, rounds=rounds))
+        return simulate_job(job, clients)

@@ -423,7 +423,7 @@ def test_a_job_asks_for_it(tmp_path):
     # The template asks for it; a setting beside it stands in the next line.
     asked = "secure_aggregation = true"
     average = ('use = "finetune"', 'use = "fedavg"')
-    assert job_of(tmp_path, (asked, "secure_aggregation = false")).sums is None
+    assert job_of(tmp_path, (asked, "secure_aggregation = false")).spec.privacy.sums is None
     job = job_of(tmp_path, average)
     assert job.spec.privacy.sums == SecureSums() == plan_of(job).sums
     settings = (
@@ -456,7 +456,7 @@ def test_a_job_asks_for_it(tmp_path):
         ),
         (
             ((asked, asked + "\nsum_threshold = 0.5"), average),
-            "line 37: sum_threshold is 0.5; it must be above",
+            "line 38: sum_threshold is 0.5; it must be above",
         ),
         (
             (average, ('"uniform"', '"poisson"')),
@@ -464,7 +464,7 @@ def test_a_job_asks_for_it(tmp_path):
         ),
         (
             ((asked, asked + "\nsum_range = 0"), average),
-            "line 37: sum_range is 0; it must be at least 0.001",
+            "line 38: sum_range is 0; it must be at least 0.001",
         ),
         (
             ((asked, asked + '\nprobe = "x"'), average),

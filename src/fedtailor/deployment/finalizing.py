@@ -216,7 +216,8 @@ def _train(
     spec = RunSpec.from_plain(first.manifest, rounds)
     assert isinstance(spec.model, Model)
     # More rows may give other inputs, such as a category that was too rare.
-    executor = executor_of(data, spec.model.architecture, settings, directory)
+    network = spec.model.architecture.in_precision(spec.model.dtype)
+    executor = executor_of(data, network, settings, directory)
     spec = replace(spec, model=executor.model, until_still=False, evaluate_every=rounds)
     title = f"{label}, on all rows"
     shown = nullcontext(None) if follow is None else follow(title, rounds)

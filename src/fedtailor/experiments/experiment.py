@@ -18,6 +18,7 @@ from fedtailor.experiments.uplink import uplink_of_tables
 from fedtailor.metrics import find_metric
 from fedtailor.models import Architecture
 from fedtailor.models.plain import architecture_of
+from fedtailor.models.precision import FileDType
 from fedtailor.protocol import (
     Algorithm,
     ConfigError,
@@ -105,6 +106,7 @@ class _File(_Table):
     participation: Share | None = None
     sampling: Sampling = "uniform"
     uplink: list[dict[str, Any]] = []
+    precision: FileDType | None = None
     evaluate_every: Rounds | None = None
     track: list[str] = []
     measured: list[str] = []
@@ -270,13 +272,40 @@ def resolve(document: Document, name: str, *, quick: bool = False) -> Experiment
         _check_published(file, entries, quick)
     except ConfigError as error:
         raise ValueError(document.explain(error)) from None
-    return Experiment(
+    experiment = Experiment(
         f"{name}-quick" if quick else name,
         "quick" if quick else "full",
         file,
         columns,
         entries,
     )
+    return in_precision(experiment, file.precision)
+
+
+def in_precision(experiment: Experiment, precision: FileDType | None) -> Experiment:
+    """The experiment with models of another precision; None = as they are."""
+    if precision is None:
+        return experiment
+    columns = {}
+    for column in experiment.columns:
+        models = {
+            name: model.in_precision(precision) for name, model in column.models.items()
+        }
+        scenario = replace(
+            column.scenario, model=column.scenario.model.in_precision(precision)
+        )
+        columns[column.label] = replace(column, scenario=scenario, models=models)
+    entries = []
+    for entry in experiment.entries:
+        candidates = []
+        for candidate in entry.candidates:
+            model = candidate.model
+            if model is not None:
+                model = model.in_precision(precision)
+            candidates.append(replace(candidate, model=model))
+        column = columns[entry.column.label]
+        entries.append(replace(entry, column=column, candidates=tuple(candidates)))
+    return replace(experiment, columns=tuple(columns.values()), entries=tuple(entries))
 
 
 def _check_names(key: str, names: Sequence[str], find: Callable[[str], object]) -> None:

@@ -1,6 +1,7 @@
 """`Architecture`: a network before the shape of the data is known."""
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from jaxtyping import Array, Float, PyTree, Shaped
@@ -166,6 +167,17 @@ class Architecture(ABC):
             f"{type(self).__name__} names a head and has no method `head_outputs`"
         )
 
+    def in_precision(self, dtype: DType | Precision) -> "Architecture":
+        """This network for models of another precision than float32.
+
+        Example:
+            >>> half = ft.models.logistic().in_precision("bfloat16")
+            >>> ft.run(ft.FedAvg(), federation, half, rounds=1).personal(0).theta.dtype
+            dtype(bfloat16)
+        """
+        Precision.of(dtype)
+        return self if dtype == "float32" else InPrecision(self, dtype)
+
     def bind(
         self,
         input_shape: tuple[int, ...],
@@ -177,3 +189,36 @@ class Architecture(ABC):
         from fedtailor.models.model import Model  # avoids an import cycle
 
         return Model(self, tuple(input_shape), outputs, loss, dtype)
+
+
+@dataclass(frozen=True)
+class InPrecision(Architecture):
+    """A network before its precision is bound, see `Architecture.in_precision`.
+
+    The bound model is one of the inner network.
+    """
+
+    inner: Architecture
+    precision: DType | Precision
+
+    def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Network:
+        return self.inner.build(input_shape, outputs, key)
+
+    def apply(
+        self, network: Network, x: Shaped[Array, "b ..."], key: Array | None
+    ) -> Float[Array, "b ..."]:
+        return self.inner.apply(network, x, key)
+
+    def in_precision(self, dtype: DType | Precision) -> Architecture:
+        return self.inner.in_precision(dtype)
+
+    def bind(
+        self,
+        input_shape: tuple[int, ...],
+        outputs: int,
+        loss: Loss = cross_entropy,
+        dtype: DType | Precision | None = None,
+    ) -> "Model":
+        return self.inner.bind(
+            input_shape, outputs, loss, self.precision if dtype is None else dtype
+        )

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedtailor.models.architecture import Architecture
 from fedtailor.models.model import Model
-from fedtailor.models.precision import dtype_of, plain_dtype
+from fedtailor.models.precision import FileDType, dtype_of, plain_dtype
 from fedtailor.models.registry import ENTRY_POINTS, builders, find_builder
 from fedtailor.protocol import (
     ConfigError,
@@ -23,6 +23,9 @@ from fedtailor.protocol import (
     to_plain,
 )
 from fedtailor.tasks import loss_of, plain_loss
+
+PRECISION = "precision"
+"""The argument that each model has in a file: the type of its numbers."""
 
 
 def plain_model(model: Model) -> dict[str, Any]:
@@ -96,7 +99,8 @@ def architecture_of(
     """Build the architecture that a file of a person describes.
 
     Args:
-        value: the name of a model, or a table such as `{use = "mlp", hidden = 128}`.
+        value: the name of a model, or a table such as `{use = "mlp", hidden = 128}`. Each
+            model has the argument `precision`.
         place: key path of the setting, for errors.
         own_files: also accept `use = "FILE.py:FUNCTION"`, a function that returns an
             architecture. It runs the user's code, so it must be False for files of
@@ -118,6 +122,11 @@ def architecture_of(
         raise ConfigError(place, str(error)) from None
     hints = typing.get_type_hints(build)
     names = list(inspect.signature(build).parameters)
+    precision = None
+    if PRECISION in arguments and PRECISION not in names:
+        key_path = (*place, PRECISION)
+        precision = parse(FileDType, arguments.pop(PRECISION), key_path)
+    names.append(PRECISION)
     for key in arguments:
         check_choice_at(key, names, (*place, key), f"argument of {name}")
     parsed = {
@@ -140,7 +149,7 @@ def architecture_of(
             f"{name} gives {result!r}; it must give an architecture, such as"
             " from_torch(...)",
         )
-    return result
+    return result if precision is None else result.in_precision(precision)
 
 
 def _load_function(path: Path, name: str) -> Callable[..., Any]:

@@ -6,6 +6,9 @@ from typing import Any, Literal
 
 DType = Literal["float32", "float64", "bfloat16"]
 
+FileDType = Literal["float32", "bfloat16"]
+"""The types that files and the command line name; the third needs a switch of JAX."""
+
 
 @dataclass(frozen=True)
 class Precision:

@@ -413,13 +413,14 @@ def _path_in(plain: Any, location: Sequence[int | str]) -> tuple[KeyPath, Any]:
     list is told with the list.
     """
     path: list[str] = []
+    value: Any = plain
     for part in location:
-        is_key = isinstance(plain, Mapping) and part in plain
-        is_table = isinstance(plain, list) and isinstance(part, int)
-        if is_key or (is_table and isinstance(plain[part], Mapping)):
+        is_key = isinstance(value, Mapping) and part in value
+        is_table = isinstance(value, list) and isinstance(part, int)
+        if is_key or (is_table and isinstance(value[part], Mapping)):
             path.append(str(part))
-            plain = plain[part]
-    return tuple(path), plain
+            value = value[part]
+    return tuple(path), value
 
 
 def _names_of(kind: Any) -> list[str]:

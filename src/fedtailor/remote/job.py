@@ -74,7 +74,7 @@ class _Data(_Table):
     test: Share = 0.2
     preprocessing: Literal["none", "federated"] = "none"
     decorrelate: bool = False
-    columns: dict[str, Annotated[str | list[str], BeforeValidator(_require_kind)]]
+    columns: dict[str, Annotated[Kind | list[str], BeforeValidator(_require_kind)]]
 
 
 class _Training(_Table):

@@ -6,6 +6,7 @@ from typing import Any
 
 from fedtailor.federation import Federation
 from fedtailor.models import Architecture, Model
+from fedtailor.models.architecture import InPrecision
 from fedtailor.models.survival import ProportionalHazards
 from fedtailor.protocol import Algorithm, Pipeline, Transform, require
 from fedtailor.tasks import DiscreteTime, default_loss, task_of
@@ -49,6 +50,9 @@ def bind(model: Model | Architecture, federation: Federation) -> Model:
     require_model(model)
     if isinstance(model, Model):
         return model
+    precision: Any = "float32"
+    if isinstance(model, InPrecision):
+        model, precision = model.inner, model.precision
     loss = federation.loss
     if loss is None:
         loss = default_loss(federation.classes)
@@ -57,7 +61,9 @@ def bind(model: Model | Architecture, federation: Federation) -> Model:
         inner = model.inner if isinstance(model, ProportionalHazards) else model
         model = ProportionalHazards(inner, loss.start)
     outputs = task_of(loss).outputs(federation.classes, federation.y.shape[1:])
-    return model.bind(federation.input_shape, outputs, loss=loss)
+    return model.in_precision(precision).bind(
+        federation.input_shape, outputs, loss=loss
+    )
 
 
 def require_model(model: object) -> None:

@@ -29,8 +29,9 @@ from fedtailor.cli.progress import (
 )
 from fedtailor.executors import Settings
 from fedtailor.experiments.compare import Comparison
-from fedtailor.experiments.experiment import load
+from fedtailor.experiments.experiment import in_precision, load
 from fedtailor.experiments.plan import PlannedEntry
+from fedtailor.models.precision import FileDType
 from fedtailor.protocol import require
 from fedtailor.report.comparison import settings as settings_text
 from fedtailor.report.overview import duration
@@ -61,6 +62,9 @@ class Options:
     """Take runs that another version of fedtailor made, too; otherwise they are made
     anew.
     """
+    precision: FileDType | None = None
+    """The type of the models' numbers, in training and in messages: bfloat16 halves what
+    travels, and sums stay in float32 (default: the experiment's, or float32)."""
     canonical: bool = False
     """Aggregate in the order of clients, so that results do not depend on the number of
     devices.
@@ -135,7 +139,7 @@ def compare(arguments: list[str]) -> int:
         options = parse(Options, remaining, program)
         experiment = load(path, quick=options.quick)
     comparison = Comparison(
-        experiment,
+        in_precision(experiment, options.precision),
         options.out,
         Settings(devices=options.devices, canonical=options.canonical),
         at_once=options.seeds_at_once,

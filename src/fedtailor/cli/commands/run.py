@@ -18,6 +18,7 @@ from fedtailor.executors import Settings
 from fedtailor.experiments import scenarios
 from fedtailor.experiments.scenario import Scenario
 from fedtailor.experiments.texts import architecture_of_text, uplink_of_texts
+from fedtailor.models.precision import FileDType
 from fedtailor.protocol import Algorithm, check_trains, is_hyperparameters, require
 from fedtailor.runs import Run
 from fedtailor.runs import run as train
@@ -39,6 +40,9 @@ class Options:
     model: str | None = None
     """Another model than the scenario's: its name, with arguments after a colon
     (mlp:hidden=64), or a function of a file (net.py:Net)."""
+    precision: FileDType = "float32"
+    """The type of the model's numbers, in training and in messages: bfloat16 halves what
+    travels, and sums stay in float32."""
     seed: int = 0
     """Of the data's split, the initial models and everything else random."""
     participation: float = 1.0
@@ -177,6 +181,10 @@ def _parse(
                 " TABLE`, which then says which one to run",
             )
             changed = replace(changed, model=architecture_of_text(options.model))
+        if options.precision != "float32":
+            changed = replace(
+                changed, model=changed.model.in_precision(options.precision)
+            )
         return algorithm, changed, options
 
     flat = tyro.conf.arg(name="")

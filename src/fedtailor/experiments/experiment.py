@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from fedtailor._documentation import see
 from fedtailor.algorithms.find import find_algorithm
 from fedtailor.baselines import find_baseline
 from fedtailor.experiments import scenarios
@@ -390,7 +391,8 @@ def _entries(column: Column, file: _File) -> Iterator[Entry]:
                 raise ConfigError(
                     ("scenarios", column.label),
                     f"{label} has a grid, and grids are chosen on validation data: give"
-                    f" scenario {column.label!r} some, such as val = 0.1",
+                    f" scenario {column.label!r} some, such as val = 0.1"
+                    f"{see('errors#a-grid-without-validation-rows')}",
                 )
             flat = flatten(varied)
             parts = [label, *(f"{key} {value}" for key, value in flat.items())]

@@ -423,7 +423,10 @@ def test_a_job_asks_for_it(tmp_path):
     # The template asks for it; a setting beside it stands in the next line.
     asked = "secure_aggregation = true"
     average = ('use = "finetune"', 'use = "fedavg"')
-    assert job_of(tmp_path, (asked, "secure_aggregation = false")).spec.privacy.sums is None
+    assert (
+        job_of(tmp_path, (asked, "secure_aggregation = false")).spec.privacy.sums
+        is None
+    )
     job = job_of(tmp_path, average)
     assert job.spec.privacy.sums == SecureSums() == plan_of(job).sums
     settings = (

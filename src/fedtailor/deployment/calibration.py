@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from fedtailor.conformal import Calibration
+from fedtailor.deployment.data import is_of_machines
 from fedtailor.deployment.opening import OpenedRun, final_folder, is_export, open_run
 from fedtailor.models import Model
 from fedtailor.protocol import require
@@ -39,10 +40,12 @@ def calibration_of(run: OpenedRun) -> Calibration:
             rows, or did not store them and its data are not found.
     """
     kind = _kind(run.model)
+    where = "did not keep (--keep-rows), and its data are not found"
+    if is_of_machines(run.manifest):
+        where = "does not have: it is the run of machines, which keep their rows"
     require(
         run.validation_rows is not None,
-        f"sets and intervals need the validation rows, which {run.path} did not keep"
-        " (--keep-rows), and its data are not found",
+        f"sets and intervals need the validation rows, which {run.path} {where}",
     )
     assert run.validation_rows is not None
     return calibration_of_rows(

@@ -13,6 +13,7 @@ from fedtailor._printable import markdown_text
 from fedtailor.decision.intervals import Interval
 from fedtailor.decision.row_scores import FEW_PAIRS, SCORES, metric_interval
 from fedtailor.deployment.calibration import calibration_of
+from fedtailor.deployment.data import is_of_machines
 from fedtailor.deployment.opening import OpenedRun
 from fedtailor.metrics.metric import Metric, find_metric
 from fedtailor.protocol import check_choice, client_ids
@@ -140,7 +141,10 @@ def _data(run: OpenedRun, row: dict[str, Any]) -> Iterator[str]:
         yield ""
         yield f"Target: {markdown_text(target.name)} ({kind})."
     yield ""
-    yield _split(origin)
+    if is_of_machines(run.manifest):
+        yield "Split: at the client, by the shares of the job; the rows never left it."
+    else:
+        yield _split(origin)
 
 
 def _split(origin: dict[str, Any]) -> str:
@@ -234,6 +238,9 @@ def _measurements(run: OpenedRun, client: str, row: dict[str, Any]) -> Iterator[
     if expected is not None:
         yield expected
         return
+    if measured.is_empty() and (row["val"] or row["test"]):
+        yield "None: this client sent no measurements."
+        return
     if measured.is_empty():
         yield "None: this client has neither validation nor test rows."
         return
@@ -259,7 +266,9 @@ def _measurements(run: OpenedRun, client: str, row: dict[str, Any]) -> Iterator[
         )
         yield f"| {markdown_text(number_format.label)} | {' | '.join(cells)} |"
     yield ""
-    if rows is None:
+    if rows is None and is_of_machines(run.manifest):
+        yield "Intervals need the test rows, which the client keeps."
+    elif rows is None:
         yield (
             "Intervals need the test rows: the run did not keep them (keep_rows), and"
             " its data are not found."

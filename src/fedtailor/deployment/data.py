@@ -30,7 +30,7 @@ def federation_of(
         ValueError: the manifest does not name the origin of the data, they are not
             found, or they have changed.
     """
-    _require_simulation(manifest, directory)
+    require_simulation(manifest, directory)
     origin = manifest.get("origin")
     if not isinstance(origin, dict):
         raise ValueError(
@@ -70,7 +70,7 @@ def require_same(
     Raises:
         ValueError: their digest differs.
     """
-    _require_simulation(manifest, directory)
+    require_simulation(manifest, directory)
     require(
         federation.digest == manifest["data"]["digest"],
         f"the data are not those that {directory} was trained on (their digest"
@@ -78,18 +78,23 @@ def require_same(
     )
 
 
-def _require_simulation(manifest: Mapping[str, Any], directory: Path) -> None:
+def require_simulation(manifest: Mapping[str, Any], directory: Path) -> None:
     """Check that a run's data are on this machine.
 
     Raises:
         ValueError: it is the run of a federation of machines.
     """
     require(
-        "job" not in manifest["data"],
+        not is_of_machines(manifest),
         f"{directory} is the run of a federation of machines, whose clients keep their"
-        " data and their personal models; predict there, with `fedtailor federation"
-        " predict KIT`",
+        " data and their personal models: each predicts on its own machine, with"
+        " `fedtailor federation predict KIT`",
     )
+
+
+def is_of_machines(manifest: Mapping[str, Any]) -> bool:
+    """Whether a run is one of a federation of machines, which keep their data."""
+    return "job" in manifest["data"]
 
 
 def _table(

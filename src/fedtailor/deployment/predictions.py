@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fedtailor._files import translate_read_errors
 from fedtailor.conformal import Calibration, require_coverage
+from fedtailor.deployment.data import require_simulation
 from fedtailor.deployment.opening import OpenedRun
 from fedtailor.protocol import check_choice, require
 from fedtailor.storage import PersonalModel
@@ -153,6 +154,7 @@ def labelled_rows(
         ValueError: the run was trained on arrays, or rows are not valid.
     """
     if run.preprocessing is None:
+        require_simulation(run.manifest, run.path)
         raise ValueError(
             f"{run.path} was made from arrays, not from a table: enroll in Python,"
             " ft.open(...).enroll(x, y, name=...)"

@@ -1,5 +1,6 @@
 """The confusion matrix: how often each class is predicted for each label."""
 
+import math
 from typing import ClassVar, Literal
 
 import jax.numpy as jnp
@@ -24,6 +25,9 @@ class Confusion(Metric):
     unit: ClassVar[Literal["%", "", "target"]] = "%"
     higher_is_better: ClassVar[bool] = False
     tasks = (Classification,)
+
+    def limits(self) -> tuple[float, float]:
+        return 0.0, math.inf  # of counts
 
     def statistic(
         self,

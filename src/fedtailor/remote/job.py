@@ -18,6 +18,7 @@ import fedtailor.algorithms  # noqa: F401  (registers the methods)
 from fedtailor.experiments.document import Document, read
 from fedtailor.experiments.uplink import uplink_of_tables
 from fedtailor.federation.checks import MAX_SEED
+from fedtailor.metrics import find_metric
 from fedtailor.models.plain import architecture_of
 from fedtailor.protocol import (
     Algorithm,
@@ -84,6 +85,7 @@ class _Training(_Table):
     deadline: float = 300.0
     participation: Annotated[float, Field(gt=0)] = 1.0
     sampling: Sampling = "uniform"
+    metrics: list[str] = []
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,7 @@ class Job:
     def identity(self) -> str:
         """Fingerprint of the settings that a client agrees to.
 
-        These are data, model, method, seed and what may leave the client. The deadline,
+        These are data, model, method, metrics, seed and what may leave the client. The deadline,
         the minimum, the address and the number of rounds are not among them: the
         coordinator may change these without new copies at the clients, which answer at
         most as many rounds as their own copies say.
@@ -167,6 +169,8 @@ class Job:
         tables = ("data", "model", "method", "privacy")
         content: dict[str, Any] = {name: self.content.get(name) for name in tables}
         content["seed"] = self.spec.seed
+        if self.spec.metrics:
+            content["metrics"] = list(self.spec.metrics)
         content["order"] = list(self.schema.columns)  # as `sort_keys` sorts the columns
         text = json.dumps(content, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -252,6 +256,9 @@ def _spec(content: Mapping[str, Any], training: _Training) -> RunSpec:
     )
     with _errors_at("training", "participation"):
         participation = as_participation(training.participation, training.sampling)
+    with _errors_at("training", "metrics"):
+        for name in training.metrics:
+            find_metric(name)
     algorithm = _algorithm(content["method"])
     transforms = uplink_of_tables(uplink, ("privacy", "uplink"))
     model = architecture_of(content["model"], ("model",))
@@ -263,6 +270,7 @@ def _spec(content: Mapping[str, Any], training: _Training) -> RunSpec:
             seed=training.seed,
             participation=participation,
             uplink=transforms,
+            metrics=tuple(training.metrics),
             privacy=_table(Privacy, {"privacy": privacy}, "privacy", also=("uplink",)),
         )
 

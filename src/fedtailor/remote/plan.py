@@ -14,7 +14,7 @@ import numpy as np
 
 from fedtailor.aggregation.secure_sums import SecureSums
 from fedtailor.client.private_steps import private_settings
-from fedtailor.metrics import Metric, default_metrics
+from fedtailor.metrics import Metric
 from fedtailor.models import Model
 from fedtailor.protocol import (
     Algorithm,
@@ -32,6 +32,7 @@ from fedtailor.remote.job import Job
 from fedtailor.remote.statistics import Statistics
 from fedtailor.training import MOST_ROUNDS
 from fedtailor.training.binding import bind
+from fedtailor.training.metrics import select_metrics
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Plan:
         evaluate: whether clients send sums of losses and of correct predictions.
         inputs: fingerprint of the federated preprocessing; empty without it.
         sums: settings of secure aggregation; None without it.
+        measured: names of metrics that clients send beside the loss and the accuracy.
         rounds: number of rounds; a client answers no requests beyond them.
     """
 
@@ -60,12 +62,13 @@ class Plan:
     evaluate: bool = True
     inputs: str = ""
     sums: SecureSums | None = None
+    measured: tuple[str, ...] = ()
     rounds: int = MOST_ROUNDS
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
         """The metrics whose sums clients send in an evaluation."""
-        return default_metrics(self.model)
+        return select_metrics(self.measured, self.model)[0]
 
     @property
     def client_noise(self) -> Noise | None:
@@ -143,6 +146,8 @@ def plan_of(job: Job, statistics: Statistics | None = None) -> Plan:
         ValueError: the job's settings contradict each other.
     """
     model = bind(job.spec.model, template_of(job, statistics))
+    measured = tuple(map(str, job.spec.metrics))
+    select_metrics(measured, model)
     require(
         noise_of(job.spec.uplink, by="client") is None or not job.spec.privacy.evaluate,
         "the clients' noise does not cover the sums that they send with "
@@ -157,6 +162,7 @@ def plan_of(job: Job, statistics: Statistics | None = None) -> Plan:
         evaluate=job.spec.privacy.evaluate,
         inputs="" if statistics is None else statistics.fingerprint,
         sums=job.spec.privacy.sums,
+        measured=measured,
         rounds=job.spec.rounds,
     )
 

@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from fedtailor._documentation import see
-from fedtailor.protocol import require
+from fedtailor.protocol import Diverged, require
 from fedtailor.remote.messages import (
     ArraySpec,
     Reply,
@@ -116,6 +116,7 @@ class PendingExchange:
             connection on which the request was sent, or None if it was not sent yet.
         replies: accepted answers, by client.
         refused: why an answer was refused, by client.
+        diverged: clients that say that their model became NaN or infinite.
     """
 
     requests: Mapping[str, Request]
@@ -124,6 +125,7 @@ class PendingExchange:
     open: dict[str, str | None]
     replies: dict[str, Reply] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+    diverged: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._may_miss = frozenset(self.cached)
@@ -159,6 +161,8 @@ class PendingExchange:
                 if self.cached.pop(sender, None) is not None:
                     self.open[sender] = None
                 return
+            if reply.refusal is Refusal.DIVERGED and sender not in self.diverged:
+                self.diverged.append(sender)
             require(not reply.cache_miss, "it says that it lacks what it was sent")
             check_content(reply, self.expected(request))
         except ValueError as error:
@@ -206,6 +210,8 @@ def send_and_receive(
 
     Raises:
         TooFewClients: fewer than `minimum` answers were accepted by the deadline.
+        Diverged: likewise, and that follows from the clients whose model became NaN or
+            infinite, which it would again.
     """
     # The nonce distinguishes answers to this request from answers to the same request
     # of a coordinator that was killed, and from forged answers.
@@ -250,6 +256,9 @@ def send_and_receive(
     missing, accepted = tuple(pending.open), pending.replies
     if missing:
         log(f"no answer in time from {', '.join(missing)}")
+    if pending.diverged and len(requests) - len(pending.diverged) < minimum:
+        first = pending.diverged[0]
+        raise Diverged(first, requests[first].round)
     if len(accepted) < minimum:
         raise TooFewClients(
             f"{len(accepted)} of {len(requests)} clients answered in time; the"

@@ -397,6 +397,11 @@ def experiments(results: Path, names: Sequence[str] = ()) -> list[StoredExperime
             path.parent.name for path in results.glob(f"*/{COMPARISON_INDEX}")
         )
     require(
+        bool(stored_names) or not (results / MANIFEST).is_file(),
+        f"{results} is a single run, which `fedtailor models {results}` shows; a report"
+        " is of the comparisons that `fedtailor compare` makes",
+    )
+    require(
         bool(stored_names),
         f"there are no results in {results}: it has no EXPERIMENT/{COMPARISON_INDEX}; `fedtailor"
         " compare` makes them",

@@ -114,6 +114,9 @@ class Serve:
     """Have clients evaluate after every n-th round, and after the last (where the job
     lets them).
     """
+    track: tuple[str, ...] = ()
+    """Show the run in experiment trackers, too: mlflow, tensorboard, wandb (offline).
+    """
     resume: bool = False
     """Go on with the run in DIR/run."""
     check: bool = False
@@ -295,6 +298,7 @@ def _serve(options: Serve) -> int:
     from fedtailor.remote.statistics import Statistics, decorrelation_note
     from fedtailor.remote.transport import TooFewClients
     from fedtailor.storage.run_files import MANIFEST
+    from fedtailor.trackers import find_trackers
     from fedtailor.training import AfterRound
 
     has_run = (options.dir / RUN_DIRECTORY / MANIFEST).exists()
@@ -307,6 +311,12 @@ def _serve(options: Serve) -> int:
         f"there is no run in {options.dir} to go on with; leave out --resume",
     )
     log = RunLog(options.log_level, options.log_file)
+    trackers = find_trackers(
+        options.track,
+        options.dir / RUN_DIRECTORY,
+        experiment="federation",
+        run=options.dir.resolve().name,
+    )
     with ExitStack() as stack:
         connection = stack.enter_context(
             connected(options.dir, host=options.listen, log=log)
@@ -362,7 +372,7 @@ def _serve(options: Serve) -> int:
                     resume=options.resume,
                     statistics=statistics,
                     evaluate_every=options.evaluate_every,
-                    callbacks=(AfterRound(progress), monitor),
+                    callbacks=(AfterRound(progress), monitor, *trackers),
                     compile_time=options.compile_time,
                     patience=options.patience,
                     arrivals=Arrivals(

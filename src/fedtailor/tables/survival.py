@@ -6,13 +6,10 @@ from numpy.typing import NDArray
 
 from fedtailor.tables.options import TableOptions
 from fedtailor.tasks import CoxPartial, DiscreteTime, Survival
-from fedtailor.tasks.survival import log_odds
+from fedtailor.tasks.survival import GRID, log_odds
 
 INTERVALS = 10
 """Number of intervals of the discrete hazard, of about equally many events each."""
-
-GRID = 64
-"""Number of times at which the metric c_index tells times apart."""
 
 
 def survival_loss(
@@ -36,13 +33,18 @@ def survival_loss(
             " compared with rows of their own client."
         )
         return CoxPartial(grid), (note,)
-    ends = tuple(end for end in _quantiles(events, INTERVALS) if end > 0) or (1.0,)
+    ends = interval_ends(events)
     start = log_odds(times, seen, ends)
     note = (
         f"Hazards are logistic in {len(ends)} intervals of time, of about equally many"
         f" events, up to {ends[-1]:g}."
     )
     return DiscreteTime(grid, ends, start), (note,)
+
+
+def interval_ends(events: NDArray[np.float64]) -> tuple[float, ...]:
+    """Ends of intervals of about equally many events, by their times."""
+    return tuple(end for end in _quantiles(events, INTERVALS) if end > 0) or (1.0,)
 
 
 def _quantiles(values: NDArray[np.float64], parts: int) -> tuple[float, ...]:

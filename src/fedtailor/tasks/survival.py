@@ -7,7 +7,7 @@ client in a batch it is Cox's model stratified by client.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import jax
@@ -29,9 +29,13 @@ class Survival(Task):
 
     Attributes:
         grid: ascending times between which the metric c_index tells times apart.
+        censoring: the share of training rows that are not censored at each time of the
+            grid, with which the metrics uno and integrated_brier weigh rows; None = not
+            known.
     """
 
     grid: tuple[float, ...] = ()
+    censoring: tuple[float, ...] | None = field(default=None, kw_only=True)
 
     name: ClassVar[str] = "survival"
     metrics: ClassVar[tuple[str, ...]] = ("loss",)
@@ -40,6 +44,14 @@ class Survival(Task):
     def risk(self, outputs: Float[Array, "b outputs"]) -> Float[Array, " b"]:
         """The risk of each example: who has a higher one has the event earlier."""
         raise NotImplementedError
+
+    def uncensored(self, time: Float[Array, " n"]) -> Float[Array, " n"]:
+        """The share of training rows that are not censored at some times, which are
+        rounded up to the grid (traced).
+        """
+        shares = jnp.asarray(self.censoring, time.dtype)
+        place = jnp.searchsorted(jnp.asarray(self.grid, time.dtype), time, side="left")
+        return shares[jnp.minimum(place, len(shares) - 1)]
 
     def row_scores(
         self, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."]

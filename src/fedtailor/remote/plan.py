@@ -30,6 +30,7 @@ from fedtailor.protocol import (
 from fedtailor.remote.examples import template_of
 from fedtailor.remote.job import Job
 from fedtailor.remote.statistics import Statistics
+from fedtailor.tasks import Survival
 from fedtailor.training import MOST_ROUNDS
 from fedtailor.training.binding import bind
 from fedtailor.training.metrics import select_metrics
@@ -66,9 +67,20 @@ class Plan:
     rounds: int = MOST_ROUNDS
 
     @property
+    def requested_metrics(self) -> tuple[str, ...]:
+        """The metrics beside those of every run: the job's, or those of survival, whose
+        loss says little.
+
+        Errors of a regression follow from its loss, and classes have their accuracy.
+        """
+        task = self.model.task
+        of_task = task.metrics_of_tables if isinstance(task, Survival) else ()
+        return self.measured or of_task
+
+    @property
     def metrics(self) -> tuple[Metric, ...]:
         """The metrics whose sums clients send in an evaluation."""
-        return select_metrics(self.measured, self.model)[0]
+        return select_metrics(self.requested_metrics, self.model)[0]
 
     @property
     def client_noise(self) -> Noise | None:

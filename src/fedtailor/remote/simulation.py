@@ -37,10 +37,12 @@ def simulate_job(
     """
     # The settings of a client's executor.
     settings = Settings(devices=1, canonical=True)
-    executor = executor_of(clients, plan_of(job, statistics).model, settings, directory)
+    plan = plan_of(job, statistics)
+    executor = executor_of(clients, plan.model, settings, directory)
     spec = replace(
         job.spec,
         model=executor.model,
+        metrics=plan.requested_metrics,
         privacy=replace(job.spec.privacy, evaluate=True),
     )
     store = None if directory is None else Store(directory)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fedtailor.remote.agreement import check_columns, check_inputs, check_scale
 from fedtailor.remote.job import Schema
 from fedtailor.remote.statistics import Statistics
-from fedtailor.remote.table import Rows
+from fedtailor.remote.table import ClientExamples
 from fedtailor.tables.sums import ColumnSums, InputSums
 
 SCHEMA = Schema(
@@ -268,10 +268,10 @@ def test_rows_far_beyond_the_pooled_ones_are_refused_without_a_cell():
     x = np.array([[0.1], [2e6], [3e30]], np.float32)
     schema = dataclasses.replace(SCHEMA, columns={"x": None}, kinds={"x": "number"})
     y = np.zeros(3, np.float32)
-    check_scale(Rows(x, y), np.array([0]), schema)
+    check_scale(ClientExamples(x, y), np.array([0]), schema)
     with pytest.raises(ValueError, match=r"2e[+]06 standard deviations"):
-        check_scale(Rows(x, y), np.array([0, 1]), schema)
+        check_scale(ClientExamples(x, y), np.array([0, 1]), schema)
     with pytest.raises(ValueError, match=r"1e[+]07 standard deviations"):
-        check_scale(Rows(x, y + 1e7), np.array([0]), schema)
+        check_scale(ClientExamples(x, y + 1e7), np.array([0]), schema)
     with pytest.raises(ValueError, match="too far from the pooled targets"):
-        check_scale(Rows(x, y + math.inf), np.array([0]), schema)
+        check_scale(ClientExamples(x, y + math.inf), np.array([0]), schema)

@@ -23,7 +23,7 @@ from fedtailor.protocol import (
 if TYPE_CHECKING:
     from fedtailor.client.trainer import DeviceTrainer
 
-Carry = tuple[Params, optax.OptState]
+StepCarry = tuple[Params, optax.OptState]
 LossGradient = Callable[[Params, Any, Int[Array, ""]], tuple[Params, Params]]
 """(params, batch, step number) -> (the gradient of the loss, params with updated running
 statistics).
@@ -76,7 +76,9 @@ def train(
         local, layout, sgd, proximal, linear_term, params, trained_mask
     )
 
-    def step(carry: Carry, batch: Batch | None, number: Int[Array, ""]) -> Carry:
+    def step(
+        carry: StepCarry, batch: Batch | None, number: Int[Array, ""]
+    ) -> StepCarry:
         # The carry, gradients and updates have the loop's layout. Only the loss takes
         # parameters in the model's layout. In DP-SGD `batch` is None: `loss_gradient`
         # draws the examples.
@@ -95,7 +97,7 @@ def train(
             new_params = gradient_terms.select(trained_mask, new_params, params)
         return new_params, opt_state
 
-    def private_step(carry: Carry, number: Int[Array, ""]) -> Carry:
+    def private_step(carry: StepCarry, number: Int[Array, ""]) -> StepCarry:
         return step(carry, None, number)
 
     params = layout.to_loop(params)

@@ -67,11 +67,13 @@ def warn_small_tests(
     return warnings
 
 
-Examples = Mapping[str, tuple[NDArray[Any], NDArray[Any]]]
+ExamplesByClient = Mapping[str, tuple[NDArray[Any], NDArray[Any]]]
 """Client -> inputs [n, ...] and targets [n, ...] of its rows."""
 
 
-def warn_repeated_rows(test: Examples, train: Examples | None = None) -> list[str]:
+def warn_repeated_rows(
+    test: ExamplesByClient, train: ExamplesByClient | None = None
+) -> list[str]:
     """Warns about test rows that occur twice in a client's test data, or in its training
     data: with the same inputs and the same target.
 

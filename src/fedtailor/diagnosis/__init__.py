@@ -38,7 +38,7 @@ from fedtailor.diagnosis.gradients import (
 )
 from fedtailor.diagnosis.recommend import (
     Race,
-    Recommendation,
+    RaceEntry,
     are_clear,
     recommend,
     starting_point,
@@ -46,7 +46,7 @@ from fedtailor.diagnosis.recommend import (
     streams_of,
 )
 from fedtailor.diagnosis.streams import (
-    Streams,
+    StreamClusterings,
     compare_streams,
     contexts_bound,
     matching_stability,
@@ -70,8 +70,8 @@ __all__ = [
     "LabelDifferences",
     "PersonalizationGain",
     "Race",
-    "Recommendation",
-    "Streams",
+    "RaceEntry",
+    "StreamClusterings",
     "agnostic_bound",
     "are_clear",
     "batch_sizes",

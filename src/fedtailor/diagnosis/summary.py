@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedtailor._notebook import paragraphs, table_of_frame
 from fedtailor.aggregation import Probe, user_centric_weights
 from fedtailor.aggregation.clusters import CLEAR, choose_streams, k_means
-from fedtailor.aggregation.distances import Rows
+from fedtailor.aggregation.distances import RowMatrix
 from fedtailor.decision import holm
 from fedtailor.diagnosis.bounds import effective_samples
 from fedtailor.diagnosis.divergences import (
@@ -36,7 +36,7 @@ from fedtailor.protocol import require
 if TYPE_CHECKING:
     import polars as pl
 
-Comparison = Literal["gradients", "labels", "inputs"]
+ComparedQuantity = Literal["gradients", "labels", "inputs"]
 """The quantities by which pairs of clients are compared."""
 
 MAX_COLUMNS = 5
@@ -107,7 +107,7 @@ class Evidence:
 
     names: Sequence[str]
     sizes: Int[np.ndarray, " m"]
-    gradients: Float[Rows, "m d"]
+    gradients: Float[RowMatrix, "m d"]
     sigma2: Float[np.ndarray, " m"]
     batch_sizes: Int[np.ndarray, " m"]
     label_counts: Int[np.ndarray, "m classes"] | None = None
@@ -222,7 +222,7 @@ class Diagnosis:
             {"client": list(names[first]), "other": list(names[second]), **columns}
         )
 
-    def adjusted_p_values(self, comparison: Comparison) -> NDArray[np.float64]:
+    def adjusted_p_values(self, comparison: ComparedQuantity) -> NDArray[np.float64]:
         """p-values of the pairs, adjusted for the number of pairs (Holm).
 
         Returns:

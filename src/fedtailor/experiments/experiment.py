@@ -132,7 +132,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Refusal:
+class RefusedCandidate:
     """Settings of a grid that the method refuses, with its error message."""
 
     parameters: Mapping[str, Any]
@@ -179,7 +179,7 @@ class ComparedMethod:
     scenario: ComparedScenario
     candidates: tuple[Candidate, ...]
     varied: Mapping[str, Any]
-    refused: tuple[Refusal, ...] = ()
+    refused: tuple[RefusedCandidate, ...] = ()
     uplink: Pipeline = ()
 
 
@@ -422,7 +422,7 @@ def _with_models(
 
 def _candidates(
     row: Algorithm, grid: Mapping[str, Any], place: KeyPath
-) -> tuple[tuple[Candidate, ...], tuple[Refusal, ...]]:
+) -> tuple[tuple[Candidate, ...], tuple[RefusedCandidate, ...]]:
     """The method with each of the settings of a grid.
 
     Returns:
@@ -437,7 +437,7 @@ def _candidates(
         try:
             candidates.append(Candidate(configure(row, settings, place), parameters))
         except RefusedSettings as error:
-            refused.append(Refusal(parameters, str(error)))
+            refused.append(RefusedCandidate(parameters, str(error)))
             errors.append(error)
     if not candidates:
         raise errors[0]

@@ -18,7 +18,7 @@ from fedtailor.federation.splits import (
     follow_splits,
 )
 from fedtailor.protocol import check_choice, require
-from fedtailor.tasks import Loss
+from fedtailor.tasks import LossFunction
 
 
 def from_arrays(
@@ -34,7 +34,7 @@ def from_arrays(
     classes: int | Literal["infer"] | None = "infer",
     shift: float | tuple[float, ...] = 0.0,
     scale: float | tuple[float, ...] = 1.0,
-    loss: Loss | None = None,
+    loss: LossFunction | None = None,
     name: str = "own data",
     seed: int = 0,
 ) -> Federation:

@@ -28,7 +28,7 @@ from fedtailor.storage import RunDirectory, interrupts
 from fedtailor.storage.run_files import CLIENTS, METRICS, read_frame
 from fedtailor.training import Callback, RunSpec, Training
 
-Arrivals = Callable[[Collection[str]], Mapping[str, NDArray[np.int64]]]
+FindArrivals = Callable[[Collection[str]], Mapping[str, NDArray[np.int64]]]
 """(names of known clients) -> numbers of rows [3] of others that have come, by name."""
 
 
@@ -45,7 +45,7 @@ def coordinate(
     callbacks: Sequence[Callback] = (),
     patience: float = PATIENCE_S,
     compile_time: float = COMPILE_S,
-    arrivals: Arrivals = lambda known: {},
+    arrivals: FindArrivals = lambda known: {},
     log: Callable[[str], None] = lambda line: None,
 ) -> Run:
     """Train by the job, and have each client store its personal model.
@@ -175,7 +175,9 @@ class _Newcomers(Callback):
         rows: those of the newcomers so far; changed in place.
     """
 
-    def __init__(self, arrivals: Arrivals, rows: dict[str, NDArray[np.int64]]) -> None:
+    def __init__(
+        self, arrivals: FindArrivals, rows: dict[str, NDArray[np.int64]]
+    ) -> None:
         self._arrivals, self._rows = arrivals, rows
 
     def after_round(self, training: Training, evaluated: bool) -> None:

@@ -48,8 +48,8 @@ from fedtailor.storage.digests import DIGEST_KEY, has_valid_digest, with_digest
 from fedtailor.tables.description import (
     BINS,
     ClientCounts,
+    CountNoise,
     Description,
-    Noise,
     all_edges,
     class_counts_of,
     correlated_columns,
@@ -94,7 +94,7 @@ class Question(BaseModel):
         Field(max_length=10_000),
     ] = Field(default_factory=dict)
 
-    def noise(self, schema: Schema) -> Noise:
+    def noise(self, schema: Schema) -> CountNoise:
         """The noise on each count.
 
         One row adds 1 to one count of every column, so that all counts together change by
@@ -103,7 +103,7 @@ class Question(BaseModel):
         assert self.epsilon is not None and self.delta is not None
         multiplier = gaussian_multiplier(self.epsilon, self.delta)
         deviation = multiplier * math.sqrt(len(kinds_of(schema)))
-        return Noise(epsilon=self.epsilon, delta=self.delta, deviation=deviation)
+        return CountNoise(epsilon=self.epsilon, delta=self.delta, deviation=deviation)
 
     def check(self, schema: Schema) -> None:
         """Check the settings of noisy counts.

@@ -13,10 +13,10 @@ from fedtailor.federation import SPLITS, Federation, Ragged
 from fedtailor.federation.splits import draw_splits
 from fedtailor.remote.job import Job, Schema
 from fedtailor.remote.statistics import Statistics, add_statistics, read_table
-from fedtailor.remote.table import Rows, read_rows
+from fedtailor.remote.table import ClientExamples, read_rows
 
 
-def federation_of(job: Job, rows: Mapping[str, Rows]) -> Federation:
+def federation_of(job: Job, rows: Mapping[str, ClientExamples]) -> Federation:
     """Make the federation of some clients, from their rows by name."""
     splits: dict[str, list[NDArray[np.int64]]] = {split: [] for split in SPLITS}
     first = 0  # index of the client's first row among all rows
@@ -85,7 +85,7 @@ def template_of(job: Job, statistics: Statistics | None = None) -> Federation:
         width = len(statistics.preprocessing(job.schema).inputs)
     x = np.zeros((1, width), np.float32)
     y = np.zeros(1, np.float32 if job.schema.classes is None else np.int32)
-    return federation_of(job, {"template": Rows(x, y)})
+    return federation_of(job, {"template": ClientExamples(x, y)})
 
 
 def split_rows(

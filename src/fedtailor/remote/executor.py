@@ -33,7 +33,7 @@ from fedtailor.remote.hidden_updates import HiddenUpdates
 from fedtailor.remote.messages import ArraySpec, Request
 from fedtailor.remote.plan import Plan
 from fedtailor.remote.secure_sums import SUM, hidden_kinds
-from fedtailor.remote.sum_server import Stage
+from fedtailor.remote.sum_server import SumStage
 from fedtailor.remote.sum_shares import SumHistory
 from fedtailor.remote.transport import (
     POLL_INTERVAL_S,
@@ -331,7 +331,7 @@ class RemoteExecutor:
         return 0
 
     def _run_stage(
-        self, stage: Stage, vector_id: Mapping[str, Any], cohort: Cohort
+        self, stage: SumStage, vector_id: Mapping[str, Any], cohort: Cohort
     ) -> dict[str, Mapping[str, np.ndarray]]:
         """Send the requests of one stage of secure aggregation.
 

@@ -31,7 +31,7 @@ from fedtailor.remote.statistics import (
     from_arrays,
     read_table,
 )
-from fedtailor.remote.table import Rows, read_rows
+from fedtailor.remote.table import ClientExamples, read_rows
 from fedtailor.remote.transport import RequestHandler
 from fedtailor.remote.work import RoundHandler
 from fedtailor.tables.sums import InputSums
@@ -264,7 +264,7 @@ class JobHandler:
         pooled.save(self._store.directory)
         self._taken = pooled
 
-    def _convert(self, statistics: Statistics) -> Rows:
+    def _convert(self, statistics: Statistics) -> ClientExamples:
         """Convert the table to examples by pooled statistics.
 
         Raises:
@@ -276,7 +276,9 @@ class JobHandler:
             check_scale(rows, self._split["train"], self._job.schema)
         return rows
 
-    def _begin(self, rows: Rows, statistics: Statistics | None = None) -> None:
+    def _begin(
+        self, rows: ClientExamples, statistics: Statistics | None = None
+    ) -> None:
         """Make the handler of rounds on these examples."""
         federation = federation_of(self._job, {self._name: rows})
         if self._make_work is not None:

@@ -56,7 +56,7 @@ def _check_hours(hours: str) -> str:
 
 
 Rounds = Annotated[int, Field(ge=1, le=MOST_ROUNDS)]
-Clients = Annotated[int, Field(ge=MIN_CLIENTS, le=MAX_NEIGHBOURS + 1)]
+ClientCount = Annotated[int, Field(ge=MIN_CLIENTS, le=MAX_NEIGHBOURS + 1)]
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Policy:
     epsilon: Annotated[float, Field(gt=0)] = 10.0
     noise_only: bool = False
     secure_aggregation_only: bool = True
-    least_clients: Clients = MIN_CLIENTS
+    least_clients: ClientCount = MIN_CLIENTS
     federated_statistics: bool = False
     measurements: bool = True
     columns: tuple[str, ...] | None = None

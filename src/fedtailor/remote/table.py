@@ -27,7 +27,7 @@ _DUPLICATE_SUFFIX = "_duplicated_0"
 
 
 @dataclass(frozen=True)
-class Rows:
+class ClientExamples:
     """The examples of one client.
 
     Attributes:
@@ -40,7 +40,7 @@ class Rows:
     y: Shaped[np.ndarray, " rows"]
 
 
-def read_rows(path: Path, schema: Schema, *, target: bool = True) -> Rows:
+def read_rows(path: Path, schema: Schema, *, target: bool = True) -> ClientExamples:
     """Read a client's file.
 
     Args:
@@ -86,11 +86,11 @@ def read_rows(path: Path, schema: Schema, *, target: bool = True) -> Rows:
     x = np.concatenate(parts, axis=1, dtype=np.float32)
     if not target:
         dtype = np.float32 if schema.classes is None else np.int32
-        return Rows(x, np.zeros(len(x), dtype))
+        return ClientExamples(x, np.zeros(len(x), dtype))
     column = frame[schema.target]
     if schema.classes is None:
-        return Rows(x, numbers(column, path).astype(np.float32))
-    return Rows(x, codes(column, schema.classes, path))
+        return ClientExamples(x, numbers(column, path).astype(np.float32))
+    return ClientExamples(x, codes(column, schema.classes, path))
 
 
 def numbers(column: pl.Series, path: Path) -> Float[np.ndarray, " rows"]:

@@ -25,7 +25,7 @@ from fedtailor.report.concordance import few_pairs_warnings
 from fedtailor.report.experiment import StoredExperiment
 from fedtailor.report.left_out import left_out_methods, tests_when_left_out
 from fedtailor.report.stored import StoredRun, mean_sizes
-from fedtailor.report.tables import Cell, Number, Table
+from fedtailor.report.tables import Cell, Number, ReportTable
 from fedtailor.report.units import Unit, unit_of
 from fedtailor.report.verdict import Verdict, rows_of, values_of, verdict_of
 from fedtailor.storage.digests import finite
@@ -222,7 +222,7 @@ class Decision:
         return "no mean gain"
 
     @property
-    def table(self) -> Table | None:
+    def table(self) -> ReportTable | None:
         """The table of all gains; None if there are none."""
         if self.gains is None:
             return None
@@ -238,7 +238,7 @@ class Decision:
             f"{self.scenario}: gain of each client over training alone, test"
             f" {unit.label}, 95 % interval"
         )
-        return Table(title, columns, rows, text=2, note=_GAIN_NOTE)
+        return ReportTable(title, columns, rows, text=2, note=_GAIN_NOTE)
 
     def as_dict(self) -> dict[str, Any]:
         """Converts the decision to a dict for JSON."""

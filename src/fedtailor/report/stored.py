@@ -399,5 +399,5 @@ def mean_sizes(runs: Sequence[StoredRun], split: str) -> dict[str, int]:
     return {client: round(size) for client, size in means.iter_rows()}
 
 
-Runs = Mapping[str, Mapping[str, Sequence[StoredRun]]]
+RunsByScenario = Mapping[str, Mapping[str, Sequence[StoredRun]]]
 """Scenario -> algorithm -> its runs that did not diverge, one for each seed."""

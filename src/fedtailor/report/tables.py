@@ -49,7 +49,7 @@ Cell = str | Number
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """A table with a title.
 
     Attributes:
@@ -82,7 +82,7 @@ class Table:
         columns: Sequence[int],
         title: str,
         headers: Mapping[str, str] = MappingProxyType({}),
-    ) -> "Table":
+    ) -> "ReportTable":
         """Some columns as a table of its own, without a note.
 
         Args:
@@ -91,7 +91,7 @@ class Table:
             headers: header -> another header.
         """
         names = [self.columns[column] for column in columns]
-        return Table(
+        return ReportTable(
             title,
             [headers.get(name, name) for name in names],
             [[row[column] for column in columns] for row in self.rows],
@@ -290,7 +290,7 @@ def published(figure: str | float) -> Cell:
     return Number(float(mean), text, None if std is None else float(std))
 
 
-def stacked_csv(tables: Mapping[str, Table]) -> str:
+def stacked_csv(tables: Mapping[str, ReportTable]) -> str:
     """Converts several tables to one file of comma-separated values.
 
     The column `TABLE_NAME` names the table of a row. The others are the columns of

@@ -18,7 +18,7 @@ from fedtailor.tables.kinds import (
     category_text,
     parse_as,
 )
-from fedtailor.tables.options import TableOptions, Task
+from fedtailor.tables.options import TableOptions, TableTask
 from fedtailor.tables.problems import Problems, first_row, join_names
 
 MAX_CLASSES = 1000
@@ -278,8 +278,8 @@ def _read_events(
 
 
 def _infer_task(
-    series: pl.Series, requested: Task | None
-) -> tuple[Task, tuple[str, ...]]:
+    series: pl.Series, requested: TableTask | None
+) -> tuple[TableTask, tuple[str, ...]]:
     """The task, and a note if it was inferred from the values."""
     name = series.name
     if requested is not None:

@@ -34,6 +34,7 @@ from fedtailor.protocol import (
     Algorithm,
     Answers,
     Clients,
+    ClientTask,
     Cohort,
     Downlink,
     Exchange,
@@ -41,7 +42,6 @@ from fedtailor.protocol import (
     Executor,
     Pipeline,
     Population,
-    Task,
     announce,
     decode,
     drive,
@@ -537,7 +537,9 @@ class Rounds(Generic[ExecutorT]):
             capacity=self.participation.capacity(len(clients)),
         )
 
-    def _new_exchange(self, task: Task, cohort: Cohort, downlink: Downlink) -> Exchange:
+    def _new_exchange(
+        self, task: ClientTask, cohort: Cohort, downlink: Downlink
+    ) -> Exchange:
         """An exchange that sends `downlink` through the pipeline of the downlink."""
         return Exchange(
             task,

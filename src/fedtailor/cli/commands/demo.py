@@ -16,8 +16,8 @@ from fedtailor.experiments import scenarios
 from fedtailor.experiments.scenario import Scenario
 from fedtailor.protocol import Algorithm
 from fedtailor.report import StoredRun, costs, drawing
-from fedtailor.report.stored import Runs
-from fedtailor.report.tables import Table
+from fedtailor.report.stored import RunsByScenario
+from fedtailor.report.tables import ReportTable
 from fedtailor.report.units import unit_of
 from fedtailor.runs import run
 from fedtailor.storage.run_files import MANIFEST
@@ -115,7 +115,7 @@ def _train(
     return runs_by_label
 
 
-def table(name: str, runs_by_label: Mapping[str, Sequence[StoredRun]]) -> Table:
+def table(name: str, runs_by_label: Mapping[str, Sequence[StoredRun]]) -> ReportTable:
     """A table of accuracies, traffic, and the time to FedAvg's best accuracy."""
     unit, rows = unit_of("accuracy"), []
     reference = costs.reference(runs_by_label)
@@ -130,10 +130,10 @@ def table(name: str, runs_by_label: Mapping[str, Sequence[StoredRun]]) -> Table:
     columns += ["models\ndown", "models\nup", *costs.TIME_HEADERS]
     time_title = costs.time_title(reference, runs_by_label[reference])
     title = f"{name}, {len(SEEDS)} seeds; {time_title}"
-    return Table(title, columns, rows, note=costs.TIME_NOTE)
+    return ReportTable(title, columns, rows, note=costs.TIME_NOTE)
 
 
-def draw(runs: Runs, directory: Path) -> list[Path]:
+def draw(runs: RunsByScenario, directory: Path) -> list[Path]:
     """Draws all figures of the demo."""
     return [
         *drawing.by_round(runs, directory / "accuracy-by-round"),

@@ -19,7 +19,7 @@ from fedtailor.cli.options import (
 )
 from fedtailor.cli.own_table import changed_options, describe_table
 from fedtailor.cli.sizes import sizes_of, with_sizes
-from fedtailor.diagnosis import RESTS_ON, Recommendation
+from fedtailor.diagnosis import RESTS_ON, RaceEntry
 from fedtailor.executors import Settings
 from fedtailor.experiments import scenarios
 from fedtailor.experiments.diagnose import Advice
@@ -200,7 +200,7 @@ def as_text(advice: Advice) -> str:
     return "\n\n".join(parts)
 
 
-def _recommendation_cells(entry: Recommendation) -> list[str]:
+def _recommendation_cells(entry: RaceEntry) -> list[str]:
     settings = [f"{name} {value}" for name, value in entry.settings.items()]
     traffic = (entry.bytes_down, entry.bytes_down_unicast, entry.bytes_up)
     settings_text = ", ".join(settings) or "-"

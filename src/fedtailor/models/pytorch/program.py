@@ -59,7 +59,7 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Program:
+class ModuleProgram:
     """The operations of a module in one mode, training or evaluation.
 
     Attributes:

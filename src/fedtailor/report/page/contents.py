@@ -21,7 +21,7 @@ from fedtailor.report.page.reliability import (
 )
 from fedtailor.report.page.survival import survival_section
 from fedtailor.report.stored import StoredRun, mean_sizes
-from fedtailor.report.tables import Cell, Number, Table
+from fedtailor.report.tables import Cell, Number, ReportTable
 from fedtailor.report.units import Unit, unit_of
 from fedtailor.report.verdict import Verdict
 
@@ -135,7 +135,9 @@ def verdict_sections(
     ]
 
 
-def client_table(scenario: str, runs: Mapping[str, Seeds], decision: Decision) -> Table:
+def client_table(
+    scenario: str, runs: Mapping[str, Seeds], decision: Decision
+) -> ReportTable:
     """A table with one row for each client.
 
     The columns are its numbers of rows, the value of each method (mean over seeds), and
@@ -170,7 +172,7 @@ def client_table(scenario: str, runs: Mapping[str, Seeds], decision: Decision) -
         " several methods by these numbers gets one that is too good by the choice."
     )
     rows = [list(row) for row in zip(*cells, strict=True)]
-    return Table(
+    return ReportTable(
         f"{scenario}: test {unit.axis} of each client", headers, rows, note=note
     )
 
@@ -254,7 +256,7 @@ def fold_long_tables(section: Section) -> Section:
     return replace(section, tables=short, folded=[*section.folded, *folded])
 
 
-def costs(table: Table) -> Section:
+def costs(table: ReportTable) -> Section:
     """The section about traffic and time.
 
     What everybody asks for is visible: megabytes and seconds. Models, streams and times
@@ -313,7 +315,7 @@ def sets(scenario: str, runs: Mapping[str, Seeds], decision: Decision) -> list[S
     return [fold_long_tables(Section("What sets hold", [paragraph], tables=[table]))]
 
 
-def _measured_calibration(runs: Mapping[str, Seeds]) -> list[Table]:
+def _measured_calibration(runs: Mapping[str, Seeds]) -> list[ReportTable]:
     """A table of the metrics of calibration that were asked for, if there are any."""
     first = next(iter(runs.values()))[0]
     stored_metrics = set(first.metrics["metric"].unique())
@@ -330,7 +332,7 @@ def _measured_calibration(runs: Mapping[str, Seeds]) -> list[Table]:
         rows.append([label, *cells])
     units = list(units_by_metric.values())
     return [
-        Table(
+        ReportTable(
             "On test, after the last round, mean over clients",
             ["method", *(unit.axis for unit in units)],
             rows,
@@ -395,7 +397,7 @@ def _subtitle(experiment: StoredExperiment) -> str:
     return f"{', '.join(parts)}; {state}."
 
 
-def _truncated(table: Table, lines: int) -> Table:
+def _truncated(table: ReportTable, lines: int) -> ReportTable:
     """The first rows of a table, with a note about the omission."""
     count = len(table.rows)
     if count <= lines:

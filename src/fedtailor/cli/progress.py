@@ -152,7 +152,7 @@ def _bar(title: str, total: int) -> Iterator[Callable[[float, str, int], None]]:
     from rich.console import Console
     from rich.progress import (
         BarColumn,
-        RoundProgress,
+        Progress,
         TaskProgressColumn,
         TextColumn,
         TimeRemainingColumn,
@@ -163,7 +163,7 @@ def _bar(title: str, total: int) -> Iterator[Callable[[float, str, int], None]]:
     text = TextColumn("{task.fields[text]}", markup=False)
     columns = (description, BarColumn(), TaskProgressColumn(), text)
     console = Console(stderr=True)
-    progress = RoundProgress(
+    progress = Progress(
         *columns, TimeRemainingColumn(), console=console, transient=True
     )
     with progress as bar:

@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
+from fedtailor._documentation import see
 from fedtailor._files import file_digest, private_folder, publish, reason
 from fedtailor.deployment.settings import spec_of
 from fedtailor.executors import Settings
@@ -149,6 +150,7 @@ def _verdict(experiment: StoredExperiment) -> tuple[str, Verdict]:
         raise ValueError(
             f"{experiment.index.name} has no choice to refit: it needs finished runs"
             " with validation and test rows; give the same `fedtailor compare` again"
+            f"{see('errors#no-choice-to-refit')}"
         )
     return scenario, decision.verdict
 

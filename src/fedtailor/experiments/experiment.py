@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from fedtailor._documentation import see
 from fedtailor.algorithms.find import find_algorithm
 from fedtailor.baselines import find_baseline
 from fedtailor.experiments import scenarios
@@ -394,7 +395,8 @@ def _methods(scenario: ComparedScenario, file: _File) -> Iterator[ComparedMethod
                 raise ConfigError(
                     ("scenarios", scenario.label),
                     f"{label} has a grid, and grids are chosen on validation data: give"
-                    f" scenario {scenario.label!r} some, such as val = 0.1",
+                    f" scenario {scenario.label!r} some, such as val = 0.1"
+                    f"{see('errors#a-grid-without-validation-rows')}",
                 )
             flat = flatten(varied)
             parts = [label, *(f"{key} {value}" for key, value in flat.items())]

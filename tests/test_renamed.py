@@ -11,6 +11,7 @@ import pytest
         ("fedtailor.models", "Loss", "LossFunction"),
         ("fedtailor.protocol", "Task", "ClientTask"),
         ("fedtailor.tables", "Task", "TableTask"),
+        ("fedtailor.pipelines", "check_order", "check_stages"),
     ],
 )
 def test_old_names_are_the_new_ones_with_a_warning(module, old, new):

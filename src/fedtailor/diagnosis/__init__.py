@@ -40,7 +40,7 @@ from fedtailor.diagnosis.recommend import (
     Race,
     RaceEntry,
     are_clear,
-    recommend,
+    recommend_race,
     starting_point,
     starting_strength,
     streams_of,
@@ -56,8 +56,8 @@ from fedtailor.diagnosis.streams import (
 from fedtailor.diagnosis.summary import RESTS_ON, Diagnosis, Evidence, diagnose
 from fedtailor.diagnosis.uncertainty import (
     PersonalizationGain,
+    local_variance_between,
     personalization_gain,
-    variance_between,
 )
 
 __all__ = [
@@ -95,10 +95,11 @@ __all__ = [
     "jensen_shannon_bias",
     "jensen_shannon_from_classifier",
     "label_differences",
+    "local_variance_between",
     "mapper_bound",
     "matching_stability",
     "personalization_gain",
-    "recommend",
+    "recommend_race",
     "round_time",
     "row_bounds",
     "skewness",
@@ -107,5 +108,4 @@ __all__ = [
     "streams_of",
     "time_to_finish",
     "together_minus_alone",
-    "variance_between",
 ]

@@ -145,7 +145,7 @@ def starting_point(method: str, diagnosis: Diagnosis) -> dict[str, Any]:
     return {}
 
 
-def recommend(diagnosis: Diagnosis, model_bytes: int) -> Race:
+def recommend_race(diagnosis: Diagnosis, model_bytes: int) -> Race:
     """Recommends three methods, one of which is local training.
 
     Local training is always included, since a test without significance is no evidence

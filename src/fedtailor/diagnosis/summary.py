@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
-from fedtailor._notebook import paragraphs, table_of_frame
+from fedtailor._notebook import html_paragraphs, table_of_frame
 from fedtailor.aggregation import Probe, user_centric_weights
 from fedtailor.aggregation.clusters import CLEAR, choose_streams, k_means
 from fedtailor.aggregation.distances import RowMatrix
@@ -28,8 +28,8 @@ from fedtailor.diagnosis.gradients import (
 )
 from fedtailor.diagnosis.uncertainty import (
     PersonalizationGain,
+    local_variance_between,
     personalization_gain,
-    variance_between,
 )
 from fedtailor.protocol import require
 
@@ -169,7 +169,7 @@ class Diagnosis:
     def _repr_html_(self) -> str:
         """The diagnosis in a notebook."""
         return (
-            paragraphs(self.sentences())
+            html_paragraphs(self.sentences())
             + table_of_frame(self.clients(), "clients")
             + table_of_frame(
                 self.pairs().sort("gradient_ratio", descending=True),
@@ -418,7 +418,7 @@ def diagnose(evidence: Evidence, *, trained: bool = False) -> Diagnosis:
     )
     weights = user_centric_weights(Probe(gradients, kernel_sigma2, sizes))
     gain = personalization_gain(
-        mean_variances, variance_between(gradients, mean_variances), "exact"
+        mean_variances, local_variance_between(gradients, mean_variances), "exact"
     )
     groups, silhouette = gradient_comparison.groups(ALPHA), None
     if trained and not groups.any() and gradient_comparison.overall_p < ALPHA:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedtailor._notebook import paragraphs, table
+from fedtailor._notebook import html_paragraphs, html_table
 from fedtailor._printable import one_line
 from fedtailor.federation.checks import SPLITS, plain_array, short_repr
 from fedtailor.federation.validation import validate
@@ -421,7 +421,7 @@ class Federation:
         rows = zip(
             self.names, *(getattr(self, split).sizes for split in SPLITS), strict=True
         )
-        return paragraphs(self.describe().split("\n")) + table(
+        return html_paragraphs(self.describe().split("\n")) + html_table(
             ("client", *SPLITS), rows, "samples of each client"
         )
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor.federation.checks import check_integer, check_seed, plain_text
-from fedtailor.federation.dataset import Dataset, encode
+from fedtailor.federation.dataset import Dataset, encode_labels
 from fedtailor.federation.deprecated import renamed
 from fedtailor.federation.sizes import SizeLaw, allocate, client_sizes
 from fedtailor.protocol import require, server_rng
@@ -319,7 +319,7 @@ class Natural:
         clients = data.client
         if clients.dtype.kind not in "iu":
             clients = plain_text(clients, "client")
-        client_of_row, names = encode(clients)
+        client_of_row, names = encode_labels(clients)
         # Sort the rows by client, and split them after each client's last row.
         sizes = np.bincount(client_of_row, minlength=len(names))
         by_client = np.argsort(client_of_row, kind="stable")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Annotated, Literal, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
 from fedtailor._documentation import see
 from fedtailor._files import reason
@@ -35,8 +35,6 @@ ACCOUNT = "account.jsonl"
 
 DESCRIBE = "describe"
 """Task: describe the client's table (see `describing`). It belongs to no run."""
-
-Count = Annotated[int, Field(ge=0)]
 
 
 class Release(BaseModel):
@@ -57,9 +55,9 @@ class Release(BaseModel):
     unit: Literal["client", "example"]
     multiplier: Annotated[float, Field(gt=0)]
     delta: Annotated[float, Field(gt=0, lt=1)]
-    count: Count
-    batch_size: Count = 0
-    examples: Count = 0
+    count: NonNegativeInt
+    batch_size: NonNegativeInt = 0
+    examples: NonNegativeInt = 0
 
 
 class _Answer(BaseModel):

@@ -44,7 +44,7 @@ _TINY = 1e-290
 """Absolute error of sums whose terms are too small for a normal float64."""
 
 
-def check_columns(pooled: Statistics, own: Statistics, schema: Schema) -> None:
+def check_column_sums(pooled: Statistics, own: Statistics, schema: Schema) -> None:
     """Check that pooled statistics of columns can hold a client's own.
 
     Args:

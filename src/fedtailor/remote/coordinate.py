@@ -14,7 +14,7 @@ from fedtailor.federation.checks import SPLITS
 from fedtailor.protocol import Clients, drive
 from fedtailor.remote.data_facts import RemoteData
 from fedtailor.remote.examples import template_of
-from fedtailor.remote.executor import RemoteExecutor, Rules, client_table
+from fedtailor.remote.executor import RemoteExecutor, Rules, population_table
 from fedtailor.remote.job import Job
 from fedtailor.remote.plan import plan_of
 from fedtailor.remote.rounds import COMPILE_S, PATIENCE_S, RemoteTraining
@@ -196,7 +196,7 @@ class _Newcomers(Callback):
 def _table(rows: Mapping[str, NDArray[np.int64]], names: Sequence[str]) -> Clients:
     """The table of some of the clients, with their indices in `names`."""
     train_sizes = [sizes[0] for sizes in rows.values()]
-    table = client_table(tuple(rows), train_sizes)
+    table = population_table(tuple(rows), train_sizes)
     index = [names.index(name) for name in table.names]
     return replace(table, original_index=np.array(index, np.int64))
 

@@ -29,8 +29,8 @@ from fedtailor._printable import say
 from fedtailor.accounting.privacy import gaussian_multiplier, require_delta
 from fedtailor.protocol import require
 from fedtailor.remote.account import DESCRIBE, ClientAccount, Release
-from fedtailor.remote.agreement import check_columns
-from fedtailor.remote.examples import split_rows
+from fedtailor.remote.agreement import check_column_sums
+from fedtailor.remote.examples import split_client_rows
 from fedtailor.remote.job import Job, Schema
 from fedtailor.remote.messages import ArraySpec, Request
 from fedtailor.remote.refusals import Refusal, refuse_unless, refusing
@@ -40,8 +40,8 @@ from fedtailor.remote.statistics import (
     Statistics,
     add_statistics,
     as_array,
-    from_arrays,
     read_table,
+    statistics_from_arrays,
 )
 from fedtailor.remote.transport import Transport, send_and_receive
 from fedtailor.storage.digests import DIGEST_KEY, has_valid_digest, with_digest
@@ -237,9 +237,9 @@ class Describer:
             own.save(directory, OWN_FILE)
             return own.to_json()
         with refusing(Refusal.WRONG_STATISTICS):
-            pooled = from_arrays(request.arrays, self._schema)
+            pooled = statistics_from_arrays(request.arrays, self._schema)
             require(pooled.inputs is None, "a description pools no products")
-            check_columns(pooled, own, self._schema)
+            check_column_sums(pooled, own, self._schema)
         return self._counts(pooled).model_dump_json()
 
     def _counts(self, pooled: Statistics) -> ClientCounts:
@@ -463,7 +463,7 @@ def preview(job: Job, name: str, data: Path, question: Question | None = None) -
         ValueError: the file does not fit the job, or has too few rows.
     """
     table = read_table(data, job.schema)
-    train = split_rows(table.y, job.schema, job.seed, name)["train"]
+    train = split_client_rows(table.y, job.schema, job.seed, name)["train"]
     require(
         len(train) >= MIN_ROWS,
         f"{data.name} has {len(train)} training rows; a client describes {MIN_ROWS} or"

@@ -16,12 +16,12 @@ from fedtailor.remote.statistics import Statistics, add_statistics, read_table
 from fedtailor.remote.table import ClientExamples, read_rows
 
 
-def federation_of(job: Job, rows: Mapping[str, ClientExamples]) -> Federation:
+def federation_from_rows(job: Job, rows: Mapping[str, ClientExamples]) -> Federation:
     """Make the federation of some clients, from their rows by name."""
     splits: dict[str, list[NDArray[np.int64]]] = {split: [] for split in SPLITS}
     first = 0  # index of the client's first row among all rows
     for name, client_rows in rows.items():
-        parts = split_rows(client_rows.y, job.schema, job.seed, name)
+        parts = split_client_rows(client_rows.y, job.schema, job.seed, name)
         for split in SPLITS:
             splits[split].append(first + parts[split])
         first += len(client_rows.y)
@@ -57,11 +57,11 @@ def read_all(
     schema = job.schema
     if not schema.federated:
         rows = {name: read_rows(path, schema) for name, path in files.items()}
-        return federation_of(job, rows), None
+        return federation_from_rows(job, rows), None
     tables = {name: read_table(path, schema) for name, path in files.items()}
     # Add statistics in the coordinator's order, as floating-point sums depend on it.
     train = {
-        name: split_rows(tables[name].y, schema, job.seed, name)["train"]
+        name: split_client_rows(tables[name].y, schema, job.seed, name)["train"]
         for name in sorted(tables)
     }
     statistics = add_statistics(
@@ -72,7 +72,7 @@ def read_all(
             [tables[name].with_inputs(rows, statistics) for name, rows in train.items()]
         )
     rows = {name: table.rows(statistics) for name, table in tables.items()}
-    return federation_of(job, rows), statistics
+    return federation_from_rows(job, rows), statistics
 
 
 def template_of(job: Job, statistics: Statistics | None = None) -> Federation:
@@ -85,10 +85,10 @@ def template_of(job: Job, statistics: Statistics | None = None) -> Federation:
         width = len(statistics.preprocessing(job.schema).inputs)
     x = np.zeros((1, width), np.float32)
     y = np.zeros(1, np.float32 if job.schema.classes is None else np.int32)
-    return federation_of(job, {"template": ClientExamples(x, y)})
+    return federation_from_rows(job, {"template": ClientExamples(x, y)})
 
 
-def split_rows(
+def split_client_rows(
     y: NDArray[np.generic], schema: Schema, seed: int, name: str
 ) -> dict[str, NDArray[np.int64]]:
     """Split a client's rows at random into training, validation and test rows.

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
+from fedtailor._printable import join_names
 from fedtailor.protocol import require
 from fedtailor.remote.secure_sums import MIN_CLIENTS
 from fedtailor.tables.kinds import ParsedColumn, parse_column
 from fedtailor.tables.options import TableOptions
-from fedtailor.tables.problems import Problems, join_names
+from fedtailor.tables.problems import Problems
 from fedtailor.tables.reading import clean, read
 from fedtailor.tables.screening import screen
 from fedtailor.tables.target import label_text, read_target

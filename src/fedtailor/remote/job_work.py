@@ -12,10 +12,10 @@ import numpy as np
 
 from fedtailor.federation import SPLITS, Federation
 from fedtailor.remote.account import DESCRIBE, ClientAccount
-from fedtailor.remote.agreement import check_columns, check_inputs, check_scale
+from fedtailor.remote.agreement import check_column_sums, check_inputs, check_scale
 from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.describing import Describer
-from fedtailor.remote.examples import federation_of, split_rows
+from fedtailor.remote.examples import federation_from_rows, split_client_rows
 from fedtailor.remote.job import Job
 from fedtailor.remote.messages import Request
 from fedtailor.remote.origin import OwnOrigin
@@ -28,8 +28,8 @@ from fedtailor.remote.statistics import (
     ClientTable,
     Statistics,
     as_array,
-    from_arrays,
     read_table,
+    statistics_from_arrays,
 )
 from fedtailor.remote.table import ClientExamples, read_rows
 from fedtailor.remote.transport import RequestHandler
@@ -105,13 +105,13 @@ class JobHandler:
         if not job.schema.federated:
             rows = read_rows(data, job.schema)
             content = [np.asarray(rows.x).tobytes(), np.asarray(rows.y).tobytes()]
-            self._split = split_rows(rows.y, job.schema, job.seed, name)
+            self._split = split_client_rows(rows.y, job.schema, job.seed, name)
             self._begin(rows)
         else:
             self._table = read_table(data, job.schema)
             cells = self._table.frame.write_csv().encode()
             content = [cells, np.asarray(self._table.y).tobytes()]
-            self._split = split_rows(self._table.y, job.schema, job.seed, name)
+            self._split = split_client_rows(self._table.y, job.schema, job.seed, name)
             self._sent = Statistics.load(store.directory, job.schema, OWN_FILE)
             # A client that is restarted continues with the same preprocessing.
             self._taken = Statistics.load(store.directory, job.schema)
@@ -205,7 +205,7 @@ class JobHandler:
             "this job does not ask for products of inputs",
         )
         with refusing(Refusal.WRONG_STATISTICS):
-            pooled = from_arrays(request.arrays, schema)
+            pooled = statistics_from_arrays(request.arrays, schema)
             needs_input_sums = pooled.needs_input_sums(schema)
         if request.task == INPUTS:
             # Of other rows, products would be sent for the second time.
@@ -256,7 +256,7 @@ class JobHandler:
         with refusing(Refusal.WRONG_STATISTICS):
             pooled.preprocessing(schema)
             if self._sent is not None:
-                check_columns(pooled, self._sent, schema)
+                check_column_sums(pooled, self._sent, schema)
             if pooled.inputs is not None and self._sent_inputs is not None:
                 check_inputs(pooled.inputs, self._sent_inputs)
         # Save them before they are used: what they lead to must not depend on how often
@@ -280,7 +280,7 @@ class JobHandler:
         self, rows: ClientExamples, statistics: Statistics | None = None
     ) -> None:
         """Make the handler of rounds on these examples."""
-        federation = federation_of(self._job, {self._name: rows})
+        federation = federation_from_rows(self._job, {self._name: rows})
         if self._make_work is not None:
             self._rounds = self._make_work(federation, self._store)
         else:

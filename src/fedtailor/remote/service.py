@@ -42,7 +42,7 @@ from fedtailor.remote.statistics import (
     Statistics,
     add_statistics,
     as_array,
-    from_arrays,
+    statistics_from_arrays,
 )
 from fedtailor.remote.superlink import LARGEST_BODY
 from fedtailor.remote.transport import (
@@ -506,7 +506,7 @@ def agree_on_preprocessing(
         parts = []
         for name in order:
             try:
-                part = from_arrays(replies[name].arrays, job.schema)
+                part = statistics_from_arrays(replies[name].arrays, job.schema)
                 require(
                     task != INPUTS or part.inputs is not None,
                     "the message holds no sums of products",

@@ -364,7 +364,7 @@ def as_array(statistics: Statistics) -> NDArray[np.uint8]:
     return np.frombuffer(statistics.to_json().encode(), np.uint8)
 
 
-def from_arrays(
+def statistics_from_arrays(
     arrays: Mapping[str, NDArray[np.generic]], schema: Schema
 ) -> Statistics:
     """Decode the statistics in the arrays of a message.

@@ -515,12 +515,12 @@ def main() -> None:
     import uvicorn
 
     from fedtailor.remote.flower_internals import (
+        flower_module,
         flower_superlink,
-        module_of,
         start_parent_process_monitor,
     )
 
-    superlink = module_of("create_app")
+    superlink = flower_module("create_app")
     original = superlink.create_app
     directory = Directory(Path(os.environ[COORDINATOR]))
 

@@ -245,7 +245,7 @@ def cost_table(experiment: StoredExperiment, scenario: str) -> ReportTable:
             continue
         streams = float(np.mean([run.ledger.last_streams() for run in seeds]))
         row: list[Cell] = [label, Number(streams, f"{streams:.3g}")]
-        row += [*costs.models(seeds), *costs.megabytes(seeds)]
+        row += [*costs.models_sent(seeds), *costs.megabytes(seeds)]
         row.append(costs.average([run.seconds_per_round for run in seeds], digits=3))
         if references:
             row += costs.times_to_target(seeds, references)
@@ -289,7 +289,7 @@ def choice_table(experiment: StoredExperiment) -> ReportTable:
             grid: dict[str, list[CandidateRun]] = {}
             for candidate in index.candidates:
                 if (candidate.scenario, candidate.algorithm) == (scenario, label):
-                    text = settings(candidate.parameters) or DEFAULT_SETTINGS
+                    text = format_parameters(candidate.parameters) or DEFAULT_SETTINGS
                     grid.setdefault(text, []).append(candidate)
             if not grid:
                 continue
@@ -341,7 +341,7 @@ def baseline_cell(
     return experiment.unit(scenario).number(values) if values else NO_VALUE
 
 
-def settings(parameters: Mapping[str, Any]) -> str:
+def format_parameters(parameters: Mapping[str, Any]) -> str:
     """Formats parameters as "lam 0.1, sgd.lr 0.05"."""
     return ", ".join(f"{name} {value}" for name, value in parameters.items())
 

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import polars as pl
 
+from fedtailor._printable import join_names
 from fedtailor.decision import SCORES, metric_interval
 from fedtailor.decision.row_scores import FEW_PAIRS
-from fedtailor.decision.warnings import join_names
+from fedtailor.decision.warnings import MAX_NAMES
 from fedtailor.report.stored import StoredRun
 from fedtailor.report.tables import Cell, Number, ReportTable
 from fedtailor.survival import comparisons
@@ -36,7 +37,7 @@ def few_pairs_warnings(run: StoredRun) -> list[str]:
     if not few:
         return []
     return [
-        f"fewer than {FEW_PAIRS} comparable pairs of test rows: {join_names(few)}; nothing"
+        f"fewer than {FEW_PAIRS} comparable pairs of test rows: {join_names(few, MAX_NAMES)}; nothing"
         " can be told of these clients' C-index"
     ]
 

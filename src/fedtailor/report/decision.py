@@ -7,7 +7,8 @@ from typing import Any
 
 import polars as pl
 
-from fedtailor._notebook import paragraphs
+from fedtailor._notebook import html_paragraphs
+from fedtailor._printable import join_names
 from fedtailor.decision import (
     SCORES,
     Choice,
@@ -20,7 +21,7 @@ from fedtailor.decision import (
     warn_grid_edges,
     warn_still_falling,
 )
-from fedtailor.decision.warnings import join_names
+from fedtailor.decision.warnings import MAX_NAMES
 from fedtailor.report.concordance import few_pairs_warnings
 from fedtailor.report.experiment import StoredExperiment
 from fedtailor.report.left_out import left_out_methods, tests_when_left_out
@@ -89,7 +90,7 @@ class Decision:
         """The decision in a notebook: its sentences, warnings, and gains of clients."""
         warnings = (f"Warning: {warning}" for warning in self.warnings)
         gains = "" if self.table is None else self.table._repr_html_()
-        return paragraphs([*self.conclusions, *warnings]) + gains
+        return html_paragraphs([*self.conclusions, *warnings]) + gains
 
     @property
     def conclusions(self) -> list[str]:
@@ -443,7 +444,7 @@ def _training_warnings(
         if moving:
             warnings.append(
                 f"validation loss did not stand still within {rounds} rounds:"
-                f" {join_names(moving)}; train for more (--rounds)"
+                f" {join_names(moving, MAX_NAMES)}; train for more (--rounds)"
             )
         if not any(seeds[0].curve("val", "loss") for seeds in runs.values()):
             warnings.append(
@@ -479,7 +480,7 @@ def _training_warnings(
         for warning in warn_grid_edges(chosen, grid):
             labels_by_warning.setdefault(warning, []).append(label)
     for warning, labels in labels_by_warning.items():
-        warnings.append(f"{join_names(labels)}: {warning}")
+        warnings.append(f"{join_names(labels, MAX_NAMES)}: {warning}")
     return warnings
 
 

@@ -63,7 +63,7 @@ def _finding(found: Sequence[Drift]) -> str:
     return f"Differ from the other clients: {'; '.join(parts)}."
 
 
-def tables(
+def description_tables(
     description: Description, *, all_rows: bool = False
 ) -> dict[str, ReportTable]:
     """The tables of a description, by file name.
@@ -93,13 +93,15 @@ def as_markdown(description: Description) -> str:
     parts.append(
         "\n".join(f"- {markdown_text(line)}" for line in sentences(description))
     )
-    parts += [table.markdown().rstrip() for table in tables(description).values()]
+    parts += [
+        table.markdown().rstrip() for table in description_tables(description).values()
+    ]
     return "\n\n".join(parts) + "\n"
 
 
-def as_dict(description: Description) -> dict[str, object]:
+def description_as_dict(description: Description) -> dict[str, object]:
     """The description as a dict for JSON: all counts and sums, and what follows."""
-    shown = tables(description, all_rows=True)
+    shown = description_tables(description, all_rows=True)
     return {
         "sentences": sentences(description),
         "tables": {name: table.as_dict() for name, table in shown.items()},
@@ -107,9 +109,9 @@ def as_dict(description: Description) -> dict[str, object]:
     }
 
 
-def page_of(description: Description, title: str) -> Page:
+def description_page(description: Description, title: str) -> Page:
     """The description as a page, with a histogram of each column by client."""
-    shown = tables(description)
+    shown = description_tables(description)
     sections = [
         Section(shown[name].title, tables=[_untitled(shown[name])])
         for name in ("drift", "columns", "numbers", "categories", "correlations")

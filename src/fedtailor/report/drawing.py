@@ -4,7 +4,7 @@ This module selects the data of each figure; `figures` draws them.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from fedtailor.protocol.diagnostics import Diagnostic, LineDiagnostic
 from fedtailor.report import costs, figures
 from fedtailor.report.experiment import StoredExperiment
 from fedtailor.report.figures import Curve
-from fedtailor.report.stored import RunsByScenario, StoredRun
+from fedtailor.report.stored import RunsByMethod, RunsByScenario, StoredRun
 from fedtailor.report.units import Unit
 
 
@@ -245,7 +245,6 @@ def draw(experiment: StoredExperiment, directory: Path) -> tuple[list[Path], lis
     return written, left_out
 
 
-RunsByMethod = Mapping[str, Sequence[StoredRun]]
 """Algorithm -> its runs on one scenario."""
 
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtailor._notebook import paragraphs
-from fedtailor._notebook import table as html_table
+from fedtailor._notebook import html_paragraphs, html_table
 from fedtailor._printable import csv_text, markdown_text, one_line
 from fedtailor.protocol import require
 
@@ -139,7 +138,7 @@ class ReportTable:
         """The table in a notebook."""
         rows = ([str(cell) for cell in row] for row in self.rows)
         shown = html_table(_header_lines(self.columns), rows, self.title)
-        return shown + (paragraphs([self.note]) if self.note else "")
+        return shown + (html_paragraphs([self.note]) if self.note else "")
 
     def markdown(self) -> str:
         """Converts the table to Markdown."""

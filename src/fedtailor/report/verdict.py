@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from fedtailor._printable import join_names
 from fedtailor.decision import (
     Recommendation,
     client_gains,
@@ -22,10 +23,10 @@ from fedtailor.decision import (
     two_way_interval,
 )
 from fedtailor.decision.intervals import MIN_SEEDS, Interval, two_way_variance
-from fedtailor.decision.warnings import join_names
+from fedtailor.decision.warnings import MAX_NAMES
 from fedtailor.decision.winner import dense_values
 from fedtailor.report.experiment import StoredExperiment, TrainedBaseline
-from fedtailor.report.stored import StoredRun, mean_sizes
+from fedtailor.report.stored import RunsByMethod, StoredRun, mean_sizes
 from fedtailor.report.tables import Cell, Number, ReportTable
 from fedtailor.report.units import Unit, unit_of
 from fedtailor.report.words import sentence_of, use_of
@@ -37,8 +38,6 @@ MOST_CLIENTS = 24
 """A first screen shows no more clients than these."""
 LEAST_FOLDS = 5
 """The folds that are advised to somebody who has none."""
-
-RunsByMethod = Mapping[str, Sequence[StoredRun]]
 
 
 @dataclass(frozen=True)
@@ -536,7 +535,7 @@ def _headline(
         reason = "on validation data it is the best by more than a standard error"
     text = f"Use {method}: {reason}"
     if chosen.of_client:
-        names = join_names(list(chosen.of_client))
+        names = join_names(list(chosen.of_client), MAX_NAMES)
         text += f"; {names} should use what the table says"
     sentences.append(f"{text}.")
     return sentences

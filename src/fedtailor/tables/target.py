@@ -11,6 +11,7 @@ import polars as pl
 from numpy.typing import ArrayLike, NDArray
 
 from fedtailor._documentation import see
+from fedtailor._printable import join_names
 from fedtailor.protocol import require
 from fedtailor.tables.kinds import (
     MAX_CATEGORIES,
@@ -20,7 +21,7 @@ from fedtailor.tables.kinds import (
     parse_as,
 )
 from fedtailor.tables.options import TableOptions, TableTask
-from fedtailor.tables.problems import Problems, first_row, join_names
+from fedtailor.tables.problems import Problems, first_row
 
 MAX_CLASSES = 1000
 _COMPARISON_PATTERN = re.compile(r"\s*(>=|<=|!=|==|>|<)\s*(\S+)\s*")

@@ -27,7 +27,7 @@ from fedtailor.accounting import Ledger, LedgerPhase
 from fedtailor.federation.checks import check_seed
 from fedtailor.metrics import Metric
 from fedtailor.models import Model
-from fedtailor.pipelines import check_order
+from fedtailor.pipelines import check_stages
 from fedtailor.pipelines.gaussian_noise import zero_update
 from fedtailor.protocol import (
     PRIVATE_STEPS,
@@ -169,7 +169,7 @@ class Rounds(Generic[ExecutorT]):
         self.population = self._population(methods)
         # All methods are checked now: the second one must not be refused after hours of
         # training with the first one.
-        check_order(uplink)
+        check_stages(uplink)
         for method in methods:
             method.check(self.population)
             for transform in (*uplink, *downlink):

@@ -29,10 +29,10 @@ from fedtailor.cli.progress import (
 )
 from fedtailor.executors import Settings
 from fedtailor.experiments.compare import Comparison
-from fedtailor.experiments.experiment import load
+from fedtailor.experiments.experiment import load_experiment
 from fedtailor.experiments.plan import PlannedRuns
 from fedtailor.protocol import require
-from fedtailor.report.comparison import settings as settings_text
+from fedtailor.report.comparison import format_parameters
 from fedtailor.report.overview import duration
 from fedtailor.report.tables import ReportTable
 from fedtailor.tables import ENDINGS
@@ -133,7 +133,7 @@ def compare(arguments: list[str]) -> int:
             f" ({', '.join(ENDINGS)})",
         )
         options = parse(Options, remaining, program)
-        experiment = load(path, quick=options.quick)
+        experiment = load_experiment(path, quick=options.quick)
     comparison = Comparison(
         experiment,
         options.out,
@@ -195,7 +195,7 @@ def _print_plan(comparison: Comparison, options: Options) -> int:
     for planned in plan:
         for setting in planned.settings:
             if setting.error:
-                parameters = settings_text(setting.parameters)
+                parameters = format_parameters(setting.parameters)
                 label = ", ".join(filter(None, [planned.algorithm, parameters]))
                 say(f"{label} on {planned.scenario}: {setting.error}")
     unit = "device" if devices == 1 else "devices"

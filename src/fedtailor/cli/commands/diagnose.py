@@ -17,7 +17,7 @@ from fedtailor.cli.options import (
     check_seeds,
     parse,
 )
-from fedtailor.cli.own_table import changed_options, describe_table
+from fedtailor.cli.own_table import changed_options, table_description
 from fedtailor.cli.sizes import sizes_of, with_sizes
 from fedtailor.diagnosis import RESTS_ON, RaceEntry
 from fedtailor.executors import Settings
@@ -134,7 +134,7 @@ def _read_user_table(
         model = architecture_of_text(options.model)
     else:
         model = logistic() if options.window is None else conv1d()
-    return table, model, as_typed_text(describe_table(table))
+    return table, model, as_typed_text(table_description(table))
 
 
 def _parse(scenario: Scenario, arguments: list[str]) -> tuple[Scenario, Options]:

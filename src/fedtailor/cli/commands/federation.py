@@ -15,6 +15,7 @@ import tyro
 from fedtailor._memory import save_memory
 from fedtailor._printable import csv_of_frame, say, say_block
 from fedtailor.cli.commands._federation_admin import (
+    Positional,
     RenewOptions,
     RevokeOptions,
     StatusOptions,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from fedtailor.remote.job import Job, Schema
     from fedtailor.remote.kit import Kit
-    from fedtailor.remote.policy import PolicyOptions as ClientPolicy
+    from fedtailor.remote.policy import Policy
     from fedtailor.remote.statistics import Statistics
     from fedtailor.storage import PersonalModel
     from fedtailor.training import Training
@@ -60,8 +61,6 @@ Train over machines that keep their own data (docs/federation.md).
   revoke DIR CLIENT                            let a client in no more
 
 `fedtailor federation COMMAND --help` says more."""
-
-Positional = tyro.conf.Positional
 
 
 @dataclass(frozen=True)
@@ -433,7 +432,7 @@ def _init_policy(kit: "Kit") -> int:
     return 0
 
 
-def _say_policy(policy: "ClientPolicy", job: "Job") -> None:
+def _say_policy(policy: "Policy", job: "Job") -> None:
     """Prints what a policy allows, and whether it allows the job."""
     for line in policy.describe(job):
         say(f"  {line}")

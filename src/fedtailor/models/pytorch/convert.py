@@ -42,7 +42,7 @@ IGNORED = (
 """Operations that only check something."""
 
 
-def export(module: TorchModuleType, example: Tensor, training: bool) -> Any:
+def export_program(module: TorchModuleType, example: Tensor, training: bool) -> Any:
     """The `torch.export.ExportedProgram` of a module, for batches of any size. It has no
     in-place operations: buffers that change are outputs.
 
@@ -166,10 +166,10 @@ def _is_tensor(node: Any) -> bool:
 def convert(
     program: Any, module: TorchModuleType, statistics: Sequence[str]
 ) -> ModuleProgram:
-    """The program that `export` found, as operations of `OPERATIONS`.
+    """The program that `export_program` found, as operations of `OPERATIONS`.
 
     Args:
-        program: what `export` returned.
+        program: what `export_program` returned.
         module: what it exported.
         statistics: the paths of the running statistics.
 

@@ -10,7 +10,7 @@ from fedtailor.report import comparison, overview
 from fedtailor.report.coverage import COVERAGE, coverage_table
 from fedtailor.report.decision import Decision, decide
 from fedtailor.report.experiment import StoredExperiment
-from fedtailor.report.page.background import data_card, protocol, settings
+from fedtailor.report.page.background import data_card, protocol, settings_section
 from fedtailor.report.page.curves import curves, diagnostics
 from fedtailor.report.page.parts import Page, Picture, Section
 from fedtailor.report.page.pictures import Gain, axis_range, forest
@@ -20,7 +20,7 @@ from fedtailor.report.page.reliability import (
     reliability_table,
 )
 from fedtailor.report.page.survival import survival_section
-from fedtailor.report.stored import StoredRun, mean_sizes
+from fedtailor.report.stored import Seeds, mean_sizes
 from fedtailor.report.tables import Cell, Number, ReportTable
 from fedtailor.report.units import Unit, unit_of
 from fedtailor.report.verdict import Verdict
@@ -33,8 +33,6 @@ MAX_OPEN_ROWS = 60
 """A longer table of gains, or of what a method found, is folded."""
 CALIBRATION = ("calibration_error", "brier", "log_loss")
 """Metrics of how well probabilities are calibrated."""
-
-Seeds = Sequence[StoredRun]
 
 
 def page_of(experiment: StoredExperiment) -> Page:
@@ -92,7 +90,7 @@ def scenario_sections(
         *sets(scenario, runs, decision),
         *survival_section(runs),
         data_card(experiment.index.scenarios[scenario], first),
-        settings(runs),
+        settings_section(runs),
         protocol(experiment, scenario, first),
     ]
     is_table = experiment.index.scenarios[scenario].use == "table"

@@ -12,10 +12,10 @@ from fedtailor.protocol.diagnostics import (
     TreeDiagnostic,
 )
 from fedtailor.report.drawing import by_megabytes, highlighted
-from fedtailor.report.figures import MAX_BANDS
+from fedtailor.report.figures import MAX_BANDS, Curve
 from fedtailor.report.page.parts import Chart, Picture, Section, Series
 from fedtailor.report.page.pictures import matrix
-from fedtailor.report.stored import StoredRun
+from fedtailor.report.stored import Seeds, StoredRun
 from fedtailor.report.tables import Cell, Number, ReportTable
 from fedtailor.report.units import Unit, unit_of
 
@@ -27,9 +27,6 @@ _NO_DIAGNOSTICS = (
     "These methods tell nothing about themselves beyond their results, or their runs"
     " did not keep it."
 )
-
-Seeds = Sequence[StoredRun]
-Curve = Mapping[int, float] | Mapping[float, float]
 
 
 def curves(runs: Mapping[str, Seeds]) -> Section:

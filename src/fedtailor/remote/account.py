@@ -7,7 +7,6 @@ same answer again, so that either side may be killed and go on.
 The account is a file of JSON lines. A line is written before its answer leaves.
 """
 
-import fcntl
 import hashlib
 import json
 import math
@@ -29,6 +28,7 @@ from fedtailor.protocol import require
 from fedtailor.remote.messages import Request
 from fedtailor.remote.refusals import Refusal, refuse_unless
 from fedtailor.storage.digests import DIGEST_KEY, has_valid_digest, with_digest
+from fedtailor.storage.lock import locked_lines
 
 ACCOUNT = "account.jsonl"
 """File in the directory of a client's states."""
@@ -285,9 +285,7 @@ class ClientAccount:
             ValueError: it cannot be read or written.
         """
         try:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-            with os.fdopen(descriptor, "r+b", buffering=0) as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
+            with locked_lines(self.path) as file:
                 yield file
         except OSError as error:
             raise ValueError(

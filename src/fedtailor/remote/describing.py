@@ -30,7 +30,7 @@ from fedtailor.accounting.privacy import gaussian_multiplier, require_delta
 from fedtailor.protocol import require
 from fedtailor.remote.account import DESCRIBE, ClientAccount, Release
 from fedtailor.remote.agreement import check_column_sums
-from fedtailor.remote.examples import examples_of
+from fedtailor.remote.examples import example_rows_of
 from fedtailor.remote.job import Job, Schema
 from fedtailor.remote.messages import ArraySpec, Request
 from fedtailor.remote.refusals import Refusal, refuse_unless, refusing
@@ -467,7 +467,7 @@ def preview(job: Job, name: str, data: Path, question: Question | None = None) -
         ValueError: the file does not fit the job, or has too few rows.
     """
     table = read_table(data, job.schema)
-    examples = examples_of(table.y, table.times, job.schema, job.seed, name)
+    examples = example_rows_of(table.y, table.times, job.schema, job.seed, name)
     train = examples.training_rows
     require(
         len(train) >= MIN_ROWS,

@@ -61,7 +61,7 @@ def federation_from_rows(
     splits: dict[str, list[NDArray[np.int64]]] = {split: [] for split in SPLITS}
     first, x, y = 0, [], []  # index of the client's first example among all
     for name, client_rows in rows.items():
-        examples = examples_of(
+        examples = example_rows_of(
             client_rows.y, client_rows.times, job.schema, job.seed, name
         )
         x.append(client_rows.x[examples.rows])
@@ -77,7 +77,7 @@ def federation_from_rows(
         test=Ragged.of(splits["test"]),
         names=tuple(rows),
         classes=None if job.schema.classes is None else len(job.schema.classes),
-        loss=loss_of(job.schema, statistics),
+        loss=job_loss(job.schema, statistics),
         name=job.title,
     )
 
@@ -87,7 +87,7 @@ def _last_rows(rows: Int[NDArray, "examples ..."]) -> Int[NDArray, " examples"]:
     return rows if rows.ndim == 1 else rows[:, -1]
 
 
-def loss_of(schema: Schema, statistics: Statistics | None) -> LossFunction | None:
+def job_loss(schema: Schema, statistics: Statistics | None) -> LossFunction | None:
     """The loss of a job; None for the usual one of classes or numbers.
 
     Hazards start from what happened to all clients' training rows or, if nobody counts
@@ -129,7 +129,7 @@ def read_all(
     tables = {name: read_table(path, schema) for name, path in files.items()}
     # Add statistics in the coordinator's order, as floating-point sums depend on it.
     train = {
-        name: examples_of(
+        name: example_rows_of(
             tables[name].y, tables[name].times, schema, job.seed, name
         ).training_rows
         for name in sorted(tables)
@@ -165,12 +165,12 @@ def template_of(job: Job, statistics: Statistics | None = None) -> Federation:
         test=none,
         names=("template",),
         classes=None if classes is None else len(classes),
-        loss=loss_of(job.schema, statistics),
+        loss=job_loss(job.schema, statistics),
         name=job.title,
     )
 
 
-def examples_of(
+def example_rows_of(
     y: NDArray[np.generic],
     times: NDArray[np.float64] | None,
     schema: Schema,

@@ -15,7 +15,7 @@ from fedtailor.remote.account import DESCRIBE, ClientAccount
 from fedtailor.remote.agreement import check_column_sums, check_inputs, check_scale
 from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.describing import Describer
-from fedtailor.remote.examples import examples_of, federation_from_rows
+from fedtailor.remote.examples import example_rows_of, federation_from_rows
 from fedtailor.remote.job import Job
 from fedtailor.remote.messages import Request
 from fedtailor.remote.origin import OwnOrigin
@@ -105,7 +105,9 @@ class JobHandler:
         if not job.schema.federated:
             rows = read_rows(data, job.schema)
             content = [np.asarray(rows.x).tobytes(), np.asarray(rows.y).tobytes()]
-            self._examples = examples_of(rows.y, rows.times, job.schema, job.seed, name)
+            self._examples = example_rows_of(
+                rows.y, rows.times, job.schema, job.seed, name
+            )
             times = rows.times
             self._begin(rows)
         else:
@@ -113,7 +115,7 @@ class JobHandler:
             cells = self._table.frame.write_csv().encode()
             content = [cells, np.asarray(self._table.y).tobytes()]
             times = self._table.times
-            self._examples = examples_of(
+            self._examples = example_rows_of(
                 self._table.y, times, job.schema, job.seed, name
             )
             self._sent = Statistics.load(store.directory, job.schema, OWN_FILE)
@@ -186,7 +188,7 @@ class JobHandler:
     def _has_same_examples(self, table: ClientTable) -> bool:
         """Whether a table is divided as the client's was when it was started."""
         job = self._job
-        found = examples_of(table.y, table.times, job.schema, job.seed, self._name)
+        found = example_rows_of(table.y, table.times, job.schema, job.seed, self._name)
         return np.array_equal(found.rows, self._examples.rows)
 
     def common_vectors(self) -> list[np.ndarray]:

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 
-from fedtailor.client.pool import split_sizes
+from fedtailor.client.pool import client_split_sizes
 from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.coordinate import coordinate
-from fedtailor.remote.examples import federation_of
+from fedtailor.remote.examples import federation_from_rows
 from fedtailor.remote.job import read_job
 from fedtailor.remote.plan import plan_of
 from fedtailor.remote.simulation import simulate_job
@@ -80,14 +80,21 @@ class Clients:
         """A client as it is after its process started."""
         plan = plan_of(self.job)
         work = RoundHandler(
-            plan, federation_of(self.job, {name: self.rows[name]}), self.store(name)
+            plan,
+            federation_from_rows(self.job, {name: self.rows[name]}),
+            self.store(name),
         )
         return Responder(self.job.identity, name, work, plan.common_vectors)
 
     def sizes(self, names):
         """How many rows each client says to have."""
-        own = {name: federation_of(self.job, {name: self.rows[name]}) for name in names}
-        return {name: split_sizes(it)[0].astype(np.int64) for name, it in own.items()}
+        own = {
+            name: federation_from_rows(self.job, {name: self.rows[name]})
+            for name in names
+        }
+        return {
+            name: client_split_sizes(it)[0].astype(np.int64) for name, it in own.items()
+        }
 
     def store(self, name):
         return ClientStore(self.directory / f"state-{name}", self.job.identity)
@@ -105,6 +112,8 @@ class Clients:
         return load_models(self.store(name).directory / PERSONAL)[name]
 
     def simulated(self, names, rounds):
-        clients = federation_of(self.job, {name: self.rows[name] for name in names})
+        clients = federation_from_rows(
+            self.job, {name: self.rows[name] for name in names}
+        )
         job = replace(self.job, spec=replace(self.job.spec, rounds=rounds))
         return simulate_job(job, clients)

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedtailor.models.architecture import Architecture
 from fedtailor.models.model import Model
-from fedtailor.models.precision import FileDType, dtype_of, plain_dtype
+from fedtailor.models.precision import FileDType, dtype_from_plain, plain_dtype
 from fedtailor.models.registry import ENTRY_POINTS, builders, find_builder
 from fedtailor.protocol import (
     ConfigError,
@@ -29,7 +29,7 @@ PRECISION = "precision"
 
 
 def plain_model(model: Model) -> dict[str, Any]:
-    """Describe a model by a JSON object, which `model_of` reads."""
+    """Describe a model by a JSON object, which `model_from_plain` reads."""
     fields = to_plain(model.architecture)
     return {
         "architecture": fields.pop("type", type(model.architecture).__name__),
@@ -42,7 +42,7 @@ def plain_model(model: Model) -> dict[str, Any]:
     }
 
 
-def model_of(
+def model_from_plain(
     plain: Mapping[str, Any], given: Model | Architecture | None = None
 ) -> Model:
     """Build the model that `plain_model`, or the manifest of a run, describes.
@@ -61,7 +61,7 @@ def model_of(
         tuple(plain["input_shape"]),
         plain["outputs"],
         loss=loss_of(plain["loss"]),
-        dtype=dtype_of(plain["dtype"]),
+        dtype=dtype_from_plain(plain["dtype"]),
     )
 
 

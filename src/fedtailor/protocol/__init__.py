@@ -5,11 +5,12 @@ imports nothing else of fedtailor but what needs no JAX (modules with an undersc
 """
 
 from fedtailor._choice import check_choice
+from fedtailor._renamed import old_names
 from fedtailor.protocol.about import About, Sees
 from fedtailor.protocol.algorithm import Algorithm, GlobalModel, Init
 from fedtailor.protocol.axes import along_axis, sums_type
 from fedtailor.protocol.cohort import Clients, Cohort, Examples, Population
-from fedtailor.protocol.data_facts import DataFacts, Preprocessing
+from fedtailor.protocol.data_facts import DataFacts, PreprocessingFacts
 from fedtailor.protocol.diagnostics import (
     Diagnostic,
     LineDiagnostic,
@@ -30,10 +31,10 @@ from fedtailor.protocol.exchange import (
     Answers,
     BatchMetric,
     ClientRows,
+    ClientTask,
     Exchange,
     Exchanges,
     Executor,
-    Task,
     drive,
     on_host,
 )
@@ -115,6 +116,7 @@ __all__ = [
     "BatchMetric",
     "ClientRows",
     "ClientState",
+    "ClientTask",
     "ClientUpdate",
     "Clients",
     "Cohort",
@@ -146,7 +148,7 @@ __all__ = [
     "Pipeline",
     "Population",
     "Predictor",
-    "Preprocessing",
+    "PreprocessingFacts",
     "RefusedSettings",
     "Sees",
     "ServerState",
@@ -154,7 +156,6 @@ __all__ = [
     "StepGradient",
     "Streams",
     "Sums",
-    "Task",
     "TracedInt",
     "Transform",
     "TreeDiagnostic",
@@ -201,3 +202,5 @@ __all__ = [
     "sums_type",
     "to_plain",
 ]
+
+__getattr__ = old_names(__name__, Task="ClientTask")

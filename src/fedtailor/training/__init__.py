@@ -10,7 +10,7 @@ from fedtailor.training.callbacks import (
 )
 from fedtailor.training.metrics import Metrics
 from fedtailor.training.participation import Participation, Sampling, as_participation
-from fedtailor.training.spec import MOST_ROUNDS, Privacy, RunSpec
+from fedtailor.training.spec import MOST_ROUNDS, Privacy, RoundCount, RunSpec
 from fedtailor.training.training import Training
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "Metrics",
     "Participation",
     "Privacy",
+    "RoundCount",
     "RunSpec",
     "Sampling",
     "StandsStill",

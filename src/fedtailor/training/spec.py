@@ -2,16 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from pydantic import Field
 
 import fedtailor.algorithms  # registers the methods
 import fedtailor.pipelines  # noqa: F401  (registers the transforms)
 from fedtailor.aggregation.secure_sums import SecureSums
 from fedtailor.metrics import Metric, find_metrics
 from fedtailor.models import Architecture, Model
-from fedtailor.models.plain import model_of
+from fedtailor.models.plain import model_from_plain
 from fedtailor.protocol import (
     Algorithm,
     ConfigError,
@@ -31,6 +32,8 @@ from fedtailor.training.participation import Participation, as_participation
 
 MOST_ROUNDS = 2**31 - 1
 """The largest number of rounds, as tables hold it in 32 bits."""
+
+RoundCount = Annotated[int, Field(ge=1, le=MOST_ROUNDS)]
 
 
 @dataclass(frozen=True)
@@ -296,7 +299,7 @@ def model_of_run(
         ValueError: its network or its loss is not one of fedtailor's.
     """
     try:
-        return model_of(manifest["model"], given)
+        return model_from_plain(manifest["model"], given)
     except ValueError as error:
         raise ValueError(
             f"{error}; pass model=... (`--model FILE.py:NAME` on the command line)"

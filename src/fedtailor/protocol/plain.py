@@ -415,11 +415,13 @@ def _path_in(plain: Any, location: Sequence[int | str]) -> tuple[KeyPath, Any]:
     path: list[str] = []
     value: Any = plain
     for part in location:
+        inner: Any = None
         is_key = isinstance(value, Mapping) and part in value
-        is_table = isinstance(value, list) and isinstance(part, int)
-        if is_key or (is_table and isinstance(value[part], Mapping)):
+        if is_key or (isinstance(value, list) and isinstance(part, int)):
+            inner = cast(Any, value)[part]
+        if is_key or isinstance(inner, Mapping):
             path.append(str(part))
-            value = value[part]
+            value = inner
     return tuple(path), value
 
 

@@ -24,7 +24,7 @@ from fedtailor.protocol import (
 )
 from fedtailor.training.binding import (
     as_pipeline,
-    describe,
+    describe_argument,
     require_algorithm,
     require_model,
 )
@@ -163,7 +163,7 @@ class RunSpec:
             object.__setattr__(self, name, value)
         require(
             isinstance(self.privacy, Privacy),
-            f"privacy is {describe(self.privacy)}; give fedtailor.Privacy(...)",
+            f"privacy is {describe_argument(self.privacy)}; give fedtailor.Privacy(...)",
         )
         self.privacy.check(self.algorithm, self.uplink, self.participation)
 

@@ -157,6 +157,8 @@ class GaussianNoise(Transform):
         )
         # `announce` sends a clip norm only if it is adaptive.
         clip_norm = inbox.scalars.get(CLIP_NORM, self.norm)
+        if self.by == "client":
+            update = _finite_or_no_change(update, inbox)
         update, change_norm = clipped(update, inbox, clip_norm, fixed_reference)
         if self.quantile is not None:
             # The server adds noise to the number of these clients.
@@ -302,6 +304,19 @@ class AdaptiveClipNorm(NamedTuple):
         share_within = noisy_sum / self.expected + 0.5
         # C <- C exp( -eta_C (share within - quantile) )
         return clip_norm * math.exp(-self.rate * (share_within - self.quantile))
+
+
+def _finite_or_no_change(update: ClientUpdate, inbox: Inbox) -> ClientUpdate:
+    """An update whose change is zero where training became NaN or infinite.
+
+    A refusal would say so, and whether a model overflows on a client's rows says what
+    these rows are. No noise would hide it.
+    """
+    finite = {}
+    for kind, value in update.items():
+        start = fixed_reference(kind, value, inbox)
+        finite[kind] = jnp.where(jnp.isfinite(value).all(), value, start)
+    return finite
 
 
 def _add_client_noise(

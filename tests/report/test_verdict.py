@@ -8,7 +8,7 @@ import pytest
 
 from fedtailor.report.decision import decide
 from fedtailor.report.document import as_dict
-from fedtailor.report.experiment import COMPARISON_INDEX, Experiment
+from fedtailor.report.experiment import COMPARISON_INDEX, StoredExperiment
 from fedtailor.report.page.contents import verdict_sections
 from fedtailor.report.words import SENTENCES, USES, sentence_of, use_of
 from fedtailor.storage.digests import with_digest
@@ -54,7 +54,7 @@ def with_baselines(results, likes, arguments=None):
     if arguments is not None:
         content["scenarios"]["shift"] |= {"use": "table", "arguments": arguments}
     path.write_text(json.dumps(with_digest(content)))
-    return Experiment.read(results, NAME)
+    return StoredExperiment.read(results, NAME)
 
 
 def test_every_client_has_a_line_with_all_figures(tmp_path):

@@ -195,7 +195,7 @@ def prepare_table_experiment(
     # Check the options before a large file is read.
     experiment = table_experiment(path, options, rates)
     table = from_table(path, seed=options.all_seeds()[0], **changed_options(options))
-    find_metrics(options.metrics, bind(experiment.columns[0].scenario.model, table))
+    find_metrics(options.metrics, bind(experiment.scenarios[0].definition.model, table))
     if options.window is None:
         rates = options.lr or default_rates(table)
     else:

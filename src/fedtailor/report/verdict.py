@@ -24,7 +24,7 @@ from fedtailor.decision import (
 from fedtailor.decision.intervals import MIN_SEEDS, Interval, two_way_variance
 from fedtailor.decision.warnings import join_names
 from fedtailor.decision.winner import dense_values
-from fedtailor.report.experiment import Experiment, TrainedBaseline
+from fedtailor.report.experiment import StoredExperiment, TrainedBaseline
 from fedtailor.report.stored import StoredRun, mean_sizes
 from fedtailor.report.tables import Cell, Number, Table
 from fedtailor.report.units import Unit, unit_of
@@ -206,7 +206,7 @@ class Verdict:
 
 
 def verdict_of(
-    experiment: Experiment,
+    experiment: StoredExperiment,
     scenario: str,
     runs: Runs,
     *,
@@ -492,7 +492,7 @@ def _over_baselines(
 
 
 def _subject(
-    experiment: Experiment, scenario: str, first: StoredRun, metric: str
+    experiment: StoredExperiment, scenario: str, first: StoredRun, metric: str
 ) -> str:
     """What was compared, in one line."""
     use = experiment.index.scenarios[scenario]
@@ -601,7 +601,7 @@ def _ahead(tests: Tests, baselines: Mapping[str, TrainedBaseline]) -> list[str]:
 
 
 def _nonlinear_warnings(
-    experiment: Experiment,
+    experiment: StoredExperiment,
     scenario: str,
     tests: Tests,
     baselines: Mapping[str, TrainedBaseline],
@@ -645,7 +645,7 @@ def _method_sentences(
 
 
 def _footnotes(
-    experiment: Experiment,
+    experiment: StoredExperiment,
     scenario: str,
     clients: Sequence[ClientVerdict],
     first: StoredRun,
@@ -670,7 +670,7 @@ def _footnotes(
     return [text]
 
 
-def _settling(experiment: Experiment, scenario: str) -> str:
+def _settling(experiment: StoredExperiment, scenario: str) -> str:
     """What would settle the verdicts that are open."""
     index = experiment.index
     arguments = index.scenarios[scenario].arguments

@@ -11,10 +11,10 @@ from fedtailor.protocol import (
     Algorithm,
     BatchMetric,
     ClientState,
+    ClientTask,
     Inbox,
     Pipeline,
     Predictor,
-    Task,
     encode,
     noise_of,
 )
@@ -26,7 +26,7 @@ Outputs = dict[str, PyTree]
 
 
 def client_task(
-    task: Task,
+    task: ClientTask,
     algorithm: Algorithm,
     uplink: Pipeline,
     state: ClientState,

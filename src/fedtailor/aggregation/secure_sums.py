@@ -380,7 +380,7 @@ def hidden_update(
             result, released = add_up(
                 weights[:, reporting], vectors, names, settings, earlier
             )
-            history.record(cohort.round, [kind, index], released)
+            history.record(cohort.round, [kind, index], released, names)
             sent[:] = sent[0] + int(result[1].sum()), vectors.shape[1]
             return result
 

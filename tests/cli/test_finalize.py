@@ -202,7 +202,7 @@ def test_sets_of_final_models_are_from_test_rows_of_the_comparison(copied, call)
     assert call("finalize", results)[0] == 0
     ask = ("predict", results, copied / "ill.csv", "--client", "north")
     code, shown, said = call(*ask, "--coverage", "0.9")
-    assert code == 0
+    assert code == 0, said
     assert "it holds for them as far as they are no worse" in said
     table = pl.read_csv(shown.encode())
     assert table["set"].is_in(["yes", "no", "yes | no", "no | yes"]).all()
@@ -234,7 +234,8 @@ def test_test_rows_are_kept_back_if_asked(copied, call):
     assert code == 0 and "refitted on 144 rows, without 36 test rows" in shown
     ask = ("predict", out, copied / "ill.csv", "--client", "east")
     code, shown, said = call(*ask, "--coverage", "0.9")
-    assert code == 0 and "36 test rows, on which these models were not trained" in said
+    assert code == 0, said
+    assert "36 test rows, on which these models were not trained" in said
     calibration = json.loads((out / "calibration.json").read_text())
     found = calibration["clients"]["east"]["scores"]
     # By hand: 1 - p(true class) of the rows that the run says are for testing.

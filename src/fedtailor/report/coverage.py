@@ -13,6 +13,7 @@ from fedtailor.protocol import require
 from fedtailor.report.stored import StoredRun
 from fedtailor.report.tables import Cell, Table
 from fedtailor.runs.row_outcomes import TEMPERATURE
+from fedtailor.tasks import cross_entropy, loss_of, squared_error
 
 COVERAGE = 0.9
 """The share of rows that sets and intervals of reports are to hold."""
@@ -93,11 +94,15 @@ def predicted_kind(
     """
     if rows is None or rows.is_empty():
         return None
+    try:
+        trained_by = loss_of(loss)
+    except ValueError:
+        return None
     if "correct" in rows.columns:
         # Scores are probabilities only of models that are trained by their log loss.
-        return "classes" if loss == "cross_entropy" else None
-    is_number = loss == "squared_error" and rows.schema.get("target") == pl.Float32
-    return "numbers" if is_number else None
+        return "classes" if trained_by == cross_entropy else None
+    is_number = rows.schema.get("target") == pl.Float32
+    return "numbers" if is_number and trained_by == squared_error else None
 
 
 def scores_of(rows: pl.DataFrame, are_classes: bool) -> np.ndarray:

@@ -10,7 +10,7 @@ import pytest
 
 from fedtailor.cli import main
 from fedtailor.conformal import conformal_rank
-from fedtailor.remote.examples import federation_of
+from fedtailor.remote.examples import federation_from_rows
 from fedtailor.remote.plan import plan_of
 from fedtailor.remote.statistics import read_table
 from fedtailor.remote.work import PERSONAL
@@ -50,7 +50,7 @@ def test_sets_are_from_the_clients_own_validation_rows(target, tmp_path, capsys)
     directory = clients.store("b").directory / PERSONAL
     model = load_models(directory, plan.model)["b"]
     own = read_table(clients.files["b"], schema).rows(clients.agreed)
-    val = federation_of(job, {"b": own}, clients.agreed).client("b").val
+    val = federation_from_rows(job, {"b": own}, clients.agreed).client("b").val
     assert len(val.y) == 60
     if target == "ill":
         scores = 1 - model.probabilities(val.x)[np.arange(60), val.y]

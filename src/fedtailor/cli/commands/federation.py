@@ -557,7 +557,9 @@ def _predict(options: PredictOptions) -> int:
         statistics,
         options.probabilities,
         options.times,
-        None if options.coverage is None else _threshold(path, kit.name, options),
+        None
+        if options.coverage is None
+        else _threshold(path, kit.name, options.coverage),
     )
     if schema.windowing is not None:
         ends = [
@@ -569,7 +571,7 @@ def _predict(options: PredictOptions) -> int:
     return 0
 
 
-def _threshold(path: Path, name: str, options: Predict) -> float:
+def _threshold(path: Path, name: str, coverage: float) -> float:
     """The largest score that sets and intervals take in.
 
     Raises:
@@ -582,8 +584,7 @@ def _threshold(path: Path, name: str, options: Predict) -> float:
     )
     from fedtailor.storage.calibration_file import CALIBRATION, read_calibration
 
-    assert options.coverage is not None
-    require_coverage(options.coverage)
+    require_coverage(coverage)
     require(
         (path / CALIBRATION).exists(),
         "sets and intervals are from this client's validation rows, of classes or one"
@@ -592,11 +593,11 @@ def _threshold(path: Path, name: str, options: Predict) -> float:
     calibration = read_calibration(path)
     rows = len(calibration.clients[name].scores)
     say_status(f"sets and intervals are from {rows} validation rows of {name}")
-    if conformal_rank(rows, options.coverage) > rows:
-        share = f"{100 * options.coverage:g} %"
+    if conformal_rank(rows, coverage) > rows:
+        share = f"{100 * coverage:g} %"
         say_status(f"these are too few for {share}: everything is taken in")
     scores = calibration.clients[name].scores
-    value = quantile_of_scores(scores, options.coverage)
+    value = quantile_of_scores(scores, coverage)
     return min(value, 1.0) if calibration.kind == "classes" else value
 
 

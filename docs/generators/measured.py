@@ -73,7 +73,7 @@ def methods_of(experiment: str) -> dict[str, str]:
     file = EXPERIMENTS / f"{base_name(experiment)}.toml"
     if not file.exists():
         return {}
-    entries = read(file).content["algorithms"]
+    entries = read_document(file).content["algorithms"]
     return {
         label: find_algorithm(entry.get("use") or label).about.name
         for label, entry in entries.items()

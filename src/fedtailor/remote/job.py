@@ -21,6 +21,7 @@ from fedtailor.experiments.document import Document, read_document
 from fedtailor.experiments.uplink import uplink_of_tables
 from fedtailor.federation.checks import MAX_SEED
 from fedtailor.metrics import find_metric
+from fedtailor.models import Architecture
 from fedtailor.models.plain import architecture_of
 from fedtailor.protocol import (
     Algorithm,
@@ -317,7 +318,7 @@ def _spec(content: Mapping[str, Any], training: _Training) -> RunSpec:
             find_metric(name)
     algorithm = _algorithm(content["method"])
     transforms = uplink_of_tables(uplink, ("privacy", "uplink"))
-    model = architecture_of(content["model"], ("model",))
+    model = _model(content["model"])
     with _errors_at("privacy", "secure_aggregation"):
         return RunSpec(
             algorithm,
@@ -340,6 +341,19 @@ def _table(
         ConfigError: the first problem that a person should correct.
     """
     return parse(kind, content[name], (name,), what=f"setting of [{name}]", also=also)
+
+
+def _model(table: Mapping[str, Any]) -> Architecture:
+    if table.get("use") == "auto":
+        # Both would have to be trained over the machines, which doubles what clients
+        # send and spend, and whoever chose would see all clients' measurements of both.
+        raise ConfigError(
+            ("model", "use"),
+            "a job trains one model: `fedtailor compare TABLE --model auto` chooses between"
+            " linear and mlp on validation data; name what it chose (over machines a choice"
+            " would cost each client both trainings)",
+        )
+    return architecture_of(table, ("model",))
 
 
 @contextmanager

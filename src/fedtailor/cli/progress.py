@@ -4,17 +4,21 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from fedtailor._printable import one_line, say_status
-from fedtailor.experiments.compare import (
-    ComparedMethod,
-    Comparison,
-    ComparisonProgress,
-)
-from fedtailor.experiments.experiment import Candidate
-from fedtailor.experiments.plan import BeforeSetting
 from fedtailor.storage import Interrupted
 from fedtailor.training import Training
+
+if TYPE_CHECKING:
+    # A single run does not need them, and they take long to import.
+    from fedtailor.experiments.compare import (
+        ComparedMethod,
+        Comparison,
+        ComparisonProgress,
+    )
+    from fedtailor.experiments.experiment import Candidate
+    from fedtailor.experiments.plan import BeforeSetting
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -50,7 +54,7 @@ def explain_interrupt(message: str) -> Iterator[None]:
 
 
 @contextmanager
-def progress_over_runs(title: str, runs: int) -> Iterator[ComparisonProgress]:
+def progress_over_runs(title: str, runs: int) -> "Iterator[ComparisonProgress]":
     """Yields a callback for a comparison that displays its progress.
 
     It displays the finished runs, the current run with its round and score, and the
@@ -60,8 +64,8 @@ def progress_over_runs(title: str, runs: int) -> Iterator[ComparisonProgress]:
         with _bar(title, runs) as update:
 
             def show(
-                comparison: Comparison,
-                method: ComparedMethod,
+                comparison: "Comparison",
+                method: "ComparedMethod",
                 seed: int,
                 training: Training | None,
             ) -> None:
@@ -74,7 +78,7 @@ def progress_over_runs(title: str, runs: int) -> Iterator[ComparisonProgress]:
 
 
 @contextmanager
-def progress_over_settings(title: str, settings: int) -> Iterator[BeforeSetting]:
+def progress_over_settings(title: str, settings: int) -> "Iterator[BeforeSetting]":
     """Yields a function that is called with a method before a setting of it is timed.
 
     On a terminal it displays a bar, elsewhere a line for each method and scenario.
@@ -83,7 +87,7 @@ def progress_over_settings(title: str, settings: int) -> Iterator[BeforeSetting]
     if sys.stderr.isatty():
         with _bar(title, settings) as update:
 
-            def show(method: ComparedMethod, candidate: Candidate) -> None:
+            def show(method: "ComparedMethod", candidate: "Candidate") -> None:
                 nonlocal done
                 text = f"timing {method.label} on {method.scenario.label}"
                 update(done, text, settings)
@@ -93,7 +97,7 @@ def progress_over_settings(title: str, settings: int) -> Iterator[BeforeSetting]
     else:
         last: ComparedMethod | None = None
 
-        def print_line(method: ComparedMethod, candidate: Candidate) -> None:
+        def print_line(method: "ComparedMethod", candidate: "Candidate") -> None:
             nonlocal last
             if method is not last:
                 last = method
@@ -103,7 +107,7 @@ def progress_over_settings(title: str, settings: int) -> Iterator[BeforeSetting]
         yield print_line
 
 
-def _description(method: ComparedMethod, seed: int, training: Training | None) -> str:
+def _description(method: "ComparedMethod", seed: int, training: Training | None) -> str:
     text = f"{method.label} on {method.scenario.label}, seed {seed}"
     if training is None:
         return text
@@ -112,12 +116,12 @@ def _description(method: ComparedMethod, seed: int, training: Training | None) -
     )
 
 
-def _comparison_lines(title: str) -> ComparisonProgress:
+def _comparison_lines(title: str) -> "ComparisonProgress":
     last_time = -SECONDS_BETWEEN_LINES
 
     def show(
-        comparison: Comparison,
-        method: ComparedMethod,
+        comparison: "Comparison",
+        method: "ComparedMethod",
         seed: int,
         training: Training | None,
     ) -> None:

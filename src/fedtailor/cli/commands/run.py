@@ -11,14 +11,13 @@ from fedtailor.algorithms.find import find_algorithm
 from fedtailor.cli.advice import as_typed
 from fedtailor.cli.names import print_help_or_raise
 from fedtailor.cli.options import check_counts, check_seeds, parse
-from fedtailor.cli.own_table import AUTO
 from fedtailor.cli.progress import explain_interrupt, progress_of
 from fedtailor.cli.sizes import sizes_of, with_sizes
 from fedtailor.executors import Settings
 from fedtailor.experiments import scenarios
 from fedtailor.experiments.parsing import check_trains
 from fedtailor.experiments.scenario import Scenario
-from fedtailor.experiments.texts import architecture_of_text, uplink_of_texts
+from fedtailor.experiments.texts import AUTO, architecture_of_text, uplink_of_texts
 from fedtailor.protocol import Algorithm, is_hyperparameters, require
 from fedtailor.runs import Run
 from fedtailor.runs import run as train

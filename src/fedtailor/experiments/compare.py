@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor._files import reason
+from fedtailor._notebook import paragraphs, table
 from fedtailor.algorithms import Local
 from fedtailor.baselines import Baseline, find_baseline
 from fedtailor.executors import Settings
@@ -132,6 +133,24 @@ class Comparison:
         )
         self._rounds = 0
         self._added_runs = 0
+
+    def _repr_html_(self) -> str:
+        """The comparison in a notebook: how far it is, and each method's mean."""
+        metrics: dict[tuple[str, str], list[float]] = {}
+        for cell in self.cells:
+            summary = read_summary(self.results / cell["run"] / SUMMARY)
+            if "diverged" not in summary:
+                place = (cell["scenario"], f"{cell['algorithm']} ({summary['metric']})")
+                metrics.setdefault(place, []).append(summary["mean"])
+        rows = [
+            (*place, len(means), float(np.mean(means)))
+            for place, means in metrics.items()
+        ]
+        text = [f"{self.experiment.name}: {self.done} of {self.runs} runs are done"]
+        header = ("scenario", "method", "seeds", "mean over clients and seeds")
+        return paragraphs([*text, f"results: {self.index.parent}"]) + table(
+            header, rows
+        )
 
     @property
     def runs(self) -> int:

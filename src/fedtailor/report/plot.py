@@ -36,6 +36,9 @@ def by_round(runs: Runs, *, metric: str | None = None, split: str = "test") -> "
 
     Raises:
         ValueError: a run has not measured the metric on the split.
+
+    Example:
+        >>> ft.plot.by_round({"FedAvg": run}).savefig("rounds.png")
     """
     labelled, metric = _labelled(runs), _metric(runs, metric)
     figure, axes = _axes("round", f"mean {split} {metric}")
@@ -58,6 +61,9 @@ def by_client(
 
     Raises:
         ValueError: a run has not measured the metric on the split.
+
+    Example:
+        >>> ft.plot.by_client(run).savefig("clients.png")
     """
     labelled, metric = _labelled(runs), _metric(runs, metric)
     figure, axes = _axes("clients, in order of what they reach", f"{split} {metric}")
@@ -81,6 +87,11 @@ def beside(
     Raises:
         ValueError: a run has not measured the metric on the split, or the clients of
             both differ.
+
+    Example:
+        >>> alone = ft.run(ft.Local(), federation, ft.models.logistic(), rounds=2)
+        >>> figure = ft.plot.beside(run, alone)
+        >>> figure.savefig("beside.png")
     """
     metric = _metric(run, metric)
     names, others = run.executor.data.names, other.executor.data.names
@@ -106,6 +117,12 @@ def who_learns_from_whom(run: Run) -> "Figure":
 
     Raises:
         ValueError: the method has no such weights.
+
+    Example:
+        >>> streams = ft.run(
+        ...     ft.UCFL(streams=2, warm=0), federation, ft.models.logistic(), rounds=2
+        ... )
+        >>> ft.plot.who_learns_from_whom(streams).savefig("who.png")
     """
     found = [
         diagnostic

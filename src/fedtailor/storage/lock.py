@@ -22,6 +22,14 @@ class DirectoryLock:
 
     The lock is also released when the process ends. In a distributed run the process
     with index 0 holds the lock for all processes.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from fedtailor.storage import DirectoryLock
+        >>> Path("results").mkdir(exist_ok=True)
+        >>> with DirectoryLock(Path("results")):
+        ...     print("nobody else writes here")
+        nobody else writes here
     """
 
     def __init__(self, directory: Path) -> None:

@@ -23,3 +23,18 @@ class Damaged(Unusable):
         >>> issubclass(Damaged, ValueError)
         True
     """
+
+
+class InUse(Unusable):
+    """Another process writes to a directory.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from fedtailor.storage import DirectoryLock, InUse
+        >>> with DirectoryLock(Path(".")):
+        ...     try:
+        ...         DirectoryLock(Path(".")).acquire()
+        ...     except InUse:
+        ...         print("in use")
+        in use
+    """

@@ -11,7 +11,7 @@ from jax.experimental import multihost_utils
 
 from fedtailor._documentation import see
 from fedtailor.protocol import require
-from fedtailor.storage.errors import Unusable
+from fedtailor.storage.errors import InUse
 
 LOCK = ".lock"
 _UNKNOWN = -1
@@ -42,7 +42,7 @@ class DirectoryLock:
         """Acquire the lock.
 
         Raises:
-            Unusable: another process, or another run of this process, holds the lock.
+            InUse: another process, or another run of this process, holds the lock.
             OSError: the directory cannot be written.
         """
         # If the lock is taken, all processes of the run must fail; otherwise some would
@@ -52,7 +52,7 @@ class DirectoryLock:
             holder = int(multihost_utils.broadcast_one_to_all(np.int32(holder)))
         if holder:
             who = "another process" if holder == _UNKNOWN else f"process {holder}"
-            raise Unusable(
+            raise InUse(
                 f"{self._directory} is in use by {who}; wait until it ends, or name"
                 f" another directory{see('errors#a-directory-in-use')}"
             )

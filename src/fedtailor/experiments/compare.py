@@ -709,7 +709,7 @@ class Comparison:
         # Seed by seed, as its table is read once for all of them.
         for seed in self.experiment.file.seeds:
             for baseline in list(baselines):
-                if not baseline.applies(self._runs.data(scenario, seed).classes):
+                if not baseline.applies(self._runs.data(scenario, seed).task):
                     continue
                 try:
                     run = self._runs.train_baseline(scenario, baseline, seed)

@@ -512,7 +512,9 @@ def agree_on_preprocessing(
                     "the message holds no sums of products",
                 )
                 if isinstance(names, Mapping):
-                    part.check_rows(int(names[name][0]), own=task == STATISTICS)
+                    part.check_rows(
+                        int(names[name][0]), job.schema, own=task == STATISTICS
+                    )
             except ValueError as error:
                 raise ValueError(f"client {name}: {error}") from None
             parts.append(part)

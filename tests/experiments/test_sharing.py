@@ -104,7 +104,7 @@ def test_three_processes_and_a_kill_lose_no_run(tmp_path):
     assert first.returncode == 0, errors
     processes = [start(path, shared, f"{number}/3") for number in (1, 2, 3)]
     # The second is killed in its first run, whose directory is there by then.
-    while not any(shared.glob("runs/*/*/manifest.json")):
+    while not any(shared.glob("runs/*/*/manifest.toml")):
         assert processes[1].poll() is None
         time.sleep(0.05)
     processes[1].send_signal(signal.SIGKILL)

@@ -151,7 +151,7 @@ class Comparison:
     def _repr_html_(self) -> str:
         """The comparison in a notebook: how far it is, and each method's mean."""
         metrics: dict[tuple[str, str], list[float]] = {}
-        for cell in self.cells:
+        for cell in self.method_runs:
             summary = read_summary(self.results / cell["run"] / SUMMARY)
             if "diverged" not in summary:
                 place = (cell["scenario"], f"{cell['algorithm']} ({summary['metric']})")

@@ -3,6 +3,7 @@
 import html
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fedtailor._printable import one_line
@@ -60,8 +61,8 @@ def updatable_line(text: str) -> Callable[[str], None] | None:
     # IPython on a terminal has no kernel.
     if getattr(shell, "kernel", None) is None:
         return None
-    from IPython.display import display
-
+    # IPython is there in notebooks only, and is no dependency.
+    display = import_module("IPython.display").display
     shown = display({"text/plain": one_line(text)}, raw=True, display_id=True)
     return lambda text: shown.update({"text/plain": one_line(text)}, raw=True)
 

@@ -29,9 +29,9 @@ from fedtailor.protocol import (
     Algorithm,
     BatchMetric,
     ClientState,
+    ClientTask,
     Inbox,
     Pipeline,
-    Task,
     along_axis,
     receive,
 )
@@ -52,7 +52,7 @@ class Program(NamedTuple):
         mode: `Downlink.mode`.
     """
 
-    task: Task
+    task: ClientTask
     model: Model
     metrics: tuple[BatchMetric, ...]
     mesh: Mesh
@@ -153,7 +153,7 @@ def map_clients(
 
 
 def run_client(
-    task: Task,
+    task: ClientTask,
     model: Model,
     shared: SharedInputs,
     client: ClientInputs,

@@ -70,6 +70,12 @@ class UnoCIndex(CIndex):
     the share of training rows that are not censored at the time t of its event, so that
     it does not depend on who is censored. Pairs whose event is later than all training
     rows under observation are left out.
+
+    Example:
+        >>> from fedtailor.metrics import UnoCIndex
+        >>> metric = UnoCIndex()
+        >>> metric.name, metric.higher_is_better
+        ('uno', True)
     """
 
     name: ClassVar[str] = "uno"

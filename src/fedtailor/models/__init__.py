@@ -5,6 +5,7 @@ models, and adapters for other libraries.
 are for type checkers and editors.
 """
 
+from fedtailor._renamed import old_names
 from fedtailor.models.adapters import from_function
 from fedtailor.models.architecture import Architecture
 from fedtailor.models.cnn_5x5 import cnn_5x5
@@ -30,7 +31,7 @@ from fedtailor.models.zoo import (
 from fedtailor.protocol import import_modules
 from fedtailor.tasks import (
     Classification,
-    Loss,
+    LossFunction,
     TokenCrossEntropy,
     cross_entropy,
     squared_error,
@@ -40,7 +41,7 @@ from fedtailor.tasks import (
 __all__ = [
     "Architecture",
     "Classification",
-    "Loss",
+    "LossFunction",
     "Model",
     "Part",
     "Precision",
@@ -70,5 +71,7 @@ __all__ = [
     "token_cross_entropy",
     "tutorial_cnn",
 ]
+
+__getattr__ = old_names(__name__, Loss="LossFunction")
 
 import_modules(__name__)

@@ -24,7 +24,7 @@ from fedtailor._files import (
 from fedtailor._tensors import read_tensors
 from fedtailor.federation.storage import arrays_digest
 from fedtailor.models import Architecture, Model
-from fedtailor.models.plain import model_of, plain_model
+from fedtailor.models.plain import model_from_plain, plain_model
 from fedtailor.protocol import Mixture, NearestNeighbors, Predictor, require
 from fedtailor.storage.digests import DIGEST_KEY, has_valid_digest, with_digest
 from fedtailor.storage.personal_model import PersonalModel
@@ -196,7 +196,7 @@ def _read_preprocessing(path: Path, manifest: dict[str, Any]) -> Preprocessing |
     return Preprocessing.load(file)
 
 
-def read_manifest(path: Path, manifest_name: str = MANIFEST) -> dict[str, Any]:
+def read_export_manifest(path: Path, manifest_name: str = MANIFEST) -> dict[str, Any]:
     """Read the manifest of an export, and check its digest.
 
     Raises:
@@ -226,7 +226,7 @@ def _read(
     path: Path, manifest_name: str = MANIFEST
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Read the manifest and the arrays of an export, and check their digests."""
-    manifest = read_manifest(path, manifest_name)
+    manifest = read_export_manifest(path, manifest_name)
     try:
         arrays, _ = read_tensors(path / MODELS)
     except (OSError, SafetensorError) as error:
@@ -315,7 +315,7 @@ def _build_models(
     `model` is as for `load_models`.
     """
     try:
-        model = model_of(manifest["model"], model)
+        model = model_from_plain(manifest["model"], model)
     except ValueError as error:
         raise ValueError(
             f"{error}; pass model=... to load these models (`--model FILE.py:NAME` on"

@@ -1,8 +1,13 @@
-"""A lock on a directory, to which only one process at a time may write."""
+"""Locks: of a file that stands for something, of a directory, and of a file's own lines.
+
+All end with the process that holds them.
+"""
 
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 import jax
 import numpy as np
@@ -15,6 +20,49 @@ from fedtailor.storage.errors import InUse
 
 LOCK = ".lock"
 _UNKNOWN = -1
+
+
+class ProcessLock:
+    """A lock that at most one process holds, from `try_acquire` to `release`.
+
+    Args:
+        path: its file, which holds the id of the process.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        # Not thread-local, so that any thread can release the lock.
+        self._lock = FileLock(path, thread_local=False)
+
+    def try_acquire(self) -> int:
+        """Try to acquire the lock.
+
+        Returns:
+            0 on success; otherwise the id of the process that holds the lock, or -1 if
+            the id is unknown.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        try:
+            self._lock.acquire(blocking=False)
+        except Timeout:
+            with suppress(OSError, ValueError):
+                holder = int(self._path.read_text("utf-8"))
+                require(0 < holder < 2**31, "no process has such an id")
+                return holder
+            return _UNKNOWN
+        self._path.write_text(str(os.getpid()), "utf-8")
+        return 0
+
+    def release(self) -> None:
+        """Release the lock if it is held."""
+        if self._lock.is_locked:
+            # Delete the file before the release: afterwards it may belong to another
+            # process that has acquired the lock.
+            with suppress(OSError):
+                self._path.unlink()
+            self._lock.release()
 
 
 class DirectoryLock:
@@ -34,9 +82,7 @@ class DirectoryLock:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._path = directory / LOCK
-        # Not thread-local, so that any thread can release the lock.
-        self._lock = FileLock(self._path, thread_local=False)
+        self._lock = ProcessLock(directory / LOCK)
 
     def acquire(self) -> None:
         """Acquire the lock.
@@ -47,7 +93,7 @@ class DirectoryLock:
         """
         # If the lock is taken, all processes of the run must fail; otherwise some would
         # wait for ever.
-        holder = self._try_lock() if jax.process_index() == 0 else 0
+        holder = self._lock.try_acquire() if jax.process_index() == 0 else 0
         if jax.process_count() > 1:
             holder = int(multihost_utils.broadcast_one_to_all(np.int32(holder)))
         if holder:
@@ -59,12 +105,7 @@ class DirectoryLock:
 
     def release(self) -> None:
         """Release the lock if it is held."""
-        if self._lock.is_locked:
-            # Delete the file before the release: afterwards it may belong to another
-            # process that has acquired the lock.
-            with suppress(OSError):
-                self._path.unlink()
-            self._lock.release()
+        self._lock.release()
 
     def __enter__(self) -> "DirectoryLock":
         self.acquire()
@@ -73,20 +114,44 @@ class DirectoryLock:
     def __exit__(self, *error: object) -> None:
         self.release()
 
-    def _try_lock(self) -> int:
-        """Try to acquire the lock.
 
-        Returns:
-            0 on success; otherwise the id of the process that holds the lock, or -1 if
-            the id is unknown.
-        """
+def is_held(path: Path) -> bool:
+    """Whether a process holds the lock of this file, which need not be writable here."""
+    import fcntl  # not on Windows, where federations do not run
+
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return False
+    with file:
         try:
-            self._lock.acquire(blocking=False)
-        except Timeout:
-            with suppress(OSError, ValueError):
-                holder = int(self._path.read_text("utf-8"))
-                require(0 < holder < 2**31, "no process has such an id")
-                return holder
-            return _UNKNOWN
-        self._path.write_text(str(os.getpid()), "utf-8")
-        return 0
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
+@contextmanager
+def locked_lines(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file of lines for reading and appending, which its owner alone may do; no
+    other process does at this time.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    import fcntl  # not on Windows, where federations do not run
+
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+    while True:
+        with open(os.open(path, flags, 0o600), "r+b", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if _is_at(path, file):
+                yield file
+                return
+
+
+def _is_at(path: Path, file: IO[bytes]) -> bool:
+    """Whether an open file has this path; another process may have renamed it."""
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+    return False

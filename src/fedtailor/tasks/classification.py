@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int, Shaped
 from numpy.typing import NDArray
 
 from fedtailor.protocol import require
-from fedtailor.tasks.task import Decode, Loss, Task, register
+from fedtailor.tasks.task import Decode, LossFunction, Task, register
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Classification(Task):
         True
     """
 
-    function: Loss
+    function: LossFunction
 
     name: ClassVar[str] = "classification"
     predicts_classes: ClassVar[bool] = True

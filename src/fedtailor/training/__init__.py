@@ -11,7 +11,7 @@ from fedtailor.training.callbacks import (
 from fedtailor.training.metrics import Metrics
 from fedtailor.training.participation import Participation, Sampling, as_participation
 from fedtailor.training.progress import ShowProgress
-from fedtailor.training.spec import MOST_ROUNDS, RunSpec
+from fedtailor.training.spec import MOST_ROUNDS, RoundCount, RunSpec
 from fedtailor.training.training import Training
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "EarlyStopping",
     "Metrics",
     "Participation",
+    "RoundCount",
     "RunSpec",
     "Sampling",
     "ShowProgress",

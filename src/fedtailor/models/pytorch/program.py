@@ -10,7 +10,7 @@ from jaxtyping import Array
 
 from fedtailor.models.pytorch.layout import Value, torch_layout
 from fedtailor.models.pytorch.operations import OPERATIONS, Context, Operation, Ref
-from fedtailor.models.pytorch.start import digest
+from fedtailor.models.pytorch.start import start_digest
 
 
 class Constants(Mapping[str, np.ndarray]):
@@ -36,7 +36,7 @@ class Constants(Mapping[str, np.ndarray]):
 
     def __repr__(self) -> str:
         """Equal in every process, as a run's manifest stores it."""
-        return f"Constants({digest(self._arrays)})"
+        return f"Constants({start_digest(self._arrays)})"
 
     def __hash__(self) -> int:
         return hash(self._content)
@@ -59,7 +59,7 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Program:
+class ModuleProgram:
     """The operations of a module in one mode, training or evaluation.
 
     Attributes:

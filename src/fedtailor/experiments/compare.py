@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor._files import reason
-from fedtailor._notebook import paragraphs, table
+from fedtailor._notebook import html_paragraphs, html_table
 from fedtailor.algorithms import Local
 from fedtailor.baselines import Baseline, find_baseline
 from fedtailor.executors import Settings
@@ -164,7 +164,7 @@ class Comparison:
         ]
         text = [f"{self.experiment.name}: {self.done} of {self.runs} runs are done"]
         header = ("scenario", "method", "seeds", "mean over clients and seeds")
-        return paragraphs([*text, f"results: {self.index.parent}"]) + table(
+        return html_paragraphs([*text, f"results: {self.index.parent}"]) + html_table(
             header, rows
         )
 

@@ -11,7 +11,7 @@ import pytest
 import fedtailor as ft
 from fedtailor import _notebook
 from fedtailor.experiments.compare import Comparison
-from fedtailor.experiments.experiment import load
+from fedtailor.experiments.experiment import load_experiment
 from fedtailor.training import ShowProgress
 
 
@@ -120,7 +120,7 @@ def test_a_comparison_shows_how_far_it_is_and_the_means(tmp_path):
         '[scenarios.digits]\nuse = "digits-rotated"\nrounds = 1\n'
         '[algorithms.local]\nuse = "local"\n'
     )
-    comparison = Comparison(load(file), tmp_path / "results", ft.Settings())
+    comparison = Comparison(load_experiment(file), tmp_path / "results", ft.Settings())
     assert "0 of 1 runs are done" in comparison._repr_html_()
     comparison.run()
     shown = comparison._repr_html_()

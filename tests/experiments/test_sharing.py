@@ -12,7 +12,7 @@ import pytest
 
 from fedtailor.executors import Settings
 from fedtailor.experiments.compare import Comparison
-from fedtailor.experiments.experiment import load
+from fedtailor.experiments.experiment import load_experiment
 from fedtailor.experiments.sharing import Shard, do_all
 from fedtailor.storage import InUse
 from fedtailor.storage.run_files import METRICS
@@ -70,7 +70,7 @@ def test_what_another_process_does_is_looked_at_again():
 
 def test_a_budget_is_not_shared(tmp_path):
     (tmp_path / "e.toml").write_text(FILE)
-    experiment, shard = load(tmp_path / "e.toml"), Shard(1, 2)
+    experiment, shard = load_experiment(tmp_path / "e.toml"), Shard(1, 2)
     for options in ({"budget": True}, {"at_once": 2}):
         with pytest.raises(ValueError, match="leave out"):
             Comparison(experiment, tmp_path, Settings(), shard=shard, **options)

@@ -107,6 +107,9 @@ class RoundHandler:
         # The state that `init_unseen` returned, and its (round, phase). It is needed
         # for the next requests only, and not written to disk.
         self._newcomer: tuple[tuple[int, int], Any] = ((-1, -1), None)
+        # By phase, computed once.
+        self._initial_states: dict[int, Any] = {}
+        self._descriptions: dict[int, dict[str, Any]] = {}
         # Results of a canonical executor do not depend on this machine's devices.
         self._executor = DeviceExecutor(
             federation, plan.model, Settings(devices=1, canonical=True)
@@ -176,7 +179,7 @@ class RoundHandler:
             isinstance(phase, int)
             and phase in phases
             and mode in ("", *plan.phase(phase).modes)
-            and description == plan.describe(phase),
+            and description == self._description(phase),
             Refusal.OTHER_METHOD,
             "the coordinator asks for another method, hyper-parameter or seed than this"
             " job's",
@@ -205,6 +208,12 @@ class RoundHandler:
         )
         self._check_rounds(request)
         return phase
+
+    def _description(self, phase: int) -> dict[str, Any]:
+        """What a request of a phase has to say about the method."""
+        if phase not in self._descriptions:
+            self._descriptions[phase] = self._plan.describe(phase)
+        return self._descriptions[phase]
 
     def _check_rounds(self, request: Request) -> None:
         """Check the numbers of rounds in a request.
@@ -355,15 +364,25 @@ class RoundHandler:
     def _initial_state(self, request: Request, algorithm: Algorithm) -> Any:
         """The state of a client that has not taken part in this phase."""
         plan, initial = self._plan, request.arrays.get(INITIAL)
-        theta = jnp.asarray(plan.initial() if initial is None else initial)
-        size = plan.model.size
-        refuse_unless(
-            theta.shape == (size,),
-            Refusal.MALFORMED,
-            f"the initial model has shape {theta.shape}; it must be ({size},)",
-        )
-        state = algorithm.init_state(theta, plan.model)
-        return state, init_pipeline(plan.uplink, theta)
+        if initial is not None:
+            size = plan.model.size
+            refuse_unless(
+                initial.shape == (size,),
+                Refusal.MALFORMED,
+                f"the initial model has shape {initial.shape}; it must be ({size},)",
+            )
+            return self._begun(jnp.asarray(initial), algorithm)
+        # Drawing the initial model takes longer than answering with a small one.
+        phase = request.algorithm["phase"]
+        if phase not in self._initial_states:
+            theta = jnp.asarray(plan.initial())
+            self._initial_states[phase] = self._begun(theta, algorithm)
+        return self._initial_states[phase]
+
+    def _begun(self, theta: jax.Array, algorithm: Algorithm) -> Any:
+        """The states of a method and of the uplink that begin with a model."""
+        state = algorithm.init_state(theta, self._plan.model)
+        return state, init_pipeline(self._plan.uplink, theta)
 
     def _save(self, round: int, states: Any) -> None:
         """Save the client's state (leaves [1, ...]), if the method has states."""

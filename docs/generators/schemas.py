@@ -288,6 +288,7 @@ class FinalModels(Record):
     splits: int
     rows: int
     digest_of: str = Field(description="digest of the comparison's index")
+    kept: int = Field(description="test rows that were not trained on")
     format: str
 
 

@@ -14,8 +14,9 @@ import numpy as np
 
 from fedtailor._files import private_folder, reason
 from fedtailor.client.private_steps import private_settings
+from fedtailor.conformal import Calibration
 from fedtailor.executors import DeviceExecutor, Settings
-from fedtailor.federation import Federation
+from fedtailor.federation import Federation, Split
 from fedtailor.protocol import (
     PRIVATE_STEPS,
     Algorithm,
@@ -42,9 +43,11 @@ from fedtailor.remote.secure_sums import STAGES, SUM, hidden_kinds
 from fedtailor.remote.sum_client import SecureSumClient
 from fedtailor.remote.vector_cache import INITIAL
 from fedtailor.remote.wire import WORK, named, read_downlink
+from fedtailor.storage.calibration_file import write_calibration
 from fedtailor.storage.export import export_models
 from fedtailor.storage.personal_model import PersonalModel
 from fedtailor.tables.encoding import MIN_ROWS
+from fedtailor.tasks import cross_entropy, squared_error, task_of
 from fedtailor.training.privacy import delta_of
 
 MODE = "mode"
@@ -405,10 +408,34 @@ class RoundHandler:
         )
         with private_folder(self._store.directory, PERSONAL) as folder:
             export_models([model], folder / "new", own_examples=True)
+            calibration = own_calibration(model, federation.client(0).val)
+            if calibration is not None:
+                write_calibration(calibration, folder / "new")
             directory = self._store.directory / PERSONAL
             if directory.exists():
                 directory.rename(folder / "old")
             (folder / "new").rename(directory)
+
+
+def own_calibration(model: PersonalModel, val: Split) -> Calibration | None:
+    """What sets and intervals of a client's model are from: its own validation rows. Of
+    this nothing leaves the client.
+
+    Scores of numbers are in the unit of the model's targets.
+
+    Returns:
+        None without such rows, or where the model predicts neither classes nor one number.
+    """
+    task = model.model.task
+    if not len(val.y):
+        return None
+    if task == cross_entropy:
+        of_true = model.probabilities(val.x)[np.arange(len(val.y)), val.y]
+        return Calibration.of("classes", {model.name: 1 - of_true})
+    if task == task_of(squared_error) and model.model.outputs == 1:
+        errors = np.abs(model.outputs(val.x).reshape(-1) - val.y.reshape(-1))
+        return Calibration.of("numbers", {model.name: errors})
+    return None
 
 
 def without_small_splits(scores: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -34,6 +34,7 @@ RUN = {
     "write-an-algorithm.md": 2,
     "cluster.md": 1,
     "models.md": 4,
+    "models-in-use.md": 1,
     "models-pytorch.md": 1,
     "series.md": 1,
     "survival.md": 1,

@@ -222,6 +222,13 @@ class OpenedRun(Run):
     Attributes:
         path: the run directory.
         stored: the files of the run.
+
+    Example:
+        >>> kept = ft.run(
+        ...     ft.Local(), federation, ft.models.logistic(), rounds=1, directory="opened"
+        ... )
+        >>> ft.open("opened", federation=federation).summary().rounds
+        1
     """
 
     def __init__(

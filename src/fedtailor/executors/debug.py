@@ -45,6 +45,11 @@ class DebugTrainer(DeviceTrainer):
 class DebugExecutor(DeviceExecutor):
     """`DeviceExecutor` that runs the same functions in plain Python: slow, with errors
     that name client and step.
+
+    Example:
+        >>> from fedtailor.executors import executor_kind
+        >>> executor_kind(run.training.model, ft.Settings(debug=True)).__name__
+        'DebugExecutor'
     """
 
     def _order(self, cohort: Cohort) -> NDArray[np.int64]:

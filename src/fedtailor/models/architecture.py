@@ -29,6 +29,10 @@ class Architecture(ABC):
             fit into the cache; the gradients are added up. None = the whole batch.
         in_python: whether the network runs step by step in Python, and cannot be part of a
             compiled program.
+
+    Example:
+        >>> isinstance(ft.models.mlp(hidden=64), ft.models.Architecture)
+        True
     """
 
     micro_batch: int | None = None

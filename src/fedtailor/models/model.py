@@ -46,6 +46,11 @@ class Model:
     Raises:
         ValueError: the architecture does not fit the input, or has state that is neither
             parameters nor running statistics.
+
+    Example:
+        >>> model = ft.models.mlp(hidden=8).bind((4,), 3)
+        >>> model.size, model.outputs
+        (67, 3)
     """
 
     architecture: Architecture

@@ -48,6 +48,11 @@ def find_transform(name: str) -> type[Transform]:
     Raises:
         ValueError: neither fedtailor nor an installed package has a transform of that
             name, or the package's is broken.
+
+    Example:
+        >>> from fedtailor.pipelines import find_transform
+        >>> find_transform("clip").__name__
+        'Clip'
     """
     return find_registered(
         Transform.registry, name, "uplink transform", ENTRY_POINTS, base=Transform
@@ -57,6 +62,11 @@ def find_transform(name: str) -> type[Transform]:
 def transform_names() -> list[str]:
     """The names of all transforms, in the order of their stages. Transforms without a
     stage come last.
+
+    Example:
+        >>> from fedtailor.pipelines import transform_names
+        >>> transform_names()
+        ['clip', 'gaussian-noise', 'top-k', 'cast', 'quantize']
     """
     stages = [*get_args(Stage), None]
     return sorted(
@@ -71,6 +81,10 @@ def check_stages(uplink: Pipeline) -> None:
 
     Raises:
         ValueError: two transforms are in the wrong order, or have the same stage.
+
+    Example:
+        >>> from fedtailor.pipelines import Clip, GaussianNoise, check_order
+        >>> check_order((Clip(), GaussianNoise()))
     """
     stages = get_args(Stage)
     # Transforms without a stage may be anywhere.

@@ -87,6 +87,19 @@ class GaussianNoise(Transform):
     server uses a noisy count of these clients (`AdaptiveClipNorm`). More noise is added
     to the changes, so that changes and count together cost as much privacy as
     `multiplier` says.
+
+    Example:
+        >>> from fedtailor.pipelines import GaussianNoise
+        >>> noise = GaussianNoise(multiplier=1.0, norm=1.0)
+        >>> short = ft.run(
+        ...     ft.FedAvg(weights="uniform"),
+        ...     federation,
+        ...     ft.models.logistic(),
+        ...     rounds=1,
+        ...     uplink=(noise,),
+        ... )
+        >>> short.summary().client_epsilon > 0
+        True
     """
 
     name: ClassVar[str] = "gaussian-noise"

@@ -62,6 +62,11 @@ def export_models(
     Raises:
         ValueError: the directory is not empty or cannot be written, there are no
             models, or a model needs its client's examples and `own_examples` is False.
+
+    Example:
+        >>> from fedtailor.storage import export_models
+        >>> export_models([run.personal(0)], "exported").name
+        'exported'
     """
     models = list(personal)
     path = Path(directory)

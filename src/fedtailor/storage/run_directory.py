@@ -94,7 +94,14 @@ _log = logging.getLogger("fedtailor")
 
 
 class RunDirectory:
-    """The files of one run."""
+    """The files of one run.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from fedtailor.storage import RunDirectory
+        >>> RunDirectory(Path("run")).path.name
+        'run'
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path

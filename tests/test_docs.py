@@ -33,6 +33,7 @@ RUN = {
     "own-data.md": 4,
     "write-an-algorithm.md": 2,
     "cluster.md": 1,
+    "liars.md": 1,
     "models.md": 4,
     "models-pytorch.md": 1,
     "series.md": 1,

@@ -13,7 +13,9 @@ from typing import get_args
 from fedtailor.pipelines.cast import Cast
 from fedtailor.pipelines.clip import Clip
 from fedtailor.pipelines.gaussian_noise import GaussianNoise
+from fedtailor.pipelines.lies import Lies
 from fedtailor.pipelines.quantize import Quantize
+from fedtailor.pipelines.robust_mean import RobustMean
 from fedtailor.pipelines.top_k import TopK
 from fedtailor.protocol import (
     Pipeline,
@@ -28,7 +30,9 @@ __all__ = [
     "Cast",
     "Clip",
     "GaussianNoise",
+    "Lies",
     "Quantize",
+    "RobustMean",
     "TopK",
     "check_order",
     "find_transform",

@@ -14,7 +14,7 @@ from fedtailor.models.plain import model_of, plain_model
 from fedtailor.training.settings import settings
 
 SHAPE, CLASSES = (6,), 3
-X = np.random.default_rng(0).normal(size=(5, *SHAPE)).astype(np.float32)
+X = jnp.asarray(np.random.default_rng(0).normal(size=(5, *SHAPE)), jnp.float32)
 
 
 def whole():
@@ -64,7 +64,7 @@ def test_gradients_are_those_of_the_whole_network():
 
     def loss(model):
         return lambda theta: model.losses(
-            model.logits(theta, X), np.zeros(5, int)
+            model.logits(theta, X), jnp.zeros(5, int)
         ).sum()
 
     ours = jax.grad(loss(model))(model.init(jax.random.key(0)))
@@ -147,7 +147,8 @@ def test_flax_modules_too():
     make = from_linen(Net())
     params = Net().init(jax.random.key(1), X)["params"]
     model = frozen(make, "not head", start=params).bind(SHAPE, CLASSES)
-    assert model.paths == ("Dense_1.bias", "Dense_1.kernel")
+    # Flax numbers layers in the order in which they are made.
+    assert model.paths == ("Dense_0.bias", "Dense_0.kernel")
     start = model.init(jax.random.key(0))
     np.testing.assert_allclose(
         model.logits(start, X), Net().apply({"params": params}, X), rtol=0, atol=1e-6
@@ -177,7 +178,7 @@ def test_other_precisions_compute_in_their_own():
     with jax.enable_x64(True):
         double = frozen(mlp(4), "layers.1").bind(SHAPE, CLASSES, dtype="float64")
         start = double.init(jax.random.key(0))
-        assert double.logits(start, X.astype(np.float64)).dtype == np.float64
+        assert double.logits(start, X.astype(jnp.float64)).dtype == np.float64
     half = frozen(mlp(4), "layers.1").bind(SHAPE, CLASSES, dtype="bfloat16")
     start = half.init(jax.random.key(0))
     assert np.isfinite(half.logits(start, X)).all()

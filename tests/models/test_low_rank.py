@@ -11,8 +11,8 @@ from fedtailor.models.plain import model_of, plain_model
 from fedtailor.testing.problems import float64
 
 SHAPE, CLASSES = (6,), 3
-X = np.random.default_rng(0).normal(size=(5, *SHAPE)).astype(np.float32)
-Y = np.array([0, 1, 2, 0, 1])
+X = jnp.asarray(np.random.default_rng(0).normal(size=(5, *SHAPE)), jnp.float32)
+Y = jnp.array([0, 1, 2, 0, 1])
 
 
 def bound(model=None, shape=SHAPE, **options):
@@ -20,17 +20,15 @@ def bound(model=None, shape=SHAPE, **options):
 
 
 EQUINOX = from_equinox(eqx.nn.MLP, in_size=6, out_size=3, width_size=8, depth=2)
-IMAGES = np.random.default_rng(1).normal(size=(5, 12, 12)).astype(np.float32)
+IMAGES = jnp.asarray(np.random.default_rng(1).normal(size=(2, 28, 28)), jnp.float32)
 
 
 @pytest.mark.parametrize(
     ("network", "x"),
-    [(mlp(20), X), (mlp(5), X), (EQUINOX, X), (cnn(), None)],
+    [(mlp(20), X), (mlp(5), X), (EQUINOX, X), (cnn(), IMAGES)],
     ids=["mlp", "transposed", "equinox", "cnn"],
 )
 def test_it_begins_as_the_base_to_the_bit(network, x):
-    if x is None:
-        x = np.random.default_rng(1).normal(size=(5, 28, 28)).astype(np.float32)
     model = bound(network, x.shape[1:], rank=2, seed=4)
     base = network.bind(x.shape[1:], CLASSES)
     start = model.init(jax.random.key(0))
@@ -43,15 +41,16 @@ def test_it_begins_as_the_base_to_the_bit(network, x):
 
 def test_theta_holds_the_factors_only():
     model = bound(rank=2)
-    assert model.parts[:3] == ("bias", "lora_a", "lora_b") or "lora_a" in model.parts
+    assert {"lora_a", "lora_b"} <= set(model.parts)
     # 6 -> 20 and 20 -> 3, of rank 2
     assert model.part("lora_a").size == 2 * 6 + 2 * 20
     assert model.part("lora_b").size == 20 * 2 + 3 * 2
-    assert model.size == model.part("adapter").size
+    assert model.size == model.part("lora_a").size + model.part("lora_b").size
     only_b = bound(rank=2, freeze_a=True)
-    assert only_b.size == 20 * 2 + 3 * 2 and only_b.part("lora_b").size == only_b.size
+    assert only_b.size == 20 * 2 + 3 * 2 and all("lora_b" in p for p in only_b.paths)
     with_head = bound(rank=2, where="layers.1.weight", train="head")
     assert with_head.part("head").size == 20 * 3 + 3
+    assert with_head.part("adapter").size == 2 * 6 + 20 * 2
 
 
 @pytest.mark.parametrize("network", [mlp(20), mlp(5), EQUINOX])
@@ -61,8 +60,19 @@ def test_what_is_merged_computes_the_same(network):
     theta = theta + 0.1 * jax.random.normal(jax.random.key(1), theta.shape)
     whole, vector = merged(model, theta)
     np.testing.assert_allclose(
-        whole.logits(vector, X), model.logits(theta, X), rtol=0, atol=1e-5
+        whole.logits(jnp.asarray(vector), X), model.logits(theta, X), rtol=0, atol=1e-5
     )
+
+
+def test_a_rank_above_the_matrix_is_its_own_and_keeps_the_scale():
+    model = bound(logistic(), rank=50, where="layers.1.weight")
+    assert model.part("lora_a").size == 3 * 6
+    theta = jnp.ones(model.size)
+    base = bound(logistic(), rank=2, where="layers.1.weight")
+    change = model.logits(theta, X) - base.logits(base.init(jax.random.key(0)), X)
+    # B A of ones is 3 everywhere.
+    expected = 3 * np.asarray(X).sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(change, np.tile(expected, 3), rtol=0, atol=1e-5)
 
 
 def test_the_change_is_the_scaled_product_of_the_factors():
@@ -88,7 +98,9 @@ def test_at_full_rank_a_linear_model_reaches_every_other():
     theta = model.part("lora_b").put(
         jnp.zeros(model.size), jnp.asarray(np.eye(3, dtype=np.float32).ravel())
     )
-    theta = model.part("lora_a").put(theta, jnp.asarray(difference))
+    # The zoo stores this weight as [inputs, outputs].
+    a = jnp.asarray(difference.reshape(6, 3).T.ravel())
+    theta = model.part("lora_a").put(theta, a)
     theta = model.part("bias").put(theta, target.part("bias").take(wanted))
     np.testing.assert_allclose(
         model.logits(theta, X), target.logits(wanted, X), rtol=0, atol=1e-5
@@ -98,7 +110,7 @@ def test_at_full_rank_a_linear_model_reaches_every_other():
 def test_training_b_beside_the_identity_is_training_the_weight():
     """B A with A = I has the gradient of W, so that every step is the same."""
     with float64():
-        x = X.astype(np.float64)
+        x = X.astype(jnp.float64)
         full = logistic().bind((3,), 3, dtype="float64")
         adapted = lora(logistic(), rank=3, where="layers.1.weight", train="bias").bind(
             (3,), 3, dtype="float64"

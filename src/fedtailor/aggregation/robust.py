@@ -154,7 +154,9 @@ def centred_clipping(
     return centre
 
 
-def bucket_means(x: Vectors, size: int, order: NDArray[np.integer]) -> Vectors:
+def bucket_means(
+    x: Vectors, size: int, order: NDArray[np.integer]
+) -> Float[np.ndarray, "buckets d"]:
     """Means of vectors in buckets (Karimireddy et al. 2022, algorithm 1), which differ less
     than the vectors of clients with different data.
 

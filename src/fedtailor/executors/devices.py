@@ -182,7 +182,7 @@ class Devices:
     def frozen(self, model: Model) -> tuple[Array, ...]:
         """The frozen arrays of a model, once on every device."""
         arrays = model.frozen
-        if arrays is not self._frozen[0]:
+        if arrays != self._frozen[0]:
             values = () if arrays is None else arrays.values_in_order
             copies = tuple(place(value, self.replicated) for value in values)
             self._frozen = (arrays, copies)

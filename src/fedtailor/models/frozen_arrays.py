@@ -35,7 +35,7 @@ class FrozenArrays(Mapping[str, NDArray[Any]]):
     """
 
     def __init__(self, arrays: Mapping[str, Any]) -> None:
-        """Take arrays, in single precision (or what they have, if that is less)."""
+        """Take arrays, those of double precision in single precision."""
         self._arrays: dict[str, NDArray[Any]] = {}
         sha256 = hashlib.sha256()
         for name in sorted(arrays):

@@ -152,12 +152,11 @@ class Lora(Architecture):
                 base,
             )
         weights = {}
-        for path, fan_in, fan_out, is_last in self.adapted:
+        for path, _, _, is_last in self.adapted:
             adapter = network[ADAPTERS][path.replace(".", "/")]
             b = adapter[B]
             a = present[f"{path}.{A}"].astype(b.dtype) if self.freeze_a else adapter[A]
-            rank = min(self.rank, fan_in, fan_out)
-            product = (self.alpha / rank) * (b @ a)
+            product = (self.alpha / self.rank) * (b @ a)
             weights[path] = product.T if is_last else product
 
         def add(path: str, leaf: Any) -> Any:

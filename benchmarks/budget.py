@@ -40,7 +40,7 @@ from fedtailor.experiments.document import Document
 from fedtailor.experiments.experiment import Experiment, resolve
 from fedtailor.experiments.scenario import Scenario
 from fedtailor.report.decision import LOCAL_METHOD, decide
-from fedtailor.report.experiment import Experiment as StoredExperiment
+from fedtailor.report.experiment import StoredExperiment
 from fedtailor.report.stored import StoredRun
 
 SCENARIOS = [name for name in TABLES if name != "unequal sizes, near"]

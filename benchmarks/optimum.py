@@ -212,15 +212,15 @@ def main(arguments: list[str]) -> None:
             correlated = from_table(
                 path, seed=seed, **{**changed, "keep_correlated": True}
             )
-            for cell in comparison.cells:
-                if cell["seed"] != seed:
+            for run in comparison.method_runs:
+                if run["seed"] != seed:
                     continue
-                directory = Path(folder) / cell["run"]
+                directory = Path(folder) / run["run"]
                 rounds = read_summary(directory / "summary.json")["rounds"]
                 found = found_weights(directory, table)
                 print(
-                    f"{path.name} seed {seed} {cell['algorithm']}: after {rounds} rounds,"
-                    f" {cell['chosen']}: {line(table, cell['algorithm'], found, correlated)}",
+                    f"{path.name} seed {seed} {run['algorithm']}: after {rounds} rounds,"
+                    f" {run['chosen']}: {line(table, run['algorithm'], found, correlated)}",
                     flush=True,
                 )
     print(f"{path.name}: {comparison.done} runs in {seconds:.0f} s", flush=True)

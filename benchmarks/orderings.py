@@ -171,7 +171,7 @@ def not_run(paper: str) -> list[str]:
     """Commands of a paper's experiments that results/ do not have."""
     claims = [claim for claim in read_claims()["claim"] if claim["paper"] == paper]
     missing = [claim for claim in claims if _experiment(claim) is None]
-    names = [_alternatives(claim)[0] for claim in missing]
+    names = [claim["experiment"] for claim in missing]
     return [
         f"fedtailor compare experiments/{name.removesuffix('-quick')}.toml"
         + (" --quick" if name.endswith("-quick") else "")
@@ -179,15 +179,10 @@ def not_run(paper: str) -> list[str]:
     ]
 
 
-def _alternatives(claim: dict[str, Any]) -> list[str]:
-    names = claim["experiment"]
-    return [names] if isinstance(names, str) else names
-
-
 def _experiment(claim: dict[str, Any]) -> Path | None:
-    """The folder of the first of a claim's experiments that was run."""
-    folders = (RESULTS / name for name in _alternatives(claim))
-    return next((folder for folder in folders if folder.exists()), None)
+    """The folder of a claim's experiment, if it was run."""
+    folder = RESULTS / claim["experiment"]
+    return folder if folder.exists() else None
 
 
 def orderings() -> Iterator[Ordering]:

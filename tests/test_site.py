@@ -1,5 +1,6 @@
 """The generated pages of the site, and the examples that they show."""
 
+import ast
 import doctest
 import inspect
 import re
@@ -293,3 +294,53 @@ def test_commands_on_the_pages_have_the_options_that_they_use():
         used = {word.partition("=")[0] for word in words if word.startswith("--")}
         if known[key] is not None:
             assert used - {"--help"} <= known[key], f"{page}: {line}"
+
+
+def named_anchors():
+    """The anchors of the documentation that messages name: those given to `see`."""
+    for file in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "see":
+                yield ast.literal_eval(node.args[0])
+
+
+def anchor_of(title):
+    """The anchor of a heading, as the site and GitHub make it."""
+    return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+
+
+def headings(page):
+    """The headings of a page of the documentation as anchors."""
+    text = (ROOT / "docs" / f"{page}.md").read_text("utf-8")
+    return {
+        anchor_of(line.lstrip("# "))
+        for line in re.findall(r"^#+ .*$", text, re.MULTILINE)
+    }
+
+
+def test_every_anchor_that_a_message_names_is_in_the_documentation():
+    anchors = set(named_anchors())
+    assert len(anchors) > 15
+    for anchor in anchors:
+        page, _, heading = anchor.partition("#")
+        assert heading in headings(page), anchor
+
+
+def test_every_message_that_is_explained_names_its_explanation():
+    named = {anchor for anchor in named_anchors() if anchor.startswith("errors#")}
+    sections = re.findall(
+        r"^(#+) (.*)\n(?=\n[^#])", (ROOT / "docs" / "errors.md").read_text(), re.M
+    )
+    explained = {anchor_of(title) for marks, title in sections if marks != "#"}
+    assert {f"errors#{title}" for title in explained} == named
+
+
+def test_the_command_line_shows_the_anchor(tmp_path, capsys):
+    from fedtailor.cli import main
+
+    (tmp_path / "t.csv").write_text("client;x;y\na;1;0\n")
+    table = str(tmp_path / "t.csv")
+    arguments = ["compare", table, "--client", "client", "--target", "y"]
+    assert main([*arguments, "--separator", ","]) == 2
+    printed = capsys.readouterr().err
+    assert printed.endswith("(docs: errors#lines-and-cells-of-a-text-file)\n")

@@ -21,7 +21,7 @@ INTRODUCTION = """<!-- Written by benchmarks/peers/page.py --write -->
 
 Libraries of federated learning give different numbers for one method. Some properties
 need no opinion: one client alone is plain SGD, whatever the library. Here they are asked
-of each library that could be installed, by one script, on least squares, where every
+of seven other libraries, by one script, on least squares, where every
 answer is exact: a property **holds**, or the library misses it by a number, relative to
 how far training goes (0.6 is 60 % of the way), or it cannot be asked (-).
 
@@ -75,14 +75,14 @@ def page() -> str:
     }
     lines = [INTRODUCTION, "## Properties", ""]
     lines += [f"* **{name}**: {text}" for name, text in EXPLANATIONS.items()]
-    lines += ["", "## Who has them", ""]
+    lines += ["", "## Who has them", "", "<!-- matrix -->", ""]
     lines.append(f"| property | method | {' | '.join(names)} |")
     lines.append(f"| --- | --- |{' ---: |' * len(names)}")
     asked = dict.fromkeys((key[1], key[2]) for key in cells)
     for name, method in asked:
         row = [_cell(cells.get((library, name, method))) for library in names]
         lines.append(f"| {name} | {method} | {' | '.join(row)} |")
-    lines += ["", "## What was asked, and how", ""]
+    lines += ["", "<!-- end of matrix -->", "", "## What was asked, and how", ""]
     lines.append("| library | version or commit | command | packages |")
     lines.append("| --- | --- | --- | --- |")
     for one in found:
@@ -133,7 +133,9 @@ def _cell(row: dict[str, Any] | None) -> str:
     if row["holds"]:
         return "holds"
     # Nothing that converges is so far away.
-    return "diverges" if row["error"] > DIVERGED else f"off by {row['error']:.2g}"
+    if row["error"] is None or row["error"] > DIVERGED:
+        return "diverges"
+    return f"off by {row['error']:.2g}"
 
 
 def main() -> int:

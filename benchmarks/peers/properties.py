@@ -399,7 +399,9 @@ def ask(library: Library, only: str = "") -> list[dict[str, Any]]:
             else:
                 try:
                     value = asked.check(library, method)
-                    row["error"] = float(f"{value:.2g}")
+                    # None: training ended in infinity.
+                    is_finite = np.isfinite(value)
+                    row["error"] = float(f"{value:.2g}") if is_finite else None
                     row["holds"] = bool(
                         value < (1e-9 if library.precise else TOLERANCE)
                     )

@@ -19,6 +19,7 @@ from fedtailor.federation import from_arrays
 from fedtailor.mixed import ClientMoments, fit_mixed_model
 from fedtailor.models import linear
 from fedtailor.report.stored import StoredRun
+from fedtailor.tasks import default_loss, task_of
 from fedtailor.training.binding import bind
 
 
@@ -133,7 +134,8 @@ def test_the_mixed_model_is_that_of_the_training_rows():
     moments = [ClientMoments.of(x, y) for x, y in zip(given.x, given.y, strict=True)]
     expected = fit_mixed_model(moments, "diagonal")
     baseline = find_baseline("mixed")
-    assert baseline.applies(None) and not baseline.applies(2)
+    assert baseline.applies(task_of(default_loss(None)))
+    assert not baseline.applies(task_of(default_loss(2)))
     np.testing.assert_allclose(
         baseline.fit(given)(1, given.x[0]), expected.predict(given.x[0], 1)
     )
@@ -176,7 +178,7 @@ def test_clients_may_have_no_rows_in_a_split(tmp_path, classes):
         federation.sizes["test"] == 0
     ).any()
     for name in baseline_names():
-        if not find_baseline(name).applies(classes):
+        if not find_baseline(name).applies(federation.task):
             continue
         evaluate(
             find_baseline(name), federation, bind(linear(), federation), tmp_path / name

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from fedtailor.cli import main
 from fedtailor.experiments.experiment import load
 from fedtailor.report import StoredRun
-from fedtailor.report.experiment import Experiment
+from fedtailor.report.experiment import StoredExperiment
 from fedtailor.storage import check, load_models
 from fedtailor.storage.digests import with_digest
 from fedtailor.storage.run_files import MANIFEST, SUMMARY
@@ -378,7 +378,7 @@ class Inputs:
                 (folder / "e" / "experiment.json").write_text(
                     json.dumps(replaced(self._summary, *drawn))
                 )
-                try_read(lambda: Experiment.read(folder, "e"))
+                try_read(lambda: StoredExperiment.read(folder, "e"))
                 (stored / MANIFEST).unlink()
                 with contextlib.suppress(
                     TypeError, ValueError, AttributeError

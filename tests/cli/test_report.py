@@ -10,7 +10,7 @@ import pytest
 
 from fedtailor.cli import main
 from fedtailor.report.drawing import FIGURES
-from fedtailor.report.experiment import Experiment
+from fedtailor.report.experiment import StoredExperiment
 from fedtailor.storage.digests import with_digest
 from report.results import NAME, write_index
 
@@ -87,7 +87,7 @@ def test_a_directory_with_everything(results, capsys, tmp_path):
 def test_a_figure_without_runs_is_left_out_with_a_line(results, capsys, tmp_path):
     cells = [
         cell
-        for cell in Experiment.read(results, NAME).index.cells
+        for cell in StoredExperiment.read(results, NAME).index.method_runs
         if cell.algorithm == "Local"
     ]
     (tmp_path / "runs").symlink_to(results / "runs")
@@ -167,7 +167,9 @@ def test_files_that_cannot_be_read_are_named_and_not_called_damaged(
 ):
     run = "runs/digits-label-shift/local-s0"
     cell = next(
-        cell for cell in Experiment.read(results, NAME).index.cells if cell.run == run
+        cell
+        for cell in StoredExperiment.read(results, NAME).index.method_runs
+        if cell.run == run
     )
     shutil.copytree(results / run, tmp_path / run)
     write_index(tmp_path, [cell], candidates=[])

@@ -1,7 +1,10 @@
 """ONNX files give what the models give."""
 
+import json
+
 import jax
 import numpy as np
+import polars as pl
 import pytest
 
 import fedtailor as ft
@@ -9,6 +12,7 @@ from fedtailor.deployment.onnx_export import export_onnx, onnx_model
 from fedtailor.models import squared_error
 from fedtailor.protocol import Mixture, NearestNeighbors
 from fedtailor.storage import PersonalModel, check
+from fedtailor.training.binding import bind
 
 onnx = pytest.importorskip("onnx", reason="the extra `onnx` is not installed")
 
@@ -21,6 +25,9 @@ MODELS = {
     "cnn": (ft.models.cnn(dropout=True), (9, 8)),
     "resnet": (ft.models.resnet(), (9, 11, 3)),
     "resnet, group norm": (ft.models.resnet(norm="group"), (8, 8, 3)),
+    "conv1d": (ft.models.conv1d((6, 4), size=3), (21, 3)),
+    "gru": (ft.models.gru(5), (9, 3)),
+    "gru, two layers": (ft.models.gru(5, layers=2), (7, 2)),
 }
 
 
@@ -240,3 +247,68 @@ def test_what_cannot_be_exported_is_one_line(tmp_path):
     ):
         export_onnx([PersonalModel("Ada", neighbors, model)], tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("hazard", ["discrete", "cox"])
+@pytest.mark.parametrize("architecture", [ft.models.linear(), ft.models.mlp(3)])
+def test_risks_and_survival_of_a_table_are_equal(hazard, architecture):
+    rng = np.random.default_rng(0)
+    frame = pl.DataFrame(
+        {
+            "client": ["a", "b"] * 60,
+            "days": rng.exponential(500, 120).round() + 1,
+            "died": rng.random(120) < 0.6,
+            "age": rng.normal(60, 9, 120),
+            "stage": rng.choice(["early", "late"], 120),
+        }
+    )
+    table = ft.tables.from_table(frame, target="days", event="died", hazard=hazard)
+    model = bind(architecture, table)
+    personal = PersonalModel(
+        "a", theta_of(model), model, preprocessing=table.preprocessing
+    )
+    rows = frame.head(30)
+    graph = onnx_model(personal)
+    found = ran(graph, columns_of(rows.to_dicts(), personal.preprocessing))
+    outputs = personal.outputs(table.preprocessing.transform(rows))
+    same = {"rtol": 1e-5, "atol": 1e-5}
+    np.testing.assert_allclose(found["outputs"], outputs, **same)
+    np.testing.assert_allclose(found["risk"], model.task.predict(outputs), **same)
+    metadata = {entry.key: entry.value for entry in graph.metadata_props}
+    assert ("survival" in found) == ("ends" in metadata) == (hazard == "discrete")
+    if hazard == "discrete":
+        ends = json.loads(metadata["ends"])
+        expected = model.task.survival_at(outputs, ends)
+        np.testing.assert_allclose(found["survival"], expected, **same)
+        assert expected.std() > 0.05
+
+
+@pytest.mark.parametrize(
+    "architecture", [ft.models.conv1d(4, size=3), ft.models.gru(3)]
+)
+def test_graphs_of_windows_take_the_rows_of_each_window(architecture):
+    rng, count = np.random.default_rng(0), 160
+    frame = pl.DataFrame(
+        {
+            "client": np.repeat(["a", "b"], count // 2),
+            "t": list(range(count // 2)) * 2,
+            "left": rng.normal(size=count),
+            "right": rng.normal(3, 5, size=count),
+            "label": np.where(np.arange(count) // 40 % 2, "walk", "rest"),
+        }
+    )
+    table = ft.tables.from_table(frame, time="t", window=8)
+    model = bind(architecture, table)
+    personal = PersonalModel(
+        "a", theta_of(model), model, preprocessing=table.preprocessing
+    )
+    rows = frame.filter(pl.col("client") == "a").head(40)
+    outputs = personal.outputs(table.preprocessing.transform(rows))
+    assert outputs.shape == (5, 2) and outputs.std() > 0.05
+    graph = onnx_model(personal)
+    found = ran(graph, columns_of(rows.to_dicts(), personal.preprocessing))
+    np.testing.assert_allclose(found["outputs"], outputs, rtol=1e-5, atol=1e-5)
+    names = table.preprocessing.decode(outputs.argmax(axis=1))
+    assert found["label"].tolist() == names.tolist()
+    metadata = {entry.key: entry.value for entry in graph.metadata_props}
+    assert metadata["window"] == "8"

@@ -87,7 +87,7 @@ def test_every_cell_has_a_run_and_the_grid_is_chosen_on_validation_data(whole):
 def test_a_stopped_comparison_ends_with_the_same_measurements(
     experiment, whole, tmp_path, at
 ):
-    def stop(comparison, entry, seed, training):
+    def stop(comparison, method, seed, training):
         if training is not None and comparison.done == at and training.round == 1:
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -142,10 +142,10 @@ def test_results_that_cannot_be_written_are_one_line(experiment, tmp_path):
 
 
 def test_seeds_trained_at_once_end_like_seeds_in_turn(experiment, whole, tmp_path):
-    def stop(comparison, entry, seed, training):
+    def stop(comparison, method, seed, training):
         if (
             training is not None
-            and entry.row == "FedAvg"
+            and method.label == "FedAvg"
             and seed == 1
             and training.round == 1
         ):
@@ -319,7 +319,7 @@ def as_if_made_by(run, version):
 def test_a_comparison_has_one_writer(tmp_path):
     experiment, results, refused = from_text(tmp_path, TWO), tmp_path / "results", []
 
-    def second(comparison, entry, seed, training):
+    def second(comparison, method, seed, training):
         with pytest.raises(Unusable) as caught:
             Comparison(experiment, results, Settings()).run()
         refused.append(str(caught.value))

@@ -51,8 +51,8 @@ def write(tmp_path):
 
 def test_a_file_becomes_rows_columns_and_candidates(write):
     experiment = load(write(FILE))
-    assert experiment.rows == ["FedAvg", "Hyp, clusters 1", "Hyp, clusters 2"]
-    fedavg, one, two = experiment.entries
+    assert experiment.method_labels == ["FedAvg", "Hyp, clusters 1", "Hyp, clusters 2"]
+    fedavg, one, two = experiment.methods
     assert [candidate.algorithm.sgd.lr for candidate in fedavg.candidates] == [
         0.01,
         0.1,
@@ -83,7 +83,7 @@ use = "fedrep"
 grid.part = ["head", "not layers.1"]
 
 [algorithms.Hyp]"""
-    _, fedper, fedrep, *_ = load(write(FILE.replace("[algorithms.Hyp]", rows))).entries
+    _, fedper, fedrep, *_ = load(write(FILE.replace("[algorithms.Hyp]", rows))).methods
     assert [candidate.algorithm.part for candidate in fedper.candidates] == ["last2"]
     assert [candidate.algorithm.part for candidate in fedrep.candidates] == [
         "head",
@@ -93,14 +93,14 @@ grid.part = ["head", "not layers.1"]
 
 def test_the_quick_size_is_laid_over_the_published_one(write):
     experiment = load(write(FILE), quick=True)
-    assert (experiment.name, experiment.size, experiment.rows) == (
+    assert (experiment.name, experiment.size, experiment.method_labels) == (
         "e-quick",
         "quick",
         ["FedAvg"],
     )
     assert (
-        experiment.columns[0].arguments["clients"] == 10
-        and experiment.columns[0].arguments["val"] == 0.2
+        experiment.scenarios[0].arguments["clients"] == 10
+        and experiment.scenarios[0].arguments["val"] == 0.2
     )
     with pytest.raises(ValueError, match="no quick size"):
         load(write(FILE[: FILE.index("[quick]")]), quick=True)
@@ -116,8 +116,10 @@ def test_a_file_may_build_on_another(write):
         )
     )
     assert experiment.file.metrics == ["worst"] and experiment.file.seeds == [0, 1]
-    assert experiment.entries[1].candidates[0].algorithm.warm == 2
-    assert load(write('base = "e.toml"', "f.toml"), quick=True).rows == ["FedAvg"]
+    assert experiment.methods[1].candidates[0].algorithm.warm == 2
+    assert load(write('base = "e.toml"', "f.toml"), quick=True).method_labels == [
+        "FedAvg"
+    ]
     with pytest.raises(ValueError, match="its own base"):
         load(write('base = "f.toml"', "f.toml"))
 
@@ -271,7 +273,7 @@ def test_none_can_be_said(write):
         + '[algorithms.UCFL]\nuse = "ucfl"\nstreams = "none"\n[algorithms.Ditto]\nuse ='
         ' "ditto"\nsgd.steps = "none"\n'
     )
-    ucfl, ditto = load(write(text)).entries[-2:]
+    ucfl, ditto = load(write(text)).methods[-2:]
     assert (
         ucfl.candidates[0].algorithm.streams is None
         and ditto.candidates[0].algorithm.sgd.steps is None
@@ -287,7 +289,7 @@ def test_lines_of_settings():
 
 def test_a_model_can_be_chosen(write):
     text = FILE.replace("val = 0.2", 'val = 0.2\nmodel = {use = "mlp", hidden = 7}')
-    assert load(write(text)).columns[0].scenario.model.hidden == (7,)
+    assert load(write(text)).scenarios[0].definition.model.hidden == (7,)
     with pytest.raises(
         ValueError, match=r"line 11: there is no model 'mpl'; did you mean 'mlp'"
     ):
@@ -332,8 +334,8 @@ def test_a_scenario_of_another_package_is_found_by_its_entry_point(
         'title = "theirs"\n[scenarios.theirs]\n[algorithms.FedAvg]\nuse = "fedavg"\n'
     )
     try:
-        entry, *_ = load(tmp_path / "e.toml").entries
-        assert entry.column.scenario.name == "theirs"
+        method, *_ = load(tmp_path / "e.toml").methods
+        assert method.scenario.definition.name == "theirs"
     finally:
         SCENARIOS.pop("theirs", None)
         sys.modules.pop("outside_scenario", None)

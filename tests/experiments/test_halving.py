@@ -14,7 +14,7 @@ from fedtailor.experiments.experiment import load
 from fedtailor.report.comparison import tables
 from fedtailor.report.decision import decide
 from fedtailor.report.document import markdown
-from fedtailor.report.experiment import Experiment
+from fedtailor.report.experiment import StoredExperiment
 from fedtailor.storage import Damaged, Interrupted
 from fedtailor.storage.run_files import METRICS
 
@@ -145,7 +145,7 @@ def test_two_methods_are_trained_to_the_end_and_the_index_says_what_became_of_th
 
 def test_the_report_says_what_was_left_out(halved):
     results, _ = halved
-    stored = Experiment.read(results, "halved")
+    stored = StoredExperiment.read(results, "halved")
     assert stored.done == stored.index.runs
     decision = decide(stored, "turned")
     text = markdown(stored, tables(stored), [decision])
@@ -175,7 +175,7 @@ def test_the_report_says_what_was_left_out(halved):
 
 def test_who_was_left_out_is_compared_after_the_rounds_that_it_was_trained(halved):
     results, index = halved
-    pairs = decide(Experiment.read(results, "halved"), "turned").winner.pairs
+    pairs = decide(StoredExperiment.read(results, "halved"), "turned").winner.pairs
     run = {
         it["algorithm"]: results / it["run"]
         for it in index["candidates"]
@@ -208,14 +208,14 @@ def test_an_interrupted_one_ends_the_same_and_trains_no_round_again(
     trained: dict[str, list[int]] = {}
 
     def watch(stop_at):
-        def look(comparison, entry, seed, training):
+        def look(comparison, method, seed, training):
             if training is None:
                 return
             rounds = trained.setdefault(
-                f"{entry.row} {training.algorithm.sgd.lr} {seed}", []
+                f"{method.label} {training.algorithm.sgd.lr} {seed}", []
             )
             rounds.append(training.round)
-            if rounds and entry.row == "FedAvg" and training.round == stop_at:
+            if rounds and method.label == "FedAvg" and training.round == stop_at:
                 raise Interrupted
 
         return look
@@ -247,7 +247,7 @@ def test_the_full_comparison_goes_on_with_what_was_halved(experiment, halved, tm
     with pytest.raises(Damaged, match=r"metrics.parquet"):
         Comparison(experiment, results, Settings(), budget=True).run()
     path.write_bytes(whole)
-    before = decide(Experiment.read(results, "halved"), "turned").as_dict()
+    before = decide(StoredExperiment.read(results, "halved"), "turned").as_dict()
     full = json.loads(Comparison(experiment, results, Settings()).run().read_text())
     assert full["budget"] is None and len(full["cells"]) == 8
     best = {
@@ -260,7 +260,9 @@ def test_the_full_comparison_goes_on_with_what_was_halved(experiment, halved, tm
     # a budget that comes later decides as it would have: what it would not have trained
     # is left aside
     Comparison(experiment, results, Settings(), budget=True).run()
-    assert decide(Experiment.read(results, "halved"), "turned").as_dict() == before
+    assert (
+        decide(StoredExperiment.read(results, "halved"), "turned").as_dict() == before
+    )
 
 
 def test_a_budget_needs_validation_data(tmp_path):

@@ -30,7 +30,7 @@ def comparison(tmp_path):
 
 def test_it_counts_runs_and_writes_nothing(comparison, tmp_path):
     timed = []
-    local, fedavg = comparison.plan(lambda entry, _: timed.append(entry.row))
+    local, fedavg = comparison.plan(lambda method, _: timed.append(method.label))
     assert timed == ["Local", "FedAvg", "FedAvg"]
     assert (local.runs, local.finished, local.rounds, local.evaluations) == (3, 0, 8, 3)
     assert fedavg.runs == 4  # three seeds, and one further setting on the first

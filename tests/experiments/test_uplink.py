@@ -72,12 +72,12 @@ def test_mistakes_on_the_command_line_are_one_line(text, message):
 
 def test_experiments_have_an_uplink_for_all_and_for_one(tmp_path):
     (tmp_path / "e.toml").write_text(FILE)
-    noisy, plain = load(tmp_path / "e.toml").entries
+    noisy, plain = load(tmp_path / "e.toml").methods
     assert [type(it) for it in noisy.uplink] == [GaussianNoise, TopK] and noisy.uplink[
         0
     ].multiplier == 2
     assert [type(it) for it in plain.uplink] == [Quantize]
-    assert noisy.column.participation == Participation(0.5, sampling="poisson")
+    assert noisy.scenario.participation == Participation(0.5, sampling="poisson")
     (tmp_path / "e.toml").write_text(FILE.replace("multiplier", "multiplyer"))
     with pytest.raises(
         ValueError,

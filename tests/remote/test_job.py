@@ -193,7 +193,7 @@ def test_hyperparameters_are_read(tmp_path):
         (
             "test = 0.2",
             "decorrelate = true",
-            "line 12: decorrelate is for regressions (no classes)",
+            "line 12: decorrelate is for regressions and survival (no classes, no windows)",
         ),
         (
             "seed = 0",

@@ -236,7 +236,7 @@ def test_what_init_policy_writes_is_the_default_with_the_jobs_rounds_and_columns
 
 def test_odd_names_of_columns_are_written_as_toml(tmp_path):
     names = ('a "b"', "c\\d", "größe", "x = 1 # y")
-    schema = SimpleNamespace(columns=names, target="t")
+    schema = SimpleNamespace(used=(*names, "t"))
     write_policy(tmp_path, SimpleNamespace(rounds=3, schema=schema))
     assert read_policy(tmp_path).columns == (*names, "t")
 

@@ -208,7 +208,7 @@ def test_below_the_threshold_there_is_no_sum(stage, left):
     needed = 3 if stage == KEYS else 4
     said = (
         rf"^{left} of 5 clients are left for a secure sum, and it needs {needed}; the"
-        r" round does not count$"
+        r" round does not count \(docs: errors#too-few-clients\)$"
     )
     with pytest.raises(TooFewClients, match=said):
         circle.run(WEIGHTS)

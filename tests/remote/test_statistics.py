@@ -190,7 +190,7 @@ def test_what_is_agreed_is_what_one_table_of_all_training_rows_would_give(client
         and len(preprocessing.inputs) == 2 + 4 + 2 + 1 + 1
     )
     cost = np.concatenate(
-        [work._table.y[work._split["train"]] for work in clients.work.values()]
+        [work._table.y[work._examples.training_rows] for work in clients.work.values()]
     )
     np.testing.assert_allclose(
         [preprocessing.target_shift, preprocessing.target_scale],
@@ -234,7 +234,7 @@ def test_clients_with_few_values_each_are_told_so_in_one_line(clients):
         frame.with_columns(age=pl.Series(age)).write_csv(path)
     transport = clients.start()
     for work in clients.work.values():
-        told = work._table.statistics(work._split["train"]).columns["age"]
+        told = work._table.statistics(work._examples.training_rows).columns["age"]
         assert (told.count, told.mean, told.squares) == (0, 0.0, 0.0)
     said = (
         r"^column 'age' has values in fewer than 5 training rows of every client; take"
@@ -250,7 +250,7 @@ def test_a_client_below_the_least_count_uses_what_the_others_told(clients):
     frame.with_columns(age=pl.Series(age)).write_csv(clients.files["a"])
     agreed = agree_on_preprocessing(clients.job, clients.start(), NAMES, wait=60)
     others = [
-        work._table.statistics(work._split["train"]).columns["age"]
+        work._table.statistics(work._examples.training_rows).columns["age"]
         for name, work in clients.work.items()
         if name != "a"
     ]
@@ -528,7 +528,8 @@ def test_statistics_survive_their_file_to_the_bit_and_a_damaged_one_is_said(
 ):
     clients.start()
     agreed = add_statistics(
-        work._table.statistics(work._split["train"]) for work in clients.work.values()
+        work._table.statistics(work._examples.training_rows)
+        for work in clients.work.values()
     )
     agreed.save(tmp_path)
     assert Statistics.load(tmp_path, clients.job.schema) == agreed
@@ -589,7 +590,8 @@ def ask(clients, name, task, statistics=None):
 
 def own_statistics(clients):
     return [
-        work._table.statistics(work._split["train"]) for work in clients.work.values()
+        work._table.statistics(work._examples.training_rows)
+        for work in clients.work.values()
     ]
 
 
@@ -654,7 +656,7 @@ def test_sums_of_products_are_told_for_one_set_of_columns(clients):
         other = invented(pooled, 900.0)
         assert ask(clients, "a", INPUTS, other) == Refusal.OTHER_STATISTICS
         assert ask(clients, "a", AGREED, pooled) == Refusal.WRONG_STATISTICS
-    train = {name: work._split["train"] for name, work in clients.work.items()}
+    train = {name: work._examples.training_rows for name, work in clients.work.items()}
     whole = pooled.with_inputs(
         [work._table.with_inputs(train[n], pooled) for n, work in clients.work.items()]
     )

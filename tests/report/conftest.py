@@ -1,9 +1,9 @@
 import pytest
 
-from fedtailor.report.experiment import Experiment
+from fedtailor.report.experiment import StoredExperiment
 from report.results import NAME
 
 
 @pytest.fixture(scope="session")
 def experiment(results):
-    return Experiment.read(results, NAME)
+    return StoredExperiment.read(results, NAME)

@@ -17,7 +17,7 @@ from fedtailor.experiments.scenarios import find
 from fedtailor.protocol import SGD, Diverged
 from fedtailor.protocol.diagnostics import Diagnostic, LineDiagnostic
 from fedtailor.report.drawing import FIGURES
-from fedtailor.report.experiment import COMPARISON_INDEX, Cell
+from fedtailor.report.experiment import COMPARISON_INDEX, MethodRun
 from fedtailor.report.measures import MEASURES
 from fedtailor.runs import run as train
 from fedtailor.storage.diagnostics import (
@@ -75,7 +75,7 @@ def put_diagnostics(run: Path, diagnostics: Sequence[Diagnostic]) -> None:
     (run / SUMMARY).write_text(json.dumps(with_digest(summary)))
 
 
-def write_index(results: Path, cells: list[Cell], **changes) -> None:
+def write_index(results: Path, cells: list[MethodRun], **changes) -> None:
     """The index that `compare` would write."""
     used = {
         "arguments": {"clients": CLIENTS},
@@ -155,7 +155,7 @@ def _federations(name: str):
     ]
 
 
-def _run(results: Path, label: str, algorithm: str, seed: int, federation) -> Cell:
+def _run(results: Path, label: str, algorithm: str, seed: int, federation) -> MethodRun:
     scenario = find(SCENARIOS[label])
     method = scenario.algorithm(
         {"Local": "local", "UCFL, auto": "ucfl"}.get(algorithm, "fedavg")
@@ -173,7 +173,7 @@ def _run(results: Path, label: str, algorithm: str, seed: int, federation) -> Ce
             seed=seed,
             directory=results / run,
         )
-    return Cell(label, algorithm, seed, run)
+    return MethodRun(label, algorithm, seed, run)
 
 
 def write_manifest(run: Path, method: str, seed: int) -> None:

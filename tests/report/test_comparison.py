@@ -11,7 +11,7 @@ from fedtailor.accounting import WIRELESS_PRESETS
 from fedtailor.experiments.experiment import METRICS
 from fedtailor.report import overview
 from fedtailor.report.comparison import tables
-from fedtailor.report.experiment import Experiment, ScenarioUse
+from fedtailor.report.experiment import ScenarioUse, StoredExperiment
 from fedtailor.report.measures import MEASURES
 from fedtailor.report.stored import StoredRun
 from report.results import CLIENTS, NAME, ROUNDS, SEEDS, UNSEEN, as_loss, write_index
@@ -254,26 +254,26 @@ def test_when_the_rounds_of_fedavg_are_over(results, experiment):
 def test_without_fedavg_there_is_no_time_to_its_best(results, tmp_path):
     cells = [
         cell
-        for cell in Experiment.read(results, NAME).index.cells
+        for cell in StoredExperiment.read(results, NAME).index.method_runs
         if cell.algorithm in ("Local", "UCFL, auto")
     ]
     (tmp_path / "runs").symlink_to(results / "runs")
     write_index(tmp_path, cells)
-    table = tables(Experiment.read(tmp_path, NAME))["permuted-costs"]
+    table = tables(StoredExperiment.read(tmp_path, NAME))["permuted-costs"]
     assert table.columns[-1] == "s a\nround" and "FedAvg" not in table.title
 
 
 def test_fedavg_is_found_by_its_method_not_by_its_label(results, tmp_path):
     cells = [
         replace(cell, algorithm="Averaging [1]") if cell.algorithm == "FedAvg" else cell
-        for cell in Experiment.read(results, NAME).index.cells
+        for cell in StoredExperiment.read(results, NAME).index.method_runs
         if cell.algorithm in ("Local", "FedAvg")
     ]
     (tmp_path / "runs").symlink_to(results / "runs")
     write_index(tmp_path, cells, algorithms=["Local", "Averaging [1]"])
-    table = tables(Experiment.read(tmp_path, NAME))["permuted-costs"]
+    table = tables(StoredExperiment.read(tmp_path, NAME))["permuted-costs"]
     assert "time to Averaging [1]'s best accuracy" in table.title
-    before = tables(Experiment.read(results, NAME))["permuted-costs"]
+    before = tables(StoredExperiment.read(results, NAME))["permuted-costs"]
     for header in ("time rho=4, random", "time rho=2", "time rho=1"):
         assert (
             column(table, header)["Averaging [1]"]
@@ -286,10 +286,10 @@ def test_fedavg_is_found_by_its_method_not_by_its_label(results, tmp_path):
 def test_scenarios_whose_names_differ_in_other_letters_only_have_a_table_each(
     results, tmp_path
 ):
-    index = Experiment.read(results, NAME).index
+    index = StoredExperiment.read(results, NAME).index
     cells = [
         replace(cell, scenario={"shift": "病院", "permuted": "学校"}[cell.scenario])
-        for cell in index.cells
+        for cell in index.method_runs
     ]
     used = {
         "use": "x",
@@ -306,7 +306,7 @@ def test_scenarios_whose_names_differ_in_other_letters_only_have_a_table_each(
         published={},
         candidates=[],
     )
-    found = tables(Experiment.read(tmp_path, NAME))
+    found = tables(StoredExperiment.read(tmp_path, NAME))
     titles = [table.title for table in found.values()]
     assert (
         len(titles) == len(set(titles))
@@ -432,11 +432,11 @@ def test_losses_are_better_when_lower(results, tmp_path):
     assert MEASURES["worst10"].compute(run) == pytest.approx(np.mean(last[-2:]))
     assert MEASURES["max_test"].compute(run) == pytest.approx(min(means))
 
-    cell = Experiment.read(results, NAME).index.cells[0]
+    cell = StoredExperiment.read(results, NAME).index.method_runs[0]
     (tmp_path / "runs" / "digits-label-shift").symlink_to(results / RUNS["shift"])
     loss = type(cell)("permuted", "Local", 0, "runs/loss")
     write_index(tmp_path, [cell, loss], seeds=[0], metrics=["mean"])
-    tables_ = tables(Experiment.read(tmp_path, NAME))
+    tables_ = tables(StoredExperiment.read(tmp_path, NAME))
     assert [str(row[1]) for row in tables_["mean-loss"].rows[:1]] == [
         f"{means[-1]:.3f}"
     ]
@@ -455,18 +455,20 @@ def test_losses_are_better_when_lower(results, tmp_path):
     ],
 )
 def test_a_damaged_index_is_named(results, tmp_path, changes, message):
-    write_index(tmp_path, Experiment.read(results, NAME).index.cells, **changes)
+    write_index(
+        tmp_path, StoredExperiment.read(results, NAME).index.method_runs, **changes
+    )
     with pytest.raises(ValueError, match=message) as error:
-        Experiment.read(tmp_path, NAME)
+        StoredExperiment.read(tmp_path, NAME)
     assert str(tmp_path / NAME) in str(error.value) and "\n" not in str(error.value)
 
 
 def test_an_index_that_was_changed_is_refused(results, tmp_path):
-    write_index(tmp_path, Experiment.read(results, NAME).index.cells)
+    write_index(tmp_path, StoredExperiment.read(results, NAME).index.method_runs)
     path = tmp_path / NAME / "experiment.json"
     path.write_text(path.read_text().replace("76.7", "67.7"))
     with pytest.raises(ValueError, match=r"is damaged \(its digest is wrong\)"):
-        Experiment.read(tmp_path, NAME)
+        StoredExperiment.read(tmp_path, NAME)
 
 
 def test_a_damaged_run_is_named(tmp_path):

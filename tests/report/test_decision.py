@@ -12,7 +12,7 @@ from fedtailor.cli import main
 from fedtailor.report.comparison import BASELINE_ROW, other_metrics_table, tables
 from fedtailor.report.decision import decide
 from fedtailor.report.document import as_dict, markdown
-from fedtailor.report.experiment import Cell, Experiment
+from fedtailor.report.experiment import MethodRun, StoredExperiment
 from fedtailor.report.page.contents import client_table
 from fedtailor.storage.run_files import (
     BASELINE,
@@ -109,7 +109,9 @@ def build(results, methods=("local", "shared", "other"), **options):
     for method in methods:
         for seed in SEEDS:
             make_run(results / f"runs/{method}-{seed}", method, seed, **options)
-            cells.append(Cell("shift", method.upper(), seed, f"runs/{method}-{seed}"))
+            cells.append(
+                MethodRun("shift", method.upper(), seed, f"runs/{method}-{seed}")
+            )
     candidates = [
         {
             "scenario": "shift",
@@ -134,7 +136,7 @@ def build(results, methods=("local", "shared", "other"), **options):
         candidates=candidates,
         seeds=list(SEEDS),
     )
-    return Experiment.read(results, NAME)
+    return StoredExperiment.read(results, NAME)
 
 
 def test_clients_that_gain_and_clients_that_lose_are_told_apart(tmp_path):
@@ -194,7 +196,7 @@ def test_r2_of_what_learns_nothing_is_not_that_of_a_method(tmp_path):
         target = np.arange(180.0)
         columns = {"target": target, "squared_error": np.ones(180)}
         run.rows.with_columns(**columns).write_parquet(run.path / ROWS)
-    table = other_metrics_table(Experiment.read(tmp_path, NAME), "shift")
+    table = other_metrics_table(StoredExperiment.read(tmp_path, NAME), "shift")
     assert table.columns[-1] == "R2 of\nall rows"
     local, nothing = table.rows
     assert local[-1].mean == pytest.approx(1 - 180 / (180 * (180**2 - 1) / 12))
@@ -222,7 +224,7 @@ def test_settings_that_a_method_refuses_did_not_diverge(tmp_path):
     refused = {"parameters": {"lr": 9.0}, "seed": None, "why": "too large", "runs": 0}
     write_index(
         tmp_path,
-        experiment.index.cells,
+        experiment.index.method_runs,
         algorithms=["LOCAL", "SHARED", "OTHER"],
         published={},
         sweeps={},
@@ -230,7 +232,7 @@ def test_settings_that_a_method_refuses_did_not_diverge(tmp_path):
         skipped=[common | refused],
         seeds=list(SEEDS),
     )
-    (row,) = tables(Experiment.read(tmp_path, NAME))["chosen"].rows
+    (row,) = tables(StoredExperiment.read(tmp_path, NAME))["chosen"].rows
     assert "lr 7.0: diverged" in str(row[3]) and "lr 9.0: refused" in str(row[3])
 
 
@@ -269,7 +271,7 @@ def test_methods_that_halving_left_out_are_tested_as_all_were_then(tmp_path):
             [frame, pl.DataFrame(lines, schema=frame.schema, orient="row")]
         ).write_parquet(path / METRICS)
     cells = [
-        Cell("shift", name.upper(), seed, f"runs/{name}-{seed}")
+        MethodRun("shift", name.upper(), seed, f"runs/{name}-{seed}")
         for name in ("local", "shared")
         for seed in SEEDS
     ]
@@ -309,7 +311,7 @@ def test_methods_that_halving_left_out_are_tested_as_all_were_then(tmp_path):
         seeds=list(SEEDS),
         budget={"rounds": 1, "full": 3},
     )
-    decision = decide(Experiment.read(tmp_path, NAME), "shift")
+    decision = decide(StoredExperiment.read(tmp_path, NAME), "shift")
     # Two seeds are too few for a winner.
     assert decision.winner.winner is None and decision.winner.unbeaten == ("SHARED",)
     assert decision.left_out == {"EARLY": 1, "OTHER": 2}
@@ -340,7 +342,7 @@ def test_methods_that_halving_left_out_are_tested_as_all_were_then(tmp_path):
     (
         tmp_path / "runs/other-0" / SUMMARY
     ).unlink()  # as while it goes on for the full comparison
-    decision = decide(Experiment.read(tmp_path, NAME), "shift")
+    decision = decide(StoredExperiment.read(tmp_path, NAME), "shift")
     assert decision.winner.winner is None and decision.winner.leader == "SHARED"
     assert (
         decision.conclusions[2].endswith("EARLY after 1 of 3 rounds.")
@@ -362,13 +364,13 @@ def test_without_any_test_rows_every_form_of_a_report_says_so(tmp_path, capsys):
     experiment = build(tmp_path, rows=False, splits=("val",))
     write_index(
         tmp_path,
-        experiment.index.cells,
+        experiment.index.method_runs,
         algorithms=["LOCAL", "SHARED", "OTHER"],
         seeds=list(SEEDS),
         published={},
         sweeps={"LOCAL": {"parameter": "lr", "rows": {"1": "LOCAL"}}},
     )
-    experiment = Experiment.read(tmp_path, NAME)  # every measure, every figure
+    experiment = StoredExperiment.read(tmp_path, NAME)  # every measure, every figure
     decision = decide(experiment, "shift")
     assert (decision.winner, decision.choice, decision.gains) == (None, None, None)
     (sentence,) = decision.conclusions
@@ -415,7 +417,7 @@ def test_gains_in_areas_follow_from_rows_of_two_classes(tmp_path):
         rows.with_columns(prediction=predicted, confidence=confidence).write_parquet(
             path
         )
-    decision = decide(Experiment.read(tmp_path, NAME), "shift")
+    decision = decide(StoredExperiment.read(tmp_path, NAME), "shift")
     assert decision.gain_metric == "roc_auc"
     assert not any("do not follow" in text for text in decision.conclusions)
     gains = decision.gains.filter(pl.col("method") == "SHARED")
@@ -556,7 +558,7 @@ def test_the_rounds_that_were_trained_are_shown(tmp_path):
     ):
         path = tmp_path / "runs" / run / SUMMARY
         path.write_text(json.dumps(json.loads(path.read_text()) | {"rounds": rounds}))
-    again = Experiment.read(tmp_path, NAME)
+    again = StoredExperiment.read(tmp_path, NAME)
     table = tables(index_of(again, until_still=True))["shift-clients"]
     assert table.columns[-1] == "rounds"
     assert [str(row[-1]) for row in table.rows[:3]] == ["65 to 120", "70", "80 to 85"]

@@ -8,7 +8,7 @@ import pytest
 
 from fedtailor.report.decision import decide
 from fedtailor.report.document import as_dict
-from fedtailor.report.experiment import COMPARISON_INDEX, Experiment
+from fedtailor.report.experiment import COMPARISON_INDEX, StoredExperiment
 from fedtailor.report.page.contents import verdict_sections
 from fedtailor.report.words import SENTENCES, USES, sentence_of, use_of
 from fedtailor.storage.digests import with_digest
@@ -54,7 +54,7 @@ def with_baselines(results, likes, arguments=None):
     if arguments is not None:
         content["scenarios"]["shift"] |= {"use": "table", "arguments": arguments}
     path.write_text(json.dumps(with_digest(content)))
-    return Experiment.read(results, NAME)
+    return StoredExperiment.read(results, NAME)
 
 
 def test_every_client_has_a_line_with_all_figures(tmp_path):
@@ -74,6 +74,54 @@ def test_every_client_has_a_line_with_all_figures(tmp_path):
     worst = min(verdict.clients, key=lambda entry: entry.value)
     assert short[0] == worst.client
     assert "--details, or the page" in verdict.table(most=1).note
+
+
+def test_the_table_has_the_gain_over_the_best_baseline(tmp_path):
+    experiment = with_baselines(tmp_path, {"trees-alone": "other"})
+    verdict = decide(experiment, "shift").verdict
+    wide, narrow = verdict.table(), verdict.table(narrow=True)
+    assert wide.columns[-1] == "over the best\nbaseline (95 %)"
+    for entry, full, short in zip(verdict.clients, wide.rows, narrow.rows, strict=True):
+        gain, low, high = (100 * value for value in entry.over_baseline)
+        assert short[-1].text == f"{gain:+.1f} trees-alone title"
+        expected = f"{gain:+.1f} ({low:+.1f}, {high:.1f}) trees-alone title"
+        assert full[-1].text == expected
+    assert any(entry.over_baseline[0] != 0 for entry in verdict.clients)
+
+
+def test_clients_that_are_worse_off_are_counted_beside_the_mean(tmp_path):
+    """In the tests of decisions SHARED is better for one client and worse for one."""
+    verdict = decide(build(tmp_path), "shift").verdict
+    assert {entry.method for entry in verdict.clients} == {"LOCAL"}
+    hurt = verdict.hurt
+    assert hurt.base == "LOCAL" and hurt.clients == 3
+    assert (hurt.worse, hurt.shown) == (1, 1)
+    said = f"Worse off: {hurt.method} is worse than LOCAL for 1 of 3 clients (shown"
+    assert verdict.footnotes[0].startswith(said)
+    assert verdict.as_dict()["hurt"]["worse"] == 1
+
+
+def test_a_baseline_that_could_not_be_trained_is_told(tmp_path):
+    with_baselines(tmp_path, {"trees-alone": "local"})
+    path = tmp_path / NAME / COMPARISON_INDEX
+    content = json.loads(path.read_text())
+    content["skipped"] = [
+        {
+            "scenario": "shift",
+            "algorithm": title,
+            "seed": None,
+            "parameters": {},
+            "why": "trees take too long",
+            "runs": 0,
+        }
+        for title in ("trees, alone", "trees, pooled")
+    ]
+    path.write_text(json.dumps(with_digest(content)))
+    verdict = decide(StoredExperiment.read(tmp_path, NAME), "shift").verdict
+    assert verdict.warnings[0] == (
+        "could not be trained beside the methods: trees, alone, trees, pooled: trees take"
+        " too long"
+    )
 
 
 def test_of_methods_that_are_as_good_the_simplest_is_named_with_a_sentence(tmp_path):

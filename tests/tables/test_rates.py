@@ -98,7 +98,7 @@ def test_by_default_rates_are_bracketed_and_trainings_end_when_they_stand_still(
 ):
     experiment = experiment_of(tmp_path)
     assert experiment.file.until_still and experiment.file.bracket == ["sgd.lr"]
-    assert {column.rounds for column in experiment.columns} == {MAX_ROUNDS}
+    assert {scenario.rounds for scenario in experiment.scenarios} == {MAX_ROUNDS}
     # The same local training for all methods that train locally, but for the penalty.
     settings = {
         (
@@ -106,8 +106,8 @@ def test_by_default_rates_are_bracketed_and_trainings_end_when_they_stand_still(
             one.algorithm.sgd.momentum,
             one.algorithm.sgd.lr_halves_after,
         )
-        for entry in experiment.entries
-        for one in entry.candidates
+        for method in experiment.methods
+        for one in method.candidates
     }
     assert settings == {(10, 0.9, 20)}
 
@@ -117,8 +117,8 @@ def test_the_penalty_belongs_to_a_model(tmp_path):
     methods = ("local", "fedavg", "finetune", "ditto", "ucfl", "scaffold", "moon")
     experiment = experiment_of(tmp_path, algorithms=methods)
     ridges = {
-        entry.row: entry.candidates[0].algorithm.sgd.ridge
-        for entry in experiment.entries
+        method.label: method.candidates[0].algorithm.sgd.ridge
+        for method in experiment.methods
     }
     alone = dict.fromkeys(("local", "ditto", "ucfl"), 2.0)
     together = dict.fromkeys(("fedavg", "finetune", "scaffold", "moon"), 1.0)
@@ -145,13 +145,13 @@ def test_local_and_fedavg_come_to_the_models_of_scikit_learn(tmp_path):
         return model.fit(table.x[rows], table.y[rows])
 
     pooled = exact(np.concatenate([client for client in table.train]))
-    for entry in experiment.entries:
-        algorithm = entry.candidates[0].algorithm
-        model = experiment.columns[0].scenario.model
+    for method in experiment.methods:
+        algorithm = method.candidates[0].algorithm
+        model = experiment.scenarios[0].definition.model
         run = ft.run(algorithm, table, model, MAX_ROUNDS, until_still=True)
         for client in table:
             alone = exact(table.train[client.index])
-            best = alone if entry.row == "local" else pooled
+            best = alone if method.label == "local" else pooled
             found = run.personal(client.name).probabilities(client.test.x)[:, 1]
             expected = best.predict_proba(client.test.x)[:, 1]
             np.testing.assert_allclose(found, expected, atol=0.01)
@@ -160,4 +160,4 @@ def test_local_and_fedavg_come_to_the_models_of_scikit_learn(tmp_path):
 def test_what_is_asked_for_is_taken_as_it_is(tmp_path):
     experiment = experiment_of(tmp_path, rounds=20, lr=(0.1, 0.2))
     assert not experiment.file.until_still and experiment.file.bracket == []
-    assert {column.rounds for column in experiment.columns} == {20}
+    assert {scenario.rounds for scenario in experiment.scenarios} == {20}

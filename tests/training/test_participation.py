@@ -42,8 +42,8 @@ def test_files_and_the_command_line_say_the_same(
         'title = "t"\nrounds = 1\nparticipation ='
         f" {written}\n[scenarios.digits-rotated]\n[algorithms.fedavg]\n"
     )
-    (column,) = load(tmp_path / "e.toml").columns
-    assert column.participation.reporters(20) == reporters
+    (scenario,) = load(tmp_path / "e.toml").scenarios
+    assert scenario.participation.reporters(20) == reporters
     asked = []
 
     def train(*arguments, participation, **options):
@@ -86,7 +86,7 @@ def test_a_run_draws_by_samples_where_files_and_the_command_line_say_so(
         " 3\n[scenarios.digits-rotated]\nsampling ="
         ' "samples"\n[scenarios.digits-permuted]\n[algorithms.fedavg]\n'
     )
-    found = [column.participation for column in load(tmp_path / "e.toml").columns]
+    found = [scenario.participation for scenario in load(tmp_path / "e.toml").scenarios]
     assert found == [Participation(count=3, sampling="samples"), Participation(count=3)]
     asked = []
 

@@ -10,10 +10,12 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 
 from fedtailor.protocol import check_choice
+from fedtailor.tasks import Survival, Task
 
 Predict = Callable[[int, NDArray[Any]], NDArray[Any]]
 """A trained baseline. From the position of a client and inputs [n, d] it makes the
-logarithms of the classes' probabilities [n, classes], or predicted targets [n].
+logarithms of the classes' probabilities [n, classes], predicted targets [n], or a survival
+model's outputs [n, outputs].
 """
 
 
@@ -23,11 +25,12 @@ class Problem:
 
     Attributes:
         x: for each client its inputs [n_c, d].
-        y: for each client its class numbers or targets [n_c].
-        classes: number of classes; None for a regression.
+        y: for each client its class numbers or targets [n_c], or times and events [n_c, 2].
+        classes: number of classes; None for other targets.
         seed: seed of everything random.
         val_x, val_y: likewise of the validation rows, by which some choose a number of
             trees; empty = there are none.
+        task: what is predicted; None = classes, or numbers.
     """
 
     x: Sequence[Float[NDArray[Any], "n d"]]
@@ -36,6 +39,7 @@ class Problem:
     seed: int
     val_x: Sequence[NDArray[Any]] = ()
     val_y: Sequence[NDArray[Any]] = ()
+    task: Task | None = None
 
     def __len__(self) -> int:
         return len(self.x)
@@ -68,9 +72,9 @@ class Baseline(ABC):
         """Its name in tables, where that depends on what is predicted."""
         return self.title
 
-    def applies(self, classes: int | None) -> bool:
-        """Whether it is for so many classes, or for numbers (None)."""
-        return True
+    def applies(self, task: Task) -> bool:
+        """Whether it is for such targets: classes and numbers, unless it says else."""
+        return not isinstance(task, Survival)
 
     @abstractmethod
     def fit(self, problem: Problem) -> Predict:
@@ -83,7 +87,7 @@ class Baseline(ABC):
 
 def baseline_names() -> tuple[str, ...]:
     """The names of all baselines, in the order of tables."""
-    for module in ("scikit_learn", "federated"):
+    for module in ("scikit_learn", "federated", "cox"):
         # These register their baselines.
         import_module(f"fedtailor.baselines.{module}")
     return tuple(Baseline.registry)

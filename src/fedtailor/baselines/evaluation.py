@@ -23,6 +23,7 @@ from fedtailor.protocol import require
 from fedtailor.storage import RunDirectory
 from fedtailor.storage.manifest import versions
 from fedtailor.storage.run_files import CLIENTS, LEDGER, METRICS, ROWS, clients
+from fedtailor.tasks import Survival
 from fedtailor.training import Metrics
 from fedtailor.training.metrics import Evaluation, select_metrics
 from fedtailor.training.settings import settings
@@ -64,8 +65,13 @@ def evaluate(
     if store.finished_summary(1) is not None:
         return
     require(
-        len(model.input_shape) == 1 and (model.classification or model.outputs == 1),
-        "baselines take tables with classes or one target",
+        len(model.input_shape) == 1
+        and (
+            model.classification
+            or model.outputs == 1
+            or isinstance(model.task, Survival)
+        ),
+        "baselines take rows of a table, with classes, one number or a time to an event",
     )
     started = perf_counter()
     names = metrics or federation.default_metrics
@@ -78,6 +84,7 @@ def evaluate(
         seed,
         [_inputs(federation, client.val) for client in seen],
         [client.val.y for client in seen],
+        model.task,
     )
     predict = baseline.fit(problem)
     scored = {

@@ -17,6 +17,7 @@ from fedtailor.boosting import (
 from fedtailor.boosting.boost import sum_over
 from fedtailor.mixed import ClientMoments, fit_mixed_model
 from fedtailor.protocol import require
+from fedtailor.tasks import Task
 
 _MOST_OWN = 200
 """The most clients that try trees of their own."""
@@ -44,8 +45,8 @@ class MixedEffects(Baseline):
     needs_pooled_data: ClassVar[bool] = False
     is_linear: ClassVar[bool] = True
 
-    def applies(self, classes: int | None) -> bool:
-        return classes is None
+    def applies(self, task: Task) -> bool:
+        return super().applies(task) and not task.predicts_classes
 
     def fit(self, problem: Problem) -> Predict:
         require_one_target(problem)

@@ -53,8 +53,9 @@ class TableComparisonOptions(TableOptions):
     baselines: tuple[str, ...] = default_baselines()
     """What to train beside the methods, on the same rows: scikit-learn's boosted trees
     and linear models, of each client alone and of all rows together (which needs pooled
-    data), and for numbers a mixed model; on request trees-federated, boosting on sums
-    over clients. Nothing after the option: none of them."""
+    data), for numbers a mixed model, and for times to an event Cox's model; on request
+    trees-federated, boosting on sums over clients. Nothing after the option: none of
+    them."""
     model: str = "linear"
     """What is trained: linear; mlp, a small network (its width: --hidden); auto, which
     chooses one of both for each method, on validation data; or as for `fedtailor run`,
@@ -195,7 +196,7 @@ def prepare_table_experiment(
     # Check the options before a large file is read.
     experiment = table_experiment(path, options, rates)
     table = from_table(path, seed=options.all_seeds()[0], **changed_options(options))
-    find_metrics(options.metrics, bind(experiment.columns[0].scenario.model, table))
+    find_metrics(options.metrics, bind(experiment.scenarios[0].definition.model, table))
     if options.window is None:
         rates = options.lr or default_rates(table)
     else:

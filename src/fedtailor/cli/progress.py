@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from time import monotonic
 
 from fedtailor._printable import one_line, say_status
-from fedtailor.experiments.compare import Comparison, Entry
+from fedtailor.experiments.compare import ComparedMethod, Comparison
 from fedtailor.experiments.compare import Progress as ComparisonProgress
 from fedtailor.experiments.experiment import Candidate
 from fedtailor.experiments.plan import BeforeSetting
@@ -58,11 +58,11 @@ def progress_over_runs(title: str, runs: int) -> Iterator[ComparisonProgress]:
 
             def show(
                 comparison: Comparison,
-                entry: Entry,
+                method: ComparedMethod,
                 seed: int,
                 training: Training | None,
             ) -> None:
-                text = _description(entry, seed, training)
+                text = _description(method, seed, training)
                 update(comparison.progressed, text, comparison.runs)
 
             yield show
@@ -72,7 +72,7 @@ def progress_over_runs(title: str, runs: int) -> Iterator[ComparisonProgress]:
 
 @contextmanager
 def progress_over_settings(title: str, settings: int) -> Iterator[BeforeSetting]:
-    """Yields a function that is called with an entry before a setting of it is timed.
+    """Yields a function that is called with a method before a setting of it is timed.
 
     On a terminal it displays a bar, elsewhere a line for each method and scenario.
     """
@@ -80,43 +80,48 @@ def progress_over_settings(title: str, settings: int) -> Iterator[BeforeSetting]
     if sys.stderr.isatty():
         with _bar(title, settings) as update:
 
-            def show(entry: Entry, candidate: Candidate) -> None:
+            def show(method: ComparedMethod, candidate: Candidate) -> None:
                 nonlocal done
-                text = f"timing {entry.row} on {entry.column.label}"
+                text = f"timing {method.label} on {method.scenario.label}"
                 update(done, text, settings)
                 done += 1
 
             yield show
     else:
-        last: Entry | None = None
+        last: ComparedMethod | None = None
 
-        def print_line(entry: Entry, candidate: Candidate) -> None:
+        def print_line(method: ComparedMethod, candidate: Candidate) -> None:
             nonlocal last
-            if entry is not last:
-                last = entry
-                text = f"{title}: timing {entry.row} on {entry.column.label}"
+            if method is not last:
+                last = method
+                text = f"{title}: timing {method.label} on {method.scenario.label}"
                 say_status(text)
 
         yield print_line
 
 
-def _description(entry: Entry, seed: int, training: Training | None) -> str:
-    text = f"{entry.row} on {entry.column.label}, seed {seed}"
+def _description(method: ComparedMethod, seed: int, training: Training | None) -> str:
+    text = f"{method.label} on {method.scenario.label}, seed {seed}"
     if training is None:
         return text
-    return f"{text}: round {training.round} of {entry.column.rounds} {_score(training)}"
+    return (
+        f"{text}: round {training.round} of {method.scenario.rounds} {_score(training)}"
+    )
 
 
 def _comparison_lines(title: str) -> ComparisonProgress:
     last_time = -SECONDS_BETWEEN_LINES
 
     def show(
-        comparison: Comparison, entry: Entry, seed: int, training: Training | None
+        comparison: Comparison,
+        method: ComparedMethod,
+        seed: int,
+        training: Training | None,
     ) -> None:
         nonlocal last_time
         if monotonic() - last_time >= SECONDS_BETWEEN_LINES:
             last_time = monotonic()
-            run, description = comparison.done + 1, _description(entry, seed, training)
+            run, description = comparison.done + 1, _description(method, seed, training)
             text = f"{title}: run {run} of {comparison.runs}, {description}"
             say_status(text)
 

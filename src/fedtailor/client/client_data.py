@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Int, Shaped, UInt32
 
+from fedtailor._documentation import see
 from fedtailor.client.pool import SPLITS, ClientAddress, Pool, gather_examples
 from fedtailor.client.shuffle import shuffled
 from fedtailor.client.tracing_context import TracingContext
@@ -117,6 +118,7 @@ class ClientData:
                 "this method's clients look at their examples in other ways than by"
                 " private steps, so that dp_noise would promise too much; choose a"
                 " method whose clients only train (fedavg, fedprox, mr-mtl, ...)"
+                f"{see('errors#noise-that-would-promise-too-much')}"
             )
         if split == "train":
             # From indices in the innermost part to indices in the part around it, and so

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, Shaped
 
+from fedtailor._documentation import see
 from fedtailor.client.client_data import ClientData, batches_in_epoch, examples_in_steps
 from fedtailor.client.losses import accumulated_gradient, training_loss
 from fedtailor.client.passes import gradient_over_range, split_statistics
@@ -250,7 +251,7 @@ class DeviceTrainer(ClientData):
             raise ValueError(
                 "this method takes steps of its own and does not renew running"
                 " statistics, which this model's evaluation needs; use a model with"
-                " group instead of batch normalisation"
+                f" group instead of batch normalisation{see('errors#running-statistics')}"
             )
 
     # loops

@@ -7,6 +7,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from fedtailor._documentation import see
 from fedtailor.decision.intervals import student_interval
 from fedtailor.decision.paired import PairedRows, compare_rows, seed_variance
 from fedtailor.decision.row_scores import SCORES, Score
@@ -332,5 +333,5 @@ def _require_same_rows(
         raise ValueError(
             f"{names[method]!r} and {name!r} were not tested on the same rows of client"
             f" {client!r} (seed {seeds[seed]}); a paired comparison needs the same"
-            " split"
+            f" split{see('errors#rows-that-are-not-paired')}"
         )

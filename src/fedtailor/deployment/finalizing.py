@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
+from fedtailor._documentation import see
 from fedtailor._files import file_digest, private_folder, publish, reason
 from fedtailor.deployment.settings import spec_of
 from fedtailor.executors import Settings
@@ -14,7 +15,7 @@ from fedtailor.models import Model
 from fedtailor.protocol import Diverged, check_choice, require
 from fedtailor.report.comparison import slug
 from fedtailor.report.decision import decide
-from fedtailor.report.experiment import Experiment, experiments
+from fedtailor.report.experiment import StoredExperiment, experiments
 from fedtailor.report.stored import StoredRun
 from fedtailor.report.verdict import ClientVerdict, Verdict
 from fedtailor.runs import run_on
@@ -122,7 +123,7 @@ def is_current(experiment_folder: Path) -> bool:
     return record.digest_of == file_digest(experiment_folder / COMPARISON_INDEX)
 
 
-def _experiment(results: Path, name: str | None) -> Experiment:
+def _experiment(results: Path, name: str | None) -> StoredExperiment:
     """The only experiment of a result directory, or the one with a name."""
     require(results.is_dir(), f"there is no directory {results}; check the path")
     found = experiments(results, [] if name is None else [name])
@@ -134,7 +135,7 @@ def _experiment(results: Path, name: str | None) -> Experiment:
     return found[0]
 
 
-def _verdict(experiment: Experiment) -> tuple[str, Verdict]:
+def _verdict(experiment: StoredExperiment) -> tuple[str, Verdict]:
     """The scenario of a comparison on a table, and its verdict."""
     uses = experiment.index.scenarios
     is_table = [use.use for use in uses.values()] == ["table"]
@@ -149,6 +150,7 @@ def _verdict(experiment: Experiment) -> tuple[str, Verdict]:
         raise ValueError(
             f"{experiment.index.name} has no choice to refit: it needs finished runs"
             " with validation and test rows; give the same `fedtailor compare` again"
+            f"{see('errors#no-choice-to-refit')}"
         )
     return scenario, decision.verdict
 
@@ -183,7 +185,7 @@ def _require_free(target: Path, *, is_default: bool) -> None:
     )
 
 
-def _table_of(experiment: Experiment, scenario: str, moved: Path | None) -> Any:
+def _table_of(experiment: StoredExperiment, scenario: str, moved: Path | None) -> Any:
     """The table of a comparison, all of whose rows train."""
     arguments = dict(experiment.index.scenarios[scenario].arguments)
     path = Path(arguments.pop("path")) if moved is None else moved
@@ -250,7 +252,7 @@ def _expectation(
     return Expectation(folders[label], label, entry.value, entry.low, entry.high)
 
 
-def _metric(experiment: Experiment, scenario: str) -> str:
+def _metric(experiment: StoredExperiment, scenario: str) -> str:
     """The metric of the verdict's clients."""
     decision = decide(experiment, scenario)
     assert decision is not None

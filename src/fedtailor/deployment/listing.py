@@ -71,9 +71,9 @@ def _runs(path: Path) -> Iterator[tuple[StoredRun, str | None, str | None]]:
         experiments(path.parent, [path.name]) if is_experiment else experiments(path)
     )
     for experiment in found:
-        for cell in experiment.index.cells:
-            run = StoredRun(experiment.results / cell.run)
-            yield run, cell.scenario, cell.algorithm
+        for listed in experiment.index.method_runs:
+            run = StoredRun(experiment.results / listed.run)
+            yield run, listed.scenario, listed.algorithm
 
 
 def _of_run(

@@ -11,20 +11,30 @@ import numpy as np
 from fedtailor._files import private_folder, publish, reason
 from fedtailor._version import __version__
 from fedtailor.deployment.card import file_name
-from fedtailor.deployment.onnx_layers import Graph, onnx_package, write_layer
+from fedtailor.deployment.onnx_layers import (
+    Graph,
+    onnx_package,
+    write_gru,
+    write_layer,
+)
 from fedtailor.deployment.onnx_table import ML_DOMAIN, ML_OPSET, write_preprocessing
+from fedtailor.models.architecture import Architecture
 from fedtailor.models.layered import Layered
+from fedtailor.models.series import SeriesGRU
+from fedtailor.models.survival import RISK_PART, ProportionalHazards
 from fedtailor.protocol import Mixture, NearestNeighbors, require
 from fedtailor.storage import PersonalModel
 from fedtailor.storage.digests import SUMS, sums_of
 from fedtailor.storage.export import PREPROCESSING, make_new
 from fedtailor.tables.target import label_text
+from fedtailor.tasks import DiscreteTime, Survival
 
 INPUT, OUTPUT, PROBABILITIES, TARGET = "x", "outputs", "probabilities", "target"
 LABEL = "label"
 """The names of a graph's input and outputs."""
 
-_NAMES = frozenset((INPUT, OUTPUT, PROBABILITIES, TARGET, LABEL))
+RISK, SURVIVAL = "risk", "survival"
+_NAMES = frozenset((INPUT, OUTPUT, PROBABILITIES, TARGET, LABEL, RISK, SURVIVAL))
 _OPSET, _IR = 17, 8
 """Versions of operators and format that runtimes have supported since 2022."""
 
@@ -41,7 +51,12 @@ def export_onnx(
     * `outputs`: logits (log-probabilities for a mixture), or predicted targets;
     * `probabilities` [n, classes], for classes;
     * `label` [n], the most probable class by its name, for classes of a table;
-    * `target`: predictions in the target's own unit, for a regression on a table.
+    * `target`: predictions in the target's own unit, for a regression on a table;
+    * `risk` [n], and `survival` [n, intervals], the shares without the event at the ends
+      of intervals (`ends` in the metadata), for times to an event.
+
+    A graph of windows takes the rows of each window after one another, in the order of
+    time, and has an output for each `window` (in the metadata) of them.
 
     The graph's metadata holds the names of the client, the columns, the inputs and the
     classes. The file `SHA256SUMS` holds the digests of all files.
@@ -106,6 +121,9 @@ def onnx_model(personal: PersonalModel, *, encoded: bool = False) -> Any:
     if personal.preprocessing is not None and not encoded:
         inputs, columns, x = write_preprocessing(graph, personal.preprocessing, _NAMES)
         opsets.append(helper.make_opsetid(ML_DOMAIN, ML_OPSET))
+        if personal.preprocessing.windowing is not None:
+            shape = graph.constant([-1, *model.input_shape], np.int64)
+            x = graph.node("Reshape", x, shape)
     x = _normalized(graph, personal, x)
     out = _predicted(graph, personal, x)
     shape = [None, model.outputs]
@@ -120,6 +138,9 @@ def onnx_model(personal: PersonalModel, *, encoded: bool = False) -> Any:
             name = graph.node("Gather", names, number, name=LABEL)
             strings = onnx.TensorProto.STRING
             outputs.append(helper.make_tensor_value_info(name, strings, [None]))
+    elif isinstance(model.task, Survival):
+        for name, size in _survival_outputs(graph, model.task, out):
+            outputs.append(helper.make_tensor_value_info(name, floats, size))
     elif personal.preprocessing is not None:
         scale = graph.constant(personal.preprocessing.target_scale)
         shift = graph.constant(personal.preprocessing.target_shift)
@@ -183,14 +204,50 @@ def _predicted(graph: Graph, personal: PersonalModel, x: str) -> str:
 
 
 def _network(graph: Graph, personal: PersonalModel, theta: Any, x: str) -> str:
-    architecture = personal.model.architecture
-    if not isinstance(architecture, Layered):
-        raise ValueError(
-            f"models of {type(architecture).__name__} cannot be exported to ONNX (those"
-            " of logistic, mlp, lenet5, cnn and resnet can); export safetensors"
-            " instead"
-        )
-    return write_layer(graph, personal.model.network(jnp.asarray(theta)), x)
+    network = personal.model.network(jnp.asarray(theta))
+    return _architecture(graph, personal.model.architecture, network, x)
+
+
+def _architecture(
+    graph: Graph, architecture: Architecture, network: Any, x: str
+) -> str:
+    """Append a network of an architecture.
+
+    Raises:
+        ValueError: it cannot be exported.
+    """
+    if isinstance(architecture, ProportionalHazards):
+        risk = _architecture(graph, architecture.inner, network[RISK_PART], x)
+        return graph.node("Add", risk, graph.constant(network["log_odds"]))
+    if isinstance(architecture, SeriesGRU):
+        return write_gru(graph, network, x)
+    if isinstance(architecture, Layered):
+        return write_layer(graph, network, x)
+    raise ValueError(
+        f"models of {type(architecture).__name__} cannot be exported to ONNX (those of"
+        " linear, logistic, mlp, lenet5, cnn, resnet, conv1d and gru can); export"
+        " safetensors instead"
+    )
+
+
+def _survival_outputs(graph: Graph, task: Survival, out: str) -> list[tuple[str, Any]]:
+    """Append the risk, and the survival at the ends of intervals.
+
+    Returns:
+        The names and shapes of both, or of the risk if there are no intervals.
+    """
+    if not isinstance(task, DiscreteTime):
+        axes = graph.constant([1], np.int64)
+        return [(graph.node("Squeeze", out, axes, name=RISK), [None])]
+    hazards = graph.node("Softplus", out)
+    axes = graph.constant([1], np.int64)
+    log_total = graph.node("Log", graph.node("ReduceSum", hazards, axes, keepdims=0))
+    average = float(task.risk(jnp.zeros((1, len(task.ends))))[0])
+    average -= float(np.log(len(task.ends) * np.log(2)))
+    risk = graph.node("Add", log_total, graph.constant(average), name=RISK)
+    cumulative = graph.node("CumSum", hazards, graph.constant(1, np.int64))
+    survival = graph.node("Exp", graph.node("Neg", cumulative), name=SURVIVAL)
+    return [(risk, [None]), (survival, [None, len(task.ends)])]
 
 
 def _metadata(personal: PersonalModel) -> dict[str, str]:
@@ -201,4 +258,8 @@ def _metadata(personal: PersonalModel) -> dict[str, str]:
         metadata["target"] = target.name
         if target.classes:
             metadata["classes"] = json.dumps(list(target.classes))
+        if personal.preprocessing.windowing is not None:
+            metadata["window"] = str(personal.preprocessing.windowing.window)
+    if isinstance(personal.model.task, DiscreteTime):
+        metadata["ends"] = json.dumps(list(personal.model.task.ends))
     return metadata

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedtailor.models import layers, normalization
+from fedtailor.models import layers, normalization, series
 from fedtailor.models.resnet import GlobalAveragePool, Residual
 
 _PREFIX = "fedtailor/"
@@ -218,6 +218,59 @@ def _plane_means(graph: Graph, layer: GlobalAveragePool, x: str) -> str:
     return graph.node("Flatten", graph.node("GlobalAveragePool", x), axis=1)
 
 
+def _over_time(graph: Graph, operator: str, x: str, *inputs: str, **more: Any) -> str:
+    """Append an operator on series [b, t, c], which ONNX has as [b, c, t]."""
+    channels_first = graph.node("Transpose", x, perm=[0, 2, 1])
+    y = graph.node(operator, channels_first, *inputs, **more)
+    return graph.node("Transpose", y, perm=[0, 2, 1])
+
+
+def _conv1d(graph: Graph, layer: series.Conv1dRelu, x: str) -> str:
+    weight = graph.constant(np.asarray(layer.weight).transpose(2, 1, 0))
+    y = _over_time(graph, "Conv", x, weight, graph.constant(layer.bias))
+    return graph.node("Relu", y)
+
+
+def _max_pool1d(graph: Graph, layer: series.MaxPool1d, x: str) -> str:
+    return _over_time(graph, "MaxPool", x, kernel_shape=[2], strides=[2])
+
+
+def _mean_over_time(graph: Graph, layer: series.MeanOverTime, x: str) -> str:
+    return graph.node("ReduceMean", x, axes=[1], keepdims=0)
+
+
+def write_gru(graph: Graph, network: Any, x: str) -> str:
+    """Append the recurrent layers of `fedtailor.models.gru` and the dense one.
+
+    Returns:
+        The name of its output.
+    """
+    y = graph.node("Transpose", x, perm=[1, 0, 2])
+    for layer in network["recurrent"]:
+        y = _gru_layer(graph, layer, y)
+    last = graph.node("Gather", y, graph.constant(-1, np.int64), axis=0)
+    return write_layer(graph, network["classifier"], last)
+
+
+def _gru_layer(graph: Graph, layer: series.GRULayer, x: str) -> str:
+    """Append a recurrent layer [t, b, inputs] -> [t, b, hidden]."""
+    hidden = layer.state_weight.shape[0]
+
+    def in_order(values: ArrayLike) -> np.ndarray:
+        # The gates are r, z, n here, and z, r, h in ONNX.
+        reset, update, new = np.split(np.asarray(values).T, 3)
+        return np.concatenate([update, reset, new])[None]
+
+    biases = [in_order(layer.input_bias), in_order(layer.state_bias)]
+    constants = [
+        graph.constant(in_order(layer.input_weight)),
+        graph.constant(in_order(layer.state_weight)),
+        graph.constant(np.concatenate(biases, axis=1)),
+    ]
+    y = graph.node("GRU", x, *constants, hidden_size=hidden, linear_before_reset=1)
+    return graph.node("Squeeze", y, graph.constant([1], np.int64))
+
+
 _WRITERS: dict[type[Any], Callable[..., str]] = {
     layers.Stack: _stack,
     layers.Reshape: _reshape,
@@ -235,4 +288,7 @@ _WRITERS: dict[type[Any], Callable[..., str]] = {
     normalization.GroupNorm: _group_norm,
     Residual: _residual,
     GlobalAveragePool: _plane_means,
+    series.Conv1dRelu: _conv1d,
+    series.MaxPool1d: _max_pool1d,
+    series.MeanOverTime: _mean_over_time,
 }

@@ -19,7 +19,7 @@ from fedtailor.tables.kinds import category_text
 from fedtailor.tables.problems import first_row
 from fedtailor.tables.reading import read
 from fedtailor.tables.target import label_text
-from fedtailor.tasks import DiscreteTime
+from fedtailor.tasks import DiscreteTime, Task
 
 ARRAYS = ".npy"
 BETWEEN_LABELS = " | "
@@ -69,14 +69,7 @@ def predictions(
         ValueError: there is no such client, or rows are not valid.
     """
     first = next(iter(models.values()))
-    require(
-        not times or isinstance(first.model.task, DiscreteTime),
-        "these models have no survival curves; times is for those of hazard discrete",
-    )
-    require(
-        all(np.isfinite(time) and time >= 0 for time in times),
-        f"times is {list(times)}; a time is a number of 0 or more",
-    )
+    check_times(first.model.task, times)
     preprocessing = first.preprocessing
     choice = _Choice(probabilities, coverage, calibrated, calibration)
     if client is None and len(models) == 1:
@@ -105,6 +98,33 @@ def predictions(
         rows = np.flatnonzero(np.array(row_clients) == name)
         frames.append(_predict(models[name], inputs[rows], rows, choice, times))
     return pl.concat(frames).sort("row")
+
+
+def check_times(task: Task, times: Sequence[float]) -> None:
+    """Check times at which the share without the event is to be predicted.
+
+    Raises:
+        ValueError: the models have no survival curves, or a time is negative.
+    """
+    require(
+        not times or isinstance(task, DiscreteTime),
+        "these models have no survival curves; times is for those of hazard discrete",
+    )
+    require(
+        all(np.isfinite(time) and time >= 0 for time in times),
+        f"times is {list(times)}; a time is a number of 0 or more",
+    )
+
+
+def survival_columns(
+    task: Task, outputs: NDArray[Any], times: Sequence[float]
+) -> dict[str, NDArray[np.float64]]:
+    """The predicted shares without the event at some times, one column for each."""
+    if not times:
+        return {}
+    assert isinstance(task, DiscreteTime)
+    shares = task.survival_at(outputs, times)
+    return {f"S({time:g})": shares[:, number] for number, time in enumerate(times)}
 
 
 def _of_windows(
@@ -284,10 +304,7 @@ def _predict(
         decode,
         probabilities=choice.probabilities,
     )
-    if times:
-        assert isinstance(task, DiscreteTime)
-        survival = task.survival_at(out, times)
-        columns |= {f"S({time:g})": survival[:, i] for i, time in enumerate(times)}
+    columns |= survival_columns(task, out, times)
     if threshold is None:
         return pl.DataFrame(columns)
     if task.predicts_classes:

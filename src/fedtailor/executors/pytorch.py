@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Shaped, UInt32
 from numpy.typing import NDArray
 
+from fedtailor._documentation import see
 from fedtailor.client.client_data import batches_in_epoch, examples_in_steps
 from fedtailor.client.losses import outputs
 from fedtailor.client.passes import BLOCK
@@ -346,6 +347,7 @@ class TorchExecutor(DebugExecutor):
                 f"{method} needs derivatives of the model's gradients (jax.jvp), which"
                 " a module that PyTorch itself trains does not give; choose another"
                 " variant or method, or a module that from_torch converts"
+                f"{see('models-pytorch#what-cannot-be-converted')}"
             ) from None
 
 

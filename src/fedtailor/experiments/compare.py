@@ -31,19 +31,19 @@ from fedtailor.experiments.compared_runs import ComparedRuns
 from fedtailor.experiments.comparison_index import (
     collect_versions,
     describe_experiment,
-    entry_labels,
+    labels_of,
     require_own_index,
     write_index,
 )
 from fedtailor.experiments.experiment import (
     Candidate,
-    Column,
-    Entry,
+    ComparedMethod,
+    ComparedScenario,
     Experiment,
     with_setting,
 )
 from fedtailor.experiments.parsing import RefusedSettings
-from fedtailor.experiments.plan import BeforeSetting, PlannedEntry, plan_entries
+from fedtailor.experiments.plan import BeforeSetting, PlannedRuns, plan_runs
 from fedtailor.experiments.run_scores import (
     client_scores,
     has_diverged,
@@ -71,11 +71,11 @@ ALL_FAILED = (
 Scored = tuple[Candidate, float | None]
 """A candidate, and its validation score; None if it failed."""
 
-Progress = Callable[["Comparison", Entry, int, Training | None], None]
+Progress = Callable[["Comparison", ComparedMethod, int, Training | None], None]
 """A function that is called at the start of each run and after each of its rounds.
 
 It is not called for runs that are already finished. The arguments are the comparison
-(see `done` and `progressed`), the entry, the seed, and the training (None at the
+(see `done` and `progressed`), the method, the seed, and the training (None at the
 start).
 """
 
@@ -95,7 +95,7 @@ class Comparison:
         track: names of trackers, in addition to those of the experiment file.
         budget: select methods and settings by successive halving, instead of training
             all of them to the end.
-        cells: entries of the index for the runs of selected candidates.
+        method_runs: entries of the index for the runs of selected candidates.
         candidates: entries of the index for all candidates that were compared.
         baselines: entries of the index for the runs of baselines.
         skipped: entries of the index for what was not run, with the reasons.
@@ -117,7 +117,7 @@ class Comparison:
         require(
             self.at_once >= 1, f"seeds at once is {self.at_once}; it must be 1 or more"
         )
-        self.cells: list[dict[str, Any]] = []
+        self.method_runs: list[dict[str, Any]] = []
         self.candidates: list[dict[str, Any]] = []
         self.skipped: list[dict[str, Any]] = []
         self.baselines: list[dict[str, Any]] = []
@@ -163,13 +163,13 @@ class Comparison:
         """Number of runs in the result directory that are finished."""
         seeds = self.experiment.file.seeds
         return sum(
-            self._runs.is_finished(entry, candidate, seed)
-            for entry in self.experiment.entries
-            for candidate in entry.candidates
+            self._runs.is_finished(method, candidate, seed)
+            for method in self.experiment.methods
+            for candidate in method.candidates
             for seed in seeds
         )
 
-    def plan(self, before: BeforeSetting | None = None) -> Iterator[PlannedEntry]:
+    def plan(self, before: BeforeSetting | None = None) -> Iterator[PlannedRuns]:
         """Time some rounds of each setting whose runs are missing; nothing is written.
 
         Args:
@@ -183,7 +183,7 @@ class Comparison:
             "a plan counts whole runs; leave out the budget, which takes about a third"
             " of their rounds",
         )
-        return plan_entries(self._runs, before)
+        return plan_runs(self._runs, before)
 
     def digest(self) -> str:
         """A digest of everything that the results depend on.
@@ -191,9 +191,9 @@ class Comparison:
         These are the settings of all runs and the seeds, but not the code.
         """
         settings = [
-            [*entry_labels(entry).values(), self._runs.fingerprint(entry, candidate)]
-            for entry in self.experiment.entries
-            for candidate in entry.candidates
+            [*labels_of(method).values(), self._runs.fingerprint(method, candidate)]
+            for method in self.experiment.methods
+            for candidate in method.candidates
         ]
         content = json.dumps([self.experiment.file.seeds, settings])
         return hashlib.sha256(content.encode()).hexdigest()[:10]
@@ -230,60 +230,64 @@ class Comparison:
     def _run_all(self) -> Path:
         """Choose settings on the first seed, and train them on all seeds."""
         seeds = self.experiment.file.seeds
-        for column in self.experiment.columns:
-            entries = [
-                entry for entry in self.experiment.entries if entry.column is column
+        for scenario in self.experiment.scenarios:
+            methods = [
+                method
+                for method in self.experiment.methods
+                if method.scenario is scenario
             ]
             if self.budget:
-                chosen = self._halve(entries, seeds[0])
+                chosen = self._halve(methods, seeds[0])
             else:
-                chosen = {id(entry): self._choose(entry, seeds[0]) for entry in entries}
+                chosen = {
+                    id(method): self._choose(method, seeds[0]) for method in methods
+                }
             for start in range(0, len(seeds), self.at_once):
                 group = seeds[start : start + self.at_once]
-                for entry in entries:
-                    candidate = chosen[id(entry)]
+                for method in methods:
+                    candidate = chosen[id(method)]
                     if candidate is not None:
-                        self._train_seeds(entry, candidate, group)
-            self._train_baselines(column)
-        if not self.cells and self.skipped:
+                        self._train_seeds(method, candidate, group)
+            self._train_baselines(scenario)
+        if not self.method_runs and self.skipped:
             raise ValueError(f"nothing could be run: {self.skipped[0]['why']}")
         self._write()
         return self.index
 
     def _report_progress(
-        self, entry: Entry, seed: int, training: Training | None
+        self, method: ComparedMethod, seed: int, training: Training | None
     ) -> None:
         if self.progress is not None:
-            self.progress(self, entry, seed, training)
+            self.progress(self, method, seed, training)
 
-    def _choose(self, entry: Entry, seed: int) -> Candidate | None:
+    def _choose(self, method: ComparedMethod, seed: int) -> Candidate | None:
         """Choose the candidate with the best validation score after the last round.
 
         Returns:
             The candidate; None if all candidates diverged or were refused.
         """
-        self._skip_refused(entry)
-        if len(entry.candidates) == 1:
-            return entry.candidates[0]
+        self._skip_refused(method)
+        if len(method.candidates) == 1:
+            return method.candidates[0]
         runs: dict[int, str] = {}
 
         def score(candidate: Candidate) -> float | None:
-            name = self._runs.train(entry, candidate, seed)
+            name = self._runs.train(method, candidate, seed)
             runs[id(candidate)] = name
             if name in self._runs.refusals:
                 refusal = self._runs.refusals[name]
-                self._skip(entry, seed, candidate.parameters, refusal)
+                self._skip(method, seed, candidate.parameters, refusal)
                 return None
             return validation_score(self.results / name)
 
-        scored = self._bracketed(entry, seed, score)
-        best = self._best(entry, scored, seed, None)
+        scored = self._bracketed(method, seed, score)
+        best = self._best(method, scored, seed, None)
         if best is None:
             other_seeds = len(self.experiment.file.seeds) - 1
-            self._skip(entry, None, {}, ALL_FAILED, runs=other_seeds)
+            self._skip(method, None, {}, ALL_FAILED, runs=other_seeds)
         for candidate, value in scored:
             self._add_candidate(
-                entry,
+                method,
                 candidate,
                 seed,
                 run=runs[id(candidate)],
@@ -293,7 +297,11 @@ class Comparison:
         return best
 
     def _best(
-        self, entry: Entry, scored: Sequence[Scored], seed: int, rounds: int | None
+        self,
+        method: ComparedMethod,
+        scored: Sequence[Scored],
+        seed: int,
+        rounds: int | None,
     ) -> Candidate | None:
         """The candidate with the best score; None if all failed.
 
@@ -309,7 +317,7 @@ class Comparison:
         if best is not None and of_first is not None and best.model != of_first.model:
             by_client = [
                 client_scores(
-                    self.results / self._runs.name_of(entry, one, seed), rounds
+                    self.results / self._runs.name_of(method, one, seed), rounds
                 )
                 for one in (best, of_first)
             ]
@@ -320,7 +328,7 @@ class Comparison:
                 continue
             line = bracketing.line_through(best, (one for one, _ in scored), setting)
             value = bracketing.best_value(
-                self._client_scores(entry, line, seed, rounds)
+                self._client_scores(method, line, seed, rounds)
             )
             if value is not None:
                 best = line[value]
@@ -328,7 +336,7 @@ class Comparison:
 
     def _client_scores(
         self,
-        entry: Entry,
+        method: ComparedMethod,
         line: Mapping[float, Candidate],
         seed: int,
         rounds: int | None,
@@ -336,23 +344,23 @@ class Comparison:
         """The validation scores of candidates by client, after `rounds` rounds."""
         return {
             value: client_scores(
-                self.results / self._runs.name_of(entry, candidate, seed), rounds
+                self.results / self._runs.name_of(method, candidate, seed), rounds
             )
             for value, candidate in line.items()
         }
 
     def _bracketed(
         self,
-        entry: Entry,
+        method: ComparedMethod,
         seed: int,
         score: Callable[[Candidate], float | None],
         rounds: int | None = None,
     ) -> list[Scored]:
-        """Score an entry's candidates, and further ones until the best value of each
+        """Score a method's candidates, and further ones until the best value of each
         bracketed setting lies inside its grid.
 
         Args:
-            entry: the method and the scenario.
+            method: the method in its scenario.
             seed: the seed on which settings are chosen.
             score: trains a candidate and returns its validation score; None if it
                 diverged or was refused.
@@ -363,14 +371,14 @@ class Comparison:
         """
         scored: list[Scored] = []
         # Each model has a grid of its own.
-        for model in dict.fromkeys(one.model for one in entry.candidates):
-            own = [one for one in entry.candidates if one.model == model]
-            scored += self._bracketed_model(entry, own, seed, score, rounds)
+        for model in dict.fromkeys(one.model for one in method.candidates):
+            own = [one for one in method.candidates if one.model == model]
+            scored += self._bracketed_model(method, own, seed, score, rounds)
         return scored
 
     def _bracketed_model(
         self,
-        entry: Entry,
+        method: ComparedMethod,
         candidates: Sequence[Candidate],
         seed: int,
         score: Callable[[Candidate], float | None],
@@ -381,13 +389,13 @@ class Comparison:
         for setting in self.experiment.file.bracket:
             refused: dict[float, None] = {}
             for _ in range(bracketing.MAX_EXTENSIONS):
-                centre = self._best(entry, scored, seed, rounds) or scored[-1][0]
+                centre = self._best(method, scored, seed, rounds) or scored[-1][0]
                 if setting not in centre.parameters:
                     break
                 line = bracketing.line_through(
                     centre, (one for one, _ in scored), setting
                 )
-                scores = self._client_scores(entry, line, seed, rounds)
+                scores = self._client_scores(method, line, seed, rounds)
                 value = bracketing.next_value(scores | refused)
                 if value is None:
                     break
@@ -395,7 +403,7 @@ class Comparison:
                     candidate = with_setting(centre, setting, value)
                 except RefusedSettings as error:
                     parameters = {**centre.parameters, setting: value}
-                    self._skip(entry, None, parameters, str(error))
+                    self._skip(method, None, parameters, str(error))
                     refused[value] = None
                     continue
                 self._added_runs += 1
@@ -403,68 +411,70 @@ class Comparison:
         return scored
 
     def _add_candidate(
-        self, entry: Entry, candidate: Candidate, seed: int, **result: Any
+        self, method: ComparedMethod, candidate: Candidate, seed: int, **result: Any
     ) -> None:
         """Add a candidate to the index."""
         parameters = dict(candidate.parameters)
         self.candidates.append(
-            {**entry_labels(entry), "parameters": parameters, "seed": seed, **result}
+            {**labels_of(method), "parameters": parameters, "seed": seed, **result}
         )
 
     def _halve(
-        self, entries: Sequence[Entry], seed: int
+        self, methods: Sequence[ComparedMethod], seed: int
     ) -> dict[int, Candidate | None]:
-        """Compare all candidates of a column by successive halving, on one seed.
+        """Compare all candidates of a scenario by successive halving, on one seed.
 
         Runs that are stopped at a cut are resumed from their checkpoints.
 
         Returns:
-            For the id of each entry, the candidate that was trained to the end; None if
+            For the id of each method, the candidate that was trained to the end; None if
             all of its candidates were eliminated.
         """
-        column = entries[0].column
-        for entry in entries:
-            self._skip_refused(entry)
+        scenario = methods[0].scenario
+        for method in methods:
+            self._skip_refused(method)
 
         # Train in stages, each of which ends with a cut. The last stage ends with the
-        # column's rounds, and its finalists are then trained on all seeds.
-        cuts = halving.cut_rounds(column.rounds, self._runs.evaluate_every(column))
-        kept = halving.methods_after_cuts(len(entries), len(cuts))
-        first_cut = [*cuts, column.rounds][0]
+        # scenario's rounds, and its finalists are then trained on all seeds.
+        cuts = halving.cut_rounds(scenario.rounds, self._runs.evaluate_every(scenario))
+        kept = halving.methods_after_cuts(len(methods), len(cuts))
+        first_cut = [*cuts, scenario.rounds][0]
         remaining = [
-            (entry, candidate)
-            for entry in entries
+            (method, candidate)
+            for method in methods
             for candidate, _ in self._bracketed(
-                entry,
+                method,
                 seed,
-                lambda one, entry=entry: self._score_after(entry, one, seed, first_cut),
+                lambda one, method=method: self._score_after(
+                    method, one, seed, first_cut
+                ),
                 first_cut,
             )
         ]
         done = 0
         for rounds, keep in zip(
-            [*cuts, column.rounds], [*kept, halving.FINALISTS], strict=True
+            [*cuts, scenario.rounds], [*kept, halving.FINALISTS], strict=True
         ):
             scores = [
-                self._score_after(entry, candidate, seed, rounds)
-                for entry, candidate in remaining
+                self._score_after(method, candidate, seed, rounds)
+                for method, candidate in remaining
             ]
             self._rounds += len(remaining) * (rounds - done)
             done = rounds
             selected = halving.select(
                 scores,
-                methods=[id(entry) for entry, _ in remaining],
+                methods=[id(method) for method, _ in remaining],
                 is_local=[
                     isinstance(candidate.algorithm, Local) for _, candidate in remaining
                 ],
                 keep=keep,
             )
             # Add each candidate to the index when its training ends.
-            is_last = rounds == column.rounds
-            for index, (entry, candidate) in enumerate(remaining):
+            is_last = rounds == scenario.rounds
+            for index, (method, candidate) in enumerate(remaining):
                 if is_last or index not in selected:
                     self._add_halved(
-                        entry,
+                        method,
                         candidate,
                         seed,
                         rounds,
@@ -474,68 +484,68 @@ class Comparison:
             remaining = [remaining[index] for index in selected]
 
         other_seeds = len(self.experiment.file.seeds) - 1
-        self._rounds += other_seeds * len(remaining) * column.rounds
-        finalists: dict[int, Candidate | None] = dict.fromkeys(map(id, entries))
-        finalists |= {id(entry): candidate for entry, candidate in remaining}
-        for entry in entries:
-            if finalists[id(entry)] is None:
-                message = self._elimination_message(entry)
-                self._skip(entry, None, {}, message, runs=other_seeds)
+        self._rounds += other_seeds * len(remaining) * scenario.rounds
+        finalists: dict[int, Candidate | None] = dict.fromkeys(map(id, methods))
+        finalists |= {id(method): candidate for method, candidate in remaining}
+        for method in methods:
+            if finalists[id(method)] is None:
+                message = self._elimination_message(method)
+                self._skip(method, None, {}, message, runs=other_seeds)
         return finalists
 
-    def _elimination_message(self, entry: Entry) -> str:
+    def _elimination_message(self, method: ComparedMethod) -> str:
         """The reason why halving has eliminated all candidates of a method."""
         candidates = [
             candidate
             for candidate in self.candidates
-            if entry_labels(entry).items() <= candidate.items()
+            if labels_of(method).items() <= candidate.items()
         ]
         if all(candidate["val"] is None for candidate in candidates):
             return ALL_FAILED
         rounds = max(candidate["rounds"] for candidate in candidates)
         return (
-            f"left out after {rounds} of {entry.column.rounds} rounds by its"
+            f"left out after {rounds} of {method.scenario.rounds} rounds by its"
             " validation data (--budget)"
         )
 
     def _score_after(
-        self, entry: Entry, candidate: Candidate, seed: int, rounds: int
+        self, method: ComparedMethod, candidate: Candidate, seed: int, rounds: int
     ) -> float | None:
         """Train a candidate for some rounds.
 
         Returns:
             Its validation score; None if it diverged or was refused.
         """
-        column = entry.column
-        name = self._runs.name_of(entry, candidate, seed)
-        path, metric = self.results / name, self._metric(column, seed)
-        if rounds < column.rounds:
+        scenario = method.scenario
+        name = self._runs.name_of(method, candidate, seed)
+        path, metric = self.results / name, self._metric(scenario, seed)
+        if rounds < scenario.rounds:
             # An earlier comparison may have trained it to this round or further.
             score = stored_score(path, metric, rounds)
             if score is not None:
                 return score
         if not has_diverged(path):
-            self._runs.train(entry, candidate, seed, rounds)
+            self._runs.train(method, candidate, seed, rounds)
         if name in self._runs.refusals:
-            self._skip(entry, seed, candidate.parameters, self._runs.refusals[name])
+            self._skip(method, seed, candidate.parameters, self._runs.refusals[name])
             return None
         return None if has_diverged(path) else stored_score(path, metric, rounds)
 
-    def _metric(self, column: Column, seed: int) -> Metric:
-        """The metric by which the runs of a column are compared."""
-        federation = self._runs.data(column, seed)
+    def _metric(self, scenario: ComparedScenario, seed: int) -> Metric:
+        """The metric by which the runs of a scenario are compared."""
+        federation = self._runs.data(scenario, seed)
         require(
             len(federation.val.rows) > 0,
-            f"a budget is spent by validation data, and scenario {column.label!r} has"
+            f"a budget is spent by validation data, and scenario {scenario.label!r} has"
             " none; give it some, such as val = 0.1, or leave out the budget",
         )
-        model = bind(column.scenario.model, federation)
+        model = bind(scenario.definition.model, federation)
         names = self.experiment.file.measured or federation.default_metrics
         return find_metrics(names, model)[0] if names else find_metric(model.metric)
 
     def _add_halved(
         self,
-        entry: Entry,
+        method: ComparedMethod,
         candidate: Candidate,
         seed: int,
         rounds: int,
@@ -544,17 +554,17 @@ class Comparison:
         chosen: bool,
     ) -> None:
         """Add a candidate to the index, with its number of rounds."""
-        name = self._runs.name_of(entry, candidate, seed)
+        name = self._runs.name_of(method, candidate, seed)
         summary_file = self.results / name / SUMMARY
         summary = read_summary(summary_file) if summary_file.exists() else {}
         self._runs.seconds[name] = summary.get("seconds", 0.0)
         self._add_candidate(
-            entry, candidate, seed, run=name, val=score, chosen=chosen, rounds=rounds
+            method, candidate, seed, run=name, val=score, chosen=chosen, rounds=rounds
         )
 
     def _skip(
         self,
-        entry: Entry,
+        method: ComparedMethod,
         seed: int | None,
         parameters: Mapping[str, Any],
         message: str,
@@ -564,60 +574,61 @@ class Comparison:
         """Add skipped runs to the index.
 
         Args:
-            entry: the method and the scenario.
+            method: the method in its scenario.
             seed: the seed; None for all seeds.
             parameters: the values from the grid.
             message: the reason, in one line.
             runs: number of runs of the experiment that are skipped.
         """
-        skipped = {**entry_labels(entry), "seed": seed, "parameters": dict(parameters)}
+        skipped = {**labels_of(method), "seed": seed, "parameters": dict(parameters)}
         skipped |= {"why": message, "runs": runs}
         self.skipped.append(skipped)
 
-    def _skip_refused(self, entry: Entry) -> None:
+    def _skip_refused(self, method: ComparedMethod) -> None:
         """Add the settings that the method refuses to the index."""
-        for refusal in entry.refused:
-            self._skip(entry, None, refusal.parameters, refusal.message)
+        for refusal in method.refused:
+            self._skip(method, None, refusal.parameters, refusal.message)
 
     def _train_seeds(
-        self, entry: Entry, candidate: Candidate, seeds: Sequence[int]
+        self, method: ComparedMethod, candidate: Candidate, seeds: Sequence[int]
     ) -> None:
         """Train a candidate on some seeds, and add its runs to the index."""
         if len(seeds) > 1:
-            self._runs.train_at_once(entry, candidate, seeds)
+            self._runs.train_at_once(method, candidate, seeds)
         for seed in seeds:
-            run = self._runs.train(entry, candidate, seed)
+            run = self._runs.train(method, candidate, seed)
             if run in self._runs.refusals:
                 message = self._runs.refusals[run]
-                self._skip(entry, seed, candidate.parameters, message, runs=1)
+                self._skip(method, seed, candidate.parameters, message, runs=1)
                 continue
             chosen = dict(candidate.parameters)
-            cell = {**entry_labels(entry), "seed": seed, "run": run, "chosen": chosen}
-            self.cells.append(cell)
+            self.method_runs.append(
+                {**labels_of(method), "seed": seed, "run": run, "chosen": chosen}
+            )
         self._write()
 
-    def _train_baselines(self, column: Column) -> None:
+    def _train_baselines(self, scenario: ComparedScenario) -> None:
         """Train the baselines on all seeds, and add their runs to the index."""
         baselines = [find_baseline(name) for name in self.experiment.file.baselines]
         # Seed by seed, as its table is read once for all of them.
         for seed in self.experiment.file.seeds:
             for baseline in list(baselines):
-                if not baseline.applies(self._runs.data(column, seed).classes):
+                if not baseline.applies(self._runs.data(scenario, seed).task):
                     continue
                 try:
-                    run = self._runs.train_baseline(column, baseline, seed)
+                    run = self._runs.train_baseline(scenario, baseline, seed)
                 except Unusable:
                     raise
                 except ValueError as error:
                     baselines.remove(baseline)
-                    self._skip_baseline(column, baseline, str(error))
+                    self._skip_baseline(scenario, baseline, str(error))
                     continue
-                method = read_manifest(self.results / run / MANIFEST)["algorithm"]
+                trained = read_manifest(self.results / run / MANIFEST)["algorithm"]
                 self.baselines.append(
                     {
-                        "scenario": column.label,
+                        "scenario": scenario.label,
                         "name": baseline.name,
-                        "title": method.get("title", baseline.title),
+                        "title": trained.get("title", baseline.title),
                         "needs_pooled_data": baseline.needs_pooled_data,
                         "is_linear": baseline.is_linear,
                         "seed": seed,
@@ -625,20 +636,22 @@ class Comparison:
                     }
                 )
 
-    def _skip_baseline(self, column: Column, baseline: Baseline, why: str) -> None:
+    def _skip_baseline(
+        self, scenario: ComparedScenario, baseline: Baseline, why: str
+    ) -> None:
         """Add a baseline that cannot be trained to the index."""
-        skipped = {"scenario": column.label, "algorithm": baseline.title}
+        skipped = {"scenario": scenario.label, "algorithm": baseline.title}
         self.skipped.append(
             {**skipped, "seed": None, "parameters": {}, "why": why, "runs": 0}
         )
 
     def _write(self) -> None:
         """Write the index."""
-        runs = [self.results / cell["run"] for cell in self.cells]
+        runs = [self.results / one["run"] for one in self.method_runs]
         content = {
             **describe_experiment(self.experiment, self.index, self.source),
             "runs": self.runs,
-            "cells": self.cells,
+            "cells": self.method_runs,
             "baselines": self.baselines,
             "candidates": self.candidates,
             "skipped": self.skipped,
@@ -659,11 +672,11 @@ class Comparison:
             return None
         other_seeds = len(self.experiment.file.seeds) - 1
         full = sum(
-            (len(entry.candidates) + other_seeds) * entry.column.rounds
-            for entry in self.experiment.entries
+            (len(method.candidates) + other_seeds) * method.scenario.rounds
+            for method in self.experiment.methods
         )
-        column_rounds = self.experiment.columns[0].rounds
-        full += self._added_runs * column_rounds
+        scenario_rounds = self.experiment.scenarios[0].rounds
+        full += self._added_runs * scenario_rounds
         return {"rounds": self._rounds, "full": full}
 
 

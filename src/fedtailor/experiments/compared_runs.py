@@ -12,7 +12,12 @@ from fedtailor._files import file_digest
 from fedtailor._version import __version__
 from fedtailor.baselines import Baseline, evaluate
 from fedtailor.executors import DeviceExecutor, LockstepGroup, Settings
-from fedtailor.experiments.experiment import Candidate, Column, Entry, Experiment
+from fedtailor.experiments.experiment import (
+    Candidate,
+    ComparedMethod,
+    ComparedScenario,
+    Experiment,
+)
 from fedtailor.federation import Federation
 from fedtailor.models import Model, linear
 from fedtailor.protocol import Diverged, Exchanges, drive
@@ -56,7 +61,7 @@ class ComparedRuns:
     experiment: Experiment
     results: Path
     settings: Settings
-    progress: Callable[[Entry, int, Training | None], None]
+    progress: Callable[[ComparedMethod, int, Training | None], None]
     at_once: int
     any_version: bool
     track: Sequence[str]
@@ -68,61 +73,67 @@ class ComparedRuns:
         self._federations: dict[tuple[str, int], Federation] = {}
 
     def train(
-        self, entry: Entry, candidate: Candidate, seed: int, rounds: int | None = None
+        self,
+        method: ComparedMethod,
+        candidate: Candidate,
+        seed: int,
+        rounds: int | None = None,
     ) -> str:
         """Train a run, unless its directory has the finished run.
 
         Args:
-            entry: the method and the scenario.
+            method: the method in its scenario.
             candidate: the settings of the method.
             seed: random seed of the run.
-            rounds: number of rounds; by default that of the column.
+            rounds: number of rounds; by default that of the scenario.
 
         Returns:
             The name of the run.
         """
-        column = entry.column
-        name = self.name_of(entry, candidate, seed)
-        summary = self._finished(name, column, rounds)
+        scenario = method.scenario
+        name = self.name_of(method, candidate, seed)
+        summary = self._finished(name, scenario, rounds)
         if summary is None:
-            federation = self.data(column, seed)
-            path, model = self.results / name, column.model_of(candidate)
+            federation = self.data(scenario, seed)
+            path, model = self.results / name, scenario.model_of(candidate)
             executor = executor_of(federation, model, self.settings, path)
-            drive(self._run(entry, candidate, seed, executor, rounds=rounds), executor)
+            drive(self._run(method, candidate, seed, executor, rounds=rounds), executor)
             if name in self.refusals:
                 return name
-            summary = self._finished(name, column, rounds)
+            summary = self._finished(name, scenario, rounds)
             assert summary is not None
-        if rounds in (None, column.rounds):
+        if rounds in (None, scenario.rounds):
             self.seconds[name] = summary.get("seconds", 0.0)
         return name
 
     def train_at_once(
-        self, entry: Entry, candidate: Candidate, seeds: Sequence[int]
+        self, method: ComparedMethod, candidate: Candidate, seeds: Sequence[int]
     ) -> None:
         """Train several seeds at once, if two or more runs are unfinished."""
-        column = entry.column
-        names = {seed: self.name_of(entry, candidate, seed) for seed in seeds}
+        scenario = method.scenario
+        names = {seed: self.name_of(method, candidate, seed) for seed in seeds}
         unfinished = [
-            seed for seed in seeds if self._finished(names[seed], column) is None
+            seed for seed in seeds if self._finished(names[seed], scenario) is None
         ]
         if len(unfinished) < 2:
             return
-        federations = [self.data(column, seed) for seed in unfinished]
-        model = column.model_of(candidate)
+        federations = [self.data(scenario, seed) for seed in unfinished]
+        model = scenario.model_of(candidate)
         models = [bind(model, federation) for federation in federations]
         directories = [self.results / names[seed] for seed in unfinished]
         group = LockstepGroup(federations, models, self.settings, directories)
         with interrupts() as stopped:
             runs = [
-                self._run(entry, candidate, seed, executor, stopped)
+                self._run(method, candidate, seed, executor, stopped)
                 for seed, executor in zip(unfinished, group.executors, strict=True)
             ]
             group.drive(runs, stopped)
             if stopped.is_set():
                 raise Interrupted
 
-    def train_baseline(self, column: Column, baseline: Baseline, seed: int) -> str:
+    def train_baseline(
+        self, scenario: ComparedScenario, baseline: Baseline, seed: int
+    ) -> str:
         """Train a baseline, unless its directory has the finished run.
 
         Returns:
@@ -131,17 +142,18 @@ class ComparedRuns:
         Raises:
             ValueError: the baseline cannot be trained on these data.
         """
-        name = self._name_of_baseline(column, baseline, seed)
+        name = self._name_of_baseline(scenario, baseline, seed)
         if RunDirectory(self.results / name).finished_summary(1) is not None:
             return name
-        scenario = column.scenario
+        definition = scenario.definition
         # Trees do not see through the rotation that helps gradient steps.
-        if KEEP_CORRELATED in scenario.parameters:
-            scenario = scenario.sized(**{KEEP_CORRELATED: True})
-            uncorrelated = replace(column, scenario=scenario, label=f"{column.label}/")
-            federation = self.data(uncorrelated, seed)
-        else:
-            federation = self.data(column, seed)
+        if KEEP_CORRELATED in definition.parameters:
+            scenario = replace(
+                scenario,
+                definition=definition.sized(**{KEEP_CORRELATED: True}),
+                label=f"{scenario.label}/",
+            )
+        federation = self.data(scenario, seed)
         evaluate(
             baseline,
             federation,
@@ -152,30 +164,34 @@ class ComparedRuns:
         )
         return name
 
-    def _name_of_baseline(self, column: Column, baseline: Baseline, seed: int) -> str:
+    def _name_of_baseline(
+        self, scenario: ComparedScenario, baseline: Baseline, seed: int
+    ) -> str:
         """The name of a baseline's run, which depends on its data and on the version."""
         content = {
-            "data": {**column.arguments, "file": _digest_of_file(column)},
+            "data": {**scenario.arguments, "file": _digest_of_file(scenario)},
             "measured": self.experiment.file.measured,
         }
         name = f"{baseline.name}-{_fingerprint(content)}-s{seed}"
-        return self._of_this_version(f"{RUNS}/{column.scenario.name}/{name}")
+        return self._of_this_version(f"{RUNS}/{scenario.definition.name}/{name}")
 
-    def is_finished(self, entry: Entry, candidate: Candidate, seed: int) -> bool:
+    def is_finished(
+        self, method: ComparedMethod, candidate: Candidate, seed: int
+    ) -> bool:
         """Whether the directory of a run has the finished run."""
-        name = self.name_of(entry, candidate, seed)
-        return self._finished(name, entry.column) is not None
+        name = self.name_of(method, candidate, seed)
+        return self._finished(name, method.scenario) is not None
 
     def _finished(
-        self, name: str, column: Column, rounds: int | None = None
+        self, name: str, scenario: ComparedScenario, rounds: int | None = None
     ) -> dict[str, Any] | None:
         """The summary of a run if it has finished this number of rounds, or None."""
         directory = RunDirectory(self.results / name)
-        return directory.finished_summary(rounds or column.rounds)
+        return directory.finished_summary(rounds or scenario.rounds)
 
     def _run(
         self,
-        entry: Entry,
+        method: ComparedMethod,
         candidate: Candidate,
         seed: int,
         executor: DeviceExecutor,
@@ -188,23 +204,23 @@ class ComparedRuns:
         If the method refuses its settings for these clients, the message is added to
         `refusals`.
         """
-        column = entry.column
-        name = self.name_of(entry, candidate, seed)
-        rounds = rounds or column.rounds
-        self.progress(entry, seed, None)
+        scenario = method.scenario
+        name = self.name_of(method, candidate, seed)
+        rounds = rounds or scenario.rounds
+        self.progress(method, seed, None)
         self.refusals.pop(name, None)
         callbacks = [
-            AfterRound(self._after_round(entry, seed, name)),
-            *self._trackers(entry, candidate, seed),
+            AfterRound(self._after_round(method, seed, name)),
+            *self._trackers(method, candidate, seed),
         ]
         try:
-            spec = self.spec(entry, candidate, seed, executor.model)
+            spec = self.spec(method, candidate, seed, executor.model)
             store = Store(
                 self.results / name,
                 resume=True,
-                checkpoint_every=max(column.rounds // 5, 1),
-                keep_rows=rounds == column.rounds,
-                origin=column.scenario.origin(seed),
+                checkpoint_every=max(scenario.rounds // 5, 1),
+                keep_rows=rounds == scenario.rounds,
+                origin=scenario.definition.origin(seed),
             )
             yield from run_exchanges(
                 replace(spec, rounds=rounds),
@@ -222,72 +238,74 @@ class ComparedRuns:
             self.refusals[name] = str(error)
 
     def spec(
-        self, entry: Entry, candidate: Candidate, seed: int, model: Model
+        self, method: ComparedMethod, candidate: Candidate, seed: int, model: Model
     ) -> RunSpec:
         """The settings of a run.
 
         Args:
-            entry: the method and the scenario.
+            method: the method in its scenario.
             candidate: the settings of the method.
             seed: random seed of the run.
             model: the model, bound to the data.
         """
-        file, column = self.experiment.file, entry.column
+        file, scenario = self.experiment.file, method.scenario
         return RunSpec(
             candidate.algorithm,
             model,
-            column.rounds,
+            scenario.rounds,
             seed=seed,
-            participation=column.participation,
-            uplink=entry.uplink,
+            participation=scenario.participation,
+            uplink=method.uplink,
             metrics=file.measured,
-            evaluate_every=self.evaluate_every(column),
+            evaluate_every=self.evaluate_every(scenario),
             until_still=file.until_still,
         )
 
-    def _trackers(self, entry: Entry, candidate: Candidate, seed: int) -> list[Tracker]:
+    def _trackers(
+        self, method: ComparedMethod, candidate: Candidate, seed: int
+    ) -> list[Tracker]:
         """The trackers of a run."""
         parameters = candidate.parameters.items()
-        method = ", ".join(
-            [entry.row, *(f"{key} {value}" for key, value in parameters)]
+        name = ", ".join(
+            [method.label, *(f"{key} {value}" for key, value in parameters)]
         )
-        title = f"{method} on {entry.column.label}, seed {seed}"
-        directory = self.results / self.name_of(entry, candidate, seed)
+        title = f"{name} on {method.scenario.label}, seed {seed}"
+        directory = self.results / self.name_of(method, candidate, seed)
         return find_trackers(
             self.track, directory, experiment=self.experiment.name, run=title
         )
 
     def _after_round(
-        self, entry: Entry, seed: int, name: str
+        self, method: ComparedMethod, seed: int, name: str
     ) -> Callable[[Training, bool], None]:
         def after_round(training: Training, evaluated: bool) -> None:
-            self.shares[name] = training.round / entry.column.rounds
-            self.progress(entry, seed, training)
+            self.shares[name] = training.round / method.scenario.rounds
+            self.progress(method, seed, training)
 
         return after_round
 
-    def data(self, column: Column, seed: int) -> Federation:
-        """The federation of a column and a seed, from a small cache."""
-        key = column.label, seed
+    def data(self, scenario: ComparedScenario, seed: int) -> Federation:
+        """The federation of a scenario and a seed, from a small cache."""
+        key = scenario.label, seed
         if key not in self._federations:
-            # Keep only federations of this column, and of at most `at_once` seeds.
+            # Keep only federations of this scenario, and of at most `at_once` seeds.
             cached = list(self._federations)
             excess = max(len(cached) + 1 - self.at_once, 0)
-            other_columns = [entry for entry in cached if entry[0] != column.label]
-            for entry in other_columns or cached[:excess]:
-                del self._federations[entry]
-            self._federations[key] = column.scenario.build(seed)
+            of_others = [known for known in cached if known[0] != scenario.label]
+            for known in of_others or cached[:excess]:
+                del self._federations[known]
+            self._federations[key] = scenario.definition.build(seed)
         return self._federations[key]
 
-    def evaluate_every(self, column: Column) -> int:
+    def evaluate_every(self, scenario: ComparedScenario) -> int:
         """Number of rounds between two evaluations."""
-        return self.experiment.file.evaluate_every or max(column.rounds // 20, 1)
+        return self.experiment.file.evaluate_every or max(scenario.rounds // 20, 1)
 
-    def name_of(self, entry: Entry, candidate: Candidate, seed: int) -> str:
+    def name_of(self, method: ComparedMethod, candidate: Candidate, seed: int) -> str:
         """The name of a run, which depends on its settings and on the version."""
-        method = candidate.algorithm.about.name
-        fingerprint = self.fingerprint(entry, candidate)
-        name = f"{RUNS}/{entry.column.scenario.name}/{method}-{fingerprint}-s{seed}"
+        algorithm = candidate.algorithm.about.name
+        fingerprint = self.fingerprint(method, candidate)
+        name = f"{RUNS}/{method.scenario.definition.name}/{algorithm}-{fingerprint}-s{seed}"
         return self._of_this_version(name)
 
     def _of_this_version(self, name: str) -> str:
@@ -301,22 +319,22 @@ class ComparedRuns:
             return name
         return versioned_name
 
-    def fingerprint(self, entry: Entry, candidate: Candidate) -> str:
+    def fingerprint(self, method: ComparedMethod, candidate: Candidate) -> str:
         """The fingerprint of all settings of a run but its seed."""
-        column = entry.column
+        scenario = method.scenario
         measured = self.experiment.file.measured
         settings = {
             "algorithm": to_toml(candidate.algorithm),
-            "model": to_toml(column.model_of(candidate)),
-            "data": {**column.arguments, "file": _digest_of_file(column)},
-            "rounds": column.rounds,
-            "every": self.evaluate_every(column),
-            "participation": to_toml(column.participation),
+            "model": to_toml(scenario.model_of(candidate)),
+            "data": {**scenario.arguments, "file": _digest_of_file(scenario)},
+            "rounds": scenario.rounds,
+            "every": self.evaluate_every(scenario),
+            "participation": to_toml(scenario.participation),
         }
         # Added only if they are set, so that the fingerprints of runs without them are
         # the same as in older versions.
-        if entry.uplink:
-            settings["uplink"] = to_toml(entry.uplink)
+        if method.uplink:
+            settings["uplink"] = to_toml(method.uplink)
         if measured:
             settings["measured"] = measured
         if self.experiment.file.until_still:
@@ -329,9 +347,9 @@ def _fingerprint(settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
-def _digest_of_file(column: Column) -> str:
+def _digest_of_file(scenario: ComparedScenario) -> str:
     """SHA-256 of the user's file, if the scenario reads one; otherwise ""."""
-    path = column.arguments.get("path")
+    path = scenario.arguments.get("path")
     if path is None:
         return ""
     try:

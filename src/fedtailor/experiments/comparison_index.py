@@ -7,7 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from fedtailor._files import atomic_write, reason
-from fedtailor.experiments.experiment import Column, Entry, Experiment
+from fedtailor.experiments.experiment import (
+    ComparedMethod,
+    ComparedScenario,
+    Experiment,
+)
 from fedtailor.protocol import require
 from fedtailor.storage import Unusable
 from fedtailor.storage.digests import with_digest
@@ -60,9 +64,10 @@ def describe_experiment(
         "metrics": file.metrics,
         "figures": file.figures,
         "scenarios": {
-            column.label: _describe_column(column) for column in experiment.columns
+            scenario.label: _describe_scenario(scenario)
+            for scenario in experiment.scenarios
         },
-        "algorithms": experiment.rows,
+        "algorithms": experiment.method_labels,
         "published": file.published,
         "sweeps": _sweeps(experiment),
         "until_still": file.until_still,
@@ -88,9 +93,9 @@ def write_index(index: Path, content: dict[str, Any]) -> None:
         ) from None
 
 
-def entry_labels(entry: Entry) -> dict[str, str]:
-    """The labels of an entry, which identify it in the index."""
-    return {"scenario": entry.column.label, "algorithm": entry.row}
+def labels_of(method: ComparedMethod) -> dict[str, str]:
+    """The labels of a method in a scenario, which identify it in the index."""
+    return {"scenario": method.scenario.label, "algorithm": method.label}
 
 
 def collect_versions(runs: Iterable[Path]) -> dict[str, str]:
@@ -102,18 +107,18 @@ def collect_versions(runs: Iterable[Path]) -> dict[str, str]:
     return {name: ", ".join(sorted(several)) for name, several in versions.items()}
 
 
-def _describe_column(column: Column) -> dict[str, Any]:
+def _describe_scenario(scenario: ComparedScenario) -> dict[str, Any]:
     """A scenario in the form of `fedtailor.report.experiment.ScenarioUse`."""
-    participation = column.participation
+    participation = scenario.participation
     share = participation.count
     if share is None:
         share = participation.fraction
     description = {
-        "use": column.scenario.name,
-        "arguments": dict(column.arguments),
-        "model": " or ".join(map(repr, column.models.values()))
-        or repr(column.scenario.model),
-        "rounds": column.rounds,
+        "use": scenario.definition.name,
+        "arguments": dict(scenario.arguments),
+        "model": " or ".join(map(repr, scenario.models.values()))
+        or repr(scenario.definition.model),
+        "rounds": scenario.rounds,
         "participation": share,
     }
     if participation.sampling:
@@ -124,10 +129,10 @@ def _describe_column(column: Column) -> dict[str, Any]:
 def _sweeps(experiment: Experiment) -> dict[str, Any]:
     """The sweeps by label: the parameter that varies, and the row of each value."""
     sweeps: dict[str, Any] = {}
-    for entry in experiment.entries:
-        if len(entry.varied) == 1:
-            parameter, value = next(iter(entry.varied.items()))
+    for method in experiment.methods:
+        if len(method.varied) == 1:
+            parameter, value = next(iter(method.varied.items()))
             new_sweep = {"parameter": parameter, "rows": {}}
-            sweep = sweeps.setdefault(entry.algorithm, new_sweep)
-            sweep["rows"][str(value)] = entry.row
+            sweep = sweeps.setdefault(method.key, new_sweep)
+            sweep["rows"][str(value)] = method.label
     return sweeps

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from fedtailor._documentation import see
 from fedtailor.algorithms.find import find_algorithm
 from fedtailor.baselines import find_baseline
 from fedtailor.experiments import scenarios
@@ -140,7 +141,7 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class Column:
+class ComparedScenario:
     """A scenario with the settings of an experiment: a column of its tables.
 
     Attributes:
@@ -149,7 +150,7 @@ class Column:
     """
 
     label: str
-    scenario: Scenario
+    definition: Scenario
     arguments: Mapping[str, Any]
     rounds: int
     participation: Participation
@@ -157,26 +158,26 @@ class Column:
 
     def model_of(self, candidate: Candidate) -> Architecture:
         """What a candidate trains."""
-        return self.scenario.model if candidate.model is None else candidate.model
+        return self.definition.model if candidate.model is None else candidate.model
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A method in a scenario: one row of a column of the tables.
+class ComparedMethod:
+    """A method in a scenario: a row of a column of the tables.
 
     Attributes:
-        row: label of the row.
-        algorithm: label in the file, which the rows of a sweep share.
-        column: the scenario.
+        label: label of its row.
+        key: label in the file, which the rows of a sweep share.
+        scenario: the scenario.
         candidates: the settings from which one is chosen.
         varied: the values of the sweep's parameters in this row, by dotted name.
         refused: settings of the grid that the method refuses.
         uplink: transforms of the clients' updates.
     """
 
-    row: str
-    algorithm: str
-    column: Column
+    label: str
+    key: str
+    scenario: ComparedScenario
     candidates: tuple[Candidate, ...]
     varied: Mapping[str, Any]
     refused: tuple[Refusal, ...] = ()
@@ -191,20 +192,20 @@ class Experiment:
         name: name of the file, with "-quick" for the quick size.
         size: "full" or "quick".
         file: the settings of the file, such as title, seeds, metrics and figures.
-        columns: the scenarios.
-        entries: the rows of all columns, sorted by column.
+        scenarios: the scenarios.
+        methods: the methods of all scenarios, sorted by scenario.
     """
 
     name: str
     size: Literal["full", "quick"]
     file: _File
-    columns: tuple[Column, ...]
-    entries: tuple[Entry, ...]
+    scenarios: tuple[ComparedScenario, ...]
+    methods: tuple[ComparedMethod, ...]
 
     @property
-    def rows(self) -> list[str]:
+    def method_labels(self) -> list[str]:
         """Labels of the rows, in the order of the file."""
-        return list(dict.fromkeys(entry.row for entry in self.entries))
+        return list(dict.fromkeys(method.label for method in self.methods))
 
     @property
     def runs(self) -> int:
@@ -212,7 +213,7 @@ class Experiment:
         # Settings are chosen on the first seed, on which the chosen one is not
         # repeated.
         seeds = len(self.file.seeds)
-        return sum(seeds + len(entry.candidates) - 1 for entry in self.entries)
+        return sum(seeds + len(method.candidates) - 1 for method in self.methods)
 
 
 def with_setting(candidate: Candidate, setting: str, value: float) -> Candidate:
@@ -257,20 +258,22 @@ def resolve(document: Document, name: str, *, quick: bool = False) -> Experiment
         _check_names("measured", file.measured, find_metric)
         _check_names("track", file.track, find_tracker)
         _check_names("baselines", file.baselines, find_baseline)
-        columns = tuple(
-            _column(label, table, file) for label, table in file.scenarios.items()
+        scenarios = tuple(
+            _scenario(label, table, file) for label, table in file.scenarios.items()
         )
-        entries = tuple(entry for column in columns for entry in _entries(column, file))
-        _check_bracket(file, entries)
-        _check_published(file, entries, quick)
+        methods = tuple(
+            method for scenario in scenarios for method in _methods(scenario, file)
+        )
+        _check_bracket(file, methods)
+        _check_published(file, methods, quick)
     except ConfigError as error:
         raise ValueError(document.explain(error)) from None
     return Experiment(
         f"{name}-quick" if quick else name,
         "quick" if quick else "full",
         file,
-        columns,
-        entries,
+        scenarios,
+        methods,
     )
 
 
@@ -301,7 +304,7 @@ def _check_names(key: str, names: Sequence[str], find: Callable[[str], object]) 
             raise ConfigError((key,), str(error)) from None
 
 
-def _column(label: str, table: _Scenario, file: _File) -> Column:
+def _scenario(label: str, table: _Scenario, file: _File) -> ComparedScenario:
     place = ("scenarios", label)
     name = table.use or label
     try:
@@ -337,7 +340,9 @@ def _column(label: str, table: _Scenario, file: _File) -> Column:
         reporters = as_participation(participation, table.sampling or file.sampling)
     except ValueError as error:
         raise ConfigError((*place, "participation"), str(error)) from None
-    return Column(label, scenario, scenario.parameters, rounds, reporters, models)
+    return ComparedScenario(
+        label, scenario, scenario.parameters, rounds, reporters, models
+    )
 
 
 def _models(table: _Scenario, place: KeyPath) -> dict[str, Architecture]:
@@ -357,7 +362,7 @@ def _models(table: _Scenario, place: KeyPath) -> dict[str, Architecture]:
     return models
 
 
-def _entries(column: Column, file: _File) -> Iterator[Entry]:
+def _methods(scenario: ComparedScenario, file: _File) -> Iterator[ComparedMethod]:
     for label, table in file.algorithms.items():
         place = ("algorithms", label)
         name = table.use or label
@@ -374,36 +379,37 @@ def _entries(column: Column, file: _File) -> Iterator[Entry]:
                 (*place, "only"),
                 "scenario in this experiment",
             )
-        if table.only is not None and column.label not in table.only:
+        if table.only is not None and scenario.label not in table.only:
             continue
         if table.uplink is None:
             uplink = uplink_of_tables(file.uplink, ("uplink",))
         else:
             uplink = uplink_of_tables(table.uplink, (*place, "uplink"))
-        recommended = _recommended(name, column, file)
+        recommended = _recommended(name, scenario, file)
         base = configure(recommended, table.model_extra or {}, place)
         for varied in combinations(table.vary, (*place, "vary")):
             row = configure(base, varied, (*place, "vary"))
             candidates, refused = _candidates(row, table.grid, (*place, "grid"))
-            candidates = _with_models(candidates, column)
-            if len(candidates) > 1 and column.arguments.get("val") == 0:
+            candidates = _with_models(candidates, scenario)
+            if len(candidates) > 1 and scenario.arguments.get("val") == 0:
                 raise ConfigError(
-                    ("scenarios", column.label),
+                    ("scenarios", scenario.label),
                     f"{label} has a grid, and grids are chosen on validation data: give"
-                    f" scenario {column.label!r} some, such as val = 0.1",
+                    f" scenario {scenario.label!r} some, such as val = 0.1"
+                    f"{see('errors#a-grid-without-validation-rows')}",
                 )
             flat = flatten(varied)
             parts = [label, *(f"{key} {value}" for key, value in flat.items())]
-            yield Entry(
-                ", ".join(parts), label, column, candidates, flat, refused, uplink
+            yield ComparedMethod(
+                ", ".join(parts), label, scenario, candidates, flat, refused, uplink
             )
 
 
 def _with_models(
-    candidates: tuple[Candidate, ...], column: Column
+    candidates: tuple[Candidate, ...], scenario: ComparedScenario
 ) -> tuple[Candidate, ...]:
-    """The candidates with each of a column's models, model by model."""
-    if not column.models:
+    """The candidates with each of a scenario's models, model by model."""
+    if not scenario.models:
         return candidates
     return tuple(
         replace(
@@ -411,7 +417,7 @@ def _with_models(
             parameters={MODEL: name, **candidate.parameters},
             model=model,
         )
-        for name, model in column.models.items()
+        for name, model in scenario.models.items()
         for candidate in candidates
     )
 
@@ -440,24 +446,24 @@ def _candidates(
     return tuple(candidates), tuple(refused)
 
 
-def _recommended(name: str, column: Column, file: _File) -> Algorithm:
+def _recommended(name: str, scenario: ComparedScenario, file: _File) -> Algorithm:
     """The scenario's method, with the settings in [sgd] and [scenarios.X.sgd]."""
-    algorithm: Any = column.scenario.algorithm(name)
+    algorithm: Any = scenario.definition.algorithm(name)
     if hasattr(algorithm, "sgd"):
         sgd = configure(algorithm.sgd, file.sgd, ("sgd",))
-        place = ("scenarios", column.label, "sgd")
-        sgd = configure(sgd, file.scenarios[column.label].sgd, place)
+        place = ("scenarios", scenario.label, "sgd")
+        sgd = configure(sgd, file.scenarios[scenario.label].sgd, place)
         algorithm = replace(algorithm, sgd=sgd)
     return algorithm
 
 
-def _check_bracket(file: _File, entries: Sequence[Entry]) -> None:
+def _check_bracket(file: _File, methods: Sequence[ComparedMethod]) -> None:
     """Check that grids have the settings that are bracketed, as numbers above 0."""
     for setting in file.bracket:
         values = [
             candidate.parameters[setting]
-            for entry in entries
-            for candidate in entry.candidates
+            for method in methods
+            for candidate in method.candidates
             if setting in candidate.parameters
         ]
         if not values:
@@ -474,17 +480,19 @@ def _check_bracket(file: _File, entries: Sequence[Entry]) -> None:
                 )
 
 
-def _check_published(file: _File, entries: tuple[Entry, ...], quick: bool) -> None:
-    """Check that published figures belong to rows and columns of the experiment.
+def _check_published(
+    file: _File, methods: tuple[ComparedMethod, ...], quick: bool
+) -> None:
+    """Check that published figures belong to methods and scenarios of the experiment.
 
     The quick size may have fewer rows.
     """
-    columns = list(file.scenarios)
-    rows = list(dict.fromkeys(entry.row for entry in entries))
+    scenarios = list(file.scenarios)
+    rows = list(dict.fromkeys(method.label for method in methods))
     for metric, tables in file.published.items():
         for label, figures in tables.items():
             place = ("published", metric, label)
-            check_choice_at(label, columns, place, "scenario in this experiment")
+            check_choice_at(label, scenarios, place, "scenario in this experiment")
             if quick:
                 continue
             for row in figures:

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedtailor.experiments.bracketing import MAX_EXTENSIONS
 from fedtailor.experiments.compared_runs import ComparedRuns
-from fedtailor.experiments.experiment import Candidate, Entry
+from fedtailor.experiments.experiment import Candidate, ComparedMethod
 from fedtailor.protocol import Diverged
 from fedtailor.runs.run import create_training, executor_of
 
@@ -22,7 +22,7 @@ delay single ones.
 MIN_SECONDS, MAX_SECONDS = 0.5, 10.0
 """Times after which further rounds are not needed, or not affordable."""
 
-BeforeSetting = Callable[[Entry, Candidate], None]
+BeforeSetting = Callable[[ComparedMethod, Candidate], None]
 """A function that is called before each setting is timed."""
 
 
@@ -52,11 +52,11 @@ class TimedSetting:
 
 
 @dataclass(frozen=True)
-class PlannedEntry:
+class PlannedRuns:
     """The runs of a method in a scenario.
 
     Attributes:
-        scenario: label of the column.
+        scenario: label of the scenario.
         algorithm: label of the row.
         runs: number of runs, including those of the grid.
         finished: how many of them are in the result directory.
@@ -121,9 +121,9 @@ class PlannedEntry:
         return statistics.fmean(values) if values else 0.0
 
 
-def plan_entries(
+def plan_runs(
     runs: ComparedRuns, before: BeforeSetting | None = None
-) -> Iterator[PlannedEntry]:
+) -> Iterator[PlannedRuns]:
     """Time the settings of an experiment whose runs are missing.
 
     Args:
@@ -137,42 +137,42 @@ def plan_entries(
         ValueError: data are missing, or the settings of the executor are wrong.
     """
     seeds, bracket = runs.experiment.file.seeds, runs.experiment.file.bracket
-    for entry in runs.experiment.entries:
-        total = len(seeds) + len(entry.candidates) - 1
+    for method in runs.experiment.methods:
+        total = len(seeds) + len(method.candidates) - 1
         finished = sum(
-            runs.is_finished(entry, candidate, seed)
-            for candidate in entry.candidates
+            runs.is_finished(method, candidate, seed)
+            for candidate in method.candidates
             for seed in seeds
         )
         settings = []
-        for candidate in entry.candidates if finished < total else ():
+        for candidate in method.candidates if finished < total else ():
             if before is not None:
-                before(entry, candidate)
-            settings.append(_time_setting(runs, entry, candidate, seeds[0]))
-        rounds = entry.column.rounds
-        yield PlannedEntry(
-            scenario=entry.column.label,
-            algorithm=entry.row,
+                before(method, candidate)
+            settings.append(_time_setting(runs, method, candidate, seeds[0]))
+        rounds = method.scenario.rounds
+        yield PlannedRuns(
+            scenario=method.scenario.label,
+            algorithm=method.label,
             runs=total,
             finished=finished,
             rounds=rounds,
-            evaluations=-(-rounds // runs.evaluate_every(entry.column)),
+            evaluations=-(-rounds // runs.evaluate_every(method.scenario)),
             settings=tuple(settings),
             added_runs=MAX_EXTENSIONS * len(bracket) if settings else 0,
         )
 
 
 def _time_setting(
-    runs: ComparedRuns, entry: Entry, candidate: Candidate, seed: int
+    runs: ComparedRuns, method: ComparedMethod, candidate: Candidate, seed: int
 ) -> TimedSetting:
     """Train some rounds of a setting, and time them."""
-    column = entry.column
-    federation = runs.data(column, seed)
-    executor = executor_of(federation, column.model_of(candidate), runs.settings)
+    scenario = method.scenario
+    federation = runs.data(scenario, seed)
+    executor = executor_of(federation, scenario.model_of(candidate), runs.settings)
     # From here on errors are those of this setting, and others can be timed.
     try:
         training = create_training(
-            runs.spec(entry, candidate, seed, executor.model), executor
+            runs.spec(method, candidate, seed, executor.model), executor
         )
         first = _times(training.advance)[0] + _times(training.evaluate)[0]
         evaluation, evaluation_core = _times(training.evaluate)

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor._documentation import see
 from fedtailor.federation.checks import check_finite, check_integer
 from fedtailor.federation.dataset import Dataset
 from fedtailor.federation.deprecated import renamed
@@ -70,7 +71,7 @@ class DirichletByClass:
         raise ValueError(
             f"{data.name}: in {_MAX_DRAWS} draws of Dirichlet({self.alpha:g}) some of"
             f" {self.clients} clients always had fewer than {self.min_samples} samples;"
-            " use fewer clients, a larger alpha or more data"
+            f" use fewer clients, a larger alpha or more data{see('errors#too-few-samples-in-every-draw')}"
         )
 
     def _draw_counts(

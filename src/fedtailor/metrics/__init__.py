@@ -9,10 +9,11 @@ are for type checkers and editors.
 from fedtailor.metrics.accuracy import Accuracy
 from fedtailor.metrics.balanced_accuracy import BalancedAccuracy
 from fedtailor.metrics.brier import Brier
-from fedtailor.metrics.c_index import CIndex
+from fedtailor.metrics.c_index import CIndex, UnoCIndex
 from fedtailor.metrics.calibration import CalibrationError
 from fedtailor.metrics.confusion import Confusion
 from fedtailor.metrics.f1 import F1Macro
+from fedtailor.metrics.integrated_brier import IntegratedBrier
 from fedtailor.metrics.log_loss import LogLoss
 from fedtailor.metrics.loss import Loss
 from fedtailor.metrics.mae import MAE
@@ -42,12 +43,14 @@ __all__ = [
     "CalibrationError",
     "Confusion",
     "F1Macro",
+    "IntegratedBrier",
     "LogLoss",
     "Loss",
     "Metric",
     "Perplexity",
     "Statistic",
     "TokenAccuracy",
+    "UnoCIndex",
     "default_metrics",
     "find_metric",
     "find_metrics",

@@ -46,17 +46,7 @@ class CIndex(Metric):
     ) -> dict[str, Array]:
         task = model.task
         assert isinstance(task, Survival)
-        risk = task.risk(outputs)
-        grid = jnp.asarray(task.grid, outputs.dtype)
-        time_bin = jnp.searchsorted(grid, y[:, 0], side="left")
-        furthest = np.arcsinh(MAX_RISK / LINEAR_RANGE)
-        place = (jnp.arcsinh(risk / LINEAR_RANGE) / furthest + 1) / 2 * BINS
-        risk_bin = jnp.clip(jnp.nan_to_num(place), 0, BINS - 1).astype(jnp.int32)
-        # NaN risks make the result NaN, so that a model that diverged is not chance.
-        weight = jnp.where(jnp.isnan(risk), jnp.nan, weight)
-        empty = jnp.zeros((len(task.grid) + 1, BINS), weight.dtype)
-        at = empty.at[time_bin, risk_bin]
-        return {"all": at.add(weight), "events": at.add(weight * (y[:, 1] > 0))}
+        return concordance_histograms(task, outputs, y, weight, weight)
 
     def condense(self, statistic: Mapping[str, Array]) -> Mapping[str, Array]:
         ranked, pairs = _pairs(statistic["events"], statistic["all"], jnp)
@@ -67,6 +57,63 @@ class CIndex(Metric):
 
     def values_of_clients(self, statistic: Statistic) -> dict[str, NDArray[np.float64]]:
         return {self.name: _share(statistic)}
+
+
+class UnoCIndex(CIndex):
+    """Uno's C-index (Uno et al. 2011): as `CIndex`, but a pair weighs 1 / G(t)^2 with G(t),
+    the share of training rows that are not censored at the time t of its event, so that
+    it does not depend on who is censored. Pairs whose event is later than all training
+    rows under observation are left out.
+    """
+
+    name: ClassVar[str] = "uno"
+    title: ClassVar[str] = "Uno's C-index"
+
+    def applies(self, model: Model) -> bool:
+        task = model.task
+        return super().applies(model) and getattr(task, "censoring", None) is not None
+
+    def statistic(
+        self,
+        model: Model,
+        outputs: Float[Array, "b ..."],
+        y: Shaped[Array, "b ..."],
+        weight: Float[Array, " b"],
+    ) -> dict[str, Array]:
+        task = model.task
+        assert isinstance(task, Survival)
+        share = task.uncensored(y[:, 0].astype(weight.dtype))
+        of_event = jnp.where(share > 0, weight / jnp.where(share > 0, share, 1) ** 2, 0)
+        return concordance_histograms(task, outputs, y, weight, of_event)
+
+
+def concordance_histograms(
+    task: Survival,
+    outputs: Float[Array, "b ..."],
+    y: Shaped[Array, "b ..."],
+    weight: Float[Array, " b"],
+    weight_of_event: Float[Array, " b"],
+) -> dict[str, Array]:
+    """Histograms [times, risks] of all rows, and of those with the event (traced).
+
+    Args:
+        task: has the risks, and the grid of times.
+        outputs, y: of the model, and the targets.
+        weight: 1 for a row, 0 for padding.
+        weight_of_event: the weight of the pairs of which a row has the event.
+    """
+    risk = task.risk(outputs)
+    grid = jnp.asarray(task.grid, outputs.dtype)
+    time_bin = jnp.searchsorted(grid, y[:, 0], side="left")
+    furthest = np.arcsinh(MAX_RISK / LINEAR_RANGE)
+    place = (jnp.arcsinh(risk / LINEAR_RANGE) / furthest + 1) / 2 * BINS
+    risk_bin = jnp.clip(jnp.nan_to_num(place), 0, BINS - 1).astype(jnp.int32)
+    # NaN risks make the result NaN, so that a model that diverged is not chance.
+    weight = jnp.where(jnp.isnan(risk), jnp.nan, weight)
+    events = weight_of_event * (y[:, 1] > 0)
+    empty = jnp.zeros((len(task.grid) + 1, BINS), weight.dtype)
+    at = empty.at[time_bin, risk_bin]
+    return {"all": at.add(weight), "events": at.add(events)}
 
 
 def _pairs(events: Any, rows: Any, numpy: Any) -> tuple[Any, Any]:

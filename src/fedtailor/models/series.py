@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
+from fedtailor._documentation import see
 from fedtailor.models.architecture import Network
 from fedtailor.models.layered import Layered, StreamArchitecture
 from fedtailor.models.layers import Dense, InitStream, Layer, Stack
@@ -118,7 +119,7 @@ class Conv1dNet(Layered):
                 raise ValueError(
                     f"{len(self.channels)} convolutions of {self.size} steps leave nothing"
                     f" of windows of {steps}; take longer windows, or fewer or smaller"
-                    " convolutions (channels, size)"
+                    f" convolutions (channels, size){see('errors#inputs-that-are-no-series')}"
                 )
             layers += [Conv1dRelu(inputs, width, self.size, stream), MaxPool1d()]
             inputs = width
@@ -230,6 +231,6 @@ def _series_shape(input_shape: tuple[int, ...], model: str) -> tuple[int, int]:
         raise ValueError(
             f"{model} takes series [time, channels], not inputs of shape {input_shape};"
             " make windows of a long table with window and time, or choose another"
-            " model, such as mlp"
+            f" model, such as mlp{see('errors#inputs-that-are-no-series')}"
         )
     return input_shape[0], input_shape[1]

@@ -11,7 +11,8 @@ from jaxtyping import Array, Float, Shaped
 from fedtailor.models.architecture import Architecture, Network
 from fedtailor.models.part_finder import LayerInfo
 
-_INNER = "risk"
+RISK_PART = "risk"
+"""The part of a network that is the inner one."""
 
 
 @dataclass(frozen=True)
@@ -36,21 +37,21 @@ class ProportionalHazards(Architecture):
                 f"there are log-odds of {len(self.start)} intervals for {outputs} outputs"
             )
         return {
-            _INNER: self.inner.build(input_shape, 1, key),
+            RISK_PART: self.inner.build(input_shape, 1, key),
             "log_odds": jnp.array(self.start, jnp.float32),
         }
 
     def apply(
         self, network: Network, x: Shaped[Array, "b ..."], key: Array | None
     ) -> Float[Array, "b intervals"]:
-        return _added(self.inner.apply(network[_INNER], x, key), network)
+        return _added(self.inner.apply(network[RISK_PART], x, key), network)
 
     def is_stochastic(self, network: Network) -> bool:
-        return self.inner.is_stochastic(network[_INNER])
+        return self.inner.is_stochastic(network[RISK_PART])
 
     def statistics(self, network: Network) -> tuple[str, ...]:
-        inner = self.inner.statistics(network[_INNER])
-        return tuple(f"{_INNER}.{path}" for path in inner)
+        inner = self.inner.statistics(network[RISK_PART])
+        return tuple(f"{RISK_PART}.{path}" for path in inner)
 
     def train(
         self,
@@ -59,16 +60,16 @@ class ProportionalHazards(Architecture):
         key: Array | None,
         weight: Float[Array, " b"],
     ) -> tuple[Float[Array, "b intervals"], Network]:
-        outputs, inner = self.inner.train(network[_INNER], x, key, weight)
-        return _added(outputs, network), {**network, _INNER: inner}
+        outputs, inner = self.inner.train(network[RISK_PART], x, key, weight)
+        return _added(outputs, network), {**network, RISK_PART: inner}
 
     def layer_info(self, network: Network, input_shape: tuple[int, ...]) -> LayerInfo:
-        info = self.inner.layer_info(network[_INNER], input_shape)
+        info = self.inner.layer_info(network[RISK_PART], input_shape)
         return replace(
             info,
-            head=None if info.head is None else f"{_INNER}.{info.head}",
-            norms=tuple(f"{_INNER}.{path}" for path in info.norms),
-            order=tuple(f"{_INNER}.{path}" for path in info.order),
+            head=None if info.head is None else f"{RISK_PART}.{info.head}",
+            norms=tuple(f"{RISK_PART}.{path}" for path in info.norms),
+            order=tuple(f"{RISK_PART}.{path}" for path in info.order),
         )
 
     def features(
@@ -79,7 +80,7 @@ class ProportionalHazards(Architecture):
         key: Array | None,
     ) -> Float[Array, "b ..."]:
         info = self._inner_info(layer_info)
-        return self.inner.features(network[_INNER], info, x, key)
+        return self.inner.features(network[RISK_PART], info, x, key)
 
     def train_features(
         self,
@@ -90,7 +91,7 @@ class ProportionalHazards(Architecture):
         weight: Float[Array, " b"],
     ) -> Float[Array, "b ..."]:
         info = self._inner_info(layer_info)
-        return self.inner.train_features(network[_INNER], info, x, key, weight)
+        return self.inner.train_features(network[RISK_PART], info, x, key, weight)
 
     def head_outputs(
         self,
@@ -100,12 +101,14 @@ class ProportionalHazards(Architecture):
         input_shape: tuple[int, ...],
     ) -> Float[Array, "b intervals"]:
         info = self._inner_info(layer_info)
-        outputs = self.inner.head_outputs(network[_INNER], info, features, input_shape)
+        outputs = self.inner.head_outputs(
+            network[RISK_PART], info, features, input_shape
+        )
         return _added(outputs, network)
 
     def _inner_info(self, info: LayerInfo) -> LayerInfo:
         def inner(path: str) -> str:
-            return path.removeprefix(f"{_INNER}.")
+            return path.removeprefix(f"{RISK_PART}.")
 
         return replace(
             info,

@@ -1,5 +1,7 @@
 """Errors of a run that are not caused by a wrong argument."""
 
+from fedtailor._documentation import see
+
 
 class Diverged(ArithmeticError):
     """A model, a message or a loss became NaN or infinite.
@@ -32,4 +34,5 @@ class Diverged(ArithmeticError):
         super().__init__(
             f"client {client!r}: {doing} gave NaN or infinity in {where}; "
             "the likely cause is a learning rate that is too large: try a tenth of it"
+            f"{see('errors#a-run-that-diverged')}"
         )

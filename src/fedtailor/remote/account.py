@@ -22,6 +22,7 @@ from typing import IO, Annotated, Literal, NamedTuple
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from fedtailor._documentation import see
 from fedtailor._files import reason
 from fedtailor.accounting.privacy import composed_epsilon, composed_sgd_epsilon
 from fedtailor.protocol import require
@@ -325,6 +326,7 @@ class ClientAccount:
             raise ValueError(
                 f"{self.path} is damaged after {len(self._answered)} answers, and says"
                 " what this client has answered and spent; restore it from a backup"
+                f"{see('errors#a-damaged-account')}"
             ) from None
 
     def _add(self, answer: _Answer) -> None:

@@ -63,7 +63,9 @@ def check_columns(pooled: Statistics, own: Statistics, schema: Schema) -> None:
             raise ValueError(f"column {name!r}: {error}") from None
     if pooled.target is not None and own.target is not None:
         try:
-            _check_sums(pooled.target, own.target, "number", False)
+            is_number = schema.task == "regression"
+            kind: Kind = "number" if is_number else "category"
+            _check_sums(pooled.target, own.target, kind, not is_number)
         except ValueError as error:
             raise ValueError(f"the target: {error}") from None
 
@@ -206,7 +208,7 @@ def check_scale(rows: Rows, train: Int[NDArray, " n"], schema: Schema) -> None:
             row is not finite.
     """
     largest = float(np.abs(rows.x[train]).max(initial=0.0))
-    if schema.classes is None:
+    if schema.task == "regression":
         require(
             bool(np.isfinite(rows.y).all()),
             f"a target ({schema.target!r}) is too far from the pooled targets; mend it",

@@ -104,7 +104,12 @@ def coordinate(
     if statistics is not None:
         preprocessing = statistics.preprocessing(job.schema)
     data = RemoteData(
-        job.title, job.identity, known, frozenset(seen_rows), preprocessing
+        job.title,
+        job.identity,
+        known,
+        frozenset(seen_rows),
+        preprocessing,
+        plan.requested_metrics,
     )
     seen = _table(seen_rows, data.names)
     unseen = _table(unseen_rows, data.names)

@@ -24,6 +24,7 @@ class RemoteData:
             start that are away.
         seen: names of the clients that take part in training.
         preprocessing: how rows become inputs, if the clients have agreed on it.
+        default_metrics: see `fedtailor.protocol.DataFacts`.
     """
 
     name: str
@@ -31,9 +32,9 @@ class RemoteData:
     rows: dict[str, NDArray[np.int64]]
     seen: frozenset[str]
     preprocessing: Preprocessing | None = None
+    default_metrics: tuple[str, ...] = ()
 
     groups = None
-    default_metrics = ()
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ from fedtailor.accounting.privacy import gaussian_multiplier, require_delta
 from fedtailor.protocol import require
 from fedtailor.remote.account import DESCRIBE, ClientAccount, Release
 from fedtailor.remote.agreement import check_columns
-from fedtailor.remote.examples import split_rows
+from fedtailor.remote.examples import examples_of
 from fedtailor.remote.job import Job, Schema
 from fedtailor.remote.messages import ArraySpec, Request
 from fedtailor.remote.refusals import Refusal, refuse_unless, refusing
@@ -131,6 +131,11 @@ def what_is_sent(schema: Schema, question: Question | None = None) -> list[str]:
     kinds = kinds_of(schema)
     numbers = [name for name, kind in kinds.items() if kind in ("number", "date")]
     columns = f"{len(kinds)} column{'' if len(kinds) == 1 else 's'}"
+    if schema.task == "survival":
+        columns += (
+            f" (of {schema.target!r}: in which of {len(schema.intervals)} intervals rows had"
+            " the event or were last seen)"
+        )
     least = f"no count of fewer than {MIN_ROWS} rows, no row, and no smallest or largest cell"
     if question is not None and question.step == NOISY:
         noise = question.noise(schema)
@@ -154,7 +159,7 @@ def what_is_sent(schema: Schema, question: Question | None = None) -> list[str]:
 
 def kinds_of(schema: Schema) -> dict[str, Kind]:
     """The kinds of all columns of a job, with the target as the last one."""
-    target: Kind = "number" if schema.classes is None else "category"
+    target: Kind = "number" if schema.outcomes is None else "category"
     return {**schema.kinds, schema.target: target}
 
 
@@ -286,13 +291,12 @@ class Describer:
         columns = {
             name: self._table.parsed(name)[self._train] for name in self._schema.columns
         }
-        y = self._table.y[self._train]
-        classes = self._schema.classes
-        if classes is None:
-            columns[self._schema.target] = pl.Series(y, dtype=pl.Float64)
+        target = self._schema.target
+        if self._schema.task == "regression":
+            y = self._table.y[self._train]
+            columns[target] = pl.Series(y, dtype=pl.Float64)
         else:
-            labels = [classes[code] for code in y.tolist()]
-            columns[self._schema.target] = pl.Series(labels, dtype=pl.String)
+            columns[target] = self._table.outcomes()[self._train]
         return columns
 
 
@@ -307,7 +311,7 @@ def noisy_cells(schema: Schema, question: Question) -> dict[str, Cells]:
     """
     cells: dict[str, Cells] = {}
     for name, kind in kinds_of(schema).items():
-        listed = schema.classes if name == schema.target else schema.columns[name]
+        listed = schema.outcomes if name == schema.target else schema.columns[name]
         if name in question.ranges:
             cells[name] = even_edges(*question.ranges[name])
         elif kind == "boolean":
@@ -463,7 +467,8 @@ def preview(job: Job, name: str, data: Path, question: Question | None = None) -
         ValueError: the file does not fit the job, or has too few rows.
     """
     table = read_table(data, job.schema)
-    train = split_rows(table.y, job.schema, job.seed, name)["train"]
+    examples = examples_of(table.y, table.times, job.schema, job.seed, name)
+    train = examples.training_rows
     require(
         len(train) >= MIN_ROWS,
         f"{data.name} has {len(train)} training rows; a client describes {MIN_ROWS} or"

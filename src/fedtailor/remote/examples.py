@@ -4,38 +4,107 @@ A client's rows are split by the same rule in both, independently of other clien
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import polars as pl
+from jaxtyping import Int
 from numpy.typing import NDArray
 
 from fedtailor.federation import SPLITS, Federation, Ragged
 from fedtailor.federation.splits import draw_splits
+from fedtailor.protocol import require
 from fedtailor.remote.job import Job, Schema
 from fedtailor.remote.statistics import Statistics, add_statistics, read_table
-from fedtailor.remote.table import Rows, read_rows
+from fedtailor.remote.table import Rows, no_targets, read_rows, split_options
+from fedtailor.tables.problems import Problems
+from fedtailor.tables.splitting import Rows as ClientRows
+from fedtailor.tables.splitting import split_rows as split_in_order
+from fedtailor.tables.windows import windows_in_splits
+from fedtailor.tasks import CoxPartial, DiscreteTime, Loss
+from fedtailor.tasks.survival import (
+    log_odds_of_counts,
+    outcome_names,
+    survival_grid,
+)
 
 
-def federation_of(job: Job, rows: Mapping[str, Rows]) -> Federation:
-    """Make the federation of some clients, from their rows by name."""
+@dataclass(frozen=True)
+class Examples:
+    """Which rows of a client's table are its examples, and which train.
+
+    Attributes:
+        rows: [examples] the row of each example; of windows the rows [examples, window].
+        split: the examples of each split, ascending, by name of the split.
+    """
+
+    rows: Int[NDArray, "examples ..."]
+    split: Mapping[str, Int[NDArray, " n"]]
+
+    @property
+    def training_rows(self) -> Int[NDArray, " n"]:
+        """The rows of training examples, each once, ascending."""
+        return np.unique(self.rows[self.split["train"]])
+
+
+def federation_of(
+    job: Job, rows: Mapping[str, Rows], statistics: Statistics | None = None
+) -> Federation:
+    """Make the federation of some clients.
+
+    Args:
+        job: the job.
+        rows: the clients' rows by name.
+        statistics: pooled statistics of all clients' tables; None without federated
+            preprocessing.
+    """
     splits: dict[str, list[NDArray[np.int64]]] = {split: [] for split in SPLITS}
-    first = 0  # index of the client's first row among all rows
+    first, x, y = 0, [], []  # index of the client's first example among all
     for name, client_rows in rows.items():
-        parts = split_rows(client_rows.y, job.schema, job.seed, name)
+        examples = examples_of(
+            client_rows.y, client_rows.times, job.schema, job.seed, name
+        )
+        x.append(client_rows.x[examples.rows])
+        y.append(client_rows.y[_last_rows(examples.rows)])
         for split in SPLITS:
-            splits[split].append(first + parts[split])
-        first += len(client_rows.y)
-    classes = job.schema.classes
+            splits[split].append(first + examples.split[split])
+        first += len(examples.rows)
     return Federation(
-        x=np.concatenate([client_rows.x for client_rows in rows.values()]),
-        y=np.concatenate([client_rows.y for client_rows in rows.values()]),
+        x=np.concatenate(x),
+        y=np.concatenate(y),
         train=Ragged.of(splits["train"]),
         val=Ragged.of(splits["val"]),
         test=Ragged.of(splits["test"]),
         names=tuple(rows),
-        classes=None if classes is None else len(classes),
+        classes=None if job.schema.classes is None else len(job.schema.classes),
+        loss=loss_of(job.schema, statistics),
         name=job.title,
     )
+
+
+def _last_rows(rows: Int[NDArray, "examples ..."]) -> Int[NDArray, " examples"]:
+    """The row of each example; of a window its last one, which has its target."""
+    return rows if rows.ndim == 1 else rows[:, -1]
+
+
+def loss_of(schema: Schema, statistics: Statistics | None) -> Loss | None:
+    """The loss of a job; None for the usual one of classes or numbers.
+
+    Hazards start from what happened to all clients' training rows or, if nobody counts
+    that, as if as many had the event in each interval as after the last.
+    """
+    if schema.task != "survival":
+        return None
+    ends = schema.intervals
+    grid = survival_grid(ends)
+    if schema.hazard == "cox":
+        return CoxPartial(grid)
+    counts = np.array([1] * (len(ends) + 1) + [0] * (len(ends) + 1))
+    if statistics is not None and statistics.target is not None:
+        of_outcome = statistics.target.categories
+        counts = [of_outcome.get(name, 0) for name in outcome_names(ends)]
+    return DiscreteTime(grid, ends, log_odds_of_counts(counts))
 
 
 def read_all(
@@ -61,7 +130,9 @@ def read_all(
     tables = {name: read_table(path, schema) for name, path in files.items()}
     # Add statistics in the coordinator's order, as floating-point sums depend on it.
     train = {
-        name: split_rows(tables[name].y, schema, job.seed, name)["train"]
+        name: examples_of(
+            tables[name].y, tables[name].times, schema, job.seed, name
+        ).training_rows
         for name in sorted(tables)
     }
     statistics = add_statistics(
@@ -72,7 +143,7 @@ def read_all(
             [tables[name].with_inputs(rows, statistics) for name, rows in train.items()]
         )
     rows = {name: table.rows(statistics) for name, table in tables.items()}
-    return federation_of(job, rows), statistics
+    return federation_of(job, rows, statistics), statistics
 
 
 def template_of(job: Job, statistics: Statistics | None = None) -> Federation:
@@ -83,33 +154,104 @@ def template_of(job: Job, statistics: Statistics | None = None) -> Federation:
     width = job.schema.width
     if statistics is not None:
         width = len(statistics.preprocessing(job.schema).inputs)
-    x = np.zeros((1, width), np.float32)
-    y = np.zeros(1, np.float32 if job.schema.classes is None else np.int32)
-    return federation_of(job, {"template": Rows(x, y)})
+    windowing, classes = job.schema.windowing, job.schema.classes
+    shape = (width,) if windowing is None else (windowing.window, width)
+    y = no_targets(1, job.schema)
+    one, none = Ragged.of([np.arange(1)]), Ragged.empty(1)
+    return Federation(
+        x=np.zeros((1, *shape), np.float32),
+        y=y if classes is not None else y.astype(np.float32),
+        train=one,
+        val=none,
+        test=none,
+        names=("template",),
+        classes=None if classes is None else len(classes),
+        loss=loss_of(job.schema, statistics),
+        name=job.title,
+    )
 
 
-def split_rows(
-    y: NDArray[np.generic], schema: Schema, seed: int, name: str
-) -> dict[str, NDArray[np.int64]]:
-    """Split a client's rows at random into training, validation and test rows.
-
-    A table of all clients on one machine is split by the same rule. It depends on the
-    seed and the client's name and classes only, so every machine can follow it.
+def examples_of(
+    y: NDArray[np.generic],
+    times: NDArray[np.float64] | None,
+    schema: Schema,
+    seed: int,
+    name: str,
+) -> Examples:
+    """Divide a client's rows into examples of each split.
 
     Args:
-        y: the client's classes or targets.
+        y: the client's targets.
+        times: what orders the rows of windows; None without windows.
         schema: columns of the job.
         seed: seed of the job.
         name: name of the client.
+
+    Raises:
+        ValueError: no window of rows trains.
+    """
+    split = split_rows(y, schema, seed, name, times)
+    windowing = schema.windowing
+    if windowing is None:
+        return Examples(np.arange(len(y)), split)
+    assert times is not None
+    split_of_row = np.zeros(len(y), np.int64)
+    for number, part in enumerate(SPLITS):
+        split_of_row[split[part]] = number
+    owners = np.zeros(len(y), np.int64)
+    rows = windows_in_splits(owners, times, split_of_row, y, windowing)
+    split_of_window = split_of_row[rows[:, -1]]
+    windows = {
+        part: np.flatnonzero(split_of_window == number)
+        for number, part in enumerate(SPLITS)
+    }
+    require(
+        len(windows["train"]) > 0,
+        f"no {windowing.window} training rows follow each other without a gap of more than"
+        f" {windowing.gap:g} in {windowing.time!r}, or another class; bring more rows, or"
+        " agree on smaller windows",
+    )
+    return Examples(rows, windows)
+
+
+def split_rows(
+    y: NDArray[np.generic],
+    schema: Schema,
+    seed: int,
+    name: str,
+    times: NDArray[np.float64] | None = None,
+) -> dict[str, NDArray[np.int64]]:
+    """Split a client's rows into training, validation and test rows: at random, or in
+    time if they become windows.
+
+    A table of all clients on one machine is split by the same rule. It depends on the
+    seed and the client's name, classes, events and times only, so every machine can
+    follow it.
+
+    Args:
+        y: the client's targets.
+        schema: columns of the job.
+        seed: seed of the job.
+        name: name of the client.
+        times: what orders the rows of windows; None without windows.
 
     Returns:
         Row indices in ascending order, by name of the split.
     """
     rows = Ragged.of([np.arange(len(y))])
-    splits = draw_splits(
-        rows, y, (name,), test=schema.test, val=schema.validation, seed=seed
-    )
+    # A split has events and censored rows in the same shares, as it has classes.
+    strata = y[:, 1].astype(np.int64) if schema.task == "survival" else y
+    if times is None:
+        splits = draw_splits(
+            rows, strata, (name,), test=schema.test, val=schema.validation, seed=seed
+        )
+    else:
+        options = split_options(schema)
+        assert options.time is not None
+        one = ClientRows(rows, np.zeros(len(y), np.int64), (name,), strata)
+        frame = pl.DataFrame({options.time: times})
+        splits = split_in_order(frame, one, options, Problems(name), seed)
     return {
-        split: part[0].astype(np.int64)
+        split: np.sort(part[0]).astype(np.int64)
         for split, part in zip(SPLITS, splits, strict=True)
     }

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor._documentation import see
 from fedtailor.client.pool import build_pool
 from fedtailor.federation import SPLITS, Federation
 from fedtailor.protocol import (
@@ -314,7 +315,7 @@ class RemoteExecutor:
         if refused and left < minimum:
             raise TooFewClients(
                 f"the answers of {left} of {len(cohort)} clients can be used; the"
-                f" job's minimum is {minimum}"
+                f" job's minimum is {minimum}{see('errors#too-few-clients')}"
             )
 
     def _minimum(self, exchange: Exchange) -> int:

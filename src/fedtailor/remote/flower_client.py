@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fedtailor._documentation import see
 from fedtailor._files import atomic_write, reason
 from fedtailor._printable import say
 from fedtailor.protocol import require
@@ -375,6 +376,7 @@ def answer_messages(
                         f"the coordinator at {connection.address} refuses this client's"
                         " key; it must be registered there, no other process may use"
                         " it, and the clocks of both machines must agree to 5 seconds"
+                        f"{see('errors#a-key-that-is-not-accepted')}"
                     ) from None
                 shortest, longest = RETRY_S
                 lost_for = time.monotonic() - lost_at

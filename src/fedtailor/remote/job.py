@@ -9,9 +9,11 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 import fedtailor.algorithms  # noqa: F401  (registers the methods)
@@ -24,6 +26,9 @@ from fedtailor.protocol import Algorithm, Pipeline, require
 from fedtailor.remote.secure_sums import SecureSums
 from fedtailor.remote.waits import check_wait
 from fedtailor.tables.kinds import Kind
+from fedtailor.tables.options import Hazard
+from fedtailor.tables.windows import Windowing
+from fedtailor.tasks.survival import outcome_names
 from fedtailor.training import MOST_ROUNDS, Participation, Sampling, as_participation
 
 NUMBER = "number"
@@ -31,6 +36,9 @@ NUMBER = "number"
 
 KINDS = (NUMBER, "category", "boolean", "date")
 """The kinds of columns with federated preprocessing, in addition to lists."""
+
+MAX_INTERVALS = 200
+"""The largest number of intervals of time of a survival target."""
 
 T = TypeVar("T", bound=BaseModel)
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -46,9 +54,20 @@ class _Coordinator(_Table):
     address: str
 
 
+Positive = Annotated[float, Field(gt=0)]
+
+
 class _Data(_Table):
     target: str
     classes: list[str] | None = None
+    event: str | None = None
+    positive: list[str] = []
+    hazard: Hazard = "discrete"
+    intervals: Annotated[list[Positive], Field(max_length=MAX_INTERVALS)] = []
+    time: str | None = None
+    window: Annotated[int, Field(ge=1)] | None = None
+    step: Annotated[int, Field(ge=1)] | None = None
+    gap: Positive | None = None
     validation: Share = 0.1
     test: Share = 0.2
     preprocessing: Literal["none", "federated"] = "none"
@@ -91,6 +110,12 @@ class Schema:
             empty cells.
         decorrelate: whether inputs are decorrelated, for which clients send sums of
             products of their inputs.
+        event: of survival, the column that says whether the event was seen; `target` is
+            then the column of times.
+        positive: of survival, the labels of the event; () = 1, yes or true.
+        hazard: of survival, the model of the hazard.
+        intervals: of survival, ascending ends of intervals of time.
+        windowing: how rows become windows; None = rows are the examples.
     """
 
     target: str
@@ -101,6 +126,37 @@ class Schema:
     kinds: Mapping[str, Kind] = field(default_factory=dict)
     federated: bool = False
     decorrelate: bool = False
+    event: str | None = None
+    positive: tuple[str, ...] = ()
+    hazard: Hazard = "discrete"
+    intervals: tuple[float, ...] = ()
+    windowing: Windowing | None = None
+
+    @property
+    def task(self) -> Literal["classification", "regression", "survival"]:
+        """What is predicted."""
+        if self.event is not None:
+            return "survival"
+        return "regression" if self.classes is None else "classification"
+
+    @property
+    def outcomes(self) -> tuple[str, ...] | None:
+        """What can be told of a row's target by counts: its class, or of survival in which
+        interval it had the event or was last seen. None for a regression.
+        """
+        if self.task == "survival":
+            return outcome_names(self.intervals)
+        return self.classes
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """The names of all columns that are read."""
+        others = [self.target]
+        if self.event is not None:
+            others.append(self.event)
+        if self.windowing is not None:
+            others.append(self.windowing.time)
+        return (*self.columns, *others)
 
     @property
     def width(self) -> int:
@@ -301,7 +357,65 @@ def _sums(
     return sums
 
 
+def _survival(data: _Data) -> tuple[float, ...]:
+    """The intervals of time of survival; () for another target.
+
+    Raises:
+        ConfigError: a setting is missing, superfluous or out of order.
+    """
+    if data.event is None:
+        for name in ("positive", "hazard", "intervals"):
+            if name in data.model_fields_set:
+                raise ConfigError(
+                    ("data", name),
+                    f"{name} is for times to an event; name the column of events with"
+                    " event, or leave it out",
+                )
+        return ()
+    for name in ("classes", "window"):
+        if getattr(data, name) is not None:
+            raise ConfigError(
+                ("data", name),
+                f"with event the target is a time: leave out {name}, or event",
+            )
+    # Targets are float32 numbers, and an end is compared with them.
+    ends = tuple(np.array(data.intervals, np.float32).astype(float).tolist())
+    is_ascending = all(low < high for low, high in pairwise(ends))
+    if not ends or not is_ascending or not np.isfinite(ends).all():
+        raise ConfigError(
+            ("data", "intervals") if data.intervals else ("data", "event"),
+            f"intervals is {data.intervals}; a survival target needs one or more ascending"
+            " times at which intervals end, such as [365, 730, 1460]",
+        )
+    return ends
+
+
+def _windowing(data: _Data) -> Windowing | None:
+    """How rows become windows; None if rows are examples.
+
+    Raises:
+        ConfigError: a setting is missing or superfluous.
+    """
+    if data.window is None:
+        for name in ("time", "step", "gap"):
+            if getattr(data, name) is not None:
+                raise ConfigError(
+                    ("data", name),
+                    f"{name} is for windows of rows; say how many rows one has with"
+                    " window, or leave it out",
+                )
+        return None
+    if data.time is None or data.gap is None:
+        raise ConfigError(
+            ("data", "window"),
+            "windows need time, the column that orders rows, and gap, the largest"
+            " difference of two times within a window (in days for dates)",
+        )
+    return Windowing(data.window, data.step or data.window, data.time, data.gap)
+
+
 def _schema(data: _Data) -> Schema:
+    intervals, windowing = _survival(data), _windowing(data)
     classes = None if data.classes is None else tuple(data.classes)
     if classes is not None and not _are_distinct(classes):
         raise ConfigError(
@@ -310,11 +424,18 @@ def _schema(data: _Data) -> Schema:
         )
     if not data.columns:
         raise ConfigError(("data", "columns"), "there are no columns; name the inputs")
-    if data.target in data.columns:
-        raise ConfigError(
-            ("data", "columns", data.target),
-            f"{data.target!r} is the target; it cannot be an input",
-        )
+    roles = {"target": data.target, "event": data.event, "time": data.time}
+    names = [name for name in roles.values() if name is not None]
+    for role, name in roles.items():
+        if name in data.columns:
+            raise ConfigError(
+                ("data", "columns", str(name)),
+                f"{name!r} is the {role}; it cannot be an input",
+            )
+        if name is not None and names.count(name) > 1:
+            raise ConfigError(
+                ("data", role), f"{name!r} has two roles; each column has one"
+            )
     if data.validation + data.test >= 1:
         raise ConfigError(
             ("data", "test"),
@@ -340,11 +461,12 @@ def _schema(data: _Data) -> Schema:
                     " list the categories",
                 )
             columns[name], kinds[name] = None, kind
-    if data.decorrelate and (classes is not None or not federated):
+    is_linear = classes is None and windowing is None
+    if data.decorrelate and not (is_linear and federated):
         raise ConfigError(
             ("data", "decorrelate"),
-            "decorrelate is for regressions (no classes) with preprocessing ="
-            ' "federated"; leave it out',
+            "decorrelate is for regressions and survival (no classes, no windows) with"
+            ' preprocessing = "federated"; leave it out',
         )
     return Schema(
         target=data.target,
@@ -355,6 +477,11 @@ def _schema(data: _Data) -> Schema:
         kinds=kinds,
         federated=federated,
         decorrelate=data.decorrelate,
+        event=data.event,
+        positive=tuple(data.positive),
+        hazard=data.hazard,
+        intervals=intervals,
+        windowing=windowing,
     )
 
 

@@ -15,7 +15,7 @@ from fedtailor.remote.account import DESCRIBE, ClientAccount
 from fedtailor.remote.agreement import check_columns, check_inputs, check_scale
 from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.describing import Describer
-from fedtailor.remote.examples import federation_of, split_rows
+from fedtailor.remote.examples import examples_of, federation_of
 from fedtailor.remote.job import Job
 from fedtailor.remote.messages import Request
 from fedtailor.remote.origin import OwnOrigin
@@ -105,13 +105,17 @@ class JobHandler:
         if not job.schema.federated:
             rows = read_rows(data, job.schema)
             content = [np.asarray(rows.x).tobytes(), np.asarray(rows.y).tobytes()]
-            self._split = split_rows(rows.y, job.schema, job.seed, name)
+            self._examples = examples_of(rows.y, rows.times, job.schema, job.seed, name)
+            times = rows.times
             self._begin(rows)
         else:
             self._table = read_table(data, job.schema)
             cells = self._table.frame.write_csv().encode()
             content = [cells, np.asarray(self._table.y).tobytes()]
-            self._split = split_rows(self._table.y, job.schema, job.seed, name)
+            times = self._table.times
+            self._examples = examples_of(
+                self._table.y, times, job.schema, job.seed, name
+            )
             self._sent = Statistics.load(store.directory, job.schema, OWN_FILE)
             # A client that is restarted continues with the same preprocessing.
             self._taken = Statistics.load(store.directory, job.schema)
@@ -120,8 +124,11 @@ class JobHandler:
                     self._begin(self._convert(self._taken), self._taken)
                 except Refused as error:  # no message may keep a client from starting
                     log(f"{data.name} does not fit the pooled statistics: {error}")
-        self.sizes = np.array([len(self._split[split]) for split in SPLITS], np.int64)
-        content += [self._split[split].tobytes() for split in SPLITS]
+        split = self._examples.split
+        self.sizes = np.array([len(split[part]) for part in SPLITS], np.int64)
+        content += [split[part].tobytes() for part in SPLITS]
+        if times is not None:
+            content.append(times.tobytes())
         self.origin = OwnOrigin(store.client_directory, store.directory, content, log)
 
     def __call__(self, request: Request) -> Mapping[str, np.ndarray]:
@@ -162,19 +169,25 @@ class JobHandler:
             with refusing(Refusal.TABLE):
                 table = self._table or read_table(self._data, schema)
             refuse_unless(
-                len(table.y) == self.sizes.sum(),
+                self._has_same_examples(table),
                 Refusal.TABLE,
                 "the file has other rows than when this client was started",
             )
             self._describer = Describer(
                 schema,
                 table,
-                self._split["train"],
+                self._examples.training_rows,
                 store.directory,
                 self._account or ClientAccount(store.client_directory),
                 info_of(self._log),
             )
         return self._describer(request)
+
+    def _has_same_examples(self, table: ClientTable) -> bool:
+        """Whether a table is divided as the client's was when it was started."""
+        job = self._job
+        found = examples_of(table.y, table.times, job.schema, job.seed, self._name)
+        return np.array_equal(found.rows, self._examples.rows)
 
     def common_vectors(self) -> list[np.ndarray]:
         """Vectors that all machines can compute (`Plan.common_vectors`)."""
@@ -182,7 +195,8 @@ class JobHandler:
 
     def _preprocess(self, request: Request) -> Mapping[str, np.ndarray]:
         """Answer a request about the client's table."""
-        table, schema, train = self._table, self._job.schema, self._split["train"]
+        table, schema = self._table, self._job.schema
+        train = self._examples.training_rows
         if table is None:
             raise Refused(Refusal.NOT_IN_JOB, "this job takes tables as they stand")
         if request.task == STATISTICS:
@@ -273,12 +287,12 @@ class JobHandler:
         assert self._table is not None
         with refusing(Refusal.TABLE):
             rows = self._table.rows(statistics)
-            check_scale(rows, self._split["train"], self._job.schema)
+            check_scale(rows, self._examples.training_rows, self._job.schema)
         return rows
 
     def _begin(self, rows: Rows, statistics: Statistics | None = None) -> None:
         """Make the handler of rounds on these examples."""
-        federation = federation_of(self._job, {self._name: rows})
+        federation = federation_of(self._job, {self._name: rows}, statistics)
         if self._make_work is not None:
             self._rounds = self._make_work(federation, self._store)
         else:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedtailor.client.private_steps import private_settings
-from fedtailor.metrics import Metric, default_metrics
+from fedtailor.metrics import Metric
 from fedtailor.models import Model
 from fedtailor.protocol import (
     Algorithm,
@@ -29,8 +29,10 @@ from fedtailor.remote.examples import template_of
 from fedtailor.remote.job import Job
 from fedtailor.remote.secure_sums import SecureSums
 from fedtailor.remote.statistics import Statistics
+from fedtailor.tasks import Survival
 from fedtailor.training import MOST_ROUNDS
 from fedtailor.training.binding import bind
+from fedtailor.training.metrics import select_metrics
 from fedtailor.training.settings import settings
 
 
@@ -63,9 +65,18 @@ class Plan:
     rounds: int = MOST_ROUNDS
 
     @property
+    def requested_metrics(self) -> tuple[str, ...]:
+        """The metrics beside those of every run: of survival, whose loss says little.
+
+        Errors of a regression follow from its loss, and classes have their accuracy.
+        """
+        task = self.model.task
+        return task.metrics_of_tables if isinstance(task, Survival) else ()
+
+    @property
     def metrics(self) -> tuple[Metric, ...]:
         """The metrics whose sums clients send in an evaluation."""
-        return default_metrics(self.model)
+        return select_metrics(self.requested_metrics, self.model)[0]
 
     @property
     def client_noise(self) -> Noise | None:

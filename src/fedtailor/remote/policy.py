@@ -135,7 +135,7 @@ class Policy:
         if job.evaluate and not self.measurements:
             yield "sums of losses would be sent (measurements is false)"
         if self.columns is not None:
-            used = (*job.schema.columns, job.schema.target)
+            used = job.schema.used
             others = [name for name in used if name not in self.columns]
             if others:
                 yield f"it uses {', '.join(map(repr, others))} (not in columns)"
@@ -197,7 +197,7 @@ class Policy:
         noise = "this job has this client add noise"
         if not _adds_noise(job):
             noise = "this job adds no noise here: no epsilon covers what is sent"
-        used = (*job.schema.columns, job.schema.target)
+        used = job.schema.used
         words = {
             "rounds": [
                 f"at most {rounds} of the job's {job.rounds} in a run, and"
@@ -284,7 +284,7 @@ def write_policy(kit: Path, job: Job) -> Path:
     require(
         not path.exists(), f"there is a policy already; edit {path}, or remove it first"
     )
-    columns = json.dumps([*job.schema.columns, job.schema.target], ensure_ascii=False)
+    columns = json.dumps(job.schema.used, ensure_ascii=False)
     text = _TEMPLATE.format(
         rounds=job.rounds,
         columns=columns,

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor._documentation import see
 from fedtailor._printable import say
 from fedtailor.client.private_steps import private_settings
 from fedtailor.federation import Federation
@@ -322,7 +323,7 @@ def wait_for_clients(
     if len(rows) < minimum:
         raise TooFewClients(
             f"{len(rows)} of {len(requests)} clients are ready; the job's minimum is"
-            f" {minimum}"
+            f" {minimum}{see('errors#too-few-clients')}"
         )
     if note := share_note(rows):
         log(note)
@@ -511,7 +512,9 @@ def agree_on_preprocessing(
                     "the message holds no sums of products",
                 )
                 if isinstance(names, Mapping):
-                    part.check_rows(int(names[name][0]), own=task == STATISTICS)
+                    part.check_rows(
+                        int(names[name][0]), job.schema, own=task == STATISTICS
+                    )
             except ValueError as error:
                 raise ValueError(f"client {name}: {error}") from None
             parts.append(part)

@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedtailor._files import atomic_write
 from fedtailor.protocol import require
 from fedtailor.remote.job import Schema
-from fedtailor.remote.table import Rows, codes, numbers
+from fedtailor.remote.table import Rows, needed, no_targets, targets, times
 from fedtailor.storage.digests import DIGEST_KEY, has_valid_digest, with_digest
 from fedtailor.tables import Preprocessing
 from fedtailor.tables.decorrelation import MAX_DECORRELATED_INPUTS, can_decorrelate
@@ -37,6 +37,7 @@ from fedtailor.tables.problems import first_row
 from fedtailor.tables.reading import read
 from fedtailor.tables.sums import ColumnSums, InputSums
 from fedtailor.tables.target import TargetEncoding
+from fedtailor.tasks.survival import outcome_cells
 
 FILE = "statistics.json"
 """File in which each machine stores the pooled statistics."""
@@ -50,7 +51,8 @@ class Statistics(BaseModel):
 
     Attributes:
         columns: sums over each input column of the job.
-        target: sums over the targets of a regression; None for classes.
+        target: sums over the targets of a regression; of survival how many rows had which
+            outcome (`Schema.outcomes`); None for classes.
         inputs: sums over the model's inputs, if they are decorrelated. The inputs
             depend on the pooled statistics of the columns, so these sums come later.
     """
@@ -109,11 +111,12 @@ class Statistics(BaseModel):
             )
         return statistics
 
-    def check_rows(self, rows: int, *, own: bool) -> None:
+    def check_rows(self, rows: int, schema: Schema, *, own: bool) -> None:
         """Check that these are statistics of a client's number of training rows.
 
         Args:
-            rows: the number that the client has told before.
+            rows: the number of training examples that the client has told before.
+            schema: columns of the job.
             own: whether the sums of columns are its own; else only those of inputs are.
 
         Raises:
@@ -125,10 +128,17 @@ class Statistics(BaseModel):
                 counts[repr(name)] = sums.count + sums.missing
             if self.target is not None:
                 counts["the target"] = self.target.count + self.target.missing
+        least = most = rows
+        if schema.windowing is not None and rows > 0:
+            # Windows may share rows, and how many follows from the client's gaps.
+            window, step = schema.windowing.window, schema.windowing.step
+            least, most = window + (rows - 1) * min(step, window), rows * window
         for name, count in counts.items():
+            fits = least <= count <= most and count == next(iter(counts.values()))
             require(
-                count == rows,
-                f"its sums of {name} are of {count} training rows, and it has {rows}",
+                fits,
+                f"its sums of {name} are of {count} training rows, and it has"
+                f" {rows if least == most else f'{least} to {most}'}",
             )
 
     @property
@@ -179,6 +189,13 @@ class Statistics(BaseModel):
             target = TargetEncoding(
                 schema.target, "classification", schema.classes or ()
             )
+        elif schema.event is not None:
+            target = TargetEncoding(
+                schema.target,
+                "survival",
+                positive=schema.positive,
+                event=schema.event,
+            )
         else:
             require(
                 self.target.count > 0,
@@ -217,14 +234,16 @@ class ClientTable:
         schema: columns of the job.
         path: path of the file.
         frame: the input columns, as read from the file.
-        y: class indices, or targets in their own unit; zeros if the target was not
-            read.
+        y: class indices, targets in their own unit, or times and events [rows, 2]; zeros
+            if the target was not read.
+        times: what orders the rows of windows; None without windows.
     """
 
     schema: Schema
     path: Path
     frame: pl.DataFrame
     y: NDArray[np.generic]
+    times: NDArray[np.float64] | None = None
 
     def statistics(self, train: Int[NDArray, " n"]) -> Statistics:
         """Compute the sums over the columns of the training rows.
@@ -237,9 +256,21 @@ class ClientTable:
             values, kind = self.parsed(name)[train], self.schema.kinds[name]
             columns[name] = ColumnSums.of(values, kind, categories)
         target = None
-        if self.schema.classes is None:
+        if self.schema.task == "regression":
             target = ColumnSums.of(pl.Series(self.y)[train], "number")
+        if self.schema.task == "survival":
+            outcomes = self.outcomes()[train]
+            target = ColumnSums.of(outcomes, "category", self.schema.outcomes)
         return Statistics(columns=columns, target=target)
+
+    def outcomes(self) -> pl.Series:
+        """The class of each row, or what happened to it by `Schema.outcomes`, as text."""
+        names = self.schema.outcomes
+        assert names is not None
+        codes = self.y
+        if self.schema.task == "survival":
+            codes = outcome_cells(codes[:, 0], codes[:, 1], self.schema.intervals)
+        return pl.Series([names[code] for code in codes.tolist()], dtype=pl.String)
 
     def with_inputs(
         self, train: Int[NDArray, " n"], statistics: Statistics
@@ -262,12 +293,12 @@ class ClientTable:
         """Convert the table to the examples that models take."""
         preprocessing = statistics.preprocessing(self.schema)
         x = preprocessing.transform(self.frame, missing="impute", unknown="other")
-        if self.schema.classes is not None:
-            return Rows(x, self.y)
+        if self.schema.task != "regression":
+            return Rows(x, self.y, self.times)
         centered = self.y.astype(np.float64) - preprocessing.target_shift
         with np.errstate(over="ignore"):  # becomes infinite, which is checked
             y = (centered / preprocessing.target_scale).astype(np.float32)
-        return Rows(x, y)
+        return Rows(x, y, self.times)
 
     def parsed(self, name: str) -> pl.Series:
         """Parse a column as values of the kind that the job expects.
@@ -299,21 +330,15 @@ def read_table(path: Path, schema: Schema, *, target: bool = True) -> ClientTabl
             the schema; with the row.
     """
     frame = read(path, TableOptions()).frame
-    for name in (*schema.columns, *([schema.target] if target else [])):
+    for name in needed(schema, target):
         require(
             name in frame.columns,
             f"{path.name} has no column {name!r}; its columns are"
             f" {', '.join(frame.columns)}",
         )
-    y: NDArray[np.generic]
-    if not target:
-        dtype = np.float64 if schema.classes is None else np.int32
-        y = np.zeros(frame.height, dtype)
-    elif schema.classes is None:
-        y = numbers(frame[schema.target], path).astype(np.float64)
-    else:
-        y = codes(frame[schema.target], schema.classes, path)
-    table = ClientTable(schema, path, frame.select(list(schema.columns)), y)
+    y = targets(frame, schema, path) if target else no_targets(frame.height, schema)
+    inputs, order = frame.select(list(schema.columns)), times(frame, schema, path)
+    table = ClientTable(schema, path, inputs, y, order)
     for name, categories in schema.columns.items():
         values = table.parsed(name)
         if categories is None:
@@ -335,14 +360,14 @@ def add_statistics(parts: Iterable[Statistics]) -> Statistics:
 
 
 def decorrelation_note(schema: Schema, statistics: Statistics | None) -> str | None:
-    """Say in one line whether the inputs of a regression are decorrelated.
+    """Say in one line whether the inputs of a regression or of survival are decorrelated.
 
     `fedtailor compare` decorrelates them, so a user may expect it here as well.
 
     Returns:
-        The line; None for classes.
+        The line; None for classes, and for windows.
     """
-    if schema.classes is not None:
+    if schema.classes is not None or schema.windowing is not None:
         return None
     if statistics is not None and statistics.inputs is not None:
         sums = 1 + len(statistics.inputs.mean) + len(statistics.inputs.products)

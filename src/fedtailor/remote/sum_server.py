@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float, UInt32
 from numpy.typing import NDArray
 
+from fedtailor._documentation import see
 from fedtailor.protocol import Sums, require
 from fedtailor.remote.masks import (
     CIPHERTEXT_BYTES,
@@ -401,7 +402,7 @@ class SecureSumServer:
     def _fail(self, survivors: int, count: int, threshold: int) -> None:
         raise TooFewClients(
             f"{survivors} of {count} clients are left for a secure sum, and it needs"
-            f" {threshold}; the round does not count"
+            f" {threshold}; the round does not count{see('errors#too-few-clients')}"
         )
 
 

@@ -14,6 +14,10 @@ from fedtailor._parquet import read_foreign_parquet
 from fedtailor.protocol import require
 from fedtailor.remote.job import Schema
 from fedtailor.tables.kinds import category_text
+from fedtailor.tables.options import TableOptions
+from fedtailor.tables.problems import Problems
+from fedtailor.tables.roles import with_times
+from fedtailor.tables.target import TargetEncoding
 
 READERS = {
     ".csv": lambda path: pl.read_csv(path, glob=False),
@@ -33,11 +37,13 @@ class Rows:
     Attributes:
         x: inputs in the schema's order: numbers as they are in the file, categories
             one-hot.
-        y: class indices, or targets of a regression.
+        y: class indices, targets of a regression, or times and events [rows, 2].
+        times: what orders the rows of windows; None without windows.
     """
 
     x: Float[np.ndarray, "rows width"]
-    y: Shaped[np.ndarray, " rows"]
+    y: Shaped[np.ndarray, "rows ..."]
+    times: Float[np.ndarray, " rows"] | None = None
 
 
 def read_rows(path: Path, schema: Schema, *, target: bool = True) -> Rows:
@@ -65,7 +71,7 @@ def read_rows(path: Path, schema: Schema, *, target: bool = True) -> Rows:
         raise ValueError(
             f"cannot read {path}: {' '.join(str(error).split())[:200]}"
         ) from None
-    for name in (*schema.columns, *([schema.target] if target else [])):
+    for name in needed(schema, target):
         require(
             f"{name}{_DUPLICATE_SUFFIX}" not in frame.columns,
             f"{path.name} has the column {name!r} more than once; rename all but one",
@@ -84,13 +90,72 @@ def read_rows(path: Path, schema: Schema, *, target: bool = True) -> Rows:
             one_hot = np.eye(len(categories), dtype=np.float32)
             parts.append(one_hot[codes(frame[name], categories, path)])
     x = np.concatenate(parts, axis=1, dtype=np.float32)
-    if not target:
-        dtype = np.float32 if schema.classes is None else np.int32
-        return Rows(x, np.zeros(len(x), dtype))
+    y = targets(frame, schema, path) if target else no_targets(len(x), schema)
+    if schema.task == "regression":
+        y = y.astype(np.float32)
+    return Rows(x, y, times(frame, schema, path))
+
+
+def needed(schema: Schema, target: bool) -> tuple[str, ...]:
+    """The columns that a file must have; without `target`, not those of the target."""
+    of_target = (schema.target, schema.event)
+    return tuple(name for name in schema.used if target or name not in of_target)
+
+
+def targets(
+    frame: pl.DataFrame, schema: Schema, path: Path
+) -> Shaped[np.ndarray, "rows ..."]:
+    """The targets: class indices, numbers (float64), or times and events (float32).
+
+    Raises:
+        ValueError: a cell is missing or does not fit the schema; with the row.
+    """
     column = frame[schema.target]
-    if schema.classes is None:
-        return Rows(x, numbers(column, path).astype(np.float32))
-    return Rows(x, codes(column, schema.classes, path))
+    if schema.event is not None:
+        encoding = TargetEncoding(schema.target, "survival", positive=schema.positive)
+        try:
+            return encoding.encode_survival(column, frame[schema.event])
+        except ValueError as error:
+            raise ValueError(f"{path.name}: {error}") from None
+    if schema.classes is not None:
+        return codes(column, schema.classes, path)
+    return numbers(column, path).astype(np.float64)
+
+
+def no_targets(count: int, schema: Schema) -> Shaped[np.ndarray, "rows ..."]:
+    """Zeros, where no target was read."""
+    if schema.task == "survival":
+        return np.zeros((count, 2), np.float32)
+    return np.zeros(count, np.float64 if schema.classes is None else np.int32)
+
+
+def times(
+    frame: pl.DataFrame, schema: Schema, path: Path
+) -> Float[np.ndarray, " rows"] | None:
+    """What orders the rows of windows; None without windows.
+
+    Raises:
+        ValueError: a cell is neither a number nor a date, or missing.
+    """
+    if schema.windowing is None:
+        return None
+    problems = Problems(path.name)
+    timed = with_times(frame, split_options(schema), problems)
+    problems.raise_if_any()
+    return timed[schema.windowing.time].to_numpy()
+
+
+def split_options(schema: Schema) -> TableOptions:
+    """The options of a table that is split as a client's is."""
+    windowing = schema.windowing
+    return TableOptions(
+        client="",  # a client's file needs no such column
+        target=schema.target,
+        test=schema.test,
+        val=schema.validation,
+        time=None if windowing is None else windowing.time,
+        window=None if windowing is None else windowing.window,
+    )
 
 
 def numbers(column: pl.Series, path: Path) -> Float[np.ndarray, " rows"]:

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
+from fedtailor._documentation import see
 from fedtailor.protocol import require
 from fedtailor.remote.messages import (
     ArraySpec,
@@ -252,7 +253,7 @@ def send_and_receive(
     if len(accepted) < minimum:
         raise TooFewClients(
             f"{len(accepted)} of {len(requests)} clients answered in time; the"
-            f" job's minimum is {minimum}"
+            f" job's minimum is {minimum}{see('errors#too-few-clients')}"
         )
     replies = {client: accepted[client] for client in requests if client in accepted}
     return ExchangeResult(replies, pending.refused, missing)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedtailor.report import costs
-from fedtailor.report.experiment import Candidate, Experiment
+from fedtailor.report.experiment import CandidateRun, StoredExperiment
 from fedtailor.report.measures import MEASURES, Measure
 from fedtailor.report.stored import StoredRun
 from fedtailor.report.tables import Cell, Number, Table, mean_of, published
@@ -31,7 +31,7 @@ BASELINE_ROW = "(nothing learned)"
 """Label of the baseline, which predicts a client's majority class or mean target."""
 
 
-def tables(experiment: Experiment) -> dict[str, Table]:
+def tables(experiment: StoredExperiment) -> dict[str, Table]:
     """Makes all tables of an experiment.
 
     Returns:
@@ -65,7 +65,7 @@ def tables(experiment: Experiment) -> dict[str, Table]:
     return result
 
 
-def redundant_tables(experiment: Experiment) -> set[str]:
+def redundant_tables(experiment: StoredExperiment) -> set[str]:
     """The names of tables whose numbers `client_spread_table` also shows.
 
     The set is empty if there are several scenarios or published figures.
@@ -83,7 +83,9 @@ def redundant_tables(experiment: Experiment) -> set[str]:
     }
 
 
-def measure_table(experiment: Experiment, name: str, scenarios: Sequence[str]) -> Table:
+def measure_table(
+    experiment: StoredExperiment, name: str, scenarios: Sequence[str]
+) -> Table:
     """A table of one measure, with a row per algorithm and a column per scenario.
 
     Where the source of the experiment publishes figures, they have their own columns.
@@ -130,7 +132,7 @@ def measure_table(experiment: Experiment, name: str, scenarios: Sequence[str]) -
     )
 
 
-def client_spread_table(experiment: Experiment, scenario: str) -> Table:
+def client_spread_table(experiment: StoredExperiment, scenario: str) -> Table:
     """A table of the distribution of one scenario's results over clients.
 
     The columns are the mean, the worst client, the worst 10 %, the deviation, the mean
@@ -168,7 +170,7 @@ def client_spread_table(experiment: Experiment, scenario: str) -> Table:
     )
 
 
-def other_metrics_table(experiment: Experiment, scenario: str) -> Table | None:
+def other_metrics_table(experiment: StoredExperiment, scenario: str) -> Table | None:
     """A table of the metrics beside the one that the runs are judged by.
 
     The columns are that metric, those that the runs were asked for, the accuracy, and
@@ -217,7 +219,7 @@ def other_metrics_table(experiment: Experiment, scenario: str) -> Table | None:
     )
 
 
-def cost_table(experiment: Experiment, scenario: str) -> Table:
+def cost_table(experiment: StoredExperiment, scenario: str) -> Table:
     """A table of the costs of one scenario's methods.
 
     The columns are streams, models and megabytes, seconds per round, and, if FedAvg was
@@ -249,7 +251,7 @@ def cost_table(experiment: Experiment, scenario: str) -> Table:
     return Table(title, columns, rows, note=costs.TIME_NOTE if references else "")
 
 
-def equal_time_table(experiment: Experiment, scenario: str) -> Table:
+def equal_time_table(experiment: StoredExperiment, scenario: str) -> Table:
     """A table of one scenario's results at the time when FedAvg's last round ends.
 
     There is one column for each of the `WIRELESS_PRESETS`. FedAvg must have been run.
@@ -274,7 +276,7 @@ def equal_time_table(experiment: Experiment, scenario: str) -> Table:
     )
 
 
-def choice_table(experiment: Experiment) -> Table:
+def choice_table(experiment: StoredExperiment) -> Table:
     """A table of the settings chosen on validation data, and of their grids."""
     index = experiment.index
     rows = []
@@ -282,7 +284,7 @@ def choice_table(experiment: Experiment) -> Table:
         unit, total = experiment.unit(scenario), index.scenarios[scenario].rounds
         for label in index.algorithms:
             # Settings as text -> the candidates with these settings, one for each seed.
-            grid: dict[str, list[Candidate]] = {}
+            grid: dict[str, list[CandidateRun]] = {}
             for candidate in index.candidates:
                 if (candidate.scenario, candidate.algorithm) == (scenario, label):
                     text = settings(candidate.parameters) or DEFAULT_SETTINGS
@@ -302,7 +304,9 @@ def choice_table(experiment: Experiment) -> Table:
     )
 
 
-def cell(experiment: Experiment, scenario: str, label: str, measure: Measure) -> Cell:
+def cell(
+    experiment: StoredExperiment, scenario: str, label: str, measure: Measure
+) -> Cell:
     """A cell with mean ± deviation over seeds.
 
     If seeds are missing, the cell also has the number of seeds and the number of runs
@@ -326,7 +330,9 @@ def cell(experiment: Experiment, scenario: str, label: str, measure: Measure) ->
     return NOT_RUN if experiment.skipped(scenario, label) else NO_VALUE
 
 
-def baseline_cell(experiment: Experiment, scenario: str, measure: Measure) -> Cell:
+def baseline_cell(
+    experiment: StoredExperiment, scenario: str, measure: Measure
+) -> Cell:
     """A cell with the result of a model that ignores the inputs, over seeds."""
     stored_values = [measure.compute(run) for run in experiment.baselines[scenario]]
     values = [value for value in stored_values if value is not None]
@@ -357,7 +363,7 @@ def _add_table(tables: dict[str, Table], name: str, table: Table) -> None:
     tables[unused_name] = table
 
 
-def _finished_labels(experiment: Experiment, scenario: str) -> list[str]:
+def _finished_labels(experiment: StoredExperiment, scenario: str) -> list[str]:
     """The algorithms with at least one finished run on a scenario."""
     runs, diverged = experiment.runs[scenario], experiment.diverged
     return [
@@ -376,7 +382,7 @@ def _rounds_text(seeds: Sequence[StoredRun]) -> str:
 
 
 def _validation_text(
-    experiment: Experiment, seeds: Sequence[Candidate], unit: Unit
+    experiment: StoredExperiment, seeds: Sequence[CandidateRun], unit: Unit
 ) -> str:
     """The mean validation score over seeds; a loss is stored with a minus sign."""
     values = [candidate.val for candidate in seeds if candidate.val is not None]
@@ -387,13 +393,13 @@ def _validation_text(
     return unit.text([sign * float(np.mean(values))])
 
 
-def _left_out_text(seeds: Sequence[Candidate], total: int) -> str:
+def _left_out_text(seeds: Sequence[CandidateRun], total: int) -> str:
     """The round in which halving left a candidate out, or ""."""
     rounds = [candidate.rounds for candidate in seeds if candidate.rounds is not None]
     return f" after {max(rounds)} rounds" if rounds and max(rounds) < total else ""
 
 
-def _chosen_settings(grid: Mapping[str, Sequence[Candidate]]) -> Iterator[str]:
+def _chosen_settings(grid: Mapping[str, Sequence[CandidateRun]]) -> Iterator[str]:
     """The chosen settings, each with its number of seeds if seeds differ."""
     counts = {
         text: sum(candidate.chosen for candidate in seeds)

@@ -22,7 +22,7 @@ from fedtailor.decision import (
 )
 from fedtailor.decision.warnings import join_names
 from fedtailor.report.concordance import few_pairs_warnings
-from fedtailor.report.experiment import Experiment
+from fedtailor.report.experiment import StoredExperiment
 from fedtailor.report.left_out import left_out_methods, tests_when_left_out
 from fedtailor.report.stored import StoredRun, mean_sizes
 from fedtailor.report.tables import Cell, Number, Table
@@ -270,7 +270,7 @@ _GAIN_NOTE = (
 )
 
 
-def decide(experiment: Experiment, scenario: str) -> Decision | None:
+def decide(experiment: StoredExperiment, scenario: str) -> Decision | None:
     """Decides from the finished runs of a scenario; None if there is none."""
     runs = {label: seeds for label, seeds in experiment.runs[scenario].items() if seeds}
     if not runs:
@@ -351,7 +351,7 @@ def decide(experiment: Experiment, scenario: str) -> Decision | None:
     )
 
 
-def decide_all(experiment: Experiment) -> list[Decision]:
+def decide_all(experiment: StoredExperiment) -> list[Decision]:
     """The decisions of all scenarios with a finished run."""
     decisions = (
         decide(experiment, scenario) for scenario in experiment.index.scenarios
@@ -426,7 +426,7 @@ def _counted(gains: pl.DataFrame, verdict: str, of: str = "") -> str:
 
 
 def _training_warnings(
-    experiment: Experiment, scenario: str, runs: Mapping[str, Sequence[StoredRun]]
+    experiment: StoredExperiment, scenario: str, runs: Mapping[str, Sequence[StoredRun]]
 ) -> list[str]:
     """Warns about validation losses that have not come to rest, and settings at a
     grid's edge.
@@ -484,7 +484,7 @@ def _training_warnings(
 
 
 def _no_learning_warnings(
-    experiment: Experiment, scenario: str, runs: Mapping[str, Sequence[StoredRun]]
+    experiment: StoredExperiment, scenario: str, runs: Mapping[str, Sequence[StoredRun]]
 ) -> list[str]:
     """Warns if no method is better than a model that ignores the inputs."""
     baselines = experiment.baselines[scenario]

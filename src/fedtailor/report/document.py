@@ -10,7 +10,7 @@ from fedtailor._printable import markdown_text, one_line, output_width, say, say
 from fedtailor.report import drawing, overview
 from fedtailor.report.comparison import redundant_tables, slug, tables
 from fedtailor.report.decision import MAX_TABLE_ROWS, Decision, decide_all
-from fedtailor.report.experiment import Experiment
+from fedtailor.report.experiment import StoredExperiment
 from fedtailor.report.tables import Table, stacked_csv
 from fedtailor.report.verdict import MOST_CLIENTS, Verdict
 
@@ -20,7 +20,7 @@ TABLES_FILE = "tables.csv"
 
 
 def show(
-    experiment: Experiment, output_format: Format, *, details: bool = False
+    experiment: StoredExperiment, output_format: Format, *, details: bool = False
 ) -> None:
     """Prints the report of an experiment in a format.
 
@@ -77,7 +77,7 @@ def print_verdict(verdict: Verdict, warnings: Sequence[str]) -> None:
     for sentence in verdict.headline:
         _print_wrapped(sentence, "", "  ")
     say("")
-    verdict.table(MOST_CLIENTS).show()
+    verdict.table(MOST_CLIENTS, narrow=True).show()
     say("")
     for sentence in (*verdict.methods, *verdict.footnotes):
         _print_wrapped(sentence, "", "  ")
@@ -88,7 +88,7 @@ def print_verdict(verdict: Verdict, warnings: Sequence[str]) -> None:
 
 
 def write(
-    experiment: Experiment,
+    experiment: StoredExperiment,
     directory: Path,
     *,
     figures: bool = True,
@@ -144,7 +144,7 @@ def _write_tables(tables_by_name: Mapping[str, Table], folder: Path) -> None:
 
 
 def markdown(
-    experiment: Experiment,
+    experiment: StoredExperiment,
     tables_by_name: Mapping[str, Table],
     decisions: Sequence[Decision],
     paragraphs: Sequence[str] = (),
@@ -166,7 +166,7 @@ def markdown(
 
 
 def as_dict(
-    experiment: Experiment,
+    experiment: StoredExperiment,
     tables_by_name: Mapping[str, Table],
     decisions: Sequence[Decision],
 ) -> dict[str, Any]:
@@ -227,7 +227,7 @@ def _print_decisions(decisions: Sequence[Decision]) -> None:
             _print_wrapped(line, "  ", "    ")
 
 
-def _print_overview(experiment: Experiment) -> None:
+def _print_overview(experiment: StoredExperiment) -> None:
     """Prints what was run, wrapped to the terminal's width."""
     _print_wrapped(overview.title(experiment), "", "")
     for paragraph in overview.paragraphs(experiment):

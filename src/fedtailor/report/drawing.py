@@ -15,7 +15,7 @@ from fedtailor.accounting import WIRELESS_PRESETS
 from fedtailor.protocol import require
 from fedtailor.protocol.diagnostics import Diagnostic, LineDiagnostic
 from fedtailor.report import costs, figures
-from fedtailor.report.experiment import Experiment
+from fedtailor.report.experiment import StoredExperiment
 from fedtailor.report.figures import Curve
 from fedtailor.report.stored import Runs, StoredRun
 from fedtailor.report.units import Unit
@@ -133,7 +133,7 @@ def fairness(runs: Runs, path: Path) -> list[Path]:
     return figures.scatter(panels, x_labels, y_labels, path, labels=_style_order(runs))
 
 
-def sweep(experiment: Experiment, path: Path) -> list[Path]:
+def sweep(experiment: StoredExperiment, path: Path) -> list[Path]:
     """The mean over clients as a function of a parameter that the experiment varies.
 
     Published figures are drawn dashed.
@@ -187,13 +187,13 @@ class Figure:
         needs: the data that the figure needs, for a message.
     """
 
-    draw: Callable[[Experiment, Path], list[Path]]
+    draw: Callable[[StoredExperiment, Path], list[Path]]
     needs: str
 
 
 def _from_runs(
     draw: Callable[[Runs, Path], list[Path]],
-) -> Callable[[Experiment, Path], list[Path]]:
+) -> Callable[[StoredExperiment, Path], list[Path]]:
     return lambda experiment, path: draw(experiment.runs, path)
 
 
@@ -223,7 +223,7 @@ FIGURES: Mapping[str, Figure] = {
 }
 
 
-def draw(experiment: Experiment, directory: Path) -> tuple[list[Path], list[str]]:
+def draw(experiment: StoredExperiment, directory: Path) -> tuple[list[Path], list[str]]:
     """Draws all figures of an experiment.
 
     Returns:

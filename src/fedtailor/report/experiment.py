@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from fedtailor.protocol import check_choice, require
 from fedtailor.report.measures import MEASURES
@@ -46,7 +46,7 @@ class ScenarioUse:
 
 
 @dataclass(frozen=True)
-class Cell:
+class MethodRun:
     """One run of a table: its labels, seed, and directory relative to the results."""
 
     scenario: str
@@ -56,7 +56,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class BaselineCell:
+class BaselineRun:
     """One run of a baseline.
 
     Attributes:
@@ -77,7 +77,7 @@ class BaselineCell:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class CandidateRun:
     """One run for the choice of hyper-parameters.
 
     Attributes:
@@ -123,7 +123,7 @@ class Skipped:
 
 
 @dataclass(frozen=True)
-class Budget:
+class RoundBudget:
     """The rounds that were trained, and the rounds of the full grid."""
 
     rounds: int
@@ -148,7 +148,7 @@ class Index:
         title: what the experiment reproduces or compares.
         source: the source that it reproduces.
         note: differences from the source.
-        seeds: seeds of each cell.
+        seeds: seeds of each method in each scenario.
         metrics: names of `MEASURES`, one table for each.
         figures: names of figures.
         scenarios: label -> scenario, in the order of the columns.
@@ -157,9 +157,9 @@ class Index:
         sweeps: algorithm -> varied parameter.
         runs: number of runs of the complete experiment, including those that only serve
             to choose hyper-parameters.
-        cells: the finished runs of the tables.
+        method_runs: the finished runs of the tables ("cells" in the file).
         candidates: the runs to choose hyper-parameters from. A chosen candidate is also
-            a cell.
+            one of them.
         skipped: runs that were skipped, with reasons.
         baselines: the finished runs of baselines.
         until_still: whether runs end when their validation loss stands still; the
@@ -181,7 +181,7 @@ class Index:
     scenarios: dict[str, ScenarioUse]
     algorithms: list[str]
     runs: int
-    cells: list[Cell]
+    method_runs: Annotated[list[MethodRun], Field(alias="cells")]
     seconds: float
     machine: str
     versions: dict[str, str]
@@ -189,15 +189,15 @@ class Index:
         default_factory=dict
     )
     sweeps: dict[str, Sweep] = field(default_factory=dict)
-    candidates: list[Candidate] = field(default_factory=list)
+    candidates: list[CandidateRun] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
-    baselines: list[BaselineCell] = field(default_factory=list)
+    baselines: list[BaselineRun] = field(default_factory=list)
     until_still: bool = False
-    budget: Budget | None = None
+    budget: RoundBudget | None = None
 
 
 @dataclass(frozen=True)
-class Experiment:
+class StoredExperiment:
     """An experiment's index with its runs.
 
     Attributes:
@@ -209,7 +209,7 @@ class Experiment:
     index: Index
 
     @staticmethod
-    def read(results: Path, name: str) -> "Experiment":
+    def read(results: Path, name: str) -> "StoredExperiment":
         """Reads the experiment `name` in the directory `results`.
 
         Raises:
@@ -244,16 +244,16 @@ class Experiment:
                 f"{path} has the metric {metric!r}; it must be one of"
                 f" {', '.join(MEASURES)}",
             )
-        for cell in index.cells:
+        for one in index.method_runs:
             is_listed = (
-                cell.scenario in index.scenarios and cell.algorithm in index.algorithms
+                one.scenario in index.scenarios and one.algorithm in index.algorithms
             )
             require(
                 is_listed,
-                f"{path} has a run of {cell.algorithm!r} on {cell.scenario!r}, which it"
+                f"{path} has a run of {one.algorithm!r} on {one.scenario!r}, which it"
                 " does not list",
             )
-        return Experiment(results, index)
+        return StoredExperiment(results, index)
 
     @cached_property
     def runs(self) -> Runs:
@@ -265,17 +265,17 @@ class Experiment:
             scenario: {label: [] for label in self.index.algorithms}
             for scenario in self.index.scenarios
         }
-        for cell, run in self._finished_runs:
+        for listed, run in self._finished_runs:
             if not run.diverged:
-                runs[cell.scenario][cell.algorithm].append(run)
+                runs[listed.scenario][listed.algorithm].append(run)
         return runs
 
     @cached_property
     def diverged(self) -> Counter[tuple[str, str]]:
         """(scenario, algorithm) -> number of runs that diverged."""
         return Counter(
-            (cell.scenario, cell.algorithm)
-            for cell, run in self._finished_runs
+            (listed.scenario, listed.algorithm)
+            for listed, run in self._finished_runs
             if run.diverged
         )
 
@@ -288,13 +288,13 @@ class Experiment:
         baselines: dict[str, dict[int, StoredBaseline]] = {
             scenario: {} for scenario in self.index.scenarios
         }
-        for cell, run in self._finished_runs:
+        for listed, run in self._finished_runs:
             # The baseline depends only on the data, so any run of a seed has the same.
-            baseline_by_seed = baselines[cell.scenario]
-            if cell.seed in baseline_by_seed or run.diverged:
+            baseline_by_seed = baselines[listed.scenario]
+            if listed.seed in baseline_by_seed or run.diverged:
                 continue
             if run.baseline is not None:
-                baseline_by_seed[cell.seed] = run.baseline
+                baseline_by_seed[listed.seed] = run.baseline
         return {
             scenario: list(baseline_by_seed.values())
             for scenario, baseline_by_seed in baselines.items()
@@ -302,28 +302,28 @@ class Experiment:
 
     def trained_baselines(self, scenario: str) -> list["TrainedBaseline"]:
         """The baselines of a scenario, in the order of the index."""
-        cells: dict[str, list[BaselineCell]] = {}
-        for cell in sorted(self.index.baselines, key=lambda cell: cell.seed):
-            if cell.scenario == scenario:
-                cells.setdefault(cell.name, []).append(cell)
-        order = list(dict.fromkeys(cell.name for cell in self.index.baselines))
+        by_name: dict[str, list[BaselineRun]] = {}
+        for listed in sorted(self.index.baselines, key=lambda listed: listed.seed):
+            if listed.scenario == scenario:
+                by_name.setdefault(listed.name, []).append(listed)
+        order = list(dict.fromkeys(listed.name for listed in self.index.baselines))
         return [
             TrainedBaseline(
-                cells[name][0],
-                [StoredRun(self.results / cell.run) for cell in cells[name]],
+                by_name[name][0],
+                [StoredRun(self.results / listed.run) for listed in by_name[name]],
             )
             for name in order
-            if name in cells
+            if name in by_name
         ]
 
     @property
     def done(self) -> int:
         """How many of `index.runs` are finished or skipped."""
         index = self.index
-        # A chosen candidate is also a cell and counts once.
+        # A chosen candidate is also one of the method runs, and counts once.
         not_chosen = sum(not candidate.chosen for candidate in index.candidates)
         skipped = sum(skipped.runs for skipped in index.skipped)
-        return len(index.cells) + not_chosen + skipped
+        return len(index.method_runs) + not_chosen + skipped
 
     @cached_property
     def versions(self) -> dict[str, Counter[str]]:
@@ -334,7 +334,7 @@ class Experiment:
                 versions.setdefault(name, Counter())[version] += 1
         return versions
 
-    def refused(self, candidate: Candidate) -> bool:
+    def refused(self, candidate: CandidateRun) -> bool:
         """Whether a method refused the settings of a candidate or its data."""
         return any(
             (one.scenario, one.algorithm) == (candidate.scenario, candidate.algorithm)
@@ -365,9 +365,9 @@ class Experiment:
         return next(units, unit_of("accuracy"))
 
     @cached_property
-    def _finished_runs(self) -> Sequence[tuple[Cell, StoredRun]]:
-        cells = sorted(self.index.cells, key=lambda cell: cell.seed)
-        return [(cell, StoredRun(self.results / cell.run)) for cell in cells]
+    def _finished_runs(self) -> Sequence[tuple[MethodRun, StoredRun]]:
+        by_seed = sorted(self.index.method_runs, key=lambda listed: listed.seed)
+        return [(listed, StoredRun(self.results / listed.run)) for listed in by_seed]
 
 
 @dataclass(frozen=True)
@@ -379,7 +379,7 @@ class TrainedBaseline:
         runs: its runs in the order of seeds.
     """
 
-    about: BaselineCell
+    about: BaselineRun
     runs: Sequence[StoredRun]
 
     @property
@@ -388,7 +388,7 @@ class TrainedBaseline:
         return self.about.title
 
 
-def experiments(results: Path, names: Sequence[str] = ()) -> list[Experiment]:
+def experiments(results: Path, names: Sequence[str] = ()) -> list[StoredExperiment]:
     """Reads all experiments of a results directory, or those with the given names.
 
     Raises:
@@ -407,4 +407,4 @@ def experiments(results: Path, names: Sequence[str] = ()) -> list[Experiment]:
     )
     for name in names:
         check_choice(name, stored_names, "experiment", f"ls {results}")
-    return [Experiment.read(results, name) for name in names or stored_names]
+    return [StoredExperiment.read(results, name) for name in names or stored_names]

@@ -4,11 +4,13 @@ from collections.abc import Mapping, Sequence
 
 import polars as pl
 
-from fedtailor.report.experiment import Candidate, Experiment
+from fedtailor.report.experiment import CandidateRun, StoredExperiment
 from fedtailor.report.stored import StoredRun
 
 
-def left_out_methods(experiment: Experiment, scenario: str) -> dict[str, Candidate]:
+def left_out_methods(
+    experiment: StoredExperiment, scenario: str
+) -> dict[str, CandidateRun]:
     """The methods that halving did not train to the end.
 
     Returns:
@@ -34,9 +36,9 @@ def left_out_methods(experiment: Experiment, scenario: str) -> dict[str, Candida
 
 
 def tests_when_left_out(
-    experiment: Experiment,
+    experiment: StoredExperiment,
     runs: Mapping[str, Sequence[StoredRun]],
-    left_out: Mapping[str, Candidate],
+    left_out: Mapping[str, CandidateRun],
     total_rounds: int,
 ) -> list[pl.DataFrame]:
     """Test values of seen clients after the rounds in which methods were left out.

@@ -3,17 +3,17 @@
 import polars as pl
 
 from fedtailor.models import linear, logistic
-from fedtailor.report.experiment import Experiment, ScenarioUse, Skipped
+from fedtailor.report.experiment import ScenarioUse, Skipped, StoredExperiment
 from fedtailor.report.stored import StoredRun
 from fedtailor.training.metrics import PRIVACY
 
 
-def title(experiment: Experiment) -> str:
+def title(experiment: StoredExperiment) -> str:
     """The title of a report."""
     return f"{experiment.index.name}: {experiment.index.title}"
 
 
-def paragraphs(experiment: Experiment) -> list[str]:
+def paragraphs(experiment: StoredExperiment) -> list[str]:
     """Paragraphs about what was run, such as source, scenarios and versions."""
     index, done = experiment.index, experiment.done
     is_finished = done == index.runs
@@ -54,7 +54,7 @@ def paragraphs(experiment: Experiment) -> list[str]:
     return paragraphs
 
 
-def _versions(experiment: Experiment) -> str:
+def _versions(experiment: StoredExperiment) -> str:
     """The versions of packages in the manifests of the runs.
 
     If the versions of a package differ, each has its number of runs.
@@ -125,7 +125,7 @@ def _scenario(
     return f"Scenario {label}: {'; '.join(parts)}"
 
 
-def _privacy(experiment: Experiment) -> list[str]:
+def _privacy(experiment: StoredExperiment) -> list[str]:
     """The largest epsilons over clients and seeds of differentially private methods."""
     lines = []
     for scenario, rows in experiment.runs.items():

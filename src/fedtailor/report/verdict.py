@@ -7,24 +7,26 @@ no part in the choice.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 import polars as pl
 
 from fedtailor.decision import (
+    Hurt,
     Recommendation,
     client_gains,
     expected_metrics,
     holm,
+    hurt_clients,
     recommend,
     two_way_interval,
 )
 from fedtailor.decision.intervals import MIN_SEEDS, Interval, two_way_variance
 from fedtailor.decision.warnings import join_names
 from fedtailor.decision.winner import dense_values
-from fedtailor.report.experiment import Experiment, TrainedBaseline
+from fedtailor.report.experiment import StoredExperiment, TrainedBaseline
 from fedtailor.report.stored import StoredRun, mean_sizes
 from fedtailor.report.tables import Cell, Number, Table
 from fedtailor.report.units import Unit, unit_of
@@ -95,7 +97,10 @@ class Verdict:
         methods: one sentence on each method that is named.
         clients: one entry for each client.
         footnotes: how many verdicts hold, and what would settle the others.
-        warnings: what makes the headline doubtful: a baseline is better.
+        warnings: what makes the headline doubtful: a baseline is better, or could not be
+            trained.
+        hurt: how many clients what they should use leaves worse off than training alone;
+            None where nothing is compared with that.
     """
 
     recommendation: Recommendation
@@ -106,12 +111,15 @@ class Verdict:
     clients: Sequence[ClientVerdict]
     footnotes: Sequence[str]
     warnings: Sequence[str] = field(default_factory=tuple)
+    hurt: Hurt | None = None
 
-    def table(self, most: int | None = None) -> Table:
+    def table(self, most: int | None = None, *, narrow: bool = False) -> Table:
         """The table with one row for each client.
 
         Args:
             most: the most rows; the clients with the worst expected metric then.
+            narrow: for a terminal of 80 columns: the gain over the best baseline has no
+                interval.
         """
         chosen, note = list(self.clients), ""
         if most is not None and len(chosen) > most:
@@ -122,17 +130,17 @@ class Verdict:
                 f"The {most} clients with the worst expectation; all"
                 f" {len(self.clients)}: --details, or the page."
             )
-        rows = [self._row(client) for client in chosen]
+        rows = [self._row(client, narrow) for client in chosen]
         columns = [
             "client",
             "use",
             f"{self.unit.label}\nexpected (95 %)",
             "over training\nalone (95 %)",
-            "best baseline,\nno pooling",
+            "over the best\nbaseline" + ("" if narrow else " (95 %)"),
         ]
         return Table("", columns, rows, text=2, note=note)
 
-    def _row(self, client: ClientVerdict) -> list[Cell]:
+    def _row(self, client: ClientVerdict, narrow: bool) -> list[Cell]:
         unit, scale = self.unit, self.unit.scale
 
         def plain(value: float) -> str:
@@ -149,11 +157,12 @@ class Verdict:
         if client.gain is not None:
             gain = self._gain_cell(client.gain)
         baseline: Cell = "-"
-        if client.baseline:
-            baseline = Number(
-                scale * client.baseline_value,
-                f"{_short(client.baseline)} {plain(client.baseline_value)}",
-            )
+        if client.over_baseline is not None:
+            over = scale * client.over_baseline[0]
+            text = unit.signed(over)
+            if not narrow:
+                text = str(self._gain_cell(client.over_baseline))
+            baseline = Number(over, f"{text} {_short(client.baseline)}")
         return [
             client.client,
             client.use,
@@ -199,6 +208,7 @@ class Verdict:
                     }
                     for it in self.clients
                 ],
+                "hurt": None if self.hurt is None else asdict(self.hurt),
                 "footnotes": list(self.footnotes),
                 "warnings": list(self.warnings),
             }
@@ -206,7 +216,7 @@ class Verdict:
 
 
 def verdict_of(
-    experiment: Experiment,
+    experiment: StoredExperiment,
     scenario: str,
     runs: Runs,
     *,
@@ -247,6 +257,11 @@ def verdict_of(
     tests = Tests(runs, baselines)
     ahead = _ahead(tests, baselines)
     headline = [*ahead, *_headline(chosen, tests, base, runs)]
+    hurt = _hurt(chosen, clients, gains, runs, base, tests)
+    warnings = [
+        *_untrained_warnings(experiment, scenario, runs),
+        *_nonlinear_warnings(experiment, scenario, tests, baselines, ahead),
+    ]
     return Verdict(
         chosen,
         unit_of(gain_metric),
@@ -254,8 +269,12 @@ def verdict_of(
         headline=headline,
         methods=_method_sentences(chosen, runs, base),
         clients=clients,
-        footnotes=_footnotes(experiment, scenario, clients, first),
-        warnings=_nonlinear_warnings(experiment, scenario, tests, baselines, ahead),
+        footnotes=[
+            *_hurt_sentences(hurt),
+            *_footnotes(experiment, scenario, clients, first),
+        ],
+        warnings=warnings,
+        hurt=hurt,
     )
 
 
@@ -492,7 +511,7 @@ def _over_baselines(
 
 
 def _subject(
-    experiment: Experiment, scenario: str, first: StoredRun, metric: str
+    experiment: StoredExperiment, scenario: str, first: StoredRun, metric: str
 ) -> str:
     """What was compared, in one line."""
     use = experiment.index.scenarios[scenario]
@@ -600,8 +619,61 @@ def _ahead(tests: Tests, baselines: Mapping[str, TrainedBaseline]) -> list[str]:
     ]
 
 
+def _hurt(
+    chosen: Recommendation,
+    clients: Sequence[ClientVerdict],
+    gains: pl.DataFrame | None,
+    runs: Runs,
+    base: str | None,
+    tests: Tests,
+) -> Hurt | None:
+    """Count the clients that are worse off than alone, by what each should use.
+
+    Where all should train alone, by the shared method that the first line speaks of.
+    """
+    if gains is None or base is None:
+        return None
+    own = {client.client: client.method for client in clients}
+    label = "what the table says"
+    if set(own.values()) == {base}:
+        shared = [method for method in tests.methods if method != base]
+        if not shared:
+            return None
+        label = _first_shared(chosen, shared, tests)
+        own = dict.fromkeys(own, label)
+    elif len(set(own.values())) == 1:
+        label = chosen.method
+    used = pl.DataFrame({"client": list(own), "method": list(own.values())})
+    of_own = gains.join(used, on=["client", "method"], how="semi")
+    if of_own.is_empty():
+        return None
+    return hurt_clients(of_own.with_columns(method=pl.lit(label)), label, base)
+
+
+def _hurt_sentences(hurt: Hurt | None) -> list[str]:
+    """How many clients are worse off than alone, in a sentence."""
+    if hurt is None or not hurt.worse:
+        return []
+    return [f"Worse off: {hurt.sentence()}."]
+
+
+def _untrained_warnings(
+    experiment: StoredExperiment, scenario: str, runs: Runs
+) -> list[str]:
+    """Tells which baselines could not be trained, and why."""
+    titles: dict[str, list[str]] = {}
+    for skipped in experiment.index.skipped:
+        is_baseline = skipped.runs == 0 and skipped.algorithm not in runs
+        if skipped.scenario == scenario and is_baseline:
+            titles.setdefault(skipped.why, []).append(skipped.algorithm)
+    return [
+        f"could not be trained beside the methods: {join_names(names)}: {why}"
+        for why, names in titles.items()
+    ]
+
+
 def _nonlinear_warnings(
-    experiment: Experiment,
+    experiment: StoredExperiment,
     scenario: str,
     tests: Tests,
     baselines: Mapping[str, TrainedBaseline],
@@ -645,7 +717,7 @@ def _method_sentences(
 
 
 def _footnotes(
-    experiment: Experiment,
+    experiment: StoredExperiment,
     scenario: str,
     clients: Sequence[ClientVerdict],
     first: StoredRun,
@@ -670,7 +742,7 @@ def _footnotes(
     return [text]
 
 
-def _settling(experiment: Experiment, scenario: str) -> str:
+def _settling(experiment: StoredExperiment, scenario: str) -> str:
     """What would settle the verdicts that are open."""
     index = experiment.index
     arguments = index.scenarios[scenario].arguments

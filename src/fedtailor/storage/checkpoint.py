@@ -28,6 +28,7 @@ from jax.experimental import multihost_utils
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from fedtailor._documentation import see
 from fedtailor._files import atomic_write, reason, translate_read_errors
 from fedtailor._tensors import read_tensors
 from fedtailor.federation.storage import arrays_digest
@@ -134,7 +135,7 @@ def refuse_other_format(path: Path, file_format: str) -> None:
     if file_format == OLD_FORMAT:
         raise Unusable(
             f"{path} was written by fedtailor 0.1, whose runs can be reported but not"
-            " resumed; name another directory"
+            f" resumed; name another directory{see('errors#a-run-of-another-version')}"
         )
     if not file_format.startswith("fedtailor checkpoint "):
         raise Damaged(
@@ -144,7 +145,7 @@ def refuse_other_format(path: Path, file_format: str) -> None:
     if file_format != _FORMAT:
         raise Unusable(
             f"{path} was not written by this version of fedtailor ({file_format}); name"
-            " another directory"
+            f" another directory{see('errors#a-run-of-another-version')}"
         )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 from jax.experimental import multihost_utils
 
+from fedtailor._documentation import see
 from fedtailor.protocol import require
 from fedtailor.storage.errors import Unusable
 
@@ -45,7 +46,7 @@ class DirectoryLock:
             who = "another process" if holder == _UNKNOWN else f"process {holder}"
             raise Unusable(
                 f"{self._directory} is in use by {who}; wait until it ends, or name"
-                " another directory"
+                f" another directory{see('errors#a-directory-in-use')}"
             )
 
     def release(self) -> None:

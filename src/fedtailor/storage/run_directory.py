@@ -40,6 +40,7 @@ import polars as pl
 import tomli_w
 from safetensors import SafetensorError
 
+from fedtailor._documentation import see
 from fedtailor._files import (
     atomic_write,
     file_digest,
@@ -424,6 +425,7 @@ class RunDirectory:
                 raise Damaged(
                     f"{self.path / file} is damaged, or the checkpoint is another run's"
                     " (their digests differ); remove the directory and start again"
+                    f"{see('errors#a-damaged-run')}"
                 )
         training.restore(snapshot)
         training.metrics = Metrics.from_frame(metrics, training.client_names)
@@ -441,7 +443,7 @@ class RunDirectory:
         if len(frame) < rows:
             raise Damaged(
                 f"{self.path / name} is shorter than its checkpoint says; remove the"
-                " directory and start again"
+                f" directory and start again{see('errors#a-damaged-run')}"
             )
         return frame.head(rows)
 

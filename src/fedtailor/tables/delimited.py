@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, cast
 
 import polars as pl
 
+from fedtailor._documentation import see
 from fedtailor.tables.problems import join_names
 
 if TYPE_CHECKING:
@@ -286,7 +287,7 @@ def _check_header(
         raise ValueError(
             f"{path} has one column only, {names[0]!r}, when separated by"
             f" {separator!r}; a table needs a client, a target and inputs: say what"
-            " separates the cells with `separator`"
+            f" separates the cells with `separator`{see('errors#lines-and-cells-of-a-text-file')}"
         )
     repeated = [name for name, count in Counter(names).items() if count > 1 and name]
     if repeated:
@@ -328,7 +329,7 @@ def _check_lines(path: Path, encoding: str, separator: str, width: int) -> None:
         raise ValueError(
             f"{path}: {wrong:,} of {total:,} lines have other than the {width} cells of"
             f" the header ({first}); mend them, or put quotes around cells that hold"
-            f" {separator!r}"
+            f" {separator!r}{see('errors#lines-and-cells-of-a-text-file')}"
         )
 
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 import polars as pl
 
+from fedtailor._documentation import see
 from fedtailor.protocol import require
 from fedtailor.tables.problems import first_row
 
@@ -200,6 +201,7 @@ def _require_no_mixture(present: pl.Series) -> None:
         f"column {present.name!r} mixes numbers with {len(words):,} cells of text such"
         f" as {words[0]!r}{hint}; mend them, name the words that mean a missing cell"
         " with `missing`, the column in `categories`, or drop it"
+        f"{see('errors#a-column-of-numbers-and-words')}"
     )
 
 

@@ -29,7 +29,7 @@ from fedtailor.tables.problems import (
 )
 from fedtailor.tables.reading import as_frame, clean, mixed_series
 from fedtailor.tables.target import TargetEncoding
-from fedtailor.tables.windows import Windowing, in_order, is_break, windows_of
+from fedtailor.tables.windows import Windowing, windows_to_predict
 
 _FORMAT = "fedtailor preprocessing 1"
 _EXAMPLES = 3
@@ -167,16 +167,7 @@ class Preprocessing:
         if self.client in frame.columns:
             clients = category_text(frame[self.client]).fill_null("")
             owners = clients.rank("dense").to_numpy().astype(np.int64)
-        order = in_order(owners, times)
-        breaks = is_break(times[order], windowing.gap, [owners[order]])
-        steps = np.full(len(order), windowing.window)
-        index = order[windows_of(breaks, windowing.window, steps)]
-        if not len(index):
-            raise ValueError(
-                f"no {windowing.window} rows follow each other without a gap of more than"
-                f" {windowing.gap:g} in {name!r}; give that many for a prediction"
-            )
-        return index
+        return windows_to_predict(times, windowing, owners)
 
     def transform_labelled(
         self,

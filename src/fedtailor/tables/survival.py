@@ -4,15 +4,13 @@ import numpy as np
 from jaxtyping import Float32
 from numpy.typing import NDArray
 
+from fedtailor.survival import censoring_curve
 from fedtailor.tables.options import TableOptions
 from fedtailor.tasks import CoxPartial, DiscreteTime, Survival
-from fedtailor.tasks.survival import log_odds
+from fedtailor.tasks.survival import GRID, log_odds
 
 INTERVALS = 10
 """Number of intervals of the discrete hazard, of about equally many events each."""
-
-GRID = 64
-"""Number of times at which the metric c_index tells times apart."""
 
 
 def survival_loss(
@@ -30,19 +28,25 @@ def survival_loss(
     times, seen = y[:, 0].astype(np.float64), y[:, 1] > 0
     events = times[seen] if seen.any() else times
     grid = _quantiles(events, GRID)
+    censoring = tuple(censoring_curve(times, seen).survival(grid).tolist())
     if options.hazard == "cox":
         note = (
             "Risks are those of Cox's model (Efron's ties), stratified by client: rows are"
             " compared with rows of their own client."
         )
-        return CoxPartial(grid), (note,)
-    ends = tuple(end for end in _quantiles(events, INTERVALS) if end > 0) or (1.0,)
+        return CoxPartial(grid, censoring=censoring), (note,)
+    ends = interval_ends(events)
     start = log_odds(times, seen, ends)
     note = (
         f"Hazards are logistic in {len(ends)} intervals of time, of about equally many"
         f" events, up to {ends[-1]:g}."
     )
-    return DiscreteTime(grid, ends, start), (note,)
+    return DiscreteTime(grid, ends, start, censoring=censoring), (note,)
+
+
+def interval_ends(events: NDArray[np.float64]) -> tuple[float, ...]:
+    """Ends of intervals of about equally many events, by their times."""
+    return tuple(end for end in _quantiles(events, INTERVALS) if end > 0) or (1.0,)
 
 
 def _quantiles(values: NDArray[np.float64], parts: int) -> tuple[float, ...]:

@@ -55,13 +55,7 @@ from fedtailor.tables.suspicions import (
     target_code_warnings,
 )
 from fedtailor.tables.target import Target, TargetEncoding
-from fedtailor.tables.windows import (
-    Windowing,
-    in_order,
-    is_break,
-    usual_gap,
-    windows_of,
-)
+from fedtailor.tables.windows import Windowing, usual_gap, windows_in_splits
 
 ALL_ROWS = "all_rows"
 """The option of an origin whose rows all train."""
@@ -347,13 +341,7 @@ def _make_windows(
     split_of_row = np.zeros(len(y), np.int64)
     for number, split in enumerate(splits):
         split_of_row[split.rows] = number
-    order = in_order(rows.owners, times)
-    parts = [rows.owners[order], split_of_row[order]]
-    if y.dtype.kind in "iu":
-        parts.append(y[order])
-    breaks = is_break(times[order], gap, parts)
-    steps = np.where(split_of_row[order] == 0, step, options.window)
-    index = order[windows_of(breaks, options.window, steps)]
+    index = windows_in_splits(rows.owners, times, split_of_row, y, windowing)
     last = index[:, -1]
     owners, split_of_window = rows.owners[last], split_of_row[last]
     of_split = []

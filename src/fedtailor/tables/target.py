@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import ArrayLike, NDArray
 
+from fedtailor._documentation import see
 from fedtailor.protocol import require
 from fedtailor.tables.kinds import (
     MAX_CATEGORIES,
@@ -97,6 +98,7 @@ class TargetEncoding:
                     f"target column {self.name!r} is {series[row]!r} in row {row + 1};"
                     " training had no such class; the classes are"
                     f" {join_names([str(label) for label in self.classes])}"
+                    f"{see('errors#a-class-that-training-did-not-have')}"
                 )
         return np.array([codes[label] for label in labels], np.int32)
 

@@ -83,6 +83,51 @@ def is_break(
     return breaks
 
 
+def windows_in_splits(
+    owners: Int[NDArray, " rows"],
+    times: Float64[NDArray, " rows"],
+    split_of_row: Int[NDArray, " rows"],
+    y: NDArray,
+    windowing: Windowing,
+) -> Int[NDArray, "windows window"]:
+    """The rows of each window of labelled rows, in their order in time.
+
+    No window crosses two clients, splits or classes, or a gap. Those of split 0, to train
+    on, are a step apart; those of others share no rows.
+    """
+    order = in_order(owners, times)
+    parts = [owners[order], split_of_row[order]]
+    if y.dtype.kind in "iu":
+        parts.append(y[order])
+    breaks = is_break(times[order], windowing.gap, parts)
+    steps = np.where(split_of_row[order] == 0, windowing.step, windowing.window)
+    return order[windows_of(breaks, windowing.window, steps)]
+
+
+def windows_to_predict(
+    times: Float64[NDArray, " rows"],
+    windowing: Windowing,
+    owners: Int[NDArray, " rows"] | None = None,
+) -> Int[NDArray, "windows window"]:
+    """The rows of each window of rows without labels; windows share no rows.
+
+    Raises:
+        ValueError: too few rows follow each other.
+    """
+    if owners is None:
+        owners = np.zeros(len(times), np.int64)
+    order = in_order(owners, times)
+    breaks = is_break(times[order], windowing.gap, [owners[order]])
+    steps = np.full(len(order), windowing.window)
+    index = order[windows_of(breaks, windowing.window, steps)]
+    require(
+        len(index) > 0,
+        f"no {windowing.window} rows follow each other without a gap of more than"
+        f" {windowing.gap:g} in {windowing.time!r}; give that many for a prediction",
+    )
+    return index
+
+
 def windows_of(
     breaks: Bool[NDArray, " rows"],
     window: int,

@@ -7,7 +7,7 @@ client in a batch it is Cox's model stratified by client.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import jax
@@ -19,6 +19,9 @@ from numpy.typing import ArrayLike, NDArray
 from fedtailor.protocol import require
 from fedtailor.tasks.task import Decode, Task
 
+GRID = 64
+"""Number of times at which the metric c_index tells times apart."""
+
 
 @dataclass(frozen=True)
 class Survival(Task):
@@ -26,9 +29,13 @@ class Survival(Task):
 
     Attributes:
         grid: ascending times between which the metric c_index tells times apart.
+        censoring: the share of training rows that are not censored at each time of the
+            grid, with which the metrics uno and integrated_brier weigh rows; None = not
+            known.
     """
 
     grid: tuple[float, ...] = ()
+    censoring: tuple[float, ...] | None = field(default=None, kw_only=True)
 
     name: ClassVar[str] = "survival"
     metrics: ClassVar[tuple[str, ...]] = ("loss",)
@@ -37,6 +44,14 @@ class Survival(Task):
     def risk(self, outputs: Float[Array, "b outputs"]) -> Float[Array, " b"]:
         """The risk of each example: who has a higher one has the event earlier."""
         raise NotImplementedError
+
+    def uncensored(self, time: Float[Array, " n"]) -> Float[Array, " n"]:
+        """The share of training rows that are not censored at some times, which are
+        rounded up to the grid (traced).
+        """
+        shares = jnp.asarray(self.censoring, time.dtype)
+        place = jnp.searchsorted(jnp.asarray(self.grid, time.dtype), time, side="left")
+        return shares[jnp.minimum(place, len(shares) - 1)]
 
     def row_scores(
         self, outputs: Float[Array, "b ..."], y: Shaped[Array, "b ..."]
@@ -189,16 +204,59 @@ def log_odds(
     """Log-odds of the event in each interval, of rows as they are; a half is added to both
     counts, so that all are finite.
     """
+    cells = outcome_cells(time, event, ends)
+    return log_odds_of_counts(np.bincount(cells, minlength=2 * (len(ends) + 1)))
+
+
+def outcome_cells(
+    time: ArrayLike, event: ArrayLike, ends: Sequence[float]
+) -> NDArray[np.int64]:
+    """What happened to each row, as a number: counts of it are all that `log_odds` needs.
+
+    Returns:
+        [n] with J intervals: 0 to J - 1 for an event in this interval, J for a later one;
+        J + 1 + k for who was last seen after the middles of k intervals.
+    """
     times, seen = np.asarray(time, np.float64), np.asarray(event) > 0
-    result, begin = [], 0.0
-    for number, end in enumerate(ends):
-        first = (times <= 0) & seen & (number == 0)
-        had = int((seen & (times > begin) & (times <= end) | first).sum())
-        middle = (begin + end) / 2
-        survived = int(np.where(seen, times > end, times >= middle).sum())
-        result.append(float(np.log((had + 0.5) / (survived + 0.5))))
-        begin = end
-    return tuple(result)
+    limits = np.asarray(ends, np.float64)
+    with_event = np.searchsorted(limits, times, side="left")
+    last_seen = np.searchsorted(middles(ends), times, side="right")
+    return np.where(seen, with_event, len(limits) + 1 + last_seen)
+
+
+def outcome_names(ends: Sequence[float]) -> tuple[str, ...]:
+    """The names of the numbers of `outcome_cells`."""
+    events = [f"event until {end:.9g}" for end in ends]
+    last_seen = [f"last seen before {middle:.9g}" for middle in middles(ends)]
+    return (*events, "event later", *last_seen, "last seen later")
+
+
+def log_odds_of_counts(counts: ArrayLike) -> tuple[float, ...]:
+    """`log_odds` from the number of rows of each of `outcome_cells`."""
+    events, last_seen = np.asarray(counts, np.int64).reshape(2, -1)
+    # Whoever had the event later, or was last seen after its middle, survived an interval.
+    later = np.cumsum((events + last_seen)[::-1])[::-1][1:]
+    odds = np.log((events[:-1] + 0.5) / (later + 0.5))
+    return tuple(odds.tolist())
+
+
+def survival_grid(ends: Sequence[float]) -> tuple[float, ...]:
+    """Times at which the metric c_index tells times apart, where nothing but the ends of
+    intervals is known: so many parts of each interval that there are about `GRID`.
+
+    They are float32 numbers, as targets are.
+    """
+    parts = max(1, GRID // len(ends))
+    limits = np.concatenate([[0.0], np.asarray(ends, np.float64)])
+    shares = np.arange(1, parts + 1) / parts
+    grid = limits[:-1, None] + np.diff(limits)[:, None] * shares
+    return tuple(np.unique(grid.astype(np.float32)).astype(np.float64).tolist())
+
+
+def middles(ends: Sequence[float]) -> NDArray[np.float64]:
+    """The middle of each interval: who is censored after it counts as having survived."""
+    limits = np.asarray(ends, np.float64)
+    return (np.concatenate([[0.0], limits[:-1]]) + limits) / 2
 
 
 _NOTHING = -1e30

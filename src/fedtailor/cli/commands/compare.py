@@ -30,7 +30,7 @@ from fedtailor.cli.progress import (
 from fedtailor.executors import Settings
 from fedtailor.experiments.compare import Comparison
 from fedtailor.experiments.experiment import load
-from fedtailor.experiments.plan import PlannedEntry
+from fedtailor.experiments.plan import PlannedRuns
 from fedtailor.protocol import require
 from fedtailor.report.comparison import settings as settings_text
 from fedtailor.report.overview import duration
@@ -171,11 +171,11 @@ def compare(arguments: list[str]) -> int:
 def _print_plan(comparison: Comparison, options: Options) -> int:
     """Times the settings of an experiment, and prints its runs."""
     experiment = comparison.experiment
-    settings = sum(len(entry.candidates) for entry in experiment.entries)
+    settings = sum(len(method.candidates) for method in experiment.methods)
     with progress_over_settings(experiment.name, settings) as progress:
-        entries = list(comparison.plan(progress))
+        plan = list(comparison.plan(progress))
     devices = options.devices or len(jax.devices())
-    content = _plan_as_dict(experiment.name, entries, devices)
+    content = _plan_as_dict(experiment.name, plan, devices)
     if options.json:
         say_block(json.dumps(content))
         return 0
@@ -189,13 +189,13 @@ def _print_plan(comparison: Comparison, options: Options) -> int:
         "rounds,\nat most" if header == "rounds" and ends_early else header
         for header in PLAN_HEADERS
     ]
-    Table(title, headers, [_plan_cells(entry) for entry in entries], text=2).show()
-    for entry in entries:
-        for setting in entry.settings:
+    Table(title, headers, [_plan_cells(planned) for planned in plan], text=2).show()
+    for planned in plan:
+        for setting in planned.settings:
             if setting.error:
                 parameters = settings_text(setting.parameters)
-                label = ", ".join(filter(None, [entry.algorithm, parameters]))
-                say(f"{label} on {entry.scenario}: {setting.error}")
+                label = ", ".join(filter(None, [planned.algorithm, parameters]))
+                say(f"{label} on {planned.scenario}: {setting.error}")
     unit = "device" if devices == 1 else "devices"
     how_long = "At most" if ends_early else "About"
     say(
@@ -218,40 +218,38 @@ PLAN_HEADERS = (
 )
 
 
-def _plan_cells(entry: PlannedEntry) -> list[str]:
-    """The cells of an entry in the table of a plan."""
-    counts = [str(count) for count in (entry.runs, entry.finished, entry.rounds)]
+def _plan_cells(planned: PlannedRuns) -> list[str]:
+    """The cells of a method's runs in the table of a plan."""
+    counts = [str(count) for count in (planned.runs, planned.finished, planned.rounds)]
     times = ["-", "-", "-"]
-    if entry.finished < entry.runs:
+    if planned.finished < planned.runs:
         times = [
-            f"{entry.round_seconds:.2g}",
-            duration(entry.compile_seconds),
-            duration(entry.training_seconds),
+            f"{planned.round_seconds:.2g}",
+            duration(planned.compile_seconds),
+            duration(planned.training_seconds),
         ]
-    return [entry.scenario, entry.algorithm, *counts, *times]
+    return [planned.scenario, planned.algorithm, *counts, *times]
 
 
-def _plan_as_dict(
-    name: str, entries: list[PlannedEntry], devices: int
-) -> dict[str, Any]:
+def _plan_as_dict(name: str, plan: list[PlannedRuns], devices: int) -> dict[str, Any]:
     """A plan as a dict for JSON."""
     return {
         "name": name,
-        "runs": sum(entry.runs for entry in entries),
-        "finished": sum(entry.finished for entry in entries),
-        "added_runs": sum(entry.added_runs for entry in entries),
-        "training_seconds": sum(entry.training_seconds for entry in entries),
-        "added_seconds": sum(entry.added_seconds for entry in entries),
-        "compile_seconds": sum(entry.compile_seconds for entry in entries),
+        "runs": sum(planned.runs for planned in plan),
+        "finished": sum(planned.finished for planned in plan),
+        "added_runs": sum(planned.added_runs for planned in plan),
+        "training_seconds": sum(planned.training_seconds for planned in plan),
+        "added_seconds": sum(planned.added_seconds for planned in plan),
+        "compile_seconds": sum(planned.compile_seconds for planned in plan),
         "devices": devices,
-        "core_hours": sum(entry.core_seconds for entry in entries) / 3600,
+        "core_hours": sum(planned.core_seconds for planned in plan) / 3600,
         "entries": [
-            asdict(entry)
+            asdict(planned)
             | {
-                "training_seconds": entry.training_seconds,
-                "added_seconds": entry.added_seconds,
-                "core_seconds": entry.core_seconds,
+                "training_seconds": planned.training_seconds,
+                "added_seconds": planned.added_seconds,
+                "core_seconds": planned.core_seconds,
             }
-            for entry in entries
+            for planned in plan
         ],
     }

@@ -3,7 +3,7 @@
 Each command imports what it needs when it runs: a client should hold little in memory.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +84,16 @@ class Init:
     """A table such as clients have, from which the template's columns are filled in."""
     target: str | None = None
     """With --data: the column to predict."""
+    event: str | None = None
+    """With --data, of survival: the column that says whether the event was seen; --target
+    then names the column of times.
+    """
+    time: str | None = None
+    """With --data, of series: the column of times, which orders the rows of a window."""
+    window: int | None = None
+    """With --data and --time: rows of a window, which is an example."""
+    step: int | None = None
+    """With --window: rows between the beginnings of two windows to train on."""
 
 
 @dataclass(frozen=True)
@@ -192,6 +202,8 @@ class Predict:
     """Write the predictions to this .csv instead of the standard output."""
     probabilities: bool = False
     """Write the probability of every class, too."""
+    times: tuple[float, ...] = ()
+    """Of survival: the times at which to write the share without the event."""
 
 
 @dataclass(frozen=True)
@@ -240,9 +252,15 @@ def _init(options: Init) -> int:
         (options.data is None) == (options.target is None),
         "give --data FILE and --target COLUMN together",
     )
-    columns = None
+    columns, of_table = None, ("event", "time", "window", "step")
+    given = {name: getattr(options, name) for name in of_table}
+    for name in of_table:
+        require(
+            given[name] is None or options.data is not None,
+            f"{as_option(name)} is for a table; give it with --data FILE",
+        )
     if options.data is not None and options.target is not None:
-        columns, notes = columns_of(options.data, options.target)
+        columns, notes = columns_of(options.data, options.target, **given)
         for note in notes:
             say(note)
     created_names = make_federation(
@@ -498,6 +516,8 @@ def _audit(options: Audit) -> int:
 
 
 def _predict(options: Predict) -> int:
+    import polars as pl
+
     from fedtailor.remote.client_store import ClientStore
     from fedtailor.remote.kit import read_kit
     from fedtailor.remote.plan import plan_of
@@ -505,6 +525,7 @@ def _predict(options: Predict) -> int:
     from fedtailor.remote.table import read_rows
     from fedtailor.remote.work import PERSONAL
     from fedtailor.storage.export import load_models
+    from fedtailor.tables.windows import windows_to_predict
 
     kit = read_kit(options.kit)
     directory = ClientStore(kit.state, kit.job.identity).directory
@@ -522,7 +543,24 @@ def _predict(options: Predict) -> int:
         rows = read_rows(options.data, schema, target=False)
     else:
         rows = read_table(options.data, schema, target=False).rows(statistics)
-    table = predictions_of(model, rows.x, schema, statistics, options.probabilities)
+    index = np.arange(len(rows.x))
+    if schema.windowing is not None:
+        assert rows.times is not None
+        index = windows_to_predict(rows.times, schema.windowing)
+    table = predictions_of(
+        model,
+        rows.x[index],
+        schema,
+        statistics,
+        options.probabilities,
+        options.times,
+    )
+    if schema.windowing is not None:
+        ends = [
+            pl.Series("row", index[:, 0] + 1),
+            pl.Series("last_row", index[:, -1] + 1),
+        ]
+        table = pl.DataFrame([*ends, *table.drop("row")])
     write_text(csv_of_frame(table), options.out)
     return 0
 
@@ -533,6 +571,7 @@ def predictions_of(
     schema: "Schema",
     statistics: "Statistics | None",
     probabilities: bool,
+    times: Sequence[float] = (),
 ) -> "pl.DataFrame":
     """Predictions in the columns of `fedtailor predict`.
 
@@ -542,11 +581,15 @@ def predictions_of(
         schema: the job's columns.
         statistics: the agreed preprocessing; None if the job has none.
         probabilities: whether to return the probability of every class.
+        times: of survival, when to predict the share without the event.
 
     Raises:
-        ValueError: probabilities are asked of a regression.
+        ValueError: probabilities are asked of a regression, or curves of a model that has
+            none.
     """
     import polars as pl
+
+    from fedtailor.deployment.predictions import check_times, survival_columns
 
     def decode(values: np.ndarray) -> np.ndarray:
         if schema.classes:
@@ -555,10 +598,12 @@ def predictions_of(
             return values
         return statistics.preprocessing(schema).decode(values)
 
+    check_times(model.model.task, times)
     out = model.outputs(x)
     columns = model.model.task.prediction_columns(
         out, decode, probabilities=probabilities
     )
+    columns |= survival_columns(model.model.task, out, times)
     return pl.DataFrame({"row": np.arange(1, len(out) + 1), **columns})
 
 
@@ -594,6 +639,7 @@ def _simulate(options: Simulate) -> int:
             participation=job.participation,
             uplink=plan.uplink,
             downlink=plan.downlink,
+            metrics=plan.requested_metrics,
             directory=options.out,
             settings=Settings(devices=1, canonical=True),
         )

@@ -20,6 +20,7 @@ import numpy as np
 import platformdirs
 from numpy.typing import NDArray
 
+from fedtailor._documentation import see
 from fedtailor._files import (
     AnyPath,
     atomic_write,
@@ -131,7 +132,7 @@ def find(source: Source, data_dir: DataDir = None) -> list[Path]:
             f"{source.title} is not at hand and was not downloaded"
             f" ({reason(error)[:200]}); expected {', '.join(source.files)} in {folder}:"
             " put them there, or point data_dir or FEDTAILOR_DATA at the directory"
-            f" above {source.folders[0]}"
+            f" above {source.folders[0]}{see('errors#data-that-are-not-at-hand')}"
         ) from None
     return [folder / name for name in source.files]
 
@@ -254,5 +255,5 @@ def _verify(path: Path, expected_hash: str | None) -> None:
         raise ValueError(
             f"{path} is not the published file ({actual[:19]}..., published"
             f" {expected_hash[:19]}...); it is damaged or another file of that name: delete it,"
-            " and it is downloaded again"
+            f" and it is downloaded again{see('errors#a-file-that-is-not-the-published-one')}"
         )

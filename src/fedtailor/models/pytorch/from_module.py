@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedtailor._documentation import see
 from fedtailor._files import atomic_write
 from fedtailor.models.model import Model
 from fedtailor.models.pytorch.check import check_conversion
@@ -116,6 +117,7 @@ def from_torch(
         raise ValueError(
             f"{name} cannot be converted: {error}{advice} PyTorch train the module,"
             ' which is slower: from_torch(..., engine="torch")'
+            f"{see('models-pytorch#what-cannot-be-converted')}"
         ) from None
 
 

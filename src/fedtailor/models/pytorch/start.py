@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array
 from numpy.typing import NDArray
 
+from fedtailor._documentation import see
 from fedtailor.models.pytorch.layout import Images
 from fedtailor.models.pytorch.optional import TorchModuleType, pytorch
 
@@ -189,6 +190,7 @@ def initializer(
                     f"{type(layer).__name__} has parameters of its own and no"
                     " reset_parameters; pass a function that makes the module, or"
                     " pretrained=True to start from its present values"
+                    f"{see('models#pytorch-modules')}"
                 )
         return new
 

@@ -7,7 +7,7 @@ import numpy as np
 import polars as pl
 
 from fedtailor.decision.intervals import MIN_SEEDS
-from fedtailor.report.experiment import Experiment, ScenarioUse
+from fedtailor.report.experiment import ScenarioUse, StoredExperiment
 from fedtailor.report.page.parts import Section
 from fedtailor.report.stored import StoredRun
 
@@ -50,7 +50,7 @@ def settings(runs: Mapping[str, Sequence[StoredRun]]) -> Section:
     return Section("Settings", settings=entries)
 
 
-def protocol(experiment: Experiment, scenario: str, run: StoredRun) -> Section:
+def protocol(experiment: StoredExperiment, scenario: str, run: StoredRun) -> Section:
     """The section that defines the numbers: their model, round, split and weighting."""
     index, scenario_use = experiment.index, experiment.index.scenarios[scenario]
     interval = run.manifest.get("run", {}).get("evaluate_every", 1)

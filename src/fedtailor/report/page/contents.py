@@ -9,7 +9,7 @@ import polars as pl
 from fedtailor.report import comparison, overview
 from fedtailor.report.coverage import COVERAGE, coverage_table
 from fedtailor.report.decision import Decision, decide
-from fedtailor.report.experiment import Experiment
+from fedtailor.report.experiment import StoredExperiment
 from fedtailor.report.page.background import data_card, protocol, settings
 from fedtailor.report.page.curves import curves, diagnostics
 from fedtailor.report.page.parts import Page, Picture, Section
@@ -37,7 +37,7 @@ CALIBRATION = ("calibration_error", "brier", "log_loss")
 Seeds = Sequence[StoredRun]
 
 
-def page_of(experiment: Experiment) -> Page:
+def page_of(experiment: StoredExperiment) -> Page:
     """Makes the page of an experiment, which may be unfinished.
 
     Raises:
@@ -60,7 +60,7 @@ def page_of(experiment: Experiment) -> Page:
 
 
 def scenario_sections(
-    experiment: Experiment, scenario: str, lines: int = MAX_TABLE_ROWS
+    experiment: StoredExperiment, scenario: str, lines: int = MAX_TABLE_ROWS
 ) -> list[Section]:
     """Makes the sections of one scenario.
 
@@ -368,7 +368,7 @@ def _choices_by_client(decision: Decision) -> dict[str, str]:
     return choices
 
 
-def _choice_section(experiment: Experiment) -> Section:
+def _choice_section(experiment: StoredExperiment) -> Section:
     title = "Choice of settings"
     if not experiment.index.candidates:
         return Section(
@@ -377,7 +377,7 @@ def _choice_section(experiment: Experiment) -> Section:
     return Section(title, tables=[comparison.choice_table(experiment)])
 
 
-def _subtitle(experiment: Experiment) -> str:
+def _subtitle(experiment: StoredExperiment) -> str:
     """Numbers of methods, data sets and seeds, and whether all runs are finished."""
     index = experiment.index
     counts = {

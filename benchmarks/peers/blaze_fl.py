@@ -1,0 +1,100 @@
+"""BlazeFL, from a checkout: its FedAvg trains, its data and loss are ours."""
+
+import importlib
+import sys
+from copy import deepcopy
+from pathlib import Path
+
+import numpy as np
+import torch
+from properties import Buffers, Task, Trained, clients
+
+
+class Selector:
+    """Gives one network, whatever the name."""
+
+    def __init__(self, network: torch.nn.Module) -> None:
+        self.network = network
+
+    def select_model(self, model_name: str) -> torch.nn.Module:
+        return deepcopy(self.network)
+
+
+class Data:
+    """The clients' data, each in one batch."""
+
+    def __init__(self, task: Task) -> None:
+        self.batches = [[(torch.tensor(x), torch.tensor(y))] for x, y in task.clients]
+
+    def get_dataset(self, type_, cid):
+        return self.batches[cid]
+
+    def set_dataset(self, type_, cid, dataset) -> None:
+        pass
+
+    def get_dataloader(self, type_, cid, batch_size, generator=None):
+        return self.batches[cid]
+
+
+def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return 0.5 * ((output.squeeze(-1) - target) ** 2).mean()
+
+
+class Library:
+    name = "BlazeFL"
+    precise = True
+    methods = ("FedAvg",)
+
+    def __init__(self, source: Path, commit: str) -> None:
+        sys.path.insert(0, str(source / "src"))
+        self.fedavg = importlib.import_module("blazefl.contrib.fedavg")
+        self.version = commit
+        torch.set_default_dtype(torch.float64)
+
+    def run(self, task: Task, network: torch.nn.Module):
+        selector, data, count = Selector(network), Data(task), len(task.clients)
+        server = self.fedavg.FedAvgBaseServerHandler(
+            selector, "", data, task.rounds, count, 1.0, "cpu", 1000, 0
+        )
+        trainer = self.fedavg.FedAvgBaseClientTrainer(
+            selector, "", data, "cpu", count, task.steps, 1000, task.lr, 0
+        )
+        trainer.criterion = loss
+        while not server.if_stop():
+            sampled = server.sample_clients()
+            trainer.local_process(server.downlink_package(), sampled)
+            for package in trainer.uplink_package():
+                server.load(package)
+        return server, trainer
+
+    def train(self, method: str, task: Task) -> Trained:
+        network = torch.nn.Linear(len(task.start), 1, bias=False)
+        network.weight.data[:] = torch.tensor(task.start)
+        server, _ = self.run(task, network)
+        w = server.model.weight.detach().numpy().ravel().copy()
+        return Trained(w, [w] * len(task.clients))
+
+    def buffers(self) -> Buffers:
+        found, _ = clients()
+
+        def trained(of: list):
+            torch.manual_seed(0)
+            network = torch.nn.Sequential(
+                torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 1)
+            )
+            return self.run(Task(of, np.zeros(3), rounds=1), network)
+
+        def statistics(module: torch.nn.Module) -> np.ndarray:
+            return module[1].running_mean.detach().numpy().copy()
+
+        server, trainer = trained(found)
+        # What a client trains with after it has received the next model.
+        self.fedavg.deserialize_model(
+            trainer.model, server.downlink_package().model_parameters
+        )
+        return Buffers(
+            [statistics(trainer.model)] * len(found),
+            statistics(server.model),
+            [statistics(trained([one])[1].model) for one in found],
+            [len(y) for _, y in found],
+        )

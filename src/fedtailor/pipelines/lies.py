@@ -89,7 +89,7 @@ class Lies(Transform):
             rows = update[kind]
             honest = rows.host()
             values = np.array(rows.values)
-            for client in np.flatnonzero(lies):
+            for client in np.flatnonzero(lies).tolist():
                 values[rows.row[client]] = self._lie(
                     kind, honest, client, lies, downlink, cohort
                 )

@@ -48,7 +48,7 @@ class Lora(Architecture):
         where: which of its weights have adapters.
         rank: r, the largest one; a weight with fewer rows or columns has as many.
         alpha: adapters are multiplied by alpha / r.
-        train: the part of `inner` that is trained as a whole.
+        train_whole: the part of `inner` that is trained as a whole.
         freeze_a: whether A is frozen, too.
         seed: of frozen arrays that were not given.
         given: arrays to start from, by path.
@@ -257,7 +257,7 @@ def lora(
     convolution counts as a matrix with one row for each output channel.
 
     FedSA-LoRA (Guo et al. 2025: A is averaged, B stays with the client) is
-    `FedPer(personal="lora_b")`; FFA-LoRA (Sun et al. 2024) is any method with
+    `FedPer(part="lora_b")`; FFA-LoRA (Sun et al. 2024) is any method with
     `freeze_a=True`.
 
     Args:

@@ -42,7 +42,7 @@ from rich.table import Table
 
 from fedtailor.executors import Settings
 from fedtailor.experiments.compare import Comparison
-from fedtailor.experiments.experiment import load as load_experiment
+from fedtailor.experiments.experiment import load_experiment
 from fedtailor.protocol import require
 from fedtailor.storage import DirectoryLock, Unusable
 from fedtailor.storage.lock import LOCK

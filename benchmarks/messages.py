@@ -26,7 +26,7 @@ from fedtailor.models import Model
 from fedtailor.protocol import SGD
 from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.data_facts import RemoteData
-from fedtailor.remote.executor import RemoteExecutor, Rules, client_table
+from fedtailor.remote.executor import RemoteExecutor, Rules, population_table
 from fedtailor.remote.plan import Plan
 from fedtailor.remote.secure_sums import SecureSums
 from fedtailor.remote.transport import LoopbackTransport, Responder
@@ -149,7 +149,7 @@ def over_messages(
             plan, own, ClientStore(folder / str(place), plan.experiment)
         )
         responders[name] = Responder(plan.experiment, name, work, plan.common_vectors)
-    table = client_table(federation.names, federation.train.sizes)
+    table = population_table(federation.names, federation.train.sizes)
     rows = {name: np.array([ROWS, 0, 0]) for name in federation.names}
     rules = Rules(minimum=len(table), poll_interval=0.0)
     executor = RemoteExecutor(

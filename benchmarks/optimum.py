@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from fedtailor.cli.commands.compare import TableOptions
+from fedtailor.cli.commands.compare import OwnTableOptions
 from fedtailor.cli.options import parse
 from fedtailor.cli.own_table import changed_options, prepare_table_experiment, ridge_of
 from fedtailor.deployment import open_run
@@ -196,7 +196,7 @@ def main(arguments: list[str]) -> None:
         raise SystemExit(0)
     path = Path(arguments[0])
     options = parse(
-        TableOptions,
+        OwnTableOptions,
         [*arguments[1:], "--algorithms", "local", "fedavg"],
         "benchmarks/optimum.py",
     )

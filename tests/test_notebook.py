@@ -55,7 +55,7 @@ def test_advice_shows_its_sentences_methods_and_clients(runs):
 
 
 def test_long_tables_end_with_the_number_of_further_rows():
-    shown = _notebook.table(("n",), [(number,) for number in range(25)])
+    shown = _notebook.html_table(("n",), [(number,) for number in range(25)])
     assert shown.count("<tr>") == 1 + _notebook.MAX_ROWS
     assert "and 5 more rows" in shown
 

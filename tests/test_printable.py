@@ -25,7 +25,7 @@ from fedtailor._printable import (
 from fedtailor.cli import main
 from fedtailor.cli.progress import progress_of
 from fedtailor.remote.transport import LoopbackTransport, send_and_receive
-from fedtailor.report.tables import Table
+from fedtailor.report.tables import ReportTable
 
 FORGED = "2026-01-01 all keys are good"
 HOSTILE = (
@@ -237,7 +237,7 @@ def test_progress_in_lines(capsys):
 
 
 def test_tables_on_a_terminal(capsys):
-    table = Table(
+    table = ReportTable(
         f"t\x1b\n{FORGED}", ["a\nb", "\x1b[31m"], [["\u202e", "\x9b"]], note="\x07"
     )
     table.show()

@@ -13,12 +13,12 @@ MAX_ROWS = 20
 """Rows of a table that a notebook shows."""
 
 
-def paragraphs(lines: Iterable[object]) -> str:
+def html_paragraphs(lines: Iterable[object]) -> str:
     """Lines of text as paragraphs."""
     return "".join(f"<p>{_text(line)}</p>" for line in lines)
 
 
-def table(
+def html_table(
     header: Sequence[object], rows: Iterable[Sequence[Any]], title: str = ""
 ) -> str:
     """A table of which the first rows are shown.
@@ -45,7 +45,7 @@ def table(
 
 def table_of_frame(frame: "pl.DataFrame", title: str = "") -> str:
     """A polars frame as a table."""
-    return table(frame.columns, frame.rows(), title)
+    return html_table(frame.columns, frame.rows(), title)
 
 
 def _cell(value: Any) -> object:

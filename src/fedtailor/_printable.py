@@ -12,7 +12,7 @@ import io
 import re
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
@@ -40,6 +40,14 @@ def one_line(text: object) -> str:
         return text
     text = _LINE_BREAKS.sub(" ", text)
     return "".join(map(_shown, text))
+
+
+def join_names(names: Sequence[object], limit: int = 6) -> str:
+    """Join names for a sentence, as in "a, b, c and 4 more"."""
+    text = ", ".join(str(name) for name in names[:limit])
+    if len(names) > limit:
+        text += f" and {len(names) - limit} more"
+    return text
 
 
 def say(*lines: object, file: TextIO | None = None) -> None:

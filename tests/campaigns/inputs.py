@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from fedtailor.cli import main
-from fedtailor.experiments.experiment import load
+from fedtailor.experiments.experiment import load_experiment
 from fedtailor.report import StoredRun
 from fedtailor.report.experiment import StoredExperiment
 from fedtailor.storage import check, load_models
@@ -219,7 +219,7 @@ def try_text(text: str, folder: Path) -> None:
     path = folder / "e.toml"
     path.write_text(text, encoding="utf-8", errors="surrogatepass")
     try:
-        load(path)
+        load_experiment(path)
     except ValueError as error:
         assert "\n" not in str(error), str(error)
 

@@ -47,7 +47,7 @@ chosen = ("FedAvg", "UCFL, auto")
 methods_of = demo.methods_of
 demo.methods_of = lambda scenario: {name: methods_of(scenario)[name] for name in chosen}
 runs = demo._train(scenarios.find("digits-rotated"), pathlib.Path(sys.argv[1]), demo.Options())
-table = demo.table("digits-rotated", runs)
+table = demo.demo_table("digits-rotated", runs)
 print(json.dumps([[str(cell) for cell in row] for row in table.rows]))
 """
 

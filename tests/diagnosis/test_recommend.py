@@ -9,7 +9,7 @@ from fedtailor.diagnosis import (
     Evidence,
     are_clear,
     diagnose,
-    recommend,
+    recommend_race,
     starting_point,
     starting_strength,
     streams_of,
@@ -40,7 +40,7 @@ def methods(race):
 
 def test_one_population_gets_one_model():
     found = population(np.random.default_rng(0), np.zeros((6, 200)))
-    race = recommend(found, SIZE)
+    race = recommend_race(found, SIZE)
     assert methods(race) == ["fedavg", "ditto", "local"] and race.doubt == ""
     assert (
         streams_of(found) is None
@@ -53,7 +53,7 @@ def test_one_population_gets_one_model():
 
 def test_groups_get_a_model_each():
     centres = 4 * np.eye(10)[[0, 1, 2] * 3]
-    race = recommend(population(np.random.default_rng(1), centres), SIZE)
+    race = recommend_race(population(np.random.default_rng(1), centres), SIZE)
     assert methods(race) == ["ucfl", "ifca", "local"] and race.doubt == ""
     ucfl, ifca, local = race.entries
     assert ucfl.settings == {"streams": 3} and ifca.settings == {
@@ -72,7 +72,7 @@ def test_groups_get_a_model_each():
 def test_clients_that_have_nothing_in_common_are_no_groups():
     found = population(np.random.default_rng(2), 4 * np.eye(10)[:6])
     assert len(np.unique(found.groups)) == 6 and streams_of(found) is None
-    race = recommend(found, SIZE)
+    race = recommend_race(found, SIZE)
     assert (
         methods(race) == ["fedavg", "ditto", "local"]
         and race.entries[0].because == "one model for all"
@@ -90,14 +90,14 @@ def test_one_pair_of_many_makes_no_groups():
     one = replace(one, groups=one.gradients.groups())
     assert len(np.unique(one.groups)) == 2
     assert streams_of(one) is None
-    assert methods(recommend(one, SIZE)) == ["fedavg", "ditto", "local"]
+    assert methods(recommend_race(one, SIZE)) == ["fedavg", "ditto", "local"]
 
 
 def test_groups_that_shade_into_each_other_are_raced_against_ditto():
     centres = np.linspace(0, 1.1, 12)[:, None] * np.ones((12, 3))
     found = population(np.random.default_rng(1), centres)
     assert streams_of(found) is not None and not are_clear(found)
-    race = recommend(found, SIZE)
+    race = recommend_race(found, SIZE)
     assert methods(race) == ["ucfl", "ditto", "local"]
     assert "by degrees" in race.entries[1].because
 
@@ -108,7 +108,7 @@ def test_too_few_samples_are_said_to_be_too_few():
     centres = np.eye(200)[
         :6
     ]  # traces are 200, and so is n: expected distances are 2, and these 2 more
-    race = recommend(population(np.random.default_rng(3), centres), SIZE)
+    race = recommend_race(population(np.random.default_rng(3), centres), SIZE)
     assert race.doubt.startswith("These samples cannot tell whether clients differ")
     assert methods(race) == ["fedavg", "ditto", "local"]
 

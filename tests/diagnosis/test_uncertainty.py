@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedtailor.diagnosis import personalization_gain, variance_between
+from fedtailor.diagnosis import local_variance_between, personalization_gain
 
 WITHIN, BETWEEN = np.array([0.5, 2.0, 1.0, 4.0]), 0.7
 
@@ -68,11 +68,11 @@ def test_the_variance_between_clients_is_not_inflated_by_that_within():
             rng.normal(0, np.sqrt(2.0), (12, 20))
             + rng.normal(size=(12, 20)) * np.sqrt(within / 20)[:, None]
         )
-        estimates.append(variance_between(models, within))
+        estimates.append(local_variance_between(models, within))
         printed.append(models.var(axis=0, ddof=1).sum())
     np.testing.assert_allclose(np.mean(estimates), 40, rtol=0.02)
     assert np.mean(printed) > 42
-    assert variance_between(np.zeros((3, 2)), np.ones(3)) == 0
+    assert local_variance_between(np.zeros((3, 2)), np.ones(3)) == 0
 
 
 @pytest.mark.parametrize(
@@ -87,4 +87,4 @@ def test_variances_that_are_none_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         personalization_gain(*arguments)
     with pytest.raises(ValueError, match="one client alone"):
-        variance_between(np.zeros((1, 2)), np.ones(1))
+        local_variance_between(np.zeros((1, 2)), np.ones(1))

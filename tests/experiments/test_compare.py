@@ -15,7 +15,7 @@ from fedtailor.algorithms import FedProx
 from fedtailor.cli import main
 from fedtailor.executors import Settings
 from fedtailor.experiments.compare import Comparison
-from fedtailor.experiments.experiment import load
+from fedtailor.experiments.experiment import load_experiment
 from fedtailor.storage import DirectoryLock, Interrupted, Unusable
 from fedtailor.storage.digests import with_digest
 from fedtailor.storage.run_files import MANIFEST, METRICS, SUMMARY
@@ -37,7 +37,7 @@ grid.sgd.lr = [0.001, 0.1, 1e30]
 def experiment(tmp_path_factory):
     path = tmp_path_factory.mktemp("file") / "e.toml"
     path.write_text(FILE)
-    return load(path)
+    return load_experiment(path)
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +189,7 @@ use = "fedprox"
 def from_text(tmp_path, text):
     path = tmp_path / "e.toml"
     path.write_text(text)
-    return load(path)
+    return load_experiment(path)
 
 
 def refuse(self, population):

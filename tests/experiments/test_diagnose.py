@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedtailor as ft
-from fedtailor.diagnosis import Evidence, batch_sizes, recommend
+from fedtailor.diagnosis import Evidence, batch_sizes, recommend_race
 from fedtailor.diagnosis import diagnose as diagnose_evidence
 from fedtailor.executors import Settings
 from fedtailor.experiments.diagnose import (
@@ -175,7 +175,7 @@ def test_what_a_method_is_said_to_send_is_what_it_sends(groups):
         list("abcd"), np.full(4, 50), gradients, np.full(4, 1e-5), np.full(4, 16)
     )
     federation, model = clients([1, -1, 1, -1]), ft.models.logistic()
-    race = recommend(diagnose_evidence(known), 4 * 8)
+    race = recommend_race(diagnose_evidence(known), 4 * 8)
     assert race.entries[0].method == ("ucfl" if groups else "fedavg")
     for entry in race.entries:
         # with the streams from the first round on

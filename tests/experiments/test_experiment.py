@@ -5,8 +5,8 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from fedtailor.experiments.document import line_of, overlay, read
-from fedtailor.experiments.experiment import load
+from fedtailor.experiments.document import line_of, overlay, read_document
+from fedtailor.experiments.experiment import load_experiment
 from fedtailor.experiments.scenarios import SCENARIOS
 
 FILE = """title = "A comparison"
@@ -50,7 +50,7 @@ def write(tmp_path):
 
 
 def test_a_file_becomes_rows_columns_and_candidates(write):
-    experiment = load(write(FILE))
+    experiment = load_experiment(write(FILE))
     assert experiment.method_labels == ["FedAvg", "Hyp, clusters 1", "Hyp, clusters 2"]
     fedavg, one, two = experiment.methods
     assert [candidate.algorithm.sgd.lr for candidate in fedavg.candidates] == [
@@ -83,7 +83,9 @@ use = "fedrep"
 grid.part = ["head", "not layers.1"]
 
 [algorithms.Hyp]"""
-    _, fedper, fedrep, *_ = load(write(FILE.replace("[algorithms.Hyp]", rows))).methods
+    _, fedper, fedrep, *_ = load_experiment(
+        write(FILE.replace("[algorithms.Hyp]", rows))
+    ).methods
     assert [candidate.algorithm.part for candidate in fedper.candidates] == ["last2"]
     assert [candidate.algorithm.part for candidate in fedrep.candidates] == [
         "head",
@@ -92,7 +94,7 @@ grid.part = ["head", "not layers.1"]
 
 
 def test_the_quick_size_is_laid_over_the_published_one(write):
-    experiment = load(write(FILE), quick=True)
+    experiment = load_experiment(write(FILE), quick=True)
     assert (experiment.name, experiment.size, experiment.method_labels) == (
         "e-quick",
         "quick",
@@ -103,12 +105,12 @@ def test_the_quick_size_is_laid_over_the_published_one(write):
         and experiment.scenarios[0].arguments["val"] == 0.2
     )
     with pytest.raises(ValueError, match="no quick size"):
-        load(write(FILE[: FILE.index("[quick]")]), quick=True)
+        load_experiment(write(FILE[: FILE.index("[quick]")]), quick=True)
 
 
 def test_a_file_may_build_on_another(write):
     write(FILE)
-    experiment = load(
+    experiment = load_experiment(
         write(
             'base = "e.toml"\nmetrics = ["worst"]\n[algorithms.Hyp]\nstart ='
             ' "random"\nwarm = 2\n',
@@ -117,11 +119,11 @@ def test_a_file_may_build_on_another(write):
     )
     assert experiment.file.metrics == ["worst"] and experiment.file.seeds == [0, 1]
     assert experiment.methods[1].candidates[0].algorithm.warm == 2
-    assert load(write('base = "e.toml"', "f.toml"), quick=True).method_labels == [
-        "FedAvg"
-    ]
+    assert load_experiment(
+        write('base = "e.toml"', "f.toml"), quick=True
+    ).method_labels == ["FedAvg"]
     with pytest.raises(ValueError, match="its own base"):
-        load(write('base = "f.toml"', "f.toml"))
+        load_experiment(write('base = "f.toml"', "f.toml"))
 
 
 def test_tables_are_laid_over_tables():
@@ -241,7 +243,7 @@ def test_tables_are_laid_over_tables():
 def test_a_mistake_is_one_line_with_its_place(write, old, new, line, message):
     assert FILE.count(old) >= 1
     with pytest.raises(ValueError, match=message) as error:
-        load(write(FILE.replace(old, new, 1)))
+        load_experiment(write(FILE.replace(old, new, 1)))
     assert str(error.value).startswith(f"e.toml, line {line}: ") and "\n" not in str(
         error.value
     )
@@ -250,21 +252,21 @@ def test_a_mistake_is_one_line_with_its_place(write, old, new, line, message):
 def test_a_mistake_in_the_quick_size_or_in_the_base_is_found_there(write):
     path = write(FILE.replace("clients = 10", "clients = 0.5"))
     with pytest.raises(ValueError, match=r"e\.toml, line 27: .*clients is 0\.5"):
-        load(path, quick=True)
+        load_experiment(path, quick=True)
     with pytest.raises(ValueError, match=r"e\.toml, line 9: there is no scenario"):
         write(FILE.replace("digits-rotated", "digits-turned"))
-        load(write('base = "e.toml"\nrounds = 2', "f.toml"))
+        load_experiment(write('base = "e.toml"\nrounds = 2', "f.toml"))
 
 
 def test_files_that_are_none(write, tmp_path):
     with pytest.raises(ValueError, match=r"cannot read .*nothing\.toml: No such file"):
-        load(tmp_path / "nothing.toml")
+        load_experiment(tmp_path / "nothing.toml")
     with pytest.raises(ValueError, match=r"e\.toml is no TOML file: Invalid value"):
-        load(write("title = "))
+        load_experiment(write("title = "))
     with pytest.raises(ValueError, match="title is missing"):
-        load(write("rounds = 3"))
+        load_experiment(write("rounds = 3"))
     with pytest.raises(ValueError, match="base is 3; it must be the name of a file"):
-        load(write("base = 3"))
+        load_experiment(write("base = 3"))
 
 
 def test_none_can_be_said(write):
@@ -273,7 +275,7 @@ def test_none_can_be_said(write):
         + '[algorithms.UCFL]\nuse = "ucfl"\nstreams = "none"\n[algorithms.Ditto]\nuse ='
         ' "ditto"\nsgd.steps = "none"\n'
     )
-    ucfl, ditto = load(write(text)).methods[-2:]
+    ucfl, ditto = load_experiment(write(text)).methods[-2:]
     assert (
         ucfl.candidates[0].algorithm.streams is None
         and ditto.candidates[0].algorithm.sgd.steps is None
@@ -289,19 +291,19 @@ def test_lines_of_settings():
 
 def test_a_model_can_be_chosen(write):
     text = FILE.replace("val = 0.2", 'val = 0.2\nmodel = {use = "mlp", hidden = 7}')
-    assert load(write(text)).scenarios[0].definition.model.hidden == (7,)
+    assert load_experiment(write(text)).scenarios[0].definition.model.hidden == (7,)
     with pytest.raises(
         ValueError, match=r"line 11: there is no model 'mpl'; did you mean 'mlp'"
     ):
-        load(write(text.replace('"mlp"', '"mpl"')))
+        load_experiment(write(text.replace('"mlp"', '"mpl"')))
     with pytest.raises(
         ValueError, match=r"line 11: there is no argument of mlp 'width'"
     ):
-        load(write(text.replace("hidden", "width")))
+        load_experiment(write(text.replace("hidden", "width")))
 
 
 def test_reading_keeps_the_sources(write):
-    assert read(write(FILE)).content["rounds"] == 3
+    assert read_document(write(FILE)).content["rounds"] == 3
 
 
 def test_a_grid_of_millions_of_combinations_is_refused_before_they_are_made(write):
@@ -312,7 +314,7 @@ def test_a_grid_of_millions_of_combinations_is_refused_before_they_are_made(writ
         ValueError,
         match="grid has 64,000,000 combinations; at most 10,000 are possible",
     ):
-        load(write(FILE.replace("grid.sgd.lr = [0.01, 0.1]", grid)))
+        load_experiment(write(FILE.replace("grid.sgd.lr = [0.01, 0.1]", grid)))
 
 
 def test_a_scenario_of_another_package_is_found_by_its_entry_point(
@@ -334,7 +336,7 @@ def test_a_scenario_of_another_package_is_found_by_its_entry_point(
         'title = "theirs"\n[scenarios.theirs]\n[algorithms.FedAvg]\nuse = "fedavg"\n'
     )
     try:
-        method, *_ = load(tmp_path / "e.toml").methods
+        method, *_ = load_experiment(tmp_path / "e.toml").methods
         assert method.scenario.definition.name == "theirs"
     finally:
         SCENARIOS.pop("theirs", None)

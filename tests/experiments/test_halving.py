@@ -10,7 +10,7 @@ import pytest
 from fedtailor.executors import Settings
 from fedtailor.experiments import halving
 from fedtailor.experiments.compare import Comparison
-from fedtailor.experiments.experiment import load
+from fedtailor.experiments.experiment import load_experiment
 from fedtailor.report.comparison import tables
 from fedtailor.report.decision import decide
 from fedtailor.report.document import markdown
@@ -35,7 +35,7 @@ algorithms.Still = {use = "fedavg", sgd.lr = 1e-7}
 def experiment(tmp_path_factory):
     path = tmp_path_factory.mktemp("file") / "halved.toml"
     path.write_text(FILE)
-    return load(path)
+    return load_experiment(path)
 
 
 @pytest.fixture(scope="module")
@@ -275,4 +275,6 @@ def test_a_budget_needs_validation_data(tmp_path):
         ValueError,
         match="a budget is spent by validation data, and scenario 'd' has none",
     ):
-        Comparison(load(path), tmp_path / "out", Settings(), budget=True).run()
+        Comparison(
+            load_experiment(path), tmp_path / "out", Settings(), budget=True
+        ).run()

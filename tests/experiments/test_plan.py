@@ -7,7 +7,7 @@ import pytest
 from fedtailor.executors import Settings
 from fedtailor.experiments import plan
 from fedtailor.experiments.compare import Comparison
-from fedtailor.experiments.experiment import load
+from fedtailor.experiments.experiment import load_experiment
 
 FILE = """title = "A comparison"
 seeds = [0, 1, 2]
@@ -25,7 +25,9 @@ grid.sgd.lr = [0.1, 1e30]
 @pytest.fixture
 def comparison(tmp_path):
     (tmp_path / "e.toml").write_text(FILE)
-    return Comparison(load(tmp_path / "e.toml"), tmp_path / "results", Settings())
+    return Comparison(
+        load_experiment(tmp_path / "e.toml"), tmp_path / "results", Settings()
+    )
 
 
 def test_it_counts_runs_and_writes_nothing(comparison, tmp_path):
@@ -65,7 +67,9 @@ def test_what_is_finished_is_not_timed(comparison):
 def test_a_refused_method_is_said(tmp_path):
     text = FILE.replace('use = "local"', 'use = "ucfl"\nstreams = 9')
     (tmp_path / "e.toml").write_text(text)
-    planned = Comparison(load(tmp_path / "e.toml"), tmp_path / "results", Settings())
+    planned = Comparison(
+        load_experiment(tmp_path / "e.toml"), tmp_path / "results", Settings()
+    )
     refused, _ = planned.plan()
     assert "streams" in refused.settings[0].error
     assert refused.training_seconds == 0
@@ -77,13 +81,15 @@ def test_missing_data_and_devices_end_a_plan(tmp_path, monkeypatch):
     (tmp_path / "e.toml").write_text(
         FILE.replace('"digits-rotated", clients = 4', '"school"')
     )
-    missing = Comparison(load(tmp_path / "e.toml"), tmp_path / "results", Settings())
+    missing = Comparison(
+        load_experiment(tmp_path / "e.toml"), tmp_path / "results", Settings()
+    )
     with pytest.raises(ValueError, match=r"school\.csv\.gz"):
         list(missing.plan())
     (tmp_path / "e.toml").write_text(FILE)
     many = Settings(devices=99)
     with pytest.raises(ValueError, match="99"):
-        list(Comparison(load(tmp_path / "e.toml"), tmp_path, many).plan())
+        list(Comparison(load_experiment(tmp_path / "e.toml"), tmp_path, many).plan())
 
 
 def test_halving_has_no_plan(comparison):
@@ -95,7 +101,7 @@ def test_halving_has_no_plan(comparison):
 def test_the_digest_is_that_of_the_settings(comparison, tmp_path):
     def digest(text):
         (tmp_path / "e.toml").write_text(text)
-        loaded = load(tmp_path / "e.toml")
+        loaded = load_experiment(tmp_path / "e.toml")
         return Comparison(loaded, tmp_path / "elsewhere", Settings()).digest()
 
     assert comparison.digest() == digest(FILE.replace("A comparison", "Another title"))

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from fedtailor.cli import main
-from fedtailor.experiments.experiment import load
+from fedtailor.experiments.experiment import load_experiment
 from fedtailor.experiments.texts import uplink_of_texts
 from fedtailor.pipelines import Cast, Clip, GaussianNoise, Quantize, TopK
 from fedtailor.report.overview import _privacy
@@ -72,7 +72,7 @@ def test_mistakes_on_the_command_line_are_one_line(text, message):
 
 def test_experiments_have_an_uplink_for_all_and_for_one(tmp_path):
     (tmp_path / "e.toml").write_text(FILE)
-    noisy, plain = load(tmp_path / "e.toml").methods
+    noisy, plain = load_experiment(tmp_path / "e.toml").methods
     assert [type(it) for it in noisy.uplink] == [GaussianNoise, TopK] and noisy.uplink[
         0
     ].multiplier == 2
@@ -85,7 +85,7 @@ def test_experiments_have_an_uplink_for_all_and_for_one(tmp_path):
             r"e.toml, line 10: gaussian-noise: there is no hyper-parameter 'multiplyer'"
         ),
     ):
-        load(tmp_path / "e.toml")
+        load_experiment(tmp_path / "e.toml")
 
 
 def test_a_run_shows_its_epsilon(capsys):

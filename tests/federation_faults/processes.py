@@ -30,7 +30,7 @@ def campaign(directory, kills, seed, say=print):
     draw = random.Random(seed)
     rounds = 4 * kills + 3  # some go by between two kills
     files = demo.prepare(directory, METHOD, rounds=rounds)
-    simulated = demo.simulate(directory, files)
+    simulated = demo.simulate_demo(directory, files)
     serve = ["serve", str(directory), "--listen", "127.0.0.1"]
     tried = good = 0
     with (
@@ -88,7 +88,7 @@ def campaign(directory, kills, seed, say=print):
             ).read_text()[-2000:]
         finally:
             stop(serving)
-    models = demo.personal_models(directory, list(simulated.federation.names))
+    models = demo.stored_models(directory, list(simulated.federation.names))
     for name in simulated.federation.names:
         np.testing.assert_allclose(
             models[name], simulated.personal(name).theta, rtol=1e-5, atol=1e-5

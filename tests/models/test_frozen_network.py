@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 from fedtailor.models import from_equinox, frozen, merged, mlp, resnet, start_file
 from fedtailor.models.frozen_arrays import FrozenArrays, placed
 from fedtailor.models.frozen_network import Frozen
-from fedtailor.models.plain import model_of, plain_model
+from fedtailor.models.plain import model_from_plain, plain_model
 from fedtailor.training.settings import settings
 
 SHAPE, CLASSES = (6,), 3
@@ -191,9 +191,9 @@ def test_a_description_and_its_arrays_make_the_model_again():
     held = model.architecture.held
     assert len(held) == 2
     for plain in (plain_model(model), settings(model)):
-        assert model_of(plain, held=held) == model
+        assert model_from_plain(plain, held=held) == model
         with pytest.raises(ValueError, match="one that only your code knows"):
-            model_of(plain)
+            model_from_plain(plain)
 
 
 @pytest.mark.parametrize(

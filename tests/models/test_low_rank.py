@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedtailor.models import cnn, from_equinox, logistic, lora, merged, mlp
-from fedtailor.models.plain import model_of, plain_model
+from fedtailor.models.plain import model_from_plain, plain_model
 from fedtailor.testing.problems import float64
 
 SHAPE, CLASSES = (6,), 3
@@ -139,7 +139,7 @@ def test_training_b_beside_the_identity_is_training_the_weight():
 
 def test_a_description_and_its_arrays_make_the_model_again():
     model = bound(rank=2, train="head", where="layers.1.weight")
-    assert model_of(plain_model(model), held=model.architecture.held) == model
+    assert model_from_plain(plain_model(model), held=model.architecture.held) == model
 
 
 @pytest.mark.parametrize(

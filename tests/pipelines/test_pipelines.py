@@ -14,8 +14,8 @@ from conformance.examples import PLAIN, TRAINED
 from fedtailor import pipelines
 from fedtailor.algorithms import SCAFFOLD, Ditto, FedAvg, HypCluster
 from fedtailor.executors import Settings
-from fedtailor.pipelines import Cast, Clip, check_order, find_transform
-from fedtailor.pipelines.clip import reference
+from fedtailor.pipelines import Cast, Clip, check_stages, find_transform
+from fedtailor.pipelines.clip import change_reference
 from fedtailor.protocol import Inbox, Transform, import_modules
 from fedtailor.runs import run, simulate
 from fedtailor.testing import classification, predictors, softmax_model
@@ -63,12 +63,12 @@ def test_the_change_is_measured_from_the_nearest_model_received():
         jnp.array(True),
     )
     np.testing.assert_array_equal(
-        reference("model", jnp.array([8.0, 8.0]), inbox), [4.0, 0.0]
+        change_reference("model", jnp.array([8.0, 8.0]), inbox), [4.0, 0.0]
     )
     np.testing.assert_array_equal(
-        reference("gradient", jnp.array([8.0, 8.0]), inbox), [0.0, 0.0]
+        change_reference("gradient", jnp.array([8.0, 8.0]), inbox), [0.0, 0.0]
     )
-    several = reference("model", jnp.array([[1.0, 0.0], [3.0, 0.0]]), inbox)
+    several = change_reference("model", jnp.array([[1.0, 0.0], [3.0, 0.0]]), inbox)
     np.testing.assert_array_equal(several, [[0.0, 0.0], [4.0, 0.0]])
 
 
@@ -163,7 +163,7 @@ def test_a_new_transform_is_one_file(tmp_path, monkeypatch):
     try:
         import_modules(pipelines.__name__)
         halve = find_transform("halve")()
-        check_order((Clip(), halve, Cast()))
+        check_stages((Clip(), halve, Cast()))
         with pytest.raises(
             ValueError,
             match=(
@@ -171,7 +171,7 @@ def test_a_new_transform_is_one_file(tmp_path, monkeypatch):
                 r" lies, then top-k"
             ),
         ):
-            check_order((halve, Clip()))
+            check_stages((halve, Clip()))
         np.testing.assert_allclose(
             trained(rounds=1, uplink=(halve,)).server.model,
             trained(rounds=1).server.model / 2,

@@ -8,7 +8,7 @@ from fedtailor.federation import Federation, Ragged
 from fedtailor.protocol import drive
 from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.data_facts import RemoteData
-from fedtailor.remote.executor import RemoteExecutor, Rules, client_table
+from fedtailor.remote.executor import RemoteExecutor, Rules, population_table
 from fedtailor.remote.plan import Plan
 from fedtailor.remote.transport import LoopbackTransport, Responder
 from fedtailor.remote.work import PERSONAL, RoundHandler
@@ -87,7 +87,7 @@ class Remote:
         sizes = np.array(list(federation.sizes.values()))
 
         def table(places):
-            found = client_table(
+            found = population_table(
                 tuple(federation.names[place] for place in places),
                 federation.train.sizes[places],
                 groups=None if federation.groups is None else federation.groups[places],

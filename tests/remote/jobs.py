@@ -5,11 +5,11 @@ whole trainings.
 import numpy as np
 import polars as pl
 
-from fedtailor.client.pool import split_sizes
+from fedtailor.client.pool import client_split_sizes
 from fedtailor.executors import Settings
 from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.coordinate import coordinate
-from fedtailor.remote.examples import federation_of
+from fedtailor.remote.examples import federation_from_rows
 from fedtailor.remote.job import read_job
 from fedtailor.remote.plan import plan_of
 from fedtailor.remote.table import read_rows
@@ -76,14 +76,21 @@ class Clients:
         """A client as it is after its process started."""
         plan = plan_of(self.job)
         work = RoundHandler(
-            plan, federation_of(self.job, {name: self.rows[name]}), self.store(name)
+            plan,
+            federation_from_rows(self.job, {name: self.rows[name]}),
+            self.store(name),
         )
         return Responder(self.job.identity, name, work, plan.common_vectors)
 
     def sizes(self, names):
         """How many rows each client says to have."""
-        own = {name: federation_of(self.job, {name: self.rows[name]}) for name in names}
-        return {name: split_sizes(it)[0].astype(np.int64) for name, it in own.items()}
+        own = {
+            name: federation_from_rows(self.job, {name: self.rows[name]})
+            for name in names
+        }
+        return {
+            name: client_split_sizes(it)[0].astype(np.int64) for name, it in own.items()
+        }
 
     def store(self, name):
         return ClientStore(self.directory / f"state-{name}", self.job.identity)
@@ -102,7 +109,7 @@ class Clients:
 
     def simulated(self, names, rounds):
         clients, plan = (
-            federation_of(self.job, {name: self.rows[name] for name in names}),
+            federation_from_rows(self.job, {name: self.rows[name] for name in names}),
             plan_of(self.job),
         )
         return run(

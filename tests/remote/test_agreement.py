@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from fedtailor.remote.agreement import check_columns, check_inputs, check_scale
+from fedtailor.remote.agreement import check_column_sums, check_inputs, check_scale
 from fedtailor.remote.job import Schema
 from fedtailor.remote.statistics import Statistics
-from fedtailor.remote.table import Rows
+from fedtailor.remote.table import ClientExamples
 from fedtailor.tables.sums import ColumnSums, InputSums
 
 SCHEMA = Schema(
@@ -90,7 +90,7 @@ def test_what_tables_give_together_is_accepted_by_each_of_them(parts):
     # as it is sent
     pooled = Statistics.from_json(pooled.to_json(), SCHEMA)
     for own in parts:
-        check_columns(pooled, own, SCHEMA)
+        check_column_sums(pooled, own, SCHEMA)
 
 
 def of_number(pooled, own):
@@ -98,7 +98,7 @@ def of_number(pooled, own):
     schema = dataclasses.replace(
         SCHEMA, columns={"x": None}, kinds={"x": "number"}, classes=("a", "b")
     )
-    check_columns(
+    check_column_sums(
         Statistics(columns={"x": pooled}), Statistics(columns={"x": own}), schema
     )
 
@@ -208,7 +208,7 @@ def test_invented_counts_are_refused(column, own, possible, invented):
     )
 
     def check(sums):
-        check_columns(
+        check_column_sums(
             Statistics(columns={column: sums}),
             Statistics(columns={column: own}),
             schema,
@@ -268,10 +268,10 @@ def test_rows_far_beyond_the_pooled_ones_are_refused_without_a_cell():
     x = np.array([[0.1], [2e6], [3e30]], np.float32)
     schema = dataclasses.replace(SCHEMA, columns={"x": None}, kinds={"x": "number"})
     y = np.zeros(3, np.float32)
-    check_scale(Rows(x, y), np.array([0]), schema)
+    check_scale(ClientExamples(x, y), np.array([0]), schema)
     with pytest.raises(ValueError, match=r"2e[+]06 standard deviations"):
-        check_scale(Rows(x, y), np.array([0, 1]), schema)
+        check_scale(ClientExamples(x, y), np.array([0, 1]), schema)
     with pytest.raises(ValueError, match=r"1e[+]07 standard deviations"):
-        check_scale(Rows(x, y + 1e7), np.array([0]), schema)
+        check_scale(ClientExamples(x, y + 1e7), np.array([0]), schema)
     with pytest.raises(ValueError, match="too far from the pooled targets"):
-        check_scale(Rows(x, y + math.inf), np.array([0]), schema)
+        check_scale(ClientExamples(x, y + math.inf), np.array([0]), schema)

@@ -12,7 +12,7 @@ from conformance.examples import PLAIN
 from fedtailor.algorithms import UCFL
 from fedtailor.deployment import open_run
 from fedtailor.remote.coordinate import coordinate
-from fedtailor.remote.examples import federation_of, split_rows
+from fedtailor.remote.examples import federation_from_rows, split_client_rows
 from fedtailor.remote.messages import decode_reply, decode_request
 from fedtailor.remote.rounds import RemoteTraining
 from fedtailor.remote.transport import LoopbackTransport, TooFewClients
@@ -111,7 +111,7 @@ def test_clients_that_come_after_training_are_served_as_newcomers(tmp_path):
             rtol=1e-5,
             atol=1e-6,
         )
-    own = federation_of(clients.job, {"d": clients.rows["d"]})
+    own = federation_from_rows(clients.job, {"d": clients.rows["d"]})
     train = own.train[0]
     enrolled = simulated.enroll(own.x[train], own.y[train], name="d")
     np.testing.assert_allclose(
@@ -124,13 +124,15 @@ def test_clients_that_come_after_training_are_served_as_newcomers(tmp_path):
 def test_rows_are_split_by_the_clients_name_and_none_is_lost(tmp_path):
     schema = Clients(tmp_path / "wards").job.schema
     for count in (1, 2, 7, 40):
-        parts = split_rows(np.zeros(count), schema, 0, "a")
+        parts = split_client_rows(np.zeros(count), schema, 0, "a")
         assert (
             sorted(np.concatenate(list(parts.values()))) == list(range(count))
             and len(parts["train"]) >= 1
         )
     assert [len(part) for part in parts.values()] == [24, 6, 10]
-    assert (split_rows(np.zeros(40), schema, 0, "b")["train"] != parts["train"]).any()
+    assert (
+        split_client_rows(np.zeros(40), schema, 0, "b")["train"] != parts["train"]
+    ).any()
 
 
 class Away(LoopbackTransport):

@@ -52,7 +52,7 @@ EXACT = ("fedavg", "ucfl")
 def assert_same_models(directory, simulated, exact):
     names = simulated.federation.names
     models, initial = (
-        demo.personal_models(directory, list(names)),
+        demo.stored_models(directory, list(names)),
         plan_of(read_job(directory / JOB)).initial(),
     )
     for name in names:
@@ -74,7 +74,7 @@ def test_processes_whose_coordinator_sees_sums_only_give_the_models_of_the_simul
 ):
     directory = tmp_path / "digits"
     files = demo.prepare(directory, method, rounds=2, privacy=SECURE)
-    simulated = demo.simulate(directory, files)
+    simulated = demo.simulate_demo(directory, files)
     demo.deploy(directory, files, killed=None)
     assert_same_models(directory, simulated, exact=False)
     entries = pl.read_parquet(directory / "run" / LEDGER).filter(
@@ -91,7 +91,7 @@ def test_processes_whose_coordinator_sees_sums_only_give_the_models_of_the_simul
 def test_processes_give_the_models_of_the_simulation(name, tmp_path):
     directory = tmp_path / "digits"
     files = demo.prepare(directory, METHODS[name], rounds=2)
-    simulated = demo.simulate(directory, files)
+    simulated = demo.simulate_demo(directory, files)
     demo.deploy(directory, files, killed=None)
     assert_same_models(directory, simulated, exact=name in EXACT)
     frame = pl.read_parquet(directory / "run" / METRICS).filter(
@@ -139,7 +139,7 @@ def test_a_machine_that_is_away_when_the_server_asks_is_asked_with_a_later_probe
     silhouettes = np.asarray(found["probe"].y)
     missed = np.flatnonzero(silhouettes == 0)
     assert len(missed) and (silhouettes[missed[-1] + 1 :] > 0).sum() >= 2
-    models = demo.personal_models(directory, list(demo.NAMES))
+    models = demo.stored_models(directory, list(demo.NAMES))
     assert len({model.tobytes() for model in models.values()}) == len(demo.NAMES)
 
 

@@ -16,7 +16,7 @@ from fedtailor.remote.refusals import Refusal, Refused
 from fedtailor.remote.request_size import check_size
 from fedtailor.remote.secure_sums import KEYS, MAX_NEIGHBOURS, SHARES, SUM, SecureSums
 from fedtailor.remote.sum_client import SecureSumClient
-from fedtailor.remote.vector_cache import digest
+from fedtailor.remote.vector_cache import vector_digest
 from remote.marked import ROUNDS, MarkedClients
 from remote.raw_messages import Raw
 
@@ -186,7 +186,7 @@ def test_one_vector_that_is_named_often_is_measured_before_it_is_copied(
     message.set("known/stream/model", digests)
     message.set("index/model", np.zeros(10_000, "<i4"))
     assert answer(trained, message).refusal == Refusal.MALFORMED  # not so many are new
-    digests[:] = np.frombuffer(digest(vector[0]), "u1")
+    digests[:] = np.frombuffer(vector_digest(vector[0]), "u1")
     message.arrays["stream/model"] = ["F32", [0, vector.shape[1]], b""]
     message.set("known/stream/model", digests)
     monkeypatch.setattr(request_size, "total_memory", lambda: 2**16)

@@ -14,7 +14,7 @@ from fedtailor.cli import main
 from fedtailor.executors import Settings
 from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.coordinate import coordinate
-from fedtailor.remote.examples import read_all, split_rows
+from fedtailor.remote.examples import read_all, split_client_rows
 from fedtailor.remote.job import read_job
 from fedtailor.remote.job_work import AGREED, HELLO, INPUTS, STATISTICS, JobHandler
 from fedtailor.remote.messages import (
@@ -156,7 +156,7 @@ def train_rows(clients):
     parts = []
     for name, path in clients.files.items():
         table = read_table(path, job.schema)
-        split = split_rows(table.y, job.schema, job.seed, name)
+        split = split_client_rows(table.y, job.schema, job.seed, name)
         parts.append(table.frame[split["train"]])
     return pl.concat(parts)
 
@@ -422,7 +422,7 @@ def test_inputs_are_decorrelated_as_those_of_one_table_are(clients):
     schema = clients.job.schema
     tables = {name: read_table(path, schema) for name, path in clients.files.items()}
     rows = {
-        name: split_rows(tables[name].y, schema, clients.job.seed, name)["train"]
+        name: split_client_rows(tables[name].y, schema, clients.job.seed, name)["train"]
         for name in NAMES
     }
     correlated = np.concatenate(

@@ -16,7 +16,7 @@ from fedtailor.remote import superlink
 from fedtailor.remote.superlink import (
     DEFAULT_LARGEST_BODY,
     LARGEST_BODY,
-    Answers,
+    AnswerBytes,
     BoundedBodies,
     Directory,
     HeldPolls,
@@ -173,7 +173,7 @@ def test_what_a_client_leaves_is_bounded_by_what_was_asked_of_it():
     """Before, a client could announce any number of parts of an answer, each as large as
     an answer may be: 400 MB to a request for 1 MB, all of which the server kept.
     """
-    answers, behind, statuses = Answers(lambda: 10**5), Behind(), []
+    answers, behind, statuses = AnswerBytes(lambda: 10**5), Behind(), []
     known = {b"client a", b"client b"}
 
     def is_known(headers):

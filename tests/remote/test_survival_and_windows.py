@@ -14,7 +14,7 @@ from fedtailor.executors import Settings
 from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.coordinate import coordinate
 from fedtailor.remote.describing import describe_clients, preview, what_is_sent
-from fedtailor.remote.examples import examples_of, read_all
+from fedtailor.remote.examples import example_rows_of, read_all
 from fedtailor.remote.job import read_job
 from fedtailor.remote.job_template import columns_of, template
 from fedtailor.remote.job_work import JobHandler
@@ -321,7 +321,7 @@ def test_sums_of_windows_are_of_the_rows_that_train(tmp_path):
     clients = Clients(tmp_path, WINDOWS.format(preprocessing="federated"), recording)
     schema = clients.job.schema
     table = read_table(clients.files["a"], schema)
-    examples = examples_of(table.y, table.times, schema, 0, "a")
+    examples = example_rows_of(table.y, table.times, schema, 0, "a")
     train, windows = examples.training_rows, len(examples.split["train"])
     assert len(set(train.tolist())) == len(train) < windows * 8
     own = table.statistics(train)

@@ -26,7 +26,7 @@ from fedtailor.remote.vector_cache import (
     CacheMiss,
     ClientCaches,
     VectorCache,
-    digest,
+    vector_digest,
 )
 
 ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -46,9 +46,11 @@ def request(rows, round=0, **other):
 
 
 def digests(asked):
-    found = {"stream/model": [digest(row) for row in asked.arrays["stream/model"]]}
+    found = {
+        "stream/model": [vector_digest(row) for row in asked.arrays["stream/model"]]
+    }
     return found | (
-        {"initial": [digest(asked.arrays["initial"])]}
+        {"initial": [vector_digest(asked.arrays["initial"])]}
         if "initial" in asked.arrays
         else {}
     )
@@ -91,7 +93,7 @@ def test_vectors_of_other_types_and_shapes_have_other_digests():
         ROWS.view(np.int32),
         ROWS + 1,
     ]
-    assert len({digest(form) for form in forms}) == len(forms)
+    assert len({vector_digest(form) for form in forms}) == len(forms)
 
 
 def test_a_client_that_lacks_a_vector_says_so_and_is_sent_everything():

@@ -8,20 +8,20 @@ import numpy as np
 
 from fedtailor.report.page import Chart, Page, Section, Series
 from fedtailor.report.page.pictures import Gain, axis_range, forest, matrix
-from fedtailor.report.tables import Number, Table
+from fedtailor.report.tables import Number, ReportTable
 
 HOSTILE = "</script><b>x</b> & \"y\" 'z'"
 SERIES = 8
 VALUES = {"b": 9.5, "a10": 100.0, HOSTILE: -3.0, "a9": float("nan"), "c": -20.0}
 
 
-def table(rows=None) -> Table:
+def table(rows=None) -> ReportTable:
     """Clients with a number each; one has none."""
     lines = [
         [name, Number(value, f"{value:.1f}"), "helps"]
         for name, value in (rows or VALUES).items()
     ]
-    return Table("Clients", ["client", "test\naccuracy", "sharing"], lines)
+    return ReportTable("Clients", ["client", "test\naccuracy", "sharing"], lines)
 
 
 def charts(series: int = SERIES) -> list[Chart]:

@@ -32,7 +32,7 @@ from fedtailor.report.page.pictures import Gain, axis_range, forest, matrix
 from fedtailor.report.page.reliability import reliability, reliability_table
 from fedtailor.report.page.render import MAX_BYTES
 from fedtailor.report.stored import StoredRun
-from fedtailor.report.tables import Table
+from fedtailor.report.tables import ReportTable
 from fedtailor.storage.run_files import CLIENTS, METRICS, ROWS, SUMMARY
 from report.pages import HOSTILE, SERIES, page
 from report.results import NAME, write_index, write_manifest
@@ -118,7 +118,11 @@ def test_a_thousand_clients_stay_under_the_limit():
     rows = [[str(number), HOSTILE * 3] for number in range(20_000)]
     with pytest.raises(ValueError, match=r"MB, more than 3; compare fewer"):
         render(
-            Page("a", "b", {"s": [Section("t", tables=[Table("t", ["a", "b"], rows)])]})
+            Page(
+                "a",
+                "b",
+                {"s": [Section("t", tables=[ReportTable("t", ["a", "b"], rows)])]},
+            )
         )
 
 
@@ -265,8 +269,8 @@ def test_page_of_an_experiment(experiment):
 
 
 def test_long_tables_are_folded():
-    short = Table("short", ["a"], [["x"]] * 60)
-    long = Table("long", ["a"], [["x"]] * 61)
+    short = ReportTable("short", ["a"], [["x"]] * 60)
+    long = ReportTable("long", ["a"], [["x"]] * 61)
     section = fold_long_tables(Section("t", tables=[short, long]))
     assert section.tables == [short]
     (folded,) = section.folded

@@ -19,7 +19,7 @@ import pytest
 from fedtailor.report.page import Page, Section, render
 from fedtailor.report.page.contents import fold_long_tables
 from fedtailor.report.page.pictures import axis_range, forest
-from fedtailor.report.tables import Number, Table
+from fedtailor.report.tables import Number, ReportTable
 from report.pages import HOSTILE, SERIES, charts, gains, page
 
 CHROMIUM = next(
@@ -293,7 +293,7 @@ def printed(page_text, tmp_path):
 
 def test_a_table_has_its_header_on_every_page_of_paper(tmp_path):
     lines = [[f"client {k}", Number(k, str(k))] for k in range(160)]
-    table = Table("Clients", ["client", "accuracy"], lines)
+    table = ReportTable("Clients", ["client", "accuracy"], lines)
     text = render(Page("a", "b", {"s": [Section("t", tables=[table])]}))
     # Headers in a colour that nothing else has; styles are allowed by their digests.
     colour = "<style>thead th { color: rgb(1, 2, 3) !important; }</style>"
@@ -311,9 +311,9 @@ def test_a_page_of_many_clients_is_not_a_book(tmp_path):
     limits = axis_range(found)
     drawn = [forest(f"method {k}", "accuracy, %", found, limits) for k in range(5)]
     lines = [[f"client {k}", *[Number(k, str(k))] * 8] for k in range(160)]
-    clients = Table("Clients", ["client", *"abcdefgh"], lines)
+    clients = ReportTable("Clients", ["client", *"abcdefgh"], lines)
     rows = [[f"client {k}", "x", *[Number(k, str(k))] * 6] for k in range(800)]
-    all_gains = Table("Gains", ["client", "method", *"abcdef"], rows)
+    all_gains = ReportTable("Gains", ["client", "method", *"abcdef"], rows)
     sections = [
         Section("Clients", tables=[clients]),
         fold_long_tables(Section("Gains", pictures=drawn, tables=[all_gains])),

@@ -5,13 +5,13 @@ import pytest
 
 from fedtailor.report.tables import (
     Number,
-    Table,
+    ReportTable,
     mean_of,
     published,
 )
 from fedtailor.report.units import unit_of
 
-TABLE = Table(
+TABLE = ReportTable(
     "digits_a, 2 seeds",
     ["method", "accuracy"],
     [["UCFL_x", "0.9 ± 0.1"], ["a|b", "50 %"]],
@@ -30,7 +30,7 @@ def test_formats():
 
 
 def test_headers_have_several_lines_on_a_terminal_only():
-    table = Table(
+    table = ReportTable(
         "t", ["scenario", "method", "worst\nclient"], [["a", "b", "1"]], text=2
     )
     assert table.csv().splitlines()[0] == "scenario,method,worst client"
@@ -38,19 +38,19 @@ def test_headers_have_several_lines_on_a_terminal_only():
 
 
 def test_latex_is_escaped_once():
-    table = Table("t", [r"a\b"], [["50 % {x}^2 ~ $1"]])
+    table = ReportTable("t", [r"a\b"], [["50 % {x}^2 ~ $1"]])
     assert r"a\textbackslash{}b \\" in table.latex()
     assert r"50 \% \{x\}\textasciicircum{}2 \textasciitilde{} \$1" in table.latex()
 
 
 def test_nothing_is_wrapped_in_a_pipe(capsys):
-    Table("t", ["m", *"abcdefgh"], [["x" * 40, *["0.123 ± 0.456"] * 8]]).show()
+    ReportTable("t", ["m", *"abcdefgh"], [["x" * 40, *["0.123 ± 0.456"] * 8]]).show()
     assert "x" * 40 in capsys.readouterr().out
 
 
 def test_rows_must_fit():
     with pytest.raises(ValueError, match="3 cells"):
-        Table("t", ["a", "b"], [["1", "2", "3"]])
+        ReportTable("t", ["a", "b"], [["1", "2", "3"]])
 
 
 def test_mean_and_deviation():
@@ -60,7 +60,7 @@ def test_mean_and_deviation():
 
 
 def test_square_brackets_and_colons_are_no_markup(capsys):
-    table = Table(
+    table = ReportTable(
         "[t]",
         ["m [bold]", ":smile:"],
         [["Ditto [weak]", "[/]"], ["[red]x[/red]", Number(1.0, "1.0 [2]")]],
@@ -80,7 +80,7 @@ def test_square_brackets_and_colons_are_no_markup(capsys):
 
 
 def test_line_ends_in_labels_stay_within_a_cell():
-    table = Table("a\nb", ["m"], [["x\ny"]], note="n\nm")
+    table = ReportTable("a\nb", ["m"], [["x\ny"]], note="n\nm")
     assert "| x y |" in table.markdown() and "**a b**" in table.markdown()
     assert table.latex().startswith("% a b\n% n m\n") and r"x y \\" in table.latex()
 
@@ -93,7 +93,7 @@ def test_the_best_is_bold_whether_high_or_low():
         ["d", "-"],
     ]
     marked = [
-        Table("t", ["m", "x"], rows, higher_is_better={1: higher}).latex()
+        ReportTable("t", ["m", "x"], rows, higher_is_better={1: higher}).latex()
         for higher in (True, False)
     ]
     assert (
@@ -103,7 +103,9 @@ def test_the_best_is_bold_whether_high_or_low():
     assert r"a & \textbf{0.150" in marked[1] and marked[1].count("textbf") == 1
     tie = [["a", mean_of([0.10004])], ["b", mean_of([0.1])], ["c", mean_of([0.0])]]
     assert (
-        Table("t", ["m", "x"], tie, higher_is_better={1: True}).latex().count("textbf")
+        ReportTable("t", ["m", "x"], tie, higher_is_better={1: True})
+        .latex()
+        .count("textbf")
         == 2
     )
 
@@ -148,7 +150,7 @@ def test_notes_are_not_wrapped_in_a_pipe(capsys, monkeypatch, force_color):
         monkeypatch.setenv("FORCE_COLOR", "1")
     note = "很长的说明 " * 200  # every letter is two columns wide
     cell = "x " * 6000
-    Table("t" * 300, ["a", "b"], [["c", cell]], text=2, note=note.strip()).show()
+    ReportTable("t" * 300, ["a", "b"], [["c", cell]], text=2, note=note.strip()).show()
     lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
     title, _, _, row, said = (line.strip() for line in lines)
     assert title == "t" * 300 and said == note.strip()

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from fedtailor.diagnosis.drift import chi_squared_p, drifts
-from fedtailor.report.description import bars, sentences, tables
+from fedtailor.report.description import bars, description_tables, sentences
 from fedtailor.tables.describing import describe_table
 from fedtailor.tables.description import (
     BINS,
@@ -113,7 +113,7 @@ def test_drift_is_found_where_it_is_and_only_there():
     largest = drifts(description)[0]
     assert largest.moved > largest.by_chance
     assert any("age (c0" in line for line in sentences(description))
-    assert "drift" in tables(description)
+    assert "drift" in description_tables(description)
 
 
 def test_clients_from_one_place_differ_in_five_of_a_hundred_descriptions():
@@ -142,7 +142,9 @@ def test_the_test_of_two_tables_is_scipys():
 def test_one_client_has_nothing_to_differ_from(tmp_path):
     pl.DataFrame(columns()).with_columns(note=pl.lit("x")).write_csv(tmp_path / "t.csv")
     description, _ = describe_table(tmp_path / "t.csv")
-    assert description.clients == ("all rows",) and "drift" not in tables(description)
+    assert description.clients == ("all rows",) and "drift" not in description_tables(
+        description
+    )
     with pytest.raises(ValueError, match="one client only"):
         drifts(description)
     with pytest.raises(ValueError, match="nowhere"):

@@ -4,7 +4,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedtailor.cli.own_table import describe_table
+from fedtailor.cli.own_table import table_description
 from fedtailor.models import logistic
 from fedtailor.runs.baseline import data_warnings
 from fedtailor.tables import Preprocessing, from_table
@@ -260,7 +260,7 @@ def test_what_is_said_of_a_table_is_said_of_its_runs():
     table = from_table(pl.concat([binary(frame())] * 2), **ROLES)
     warnings = data_warnings(table, bind(logistic(), table))
     assert [w for w in warnings if "more than once" in w] == list(table.warnings)
-    assert "Warning: 480 of 480 rows occur" in describe_table(table)
+    assert "Warning: 480 of 480 rows occur" in table_description(table)
 
 
 # classes and clients

@@ -23,7 +23,7 @@ from fedtailor.models import (
     token_cross_entropy,
 )
 from fedtailor.tasks import (
-    Loss,
+    LossFunction,
     Regression,
     Task,
     loss_of,
@@ -202,7 +202,7 @@ def test_padding_is_told_to_losses_that_couple_examples():
     rng = np.random.default_rng(1)
     x = rng.normal(size=(13, 3)).astype(np.float32)
     y = rng.normal(size=13).astype(np.float32)
-    loss: Loss = Coupled()
+    loss: LossFunction = Coupled()
     names = np.repeat(["a", "b"], [5, 8])
     federation = ft.federation.from_arrays(x, y, names, test=0.0, loss=loss)
     sgd = ft.SGD(lr=0.1, steps=1, batch_size=8)

@@ -15,7 +15,7 @@ from fedtailor import models
 from fedtailor.algorithms import FedAvg
 from fedtailor.cli import main
 from fedtailor.experiments.compare import Comparison, Settings
-from fedtailor.experiments.experiment import load
+from fedtailor.experiments.experiment import load_experiment
 from fedtailor.federation import Federation, Ragged
 from fedtailor.protocol import SGD
 from fedtailor.runs import run
@@ -297,7 +297,9 @@ scenarios.digits = {use = "digits-rotated", val = 0.25}
 algorithms.Local = {use = "local", grid = {sgd.lr = [0.01, 0.1]}}
 """)
     for _ in range(2):  # what is done is not run again
-        Comparison(load(path), tmp_path / "out", Settings(), track=["told"]).run()
+        Comparison(
+            load_experiment(path), tmp_path / "out", Settings(), track=["told"]
+        ).run()
     titles = [f"Local, sgd.lr {rate} on digits, seed 0" for rate in (0.01, 0.1)]
     assert told == [("e", title, [1], "finished") for title in titles]
 
@@ -306,7 +308,7 @@ algorithms.Local = {use = "local", grid = {sgd.lr = [0.01, 0.1]}}
         ValueError,
         match=r"e.toml, line 4: there is no tracker 'tolt'; did you mean 'told'",
     ):
-        load(path)
+        load_experiment(path)
 
 
 def test_unknown_and_missing_trackers_are_one_line_before_anything_is_written(

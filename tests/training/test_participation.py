@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedtailor.cli import main
-from fedtailor.experiments.experiment import load
+from fedtailor.experiments.experiment import load_experiment
 from fedtailor.training import Participation, as_participation
 
 
@@ -42,7 +42,7 @@ def test_files_and_the_command_line_say_the_same(
         'title = "t"\nrounds = 1\nparticipation ='
         f" {written}\n[scenarios.digits-rotated]\n[algorithms.fedavg]\n"
     )
-    (scenario,) = load(tmp_path / "e.toml").scenarios
+    (scenario,) = load_experiment(tmp_path / "e.toml").scenarios
     assert scenario.participation.reporters(20) == reporters
     asked = []
 
@@ -86,7 +86,10 @@ def test_a_run_draws_by_samples_where_files_and_the_command_line_say_so(
         " 3\n[scenarios.digits-rotated]\nsampling ="
         ' "samples"\n[scenarios.digits-permuted]\n[algorithms.fedavg]\n'
     )
-    found = [scenario.participation for scenario in load(tmp_path / "e.toml").scenarios]
+    found = [
+        scenario.participation
+        for scenario in load_experiment(tmp_path / "e.toml").scenarios
+    ]
     assert found == [Participation(count=3, sampling="samples"), Participation(count=3)]
     asked = []
 

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import ArrayLike, NDArray
 
-from fedtailor.aggregation.distances import Rows, squared_distances
+from fedtailor.aggregation.distances import RowMatrix, squared_distances
 from fedtailor.aggregation.global_k_means import (
     ClusterSums,
     Labels,
@@ -89,7 +89,7 @@ def clusterings(
         yield number_by_first_member(labels_of_rows), score
 
 
-def k_means_of_models(models: Float[Rows, "m d"], k: int) -> Labels:
+def k_means_of_models(models: Float[RowMatrix, "m d"], k: int) -> Labels:
     """`k_means` of whole models.
 
     Returns:
@@ -106,7 +106,7 @@ def k_means_of_models(models: Float[Rows, "m d"], k: int) -> Labels:
 
 
 def costs_of_models(
-    models: Float[Rows, "m d"], weights: Float[np.ndarray, " m"], largest: int
+    models: Float[RowMatrix, "m d"], weights: Float[np.ndarray, " m"], largest: int
 ) -> tuple[NDArray[np.int64], Float[np.ndarray, " n"]]:
     """The k-means cost of models, for many numbers of clusters.
 
@@ -284,7 +284,7 @@ def _distinct_rows(rows: NDArray[np.float64]) -> _DistinctPoints:
     return _DistinctPoints(squared, tolerance=1e-9 * _larger_norm(rows))
 
 
-def _distinct_models(models: Rows) -> _DistinctPoints:
+def _distinct_models(models: RowMatrix) -> _DistinctPoints:
     """The distinct models."""
     # The order of the rounding errors of single-precision models, and of distances that
     # are computed from a Gram matrix.

@@ -7,14 +7,14 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
 
-Rows = jax.Array | np.ndarray
+RowMatrix = jax.Array | np.ndarray
 
 _BLOCK_ELEMENTS = 1 << 23
 """Elements that are converted to double precision at once (64 MiB)."""
 
 
 def gram(
-    rows: Float[Rows, "m d"], *, centred: bool = False
+    rows: Float[RowMatrix, "m d"], *, centred: bool = False
 ) -> Float[np.ndarray, "m m"]:
     """Inner products of all pairs of rows, accumulated in float64.
 
@@ -46,7 +46,7 @@ def gram(
 
 
 def squared_distances(
-    rows: Float[Rows, "r d"], others: Float[Rows, "m d"] | None = None
+    rows: Float[RowMatrix, "r d"], others: Float[RowMatrix, "m d"] | None = None
 ) -> Float[np.ndarray, "r m"]:
     """Squared Euclidean distances between rows.
 
@@ -72,7 +72,7 @@ def squared_distances(
     return np.maximum(sums - 2 * products, 0.0)
 
 
-def cosine_similarity(rows: Float[Rows, "m d"]) -> Float[np.ndarray, "m m"]:
+def cosine_similarity(rows: Float[RowMatrix, "m d"]) -> Float[np.ndarray, "m m"]:
     """Cosines of the angles between rows.
 
     Args:

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 
 from fedtailor.aggregation.best_rows import best_rows
-from fedtailor.aggregation.distances import Rows, squared_distances
+from fedtailor.aggregation.distances import RowMatrix, squared_distances
 from fedtailor.protocol import Cohort, require
 
 Kernel = Literal["eq9", "eq6", "bound"]
@@ -44,7 +44,7 @@ class Probe:
         sizes: [m] the numbers of training samples.
     """
 
-    gradients: Float[Rows, "m d"]
+    gradients: Float[RowMatrix, "m d"]
     sigma2: NDArray[np.floating]
     sizes: NDArray[np.integer]
 

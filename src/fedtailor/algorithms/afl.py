@@ -49,8 +49,8 @@ class AFLState(ServerState):
 
     @property
     def skewness(self) -> float:
-        """s(lambda), see the function `skewness`."""
-        return skewness(self.mixture, self.shares)
+        """s(lambda), see the function `mixture_skewness`."""
+        return mixture_skewness(self.mixture, self.shares)
 
 
 @hyperparameters
@@ -190,7 +190,9 @@ class AFL(Algorithm):
         ]
 
 
-def skewness(mixture: NDArray[np.floating], shares: NDArray[np.floating]) -> float:
+def mixture_skewness(
+    mixture: NDArray[np.floating], shares: NDArray[np.floating]
+) -> float:
     """How far a mixture departs from the clients' shares of samples.
 
     s(lambda) of Mansour et al. 2020, appendix B.

@@ -45,7 +45,7 @@ from fedtailor.protocol import (
 
 
 @server_state
-class Split(ServerState):
+class ClusterSplit(ServerState):
     """A split of a cluster into two."""
 
     round: int
@@ -75,7 +75,7 @@ class CFLState(ServerState):
     """
     cluster: NDArray[np.int64]
     """The cluster of each client [m]."""
-    splits: list[Split]
+    splits: list[ClusterSplit]
     """All splits, in the order of rounds."""
 
 
@@ -300,7 +300,7 @@ class CFL(Algorithm):
         lengths = np.linalg.norm(updates, axis=1, keepdims=True)
         units = updates / np.maximum(lengths, np.finfo(updates.dtype).tiny)
         directions = [units[~in_second].mean(axis=0), units[in_second].mean(axis=0)]
-        split = Split(
+        split = ClusterSplit(
             round=cohort.round,
             parent=parent,
             model=np.asarray(model),

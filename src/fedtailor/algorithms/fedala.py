@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from fedtailor.algorithms.fedavg import FedAvg
-from fedtailor.algorithms.helpers.shared_part import model_of
+from fedtailor.algorithms.helpers.shared_part import model_parts_of
 from fedtailor.protocol import (
     SGD,
     About,
@@ -101,7 +101,7 @@ class FedALA(FedAvg):
         )
 
     def check(self, population: Population) -> None:
-        model_of(population, self.about.name).part(self.part)
+        model_parts_of(population, self.about.name).part(self.part)
 
     def init_state(self, theta: Float[Array, " d"], model: ModelParts) -> Any:
         weights = jnp.ones(model.part(self.part).size, sums_type(theta))

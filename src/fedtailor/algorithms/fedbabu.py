@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 from jaxtyping import Array, Float
 
 from fedtailor.algorithms.fedper import FedPer
-from fedtailor.algorithms.helpers.shared_part import SharedPart, model_of
+from fedtailor.algorithms.helpers.shared_part import SharedPart, model_parts_of
 from fedtailor.protocol import (
     SGD,
     About,
@@ -71,7 +71,7 @@ class FedBABU(FedPer):
 
     def check(self, population: Population) -> None:
         super().check(population)
-        model = model_of(population, self.about.name)
+        model = model_parts_of(population, self.about.name)
         require(
             model.part(self.part).complement.size > 0,
             f"part {self.part!r} leaves fedbabu nothing to train",

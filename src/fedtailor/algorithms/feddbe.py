@@ -17,7 +17,7 @@ from fedtailor.algorithms.helpers.own_steps import (
     require_plain_sgd,
     sgd_step_with_statistics,
 )
-from fedtailor.algorithms.helpers.shared_part import model_of
+from fedtailor.algorithms.helpers.shared_part import model_parts_of
 from fedtailor.protocol import (
     NOT_SENT,
     SGD,
@@ -119,7 +119,7 @@ class FedDBE(FedAvg):
     # ----------------------------------------------------------------------------------
 
     def check(self, population: Population) -> None:
-        model = model_of(population, self.about.name)
+        model = model_parts_of(population, self.about.name)
         _ = model.feature_shape  # a model without a head is refused here
         if self.vector:
             require(
@@ -130,7 +130,7 @@ class FedDBE(FedAvg):
 
     def init_server(self, init: Init, population: Population) -> FedDBEState:
         averaged = super().init_server(init, population)
-        shape = model_of(population, self.about.name).feature_shape
+        shape = model_parts_of(population, self.about.name).feature_shape
         return FedDBEState(
             model=averaged.model,
             optimizer=averaged.optimizer,

@@ -9,7 +9,7 @@ from fedtailor.algorithms.helpers.shared_part import (
     SharedPart,
     entry_of_part,
     join_parts,
-    model_of,
+    model_parts_of,
 )
 from fedtailor.protocol import (
     SGD,
@@ -85,11 +85,11 @@ class FedPer(Algorithm):
     # ----------------------------------------------------------------------------------
 
     def check(self, population: Population) -> None:
-        model = model_of(population, self.about.name)
+        model = model_parts_of(population, self.about.name)
         model.part(self.own_part(model.parts))
 
     def init_server(self, init: Init, population: Population) -> SharedPart:
-        model = model_of(population, self.about.name)
+        model = model_parts_of(population, self.about.name)
         own = model.part(self.own_part(model.parts))
         return SharedPart.begin(init, own.complement, self.optimizer)
 

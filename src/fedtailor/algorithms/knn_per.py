@@ -28,7 +28,7 @@ BLOCK = 64
 GRID = 11
 """The number of values of lambda to choose from: 0, 0.1, ..., 1."""
 
-Store = tuple[Float[Array, "s f"], Int[Array, " s"], Bool[Array, " s"]]
+FeatureStore = tuple[Float[Array, "s f"], Int[Array, " s"], Bool[Array, " s"]]
 """Features and labels of a client's examples, and which rows are not padding."""
 
 
@@ -123,7 +123,7 @@ class KNNPer(FedAvg):
             return predictor
         return replace(predictor, share=self._best_share(predictor, params, local))
 
-    def _stored_examples(self, params: Params, local: LocalTrainer) -> Store:
+    def _stored_examples(self, params: Params, local: LocalTrainer) -> FeatureStore:
         """The features and labels of the client's training samples.
 
         Returns:
@@ -144,7 +144,9 @@ class KNNPer(FedAvg):
             jnp.zeros(rows, bool),
         )
 
-        def add(store: Store, batch: Batch, step: Int[Array, ""]) -> Store:
+        def add(
+            store: FeatureStore, batch: Batch, step: Int[Array, ""]
+        ) -> FeatureStore:
             local.count_work(forwards=1)
             # If no client has `BLOCK` samples, a batch has fewer rows. Padding is
             # stored as zeros.

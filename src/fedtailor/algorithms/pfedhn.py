@@ -21,7 +21,7 @@ from fedtailor.algorithms.helpers.hypernetwork import (
 from fedtailor.algorithms.helpers.shared_part import (
     entry_of_part,
     join_parts,
-    model_of,
+    model_parts_of,
     part_of_runs,
     runs_of,
 )
@@ -213,7 +213,7 @@ class PFedHN(Algorithm):
         """The part of the model that the hypernetwork generates; None = all of it."""
         if self.part == "nothing":
             return None
-        return model_of(population, self.about.name).part(self.part).complement
+        return model_parts_of(population, self.about.name).part(self.part).complement
 
     def init_server(self, init: Init, population: Population) -> PFedHNState:
         theta = init(0)

@@ -32,7 +32,7 @@ from fedtailor.algorithms.helpers.user_centric import (
 from fedtailor.algorithms.helpers.validation import validation_error
 from fedtailor.algorithms.helpers.warm_up import (
     WarmUp,
-    noise_of,
+    gradient_noise,
     sketch,
     warm_up_diagnostics,
 )
@@ -347,7 +347,7 @@ class UCFL(Algorithm):
             if self._has_trial:
                 return self._trial(server, probe, answers)
             return self._streams_after(server, probe)
-        noise = noise_of(answers)
+        noise = gradient_noise(answers)
         server, counts = server.after_probe(
             replace(probe, sigma2=noise), cohort.reporting, self.kernel
         )

@@ -20,7 +20,7 @@ RIDGE = 1.0
 _LEAST_HAZARD = 1e-7
 """The least cumulative hazard of an interval: the log-odds of none would be infinite."""
 
-Rows = tuple[NDArray[Any], NDArray[Any]]
+CoxRows = tuple[NDArray[Any], NDArray[Any]]
 """Inputs [n, d], and times and events [n, 2]."""
 
 
@@ -73,7 +73,7 @@ class CoxPooled(CoxBaseline):
         return lambda client, inputs: predict(inputs)
 
 
-def _rows(problem: Problem) -> list[Rows]:
+def _rows(problem: Problem) -> list[CoxRows]:
     return list(zip(problem.x, problem.y, strict=True))
 
 
@@ -86,7 +86,7 @@ class _FittedCox:
         own: the rows from which the baseline hazard is estimated (Breslow 1974).
     """
 
-    def __init__(self, problem: Problem, strata: list[Rows], own: Rows) -> None:
+    def __init__(self, problem: Problem, strata: list[CoxRows], own: CoxRows) -> None:
         inputs = problem.x[0].shape[1]
         self.coefficients = np.zeros(inputs)
         if any((y[:, 1] > 0).any() for _, y in strata):
@@ -105,7 +105,7 @@ class _FittedCox:
 
 
 def _hazards(
-    coefficients: Float64[NDArray, " d"], rows: Rows, ends: tuple[float, ...]
+    coefficients: Float64[NDArray, " d"], rows: CoxRows, ends: tuple[float, ...]
 ) -> Float64[NDArray, " intervals"]:
     """The hazard that adds up in each interval for a row of risk 0."""
     x, y = rows

@@ -9,15 +9,15 @@ from fedtailor.boosting.boost import (
 )
 from fedtailor.boosting.federated import BoostedFederation, boost_federation
 from fedtailor.boosting.file import load_boosted, save_boosted
-from fedtailor.boosting.rows import BoostingRows, Request
+from fedtailor.boosting.rows import BoostingRequest, BoostingRows
 from fedtailor.boosting.tree import Tree
 
 __all__ = [
     "BoostedFederation",
     "BoostedModel",
+    "BoostingRequest",
     "BoostingRows",
     "BoostingSettings",
-    "Request",
     "Tree",
     "agree_on_bins",
     "bins_of_values",

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from scipy.special import log_expit, log_softmax
 
 from fedtailor.boosting.bins import MOST_BINS, Thresholds, agree_on_bins
-from fedtailor.boosting.rows import BoostingRows, Request
-from fedtailor.boosting.tree import GrowSettings, Histogram, Split, Tree, grow
+from fedtailor.boosting.rows import BoostingRequest, BoostingRows
+from fedtailor.boosting.tree import GrowSettings, Histogram, NodeSplit, Tree, grow
 from fedtailor.protocol import require
 
-Ask = Callable[[Request], NDArray[np.float64]]
+Ask = Callable[[BoostingRequest], NDArray[np.float64]]
 """Sends a request to all clients and returns the sum of their answers."""
 
 
@@ -98,7 +98,7 @@ class BoostedModel:
 def sum_over(clients: Sequence[BoostingRows]) -> Ask:
     """Asks clients of this process one after another."""
 
-    def ask(request: Request) -> NDArray[np.float64]:
+    def ask(request: BoostingRequest) -> NDArray[np.float64]:
         answers = [client.answer(request) for client in clients]
         return np.sum(answers, axis=0)
 
@@ -129,26 +129,26 @@ def boost(
     Raises:
         ValueError: there are no rows.
     """
-    totals = ask(Request("start"))
+    totals = ask(BoostingRequest("start"))
     require(totals[0] > 0, "there are no rows to boost trees on")
     if start is not None:
         thresholds = start.thresholds
     elif thresholds is None:
         thresholds = agree_on_bins(
             lambda candidates: ask(
-                Request("counts", arrays={"candidates": candidates})
+                BoostingRequest("counts", arrays={"candidates": candidates})
             ),
             int(totals[0]),
             inputs,
             settings.most_bins,
         )
-    ask(Request("bins", arrays={"thresholds": thresholds}))
+    ask(BoostingRequest("bins", arrays={"thresholds": thresholds}))
     baseline = _baseline(totals, classes) if start is None else start.baseline
-    ask(Request("baseline", arrays={"baseline": baseline}))
+    ask(BoostingRequest("baseline", arrays={"baseline": baseline}))
     rounds = [] if start is None else list(start.trees)
     for trees in rounds:
         for output, tree in enumerate(trees):
-            ask(Request("tree", output=output, arrays={"tree": tree}))
+            ask(BoostingRequest("tree", output=output, arrays={"tree": tree}))
     first = len(rounds)
     losses = [_validation_loss(ask)]
     if after_round is not None:
@@ -158,7 +158,7 @@ def boost(
         for output in range(len(baseline)):
             tree = _tree(ask, output, thresholds, settings)
             trees.append(tree)
-            ask(Request("tree", output=output, arrays={"tree": tree}))
+            ask(BoostingRequest("tree", output=output, arrays={"tree": tree}))
         rounds.append(tuple(trees))
         losses.append(_validation_loss(ask))
         if after_round is not None:
@@ -189,7 +189,7 @@ def boost_alone(
     empty = replace(shared, trees=(), own=0)
     if not len(rows.val_y) or not len(rows.y):
         return replace(shared, own=0)
-    own_baseline = _baseline(rows.answer(Request("start")), shared.classes)
+    own_baseline = _baseline(rows.answer(BoostingRequest("start")), shared.classes)
     starts = (shared, replace(empty, baseline=own_baseline))
     best, least = replace(shared, own=0), None
     settings = replace(settings, chooses=False)
@@ -234,7 +234,7 @@ def _baseline(totals: NDArray[np.float64], classes: int | None) -> NDArray[np.fl
 
 def _validation_loss(ask: Ask) -> float:
     """The mean loss of all clients' validation rows; NaN without any."""
-    total, rows = ask(Request("loss"))
+    total, rows = ask(BoostingRequest("loss"))
     return total / rows if rows else np.nan
 
 
@@ -243,8 +243,10 @@ def _tree(
 ) -> Tree:
     """Grow one tree by asking for histograms."""
 
-    def histogram_of(node: int, split: Split, left: int, asks_left: bool) -> Histogram:
-        request = Request(
+    def histogram_of(
+        node: int, split: NodeSplit, left: int, asks_left: bool
+    ) -> Histogram:
+        request = BoostingRequest(
             "split",
             node=node,
             input=split.input,
@@ -254,5 +256,5 @@ def _tree(
         )
         return ask(request)
 
-    root = ask(Request("gradients", output=output))
+    root = ask(BoostingRequest("gradients", output=output))
     return grow(root, histogram_of, thresholds, settings)

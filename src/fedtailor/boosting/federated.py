@@ -45,7 +45,7 @@ def normalised(federation: Federation, x: NDArray) -> NDArray[np.float64]:
     return x.reshape(len(x), int(np.prod(x.shape[1:], dtype=int)))
 
 
-def rows_of(federation: Federation, client: int) -> BoostingRows:
+def boosting_rows(federation: Federation, client: int) -> BoostingRows:
     """One client's part of boosting."""
     data = federation.client(client)
     return BoostingRows(
@@ -80,7 +80,7 @@ def boost_federation(
         "trees are boosted for classes or one number, and these targets are several",
     )
     seen = np.flatnonzero(~federation.unseen)
-    clients = {int(index): rows_of(federation, int(index)) for index in seen}
+    clients = {int(index): boosting_rows(federation, int(index)) for index in seen}
     inputs = int(np.prod(federation.input_shape, dtype=int))
     shared = boost(
         sum_over(list(clients.values())), inputs, federation.classes, settings

@@ -21,7 +21,7 @@ _NOTHING = np.zeros(0)
 
 
 @dataclass(frozen=True)
-class Request:
+class BoostingRequest:
     """What the server asks of all clients.
 
     Attributes:
@@ -79,19 +79,19 @@ class BoostingRows:
         # Two classes have one output, the logit of the second.
         self.outputs = classes if classes is not None and classes > 2 else 1
 
-    def answer(self, request: Request) -> NDArray[np.float64]:
+    def answer(self, request: BoostingRequest) -> NDArray[np.float64]:
         """This client's part of the sum that a request asks for."""
         return getattr(self, f"_{request.kind}")(request)
 
     # before the first tree
 
-    def _start(self, request: Request) -> NDArray[np.float64]:
+    def _start(self, request: BoostingRequest) -> NDArray[np.float64]:
         if self.classes is None:
             return np.array([len(self.y), self.y.sum()], np.float64)
         counts = np.bincount(self.y.astype(np.int64), minlength=self.classes)
         return np.concatenate([[len(self.y)], counts]).astype(np.float64)
 
-    def _counts(self, request: Request) -> NDArray[np.float64]:
+    def _counts(self, request: BoostingRequest) -> NDArray[np.float64]:
         candidates = request.arrays["candidates"]  # [inputs, quantiles]
         counts = [
             np.searchsorted(np.sort(column), ends, side="right")
@@ -99,7 +99,7 @@ class BoostingRows:
         ]
         return np.array(counts, np.float64).reshape(candidates.shape)
 
-    def _bins(self, request: Request) -> NDArray[np.float64]:
+    def _bins(self, request: BoostingRequest) -> NDArray[np.float64]:
         thresholds = request.arrays["thresholds"]
         self._width = max((len(ends) for ends in thresholds), default=0) + 1
         self._binned = bin_numbers(self.x, thresholds)
@@ -109,7 +109,7 @@ class BoostingRows:
         self._codes = self._binned.astype(np.int64) + offsets
         return _NOTHING
 
-    def _baseline(self, request: Request) -> NDArray[np.float64]:
+    def _baseline(self, request: BoostingRequest) -> NDArray[np.float64]:
         constant = request.arrays["baseline"]  # [outputs]
         self._raw = np.tile(constant, (len(self.y), 1))
         self._val_raw = np.tile(constant, (len(self.val_y), 1))
@@ -117,7 +117,7 @@ class BoostingRows:
 
     # trees
 
-    def _gradients(self, request: Request) -> NDArray[np.float64]:
+    def _gradients(self, request: BoostingRequest) -> NDArray[np.float64]:
         if request.output == 0:
             self._slopes, self._curvatures = self._derivatives()
         self._output = request.output
@@ -154,13 +154,13 @@ class BoostingRows:
         found[:, 2] = np.bincount(codes, minlength=size)
         return found.reshape(inputs, self._width, 3)
 
-    def _split(self, request: Request) -> NDArray[np.float64]:
+    def _split(self, request: BoostingRequest) -> NDArray[np.float64]:
         rows = np.flatnonzero(self._node == request.node)
         goes_left = self._binned[rows, request.input] <= request.bin
         self._node[rows] = np.where(goes_left, request.left, request.left + 1)
         return self._histogram(rows[goes_left == request.asks_left])
 
-    def _tree(self, request: Request) -> NDArray[np.float64]:
+    def _tree(self, request: BoostingRequest) -> NDArray[np.float64]:
         tree: Tree = request.arrays["tree"]
         self._raw[:, request.output] += tree.predict_bins(self._binned)
         self._val_raw[:, request.output] += tree.predict_bins(self._val_binned)
@@ -168,7 +168,7 @@ class BoostingRows:
 
     # validation
 
-    def _loss(self, request: Request) -> NDArray[np.float64]:
+    def _loss(self, request: BoostingRequest) -> NDArray[np.float64]:
         losses = self.val_losses()
         return np.array([losses.sum(), len(losses)])
 

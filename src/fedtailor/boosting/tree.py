@@ -85,7 +85,7 @@ class Tree:
 
 
 @dataclass(frozen=True)
-class Split:
+class NodeSplit:
     """The best split of a node.
 
     Attributes:
@@ -110,7 +110,7 @@ class _Node:
     sums: NDArray[np.float64]
     value: float
     histogram: Histogram | None = None
-    split: Split | None = None
+    split: NodeSplit | None = None
     children: tuple[Self, Self] | None = None
 
     def __lt__(self, other: Self) -> bool:
@@ -125,7 +125,7 @@ def best_split(
     value: float,
     bins: Int[NDArray, " inputs"],
     settings: GrowSettings,
-) -> Split | None:
+) -> NodeSplit | None:
     """The split with the largest gain; of equal ones the first input's first bin.
 
     Args:
@@ -154,12 +154,12 @@ def best_split(
     gain = float(gains[which, end])
     if gain <= 0:
         return None
-    return Split(gain, which, end, left[which, end], right[which, end])
+    return NodeSplit(gain, which, end, left[which, end], right[which, end])
 
 
 def grow(
     root: Histogram,
-    histogram_of: Callable[[int, Split, int, bool], Histogram],
+    histogram_of: Callable[[int, NodeSplit, int, bool], Histogram],
     thresholds: Thresholds,
     settings: GrowSettings,
 ) -> Tree:

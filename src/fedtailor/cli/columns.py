@@ -17,7 +17,7 @@ _ROLES = {
 """Option of one column -> its default; "" if it has none."""
 
 
-def check_columns(arguments: Sequence[str]) -> None:
+def check_typed_columns(arguments: Sequence[str]) -> None:
     """Checks the columns that a command line names, if it is about a table of text.
 
     Nothing is said about any other mistake, so that the command itself reports it.

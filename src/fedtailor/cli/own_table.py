@@ -204,10 +204,10 @@ def prepare_table_experiment(
     experiment = table_experiment(
         path, options, rates, ridge_of(table), len(table.seen)
     )
-    return experiment, f"{describe_table(table)}\n"
+    return experiment, f"{table_description(table)}\n"
 
 
-def describe_table(table: Table) -> str:
+def table_description(table: Table) -> str:
     """The sizes of a table, the notes on it and the warnings, one on each line."""
     notes = [one_line(f"  {note}") for note in table.notes]
     notes += [one_line(f"  Warning: {warning}.") for warning in table.warnings or ()]

@@ -6,8 +6,11 @@ from contextlib import contextmanager
 from time import monotonic
 
 from fedtailor._printable import one_line, say_status
-from fedtailor.experiments.compare import ComparedMethod, Comparison
-from fedtailor.experiments.compare import Progress as ComparisonProgress
+from fedtailor.experiments.compare import (
+    ComparedMethod,
+    Comparison,
+    ComparisonProgress,
+)
 from fedtailor.experiments.experiment import Candidate
 from fedtailor.experiments.plan import BeforeSetting
 from fedtailor.storage import Interrupted
@@ -15,12 +18,12 @@ from fedtailor.training import Training
 
 SECONDS_BETWEEN_LINES = 10.0
 
-Progress = Callable[[Training, bool], None]
+RoundProgress = Callable[[Training, bool], None]
 """Callback after each round: (training, whether the round was evaluated)."""
 
 
 @contextmanager
-def progress_of(title: str, rounds: int) -> Iterator[Progress]:
+def progress_of(title: str, rounds: int) -> Iterator[RoundProgress]:
     """Yields a callback for `run` that displays its progress.
 
     It displays the round, the mean test accuracy (or loss) of the personal models, and
@@ -170,7 +173,7 @@ def _bar(title: str, total: int) -> Iterator[Callable[[float, str, int], None]]:
         )
 
 
-def _progress_lines(title: str, rounds: int) -> Progress:
+def _progress_lines(title: str, rounds: int) -> RoundProgress:
     last_time = monotonic()
 
     def show(training: Training, evaluated: bool) -> None:

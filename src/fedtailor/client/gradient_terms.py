@@ -35,7 +35,7 @@ def proximal(mu: ArrayLike, anchor: Params) -> GradientChange:
     return add
 
 
-def linear(slope: Params) -> GradientChange:
+def linear_term(slope: Params) -> GradientChange:
     """Add the gradient of <slope, w>."""
 
     def add(grads: Params, params: Params) -> Params:
@@ -53,7 +53,7 @@ def zero_outside(mask: PyTree[bool]) -> GradientChange:
     return zero
 
 
-def select(mask: PyTree[bool], if_true: Params, if_false: Params) -> Params:
+def select_leaves(mask: PyTree[bool], if_true: Params, if_false: Params) -> Params:
     """Choose each leaf from one of two trees.
 
     The mask is known while tracing, so that the choice adds no operations to the

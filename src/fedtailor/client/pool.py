@@ -89,7 +89,7 @@ class ClientAddress:
     fixed: UInt32[Array, "*c 2"]
 
 
-def split_sizes(federation: Federation) -> NDArray[np.int32]:
+def client_split_sizes(federation: Federation) -> NDArray[np.int32]:
     """[m, 3] the number of samples of every client in train, val and test."""
     return np.stack(
         [getattr(federation, name).sizes for name in SPLITS], axis=1
@@ -102,7 +102,7 @@ def largest_split(federation: Federation) -> int:
 
     No batch has more rows than this.
     """
-    return next_power_of_two(int(split_sizes(federation).max(initial=1)))
+    return next_power_of_two(int(client_split_sizes(federation).max(initial=1)))
 
 
 def build_pool(
@@ -150,7 +150,7 @@ def _addresses(federation: Federation) -> tuple[NDArray[np.int32], NDArray[np.in
     """`Pool.rows` [r] of one federation, and the position [m, 3] in it at which each
     client's train, val and test begin.
     """
-    size = split_sizes(federation)
+    size = client_split_sizes(federation)
     ends = np.cumsum(size.ravel())
     start = (ends - size.ravel()).reshape(size.shape).astype(np.int32)
     rows = np.zeros(int(ends[-1]), np.int32)

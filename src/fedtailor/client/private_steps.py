@@ -1,6 +1,6 @@
 """DP-SGD (Abadi et al. 2016, algorithm 1): noisy sums of clipped per-example gradients.
 
-Private steps of `steps.train` read examples only here.
+Private steps of `steps.train_steps` read examples only here.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -23,7 +23,7 @@ from fedtailor.protocol import (
 if TYPE_CHECKING:
     from fedtailor.client.trainer import DeviceTrainer
 
-Carry = tuple[Params, optax.OptState]
+StepCarry = tuple[Params, optax.OptState]
 LossGradient = Callable[[Params, Any, Int[Array, ""]], tuple[Params, Params]]
 """(params, batch, step number) -> (the gradient of the loss, params with updated running
 statistics).
@@ -32,7 +32,7 @@ The batch is a `Batch`; None in private steps, which draw their own examples.
 """
 
 
-def train(
+def train_steps(
     local: "DeviceTrainer",
     theta: Float[Array, " d"],
     sgd: SGD,
@@ -76,7 +76,9 @@ def train(
         local, layout, sgd, proximal, linear_term, params, trained_mask
     )
 
-    def step(carry: Carry, batch: Batch | None, number: Int[Array, ""]) -> Carry:
+    def step(
+        carry: StepCarry, batch: Batch | None, number: Int[Array, ""]
+    ) -> StepCarry:
         # The carry, gradients and updates have the loop's layout. Only the loss takes
         # parameters in the model's layout. In DP-SGD `batch` is None: `loss_gradient`
         # draws the examples.
@@ -92,10 +94,10 @@ def train(
             new_params = model.with_statistics(new_params, statistics)
         # The optimizer may change a parameter whose gradient is zero (weight decay).
         if trained_mask is not None:
-            new_params = gradient_terms.select(trained_mask, new_params, params)
+            new_params = gradient_terms.select_leaves(trained_mask, new_params, params)
         return new_params, opt_state
 
-    def private_step(carry: Carry, number: Int[Array, ""]) -> Carry:
+    def private_step(carry: StepCarry, number: Int[Array, ""]) -> StepCarry:
         return step(carry, None, number)
 
     params = layout.to_loop(params)
@@ -125,7 +127,7 @@ def _gradient_changes(
     Args:
         params: the parameters in the model's layout.
         trained_mask: one bool for each parameter array, the same in both layouts; None =
-            all are trained. The other arguments are those of `train`.
+            all are trained. The other arguments are those of `train_steps`.
 
     Returns:
         Functions (gradient, params) -> gradient; all have the layout of the loop.
@@ -138,7 +140,9 @@ def _gradient_changes(
         anchor = layout.to_loop(local.params(anchor))
         changes.append(gradient_terms.proximal(mu, anchor))
     if linear_term is not None:
-        changes.append(gradient_terms.linear(layout.to_loop(local.params(linear_term))))
+        changes.append(
+            gradient_terms.linear_term(layout.to_loop(local.params(linear_term)))
+        )
     # Frozen parameters must not affect an optimizer that uses the whole gradient
     # (clipping by global norm).
     if trained_mask is not None:
@@ -163,7 +167,7 @@ def _optimizer(sgd: SGD, rate: Any) -> optax.GradientTransformation:
 def _loss_gradient(
     local: "DeviceTrainer", sgd: SGD, gradient: StepGradient | None, split: str
 ) -> LossGradient:
-    """Choose the gradient that `train` uses, before terms are added: the noisy gradient of
+    """Choose the gradient that `train_steps` uses, before terms are added: the noisy gradient of
     private steps, the method's own `gradient`, or the gradient of a batch's mean loss.
 
     Raises:

@@ -11,10 +11,10 @@ from fedtailor.protocol import (
     Algorithm,
     BatchMetric,
     ClientState,
+    ClientTask,
     Inbox,
     Pipeline,
     Predictor,
-    Task,
     encode,
 )
 
@@ -25,7 +25,7 @@ Outputs = dict[str, PyTree]
 
 
 def client_task(
-    task: Task,
+    task: ClientTask,
     algorithm: Algorithm,
     uplink: Pipeline,
     state: ClientState,

@@ -16,7 +16,7 @@ from fedtailor._documentation import see
 from fedtailor.client.client_data import ClientData, batches_in_epoch, examples_in_steps
 from fedtailor.client.losses import accumulated_gradient, training_loss
 from fedtailor.client.passes import gradient_over_range, split_statistics
-from fedtailor.client.steps import train
+from fedtailor.client.steps import train_steps
 from fedtailor.client.tracing_context import Step, StepWork
 from fedtailor.metrics import Loss
 from fedtailor.models import Part
@@ -61,7 +61,7 @@ class DeviceTrainer(ClientData):
         split: str = "train",
         train_only: ModelPart | None = None,
     ) -> Float[Array, " d"]:
-        return train(
+        return train_steps(
             self,
             theta,
             sgd,

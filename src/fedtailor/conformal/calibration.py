@@ -25,7 +25,7 @@ distributed as a beta variable of standard deviation sqrt(c (1 - c) / (n + 2)): 
 for 50 rows at 90 %.
 """
 
-Source = Literal["own", "group", "all"]
+ThresholdSource = Literal["own", "group", "all"]
 """Whose validation rows a threshold is from."""
 _KINDS = ("classes", "numbers")
 
@@ -42,7 +42,7 @@ class Threshold:
     """
 
     value: float
-    source: Source
+    source: ThresholdSource
     rows: int
 
 
@@ -124,7 +124,7 @@ class Calibration:
         if rows >= OWN_ROWS and conformal_rank(rows, coverage) <= rows:
             value = quantile_of_scores(known.scores, coverage)
             return Threshold(self._bounded(value), "own", rows)
-        pools: list[tuple[Source, NDArray[np.int64]]] = [("all", self.counts)]
+        pools: list[tuple[ThresholdSource, NDArray[np.int64]]] = [("all", self.counts)]
         if known.group is not None and known.group in self.group_counts:
             pools.insert(0, ("group", self.group_counts[known.group]))
         for source, counts in pools:

@@ -11,12 +11,13 @@ import numpy as np
 import polars as pl
 from numpy.typing import ArrayLike, NDArray
 
+from fedtailor._printable import join_names
 from fedtailor.decision.convergence import movement
 from fedtailor.federation.repetitions import repeated_rows
 
 MIN_TEST_ROWS = 10
 """Clients with fewer test rows get a warning."""
-_MAX_NAMES = 3
+MAX_NAMES = 3
 """A warning lists this many names and counts the others."""
 _MAX_BLOCKS = 32
 """Inputs are compared in so many blocks."""
@@ -46,7 +47,7 @@ def warn_small_tests(
     warnings = []
     if without_rows:
         warnings.append(
-            f"no test rows: {join_names(without_rows)}; nothing is known of these"
+            f"no test rows: {join_names(without_rows, MAX_NAMES)}; nothing is known of these"
             " clients"
         )
     if small:
@@ -56,22 +57,24 @@ def warn_small_tests(
             else "one odd row moves their mean"
         )
         warnings.append(
-            f"fewer than {MIN_TEST_ROWS} test rows in one split: {join_names(small)};"
+            f"fewer than {MIN_TEST_ROWS} test rows in one split: {join_names(small, MAX_NAMES)};"
             f" {consequence}"
         )
     if classification and one_class:
         warnings.append(
-            f"test rows of one class only: {join_names(one_class)}; ROC AUC is not"
+            f"test rows of one class only: {join_names(one_class, MAX_NAMES)}; ROC AUC is not"
             " defined, and always answering that class is perfect"
         )
     return warnings
 
 
-Examples = Mapping[str, tuple[NDArray[Any], NDArray[Any]]]
+ExamplesByClient = Mapping[str, tuple[NDArray[Any], NDArray[Any]]]
 """Client -> inputs [n, ...] and targets [n, ...] of its rows."""
 
 
-def warn_repeated_rows(test: Examples, train: Examples | None = None) -> list[str]:
+def warn_repeated_rows(
+    test: ExamplesByClient, train: ExamplesByClient | None = None
+) -> list[str]:
     """Warns about test rows that occur twice in a client's test data, or in its training
     data: with the same inputs and the same target.
 
@@ -117,7 +120,7 @@ def warn_repeated_rows(test: Examples, train: Examples | None = None) -> list[st
         clients = [client for client, count in leaks.items() if count]
         warnings.append(
             f"{total} of {rows} test rows are in the training data of their client, too,"
-            f" with the same target ({join_names(clients)}); results are too good by them"
+            f" with the same target ({join_names(clients, MAX_NAMES)}); results are too good by them"
         )
     return warnings
 
@@ -201,16 +204,9 @@ def warn_still_falling(curves: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> lis
     if not falling:
         return []
     return [
-        f"validation loss was still falling: {join_names(falling)}; train for more"
+        f"validation loss was still falling: {join_names(falling, MAX_NAMES)}; train for more"
         " rounds"
     ]
-
-
-def join_names(names: Sequence[str]) -> str:
-    """Formats names for a warning: "a, b, c and 4 more"."""
-    first_names = ", ".join(names[:_MAX_NAMES])
-    remaining = len(names) - _MAX_NAMES
-    return f"{first_names} and {remaining} more" if remaining > 0 else first_names
 
 
 def _is_number(value: object) -> bool:

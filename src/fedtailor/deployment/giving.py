@@ -36,7 +36,7 @@ _ALIKE = ("architecture", "loss", "outputs", "dtype")
 """Settings of the model that runs of several seeds share."""
 
 Members = frozenset[int]
-Progress = Callable[[int, int], None]
+BeforeTraining = Callable[[int, int], None]
 """Called before each training with its number, from 1, and how many there are at most."""
 
 
@@ -170,7 +170,7 @@ def who_gives(
     shapley: bool = False,
     permutations: int = 20,
     settings: Settings = Settings(),  # noqa: B008 (frozen)
-    progress: Progress | None = None,
+    progress: BeforeTraining | None = None,
 ) -> Giving:
     """What each client gives, by training without it.
 
@@ -248,7 +248,7 @@ class _Coalitions:
         runs: Sequence[OpenedRun],
         players: NDArray[np.int64],
         settings: Settings,
-        progress: Progress | None,
+        progress: BeforeTraining | None,
         most: int,
     ) -> None:
         self.runs, self.players = runs, players

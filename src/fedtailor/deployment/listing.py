@@ -11,7 +11,7 @@ from fedtailor.protocol import require
 from fedtailor.report.experiment import COMPARISON_INDEX, experiments
 from fedtailor.report.stored import StoredRun
 from fedtailor.storage.digests import finite
-from fedtailor.storage.export import read_manifest
+from fedtailor.storage.export import read_export_manifest
 from fedtailor.storage.final_models import RECORD, RUNS, read_final
 from fedtailor.storage.run_files import MANIFEST, MODELS_MANIFEST
 
@@ -108,7 +108,9 @@ def _kinds(run: StoredRun) -> dict[str, str]:
     if not (run.path / MODELS_MANIFEST).exists():
         return {}
     kinds = {}
-    for name, entry in read_manifest(run.path, MODELS_MANIFEST)["clients"].items():
+    for name, entry in read_export_manifest(run.path, MODELS_MANIFEST)[
+        "clients"
+    ].items():
         if "neighbors" in entry:
             kinds[name] = f"model and {entry['neighbors']} neighbors"
         else:

@@ -80,7 +80,7 @@ def predictions(
         )
         inputs, row_clients = _array(path, first.model.input_shape), []
     else:
-        frame = read_rows(path, preprocessing)
+        frame = read_raw_rows(path, preprocessing)
         inputs = preprocessing.transform(frame, missing=missing, unknown=unknown)
         row_clients = [] if client is not None else _row_clients(frame, preprocessing)
         if preprocessing.windowing is not None:
@@ -154,7 +154,7 @@ def _of_windows(
     return table if client is None else table.drop("client")
 
 
-def labelled_rows(
+def read_newcomer(
     run: OpenedRun,
     path: Path,
     *,
@@ -178,11 +178,11 @@ def labelled_rows(
             " ft.open(...).enroll(x, y, name=...)"
         )
     return run.preprocessing.transform_labelled(
-        read_rows(path, run.preprocessing), missing=missing, unknown=unknown
+        read_raw_rows(path, run.preprocessing), missing=missing, unknown=unknown
     )
 
 
-def read_rows(path: Path, preprocessing: Preprocessing) -> pl.DataFrame:
+def read_raw_rows(path: Path, preprocessing: Preprocessing) -> pl.DataFrame:
     """Read a file of raw rows with the options of the table used in training.
 
     Raises:

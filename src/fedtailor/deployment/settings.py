@@ -10,7 +10,7 @@ import fedtailor.pipelines  # noqa: F401  (registers the transforms)
 from fedtailor.experiments.parsing import coerce
 from fedtailor.models import Architecture, Model
 from fedtailor.models.frozen_arrays import FrozenArrays
-from fedtailor.models.plain import model_of
+from fedtailor.models.plain import model_from_plain
 from fedtailor.protocol import Algorithm, Pipeline, Transform, require
 from fedtailor.training import Participation, RunSpec
 from fedtailor.training.settings import later_fields, settings
@@ -95,7 +95,7 @@ def model_from_config(
         ValueError: its network or its loss is not one of fedtailor's.
     """
     try:
-        return model_of(config, given, held)
+        return model_from_plain(config, given, held)
     except ValueError as error:
         raise ValueError(
             f"{error}; pass model=... (`--model FILE.py:NAME` on the command line)"

@@ -38,15 +38,15 @@ from fedtailor.diagnosis.gradients import (
 )
 from fedtailor.diagnosis.recommend import (
     Race,
-    Recommendation,
+    RaceEntry,
     are_clear,
-    recommend,
+    recommend_race,
     starting_point,
     starting_strength,
     streams_of,
 )
 from fedtailor.diagnosis.streams import (
-    Streams,
+    StreamClusterings,
     compare_streams,
     contexts_bound,
     matching_stability,
@@ -56,8 +56,8 @@ from fedtailor.diagnosis.streams import (
 from fedtailor.diagnosis.summary import RESTS_ON, Diagnosis, Evidence, diagnose
 from fedtailor.diagnosis.uncertainty import (
     PersonalizationGain,
+    local_variance_between,
     personalization_gain,
-    variance_between,
 )
 
 __all__ = [
@@ -70,8 +70,8 @@ __all__ = [
     "LabelDifferences",
     "PersonalizationGain",
     "Race",
-    "Recommendation",
-    "Streams",
+    "RaceEntry",
+    "StreamClusterings",
     "agnostic_bound",
     "are_clear",
     "batch_sizes",
@@ -95,10 +95,11 @@ __all__ = [
     "jensen_shannon_bias",
     "jensen_shannon_from_classifier",
     "label_differences",
+    "local_variance_between",
     "mapper_bound",
     "matching_stability",
     "personalization_gain",
-    "recommend",
+    "recommend_race",
     "round_time",
     "row_bounds",
     "skewness",
@@ -107,5 +108,4 @@ __all__ = [
     "streams_of",
     "time_to_finish",
     "together_minus_alone",
-    "variance_between",
 ]

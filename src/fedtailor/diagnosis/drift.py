@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedtailor.decision import holm
 from fedtailor.protocol import require
-from fedtailor.tables.description import Description, Noise, is_exact
+from fedtailor.tables.description import CountNoise, Description, is_exact
 
 LEVEL = 0.05
 """Error probability of all sentences "this client differs" of a description together."""
@@ -110,7 +110,7 @@ def _drift(
     )
 
 
-Cells = tuple[Int64[NDArray, "2 cells"], Int64[NDArray, "2 cells"]]
+CellCounts = tuple[Int64[NDArray, "2 cells"], Int64[NDArray, "2 cells"]]
 """Rows of the client and of the others in each cell; and how many rows at most each count
 may be off, as counts of few rows are hidden.
 """
@@ -118,7 +118,7 @@ may be off, as counts of few rows are hidden.
 
 def _bins(
     description: Description, column: str, client: str, others: Sequence[str]
-) -> Cells:
+) -> CellCounts:
     """The cells of a column of numbers: bins between edges that are exact at the client,
     and missing.
     """
@@ -145,7 +145,7 @@ def _bins(
 
 def _categories(
     description: Description, column: str, client: str, others: Sequence[str]
-) -> Cells:
+) -> CellCounts:
     """The cells of any other column: categories, "other" and missing."""
     least = description.least
     parts = [description.categories(column, [name]) for name in (client, *others)]
@@ -177,7 +177,7 @@ def _missing(
 def chi_squared_p(
     table: Int64[NDArray, "2 cells"],
     slack: Int64[NDArray, "2 cells"] | None = None,
-    noise: Noise | None = None,
+    noise: CountNoise | None = None,
 ) -> float:
     """The p-value of the test that two rows of counts have the same shares.
 

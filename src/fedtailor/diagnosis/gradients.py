@@ -10,7 +10,7 @@ from scipy.cluster import hierarchy
 from scipy.spatial.distance import squareform
 
 from fedtailor.aggregation.differences import overall_p
-from fedtailor.aggregation.distances import Rows, squared_distances
+from fedtailor.aggregation.distances import RowMatrix, squared_distances
 from fedtailor.decision import holm
 from fedtailor.protocol import require
 
@@ -119,7 +119,7 @@ def batch_sizes(sizes: Int[np.ndarray, " m"], share: float) -> Int[np.ndarray, "
 
 
 def homogeneity(
-    gradients: Float[Rows, "m d"],
+    gradients: Float[RowMatrix, "m d"],
     traces: Float[np.ndarray, " m"],
     sizes: Int[np.ndarray, " m"],
     rank: float = 1.0,

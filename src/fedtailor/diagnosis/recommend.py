@@ -31,7 +31,7 @@ INCONCLUSIVE_RATIO = 1.2
 
 
 @dataclass(frozen=True)
-class Recommendation:
+class RaceEntry:
     """A method to train, with its traffic in a round.
 
     Attributes:
@@ -64,7 +64,7 @@ class Race:
         doubt: a warning if the diagnosis is inconclusive, otherwise "".
     """
 
-    entries: tuple[Recommendation, ...]
+    entries: tuple[RaceEntry, ...]
     sentence: str
     doubt: str
 
@@ -145,7 +145,7 @@ def starting_point(method: str, diagnosis: Diagnosis) -> dict[str, Any]:
     return {}
 
 
-def recommend(diagnosis: Diagnosis, model_bytes: int) -> Race:
+def recommend_race(diagnosis: Diagnosis, model_bytes: int) -> Race:
     """Recommends three methods, one of which is local training.
 
     Local training is always included, since a test without significance is no evidence
@@ -192,16 +192,16 @@ def recommend(diagnosis: Diagnosis, model_bytes: int) -> Race:
 
 def _recommendation(
     method: str, because: str, diagnosis: Diagnosis, size: int
-) -> Recommendation:
+) -> RaceEntry:
     """A method with its traffic in a round in which all clients take part."""
     settings = starting_point(method, diagnosis)
     if method == "local":
-        return Recommendation(method, settings, because, 0, 0, 0)
+        return RaceEntry(method, settings, because, 0, 0, 0)
     clients = len(diagnosis.groups)
     streams = settings.get("streams", settings.get("clusters", 1))
     # A client of IFCA receives all models.
     models_per_client = streams if method == "ifca" else 1
-    return Recommendation(
+    return RaceEntry(
         method,
         settings,
         because,

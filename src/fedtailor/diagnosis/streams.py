@@ -12,7 +12,7 @@ from fedtailor.protocol import require
 
 
 @dataclass(frozen=True)
-class Streams:
+class StreamClusterings:
     """Clusterings of clients into k streams, for several k.
 
     Attributes:
@@ -32,7 +32,7 @@ class Streams:
     chosen: int
 
 
-def compare_streams(rows: Float[np.ndarray, "m p"]) -> Streams:
+def compare_streams(rows: Float[np.ndarray, "m p"]) -> StreamClusterings:
     """Clusters rows of weights into 1, 2, 3, ... streams, up to one for each client.
 
     Above 100 streams, consecutive numbers differ by a tenth.
@@ -61,7 +61,7 @@ def compare_streams(rows: Float[np.ndarray, "m p"]) -> Streams:
         losses.append(float(np.abs(residuals).sum()))
     # argmax breaks ties in favour of the smallest number.
     chosen = counts[int(np.argmax(silhouettes))]
-    return Streams(
+    return StreamClusterings(
         np.array(counts, np.int64),
         np.array(silhouettes),
         np.array(costs),

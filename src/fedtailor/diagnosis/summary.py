@@ -8,10 +8,10 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
-from fedtailor._notebook import paragraphs, table_of_frame
+from fedtailor._notebook import html_paragraphs, table_of_frame
 from fedtailor.aggregation import Probe, user_centric_weights
 from fedtailor.aggregation.clusters import CLEAR, choose_streams, k_means
-from fedtailor.aggregation.distances import Rows
+from fedtailor.aggregation.distances import RowMatrix
 from fedtailor.decision import holm
 from fedtailor.diagnosis.bounds import effective_samples
 from fedtailor.diagnosis.divergences import (
@@ -28,15 +28,15 @@ from fedtailor.diagnosis.gradients import (
 )
 from fedtailor.diagnosis.uncertainty import (
     PersonalizationGain,
+    local_variance_between,
     personalization_gain,
-    variance_between,
 )
 from fedtailor.protocol import require
 
 if TYPE_CHECKING:
     import polars as pl
 
-Comparison = Literal["gradients", "labels", "inputs"]
+ComparedQuantity = Literal["gradients", "labels", "inputs"]
 """The quantities by which pairs of clients are compared."""
 
 MAX_COLUMNS = 5
@@ -107,7 +107,7 @@ class Evidence:
 
     names: Sequence[str]
     sizes: Int[np.ndarray, " m"]
-    gradients: Float[Rows, "m d"]
+    gradients: Float[RowMatrix, "m d"]
     sigma2: Float[np.ndarray, " m"]
     batch_sizes: Int[np.ndarray, " m"]
     label_counts: Int[np.ndarray, "m classes"] | None = None
@@ -169,7 +169,7 @@ class Diagnosis:
     def _repr_html_(self) -> str:
         """The diagnosis in a notebook."""
         return (
-            paragraphs(self.sentences())
+            html_paragraphs(self.sentences())
             + table_of_frame(self.clients(), "clients")
             + table_of_frame(
                 self.pairs().sort("gradient_ratio", descending=True),
@@ -222,7 +222,7 @@ class Diagnosis:
             {"client": list(names[first]), "other": list(names[second]), **columns}
         )
 
-    def adjusted_p_values(self, comparison: Comparison) -> NDArray[np.float64]:
+    def adjusted_p_values(self, comparison: ComparedQuantity) -> NDArray[np.float64]:
         """p-values of the pairs, adjusted for the number of pairs (Holm).
 
         Returns:
@@ -418,7 +418,7 @@ def diagnose(evidence: Evidence, *, trained: bool = False) -> Diagnosis:
     )
     weights = user_centric_weights(Probe(gradients, kernel_sigma2, sizes))
     gain = personalization_gain(
-        mean_variances, variance_between(gradients, mean_variances), "exact"
+        mean_variances, local_variance_between(gradients, mean_variances), "exact"
     )
     groups, silhouette = gradient_comparison.groups(ALPHA), None
     if trained and not groups.any() and gradient_comparison.overall_p < ALPHA:

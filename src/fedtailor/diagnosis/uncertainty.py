@@ -107,7 +107,7 @@ def personalization_gain(
     return PersonalizationGain(gain, rho, strength, float(rho.max(initial=0.0)))
 
 
-def variance_between(
+def local_variance_between(
     models: Float[np.ndarray, "m d"], within: Float[np.ndarray, " m"]
 ) -> float:
     """Estimates s_0 from the clients' local models.

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
-from fedtailor.client.pool import split_sizes
+from fedtailor.client.pool import client_split_sizes
 from fedtailor.client.tasks import Outputs
 from fedtailor.executors.cohort_parts import concatenate, select_clients
 from fedtailor.executors.devices import Devices, ExchangeRequest
@@ -106,7 +106,7 @@ class DeviceExecutor:
         )
         self.federation_index = federation_index
         self.shards = self.devices.mesh.size
-        self.split_sizes = split_sizes(federation)
+        self.split_sizes = client_split_sizes(federation)
         self._fixed_keys: tuple[int, NDArray[np.uint32]] | None = None
         self._phase = self._saved_phase = 0
 

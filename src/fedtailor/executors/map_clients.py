@@ -30,9 +30,9 @@ from fedtailor.protocol import (
     Algorithm,
     BatchMetric,
     ClientState,
+    ClientTask,
     Inbox,
     Pipeline,
-    Task,
     along_axis,
     receive,
 )
@@ -53,7 +53,7 @@ class Program(NamedTuple):
         mode: `Downlink.mode`.
     """
 
-    task: Task
+    task: ClientTask
     model: Model
     metrics: tuple[BatchMetric, ...]
     mesh: Mesh
@@ -156,7 +156,7 @@ def map_clients(
 
 
 def run_client(
-    task: Task,
+    task: ClientTask,
     model: Model,
     shared: SharedInputs,
     client: ClientInputs,
@@ -185,7 +185,7 @@ def run_client(
 
 
 def _run_client(
-    task: Task,
+    task: what the clients do.,
     model: Model,
     shared: SharedInputs,
     client: ClientInputs,

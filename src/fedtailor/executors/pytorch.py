@@ -243,7 +243,7 @@ class TorchTrainer(DebugTrainer):
 
 class Descent:
     """Steps of SGD on the parameters of a `LiveModule`, as
-    `fedtailor.client.steps.train` takes them.
+    `fedtailor.client.steps.train_steps` takes them.
     """
 
     def __init__(

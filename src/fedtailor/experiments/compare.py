@@ -71,7 +71,9 @@ ALL_FAILED = (
 Scored = tuple[Candidate, float | None]
 """A candidate, and its validation score; None if it failed."""
 
-Progress = Callable[["Comparison", ComparedMethod, int, Training | None], None]
+ComparisonProgress = Callable[
+    ["Comparison", ComparedMethod, int, Training | None], None
+]
 """A function that is called at the start of each run and after each of its rounds.
 
 It is not called for runs that are already finished. The arguments are the comparison
@@ -104,7 +106,7 @@ class Comparison:
     experiment: Experiment
     results: Path
     settings: Settings
-    progress: Progress | None = None
+    progress: ComparisonProgress | None = None
     at_once: int = 1
     source: Path | None = None
     any_version: bool = False

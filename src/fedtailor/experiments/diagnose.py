@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from fedtailor._notebook import paragraphs, table
+from fedtailor._notebook import html_paragraphs, html_table
 from fedtailor.algorithms import UCFL, FedAvg
-from fedtailor.diagnosis import Diagnosis, Evidence, Race, batch_sizes, recommend
+from fedtailor.diagnosis import Diagnosis, Evidence, Race, batch_sizes, recommend_race
 from fedtailor.diagnosis import diagnose as diagnose_evidence
 from fedtailor.diagnosis.recommend import differ_unseen
 from fedtailor.executors import Settings
@@ -76,7 +76,7 @@ class Advice:
 
     def _repr_html_(self) -> str:
         """The advice in a notebook: sentences, methods to train, clients and pairs."""
-        methods = table(
+        methods = html_table(
             ("method", "start with", "because"),
             (
                 (entry.method, entry.settings or "-", entry.because)
@@ -84,7 +84,9 @@ class Advice:
             ),
             "train",
         )
-        return paragraphs(self.sentences()) + methods + self.diagnosis._repr_html_()
+        return (
+            html_paragraphs(self.sentences()) + methods + self.diagnosis._repr_html_()
+        )
 
     def sentences(self) -> list[str]:
         """A summary in three to seven sentences."""
@@ -160,7 +162,7 @@ def diagnose(
         )
     probe_bytes += warm_bytes
     diagnosis = diagnose_evidence(evidence, trained=warm > 0)
-    race = recommend(
+    race = recommend_race(
         diagnosis, network.size * np.dtype(network.precision.parameters).itemsize
     )
     validation = int(federation.val.sizes[federation.seen].sum())

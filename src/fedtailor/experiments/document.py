@@ -51,7 +51,7 @@ class Document:
         return f"{self.sources[0][0]}: {error}"
 
 
-def read(path: Path, *, quick: bool = False) -> Document:
+def read_document(path: Path, *, quick: bool = False) -> Document:
     """Read an experiment file, and merge it with its `base` (see `overlay`).
 
     Args:

@@ -12,7 +12,7 @@ from fedtailor._documentation import see
 from fedtailor.algorithms.find import find_algorithm
 from fedtailor.baselines import find_baseline
 from fedtailor.experiments import scenarios
-from fedtailor.experiments.document import ConfigError, Document, KeyPath, read
+from fedtailor.experiments.document import ConfigError, Document, KeyPath, read_document
 from fedtailor.experiments.parsing import (
     RefusedSettings,
     architecture,
@@ -27,7 +27,7 @@ from fedtailor.metrics import find_metric
 from fedtailor.models import Architecture
 from fedtailor.protocol import Algorithm, Pipeline, require
 from fedtailor.trackers import find_tracker
-from fedtailor.training import MOST_ROUNDS, Participation, Sampling, as_participation
+from fedtailor.training import Participation, RoundCount, Sampling, as_participation
 
 METRICS = (
     *("mean", "weighted", "worst", "worst10", "std"),
@@ -44,7 +44,6 @@ Share = Annotated[float, Field(gt=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 """Random keys are made from the last 32 bits of a seed."""
 
-Rounds = Annotated[int, Field(ge=1, le=MOST_ROUNDS)]
 
 MODEL = "model"
 """The name of a candidate's model among its parameters."""
@@ -69,7 +68,7 @@ class _Scenario(_Table):
     use: str | None = None
     model: str | dict[str, Any] | None = None
     models: list[str | dict[str, Any]] | None = Field(None, min_length=1)
-    rounds: Rounds | None = None
+    rounds: RoundCount | None = None
     participation: Share | None = None
     sampling: Sampling | None = None
     sgd: dict[str, Any] = {}
@@ -92,7 +91,7 @@ class _File(_Table):
     title: str
     source: str = ""
     note: str = ""
-    rounds: Rounds | None = None
+    rounds: RoundCount | None = None
     until_still: bool = False
     bracket: list[str] = []
     seeds: Annotated[list[Seed], AfterValidator(_require_distinct)] = Field(
@@ -101,7 +100,7 @@ class _File(_Table):
     participation: Share | None = None
     sampling: Sampling = "uniform"
     uplink: list[dict[str, Any]] = []
-    evaluate_every: Rounds | None = None
+    evaluate_every: RoundCount | None = None
     track: list[str] = []
     measured: list[str] = []
     baselines: list[str] = []
@@ -133,7 +132,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Refusal:
+class RefusedCandidate:
     """Settings of a grid that the method refuses, with its error message."""
 
     parameters: Mapping[str, Any]
@@ -180,7 +179,7 @@ class ComparedMethod:
     scenario: ComparedScenario
     candidates: tuple[Candidate, ...]
     varied: Mapping[str, Any]
-    refused: tuple[Refusal, ...] = ()
+    refused: tuple[RefusedCandidate, ...] = ()
     uplink: Pipeline = ()
 
 
@@ -232,13 +231,13 @@ def with_setting(candidate: Candidate, setting: str, value: float) -> Candidate:
     )
 
 
-def load(path: Path, *, quick: bool = False) -> Experiment:
+def load_experiment(path: Path, *, quick: bool = False) -> Experiment:
     """Read and validate an experiment file.
 
     Raises:
         ValueError: the file cannot be read, or is invalid. The message names the line.
     """
-    return resolve(read(path, quick=quick), path.stem, quick=quick)
+    return resolve(read_document(path, quick=quick), path.stem, quick=quick)
 
 
 def resolve(document: Document, name: str, *, quick: bool = False) -> Experiment:
@@ -424,7 +423,7 @@ def _with_models(
 
 def _candidates(
     row: Algorithm, grid: Mapping[str, Any], place: KeyPath
-) -> tuple[tuple[Candidate, ...], tuple[Refusal, ...]]:
+) -> tuple[tuple[Candidate, ...], tuple[RefusedCandidate, ...]]:
     """The method with each of the settings of a grid.
 
     Returns:
@@ -439,7 +438,7 @@ def _candidates(
         try:
             candidates.append(Candidate(configure(row, settings, place), parameters))
         except RefusedSettings as error:
-            refused.append(Refusal(parameters, str(error)))
+            refused.append(RefusedCandidate(parameters, str(error)))
             errors.append(error)
     if not candidates:
         raise errors[0]

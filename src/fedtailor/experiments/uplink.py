@@ -5,7 +5,7 @@ from typing import Any
 
 from fedtailor.experiments.document import ConfigError, KeyPath
 from fedtailor.experiments.parsing import configure
-from fedtailor.pipelines import check_order, find_transform, transform_names
+from fedtailor.pipelines import check_stages, find_transform, transform_names
 from fedtailor.protocol import Pipeline
 
 
@@ -34,7 +34,7 @@ def uplink_of_tables(entries: Sequence[Mapping[str, Any]], place: KeyPath) -> Pi
         except ConfigError as error:
             raise ConfigError(place, f"{name}: {error}") from None
     try:
-        check_order(tuple(transforms))
+        check_stages(tuple(transforms))
     except ValueError as error:
         raise ConfigError(place, str(error)) from None
     return tuple(transforms)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedtailor.federation.checks import MAX_CLASSES, check_seed, plain_array, plain_text
-from fedtailor.federation.dataset import Dataset, encode, numbered_names
+from fedtailor.federation.dataset import Dataset, encode_labels, numbered_names
 from fedtailor.federation.federation import Federation, Ragged
 from fedtailor.federation.partition import Natural, Partitioner
 from fedtailor.federation.splits import (
@@ -18,7 +18,7 @@ from fedtailor.federation.splits import (
     follow_splits,
 )
 from fedtailor.protocol import check_choice, require
-from fedtailor.tasks import Loss
+from fedtailor.tasks import LossFunction
 
 
 def from_arrays(
@@ -34,7 +34,7 @@ def from_arrays(
     classes: int | Literal["infer"] | None = "infer",
     shift: float | tuple[float, ...] = 0.0,
     scale: float | tuple[float, ...] = 1.0,
-    loss: Loss | None = None,
+    loss: LossFunction | None = None,
     name: str = "own data",
     seed: int = 0,
 ) -> Federation:
@@ -175,7 +175,7 @@ def _encode_labels(
     if y.dtype.kind == "O" and all(isinstance(value, Real) for value in y.flat):
         y = np.array(y.tolist())
     if y.dtype.kind in "USO":
-        codes, names = encode(plain_text(y, "label"))
+        codes, names = encode_labels(plain_text(y, "label"))
         return codes, len(names), names
     if y.dtype.kind == "b":
         return y.astype(np.int64), 2, ("False", "True")
@@ -281,7 +281,7 @@ def _encode_clients(client: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str,
             " text for each row"
         )
     is_text = client.dtype.kind not in "iu"
-    return encode(plain_text(client, "client") if is_text else client)
+    return encode_labels(plain_text(client, "client") if is_text else client)
 
 
 def _client_groups(
@@ -305,7 +305,7 @@ def _client_groups(
             f"group is {group.dtype}; give an integer or text for each row"
         )
     is_text = group.dtype.kind not in "iub"
-    codes, values = encode(plain_text(group, "group") if is_text else group)
+    codes, values = encode_labels(plain_text(group, "group") if is_text else group)
     # All rows of a client must have the group of its first row.
     first = codes[rows.rows[rows.offsets[:-1]]]
     is_different = codes[rows.rows] != first[rows.owners]

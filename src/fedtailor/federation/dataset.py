@@ -151,7 +151,7 @@ class Dataset:
         )
 
 
-def encode(labels: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+def encode_labels(labels: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Encode labels of any kind as integers.
 
     Returns:

@@ -14,7 +14,12 @@ from fedtailor._documentation import see
 from fedtailor.federation.checks import check_finite, check_integer
 from fedtailor.federation.dataset import Dataset
 from fedtailor.federation.deprecated import renamed
-from fedtailor.federation.partition import Rows, require_examples, rng_of, rows_by_class
+from fedtailor.federation.partition import (
+    RowNumbers,
+    require_examples,
+    rng_of,
+    rows_by_class,
+)
 from fedtailor.federation.sizes import SizeLaw, client_sizes
 from fedtailor.protocol import check_choice, require
 
@@ -58,7 +63,7 @@ class DirichletByClass:
     def __post_init__(self) -> None:
         _check(self.clients, self.alpha, self.min_samples)
 
-    def __call__(self, data: Dataset, seed: int) -> list[Rows]:
+    def __call__(self, data: Dataset, seed: int) -> list[RowNumbers]:
         require_examples(data, self.clients)
         rng = rng_of(seed)
         class_rows = rows_by_class(data, rng)
@@ -128,7 +133,7 @@ class DirichletByClient:
         _check(self.clients, self.alpha, self.min_samples)
         check_choice(self.prior, ("uniform", "data"), "prior")
 
-    def __call__(self, data: Dataset, seed: int) -> list[Rows]:
+    def __call__(self, data: Dataset, seed: int) -> list[RowNumbers]:
         require_examples(data, self.clients)
         rng = rng_of(seed)
         class_rows = rows_by_class(data, rng)
@@ -183,7 +188,9 @@ def _draw_available(
     return counts
 
 
-def _deal_rows(class_rows: list[Rows], counts: NDArray[np.int64]) -> list[Rows]:
+def _deal_rows(
+    class_rows: list[RowNumbers], counts: NDArray[np.int64]
+) -> list[RowNumbers]:
     """Divide the rows of each class among the clients.
 
     Args:

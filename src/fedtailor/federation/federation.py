@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedtailor._notebook import paragraphs, table
+from fedtailor._notebook import html_paragraphs, html_table
 from fedtailor._printable import one_line
 from fedtailor.federation.checks import SPLITS, plain_array, short_repr
 from fedtailor.federation.validation import validate
-from fedtailor.protocol import Preprocessing, client_ids
-from fedtailor.tasks import Loss, Task, default_loss, plain_loss, task_of
+from fedtailor.protocol import PreprocessingFacts, client_ids
+from fedtailor.tasks import LossFunction, Task, default_loss, plain_loss, task_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,10 +243,10 @@ class Federation:
     scale: float | tuple[float, ...] = 1.0
     name: str = "federation"
     class_names: tuple[str, ...] | None = None
-    preprocessing: Preprocessing | None = None
+    preprocessing: PreprocessingFacts | None = None
     rows: NDArray[np.integer[Any]] | None = None
     warnings: tuple[str, ...] | None = None
-    loss: Loss | None = None
+    loss: LossFunction | None = None
 
     def __post_init__(self) -> None:
         names = tuple(str(name) for name in self.names)
@@ -421,7 +421,7 @@ class Federation:
         rows = zip(
             self.names, *(getattr(self, split).sizes for split in SPLITS), strict=True
         )
-        return paragraphs(self.describe().split("\n")) + table(
+        return html_paragraphs(self.describe().split("\n")) + html_table(
             ("client", *SPLITS), rows, "samples of each client"
         )
 

@@ -13,18 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor.federation.checks import check_integer, check_seed, plain_text
-from fedtailor.federation.dataset import Dataset, encode
+from fedtailor.federation.dataset import Dataset, encode_labels
 from fedtailor.federation.deprecated import renamed
 from fedtailor.federation.sizes import SizeLaw, allocate, client_sizes
 from fedtailor.protocol import require, server_rng
 
-Rows = NDArray[np.integer[Any]]
+RowNumbers = NDArray[np.integer[Any]]
 
 
 class Partitioner(Protocol):
     """Assigns the examples of a data set to clients."""
 
-    def __call__(self, data: Dataset, seed: int) -> list[Rows]:
+    def __call__(self, data: Dataset, seed: int) -> list[RowNumbers]:
         """Return one array of row numbers per client."""
         ...
 
@@ -34,7 +34,7 @@ def rng_of(seed: int) -> np.random.Generator:
     return server_rng(check_seed(seed), "partition", 0)
 
 
-def rows_by_class(data: Dataset, rng: np.random.Generator) -> list[Rows]:
+def rows_by_class(data: Dataset, rng: np.random.Generator) -> list[RowNumbers]:
     """Shuffle the examples of every class.
 
     Returns:
@@ -93,7 +93,7 @@ class IID:
         check_integer(self.clients, "clients", 1)
         check_integer(self.min_samples, "min_samples", 1)
 
-    def __call__(self, data: Dataset, seed: int) -> list[Rows]:
+    def __call__(self, data: Dataset, seed: int) -> list[RowNumbers]:
         require_examples(data, self.clients)
         rng = rng_of(seed)
         counts = client_sizes(
@@ -118,7 +118,7 @@ class Stratified:
     def __post_init__(self) -> None:
         check_integer(self.clients, "clients", 1)
 
-    def __call__(self, data: Dataset, seed: int) -> list[Rows]:
+    def __call__(self, data: Dataset, seed: int) -> list[RowNumbers]:
         require_examples(data, self.clients)
         # The examples are sorted by class and dealt to the clients like cards, so the
         # clients' counts of a class differ by at most one.
@@ -187,7 +187,7 @@ class ClassesPerClient:
             check_integer(self.stride, "stride", 1)
         check_integer(self.min_samples, "min_samples", 1)
 
-    def __call__(self, data: Dataset, seed: int) -> list[Rows]:
+    def __call__(self, data: Dataset, seed: int) -> list[RowNumbers]:
         require_examples(data, self.clients)
         rng = rng_of(seed)
         rows_of_classes = rows_by_class(data, rng)
@@ -201,7 +201,7 @@ class ClassesPerClient:
         classes = self._assign_classes(len(rows_of_classes), rng)
         requested = self._draw_sizes(rng)
         use_all = self.use_all or self.sizes is None
-        parts: list[list[Rows]] = [[] for _ in range(self.clients)]
+        parts: list[list[RowNumbers]] = [[] for _ in range(self.clients)]
         for label, rows in enumerate(rows_of_classes):
             clients, slots = np.nonzero(classes == label)
             if not len(clients):
@@ -271,7 +271,7 @@ class Shards:
         check_integer(self.clients, "clients", 1)
         check_integer(self.shards, "shards", 1)
 
-    def __call__(self, data: Dataset, seed: int) -> list[Rows]:
+    def __call__(self, data: Dataset, seed: int) -> list[RowNumbers]:
         rng = rng_of(seed)
         total = self.clients * self.shards
         if total > len(data):
@@ -303,10 +303,10 @@ class Natural:
     def __post_init__(self) -> None:
         check_integer(self.min_samples, "min_samples", 1)
 
-    def __call__(self, data: Dataset, seed: int) -> list[Rows]:
+    def __call__(self, data: Dataset, seed: int) -> list[RowNumbers]:
         return list(self.named(data).values())
 
-    def named(self, data: Dataset) -> Mapping[str, Rows]:
+    def named(self, data: Dataset) -> Mapping[str, RowNumbers]:
         """The rows of each client, by the client's name.
 
         Raises:
@@ -319,7 +319,7 @@ class Natural:
         clients = data.client
         if clients.dtype.kind not in "iu":
             clients = plain_text(clients, "client")
-        client_of_row, names = encode(clients)
+        client_of_row, names = encode_labels(clients)
         # Sort the rows by client, and split them after each client's last row.
         sizes = np.bincount(client_of_row, minlength=len(names))
         by_client = np.argsort(client_of_row, kind="stable")

@@ -26,10 +26,10 @@ _ROUNDING = 1e-12
 Groups = NDArray[np.integer[Any]]
 """The group of each client [m]."""
 
-Examples = tuple[NDArray[Any], NDArray[Any]]
+InputsAndTargets = tuple[NDArray[Any], NDArray[Any]]
 """Inputs [n, ...] and targets [n, ...]."""
 
-Transform = Callable[[NDArray[Any], NDArray[Any], int], Examples]
+ExampleTransform = Callable[[NDArray[Any], NDArray[Any], int], InputsAndTargets]
 """(inputs [n, ...], targets [n, ...], group) -> transformed inputs and targets."""
 
 
@@ -77,7 +77,7 @@ class Rotations:
         check_seed(seed)
         side = _side(federation.input_shape)
 
-        def rotate(x: NDArray[Any], y: NDArray[Any], group: int) -> Examples:
+        def rotate(x: NDArray[Any], y: NDArray[Any], group: int) -> InputsAndTargets:
             images = x.reshape(len(x), side, side, -1)
             rotated = np.rot90(images, self.turns[group], axes=(1, 2))
             return rotated.reshape(x.shape), y
@@ -127,7 +127,7 @@ class LabelPermutations:
             federation.classes, len(federation), check_seed(seed)
         )
 
-        def permute(x: NDArray[Any], y: NDArray[Any], group: int) -> Examples:
+        def permute(x: NDArray[Any], y: NDArray[Any], group: int) -> InputsAndTargets:
             return x, permutations[group][y].astype(y.dtype)
 
         groups = _assign_groups(federation, self.groups, seed, groups)
@@ -246,7 +246,7 @@ def _assign_groups(
 
 
 def _transform_groups(
-    federation: Federation, groups: Groups, transform: Transform
+    federation: Federation, groups: Groups, transform: ExampleTransform
 ) -> Federation:
     """Transform the examples of each group.
 

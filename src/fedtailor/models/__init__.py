@@ -5,6 +5,7 @@ models, and adapters for other libraries.
 are for type checkers and editors.
 """
 
+from fedtailor._renamed import old_names
 from fedtailor.models.adapters import from_function
 from fedtailor.models.architecture import Architecture
 from fedtailor.models.cnn_5x5 import cnn_5x5
@@ -33,7 +34,7 @@ from fedtailor.models.zoo import (
 from fedtailor.protocol import import_modules
 from fedtailor.tasks import (
     Classification,
-    Loss,
+    LossFunction,
     TokenCrossEntropy,
     cross_entropy,
     squared_error,
@@ -44,7 +45,7 @@ __all__ = [
     "Architecture",
     "Classification",
     "FrozenArrays",
-    "Loss",
+    "LossFunction",
     "Model",
     "Part",
     "Precision",
@@ -78,5 +79,7 @@ __all__ = [
     "token_cross_entropy",
     "tutorial_cnn",
 ]
+
+__getattr__ = old_names(__name__, Loss="LossFunction")
 
 import_modules(__name__)

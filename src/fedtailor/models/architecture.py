@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, PyTree, Shaped
 from fedtailor.models.frozen_arrays import FrozenArrays
 from fedtailor.models.part_finder import LayerInfo
 from fedtailor.models.precision import DType, Precision
-from fedtailor.tasks import Loss, cross_entropy
+from fedtailor.tasks import LossFunction, cross_entropy
 
 if TYPE_CHECKING:
     from fedtailor.models.model import Model
@@ -183,7 +183,7 @@ class Architecture(ABC):
         self,
         input_shape: tuple[int, ...],
         outputs: int,
-        loss: Loss = cross_entropy,
+        loss: LossFunction = cross_entropy,
         dtype: DType | Precision = "float32",
     ) -> "Model":
         """The model for inputs of one shape; `Model` explains the arguments and errors."""

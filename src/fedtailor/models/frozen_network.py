@@ -18,7 +18,7 @@ from fedtailor.models.part_finder import LayerInfo
 from fedtailor.models.precision import DType, Precision
 from fedtailor.models.tree_paths import path_of
 from fedtailor.protocol import require
-from fedtailor.tasks import Loss, cross_entropy
+from fedtailor.tasks import LossFunction, cross_entropy
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Frozen(Architecture):
         self,
         input_shape: tuple[int, ...],
         outputs: int,
-        loss: Loss = cross_entropy,
+        loss: LossFunction = cross_entropy,
         dtype: DType | Precision = "float32",
     ) -> Model:
         bound = self

@@ -30,7 +30,7 @@ from fedtailor.models.part_finder import LayerInfo
 from fedtailor.models.precision import DType, Precision
 from fedtailor.models.tree_paths import path_of, paths_of
 from fedtailor.protocol import require
-from fedtailor.tasks import Loss, cross_entropy
+from fedtailor.tasks import LossFunction, cross_entropy
 
 BASE, ADAPTERS = "base", "adapters"
 A, B = "lora_a", "lora_b"
@@ -84,7 +84,7 @@ class Lora(Architecture):
         self,
         input_shape: tuple[int, ...],
         outputs: int,
-        loss: Loss = cross_entropy,
+        loss: LossFunction = cross_entropy,
         dtype: DType | Precision = "float32",
     ) -> Model:
         bound = self

@@ -23,7 +23,7 @@ from fedtailor.models.part_finder import LayerInfo
 from fedtailor.models.parts import Part
 from fedtailor.models.precision import DType, Precision
 from fedtailor.protocol import Params
-from fedtailor.tasks import Loss, Task, cross_entropy, task_of
+from fedtailor.tasks import LossFunction, Task, cross_entropy, task_of
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Model:
     architecture: Architecture
     input_shape: tuple[int, ...]
     outputs: int
-    loss: Loss = cross_entropy
+    loss: LossFunction = cross_entropy
     dtype: DType | Precision = "float32"
 
     def __post_init__(self) -> None:

@@ -23,7 +23,7 @@ MOMENTUM = 0.1
 GROUPS = 2
 """Groups of `GroupNorm`, as in the federated ResNets of Reddi et al. 2021."""
 
-Statistics = tuple[Float[Array, " channels"], Float[Array, " channels"]]
+ChannelStatistics = tuple[Float[Array, " channels"], Float[Array, " channels"]]
 """A mean and a variance of each channel."""
 
 
@@ -131,12 +131,12 @@ class BatchNorm(StatefulLayer):
 def batch_statistics(
     x: Array,
     example_weight: Float[Array, " b"],
-    running: Statistics,
+    running: ChannelStatistics,
     momentum: float,
     *,
     batch_axis: int,
     channel_axis: int,
-) -> tuple[Float[Array, " channels"], Float[Array, " channels"], Statistics]:
+) -> tuple[Float[Array, " channels"], Float[Array, " channels"], ChannelStatistics]:
     """The mean and variance of a batch, and the running statistics after it.
 
     Args:

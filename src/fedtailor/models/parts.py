@@ -6,15 +6,15 @@
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PyTree
+from jaxtyping import PyTree
 from numpy.typing import NDArray
 
-Vector = TypeVar("Vector", Array, NDArray[Any])
+from fedtailor.protocol.parts import Vector
 
 NOT = "not "
 """The prefix of a part's name that selects all entries except those of that part."""

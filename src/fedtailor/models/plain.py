@@ -8,14 +8,14 @@ from typing import Any, cast
 from fedtailor.models.architecture import Architecture
 from fedtailor.models.frozen_arrays import FrozenArrays
 from fedtailor.models.model import Model
-from fedtailor.models.precision import dtype_of, plain_dtype
+from fedtailor.models.precision import dtype_from_plain, plain_dtype
 from fedtailor.models.registry import ENTRY_POINTS, find_builder
 from fedtailor.protocol import load_offered
 from fedtailor.tasks import loss_of, plain_loss
 
 
 def plain_model(model: Model) -> dict[str, Any]:
-    """Describe a model by a JSON object, which `model_of` reads."""
+    """Describe a model by a JSON object, which `model_from_plain` reads."""
     return {
         "architecture": type(model.architecture).__name__,
         "fields": _fields(model.architecture),
@@ -27,7 +27,7 @@ def plain_model(model: Model) -> dict[str, Any]:
     }
 
 
-def model_of(
+def model_from_plain(
     plain: Mapping[str, Any],
     given: Model | Architecture | None = None,
     held: Iterable[FrozenArrays] = (),
@@ -51,7 +51,7 @@ def model_of(
         tuple(plain["input_shape"]),
         plain["outputs"],
         loss=loss_of(plain["loss"]),
-        dtype=dtype_of(plain["dtype"]),
+        dtype=dtype_from_plain(plain["dtype"]),
     )
 
 

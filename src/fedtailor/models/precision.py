@@ -61,7 +61,7 @@ def plain_dtype(dtype: DType | Precision) -> Any:
     return asdict(dtype) if isinstance(dtype, Precision) else dtype
 
 
-def dtype_of(plain: Any) -> Any:
+def dtype_from_plain(plain: Any) -> Any:
     """The `dtype` that a value of a file describes.
 
     Raises:

@@ -10,6 +10,7 @@ that defines a transform. The imports below are for type checkers and editors.
 from itertools import pairwise
 from typing import get_args
 
+from fedtailor._renamed import old_names
 from fedtailor.pipelines.cast import Cast
 from fedtailor.pipelines.clip import Clip
 from fedtailor.pipelines.gaussian_noise import GaussianNoise
@@ -34,7 +35,7 @@ __all__ = [
     "Quantize",
     "RobustMean",
     "TopK",
-    "check_order",
+    "check_stages",
     "find_transform",
     "transform_names",
 ]
@@ -68,7 +69,7 @@ def transform_names() -> list[str]:
     )
 
 
-def check_order(uplink: Pipeline) -> None:
+def check_stages(uplink: Pipeline) -> None:
     """Refuse an uplink whose transforms are not in the order of their stages. For example,
     noise must come before compression.
 
@@ -98,3 +99,6 @@ def _stage_order() -> str:
         ]
         alternatives.append(" or ".join(sorted(names)))
     return ", then ".join(alternatives)
+
+
+__getattr__ = old_names(__name__, check_order="check_stages")

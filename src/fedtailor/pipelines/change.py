@@ -86,7 +86,7 @@ def nearest(value: Float[Array, "*k d"], inbox: Inbox) -> Int[Array, "*k"]:
     return distances.argmin(axis=-1).astype(jnp.int32)
 
 
-def reference(
+def change_reference(
     kind: str, value: Float[Array, "*k d"], inbox: Inbox
 ) -> Float[Array, "*k d"]:
     """The vector that a client's change is measured from, on the client.
@@ -111,7 +111,7 @@ def fixed_reference(
 ) -> Float[Array, "*k d"]:
     """A vector that a client's change is measured from, whatever its data.
 
-    The `reference` is nearest to what the client sends, which its data decide. A bound
+    The `change_reference` is nearest to what the client sends, which its data decide. A bound
     on the change from it bounds no difference between two data sets.
 
     Args:
@@ -155,13 +155,15 @@ def change_of(
     kind: str, value: Float[Array, "*k d"], inbox: Inbox
 ) -> tuple[Float[Array, "*k d"], ClientUpdate]:
     """A client's change, and the message of `which_reference`."""
-    return value - reference(kind, value, inbox), which_reference(kind, value, inbox)
+    return value - change_reference(kind, value, inbox), which_reference(
+        kind, value, inbox
+    )
 
 
 def received_rows(
     kind: str, update: Update, downlink: Downlink
 ) -> Float[Any, "r *k d"] | float:
-    """The `reference` of each client, on the server.
+    """The `change_reference` of each client, on the server.
 
     Args:
         kind: "model", "gradient" or "control".

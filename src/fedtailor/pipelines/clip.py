@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from fedtailor.pipelines.change import reference
+from fedtailor.pipelines.change import change_reference
 from fedtailor.protocol import (
     MODEL_KINDS,
     ClientUpdate,
@@ -63,7 +63,7 @@ def clipped(
     update: ClientUpdate,
     inbox: Inbox,
     clip_norm: Any,
-    measured_from: Callable[[str, Array, Inbox], Array] = reference,
+    measured_from: Callable[[str, Array, Inbox], Array] = change_reference,
 ) -> tuple[ClientUpdate, Float[Array, ""]]:
     """Clip the change of an update.
 

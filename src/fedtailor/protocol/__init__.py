@@ -5,11 +5,12 @@ imports nothing else of fedtailor but what needs no JAX (modules with an undersc
 """
 
 from fedtailor._choice import check_choice
+from fedtailor._renamed import old_names
 from fedtailor.protocol.about import About, Sees
 from fedtailor.protocol.algorithm import Algorithm, GlobalModel, Init
 from fedtailor.protocol.axes import along_axis, sums_type
 from fedtailor.protocol.cohort import Clients, Cohort, Examples, Population
-from fedtailor.protocol.data_facts import DataFacts, Preprocessing
+from fedtailor.protocol.data_facts import DataFacts, PreprocessingFacts
 from fedtailor.protocol.diagnostics import (
     Diagnostic,
     LineDiagnostic,
@@ -30,10 +31,10 @@ from fedtailor.protocol.exchange import (
     Answers,
     BatchMetric,
     ClientRows,
+    ClientTask,
     Exchange,
     Exchanges,
     Executor,
-    Task,
     drive,
     on_host,
 )
@@ -103,6 +104,7 @@ __all__ = [
     "BatchMetric",
     "ClientRows",
     "ClientState",
+    "ClientTask",
     "ClientUpdate",
     "Clients",
     "Cohort",
@@ -132,14 +134,13 @@ __all__ = [
     "Pipeline",
     "Population",
     "Predictor",
-    "Preprocessing",
+    "PreprocessingFacts",
     "Sees",
     "ServerState",
     "Stage",
     "StepGradient",
     "Streams",
     "Sums",
-    "Task",
     "TracedInt",
     "Transform",
     "TreeDiagnostic",
@@ -179,3 +180,5 @@ __all__ = [
     "state_name",
     "sums_type",
 ]
+
+__getattr__ = old_names(__name__, Task="ClientTask")

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 
-class Preprocessing(Protocol):
+class PreprocessingFacts(Protocol):
     """How rows of a user's table become inputs and targets of models.
 
     Attributes:
@@ -74,7 +74,7 @@ class DataFacts(Protocol):
     def default_metrics(self) -> tuple[str, ...]: ...
 
     @property
-    def preprocessing(self) -> Preprocessing | None: ...
+    def preprocessing(self) -> PreprocessingFacts | None: ...
 
     def origin_in(self, directory: Path) -> Mapping[str, Any] | None:
         """Where the data can be found again, for the manifest in a run's directory;

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Task = Literal["probe", "client", "init_unseen", "personal", "evaluate"]
+ClientTask = Literal["probe", "client", "init_unseen", "personal", "evaluate"]
 """Which of an algorithm's client functions to run. "evaluate" runs `personal`, and then
 computes the scores of the personal model on the splits "val" and "test".
 """
@@ -73,7 +73,7 @@ class Exchange:
         metrics: what clients measure in the task "evaluate".
     """
 
-    task: Task
+    task: ClientTask
     algorithm: "Algorithm"
     cohort: Cohort
     downlink: Downlink

@@ -7,7 +7,6 @@ same answer again, so that either side may be killed and go on.
 The account is a file of JSON lines. A line is written before its answer leaves.
 """
 
-import fcntl
 import hashlib
 import json
 import math
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import IO, Annotated, Literal, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
 from fedtailor._documentation import see
 from fedtailor._files import reason
@@ -29,14 +28,13 @@ from fedtailor.protocol import require
 from fedtailor.remote.messages import Request
 from fedtailor.remote.refusals import Refusal, refuse_unless
 from fedtailor.storage.digests import DIGEST_KEY, has_valid_digest, with_digest
+from fedtailor.storage.lock import locked_lines
 
 ACCOUNT = "account.jsonl"
 """File in the directory of a client's states."""
 
 DESCRIBE = "describe"
 """Task: describe the client's table (see `describing`). It belongs to no run."""
-
-Count = Annotated[int, Field(ge=0)]
 
 
 class Release(BaseModel):
@@ -57,9 +55,9 @@ class Release(BaseModel):
     unit: Literal["client", "example"]
     multiplier: Annotated[float, Field(gt=0)]
     delta: Annotated[float, Field(gt=0, lt=1)]
-    count: Count
-    batch_size: Count = 0
-    examples: Count = 0
+    count: NonNegativeInt
+    batch_size: NonNegativeInt = 0
+    examples: NonNegativeInt = 0
 
 
 class _Answer(BaseModel):
@@ -287,9 +285,7 @@ class ClientAccount:
             ValueError: it cannot be read or written.
         """
         try:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-            with os.fdopen(descriptor, "r+b", buffering=0) as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
+            with locked_lines(self.path) as file:
                 yield file
         except OSError as error:
             raise ValueError(

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from fedtailor.protocol import require
 from fedtailor.remote.job import Schema
 from fedtailor.remote.statistics import Statistics
-from fedtailor.remote.table import Rows
+from fedtailor.remote.table import ClientExamples
 from fedtailor.tables.encoding import MIN_ROWS
 from fedtailor.tables.kinds import Kind
 from fedtailor.tables.sums import ColumnSums, InputSums
@@ -44,7 +44,7 @@ _TINY = 1e-290
 """Absolute error of sums whose terms are too small for a normal float64."""
 
 
-def check_columns(pooled: Statistics, own: Statistics, schema: Schema) -> None:
+def check_column_sums(pooled: Statistics, own: Statistics, schema: Schema) -> None:
     """Check that pooled statistics of columns can hold a client's own.
 
     Args:
@@ -192,7 +192,9 @@ def check_inputs(pooled: InputSums, own: InputSums) -> None:
     )
 
 
-def check_scale(rows: Rows, train: Int[NDArray, " n"], schema: Schema) -> None:
+def check_scale(
+    rows: ClientExamples, train: Int[NDArray, " n"], schema: Schema
+) -> None:
     """Check that pooled statistics give a client's rows a sensible scale.
 
     A client whose sums were not asked for, as it joins a run under way, cannot compare

@@ -8,7 +8,6 @@ A coordinator can be refused, or ask for the same answer again, as often as it l
 messages have files of their own, so that they push out no record of an answer.
 """
 
-import fcntl
 import hashlib
 import heapq
 import json
@@ -22,6 +21,7 @@ from typing import IO, Any
 from fedtailor._files import reason
 from fedtailor.remote.account import append
 from fedtailor.remote.messages import Reply, Request
+from fedtailor.storage.lock import locked_lines
 
 AUDIT = "audit.jsonl"
 """File of answers in the directory of a client's states. Older lines are in
@@ -105,13 +105,8 @@ class AuditLog:
     @contextmanager
     def _locked(self, path: Path) -> Iterator[IO[bytes]]:
         """Open a file for appending; no other process does at this time."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
         while True:
-            with open(os.open(path, flags, 0o600), "r+b", buffering=0) as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
-                # Another process may have renamed the file meanwhile.
-                if not os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
-                    continue
+            with locked_lines(path) as file:
                 if file.seek(0, os.SEEK_END) < self._max_bytes:
                     yield file
                     return

@@ -6,14 +6,14 @@ from. So an answer that was lost, late or refused has no effect: the next reques
 an older state, and the newer one is deleted.
 """
 
-import fcntl
 import re
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 from fedtailor.protocol import require
 from fedtailor.storage.checkpoint import load_tree, save_tree
+from fedtailor.storage.lock import LOCK, ProcessLock
 
 _NAME = re.compile(r"round-(\d{8})\.safetensors")
 
@@ -36,7 +36,7 @@ class ClientStore:
     def __init__(self, directory: Path, experiment: str) -> None:
         self.client_directory = directory
         self.directory = directory / experiment[:16]
-        self._lock: IO[bytes] | None = None
+        self._lock = ProcessLock(self.directory / LOCK)
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
@@ -50,15 +50,10 @@ class ClientStore:
         Raises:
             ValueError: another process holds it.
         """
-        self._lock = (self.directory / ".lock").open("wb")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._lock.close()
-            raise ValueError(
-                f"another process works in {self.directory}; stop it, or wait for"
-                " its end"
-            ) from None
+        require(
+            not self._lock.try_acquire(),
+            f"another process works in {self.directory}; stop it, or wait for its end",
+        )
         return self
 
     def __exit__(
@@ -68,9 +63,7 @@ class ClientStore:
         trace: TracebackType | None,
     ) -> None:
         """Release the lock."""
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        self._lock.release()
 
     def rounds(self) -> list[int]:
         """The rounds whose states are stored, in ascending order."""

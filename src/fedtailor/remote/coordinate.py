@@ -14,7 +14,7 @@ from fedtailor.federation.checks import SPLITS
 from fedtailor.protocol import Clients, drive
 from fedtailor.remote.data_facts import RemoteData
 from fedtailor.remote.examples import template_of
-from fedtailor.remote.executor import RemoteExecutor, Rules, client_table
+from fedtailor.remote.executor import RemoteExecutor, Rules, population_table
 from fedtailor.remote.job import Job
 from fedtailor.remote.plan import plan_of
 from fedtailor.remote.rounds import COMPILE_S, PATIENCE_S, RemoteTraining
@@ -28,7 +28,7 @@ from fedtailor.storage import RunDirectory, interrupts
 from fedtailor.storage.run_files import CLIENTS, METRICS, read_frame
 from fedtailor.training import Callback, RunSpec, Training
 
-Arrivals = Callable[[Collection[str]], Mapping[str, NDArray[np.int64]]]
+FindArrivals = Callable[[Collection[str]], Mapping[str, NDArray[np.int64]]]
 """(names of known clients) -> numbers of rows [3] of others that have come, by name."""
 
 
@@ -45,7 +45,7 @@ def coordinate(
     callbacks: Sequence[Callback] = (),
     patience: float = PATIENCE_S,
     compile_time: float = COMPILE_S,
-    arrivals: Arrivals = lambda known: {},
+    arrivals: FindArrivals = lambda known: {},
     log: Callable[[str], None] = lambda line: None,
 ) -> Run:
     """Train by the job, and have each client store its personal model.
@@ -180,7 +180,9 @@ class _Newcomers(Callback):
         rows: those of the newcomers so far; changed in place.
     """
 
-    def __init__(self, arrivals: Arrivals, rows: dict[str, NDArray[np.int64]]) -> None:
+    def __init__(
+        self, arrivals: FindArrivals, rows: dict[str, NDArray[np.int64]]
+    ) -> None:
         self._arrivals, self._rows = arrivals, rows
 
     def after_round(self, training: Training, evaluated: bool) -> None:
@@ -199,7 +201,7 @@ class _Newcomers(Callback):
 def _table(rows: Mapping[str, NDArray[np.int64]], names: Sequence[str]) -> Clients:
     """The table of some of the clients, with their indices in `names`."""
     train_sizes = [sizes[0] for sizes in rows.values()]
-    table = client_table(tuple(rows), train_sizes)
+    table = population_table(tuple(rows), train_sizes)
     index = [names.index(name) for name in table.names]
     return replace(table, original_index=np.array(index, np.int64))
 

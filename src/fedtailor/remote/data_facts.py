@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor.federation import SPLITS
-from fedtailor.protocol import Preprocessing
+from fedtailor.protocol import PreprocessingFacts
 
 
 @dataclass
@@ -31,7 +31,7 @@ class RemoteData:
     digest: str
     rows: dict[str, NDArray[np.int64]]
     seen: frozenset[str]
-    preprocessing: Preprocessing | None = None
+    preprocessing: PreprocessingFacts | None = None
     default_metrics: tuple[str, ...] = ()
 
     groups = None

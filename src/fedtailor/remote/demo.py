@@ -21,7 +21,7 @@ import polars as pl
 
 from fedtailor._memory import save_memory
 from fedtailor._printable import say, say_block
-from fedtailor.client.pool import split_sizes
+from fedtailor.client.pool import client_split_sizes
 from fedtailor.executors import Settings
 from fedtailor.experiments import scenarios
 from fedtailor.remote.client_store import ClientStore
@@ -96,13 +96,13 @@ def main(arguments: list[str]) -> int:
         federation = Path(arguments[0]) / "digits"
         files = prepare(federation)
         say(f"Simulating UCFL with two streams, {ROUNDS} rounds")
-        simulated = simulate(federation, files)
+        simulated = simulate_demo(federation, files)
         say(
             "The same over TLS: a coordinator and four clients, each a process with its"
             " own file and key",
         )
         deploy(federation, files)
-        return compare(federation, simulated)
+        return compare_demo(federation, simulated)
 
 
 def prepare(
@@ -154,12 +154,12 @@ def prepare(
     return files
 
 
-def simulate(directory: Path, files: Mapping[str, Path]) -> Run:
+def simulate_demo(directory: Path, files: Mapping[str, Path]) -> Run:
     """Run the job as a simulation."""
     job = read_job(directory / JOB)
     clients, statistics = read_all(job, dict(sorted(files.items())))
     plan = plan_of(job, statistics)
-    sizes = zip(clients.names, split_sizes(clients).tolist(), strict=True)
+    sizes = zip(clients.names, client_split_sizes(clients).tolist(), strict=True)
     say(f"{dict(sizes)} train, val, test")
     # With the settings of a client's executor, results are equal to the bit.
     settings = Settings(devices=1, canonical=True)
@@ -279,7 +279,7 @@ def wait_for_round(
         time.sleep(0.2)
 
 
-def compare(directory: Path, simulated: Run) -> int:
+def compare_demo(directory: Path, simulated: Run) -> int:
     """Print both results.
 
     Returns:
@@ -293,7 +293,7 @@ def compare(directory: Path, simulated: Run) -> int:
     deployed = dict(zip(frame["client"], frame["value"], strict=True))
     accuracies = simulated.metrics.values("accuracy")
     expected = dict(zip(simulated.federation.names, accuracies, strict=True))
-    models = personal_models(directory, list(expected))
+    models = stored_models(directory, list(expected))
     say_block(
         f"\n{'client':<8}  simulated  machines  largest difference between the two"
         " models"
@@ -313,7 +313,7 @@ def compare(directory: Path, simulated: Run) -> int:
     return 1
 
 
-def personal_models(directory: Path, names: list[str]) -> dict[str, np.ndarray]:
+def stored_models(directory: Path, names: list[str]) -> dict[str, np.ndarray]:
     """Load the parameters of the personal models that clients have stored, by name."""
     thetas = {}
     for name in names:

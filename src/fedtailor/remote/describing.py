@@ -29,8 +29,8 @@ from fedtailor._printable import say
 from fedtailor.accounting.privacy import gaussian_multiplier, require_delta
 from fedtailor.protocol import require
 from fedtailor.remote.account import DESCRIBE, ClientAccount, Release
-from fedtailor.remote.agreement import check_columns
-from fedtailor.remote.examples import examples_of
+from fedtailor.remote.agreement import check_column_sums
+from fedtailor.remote.examples import example_rows_of
 from fedtailor.remote.job import Job, Schema
 from fedtailor.remote.messages import ArraySpec, Request
 from fedtailor.remote.refusals import Refusal, refuse_unless, refusing
@@ -40,16 +40,16 @@ from fedtailor.remote.statistics import (
     Statistics,
     add_statistics,
     as_array,
-    from_arrays,
     read_table,
+    statistics_from_arrays,
 )
 from fedtailor.remote.transport import Transport, send_and_receive
 from fedtailor.storage.digests import DIGEST_KEY, has_valid_digest, with_digest
 from fedtailor.tables.description import (
     BINS,
     ClientCounts,
+    CountNoise,
     Description,
-    Noise,
     all_edges,
     class_counts_of,
     correlated_columns,
@@ -94,7 +94,7 @@ class Question(BaseModel):
         Field(max_length=10_000),
     ] = Field(default_factory=dict)
 
-    def noise(self, schema: Schema) -> Noise:
+    def noise(self, schema: Schema) -> CountNoise:
         """The noise on each count.
 
         One row adds 1 to one count of every column, so that all counts together change by
@@ -103,7 +103,7 @@ class Question(BaseModel):
         assert self.epsilon is not None and self.delta is not None
         multiplier = gaussian_multiplier(self.epsilon, self.delta)
         deviation = multiplier * math.sqrt(len(kinds_of(schema)))
-        return Noise(epsilon=self.epsilon, delta=self.delta, deviation=deviation)
+        return CountNoise(epsilon=self.epsilon, delta=self.delta, deviation=deviation)
 
     def check(self, schema: Schema) -> None:
         """Check the settings of noisy counts.
@@ -242,9 +242,9 @@ class Describer:
             own.save(directory, OWN_FILE)
             return own.to_json()
         with refusing(Refusal.WRONG_STATISTICS):
-            pooled = from_arrays(request.arrays, self._schema)
+            pooled = statistics_from_arrays(request.arrays, self._schema)
             require(pooled.inputs is None, "a description pools no products")
-            check_columns(pooled, own, self._schema)
+            check_column_sums(pooled, own, self._schema)
         return self._counts(pooled).model_dump_json()
 
     def _counts(self, pooled: Statistics) -> ClientCounts:
@@ -467,7 +467,7 @@ def preview(job: Job, name: str, data: Path, question: Question | None = None) -
         ValueError: the file does not fit the job, or has too few rows.
     """
     table = read_table(data, job.schema)
-    examples = examples_of(table.y, table.times, job.schema, job.seed, name)
+    examples = example_rows_of(table.y, table.times, job.schema, job.seed, name)
     train = examples.training_rows
     require(
         len(train) >= MIN_ROWS,

@@ -17,12 +17,11 @@ from fedtailor.federation.splits import draw_splits
 from fedtailor.protocol import require
 from fedtailor.remote.job import Job, Schema
 from fedtailor.remote.statistics import Statistics, add_statistics, read_table
-from fedtailor.remote.table import Rows, no_targets, read_rows, split_options
+from fedtailor.remote.table import ClientExamples, no_targets, read_rows, split_options
 from fedtailor.tables.problems import Problems
-from fedtailor.tables.splitting import Rows as ClientRows
-from fedtailor.tables.splitting import split_rows as split_in_order
+from fedtailor.tables.splitting import Rows, split_rows
 from fedtailor.tables.windows import windows_in_splits
-from fedtailor.tasks import CoxPartial, DiscreteTime, Loss
+from fedtailor.tasks import CoxPartial, DiscreteTime, LossFunction
 from fedtailor.tasks.survival import (
     log_odds_of_counts,
     outcome_names,
@@ -31,7 +30,7 @@ from fedtailor.tasks.survival import (
 
 
 @dataclass(frozen=True)
-class Examples:
+class ExampleRows:
     """Which rows of a client's table are its examples, and which train.
 
     Attributes:
@@ -48,8 +47,8 @@ class Examples:
         return np.unique(self.rows[self.split["train"]])
 
 
-def federation_of(
-    job: Job, rows: Mapping[str, Rows], statistics: Statistics | None = None
+def federation_from_rows(
+    job: Job, rows: Mapping[str, ClientExamples], statistics: Statistics | None = None
 ) -> Federation:
     """Make the federation of some clients.
 
@@ -62,7 +61,7 @@ def federation_of(
     splits: dict[str, list[NDArray[np.int64]]] = {split: [] for split in SPLITS}
     first, x, y = 0, [], []  # index of the client's first example among all
     for name, client_rows in rows.items():
-        examples = examples_of(
+        examples = example_rows_of(
             client_rows.y, client_rows.times, job.schema, job.seed, name
         )
         x.append(client_rows.x[examples.rows])
@@ -78,7 +77,7 @@ def federation_of(
         test=Ragged.of(splits["test"]),
         names=tuple(rows),
         classes=None if job.schema.classes is None else len(job.schema.classes),
-        loss=loss_of(job.schema, statistics),
+        loss=job_loss(job.schema, statistics),
         name=job.title,
     )
 
@@ -88,7 +87,7 @@ def _last_rows(rows: Int[NDArray, "examples ..."]) -> Int[NDArray, " examples"]:
     return rows if rows.ndim == 1 else rows[:, -1]
 
 
-def loss_of(schema: Schema, statistics: Statistics | None) -> Loss | None:
+def job_loss(schema: Schema, statistics: Statistics | None) -> LossFunction | None:
     """The loss of a job; None for the usual one of classes or numbers.
 
     Hazards start from what happened to all clients' training rows or, if nobody counts
@@ -126,11 +125,11 @@ def read_all(
     schema = job.schema
     if not schema.federated:
         rows = {name: read_rows(path, schema) for name, path in files.items()}
-        return federation_of(job, rows), None
+        return federation_from_rows(job, rows), None
     tables = {name: read_table(path, schema) for name, path in files.items()}
     # Add statistics in the coordinator's order, as floating-point sums depend on it.
     train = {
-        name: examples_of(
+        name: example_rows_of(
             tables[name].y, tables[name].times, schema, job.seed, name
         ).training_rows
         for name in sorted(tables)
@@ -143,7 +142,7 @@ def read_all(
             [tables[name].with_inputs(rows, statistics) for name, rows in train.items()]
         )
     rows = {name: table.rows(statistics) for name, table in tables.items()}
-    return federation_of(job, rows, statistics), statistics
+    return federation_from_rows(job, rows, statistics), statistics
 
 
 def template_of(job: Job, statistics: Statistics | None = None) -> Federation:
@@ -166,18 +165,18 @@ def template_of(job: Job, statistics: Statistics | None = None) -> Federation:
         test=none,
         names=("template",),
         classes=None if classes is None else len(classes),
-        loss=loss_of(job.schema, statistics),
+        loss=job_loss(job.schema, statistics),
         name=job.title,
     )
 
 
-def examples_of(
+def example_rows_of(
     y: NDArray[np.generic],
     times: NDArray[np.float64] | None,
     schema: Schema,
     seed: int,
     name: str,
-) -> Examples:
+) -> ExampleRows:
     """Divide a client's rows into examples of each split.
 
     Args:
@@ -190,10 +189,10 @@ def examples_of(
     Raises:
         ValueError: no window of rows trains.
     """
-    split = split_rows(y, schema, seed, name, times)
+    split = split_client_rows(y, schema, seed, name, times)
     windowing = schema.windowing
     if windowing is None:
-        return Examples(np.arange(len(y)), split)
+        return ExampleRows(np.arange(len(y)), split)
     assert times is not None
     split_of_row = np.zeros(len(y), np.int64)
     for number, part in enumerate(SPLITS):
@@ -211,10 +210,10 @@ def examples_of(
         f" {windowing.gap:g} in {windowing.time!r}, or another class; bring more rows, or"
         " agree on smaller windows",
     )
-    return Examples(rows, windows)
+    return ExampleRows(rows, windows)
 
 
-def split_rows(
+def split_client_rows(
     y: NDArray[np.generic],
     schema: Schema,
     seed: int,
@@ -248,9 +247,9 @@ def split_rows(
     else:
         options = split_options(schema)
         assert options.time is not None
-        one = ClientRows(rows, np.zeros(len(y), np.int64), (name,), strata)
+        one = Rows(rows, np.zeros(len(y), np.int64), (name,), strata)
         frame = pl.DataFrame({options.time: times})
-        splits = split_in_order(frame, one, options, Problems(name), seed)
+        splits = split_rows(frame, one, options, Problems(name), seed)
     return {
         split: np.sort(part[0]).astype(np.int64)
         for split, part in zip(SPLITS, splits, strict=True)

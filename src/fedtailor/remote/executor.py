@@ -34,7 +34,7 @@ from fedtailor.remote.hidden_updates import HiddenUpdates
 from fedtailor.remote.messages import ArraySpec, Request
 from fedtailor.remote.plan import Plan
 from fedtailor.remote.secure_sums import SUM, hidden_kinds
-from fedtailor.remote.sum_server import Stage
+from fedtailor.remote.sum_server import SumStage
 from fedtailor.remote.sum_shares import SumHistory
 from fedtailor.remote.transport import (
     POLL_INTERVAL_S,
@@ -44,7 +44,7 @@ from fedtailor.remote.transport import (
     send_and_receive,
 )
 from fedtailor.remote.update_check import UpdateCheck, check_scores
-from fedtailor.remote.vector_cache import INITIAL, ClientCaches, digest
+from fedtailor.remote.vector_cache import INITIAL, ClientCaches, vector_digest
 from fedtailor.remote.wire import (
     WORK,
     WORK_SPEC,
@@ -80,7 +80,7 @@ class Rules:
     poll_interval: float = POLL_INTERVAL_S
 
 
-def client_table(
+def population_table(
     names: tuple[str, ...], sizes: Any, *, first: int = 0, groups: Any = None
 ) -> Clients:
     """Make a table of clients, ordered by id.
@@ -158,7 +158,7 @@ class RemoteExecutor:
                 more than sums.
         """
         if unseen is None:
-            unseen = client_table((), np.zeros(0), first=len(seen))
+            unseen = population_table((), np.zeros(0), first=len(seen))
         self.plan, self.seen, self.unseen, self.rules = plan, seen, unseen, rules
         self.federation, self._transport, self._log = template, transport, log
         self.data = data
@@ -332,7 +332,7 @@ class RemoteExecutor:
         return 0
 
     def _run_stage(
-        self, stage: Stage, vector_id: Mapping[str, Any], cohort: Cohort
+        self, stage: SumStage, vector_id: Mapping[str, Any], cohort: Cohort
     ) -> dict[str, Mapping[str, np.ndarray]]:
         """Send the requests of one stage of secure aggregation.
 
@@ -436,7 +436,7 @@ class RemoteExecutor:
         digests = dict(zip(requests, of_streams, strict=True))
         for name, request in requests.items():
             if INITIAL in request.arrays:
-                digests[name][INITIAL] = [digest(request.arrays[INITIAL])]
+                digests[name][INITIAL] = [vector_digest(request.arrays[INITIAL])]
         return digests
 
     def _requests(

@@ -127,7 +127,7 @@ def __getattr__(name: str) -> Any:
         ) from None
 
 
-def module_of(name: str) -> Any:
+def flower_module(name: str) -> Any:
     """The module of Flower in which a name of `INTERNALS` is looked up, to replace it
     there.
     """

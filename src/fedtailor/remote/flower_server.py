@@ -330,7 +330,7 @@ class KeyDirectory:
         self._coordinator, self._address = coordinator, address
         self._authority, self._log = authority, log
         self._public = read_public_keys(coordinator)
-        self.keys = register(address, authority, self._public)
+        self.keys = register_client(address, authority, self._public)
 
     def reload(self) -> dict[str, bytes] | None:
         """Register keys that are new, and unregister those that are gone.
@@ -347,7 +347,7 @@ class KeyDirectory:
                 for name, key in public.items()
                 if key != self._public.get(name)
             }
-            added = register(self._address, self._authority, changed)
+            added = register_client(self._address, self._authority, changed)
             kept = {name: key for name, key in self.keys.items() if name in public}
             keys = kept | added
             gone = set(self.keys.values()) - set(keys.values())
@@ -375,7 +375,7 @@ def unregister(address: str, authority: bytes, keys: Collection[bytes]) -> None:
                 control.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
 
 
-def register(
+def register_client(
     address: str, authority: bytes, public_keys: Mapping[str, bytes]
 ) -> dict[str, bytes]:
     """Register the clients' public keys at the SuperLink.

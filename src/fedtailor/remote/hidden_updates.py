@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedtailor.protocol import Cohort, HiddenRows, Sums, require
 from fedtailor.remote.secure_sums import SecureSums
-from fedtailor.remote.sum_server import MASKED, Arrays, SecureSumServer, Stage
+from fedtailor.remote.sum_server import MASKED, NamedArrays, SecureSumServer, SumStage
 from fedtailor.remote.sum_shares import SumHistory
 
 
@@ -27,7 +27,7 @@ class HiddenUpdates:
         settings: SecureSums,
         cohort: Cohort,
         reporting: NDArray[np.bool_],
-        run_stage: Callable[[Stage, Mapping[str, Any]], Mapping[str, Arrays]],
+        run_stage: Callable[[SumStage, Mapping[str, Any]], Mapping[str, NamedArrays]],
         *,
         minimum: int,
         log: Callable[[str], None],
@@ -61,8 +61,8 @@ class HiddenUpdates:
         vectors_sent, vector_size = 0, 0  # by each client so far; entries of each
 
         def run_stage(
-            stage: Stage, vector_id: Mapping[str, Any]
-        ) -> Mapping[str, Arrays]:
+            stage: SumStage, vector_id: Mapping[str, Any]
+        ) -> Mapping[str, NamedArrays]:
             nonlocal vectors_sent, vector_size
             answers = self._run_stage(stage, vector_id)
             self._count_bytes(stage, answers)
@@ -96,7 +96,7 @@ class HiddenUpdates:
             lambda: (vectors_sent, vector_size),
         )
 
-    def _count_bytes(self, stage: Stage, answers: Mapping[str, Arrays]) -> None:
+    def _count_bytes(self, stage: SumStage, answers: Mapping[str, NamedArrays]) -> None:
         """Add the bytes of a stage to `extra_bytes`.
 
         Masked vectors are not counted here, as the ledger charges them to the method.

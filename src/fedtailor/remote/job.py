@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 import fedtailor.algorithms  # noqa: F401  (registers the methods)
-from fedtailor.experiments.document import ConfigError, Document, read
+from fedtailor.experiments.document import ConfigError, Document, read_document
 from fedtailor.experiments.parsing import architecture, check_choice_at, configure
 from fedtailor.experiments.uplink import uplink_of_tables
 from fedtailor.federation.checks import MAX_SEED
@@ -41,7 +41,7 @@ MAX_INTERVALS = 200
 """The largest number of intervals of time of a survival target."""
 
 T = TypeVar("T", bound=BaseModel)
-Share = Annotated[float, Field(ge=0, lt=1)]
+SplitShare = Annotated[float, Field(ge=0, lt=1)]
 
 
 class _Table(BaseModel):
@@ -68,8 +68,8 @@ class _Data(_Table):
     window: Annotated[int, Field(ge=1)] | None = None
     step: Annotated[int, Field(ge=1)] | None = None
     gap: Positive | None = None
-    validation: Share = 0.1
-    test: Share = 0.2
+    validation: SplitShare = 0.1
+    test: SplitShare = 0.2
     preprocessing: Literal["none", "federated"] = "none"
     decorrelate: bool = False
     columns: dict[str, Literal["number", "category", "boolean", "date"] | list[str]]
@@ -237,7 +237,7 @@ def read_job(path: Path) -> Job:
         ValueError: the file cannot be read, or a setting is missing, unknown or not
             valid; with file and line.
     """
-    document = read(path)
+    document = read_document(path)
     try:
         return _job(document)
     except ConfigError as error:

@@ -8,11 +8,12 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from fedtailor._printable import join_names
 from fedtailor.protocol import require
 from fedtailor.remote.secure_sums import MIN_CLIENTS
 from fedtailor.tables.kinds import ParsedColumn, parse_column
 from fedtailor.tables.options import TableOptions
-from fedtailor.tables.problems import Problems, join_names
+from fedtailor.tables.problems import Problems
 from fedtailor.tables.reading import clean, read
 from fedtailor.tables.roles import target_of, with_times
 from fedtailor.tables.screening import screen

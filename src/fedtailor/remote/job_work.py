@@ -12,10 +12,10 @@ import numpy as np
 
 from fedtailor.federation import SPLITS, Federation
 from fedtailor.remote.account import DESCRIBE, ClientAccount
-from fedtailor.remote.agreement import check_columns, check_inputs, check_scale
+from fedtailor.remote.agreement import check_column_sums, check_inputs, check_scale
 from fedtailor.remote.client_store import ClientStore
 from fedtailor.remote.describing import Describer
-from fedtailor.remote.examples import examples_of, federation_of
+from fedtailor.remote.examples import example_rows_of, federation_from_rows
 from fedtailor.remote.job import Job
 from fedtailor.remote.messages import Request
 from fedtailor.remote.origin import OwnOrigin
@@ -28,10 +28,10 @@ from fedtailor.remote.statistics import (
     ClientTable,
     Statistics,
     as_array,
-    from_arrays,
     read_table,
+    statistics_from_arrays,
 )
-from fedtailor.remote.table import Rows, read_rows
+from fedtailor.remote.table import ClientExamples, read_rows
 from fedtailor.remote.transport import RequestHandler
 from fedtailor.remote.work import RoundHandler
 from fedtailor.tables.sums import InputSums
@@ -105,7 +105,9 @@ class JobHandler:
         if not job.schema.federated:
             rows = read_rows(data, job.schema)
             content = [np.asarray(rows.x).tobytes(), np.asarray(rows.y).tobytes()]
-            self._examples = examples_of(rows.y, rows.times, job.schema, job.seed, name)
+            self._examples = example_rows_of(
+                rows.y, rows.times, job.schema, job.seed, name
+            )
             times = rows.times
             self._begin(rows)
         else:
@@ -113,7 +115,7 @@ class JobHandler:
             cells = self._table.frame.write_csv().encode()
             content = [cells, np.asarray(self._table.y).tobytes()]
             times = self._table.times
-            self._examples = examples_of(
+            self._examples = example_rows_of(
                 self._table.y, times, job.schema, job.seed, name
             )
             self._sent = Statistics.load(store.directory, job.schema, OWN_FILE)
@@ -186,7 +188,7 @@ class JobHandler:
     def _has_same_examples(self, table: ClientTable) -> bool:
         """Whether a table is divided as the client's was when it was started."""
         job = self._job
-        found = examples_of(table.y, table.times, job.schema, job.seed, self._name)
+        found = example_rows_of(table.y, table.times, job.schema, job.seed, self._name)
         return np.array_equal(found.rows, self._examples.rows)
 
     def common_vectors(self) -> list[np.ndarray]:
@@ -219,7 +221,7 @@ class JobHandler:
             "this job does not ask for products of inputs",
         )
         with refusing(Refusal.WRONG_STATISTICS):
-            pooled = from_arrays(request.arrays, schema)
+            pooled = statistics_from_arrays(request.arrays, schema)
             needs_input_sums = pooled.needs_input_sums(schema)
         if request.task == INPUTS:
             # Of other rows, products would be sent for the second time.
@@ -270,7 +272,7 @@ class JobHandler:
         with refusing(Refusal.WRONG_STATISTICS):
             pooled.preprocessing(schema)
             if self._sent is not None:
-                check_columns(pooled, self._sent, schema)
+                check_column_sums(pooled, self._sent, schema)
             if pooled.inputs is not None and self._sent_inputs is not None:
                 check_inputs(pooled.inputs, self._sent_inputs)
         # Save them before they are used: what they lead to must not depend on how often
@@ -278,7 +280,7 @@ class JobHandler:
         pooled.save(self._store.directory)
         self._taken = pooled
 
-    def _convert(self, statistics: Statistics) -> Rows:
+    def _convert(self, statistics: Statistics) -> ClientExamples:
         """Convert the table to examples by pooled statistics.
 
         Raises:
@@ -290,9 +292,11 @@ class JobHandler:
             check_scale(rows, self._examples.training_rows, self._job.schema)
         return rows
 
-    def _begin(self, rows: Rows, statistics: Statistics | None = None) -> None:
+    def _begin(
+        self, rows: ClientExamples, statistics: Statistics | None = None
+    ) -> None:
         """Make the handler of rounds on these examples."""
-        federation = federation_of(self._job, {self._name: rows}, statistics)
+        federation = federation_from_rows(self._job, {self._name: rows}, statistics)
         if self._make_work is not None:
             self._rounds = self._make_work(federation, self._store)
         else:

@@ -37,14 +37,14 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True)
-class Pair:
+class KeyFiles:
     """The contents of two files: a private key, and its public key or certificate."""
 
     private: bytes
     public: bytes
 
 
-def make_authority(name: str) -> Pair:
+def make_authority(name: str) -> KeyFiles:
     """Make a certificate authority for one federation.
 
     Args:
@@ -66,10 +66,10 @@ def make_authority(name: str) -> Pair:
             x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
         )
     )
-    return Pair(_private_pem(key), _signed(builder, key))
+    return KeyFiles(_private_pem(key), _signed(builder, key))
 
 
-def make_server_certificate(authority: Pair, addresses: Sequence[str]) -> Pair:
+def make_server_certificate(authority: KeyFiles, addresses: Sequence[str]) -> KeyFiles:
     """Make the coordinator's TLS key, and have the authority sign its certificate.
 
     Args:
@@ -106,7 +106,7 @@ def make_server_certificate(authority: Pair, addresses: Sequence[str]) -> Pair:
         )
         .add_extension(_issuer_identifier(authority_certificate), critical=False)
     )
-    return Pair(_private_pem(key), _signed(builder, authority_key))
+    return KeyFiles(_private_pem(key), _signed(builder, authority_key))
 
 
 def check_host(host: str) -> None:
@@ -126,7 +126,7 @@ def days_left(certificate: bytes) -> int:
     return max(0, (end - datetime.datetime.now(datetime.UTC)).days)
 
 
-def make_client_key() -> Pair:
+def make_client_key() -> KeyFiles:
     """Make a client's key pair, on the curve P-384.
 
     Returns:
@@ -144,7 +144,7 @@ def make_client_key() -> Pair:
     public = key.public_key().public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
-    return Pair(private, public + b"\n")
+    return KeyFiles(private, public + b"\n")
 
 
 def registered_form(public: bytes) -> bytes:

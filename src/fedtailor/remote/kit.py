@@ -21,7 +21,7 @@ from fedtailor.protocol import require
 from fedtailor.remote.job import Job, read_job, split_address
 from fedtailor.remote.job_template import EXAMPLE, Columns, template
 from fedtailor.remote.keys import (
-    Pair,
+    KeyFiles,
     check_host,
     check_secret,
     make_authority,
@@ -220,7 +220,7 @@ def renew_certificate(directory: Path, *, authority: bool = False) -> None:
     else:
         check_secret(coordinator / "ca.key")
         certificate = (coordinator / "ca.crt").read_bytes()
-        pair = Pair((coordinator / "ca.key").read_bytes(), certificate)
+        pair = KeyFiles((coordinator / "ca.key").read_bytes(), certificate)
     server = make_server_certificate(pair, [job.host])
     if authority:
         replace_file(coordinator / "ca.key", pair.private, secret=True)
@@ -355,11 +355,11 @@ def _make_coordinator(
     write_new(coordinator / "server.crt", server.public)
 
 
-def _authority(coordinator: Path, name: str) -> Pair:
+def _authority(coordinator: Path, name: str) -> KeyFiles:
     """Make the authority, or read the one that an interrupted call has made."""
     key, certificate = coordinator / "ca.key", coordinator / "ca.crt"
     if certificate.exists():
-        return Pair(key.read_bytes(), certificate.read_bytes())
+        return KeyFiles(key.read_bytes(), certificate.read_bytes())
     key.unlink(missing_ok=True)  # a key without a certificate is useless
     authority = make_authority(name)
     write_new(key, authority.private, secret=True)

@@ -33,7 +33,7 @@ MAX_ENVELOPE = 2**16
 _ENVELOPE = "fedtailor"
 
 _Origin = Annotated[str, Field(pattern=r"^([0-9a-f]{32})?$")]
-TracedInt = Annotated[int, Field(ge=0, lt=2**31)]
+MessageInt = Annotated[int, Field(ge=0, lt=2**31)]
 E = TypeVar("E", bound="_Envelope")
 
 
@@ -162,8 +162,8 @@ class _Envelope(BaseModel):
 
     format: Annotated[int, Field(ge=FORMAT, le=FORMAT)]
     experiment: Annotated[str, Field(max_length=128)]
-    round: TracedInt
-    exchange: TracedInt
+    round: MessageInt
+    exchange: MessageInt
     task: Annotated[str, Field(max_length=64)]
     client: Annotated[str, Field(max_length=128)]
     nonce: Annotated[str, Field(max_length=64)]

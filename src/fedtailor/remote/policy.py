@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from fedtailor.client.private_steps import private_settings
-from fedtailor.experiments.document import ConfigError, read
+from fedtailor.experiments.document import ConfigError, read_document
 from fedtailor.experiments.parsing import check_choice_at
 from fedtailor.protocol import noise_of, require
 from fedtailor.remote.account import DESCRIBE
@@ -35,7 +35,7 @@ from fedtailor.remote.secure_sums import (
     UNMASK,
     VECTORS,
 )
-from fedtailor.training import MOST_ROUNDS
+from fedtailor.training import RoundCount
 
 POLICY = "policy.toml"
 """File in a client's kit."""
@@ -55,8 +55,7 @@ def _check_hours(hours: str) -> str:
     return hours
 
 
-Rounds = Annotated[int, Field(ge=1, le=MOST_ROUNDS)]
-Clients = Annotated[int, Field(ge=MIN_CLIENTS, le=MAX_NEIGHBOURS + 1)]
+ClientCount = Annotated[int, Field(ge=MIN_CLIENTS, le=MAX_NEIGHBOURS + 1)]
 
 
 @dataclass(frozen=True)
@@ -88,12 +87,12 @@ class Policy:
         strict=True, extra="forbid", allow_inf_nan=False
     )
 
-    rounds: Rounds | None = None
+    rounds: RoundCount | None = None
     runs: Annotated[int, Field(ge=1)] = 3
     epsilon: Annotated[float, Field(gt=0)] = 10.0
     noise_only: bool = False
     secure_aggregation_only: bool = True
-    least_clients: Clients = MIN_CLIENTS
+    least_clients: ClientCount = MIN_CLIENTS
     federated_statistics: bool = False
     measurements: bool = True
     columns: tuple[str, ...] | None = None
@@ -251,7 +250,7 @@ def read_policy(kit: Path) -> Policy:
     """
     if not (kit / POLICY).exists():
         return Policy()
-    document = read(kit / POLICY)
+    document = read_document(kit / POLICY)
     names = tuple(field.name for field in dataclasses.fields(Policy))
     try:
         for name in document.content:

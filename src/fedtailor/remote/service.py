@@ -4,7 +4,6 @@ The coordinator starts a SuperLink, waits for its clients, and has them agree on
 preprocessing. A client joins, and answers messages until it is stopped.
 """
 
-import fcntl
 import signal
 import sys
 import threading
@@ -42,7 +41,7 @@ from fedtailor.remote.statistics import (
     Statistics,
     add_statistics,
     as_array,
-    from_arrays,
+    statistics_from_arrays,
 )
 from fedtailor.remote.superlink import LARGEST_BODY
 from fedtailor.remote.transport import (
@@ -53,6 +52,7 @@ from fedtailor.remote.transport import (
     Transport,
     send_and_receive,
 )
+from fedtailor.storage.lock import ProcessLock, is_held
 from fedtailor.training.privacy import delta_of
 
 MOST_ROWS = 10**7
@@ -201,15 +201,7 @@ def monitored(
 
 def is_served(coordinator: Path) -> bool:
     """Whether a coordinator runs in a directory."""
-    path = coordinator / LOCK
-    if not path.exists():
-        return False
-    with path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
-    return False
+    return is_held(coordinator / LOCK)
 
 
 @contextmanager
@@ -219,14 +211,15 @@ def _only_one(coordinator: Path) -> Iterator[None]:
     Raises:
         ValueError: another one runs.
     """
-    with (coordinator / LOCK).open("wb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ValueError(
-                f"another coordinator runs in {coordinator}; stop it first"
-            ) from None
+    lock = ProcessLock(coordinator / LOCK)
+    require(
+        not lock.try_acquire(),
+        f"another coordinator runs in {coordinator}; stop it first",
+    )
+    try:
         yield
+    finally:
+        lock.release()
 
 
 def check_client_count(job: Job, clients: int) -> None:
@@ -506,7 +499,7 @@ def agree_on_preprocessing(
         parts = []
         for name in order:
             try:
-                part = from_arrays(replies[name].arrays, job.schema)
+                part = statistics_from_arrays(replies[name].arrays, job.schema)
                 require(
                     task != INPUTS or part.inputs is not None,
                     "the message holds no sums of products",

@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedtailor._files import atomic_write
 from fedtailor.protocol import require
 from fedtailor.remote.job import Schema
-from fedtailor.remote.table import Rows, needed, no_targets, targets, times
+from fedtailor.remote.table import ClientExamples, needed, no_targets, targets, times
 from fedtailor.storage.digests import DIGEST_KEY, has_valid_digest, with_digest
 from fedtailor.tables import Preprocessing
 from fedtailor.tables.decorrelation import MAX_DECORRELATED_INPUTS, can_decorrelate
@@ -289,16 +289,16 @@ class ClientTable:
         columns = columns_only.preprocessing(self.schema).columns
         return statistics.model_copy(update={"inputs": InputSums.of(x, columns)})
 
-    def rows(self, statistics: Statistics) -> Rows:
+    def rows(self, statistics: Statistics) -> ClientExamples:
         """Convert the table to the examples that models take."""
         preprocessing = statistics.preprocessing(self.schema)
         x = preprocessing.transform(self.frame, missing="impute", unknown="other")
         if self.schema.task != "regression":
-            return Rows(x, self.y, self.times)
+            return ClientExamples(x, self.y, self.times)
         centered = self.y.astype(np.float64) - preprocessing.target_shift
         with np.errstate(over="ignore"):  # becomes infinite, which is checked
             y = (centered / preprocessing.target_scale).astype(np.float32)
-        return Rows(x, y, self.times)
+        return ClientExamples(x, y, self.times)
 
     def parsed(self, name: str) -> pl.Series:
         """Parse a column as values of the kind that the job expects.
@@ -389,7 +389,7 @@ def as_array(statistics: Statistics) -> NDArray[np.uint8]:
     return np.frombuffer(statistics.to_json().encode(), np.uint8)
 
 
-def from_arrays(
+def statistics_from_arrays(
     arrays: Mapping[str, NDArray[np.generic]], schema: Schema
 ) -> Statistics:
     """Decode the statistics in the arrays of a message.

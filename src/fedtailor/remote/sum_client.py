@@ -47,8 +47,6 @@ from fedtailor.remote.secure_sums import (
 )
 from fedtailor.remote.sum_shares import ReleasedSums, SumHistory, largest_shares
 
-Arrays = dict[str, np.ndarray]
-
 MAX_WEIGHTS = 2**16
 """The largest number of weights in a request, as every client looks at all combinations
 of the sums.
@@ -139,7 +137,7 @@ class SecureSumClient:
             (kind, None): np.asarray(vector) for kind, vector in update.items()
         }
 
-    def __call__(self, request: Request) -> Arrays:
+    def __call__(self, request: Request) -> dict[str, np.ndarray]:
         """Answer the request of a stage.
 
         Raises:
@@ -239,7 +237,7 @@ class SecureSumClient:
         session: _Session,
         settings: Mapping[str, Any],
         arrays: Mapping[str, np.ndarray],
-    ) -> Arrays:
+    ) -> dict[str, np.ndarray]:
         """Share the seeds of this client's masks among its neighbours.
 
         Args:
@@ -311,7 +309,7 @@ class SecureSumClient:
         session: _Session,
         settings: Mapping[str, Any],
         arrays: Mapping[str, np.ndarray],
-    ) -> Arrays:
+    ) -> dict[str, np.ndarray]:
         """Weight and mask this client's vector, once for each sum.
 
         Args:
@@ -451,7 +449,7 @@ class SecureSumClient:
 
     def _reveal_shares(
         self, session: _Session, arrays: Mapping[str, np.ndarray]
-    ) -> Arrays:
+    ) -> dict[str, np.ndarray]:
         """Reveal one share for each neighbour, and never both.
 
         If the vector of the neighbour arrived ("arrived"), it is the share of the seed

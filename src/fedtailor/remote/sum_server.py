@@ -46,7 +46,7 @@ from fedtailor.remote.sum_client import mask_session, pairwise_mask
 from fedtailor.remote.sum_shares import ReleasedSums
 from fedtailor.remote.transport import TooFewClients
 
-Arrays = Mapping[str, np.ndarray]
+NamedArrays = Mapping[str, np.ndarray]
 
 COMMITMENT_BYTES = len(commitment(b""))
 
@@ -58,7 +58,7 @@ MAX_RANDOM_SUBSETS = 100
 
 
 @dataclass(frozen=True)
-class Stage:
+class SumStage:
     """The requests of one stage of a sum.
 
     Attributes:
@@ -74,7 +74,7 @@ class Stage:
 
     task: str
     session: str
-    arrays: Mapping[str, Arrays]
+    arrays: Mapping[str, NamedArrays]
     expected: Mapping[str, Mapping[str, ArraySpec]]
     neighbours: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     columns: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ class Stage:
         return settings
 
 
-RunStage = Callable[[Stage], Mapping[str, Arrays]]
+RunStage = Callable[[SumStage], Mapping[str, NamedArrays]]
 """Sends the requests of a stage; returns the answers that arrived, by client."""
 
 
@@ -210,16 +210,16 @@ class SecureSumServer:
     # stages
     # ----------------------------------------------------------------------------------
 
-    def _advertise_keys(self) -> Mapping[str, Arrays]:
+    def _advertise_keys(self) -> Mapping[str, NamedArrays]:
         """Ask each client for its two public keys."""
         key = ArraySpec((KEY_BYTES,), "uint8")
-        arrays: dict[str, Arrays] = {name: {} for name in self._names}
+        arrays: dict[str, NamedArrays] = {name: {} for name in self._names}
         specs = {name: {"masking": key, "sealing": key} for name in self._names}
-        answers = self._run_stage(Stage(KEYS, self._session, arrays, specs))
+        answers = self._run_stage(SumStage(KEYS, self._session, arrays, specs))
         self._check_enough(answers)
         return answers
 
-    def _share_keys(self, keys: Mapping[str, Arrays]) -> Mapping[str, Arrays]:
+    def _share_keys(self, keys: Mapping[str, NamedArrays]) -> Mapping[str, NamedArrays]:
         """Send each client its neighbours' keys, and ask for encrypted shares."""
         self._neighbours = neighbour_graph(tuple(keys), self._max_neighbours)
         self._mask_keys = {
@@ -236,7 +236,7 @@ class SecureSumServer:
                 "commitment": ArraySpec((COMMITMENT_BYTES,), "uint8"),
             }
         answers = self._run_stage(
-            Stage(SHARES, self._session, arrays, specs, self._neighbours)
+            SumStage(SHARES, self._session, arrays, specs, self._neighbours)
         )
         self._check_enough(answers)
         self._commitments = {
@@ -245,8 +245,8 @@ class SecureSumServer:
         return answers
 
     def _collect_masked_vectors(
-        self, shares: Mapping[str, Arrays], weights: Float[np.ndarray, "s c"]
-    ) -> Mapping[str, Arrays]:
+        self, shares: Mapping[str, NamedArrays], weights: Float[np.ndarray, "s c"]
+    ) -> Mapping[str, NamedArrays]:
         """Send each client the shares encrypted for it, and ask for masked vectors.
 
         Args:
@@ -270,11 +270,11 @@ class SecureSumServer:
             }
             specs[name] = {MASKED: ArraySpec((len(weights), self._size), "uint32")}
         return self._run_stage(
-            Stage(VECTORS, self._session, arrays, specs, columns=self._names)
+            SumStage(VECTORS, self._session, arrays, specs, columns=self._names)
         )
 
     def _unmask(
-        self, masked: Mapping[str, Arrays], shares: Mapping[str, Arrays]
+        self, masked: Mapping[str, NamedArrays], shares: Mapping[str, NamedArrays]
     ) -> UInt32[np.ndarray, "s n"]:
         """Ask clients to reveal shares, and remove the masks from the sum.
 
@@ -290,7 +290,7 @@ class SecureSumServer:
             arrays[name] = {"arrived": arrived}
             spec = ArraySpec((len(neighbours), SECRET_BYTES), "uint8")
             specs[name] = {"shares": spec}
-        revealed = self._run_stage(Stage(UNMASK, self._session, arrays, specs))
+        revealed = self._run_stage(SumStage(UNMASK, self._session, arrays, specs))
         vectors = [answer[MASKED] for answer in masked.values()]
         total = sum(vectors, start=np.zeros((), np.uint32))
         for name in shares:
@@ -321,7 +321,7 @@ class SecureSumServer:
     # ----------------------------------------------------------------------------------
 
     def _reconstruct(
-        self, owner: str, revealed: Mapping[str, Arrays], *, arrived: bool
+        self, owner: str, revealed: Mapping[str, NamedArrays], *, arrived: bool
     ) -> bytes:
         """Reconstruct a client's secret from the shares that its neighbours revealed.
 
@@ -380,11 +380,11 @@ class SecureSumServer:
     # dropouts
     # ----------------------------------------------------------------------------------
 
-    def _survivors(self, answers: Mapping[str, Arrays]) -> NDArray[np.bool_]:
+    def _survivors(self, answers: Mapping[str, NamedArrays]) -> NDArray[np.bool_]:
         """Whether each client [c] is among those that answered."""
         return np.array([name in answers for name in self._names], bool)
 
-    def _check_enough(self, answers: Mapping[str, Arrays]) -> None:
+    def _check_enough(self, answers: Mapping[str, NamedArrays]) -> None:
         """Check that enough clients, and enough neighbours of each, answered.
 
         Raises:

@@ -7,7 +7,7 @@ The last two do not authenticate, so here they answer requests of this machine o
 What a request may cost is bounded before it is read, as Flower reads a request before it
 looks who sent it: connections, heads and bodies have limits (`Limits`), and only a
 registered key may send more than `MAX_UNKNOWN_BODY` bytes. What such a key may leave here
-is bounded by what was asked of it (`Answers`).
+is bounded by what was asked of it (`AnswerBytes`).
 
 A poll for messages is answered when there is one, or after a while (`HeldPolls`), so that
 neither side polls often, and neither waits longer than it must.
@@ -137,7 +137,7 @@ class Limits:
         return cls(connections=128 + 8 * clients, of_one_peer=64 + 4 * clients)
 
 
-class Answers:
+class AnswerBytes:
     """How many bytes of answers each client has sent since it was asked.
 
     The SuperLink keeps all parts of an answer until the coordinator takes it, and there
@@ -186,10 +186,10 @@ class BoundedBodies:
         app: App,
         largest: Callable[[], int],
         is_known: Callable[[Mapping[bytes, bytes]], bool],
-        answers: Answers | None = None,
+        answers: AnswerBytes | None = None,
     ) -> None:
         self._app, self._largest, self._is_known = app, largest, is_known
-        self._answers = Answers(largest) if answers is None else answers
+        self._answers = AnswerBytes(largest) if answers is None else answers
         self._reserved = 0  # bytes of the bodies that are being read or answered
 
     async def __call__(
@@ -515,18 +515,18 @@ def main() -> None:
     import uvicorn
 
     from fedtailor.remote.flower_internals import (
+        flower_module,
         flower_superlink,
-        module_of,
         start_parent_process_monitor,
     )
 
-    superlink = module_of("create_app")
+    superlink = flower_module("create_app")
     original = superlink.create_app
     directory = Directory(Path(os.environ[COORDINATOR]))
 
     def create_app(*arguments: Any) -> Any:
         app = original(*arguments)
-        answers = Answers(directory.largest_body)
+        answers = AnswerBytes(directory.largest_body)
         app.add_middleware(HeldPolls, is_known=directory.is_known, asked=answers.asked)
         app.add_middleware(
             BoundedBodies,

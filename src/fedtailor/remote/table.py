@@ -31,7 +31,7 @@ _DUPLICATE_SUFFIX = "_duplicated_0"
 
 
 @dataclass(frozen=True)
-class Rows:
+class ClientExamples:
     """The examples of one client.
 
     Attributes:
@@ -46,7 +46,7 @@ class Rows:
     times: Float[np.ndarray, " rows"] | None = None
 
 
-def read_rows(path: Path, schema: Schema, *, target: bool = True) -> Rows:
+def read_rows(path: Path, schema: Schema, *, target: bool = True) -> ClientExamples:
     """Read a client's file.
 
     Args:
@@ -93,7 +93,7 @@ def read_rows(path: Path, schema: Schema, *, target: bool = True) -> Rows:
     y = targets(frame, schema, path) if target else no_targets(len(x), schema)
     if schema.task == "regression":
         y = y.astype(np.float32)
-    return Rows(x, y, times(frame, schema, path))
+    return ClientExamples(x, y, times(frame, schema, path))
 
 
 def needed(schema: Schema, target: bool) -> tuple[str, ...]:

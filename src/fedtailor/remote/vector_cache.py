@@ -36,7 +36,7 @@ class CacheMiss(ValueError):
     """A client's cache lacks a vector whose digest a request holds."""
 
 
-def digest(row: np.ndarray) -> bytes:
+def vector_digest(row: np.ndarray) -> bytes:
     """Compute the digest of a vector's shape, type and bytes."""
     row = np.ascontiguousarray(row)
     key = f"{row.dtype.str}{row.shape}".encode()[:64]
@@ -51,7 +51,7 @@ class ClientCaches:
     """
 
     def __init__(self, common: Iterable[np.ndarray]) -> None:
-        self._common = frozenset(digest(row) for row in common)
+        self._common = frozenset(vector_digest(row) for row in common)
         # By client, and by name of the array: digests of the rows received last.
         self._cached: dict[str, dict[str, frozenset[bytes]]] = {}
 
@@ -136,7 +136,7 @@ class VectorCache:
         new: dict[bytes, np.ndarray] = {}
         for name in names:
             rows = arrays[name] if name in known else _as_rows(name, arrays[name])
-            new |= {digest(row): row for row in rows}
+            new |= {vector_digest(row): row for row in rows}
         filled = {}
         for name in names:
             if name in known:
@@ -145,7 +145,7 @@ class VectorCache:
                 filled[name] = _as_rows(name, arrays[name])
         # Update the cache last: digests refer to its content before this request.
         for name, rows in filled.items():
-            self._received[name] = {digest(row): row for row in rows}
+            self._received[name] = {vector_digest(row): row for row in rows}
             arrays[name] = rows[0] if name == INITIAL else rows
         return replace(request, arrays=arrays)
 
@@ -186,7 +186,7 @@ class VectorCache:
         self, row_digest: bytes, in_request: Mapping[bytes, np.ndarray]
     ) -> np.ndarray:
         if self._common is None:
-            self._common = {digest(row): row for row in self._compute_common()}
+            self._common = {vector_digest(row): row for row in self._compute_common()}
         for rows in (in_request, self._common, *self._received.values()):
             if row_digest in rows:
                 return rows[row_digest]

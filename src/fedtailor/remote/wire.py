@@ -47,7 +47,7 @@ from fedtailor.protocol import (
 from fedtailor.remote.messages import ArraySpec
 from fedtailor.remote.refusals import Refusal, refuse_unless
 from fedtailor.remote.request_size import check_size
-from fedtailor.remote.vector_cache import INITIAL, STREAM, digest
+from fedtailor.remote.vector_cache import INITIAL, STREAM, vector_digest
 
 UPDATE = "update/"
 """Prefix of the names of a client's messages."""
@@ -98,7 +98,7 @@ def downlink_digests(downlink: Downlink, clients: int) -> list[dict[str, list[by
     requests: list[dict[str, list[bytes]]] = [{} for _ in range(clients)]
     for kind, sent in downlink.streams.items():
         # Each stream is hashed once, not once for every client that receives it.
-        digests = [digest(row) for row in np.asarray(sent.values)]
+        digests = [vector_digest(row) for row in np.asarray(sent.values)]
         for client, of_client in enumerate(requests):
             rows = _received(sent.recipients[client])
             of_client[STREAM + kind] = [digests[row] for row in rows]

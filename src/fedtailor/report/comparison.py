@@ -12,7 +12,7 @@ from fedtailor.report import costs
 from fedtailor.report.experiment import CandidateRun, StoredExperiment
 from fedtailor.report.measures import MEASURES, Measure
 from fedtailor.report.stored import StoredRun
-from fedtailor.report.tables import Cell, Number, Table, mean_of, published
+from fedtailor.report.tables import Cell, Number, ReportTable, mean_of, published
 from fedtailor.report.units import Unit, unit_of
 
 SPREAD_MEASURES = ("mean", "worst", "worst10", "std", "unseen")
@@ -31,7 +31,7 @@ BASELINE_ROW = "(nothing learned)"
 """Label of the baseline, which predicts a client's majority class or mean target."""
 
 
-def tables(experiment: StoredExperiment) -> dict[str, Table]:
+def tables(experiment: StoredExperiment) -> dict[str, ReportTable]:
     """Makes all tables of an experiment.
 
     Returns:
@@ -39,7 +39,7 @@ def tables(experiment: StoredExperiment) -> dict[str, Table]:
         for each scenario, and one with the settings chosen on validation data.
     """
     index = experiment.index
-    result: dict[str, Table] = {}
+    result: dict[str, ReportTable] = {}
     sorted_scenarios = sorted(
         index.scenarios, key=lambda scenario: experiment.unit(scenario).label
     )
@@ -85,7 +85,7 @@ def redundant_tables(experiment: StoredExperiment) -> set[str]:
 
 def measure_table(
     experiment: StoredExperiment, name: str, scenarios: Sequence[str]
-) -> Table:
+) -> ReportTable:
     """A table of one measure, with a row per algorithm and a column per scenario.
 
     Where the source of the experiment publishes figures, they have their own columns.
@@ -124,7 +124,7 @@ def measure_table(
     # Omit the baseline if no run has stored it.
     if any(value != NO_VALUE for value in baseline[1:]):
         rows.append(baseline)
-    return Table(
+    return ReportTable(
         f"Test {unit.label}: {measure.title}",
         columns,
         rows,
@@ -132,7 +132,7 @@ def measure_table(
     )
 
 
-def client_spread_table(experiment: StoredExperiment, scenario: str) -> Table:
+def client_spread_table(experiment: StoredExperiment, scenario: str) -> ReportTable:
     """A table of the distribution of one scenario's results over clients.
 
     The columns are the mean, the worst client, the worst 10 %, the deviation, the mean
@@ -158,7 +158,7 @@ def client_spread_table(experiment: StoredExperiment, scenario: str) -> Table:
         columns.append("rounds")
         for row in rows:
             row.append(_rounds_text(runs.get(str(row[0]), ())))
-    return Table(
+    return ReportTable(
         f"{scenario}: test {unit.label}, over clients",
         columns,
         rows,
@@ -170,7 +170,9 @@ def client_spread_table(experiment: StoredExperiment, scenario: str) -> Table:
     )
 
 
-def other_metrics_table(experiment: StoredExperiment, scenario: str) -> Table | None:
+def other_metrics_table(
+    experiment: StoredExperiment, scenario: str
+) -> ReportTable | None:
     """A table of the metrics beside the one that the runs are judged by.
 
     The columns are that metric, those that the runs were asked for, the accuracy, and
@@ -211,7 +213,7 @@ def other_metrics_table(experiment: StoredExperiment, scenario: str) -> Table | 
     if has_r2:
         directions[len(columns)] = True
         columns.append("R2 of\nall rows")
-    return Table(
+    return ReportTable(
         f"{scenario}: measured on test, mean over clients",
         columns,
         rows,
@@ -219,7 +221,7 @@ def other_metrics_table(experiment: StoredExperiment, scenario: str) -> Table | 
     )
 
 
-def cost_table(experiment: StoredExperiment, scenario: str) -> Table:
+def cost_table(experiment: StoredExperiment, scenario: str) -> ReportTable:
     """A table of the costs of one scenario's methods.
 
     The columns are streams, models and megabytes, seconds per round, and, if FedAvg was
@@ -243,15 +245,15 @@ def cost_table(experiment: StoredExperiment, scenario: str) -> Table:
             continue
         streams = float(np.mean([run.ledger.last_streams() for run in seeds]))
         row: list[Cell] = [label, Number(streams, f"{streams:.3g}")]
-        row += [*costs.models(seeds), *costs.megabytes(seeds)]
+        row += [*costs.models_sent(seeds), *costs.megabytes(seeds)]
         row.append(costs.average([run.seconds_per_round for run in seeds], digits=3))
         if references:
             row += costs.times_to_target(seeds, references)
         rows.append(row)
-    return Table(title, columns, rows, note=costs.TIME_NOTE if references else "")
+    return ReportTable(title, columns, rows, note=costs.TIME_NOTE if references else "")
 
 
-def equal_time_table(experiment: StoredExperiment, scenario: str) -> Table:
+def equal_time_table(experiment: StoredExperiment, scenario: str) -> ReportTable:
     """A table of one scenario's results at the time when FedAvg's last round ends.
 
     There is one column for each of the `WIRELESS_PRESETS`. FedAvg must have been run.
@@ -267,7 +269,7 @@ def equal_time_table(experiment: StoredExperiment, scenario: str) -> Table:
     ]
     headers = [header.removeprefix("time\n") for header in costs.TIME_HEADERS]
     columns = ["algorithm", *headers]
-    return Table(
+    return ReportTable(
         f"{scenario}: test {unit.label}, when {reference}'s rounds are over",
         columns,
         rows,
@@ -276,7 +278,7 @@ def equal_time_table(experiment: StoredExperiment, scenario: str) -> Table:
     )
 
 
-def choice_table(experiment: StoredExperiment) -> Table:
+def choice_table(experiment: StoredExperiment) -> ReportTable:
     """A table of the settings chosen on validation data, and of their grids."""
     index = experiment.index
     rows = []
@@ -287,7 +289,7 @@ def choice_table(experiment: StoredExperiment) -> Table:
             grid: dict[str, list[CandidateRun]] = {}
             for candidate in index.candidates:
                 if (candidate.scenario, candidate.algorithm) == (scenario, label):
-                    text = settings(candidate.parameters) or DEFAULT_SETTINGS
+                    text = format_parameters(candidate.parameters) or DEFAULT_SETTINGS
                     grid.setdefault(text, []).append(candidate)
             if not grid:
                 continue
@@ -299,7 +301,7 @@ def choice_table(experiment: StoredExperiment) -> Table:
             chosen_settings = ", ".join(_chosen_settings(grid)) or NO_VALUE
             rows.append([scenario, label, chosen_settings, "; ".join(grid_texts)])
     columns = ["scenario", "algorithm", "chosen", "grid: on val"]
-    return Table(
+    return ReportTable(
         "Chosen by the mean over clients on validation data", columns, rows, text=4
     )
 
@@ -339,7 +341,7 @@ def baseline_cell(
     return experiment.unit(scenario).number(values) if values else NO_VALUE
 
 
-def settings(parameters: Mapping[str, Any]) -> str:
+def format_parameters(parameters: Mapping[str, Any]) -> str:
     """Formats parameters as "lam 0.1, sgd.lr 0.05"."""
     return ", ".join(f"{name} {value}" for name, value in parameters.items())
 
@@ -349,7 +351,7 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9_]+", "-", text.lower()).strip("-")
 
 
-def _add_table(tables: dict[str, Table], name: str, table: Table) -> None:
+def _add_table(tables: dict[str, ReportTable], name: str, table: ReportTable) -> None:
     """Adds a table under a name that no other table has.
 
     Two labels may differ only in characters that `slug` drops. The second one then gets

@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import polars as pl
 
+from fedtailor._printable import join_names
 from fedtailor.decision import SCORES, metric_interval
 from fedtailor.decision.row_scores import FEW_PAIRS
-from fedtailor.decision.warnings import join_names
+from fedtailor.decision.warnings import MAX_NAMES
 from fedtailor.report.stored import StoredRun
-from fedtailor.report.tables import Cell, Number, Table
+from fedtailor.report.tables import Cell, Number, ReportTable
 from fedtailor.survival import comparisons
 
 COLUMNS = ("risk", "time", "event")
@@ -36,12 +37,12 @@ def few_pairs_warnings(run: StoredRun) -> list[str]:
     if not few:
         return []
     return [
-        f"fewer than {FEW_PAIRS} comparable pairs of test rows: {join_names(few)}; nothing"
+        f"fewer than {FEW_PAIRS} comparable pairs of test rows: {join_names(few, MAX_NAMES)}; nothing"
         " can be told of these clients' C-index"
     ]
 
 
-def concordance_table(runs: Mapping[str, Sequence[StoredRun]]) -> Table:
+def concordance_table(runs: Mapping[str, Sequence[StoredRun]]) -> ReportTable:
     """The exact C-index of each client's test rows of the first seed, by method."""
     rows: list[list[Cell]] = []
     first = next(
@@ -68,7 +69,7 @@ def concordance_table(runs: Mapping[str, Sequence[StoredRun]]) -> Table:
         "Harrell's C-index of the test rows of the first seed, with a 95 % interval over"
         " rows; of few comparable pairs nothing can be told."
     )
-    return Table("C-index of each client", headers, rows, note=note)
+    return ReportTable("C-index of each client", headers, rows, note=note)
 
 
 def _cell(rows: pl.DataFrame | None, client: str) -> Cell:

@@ -47,7 +47,7 @@ def time_title(label: str, runs: Sequence[StoredRun]) -> str:
     return f"time to {label}'s best {runs[0].unit.label.removesuffix(', %')}"
 
 
-def models(runs: Sequence[StoredRun]) -> list[Cell]:
+def models_sent(runs: Sequence[StoredRun]) -> list[Cell]:
     """Numbers of models sent down (multicast) and up, means over runs."""
     totals = [run.ledger.totals() for run in runs]
     return [

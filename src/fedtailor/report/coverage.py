@@ -10,7 +10,7 @@ from fedtailor.conformal import Calibration, Threshold, scores_of_classes
 from fedtailor.decision.intervals import Interval
 from fedtailor.protocol import require
 from fedtailor.report.stored import StoredRun
-from fedtailor.report.tables import Cell, Table
+from fedtailor.report.tables import Cell, ReportTable
 from fedtailor.runs.row_outcomes import TEMPERATURE
 
 COVERAGE = 0.9
@@ -127,7 +127,7 @@ def source_text(threshold: Threshold) -> str:
 
 def coverage_table(
     title: str, seeds: Sequence[StoredRun], coverage: float = COVERAGE
-) -> Table | None:
+) -> ReportTable | None:
     """What sets or intervals of one method held of each client's test rows.
 
     Args:
@@ -159,7 +159,7 @@ def coverage_table(
     if not rows:
         return None
     columns = ["client", "threshold from", "test\nrows", "held, %", "from", "to"]
-    return Table(title, columns, rows, text=2, note=_NOTE)
+    return ReportTable(title, columns, rows, text=2, note=_NOTE)
 
 
 _NOTE = (

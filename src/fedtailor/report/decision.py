@@ -7,7 +7,8 @@ from typing import Any
 
 import polars as pl
 
-from fedtailor._notebook import paragraphs
+from fedtailor._notebook import html_paragraphs
+from fedtailor._printable import join_names
 from fedtailor.decision import (
     SCORES,
     Choice,
@@ -20,12 +21,12 @@ from fedtailor.decision import (
     warn_grid_edges,
     warn_still_falling,
 )
-from fedtailor.decision.warnings import join_names
+from fedtailor.decision.warnings import MAX_NAMES
 from fedtailor.report.concordance import few_pairs_warnings
 from fedtailor.report.experiment import StoredExperiment
 from fedtailor.report.left_out import left_out_methods, tests_when_left_out
 from fedtailor.report.stored import StoredRun, mean_sizes
-from fedtailor.report.tables import Cell, Number, Table
+from fedtailor.report.tables import Cell, Number, ReportTable
 from fedtailor.report.units import Unit, unit_of
 from fedtailor.report.verdict import Verdict, rows_of, values_of, verdict_of
 from fedtailor.storage.digests import finite
@@ -89,7 +90,7 @@ class Decision:
         """The decision in a notebook: its sentences, warnings, and gains of clients."""
         warnings = (f"Warning: {warning}" for warning in self.warnings)
         gains = "" if self.table is None else self.table._repr_html_()
-        return paragraphs([*self.conclusions, *warnings]) + gains
+        return html_paragraphs([*self.conclusions, *warnings]) + gains
 
     @property
     def conclusions(self) -> list[str]:
@@ -222,7 +223,7 @@ class Decision:
         return "no mean gain"
 
     @property
-    def table(self) -> Table | None:
+    def table(self) -> ReportTable | None:
         """The table of all gains; None if there are none."""
         if self.gains is None:
             return None
@@ -238,7 +239,7 @@ class Decision:
             f"{self.scenario}: gain of each client over training alone, test"
             f" {unit.label}, 95 % interval"
         )
-        return Table(title, columns, rows, text=2, note=_GAIN_NOTE)
+        return ReportTable(title, columns, rows, text=2, note=_GAIN_NOTE)
 
     def as_dict(self) -> dict[str, Any]:
         """Converts the decision to a dict for JSON."""
@@ -443,7 +444,7 @@ def _training_warnings(
         if moving:
             warnings.append(
                 f"validation loss did not stand still within {rounds} rounds:"
-                f" {join_names(moving)}; train for more (--rounds)"
+                f" {join_names(moving, MAX_NAMES)}; train for more (--rounds)"
             )
         if not any(seeds[0].curve("val", "loss") for seeds in runs.values()):
             warnings.append(
@@ -479,7 +480,7 @@ def _training_warnings(
         for warning in warn_grid_edges(chosen, grid):
             labels_by_warning.setdefault(warning, []).append(label)
     for warning, labels in labels_by_warning.items():
-        warnings.append(f"{join_names(labels)}: {warning}")
+        warnings.append(f"{join_names(labels, MAX_NAMES)}: {warning}")
     return warnings
 
 

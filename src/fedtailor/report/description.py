@@ -9,7 +9,7 @@ import numpy as np
 from fedtailor._printable import markdown_text, one_line
 from fedtailor.diagnosis.drift import Drift, drifts
 from fedtailor.report.page.parts import Chart, Page, Section, Series
-from fedtailor.report.tables import Number, Table
+from fedtailor.report.tables import Number, ReportTable
 from fedtailor.tables.description import (
     QUANTILES,
     Description,
@@ -63,7 +63,9 @@ def _finding(found: Sequence[Drift]) -> str:
     return f"Differ from the other clients: {'; '.join(parts)}."
 
 
-def tables(description: Description, *, all_rows: bool = False) -> dict[str, Table]:
+def description_tables(
+    description: Description, *, all_rows: bool = False
+) -> dict[str, ReportTable]:
     """The tables of a description, by file name.
 
     Args:
@@ -91,13 +93,15 @@ def as_markdown(description: Description) -> str:
     parts.append(
         "\n".join(f"- {markdown_text(line)}" for line in sentences(description))
     )
-    parts += [table.markdown().rstrip() for table in tables(description).values()]
+    parts += [
+        table.markdown().rstrip() for table in description_tables(description).values()
+    ]
     return "\n\n".join(parts) + "\n"
 
 
-def as_dict(description: Description) -> dict[str, object]:
+def description_as_dict(description: Description) -> dict[str, object]:
     """The description as a dict for JSON: all counts and sums, and what follows."""
-    shown = tables(description, all_rows=True)
+    shown = description_tables(description, all_rows=True)
     return {
         "sentences": sentences(description),
         "tables": {name: table.as_dict() for name, table in shown.items()},
@@ -105,9 +109,9 @@ def as_dict(description: Description) -> dict[str, object]:
     }
 
 
-def page_of(description: Description, title: str) -> Page:
+def description_page(description: Description, title: str) -> Page:
     """The description as a page, with a histogram of each column by client."""
-    shown = tables(description)
+    shown = description_tables(description)
     sections = [
         Section(shown[name].title, tables=[_untitled(shown[name])])
         for name in ("drift", "columns", "numbers", "categories", "correlations")
@@ -127,8 +131,8 @@ def page_of(description: Description, title: str) -> Page:
     )
 
 
-def _untitled(table: Table) -> Table:
-    return Table("", table.columns, table.rows, table.text, note=table.note)
+def _untitled(table: ReportTable) -> ReportTable:
+    return ReportTable("", table.columns, table.rows, table.text, note=table.note)
 
 
 def _chart(description: Description, column: str) -> Chart:
@@ -144,7 +148,7 @@ def _chart(description: Description, column: str) -> Chart:
     return Chart(column, column, "share of the client's rows", lines)
 
 
-def _columns(description: Description) -> Table:
+def _columns(description: Description) -> ReportTable:
     rows = []
     for name, kind in description.kinds.items():
         total = description.total(name)
@@ -157,10 +161,10 @@ def _columns(description: Description) -> Table:
                 _percent(total.missing / cells if cells else math.nan),
             ]
         )
-    return Table("Columns", ["column", "kind", "rows", "missing"], rows, text=2)
+    return ReportTable("Columns", ["column", "kind", "rows", "missing"], rows, text=2)
 
 
-def _numbers(description: Description) -> Table:
+def _numbers(description: Description) -> ReportTable:
     headers = ["column", "histogram", "mean", "sd"]
     headers += [f"{level:.0%}" for level in QUANTILES]
     rows = []
@@ -182,10 +186,10 @@ def _numbers(description: Description) -> Table:
         "histogram: 20 bins around the mean, the outer two open. Quantiles are read from"
         " it, to the width of a bin."
     )
-    return Table("Numbers", headers, rows, text=2, note=note)
+    return ReportTable("Numbers", headers, rows, text=2, note=note)
 
 
-def _categories(description: Description) -> Table:
+def _categories(description: Description) -> ReportTable:
     rows = []
     for name, kind in description.kinds.items():
         if name in description.edges or kind in ("number", "date"):
@@ -203,10 +207,10 @@ def _categories(description: Description) -> Table:
         if len(in_order) > MOST_NAMES:
             parts.append(f"{len(in_order) - MOST_NAMES} more")
         rows.append([name, ", ".join(parts)])
-    return Table("Categories", ["column", "shares of rows"], rows, text=2)
+    return ReportTable("Categories", ["column", "shares of rows"], rows, text=2)
 
 
-def _clients(description: Description) -> Table:
+def _clients(description: Description) -> ReportTable:
     judged = drifts(description) if len(description.clients) > 1 else []
     rows = []
     for client in description.clients:
@@ -224,10 +228,10 @@ def _clients(description: Description) -> Table:
             ]
         )
     headers = ["client", "rows", "cells\nmissing", "columns that\ndiffer"]
-    return Table("Clients", headers, rows)
+    return ReportTable("Clients", headers, rows)
 
 
-def _drift(description: Description, all_rows: bool) -> Table:
+def _drift(description: Description, all_rows: bool) -> ReportTable:
     judged = drifts(description)
     shown = judged if all_rows else [entry for entry in judged if entry.differs]
     left_out = len(judged) - len(shown)
@@ -267,12 +271,12 @@ def _drift(description: Description, all_rows: bool) -> Table:
     )
     if left_out:
         note += f" {left_out} more comparisons: --json."
-    return Table(
+    return ReportTable(
         "Drift: one client against all others", headers, rows, text=3, note=note
     )
 
 
-def _pairs(description: Description, all_rows: bool) -> Table:
+def _pairs(description: Description, all_rows: bool) -> ReportTable:
     found = correlations(description)
     shown = found if all_rows else found[:MOST_PAIRS]
     rows = [
@@ -292,7 +296,7 @@ def _pairs(description: Description, all_rows: bool) -> Table:
         note += f" Without {', '.join(lacking[:MOST_NAMES])}: too few rows for that."
     if len(found) > len(shown):
         note += f" {len(found) - len(shown)} weaker pairs: --json."
-    return Table(
+    return ReportTable(
         "Correlations, the strongest first",
         ["column", "column ", "r", "95 % interval"],
         rows,

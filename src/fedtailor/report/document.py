@@ -11,7 +11,7 @@ from fedtailor.report import drawing, overview
 from fedtailor.report.comparison import redundant_tables, slug, tables
 from fedtailor.report.decision import MAX_TABLE_ROWS, Decision, decide_all
 from fedtailor.report.experiment import StoredExperiment
-from fedtailor.report.tables import Table, stacked_csv
+from fedtailor.report.tables import ReportTable, stacked_csv
 from fedtailor.report.verdict import MOST_CLIENTS, Verdict
 
 Format = Literal["terminal", "markdown", "csv", "latex", "json"]
@@ -135,7 +135,7 @@ def write(
     return report
 
 
-def _write_tables(tables_by_name: Mapping[str, Table], folder: Path) -> None:
+def _write_tables(tables_by_name: Mapping[str, ReportTable], folder: Path) -> None:
     """Writes a CSV and a LaTeX file for each table."""
     folder.mkdir(exist_ok=True)
     for name, table in tables_by_name.items():
@@ -145,7 +145,7 @@ def _write_tables(tables_by_name: Mapping[str, Table], folder: Path) -> None:
 
 def markdown(
     experiment: StoredExperiment,
-    tables_by_name: Mapping[str, Table],
+    tables_by_name: Mapping[str, ReportTable],
     decisions: Sequence[Decision],
     paragraphs: Sequence[str] = (),
 ) -> str:
@@ -167,7 +167,7 @@ def markdown(
 
 def as_dict(
     experiment: StoredExperiment,
-    tables_by_name: Mapping[str, Table],
+    tables_by_name: Mapping[str, ReportTable],
     decisions: Sequence[Decision],
 ) -> dict[str, Any]:
     """The report as a dict for JSON: overview, tables and decisions."""
@@ -193,7 +193,7 @@ def verdict_lines(verdict: Verdict) -> list[str]:
     ]
 
 
-def _gain_tables(decisions: Sequence[Decision]) -> dict[str, Table]:
+def _gain_tables(decisions: Sequence[Decision]) -> dict[str, ReportTable]:
     """The tables of all clients' gains, by file name."""
     tables = {
         f"{slug(decision.scenario)}-gains": decision.table for decision in decisions
@@ -201,7 +201,7 @@ def _gain_tables(decisions: Sequence[Decision]) -> dict[str, Table]:
     return {name: table for name, table in tables.items() if table is not None}
 
 
-def _short_tables(decision: Decision) -> list[Table]:
+def _short_tables(decision: Decision) -> list[ReportTable]:
     """The table of gains, unless it has more than `MAX_TABLE_ROWS` rows."""
     table = decision.table
     return [table] if table is not None and len(table.rows) <= MAX_TABLE_ROWS else []

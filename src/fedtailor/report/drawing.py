@@ -4,7 +4,7 @@ This module selects the data of each figure; `figures` draws them.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,17 +17,17 @@ from fedtailor.protocol.diagnostics import Diagnostic, LineDiagnostic
 from fedtailor.report import costs, figures
 from fedtailor.report.experiment import StoredExperiment
 from fedtailor.report.figures import Curve
-from fedtailor.report.stored import Runs, StoredRun
+from fedtailor.report.stored import RunsByMethod, RunsByScenario, StoredRun
 from fedtailor.report.units import Unit
 
 
-def by_round(runs: Runs, path: Path) -> list[Path]:
+def by_round(runs: RunsByScenario, path: Path) -> list[Path]:
     """Accuracy (or loss) on test, mean over clients, by round."""
     panels = {name: (methods, StoredRun.curve) for name, methods in runs.items()}
     return _lines(panels, runs, "round", path)
 
 
-def by_bytes(runs: Runs, path: Path) -> list[Path]:
+def by_bytes(runs: RunsByScenario, path: Path) -> list[Path]:
     """Accuracy (or loss) on test by traffic, without methods that send nothing."""
     panels = {
         name: (_with_traffic(methods), by_megabytes) for name, methods in runs.items()
@@ -35,7 +35,7 @@ def by_bytes(runs: Runs, path: Path) -> list[Path]:
     return _lines(panels, runs, "MB down (multicast) and up", path, x_scale="log")
 
 
-def by_time(runs: Runs, path: Path) -> list[Path]:
+def by_time(runs: RunsByScenario, path: Path) -> list[Path]:
     """Accuracy (or loss) on test by time over a wireless network.
 
     Each scenario has a row of panels, one for each of the `WIRELESS_PRESETS`.
@@ -52,7 +52,7 @@ def by_time(runs: Runs, path: Path) -> list[Path]:
     )
 
 
-def histogram(runs: Runs, path: Path) -> list[Path]:
+def histogram(runs: RunsByScenario, path: Path) -> list[Path]:
     """Histograms of the clients' accuracies (or losses) on test, over all seeds."""
     panels, x_labels = {}, []
     for name, methods in runs.items():
@@ -67,17 +67,19 @@ def histogram(runs: Runs, path: Path) -> list[Path]:
     return figures.histograms(panels, x_labels, path, labels=_style_order(runs))
 
 
-def collaboration(runs: Runs, path: Path) -> list[Path]:
+def collaboration(runs: RunsByScenario, path: Path) -> list[Path]:
     """Who learns from whom: the first seed of the first row with this diagnostic."""
     return diagnostics(runs, path, only="collaboration")
 
 
-def silhouette(runs: Runs, path: Path) -> list[Path]:
+def silhouette(runs: RunsByScenario, path: Path) -> list[Path]:
     """Silhouettes of k streams, for the first row whose method chooses k itself."""
     return diagnostics(runs, path, only="silhouette")
 
 
-def diagnostics(runs: Runs, path: Path, *, only: str | None = None) -> list[Path]:
+def diagnostics(
+    runs: RunsByScenario, path: Path, *, only: str | None = None
+) -> list[Path]:
     """The diagnostics of the methods (`Algorithm.diagnostics`), one panel for each.
 
     Args:
@@ -113,7 +115,7 @@ def _is_empty(diagnostic: Diagnostic) -> bool:
     return isinstance(diagnostic, LineDiagnostic) and not len(diagnostic.x)
 
 
-def fairness(runs: Runs, path: Path) -> list[Path]:
+def fairness(runs: RunsByScenario, path: Path) -> list[Path]:
     """The mean over clients against the mean over the worst tenth."""
     panels, x_labels, y_labels = {}, [], []
     for name, methods in runs.items():
@@ -192,7 +194,7 @@ class Figure:
 
 
 def _from_runs(
-    draw: Callable[[Runs, Path], list[Path]],
+    draw: Callable[[RunsByScenario, Path], list[Path]],
 ) -> Callable[[StoredExperiment, Path], list[Path]]:
     return lambda experiment, path: draw(experiment.runs, path)
 
@@ -243,13 +245,12 @@ def draw(experiment: StoredExperiment, directory: Path) -> tuple[list[Path], lis
     return written, left_out
 
 
-RunsByMethod = Mapping[str, Sequence[StoredRun]]
 """Algorithm -> its runs on one scenario."""
 
 
 def _lines(
     panels: Mapping[str, tuple[RunsByMethod, Callable[[StoredRun], Curve]]],
-    runs: Runs,
+    runs: RunsByScenario,
     x_label: str,
     path: Path,
     *,
@@ -285,7 +286,7 @@ def _lines(
     )
 
 
-def highlighted(runs: Runs) -> list[str]:
+def highlighted(runs: RunsByScenario) -> list[str]:
     """The rows that a figure draws with bands.
 
     These are FedAvg as the reference, and the rows with the best final test results on
@@ -318,7 +319,7 @@ def highlighted(runs: Runs) -> list[str]:
     return [label for label in _labels(runs) if label in highlighted_labels]
 
 
-def _style_order(runs: Runs) -> list[str]:
+def _style_order(runs: RunsByScenario) -> list[str]:
     """All algorithms that have a run, the highlighted ones first.
 
     The position of a label determines its style in all figures. The first styles differ
@@ -331,7 +332,7 @@ def _style_order(runs: Runs) -> list[str]:
     ]
 
 
-def _labels(runs: Runs) -> list[str]:
+def _labels(runs: RunsByScenario) -> list[str]:
     """All algorithms that have a run, in the order of appearance."""
     return figures.all_labels(
         {name: _with_runs(methods) for name, methods in runs.items()}

@@ -15,7 +15,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from fedtailor.protocol import check_choice, require
 from fedtailor.report.measures import MEASURES
-from fedtailor.report.stored import Runs, StoredBaseline, StoredRun
+from fedtailor.report.stored import RunsByScenario, StoredBaseline, StoredRun
 from fedtailor.report.units import Unit, unit_of
 from fedtailor.storage.digests import has_valid_digest
 from fedtailor.storage.manifest import stored_versions
@@ -256,7 +256,7 @@ class StoredExperiment:
         return StoredExperiment(results, index)
 
     @cached_property
-    def runs(self) -> Runs:
+    def runs(self) -> RunsByScenario:
         """Finished runs: scenario -> algorithm -> runs in the order of seeds.
 
         Runs that diverged are omitted. An algorithm without any run has an empty list.

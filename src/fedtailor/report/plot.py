@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 
 __all__ = ["beside", "by_client", "by_round", "who_learns_from_whom"]
 
-Runs = Run | Mapping[str, Run]
+RunOrRuns = Run | Mapping[str, Run]
 """A run, or several with a label each."""
 
 
-def by_round(runs: Runs, *, metric: str | None = None, split: str = "test") -> "Figure":
+def by_round(
+    runs: RunOrRuns, *, metric: str | None = None, split: str = "test"
+) -> "Figure":
     """The mean over clients by round.
 
     Args:
@@ -47,7 +49,7 @@ def by_round(runs: Runs, *, metric: str | None = None, split: str = "test") -> "
 
 
 def by_client(
-    runs: Runs, *, metric: str | None = None, split: str = "test"
+    runs: RunOrRuns, *, metric: str | None = None, split: str = "test"
 ) -> "Figure":
     """The last measurement of every client, the lowest first.
 
@@ -127,14 +129,14 @@ def who_learns_from_whom(run: Run) -> "Figure":
     return _finished(figure, axes, {})
 
 
-def _labelled(runs: Runs) -> dict[str, Run]:
+def _labelled(runs: RunOrRuns) -> dict[str, Run]:
     if isinstance(runs, Run):
         return {runs.algorithm.about.name: runs}
     require(bool(runs), "there is no run to draw; give one, or several with labels")
     return dict(runs)
 
 
-def _metric(runs: Runs, metric: str | None) -> str:
+def _metric(runs: RunOrRuns, metric: str | None) -> str:
     first = next(iter(_labelled(runs).values()))
     return first.training.metric.name if metric is None else metric
 

@@ -399,5 +399,10 @@ def mean_sizes(runs: Sequence[StoredRun], split: str) -> dict[str, int]:
     return {client: round(size) for client, size in means.iter_rows()}
 
 
-Runs = Mapping[str, Mapping[str, Sequence[StoredRun]]]
+Seeds = Sequence[StoredRun]
+"""The runs of one method in one scenario, one for each seed."""
+
+RunsByMethod = Mapping[str, Seeds]
+
+RunsByScenario = Mapping[str, RunsByMethod]
 """Scenario -> algorithm -> its runs that did not diverge, one for each seed."""

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtailor._notebook import paragraphs
-from fedtailor._notebook import table as html_table
+from fedtailor._notebook import html_paragraphs, html_table
 from fedtailor._printable import csv_text, markdown_text, one_line
 from fedtailor.protocol import require
 
@@ -49,7 +48,7 @@ Cell = str | Number
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """A table with a title.
 
     Attributes:
@@ -82,7 +81,7 @@ class Table:
         columns: Sequence[int],
         title: str,
         headers: Mapping[str, str] = MappingProxyType({}),
-    ) -> "Table":
+    ) -> "ReportTable":
         """Some columns as a table of its own, without a note.
 
         Args:
@@ -91,7 +90,7 @@ class Table:
             headers: header -> another header.
         """
         names = [self.columns[column] for column in columns]
-        return Table(
+        return ReportTable(
             title,
             [headers.get(name, name) for name in names],
             [[row[column] for column in columns] for row in self.rows],
@@ -139,7 +138,7 @@ class Table:
         """The table in a notebook."""
         rows = ([str(cell) for cell in row] for row in self.rows)
         shown = html_table(_header_lines(self.columns), rows, self.title)
-        return shown + (paragraphs([self.note]) if self.note else "")
+        return shown + (html_paragraphs([self.note]) if self.note else "")
 
     def markdown(self) -> str:
         """Converts the table to Markdown."""
@@ -290,7 +289,7 @@ def published(figure: str | float) -> Cell:
     return Number(float(mean), text, None if std is None else float(std))
 
 
-def stacked_csv(tables: Mapping[str, Table]) -> str:
+def stacked_csv(tables: Mapping[str, ReportTable]) -> str:
     """Converts several tables to one file of comma-separated values.
 
     The column `TABLE_NAME` names the table of a row. The others are the columns of

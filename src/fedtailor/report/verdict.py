@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from fedtailor._printable import join_names
 from fedtailor.decision import (
     Hurt,
     Recommendation,
@@ -24,11 +25,11 @@ from fedtailor.decision import (
     two_way_interval,
 )
 from fedtailor.decision.intervals import MIN_SEEDS, Interval, two_way_variance
-from fedtailor.decision.warnings import join_names
+from fedtailor.decision.warnings import MAX_NAMES
 from fedtailor.decision.winner import dense_values
 from fedtailor.report.experiment import StoredExperiment, TrainedBaseline
-from fedtailor.report.stored import StoredRun, mean_sizes
-from fedtailor.report.tables import Cell, Number, Table
+from fedtailor.report.stored import RunsByMethod, StoredRun, mean_sizes
+from fedtailor.report.tables import Cell, Number, ReportTable
 from fedtailor.report.units import Unit, unit_of
 from fedtailor.report.words import sentence_of, use_of
 from fedtailor.storage.digests import finite
@@ -39,8 +40,6 @@ MOST_CLIENTS = 24
 """A first screen shows no more clients than these."""
 LEAST_FOLDS = 5
 """The folds that are advised to somebody who has none."""
-
-Runs = Mapping[str, Sequence[StoredRun]]
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ class Verdict:
     warnings: Sequence[str] = field(default_factory=tuple)
     hurt: Hurt | None = None
 
-    def table(self, most: int | None = None, *, narrow: bool = False) -> Table:
+    def table(self, most: int | None = None, *, narrow: bool = False) -> ReportTable:
         """The table with one row for each client.
 
         Args:
@@ -138,7 +137,7 @@ class Verdict:
             "over training\nalone (95 %)",
             "over the best\nbaseline" + ("" if narrow else " (95 %)"),
         ]
-        return Table("", columns, rows, text=2, note=note)
+        return ReportTable("", columns, rows, text=2, note=note)
 
     def _row(self, client: ClientVerdict, narrow: bool) -> list[Cell]:
         unit, scale = self.unit, self.unit.scale
@@ -218,7 +217,7 @@ class Verdict:
 def verdict_of(
     experiment: StoredExperiment,
     scenario: str,
-    runs: Runs,
+    runs: RunsByMethod,
     *,
     base: str | None,
     gain_metric: str,
@@ -278,7 +277,7 @@ def verdict_of(
     )
 
 
-def values_of(runs: Runs, split: str) -> pl.DataFrame:
+def values_of(runs: RunsByMethod, split: str) -> pl.DataFrame:
     """The last values of the runs' metric of all seen clients on a split.
 
     Returns:
@@ -292,7 +291,7 @@ def values_of(runs: Runs, split: str) -> pl.DataFrame:
     return pl.concat(frames)
 
 
-def rows_of(runs: Runs) -> pl.DataFrame | None:
+def rows_of(runs: RunsByMethod) -> pl.DataFrame | None:
     """The test rows of seen clients, with the columns method and seed; None if no run
     has kept them.
     """
@@ -317,7 +316,9 @@ def baseline_label(baseline: TrainedBaseline) -> str:
 class Tests:
     """The test values of methods and baselines, over seeds and clients."""
 
-    def __init__(self, runs: Runs, baselines: Mapping[str, TrainedBaseline]) -> None:
+    def __init__(
+        self, runs: RunsByMethod, baselines: Mapping[str, TrainedBaseline]
+    ) -> None:
         first = next(iter(runs.values()))[0]
         self.unit = first.unit
         sign = 1 if self.unit.higher_is_better else -1
@@ -374,14 +375,14 @@ def measure_name(unit: Unit) -> str:
     return f"points of {name}" if unit.label.endswith("%") or percent else name
 
 
-def _sizes(runs: Runs) -> dict[str, tuple[int, int]]:
+def _sizes(runs: RunsByMethod) -> dict[str, tuple[int, int]]:
     """Client -> its numbers of validation and of training rows."""
     first = next(iter(runs.values()))
     val, train = mean_sizes(first, "val"), mean_sizes(first, "train")
     return {client: (val[client], train[client]) for client in val}
 
 
-def _simplest_first(runs: Runs) -> list[str]:
+def _simplest_first(runs: RunsByMethod) -> list[str]:
     """The methods by what is sent for them and by what clients keep."""
 
     def key(label: str) -> tuple[float, int, int]:
@@ -409,7 +410,7 @@ def _clients(
     metric: str,
     gains: pl.DataFrame | None,
     rows: pl.DataFrame,
-    runs: Runs,
+    runs: RunsByMethod,
     baselines: Mapping[str, TrainedBaseline],
     sizes: Mapping[str, tuple[int, int]],
     base: str | None,
@@ -532,7 +533,7 @@ def _subject(
 
 
 def _headline(
-    chosen: Recommendation, tests: Tests, base: str | None, runs: Runs
+    chosen: Recommendation, tests: Tests, base: str | None, runs: RunsByMethod
 ) -> list[str]:
     """Whether sharing helps on average, and which method to take."""
     method = chosen.method
@@ -553,7 +554,7 @@ def _headline(
         reason = "on validation data it is the best by more than a standard error"
     text = f"Use {method}: {reason}"
     if chosen.of_client:
-        names = join_names(list(chosen.of_client))
+        names = join_names(list(chosen.of_client), MAX_NAMES)
         text += f"; {names} should use what the table says"
     sentences.append(f"{text}.")
     return sentences
@@ -623,7 +624,7 @@ def _hurt(
     chosen: Recommendation,
     clients: Sequence[ClientVerdict],
     gains: pl.DataFrame | None,
-    runs: Runs,
+    runs: RunsByMethod,
     base: str | None,
     tests: Tests,
 ) -> Hurt | None:
@@ -658,7 +659,7 @@ def _hurt_sentences(hurt: Hurt | None) -> list[str]:
 
 
 def _untrained_warnings(
-    experiment: StoredExperiment, scenario: str, runs: Runs
+    experiment: StoredExperiment, scenario: str, runs: RunsByMethod
 ) -> list[str]:
     """Tells which baselines could not be trained, and why."""
     titles: dict[str, list[str]] = {}
@@ -706,7 +707,7 @@ def _nonlinear_warnings(
 
 
 def _method_sentences(
-    chosen: Recommendation, runs: Runs, base: str | None
+    chosen: Recommendation, runs: RunsByMethod, base: str | None
 ) -> list[str]:
     """One sentence on each method that is named above."""
     named = [chosen.method, *chosen.of_client.values()]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedtailor._notebook import paragraphs, table_of_frame
+from fedtailor._notebook import html_paragraphs, table_of_frame
 from fedtailor.accounting import Ledger
 from fedtailor.executors import DeviceExecutor, guest_executor
 from fedtailor.federation import Federation
@@ -236,7 +236,7 @@ class Run:
         shown = frame.filter(frame["round"] == last).drop("round", "unseen")
         title = f"{summary.algorithm} on {summary.federation}"
         return (
-            paragraphs([title])
+            html_paragraphs([title])
             + summary._repr_html_()
             + table_of_frame(shown, f"clients after round {last}")
         )

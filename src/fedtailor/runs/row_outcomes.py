@@ -38,11 +38,11 @@ TEMPERATURE = "temperature"
 """The column of validation rows that has the client's temperature."""
 
 
-Split = Literal["val", "test"]
+OutcomeSplit = Literal["val", "test"]
 
 
 def row_outcomes(
-    training: Training, executor: DeviceExecutor, split: Split = "test"
+    training: Training, executor: DeviceExecutor, split: OutcomeSplit = "test"
 ) -> Exchanges[pl.DataFrame]:
     """Score each row of a split of each client by its personal model in the present state
     of a training.
@@ -66,13 +66,15 @@ def row_outcomes(
 def outcomes_of_splits(
     training: Training,
     executor: DeviceExecutor,
-    splits: Sequence[Split] = ("test", "val"),
-) -> Exchanges[dict[Split, pl.DataFrame]]:
+    splits: Sequence[OutcomeSplit] = ("test", "val"),
+) -> Exchanges[dict[OutcomeSplit, pl.DataFrame]]:
     """`row_outcomes` of several splits, for which clients are served once."""
     # This many clients are served together, so that their models take `_MEMORY` bytes.
     federation, model = executor.federation, training.model
     clients_per_part = max(_MEMORY // (8 * max(model.size, 1)), 1)
-    scores: dict[Split, dict[str, dict[str, NDArray[Any]]]] = {it: {} for it in splits}
+    scores: dict[OutcomeSplit, dict[str, dict[str, NDArray[Any]]]] = {
+        it: {} for it in splits
+    }
     temperatures: dict[str, float] = {}
     for table in (executor.seen, executor.unseen):
         for start in range(0, len(table), clients_per_part):

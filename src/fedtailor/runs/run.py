@@ -54,7 +54,7 @@ from fedtailor.training import (
     Training,
     as_participation,
 )
-from fedtailor.training.binding import bind, describe
+from fedtailor.training.binding import bind, describe_argument
 from fedtailor.training.callbacks import as_callbacks
 from fedtailor.training.privacy import promises_privacy
 from fedtailor.training.rounds import ExecutorT
@@ -179,7 +179,7 @@ def run(
     )
     require(
         directory is None or isinstance(directory, str | os.PathLike),
-        f"directory is {describe(directory)}; it must be the path of a directory",
+        f"directory is {describe_argument(directory)}; it must be the path of a directory",
     )
     store = None
     if directory is not None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor._notebook import table
+from fedtailor._notebook import html_table
 from fedtailor._printable import one_line
 
 
@@ -76,7 +76,7 @@ class Summary:
         return as_lines(self.as_dict())
 
     def _repr_html_(self) -> str:
-        return table(("", "value"), self.as_dict().items())
+        return html_table(("", "value"), self.as_dict().items())
 
 
 def spread(

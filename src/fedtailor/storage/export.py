@@ -25,7 +25,7 @@ from fedtailor._tensors import read_tensors
 from fedtailor.federation.storage import arrays_digest
 from fedtailor.models import Architecture, Model
 from fedtailor.models.frozen_arrays import FrozenArrays
-from fedtailor.models.plain import model_of, plain_model
+from fedtailor.models.plain import model_from_plain, plain_model
 from fedtailor.protocol import Mixture, NearestNeighbors, Predictor, require
 from fedtailor.storage.digests import DIGEST_KEY, has_valid_digest, with_digest
 from fedtailor.storage.frozen_file import FROZEN, read_frozen, write_frozen
@@ -212,7 +212,7 @@ def _read_frozen(path: Path, manifest: dict[str, Any]) -> Sequence[FrozenArrays]
     return read_frozen(path)
 
 
-def read_manifest(path: Path, manifest_name: str = MANIFEST) -> dict[str, Any]:
+def read_export_manifest(path: Path, manifest_name: str = MANIFEST) -> dict[str, Any]:
     """Read the manifest of an export, and check its digest.
 
     Raises:
@@ -242,7 +242,7 @@ def _read(
     path: Path, manifest_name: str = MANIFEST
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Read the manifest and the arrays of an export, and check their digests."""
-    manifest = read_manifest(path, manifest_name)
+    manifest = read_export_manifest(path, manifest_name)
     try:
         arrays, _ = read_tensors(path / MODELS)
     except (OSError, SafetensorError) as error:
@@ -333,7 +333,7 @@ def _build_models(
     `model` is as for `load_models`.
     """
     try:
-        model = model_of(manifest["model"], model, frozen)
+        model = model_from_plain(manifest["model"], model, frozen)
     except ValueError as error:
         raise ValueError(
             f"{error}; pass model=... to load these models (`--model FILE.py:NAME` on"

@@ -54,7 +54,7 @@ from fedtailor._parquet import write_parquet
 from fedtailor._printable import one_line
 from fedtailor.accounting import Ledger
 from fedtailor.models import Model
-from fedtailor.protocol import Preprocessing
+from fedtailor.protocol import PreprocessingFacts
 from fedtailor.protocol.diagnostics import Diagnostic
 from fedtailor.storage.checkpoint import (
     checkpoint_format,
@@ -304,7 +304,7 @@ class RunDirectory:
             with self._disk_errors():
                 write_models(personal, self.path, MODELS_MANIFEST)
 
-    def write_preprocessing(self, preprocessing: Preprocessing) -> None:
+    def write_preprocessing(self, preprocessing: PreprocessingFacts) -> None:
         """Write the preprocessing of a table.
 
         Raises:

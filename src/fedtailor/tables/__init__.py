@@ -7,9 +7,11 @@ before JAX is imported.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fedtailor._renamed import old_names
+
 if TYPE_CHECKING:
     from fedtailor.tables.options import TableOptions as TableOptions
-    from fedtailor.tables.options import Task as Task
+    from fedtailor.tables.options import TableTask as TableTask
     from fedtailor.tables.preprocessing import Preprocessing as Preprocessing
     from fedtailor.tables.rates import stable_rate as stable_rate
     from fedtailor.tables.reading import ENDINGS as ENDINGS
@@ -23,10 +25,12 @@ _HOMES = {
     "Table": "table",
     "TableOptions": "options",
     "TableOrigin": "table",
-    "Task": "options",
+    "TableTask": "options",
     "from_table": "table",
     "stable_rate": "rates",
 }
+
+_old = old_names(__name__, Task="TableTask")
 
 __all__ = [
     "ENDINGS",
@@ -34,7 +38,7 @@ __all__ = [
     "Table",
     "TableOptions",
     "TableOrigin",
-    "Task",
+    "TableTask",
     "from_table",
     "stable_rate",
 ]
@@ -42,7 +46,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return _old(name)
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 

@@ -3,13 +3,13 @@
 import numpy as np
 import polars as pl
 
+from fedtailor._printable import join_names
 from fedtailor.federation import Ragged
 from fedtailor.tables.options import TableOptions
 from fedtailor.tables.problems import (
     LISTS,
     Problems,
     first_row,
-    join_names,
     missing_columns,
 )
 from fedtailor.tables.splitting import Rows

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, cast
 import polars as pl
 
 from fedtailor._documentation import see
-from fedtailor.tables.problems import join_names
+from fedtailor._printable import join_names
 
 if TYPE_CHECKING:
     # Options import JAX, and a header is read before that.

@@ -65,7 +65,7 @@ class ClientCounts(BaseModel):
     products: InputSums | None = None
 
 
-class Noise(BaseModel):
+class CountNoise(BaseModel):
     """Noise that every client has added to its counts.
 
     Attributes:
@@ -107,7 +107,7 @@ class Description(BaseModel):
     counts: dict[str, ClientCounts]
     correlated: Annotated[tuple[str, ...], Field(strict=False)] = ()
     least: int = MIN_ROWS
-    noise: Noise | None = None
+    noise: CountNoise | None = None
 
     @property
     def clients(self) -> tuple[str, ...]:

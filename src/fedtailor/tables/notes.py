@@ -6,11 +6,11 @@ import numpy as np
 from jaxtyping import Bool
 from numpy.typing import NDArray
 
+from fedtailor._printable import join_names
 from fedtailor.tables.decorrelation import MAX_DECORRELATED_INPUTS, Decorrelation
 from fedtailor.tables.encoding import ColumnEncoding
 from fedtailor.tables.kinds import ParsedColumn
 from fedtailor.tables.options import TableOptions
-from fedtailor.tables.problems import join_names
 from fedtailor.tables.splitting import Rows, Splits, names_without_test_rows
 
 

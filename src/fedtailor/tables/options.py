@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from fedtailor.protocol import check_choice, require
 
-Task = Literal["classification", "regression"]
+TableTask = Literal["classification", "regression"]
 Hazard = Literal["discrete", "cox"]
 
 
@@ -39,7 +39,7 @@ class TableOptions:
     """With `event`: a logistic hazard in intervals of time ("discrete"), or Cox's partial
     likelihood among the rows of a client ("cox").
     """
-    task: Task | None = None
+    task: TableTask | None = None
     """What is predicted (default: text and few whole numbers are classes, other numbers
     a regression).
     """

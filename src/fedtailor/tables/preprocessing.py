@@ -17,13 +17,13 @@ import polars as pl
 from jaxtyping import Float32, Int
 from numpy.typing import ArrayLike, NDArray
 
+from fedtailor._printable import join_names
 from fedtailor.tables.decorrelation import Decorrelation
 from fedtailor.tables.encoding import ColumnEncoding
 from fedtailor.tables.kinds import category_text, parse_as, parse_column
 from fedtailor.tables.problems import (
     Problems,
     describe_rows,
-    join_names,
     no_such_column,
     unexpected_column,
 )

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import polars as pl
 
-from fedtailor._printable import one_line
+from fedtailor._printable import join_names, one_line
 
 MAX_LISTED = 12
 """The largest number of problems in a message, which then ends with "and N more"."""
@@ -56,14 +56,6 @@ class Problems:
             f"{one_line(self.where)}: {len(self.found)} problems:\n  "
             + "\n  ".join(lines)
         )
-
-
-def join_names(names: Sequence[object], limit: int = 6) -> str:
-    """Join names for a sentence, as in "a, b, c and 4 more"."""
-    text = ", ".join(str(name) for name in names[:limit])
-    if len(names) > limit:
-        text += f" and {len(names) - limit} more"
-    return text
 
 
 def first_row(mask: pl.Series) -> int:

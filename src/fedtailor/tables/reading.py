@@ -11,10 +11,10 @@ from typing import Any
 import polars as pl
 
 from fedtailor._parquet import read_foreign_parquet
+from fedtailor._printable import join_names
 from fedtailor.tables.delimited import ENDINGS as TEXT_ENDINGS
 from fedtailor.tables.delimited import MISSING_WORDS, FileContent, read_delimited
 from fedtailor.tables.options import TableOptions
-from fedtailor.tables.problems import join_names
 
 EXCEL_ENDINGS = (".xlsx", ".xls", ".xlsb", ".ods")
 ENDINGS = (*TEXT_ENDINGS, ".parquet", *EXCEL_ENDINGS)

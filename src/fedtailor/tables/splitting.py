@@ -15,6 +15,7 @@ import polars as pl
 from jaxtyping import Int
 from numpy.typing import NDArray
 
+from fedtailor._printable import join_names
 from fedtailor.federation import Ragged
 from fedtailor.federation.splits import (
     Splits,
@@ -24,7 +25,7 @@ from fedtailor.federation.splits import (
 )
 from fedtailor.protocol import client_ids, draw_bits
 from fedtailor.tables.options import TableOptions
-from fedtailor.tables.problems import Problems, first_row, join_names
+from fedtailor.tables.problems import Problems, first_row
 
 SPLIT_WORDS = {
     "train": "train",

@@ -11,11 +11,11 @@ import polars as pl
 from jaxtyping import Bool, Float, Float32, Int
 from numpy.typing import NDArray
 
+from fedtailor._printable import join_names
 from fedtailor.federation.repetitions import repeated_rows
 from fedtailor.tables.encoding import ColumnEncoding
 from fedtailor.tables.kinds import ParsedColumn
 from fedtailor.tables.options import TableOptions
-from fedtailor.tables.problems import join_names
 from fedtailor.tables.splitting import Rows, Splits
 
 MAX_SEARCHED_ROWS = 200_000

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float32, Int
 from numpy.typing import NDArray
 
 from fedtailor._files import file_digest
+from fedtailor._printable import join_names
 from fedtailor.federation import Federation, Ragged
 from fedtailor.federation.splits import choose_unseen
 from fedtailor.tables.checks import check_clients, check_columns
@@ -33,7 +34,7 @@ from fedtailor.tables.notes import (
 )
 from fedtailor.tables.options import TableOptions, make_options
 from fedtailor.tables.preprocessing import Preprocessing
-from fedtailor.tables.problems import Problems, join_names
+from fedtailor.tables.problems import Problems
 from fedtailor.tables.reading import RawTable, read
 from fedtailor.tables.roles import (
     find_split_column,

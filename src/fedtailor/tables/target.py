@@ -11,6 +11,7 @@ import polars as pl
 from numpy.typing import ArrayLike, NDArray
 
 from fedtailor._documentation import see
+from fedtailor._printable import join_names
 from fedtailor.protocol import require
 from fedtailor.tables.kinds import (
     MAX_CATEGORIES,
@@ -19,8 +20,8 @@ from fedtailor.tables.kinds import (
     category_text,
     parse_as,
 )
-from fedtailor.tables.options import TableOptions, Task
-from fedtailor.tables.problems import Problems, first_row, join_names
+from fedtailor.tables.options import TableOptions, TableTask
+from fedtailor.tables.problems import Problems, first_row
 
 MAX_CLASSES = 1000
 _COMPARISON_PATTERN = re.compile(r"\s*(>=|<=|!=|==|>|<)\s*(\S+)\s*")
@@ -280,8 +281,8 @@ def _read_events(
 
 
 def _infer_task(
-    series: pl.Series, requested: Task | None
-) -> tuple[Task, tuple[str, ...]]:
+    series: pl.Series, requested: TableTask | None
+) -> tuple[TableTask, tuple[str, ...]]:
     """The task, and a note if it was inferred from the values."""
     name = series.name
     if requested is not None:

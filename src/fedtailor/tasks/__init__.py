@@ -9,7 +9,7 @@ from fedtailor.tasks.classification import Classification, cross_entropy
 from fedtailor.tasks.regression import Regression, squared_error
 from fedtailor.tasks.survival import CoxPartial, DiscreteTime, Survival
 from fedtailor.tasks.task import (
-    Loss,
+    LossFunction,
     Task,
     find_loss,
     loss_of,
@@ -23,7 +23,7 @@ __all__ = [
     "Classification",
     "CoxPartial",
     "DiscreteTime",
-    "Loss",
+    "LossFunction",
     "Regression",
     "Survival",
     "Task",
@@ -41,12 +41,12 @@ __all__ = [
 ]
 
 
-def task_of(loss: Loss) -> Task:
+def task_of(loss: LossFunction) -> Task:
     """The task of a model's loss: a loss that is no task is that of a regression."""
     return loss if isinstance(loss, Task) else Regression(loss)
 
 
-def default_loss(classes: int | None) -> Loss:
+def default_loss(classes: int | None) -> LossFunction:
     """The loss for data of so many classes; None = their targets are numbers."""
     return squared_error if classes is None else cross_entropy
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int, Shaped
 from numpy.typing import NDArray
 
 from fedtailor.protocol import require
-from fedtailor.tasks.task import Decode, Loss, Task, register
+from fedtailor.tasks.task import Decode, LossFunction, Task, register
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Classification(Task):
         function: (outputs [b, classes], labels [b]) -> [b].
     """
 
-    function: Loss
+    function: LossFunction
 
     name: ClassVar[str] = "classification"
     predicts_classes: ClassVar[bool] = True

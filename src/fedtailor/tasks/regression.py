@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Shaped
 from numpy.typing import NDArray
 
-from fedtailor.tasks.task import Loss, Task, register
+from fedtailor.tasks.task import LossFunction, Task, register
 
 
 def squared_error(
@@ -39,7 +39,7 @@ class Regression(Task):
         function: (outputs [b, ...], targets [b, ...]) -> [b].
     """
 
-    function: Loss = squared_error
+    function: LossFunction = squared_error
 
     name: ClassVar[str] = "regression"
     metrics_of_tables: ClassVar[tuple[str, ...]] = ("rmse", "mae")

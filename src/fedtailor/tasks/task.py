@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from fedtailor.protocol import along_axis, find_registered, require
 
-Loss = Callable[[Array, Array], Array]
+LossFunction = Callable[[Array, Array], Array]
 """(outputs [b, ...], targets [b, ...]) -> loss of each example [b]. It must be hashable, so
 that equal models share compiled programs. A `Task` is one; any other function is that of a
 regression.
@@ -41,9 +41,9 @@ Decode = Callable[[NDArray[Any]], Sequence[Any] | NDArray[Any]]
 ENTRY_POINTS = "fedtailor.losses"
 """The group of entry points in which other packages offer losses, each under its name."""
 
-L = TypeVar("L", bound=Loss)
+L = TypeVar("L", bound=LossFunction)
 
-_LOSSES: dict[str, Loss] = {}
+_LOSSES: dict[str, LossFunction] = {}
 
 
 @dataclass(frozen=True)
@@ -219,12 +219,12 @@ def register(name: str, loss: L) -> L:
     return loss
 
 
-def registered_losses() -> dict[str, Loss]:
+def registered_losses() -> dict[str, LossFunction]:
     """All registered losses by name, in the order of registration."""
     return dict(_LOSSES)
 
 
-def find_loss(name: str) -> Loss:
+def find_loss(name: str) -> LossFunction:
     """The loss of that name.
 
     Raises:
@@ -234,7 +234,7 @@ def find_loss(name: str) -> Loss:
     return find_registered(_LOSSES, name, "loss", ENTRY_POINTS)
 
 
-def plain_loss(loss: Loss) -> Any:
+def plain_loss(loss: LossFunction) -> Any:
     """A loss as a value of TOML or JSON: its name if it is registered, or the settings
     of its task.
     """
@@ -244,7 +244,7 @@ def plain_loss(loss: Loss) -> Any:
     return _settings(loss)
 
 
-def loss_of(plain: Any) -> Loss:
+def loss_of(plain: Any) -> LossFunction:
     """The loss that `plain_loss`, or the manifest of a run, describes.
 
     Raises:
@@ -278,7 +278,7 @@ def _task_of(settings: Mapping[str, Any]) -> Task | None:
     return task if task is not None and _settings(task) == settings else None
 
 
-def _settings(loss: Loss) -> Any:
+def _settings(loss: LossFunction) -> Any:
     """The fields of a task, with names in place of functions; the name of a function."""
     if not isinstance(loss, Task):
         return getattr(loss, "__qualname__", repr(loss))

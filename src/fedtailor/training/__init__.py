@@ -10,7 +10,7 @@ from fedtailor.training.callbacks import (
 )
 from fedtailor.training.metrics import Metrics
 from fedtailor.training.participation import Participation, Sampling, as_participation
-from fedtailor.training.spec import MOST_ROUNDS, RunSpec
+from fedtailor.training.spec import MOST_ROUNDS, RoundCount, RunSpec
 from fedtailor.training.training import Training
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "EarlyStopping",
     "Metrics",
     "Participation",
+    "RoundCount",
     "RunSpec",
     "Sampling",
     "StandsStill",

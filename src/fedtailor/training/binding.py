@@ -82,7 +82,7 @@ def require_model(model: object) -> None:
             f" fedtailor.models.{getattr(model, '__name__', 'mlp')}()"
         )
     raise ValueError(
-        f"the model is {describe(model)}; fedtailor.models makes models, such as"
+        f"the model is {describe_argument(model)}; fedtailor.models makes models, such as"
         " mlp(64)"
     )
 
@@ -100,7 +100,7 @@ def require_algorithm(algorithm: object) -> None:
         )
     require(
         isinstance(algorithm, Algorithm),
-        f"the method is {describe(algorithm)}; give one such as fedtailor.FedAvg()",
+        f"the method is {describe_argument(algorithm)}; give one such as fedtailor.FedAvg()",
     )
 
 
@@ -112,7 +112,7 @@ def require_federation(federation: object) -> None:
     """
     require(
         isinstance(federation, Federation),
-        f"the federation is {describe(federation)}; make one with"
+        f"the federation is {describe_argument(federation)}; make one with"
         " fedtailor.federation.from_arrays, or of a table with"
         " fedtailor.tables.from_table",
     )
@@ -139,7 +139,7 @@ def as_pipeline(transforms: Transform | Pipeline, name: str) -> Pipeline:
     return tuple(transforms)
 
 
-def describe(value: Any) -> str:
+def describe_argument(value: Any) -> str:
     """Describe a wrong argument: strings and numbers by their value, everything else by
     its type.
     """

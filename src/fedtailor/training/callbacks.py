@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from fedtailor.metrics import Loss, find_metric
 from fedtailor.protocol import require
-from fedtailor.training.binding import describe
+from fedtailor.training.binding import describe_argument
 from fedtailor.training.training import Training
 
 
@@ -161,14 +161,14 @@ def as_callbacks(
     for callback in given:
         require(
             isinstance(callback, Callback),
-            f"a callback is {describe(callback)}; it must be a"
+            f"a callback is {describe_argument(callback)}; it must be a"
             " fedtailor.training.Callback, such as EarlyStopping(5)",
         )
     if progress is None:
         return given
     require(
         callable(progress),
-        f"progress is {describe(progress)}; give a function that is called with"
+        f"progress is {describe_argument(progress)}; give a function that is called with"
         " (training, evaluated) after every round",
     )
     return (*given, AfterRound(progress))

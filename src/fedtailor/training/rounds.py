@@ -27,13 +27,14 @@ from fedtailor.accounting import Ledger, LedgerPhase
 from fedtailor.federation.checks import check_seed
 from fedtailor.metrics import Metric
 from fedtailor.models import Model
-from fedtailor.pipelines import check_order
+from fedtailor.pipelines import check_stages
 from fedtailor.pipelines.gaussian_noise import zero_update
 from fedtailor.protocol import (
     PRIVATE_STEPS,
     Algorithm,
     Answers,
     Clients,
+    ClientTask,
     Cohort,
     Downlink,
     Exchange,
@@ -41,7 +42,6 @@ from fedtailor.protocol import (
     Executor,
     Pipeline,
     Population,
-    Task,
     announce,
     decode,
     drive,
@@ -169,7 +169,7 @@ class Rounds(Generic[ExecutorT]):
         self.population = self._population(methods)
         # All methods are checked now: the second one must not be refused after hours of
         # training with the first one.
-        check_order(uplink)
+        check_stages(uplink)
         for method in methods:
             method.check(self.population)
             for transform in (*uplink, *downlink):
@@ -537,7 +537,9 @@ class Rounds(Generic[ExecutorT]):
             capacity=self.participation.capacity(len(clients)),
         )
 
-    def _new_exchange(self, task: Task, cohort: Cohort, downlink: Downlink) -> Exchange:
+    def _new_exchange(
+        self, task: ClientTask, cohort: Cohort, downlink: Downlink
+    ) -> Exchange:
         """An exchange that sends `downlink` through the pipeline of the downlink."""
         return Exchange(
             task,

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
 from fedtailor.metrics import Metric, find_metrics
 from fedtailor.models import Architecture, Model
@@ -15,6 +16,8 @@ from fedtailor.training.settings import settings
 
 MOST_ROUNDS = 2**31 - 1
 """The largest number of rounds, as tables hold it in 32 bits."""
+
+RoundCount = Annotated[int, Field(ge=1, le=MOST_ROUNDS)]
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ from fedtailor.protocol import (
     Answers,
     Clients,
     ClientState,
+    ClientTask,
     Cohort,
     Downlink,
     Exchange,
     Exchanges,
-    Task,
     drive,
     on_host,
     send,
@@ -201,7 +201,9 @@ class Training(Rounds[ExecutorT]):
                 for served in groups:
                     yield from self.run_personal("personal", served)
 
-    def run_personal(self, task: Task, served: ServedClients) -> Exchanges[Answers]:
+    def run_personal(
+        self, task: ClientTask, served: ServedClients
+    ) -> Exchanges[Answers]:
         """Run "personal" or "evaluate" for served clients.
 
         Raises:

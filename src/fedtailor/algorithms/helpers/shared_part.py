@@ -122,7 +122,7 @@ def entry_of_part(name: str, part: Float[Array, " d_part"]) -> dict[str, Array]:
     return {name: part} if len(part) else {}
 
 
-def model_of(population: Population, method: str) -> ModelParts:
+def model_parts_of(population: Population, method: str) -> ModelParts:
     """The parts of the model that a population trains.
 
     Raises:

@@ -221,7 +221,7 @@ def sketch(gradient: Float[Array, " d"], seed: Int[Array, ""]) -> Float[Array, "
     return zeros.at[place].add(sign * gradient)
 
 
-def noise_of(answers: Answers) -> Float[np.ndarray, " c"]:
+def gradient_noise(answers: Answers) -> Float[np.ndarray, " c"]:
     """The variances tr S_i / n_i of the clients' gradients, from their answers."""
     kind = "noise" if "noise" in answers else "sigma2"
     return answers.host(kind).astype(np.float64)

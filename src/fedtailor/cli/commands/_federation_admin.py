@@ -13,7 +13,7 @@ Positional = tyro.conf.Positional
 
 
 @dataclass(frozen=True)
-class Status:
+class StatusOptions:
     """Say what a federation's coordinator is doing, or was doing when it ended."""
 
     dir: Positional[Path]
@@ -23,7 +23,7 @@ class Status:
 
 
 @dataclass(frozen=True)
-class Renew:
+class RenewOptions:
     """Make the coordinator's certificate anew, or keys of clients. A client's old key is
     not accepted any more, by a coordinator that is running either.
     """
@@ -37,7 +37,7 @@ class Renew:
 
 
 @dataclass(frozen=True)
-class Revoke:
+class RevokeOptions:
     """Do not let a client in any more, without a restart of the coordinator. `renew` with
     its name lets it in again.
     """
@@ -48,7 +48,7 @@ class Revoke:
     """Name of the client."""
 
 
-def status(options: Status) -> int:
+def status(options: StatusOptions) -> int:
     """Prints the state of a coordinator."""
     from fedtailor.remote.kit import COORDINATOR
     from fedtailor.remote.monitor import STATUS, read_status
@@ -80,7 +80,7 @@ def _moment(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
-def renew(options: Renew) -> int:
+def renew(options: RenewOptions) -> int:
     """Makes a certificate or keys anew."""
     from fedtailor.protocol import require
     from fedtailor.remote.flower import require_flower
@@ -108,7 +108,7 @@ def renew(options: Renew) -> int:
     return 0
 
 
-def revoke(options: Revoke) -> int:
+def revoke(options: RevokeOptions) -> int:
     """Takes a client out."""
     from fedtailor.remote.kit import revoke as revoke_client
 

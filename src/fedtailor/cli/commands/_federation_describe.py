@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import tyro
 
 from fedtailor._printable import say, say_block
-from fedtailor.cli.commands.describe import check_out, show
+from fedtailor.cli.commands.describe import check_out, show_description
 from fedtailor.cli.options import as_option
 from fedtailor.protocol import require
 from fedtailor.remote.waits import check_wait
@@ -108,7 +108,7 @@ def _describe(options: Describe) -> None:
             options,
             "As the clients described their tables before; they do so once a job.",
         )
-    show(stored, job.title, as_json=options.json, out=options.out)
+    show_description(stored, job.title, as_json=options.json, out=options.out)
 
 
 def _say_unless_json(options: Describe, *lines: str) -> None:

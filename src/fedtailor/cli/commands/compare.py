@@ -29,12 +29,12 @@ from fedtailor.cli.progress import (
 )
 from fedtailor.executors import Settings
 from fedtailor.experiments.compare import Comparison
-from fedtailor.experiments.experiment import load
+from fedtailor.experiments.experiment import load_experiment
 from fedtailor.experiments.plan import PlannedRuns
 from fedtailor.protocol import require
-from fedtailor.report.comparison import settings as settings_text
+from fedtailor.report.comparison import format_parameters
 from fedtailor.report.overview import duration
-from fedtailor.report.tables import Table
+from fedtailor.report.tables import ReportTable
 from fedtailor.tables import ENDINGS
 
 USAGE = "fedtailor compare EXPERIMENT.toml|TABLE.csv|TABLE.parquet [options]"
@@ -83,7 +83,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class TableOptions(Options, TableComparisonOptions):
+class OwnTableOptions(Options, TableComparisonOptions):
     """Options for a table of one's own."""
 
     finalize: bool = False
@@ -110,7 +110,7 @@ def compare(arguments: list[str]) -> int:
             "An experiment file has its own settings, and takes the options up to --json"
             " only: fedtailor compare EXPERIMENT.toml --help",
         )
-        parse(TableOptions, ["--help"], "fedtailor compare TABLE.csv")
+        parse(OwnTableOptions, ["--help"], "fedtailor compare TABLE.csv")
         return code
     path, remaining = Path(arguments[0]), arguments[1:]
     program = f"fedtailor compare {path}"
@@ -120,8 +120,8 @@ def compare(arguments: list[str]) -> int:
         f"{path} is no regular file; write it to one",
     )
     if path.name.lower().endswith(ENDINGS):
-        options: Options = parse(TableOptions, remaining, program)
-        assert isinstance(options, TableOptions)
+        options: Options = parse(OwnTableOptions, remaining, program)
+        assert isinstance(options, OwnTableOptions)
         with as_typed():
             experiment, description = prepare_table_experiment(path, options)
         description = as_typed_text(description)
@@ -133,7 +133,7 @@ def compare(arguments: list[str]) -> int:
             f" ({', '.join(ENDINGS)})",
         )
         options = parse(Options, remaining, program)
-        experiment = load(path, quick=options.quick)
+        experiment = load_experiment(path, quick=options.quick)
     comparison = Comparison(
         experiment,
         options.out,
@@ -153,7 +153,7 @@ def compare(arguments: list[str]) -> int:
         comparison.progress = progress
         index = comparison.run()
     name = index.parent.name
-    if isinstance(options, TableOptions) and options.finalize:
+    if isinstance(options, OwnTableOptions) and options.finalize:
         from fedtailor.deployment.finalizing import is_current
 
         if not is_current(index.parent):
@@ -163,7 +163,7 @@ def compare(arguments: list[str]) -> int:
     if options.details:
         format_options.append("--details")
     code = report([str(options.out), name, *format_options])
-    if isinstance(options, TableOptions) and not options.json:
+    if isinstance(options, OwnTableOptions) and not options.json:
         say_models(options.out, name, is_final=options.finalize)
     return code
 
@@ -189,11 +189,13 @@ def _print_plan(comparison: Comparison, options: Options) -> int:
         "rounds,\nat most" if header == "rounds" and ends_early else header
         for header in PLAN_HEADERS
     ]
-    Table(title, headers, [_plan_cells(planned) for planned in plan], text=2).show()
+    ReportTable(
+        title, headers, [_plan_cells(planned) for planned in plan], text=2
+    ).show()
     for planned in plan:
         for setting in planned.settings:
             if setting.error:
-                parameters = settings_text(setting.parameters)
+                parameters = format_parameters(setting.parameters)
                 label = ", ".join(filter(None, [planned.algorithm, parameters]))
                 say(f"{label} on {planned.scenario}: {setting.error}")
     unit = "device" if devices == 1 else "devices"

@@ -16,8 +16,8 @@ from fedtailor.experiments import scenarios
 from fedtailor.experiments.scenario import Scenario
 from fedtailor.protocol import Algorithm
 from fedtailor.report import StoredRun, costs, drawing
-from fedtailor.report.stored import Runs
-from fedtailor.report.tables import Table
+from fedtailor.report.stored import RunsByScenario
+from fedtailor.report.tables import ReportTable
 from fedtailor.report.units import unit_of
 from fedtailor.runs import run
 from fedtailor.storage.run_files import MANIFEST
@@ -51,9 +51,9 @@ def demo(arguments: list[str]) -> int:
         for name in SCENARIOS
     }
     for name, runs_by_label in runs.items():
-        table(name, runs_by_label).show()
+        demo_table(name, runs_by_label).show()
         say("")
-    paths = draw(runs, options.out / "figures")
+    paths = draw_demo(runs, options.out / "figures")
     names = ", ".join(dict.fromkeys(path.stem for path in paths))
     say_block(
         f"Figures, PNG and SVG: {names}\nin {(options.out / 'figures').resolve()}"
@@ -115,7 +115,9 @@ def _train(
     return runs_by_label
 
 
-def table(name: str, runs_by_label: Mapping[str, Sequence[StoredRun]]) -> Table:
+def demo_table(
+    name: str, runs_by_label: Mapping[str, Sequence[StoredRun]]
+) -> ReportTable:
     """A table of accuracies, traffic, and the time to FedAvg's best accuracy."""
     unit, rows = unit_of("accuracy"), []
     reference = costs.reference(runs_by_label)
@@ -125,15 +127,15 @@ def table(name: str, runs_by_label: Mapping[str, Sequence[StoredRun]]) -> Table:
         mean = unit.number([spread["mean"] for spread in spreads])
         worst = unit.number([spread["worst"] for spread in spreads])
         times = costs.times_to_target(runs, runs_by_label[reference])
-        rows.append([label, mean, worst, *costs.models(runs), *times])
+        rows.append([label, mean, worst, *costs.models_sent(runs), *times])
     columns = ["method", "accuracy,\n%", "worst\nclient, %"]
     columns += ["models\ndown", "models\nup", *costs.TIME_HEADERS]
     time_title = costs.time_title(reference, runs_by_label[reference])
     title = f"{name}, {len(SEEDS)} seeds; {time_title}"
-    return Table(title, columns, rows, note=costs.TIME_NOTE)
+    return ReportTable(title, columns, rows, note=costs.TIME_NOTE)
 
 
-def draw(runs: Runs, directory: Path) -> list[Path]:
+def draw_demo(runs: RunsByScenario, directory: Path) -> list[Path]:
     """Draws all figures of the demo."""
     return [
         *drawing.by_round(runs, directory / "accuracy-by-round"),

@@ -71,7 +71,9 @@ def describe(arguments: list[str]) -> int:
             missing=options.missing,
             least=options.least,
         )
-    show(description, options.table.name, notes, as_json=options.json, out=options.out)
+    show_description(
+        description, options.table.name, notes, as_json=options.json, out=options.out
+    )
     return 0
 
 
@@ -83,7 +85,7 @@ def check_out(out: Path | None) -> None:
     )
 
 
-def show(
+def show_description(
     description: "Description",
     name: str,
     notes: tuple[str, ...] = (),
@@ -101,28 +103,28 @@ def show(
         out: the file; None = the standard output.
     """
     from fedtailor.report.description import (
-        as_dict,
         as_markdown,
-        page_of,
+        description_as_dict,
+        description_page,
+        description_tables,
         sentences,
-        tables,
     )
     from fedtailor.report.page import write_page
     from fedtailor.storage.digests import finite
 
     suffix = "" if out is None else out.suffix.lower()
     if as_json or suffix == ".json":
-        content = finite({**as_dict(description), "notes": notes})
+        content = finite({**description_as_dict(description), "notes": notes})
         write_text(json.dumps(content, allow_nan=False, indent=1) + "\n", out)
     elif suffix == ".html" and out is not None:
-        write_page(page_of(description, f"{name}: description"), out)
+        write_page(description_page(description, f"{name}: description"), out)
     elif suffix == ".md":
         further = "".join(f"\n- {markdown_text(note)}" for note in notes)
         write_text(as_markdown(description) + further, out)
     else:
         for line in (*sentences(description), *notes):
             say_block(line)
-        for table in tables(description).values():
+        for table in description_tables(description).values():
             say("")
             table.show()
     if out is not None:

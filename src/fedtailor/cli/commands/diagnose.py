@@ -17,9 +17,9 @@ from fedtailor.cli.options import (
     check_seeds,
     parse,
 )
-from fedtailor.cli.own_table import changed_options, describe_table
+from fedtailor.cli.own_table import changed_options, table_description
 from fedtailor.cli.sizes import sizes_of, with_sizes
-from fedtailor.diagnosis import RESTS_ON, Recommendation
+from fedtailor.diagnosis import RESTS_ON, RaceEntry
 from fedtailor.executors import Settings
 from fedtailor.experiments import scenarios
 from fedtailor.experiments.diagnose import Advice
@@ -134,7 +134,7 @@ def _read_user_table(
         model = architecture_of_text(options.model)
     else:
         model = logistic() if options.window is None else conv1d()
-    return table, model, as_typed_text(describe_table(table))
+    return table, model, as_typed_text(table_description(table))
 
 
 def _parse(scenario: Scenario, arguments: list[str]) -> tuple[Scenario, Options]:
@@ -200,7 +200,7 @@ def as_text(advice: Advice) -> str:
     return "\n\n".join(parts)
 
 
-def _recommendation_cells(entry: Recommendation) -> list[str]:
+def _recommendation_cells(entry: RaceEntry) -> list[str]:
     settings = [f"{name} {value}" for name, value in entry.settings.items()]
     traffic = (entry.bytes_down, entry.bytes_down_unicast, entry.bytes_up)
     settings_text = ", ".join(settings) or "-"

@@ -48,7 +48,7 @@ def enroll(arguments: list[str]) -> int:
     """Enrolls a newcomer and writes its model."""
     options = parse(Options, arguments, "fedtailor enroll")
     from fedtailor.deployment.opening import open_run
-    from fedtailor.deployment.predictions import labelled_rows
+    from fedtailor.deployment.predictions import read_newcomer
     from fedtailor.experiments.texts import given_model
     from fedtailor.protocol import require
 
@@ -66,7 +66,7 @@ def enroll(arguments: list[str]) -> int:
         f" (fedtailor predict {options.run} ROWS --client {options.client!r})",
     )
     with as_typed():
-        x, y = labelled_rows(
+        x, y = read_newcomer(
             run, options.data, missing=options.missing, unknown=options.unknown
         )
     model = run.enroll(x, y, name=options.client)

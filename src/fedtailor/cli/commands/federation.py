@@ -15,9 +15,10 @@ import tyro
 from fedtailor._memory import save_memory
 from fedtailor._printable import csv_of_frame, say, say_block
 from fedtailor.cli.commands._federation_admin import (
-    Renew,
-    Revoke,
-    Status,
+    Positional,
+    RenewOptions,
+    RevokeOptions,
+    StatusOptions,
     names_of,
     renew,
     revoke,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from fedtailor.remote.job import Job, Schema
     from fedtailor.remote.kit import Kit
-    from fedtailor.remote.policy import Policy as ClientPolicy
+    from fedtailor.remote.policy import Policy
     from fedtailor.remote.statistics import Statistics
     from fedtailor.storage import PersonalModel
     from fedtailor.training import Training
@@ -61,11 +62,9 @@ Train over machines that keep their own data (docs/federation.md).
 
 `fedtailor federation COMMAND --help` says more."""
 
-Positional = tyro.conf.Positional
-
 
 @dataclass(frozen=True)
-class Init:
+class InitOptions:
     """Make a federation's directory, or add clients to one that is there. Nothing is
     overwritten.
     """
@@ -97,7 +96,7 @@ class Init:
 
 
 @dataclass(frozen=True)
-class Serve:
+class ServeOptions:
     """Coordinate a federation: start Flower's SuperLink with TLS, wait for the clients,
     train.
     """
@@ -142,7 +141,7 @@ class Serve:
 
 
 @dataclass(frozen=True)
-class Join:
+class JoinOptions:
     """Take part in a federation as a client, until stopped with Ctrl-C."""
 
     kit: Positional[Path]
@@ -166,7 +165,7 @@ class Join:
 
 
 @dataclass(frozen=True)
-class Policy:
+class PolicyOptions:
     """Print what this client allows, and what it has answered and spent."""
 
     kit: Positional[Path]
@@ -174,7 +173,7 @@ class Policy:
 
 
 @dataclass(frozen=True)
-class Audit:
+class AuditOptions:
     """Print the messages that left this client: time (UTC), run, round, kind, bytes, the
     beginning of the SHA-256, and for a refusal its code.
     """
@@ -191,7 +190,7 @@ class Audit:
 
 
 @dataclass(frozen=True)
-class Predict:
+class PredictOptions:
     """Predict with the personal model that the training left at this client."""
 
     kit: Positional[Path]
@@ -207,7 +206,7 @@ class Predict:
 
 
 @dataclass(frozen=True)
-class Simulate:
+class SimulateOptions:
     """Run a federation's job on this machine, with one file for each client."""
 
     dir: Positional[Path]
@@ -239,7 +238,7 @@ def federation(arguments: list[str]) -> int:
         raise ValueError(str(error)) from error
 
 
-def _init(options: Init) -> int:
+def _init(options: InitOptions) -> int:
     from fedtailor.remote.flower import require_flower
     from fedtailor.remote.job import read_job
     from fedtailor.remote.job_template import columns_of
@@ -297,7 +296,7 @@ def _init(options: Init) -> int:
     return 0
 
 
-def _serve(options: Serve) -> int:
+def _serve(options: ServeOptions) -> int:
     from fedtailor.cli.progress import explain_interrupt, progress_of
     from fedtailor.remote.coordinate import coordinate
     from fedtailor.remote.kit import COORDINATOR
@@ -419,7 +418,7 @@ def _print_scores(training: "Training", directory: Path | None) -> None:
     say(f"{training.round} rounds done{directory_note}")
 
 
-def _join(options: Join) -> int:
+def _join(options: JoinOptions) -> int:
     from fedtailor.remote.flower import require_flower
     from fedtailor.remote.kit import read_kit
     from fedtailor.remote.run_log import RunLog
@@ -451,7 +450,7 @@ def _init_policy(kit: "Kit") -> int:
     return 0
 
 
-def _say_policy(policy: "ClientPolicy", job: "Job") -> None:
+def _say_policy(policy: "Policy", job: "Job") -> None:
     """Prints what a policy allows, and whether it allows the job."""
     for line in policy.describe(job):
         say(f"  {line}")
@@ -461,7 +460,7 @@ def _say_policy(policy: "ClientPolicy", job: "Job") -> None:
         say(f"As it stands, {error}.")
 
 
-def _policy(options: Policy) -> int:
+def _policy(options: PolicyOptions) -> int:
     from fedtailor.remote.client import account_of
     from fedtailor.remote.kit import read_kit
     from fedtailor.remote.policy import POLICY, read_policy
@@ -479,7 +478,7 @@ def _policy(options: Policy) -> int:
     return 0
 
 
-def _audit(options: Audit) -> int:
+def _audit(options: AuditOptions) -> int:
     import json
 
     from fedtailor.remote.audit import read_audit
@@ -515,7 +514,7 @@ def _audit(options: Audit) -> int:
     return 0
 
 
-def _predict(options: Predict) -> int:
+def _predict(options: PredictOptions) -> int:
     import polars as pl
 
     from fedtailor.remote.client_store import ClientStore
@@ -607,7 +606,7 @@ def predictions_of(
     return pl.DataFrame({"row": np.arange(1, len(out) + 1), **columns})
 
 
-def _simulate(options: Simulate) -> int:
+def _simulate(options: SimulateOptions) -> int:
     from fedtailor.cli.progress import progress_of
     from fedtailor.executors import Settings
     from fedtailor.remote.examples import read_all
@@ -648,15 +647,15 @@ def _simulate(options: Simulate) -> int:
 
 
 COMMANDS: dict[str, tuple[type, Callable[..., int]]] = {
-    "init": (Init, _init),
+    "init": (InitOptions, _init),
     "describe": (Describe, describe),
-    "serve": (Serve, _serve),
-    "join": (Join, _join),
-    "policy": (Policy, _policy),
-    "audit": (Audit, _audit),
-    "predict": (Predict, _predict),
-    "simulate": (Simulate, _simulate),
-    "status": (Status, status),
-    "renew": (Renew, renew),
-    "revoke": (Revoke, revoke),
+    "serve": (ServeOptions, _serve),
+    "join": (JoinOptions, _join),
+    "policy": (PolicyOptions, _policy),
+    "audit": (AuditOptions, _audit),
+    "predict": (PredictOptions, _predict),
+    "simulate": (SimulateOptions, _simulate),
+    "status": (StatusOptions, status),
+    "renew": (RenewOptions, renew),
+    "revoke": (RevokeOptions, revoke),
 }

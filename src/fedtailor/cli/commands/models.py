@@ -62,7 +62,7 @@ def _sort_key(entry: dict[str, Any]) -> tuple[str, int, bool, float]:
 
 
 def _show(title: str, entries: list[dict[str, Any]], *, of_client: bool) -> None:
-    from fedtailor.report.tables import Table
+    from fedtailor.report.tables import ReportTable
     from fedtailor.report.units import unit_of
 
     unit = unit_of(entries[0]["metric"])
@@ -94,7 +94,7 @@ def _show(title: str, entries: list[dict[str, Any]], *, of_client: bool) -> None
         name_columns = ["model of", "run"]
     else:
         title = f"{title}: {describe(entries[0])}"
-    table = Table(
+    table = ReportTable(
         f"{title}; {unit.label}, after the last round",
         [*name_columns, "train", "val", "test", "on val", "on test"],
         rows,

@@ -18,8 +18,8 @@ from fedtailor.federation.datasets.registry import register
 from fedtailor.federation.datasets.store import Arrays, DataDir, Source, read
 from fedtailor.protocol import check_choice
 
-Split = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]
-Part = Literal["all", "train", "test"]
+EmnistSplit = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]
+EmnistPart = Literal["all", "train", "test"]
 
 _URL = "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip"
 _HASHES = {
@@ -44,7 +44,7 @@ _CLASSES: dict[str, str] = {
 }
 
 
-def _source(split: Split, part: Part) -> Source:
+def _source(split: EmnistSplit, part: EmnistPart) -> Source:
     """The files of a part of a split."""
     parts = _parts(part)
     files = tuple(
@@ -60,13 +60,13 @@ def _source(split: Split, part: Part) -> Source:
     )
 
 
-def _parts(part: Part) -> list[str]:
+def _parts(part: EmnistPart) -> list[str]:
     return [name for name in ("train", "test") if part in ("all", name)]
 
 
-@register(*(_source(split, "all") for split in get_args(Split)))
+@register(*(_source(split, "all") for split in get_args(EmnistSplit)))
 def emnist(
-    split: Split = "byclass", part: Part = "all", data_dir: DataDir = None
+    split: EmnistSplit = "byclass", part: EmnistPart = "all", data_dir: DataDir = None
 ) -> Dataset:
     """Upright characters, uint8 [N, 28, 28], ink = 255 (the published files hold them
     transposed).
@@ -85,7 +85,7 @@ def emnist(
         ValueError: the split or part is unknown, or a file is not the published one.
     """
     check_choice(split, _CLASSES, "split of EMNIST")
-    check_choice(part, get_args(Part), "part of EMNIST")
+    check_choice(part, get_args(EmnistPart), "part of EMNIST")
     first = 1 if split == "letters" else 0
     labels = range(first, first + len(_CLASSES[split]))
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedtailor.models.pytorch.operations import Context, Unsupported
 from fedtailor.models.pytorch.optional import Tensor, TorchModuleType, pytorch
-from fedtailor.models.pytorch.program import Program
+from fedtailor.models.pytorch.program import ModuleProgram
 from fedtailor.models.pytorch.start import copy_module, first_line
 from fedtailor.protocol import along_axis
 
@@ -26,7 +26,7 @@ BATCH, PADDING = 4, 2
 
 
 def check_conversion(
-    module: TorchModuleType, programs: Sequence[Program], example: Tensor
+    module: TorchModuleType, programs: Sequence[ModuleProgram], example: Tensor
 ) -> None:
     """Compare outputs, gradients and running statistics on a random batch with those of
     the module, in double precision. Random draws are the means of their distributions.
@@ -107,7 +107,7 @@ def random_like(example: Tensor) -> Tensor:
 
 
 def _run_pytorch(
-    module: TorchModuleType, x: Tensor, program: Program, training: bool
+    module: TorchModuleType, x: Tensor, program: ModuleProgram, training: bool
 ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
     """Run a forward and a backward pass by PyTorch, in double precision.
 
@@ -198,7 +198,7 @@ def in_double_precision() -> Iterator[None]:
 
 
 def _run_jax(
-    program: Program,
+    program: ModuleProgram,
     network: dict[str, NDArray[Any]],
     x: NDArray[Any],
     training: bool,

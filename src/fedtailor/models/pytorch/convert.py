@@ -20,7 +20,7 @@ from fedtailor.models.pytorch.operations import (
     Unsupported,
 )
 from fedtailor.models.pytorch.optional import Tensor, TorchModuleType, pytorch
-from fedtailor.models.pytorch.program import Constants, Head, Program
+from fedtailor.models.pytorch.program import Constants, Head, ModuleProgram
 from fedtailor.models.pytorch.randomness import RANDOM
 from fedtailor.models.pytorch.sequences import RECURRENT
 from fedtailor.models.pytorch.shapes import OVER_EXAMPLES
@@ -42,7 +42,7 @@ IGNORED = (
 """Operations that only check something."""
 
 
-def export(module: TorchModuleType, example: Tensor, training: bool) -> Any:
+def export_program(module: TorchModuleType, example: Tensor, training: bool) -> Any:
     """The `torch.export.ExportedProgram` of a module, for batches of any size. It has no
     in-place operations: buffers that change are outputs.
 
@@ -165,11 +165,11 @@ def _is_tensor(node: Any) -> bool:
 
 def convert(
     program: Any, module: TorchModuleType, statistics: Sequence[str]
-) -> Program:
-    """The program that `export` found, as operations of `OPERATIONS`.
+) -> ModuleProgram:
+    """The program that `export_program` found, as operations of `OPERATIONS`.
 
     Args:
-        program: what `export` returned.
+        program: what `export_program` returned.
         module: what it exported.
         statistics: the paths of the running statistics.
 
@@ -220,7 +220,7 @@ def convert(
     for name, path in constants.items():
         if name in used:
             arrays[name] = tensors[path].detach().numpy().copy()
-    return Program(
+    return ModuleProgram(
         tuple(fuse(operations, shapes)),
         tuple(trained.items()),
         Constants(arrays),
@@ -489,7 +489,7 @@ SIZES = ("sym_size", "python.mul", "python.add", "python.sub", "python.floordiv"
 """Operations that give numbers."""
 
 
-def is_mixing(program: Program) -> bool:
+def is_mixing(program: ModuleProgram) -> bool:
     """Whether an example changes what the others of its batch give, but for batch
     normalisation.
     """
@@ -500,7 +500,7 @@ def is_mixing(program: Program) -> bool:
     )
 
 
-def has_randomness(training: Program, evaluation: Program) -> bool:
+def has_randomness(training: ModuleProgram, evaluation: ModuleProgram) -> bool:
     """Whether training differs from evaluation by more than statistics."""
     if any(map(_is_random, training.operations)):
         return True
@@ -524,7 +524,7 @@ def _is_random(operation: Operation) -> bool:
     return False
 
 
-def _unnamed(program: Program) -> list[Any]:
+def _unnamed(program: ModuleProgram) -> list[Any]:
     """The operations with numbers in place of names, without copies."""
     number: dict[str, Any] = {name: path for name, path in program.names}
 
@@ -548,7 +548,7 @@ def _unnamed(program: Program) -> list[Any]:
     return operations
 
 
-def layer_order(program: Program) -> tuple[str, ...]:
+def layer_order(program: ModuleProgram) -> tuple[str, ...]:
     """The modules that own parameters, in the order of their last use."""
     names = dict(program.names)
     used = [
@@ -560,7 +560,7 @@ def layer_order(program: Program) -> tuple[str, ...]:
     return tuple(dict.fromkeys(reversed(used)))[::-1]
 
 
-def norms_of(program: Program) -> tuple[str, ...]:
+def norms_of(program: ModuleProgram) -> tuple[str, ...]:
     """The normalisation layers that have parameters."""
     names = dict(program.names)
     modules = []

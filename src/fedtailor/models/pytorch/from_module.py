@@ -15,7 +15,7 @@ from fedtailor._documentation import see
 from fedtailor._files import atomic_write
 from fedtailor.models.model import Model
 from fedtailor.models.pytorch.check import check_conversion
-from fedtailor.models.pytorch.convert import convert, export, is_mixing
+from fedtailor.models.pytorch.convert import convert, export_program, is_mixing
 from fedtailor.models.pytorch.engine import TorchEngine
 from fedtailor.models.pytorch.inspection import inspect_module, require_trainable
 from fedtailor.models.pytorch.module import MICRO_BATCH, TorchModule
@@ -177,7 +177,7 @@ def _convert(
     check: bool,
 ) -> TorchModule:
     training, evaluation = (
-        convert(export(instance, example, training), instance, statistics)
+        convert(export_program(instance, example, training), instance, statistics)
         for training in (True, False)
     )
     if training.statistics != statistics or evaluation.statistics:

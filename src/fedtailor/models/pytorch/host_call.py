@@ -16,12 +16,14 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from numpy.typing import NDArray
 
-Function = Callable[..., Sequence[NDArray[Any]]]
+HostFunction = Callable[..., Sequence[NDArray[Any]]]
 """(arrays) -> arrays."""
 
 
 def host_call(
-    function: Function, shapes: Sequence[jax.ShapeDtypeStruct], arrays: Sequence[Any]
+    function: HostFunction,
+    shapes: Sequence[jax.ShapeDtypeStruct],
+    arrays: Sequence[Any],
 ) -> list[jax.Array]:
     """Call a function of NumPy arrays with JAX arrays.
 
@@ -50,7 +52,7 @@ _primitive.multiple_results = True
 
 
 @_primitive.def_impl
-def _call(*arrays: Any, function: Function, shapes: Any) -> list[jax.Array]:
+def _call(*arrays: Any, function: HostFunction, shapes: Any) -> list[jax.Array]:
     results = function(*map(np.asarray, arrays))
     return [
         jnp.asarray(array, shape.dtype)
@@ -59,7 +61,7 @@ def _call(*arrays: Any, function: Function, shapes: Any) -> list[jax.Array]:
 
 
 @_primitive.def_abstract_eval
-def _shapes(*arrays: Any, function: Function, shapes: Any) -> list[Any]:
+def _shapes(*arrays: Any, function: HostFunction, shapes: Any) -> list[Any]:
     return [ShapedArray(shape.shape, shape.dtype) for shape in shapes]
 
 

@@ -18,7 +18,7 @@ from fedtailor.models.pytorch.convert import (
 )
 from fedtailor.models.pytorch.layout import Value
 from fedtailor.models.pytorch.operations import Context
-from fedtailor.models.pytorch.program import Constants, Program
+from fedtailor.models.pytorch.program import Constants, ModuleProgram
 from fedtailor.models.pytorch.start import Start, reshape_inputs
 
 MICRO_BATCH = 20
@@ -30,8 +30,8 @@ MICRO_BATCH = 20
 class TorchModule(Architecture):
     """A PyTorch module; see `from_torch`."""
 
-    training: Program
-    evaluation: Program
+    training: ModuleProgram
+    evaluation: ModuleProgram
     start: Start
     example_shape: tuple[int, ...]
     input_dtype: str
@@ -139,7 +139,7 @@ def _frozen(training: Constants, evaluation: Constants) -> FrozenArrays | None:
     return FrozenArrays(arrays) if arrays else None
 
 
-def _head_input(program: Program) -> str:
+def _head_input(program: ModuleProgram) -> str:
     """The name of the value that is the input of the head."""
     assert program.head is not None
     return program.head.input

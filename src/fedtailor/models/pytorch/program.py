@@ -10,7 +10,7 @@ from jaxtyping import Array
 
 from fedtailor.models.pytorch.layout import Value, torch_layout
 from fedtailor.models.pytorch.operations import OPERATIONS, Context, Operation, Ref
-from fedtailor.models.pytorch.start import digest
+from fedtailor.models.pytorch.start import start_digest
 
 LARGE = 1 << 16
 """The size from which a constant is an input of compiled programs."""
@@ -24,7 +24,8 @@ class Constants(Mapping[str, np.ndarray]):
     def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
         self._arrays = dict(arrays)
         self._content = {
-            name: digest({"": array}) for name, array in sorted(self._arrays.items())
+            name: start_digest({"": array})
+            for name, array in sorted(self._arrays.items())
         }
         self._hash = hash(tuple(self._content.items()))
 
@@ -39,7 +40,7 @@ class Constants(Mapping[str, np.ndarray]):
 
     def __repr__(self) -> str:
         """Equal in every process, as a run's manifest stores it."""
-        return f"Constants({digest(self._arrays)})"
+        return f"Constants({start_digest(self._arrays)})"
 
     def __hash__(self) -> int:
         return self._hash
@@ -80,7 +81,7 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Program:
+class ModuleProgram:
     """The operations of a module in one mode, training or evaluation.
 
     Attributes:

@@ -64,7 +64,7 @@ class Start:
         for name, path in self.names.items():
             if not path and COUNTER not in name:
                 fixed[name] = self.present[name]
-        return digest(fixed)
+        return start_digest(fixed)
 
     def build(self, key: Array) -> dict[str, Array]:
         """As `draw`, but from a JAX key, and for use in compiled programs."""
@@ -96,7 +96,7 @@ class Start:
         """Equal in every process, as a run's manifest stores it."""
         if self._make is not None:
             return "Start(new values)"
-        return f"Start(present values {digest(self.present)})"
+        return f"Start(present values {start_digest(self.present)})"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Start) and self._identity == other._identity
@@ -152,7 +152,7 @@ def seed_of(words: NDArray[np.uint32]) -> int:
     return int.from_bytes(np.asarray(words, np.uint32).tobytes()[:8], "little") >> 1
 
 
-def digest(arrays: Mapping[str, NDArray[Any]]) -> str:
+def start_digest(arrays: Mapping[str, NDArray[Any]]) -> str:
     """A fingerprint of arrays and their names."""
     sha256 = hashlib.sha256()
     for name in sorted(arrays):

@@ -36,7 +36,7 @@ def data_card(scenario: ScenarioUse, run: StoredRun) -> Section:
     return Section("Data set", settings=entries)
 
 
-def settings(runs: Mapping[str, Sequence[StoredRun]]) -> Section:
+def settings_section(runs: Mapping[str, Sequence[StoredRun]]) -> Section:
     """The section with the settings of model and methods, for the first seed."""
     first = next(iter(runs.values()))[0]
     entries = [("model", flat_settings(first.manifest.get("model", {})))]

@@ -10,7 +10,7 @@ from fedtailor.report import comparison, overview
 from fedtailor.report.coverage import COVERAGE, coverage_table
 from fedtailor.report.decision import Decision, decide
 from fedtailor.report.experiment import StoredExperiment
-from fedtailor.report.page.background import data_card, protocol, settings
+from fedtailor.report.page.background import data_card, protocol, settings_section
 from fedtailor.report.page.curves import curves, diagnostics
 from fedtailor.report.page.parts import Page, Picture, Section
 from fedtailor.report.page.pictures import Gain, axis_range, forest
@@ -20,8 +20,8 @@ from fedtailor.report.page.reliability import (
     reliability_table,
 )
 from fedtailor.report.page.survival import survival_section
-from fedtailor.report.stored import StoredRun, mean_sizes
-from fedtailor.report.tables import Cell, Number, Table
+from fedtailor.report.stored import Seeds, mean_sizes
+from fedtailor.report.tables import Cell, Number, ReportTable
 from fedtailor.report.units import Unit, unit_of
 from fedtailor.report.verdict import Verdict
 
@@ -33,8 +33,6 @@ MAX_OPEN_ROWS = 60
 """A longer table of gains, or of what a method found, is folded."""
 CALIBRATION = ("calibration_error", "brier", "log_loss")
 """Metrics of how well probabilities are calibrated."""
-
-Seeds = Sequence[StoredRun]
 
 
 def page_of(experiment: StoredExperiment) -> Page:
@@ -92,7 +90,7 @@ def scenario_sections(
         *sets(scenario, runs, decision),
         *survival_section(runs),
         data_card(experiment.index.scenarios[scenario], first),
-        settings(runs),
+        settings_section(runs),
         protocol(experiment, scenario, first),
     ]
     is_table = experiment.index.scenarios[scenario].use == "table"
@@ -135,7 +133,9 @@ def verdict_sections(
     ]
 
 
-def client_table(scenario: str, runs: Mapping[str, Seeds], decision: Decision) -> Table:
+def client_table(
+    scenario: str, runs: Mapping[str, Seeds], decision: Decision
+) -> ReportTable:
     """A table with one row for each client.
 
     The columns are its numbers of rows, the value of each method (mean over seeds), and
@@ -170,7 +170,7 @@ def client_table(scenario: str, runs: Mapping[str, Seeds], decision: Decision) -
         " several methods by these numbers gets one that is too good by the choice."
     )
     rows = [list(row) for row in zip(*cells, strict=True)]
-    return Table(
+    return ReportTable(
         f"{scenario}: test {unit.axis} of each client", headers, rows, note=note
     )
 
@@ -254,7 +254,7 @@ def fold_long_tables(section: Section) -> Section:
     return replace(section, tables=short, folded=[*section.folded, *folded])
 
 
-def costs(table: Table) -> Section:
+def costs(table: ReportTable) -> Section:
     """The section about traffic and time.
 
     What everybody asks for is visible: megabytes and seconds. Models, streams and times
@@ -313,7 +313,7 @@ def sets(scenario: str, runs: Mapping[str, Seeds], decision: Decision) -> list[S
     return [fold_long_tables(Section("What sets hold", [paragraph], tables=[table]))]
 
 
-def _measured_calibration(runs: Mapping[str, Seeds]) -> list[Table]:
+def _measured_calibration(runs: Mapping[str, Seeds]) -> list[ReportTable]:
     """A table of the metrics of calibration that were asked for, if there are any."""
     first = next(iter(runs.values()))[0]
     stored_metrics = set(first.metrics["metric"].unique())
@@ -330,7 +330,7 @@ def _measured_calibration(runs: Mapping[str, Seeds]) -> list[Table]:
         rows.append([label, *cells])
     units = list(units_by_metric.values())
     return [
-        Table(
+        ReportTable(
             "On test, after the last round, mean over clients",
             ["method", *(unit.axis for unit in units)],
             rows,
@@ -395,7 +395,7 @@ def _subtitle(experiment: StoredExperiment) -> str:
     return f"{', '.join(parts)}; {state}."
 
 
-def _truncated(table: Table, lines: int) -> Table:
+def _truncated(table: ReportTable, lines: int) -> ReportTable:
     """The first rows of a table, with a note about the omission."""
     count = len(table.rows)
     if count <= lines:

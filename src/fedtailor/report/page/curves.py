@@ -12,11 +12,11 @@ from fedtailor.protocol.diagnostics import (
     TreeDiagnostic,
 )
 from fedtailor.report.drawing import by_megabytes, highlighted
-from fedtailor.report.figures import MAX_BANDS
+from fedtailor.report.figures import MAX_BANDS, Curve
 from fedtailor.report.page.parts import Chart, Picture, Section, Series
 from fedtailor.report.page.pictures import matrix
-from fedtailor.report.stored import StoredRun
-from fedtailor.report.tables import Cell, Number, Table
+from fedtailor.report.stored import Seeds, StoredRun
+from fedtailor.report.tables import Cell, Number, ReportTable
 from fedtailor.report.units import Unit, unit_of
 
 MAX_CLIENTS = 500
@@ -27,9 +27,6 @@ _NO_DIAGNOSTICS = (
     "These methods tell nothing about themselves beyond their results, or their runs"
     " did not keep it."
 )
-
-Seeds = Sequence[StoredRun]
-Curve = Mapping[int, float] | Mapping[float, float]
 
 
 def curves(runs: Mapping[str, Seeds]) -> Section:
@@ -69,7 +66,7 @@ def diagnostics(runs: Mapping[str, Seeds]) -> Section:
     """The section with the diagnostics of each method, for its first seed."""
     pictures: list[Picture] = []
     charts: list[Chart] = []
-    tables: list[Table] = []
+    tables: list[ReportTable] = []
     for label, seeds in runs.items():
         names = names_by_id(seeds[0])
         for diagnostic in seeds[0].diagnostics.values():
@@ -162,7 +159,7 @@ def _mean_line(
 
 def _diagnostic_part(
     label: str, diagnostic: Diagnostic, names: Sequence[str]
-) -> Picture | Chart | Table:
+) -> Picture | Chart | ReportTable:
     """Converts a diagnostic to a picture, a chart or a table."""
     title = f"{label}: {diagnostic.title}"
     if isinstance(diagnostic, MatrixDiagnostic):
@@ -189,15 +186,15 @@ def _line_chart(title: str, diagnostic: LineDiagnostic) -> Chart:
 
 def _client_table(
     title: str, diagnostic: LineDiagnostic, names: Sequence[str]
-) -> Table:
+) -> ReportTable:
     """A table with one number for each client."""
     rows: list[list[Cell]] = []
     for position, value in zip(diagnostic.x, diagnostic.y, strict=True):
         rows.append([names[int(position)], Number(float(value), f"{value:.4g}")])
-    return Table(title, ["client", diagnostic.y_label], rows[:MAX_CLIENTS])
+    return ReportTable(title, ["client", diagnostic.y_label], rows[:MAX_CLIENTS])
 
 
-def _tree_table(title: str, diagnostic: TreeDiagnostic) -> Table:
+def _tree_table(title: str, diagnostic: TreeDiagnostic) -> ReportTable:
     """A table of the splits of clusters and their final numbers of clients."""
     count = len(diagnostic.parent) + 1
     sizes = np.bincount(np.asarray(diagnostic.members, np.int64), minlength=count)
@@ -209,4 +206,4 @@ def _tree_table(title: str, diagnostic: TreeDiagnostic) -> Table:
         number = Number(size, str(size))
         rows.append([str(cluster), parents[cluster], rounds[cluster], number])
     columns = ["cluster", "split from", "in round", "clients in the end"]
-    return Table(title, columns, rows, text=1)
+    return ReportTable(title, columns, rows, text=1)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from fedtailor.report.tables import Table
+from fedtailor.report.tables import ReportTable
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Section:
     warnings: Sequence[str] = ()
     pictures: Sequence[Picture] = ()
     charts: Sequence[Chart] = ()
-    tables: Sequence[Table] = ()
+    tables: Sequence[ReportTable] = ()
     settings: Sequence[tuple[str, str]] = ()
     folded: Sequence["Section"] = ()
 

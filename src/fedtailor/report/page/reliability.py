@@ -10,7 +10,7 @@ from fedtailor.report.drawing import highlighted
 from fedtailor.report.figures import MAX_BANDS
 from fedtailor.report.page.parts import Chart, Series
 from fedtailor.report.stored import StoredRun
-from fedtailor.report.tables import Cell, Table, mean_of
+from fedtailor.report.tables import Cell, ReportTable, mean_of
 
 BINS = 10
 """Number of equally wide bins of confidence."""
@@ -62,7 +62,7 @@ def reliability(runs: Mapping[str, Sequence[StoredRun]]) -> Chart | None:
     )
 
 
-def reliability_table(runs: Mapping[str, Sequence[StoredRun]]) -> Table | None:
+def reliability_table(runs: Mapping[str, Sequence[StoredRun]]) -> ReportTable | None:
     """A table of how sure each method is of its predictions, and how often right.
 
     The numbers are those of all test rows of a seed together, and their mean over seeds.
@@ -86,7 +86,7 @@ def reliability_table(runs: Mapping[str, Sequence[StoredRun]]) -> Table | None:
         rows.append([label, *numbers])
     if not rows:
         return None
-    return Table(
+    return ReportTable(
         "All test rows together, %",
         ["method", "mean\nprobability", "right", "calibration\nerror (↓ better)"],
         rows,

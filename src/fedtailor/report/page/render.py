@@ -21,7 +21,7 @@ from fedtailor._printable import one_line
 from fedtailor.protocol import require
 from fedtailor.report.figures import MAX_BANDS
 from fedtailor.report.page.parts import Chart, Page
-from fedtailor.report.tables import Cell, Number, Table
+from fedtailor.report.tables import Cell, Number, ReportTable
 
 MAX_BYTES = 3_000_000
 """Upper limit of a page's size, so that it can be sent by mail."""
@@ -130,7 +130,7 @@ def _on_one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _numeric(table: Table) -> list[bool]:
+def _numeric(table: ReportTable) -> list[bool]:
     """Whether each column contains numbers; such columns are aligned to the right."""
     return [
         any(isinstance(row[column], Number) for row in table.rows)

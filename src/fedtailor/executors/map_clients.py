@@ -185,7 +185,7 @@ def run_client(
 
 
 def _run_client(
-    task: what the clients do.,
+    task: ClientTask,
     model: Model,
     shared: SharedInputs,
     client: ClientInputs,

@@ -118,7 +118,7 @@ def measured(method: str, rule: str, attack: str, seed: int, rounds: int) -> lis
         return [str(1 / CLASSES), "", "diverged"]
     models = done.personal_models()
     correct, caught = [], []
-    for index in np.flatnonzero(honest):
+    for index in np.flatnonzero(honest).tolist():
         name = clean.names[index]
         test = clean.client(index).test
         # A model of NaN predicts nothing.

@@ -136,7 +136,7 @@ def hostile_table(tmp_path_factory):
     """A table whose clients, columns, categories and classes are hostile names."""
     rng = np.random.default_rng(0)
     names = [name for name in HOSTILE if name not in ("\udc80", "\x00")]
-    clients = [f"c{name}" for name in names[:4]]
+    clients = [*(f"c{name}" for name in names[:4]), r"[1cm]$\x$"]
     number, text, target = f"x{names[0]}", f"t\n{FORGED}{names[1]}", f"y{names[8]}"
     classes = [f"=no{names[1]}\n{FORGED}", "+yes\u202e"]
     rows = [
@@ -190,6 +190,14 @@ def test_commands_on_a_hostile_table(hostile_table, hostile_run, tmp_path, capsy
         ["report", tmp_path / "results", "--format", "markdown"],
         ["report", tmp_path / "results", "--format", "latex"],
         ["report", tmp_path / "results", "--format", "csv"],
+        ["report", tmp_path / "results", "--out", tmp_path / "pages"],
+        ["describe", path, "--client", "who"],
+        ["gives", tmp_path / "results"],
+        ["finalize", tmp_path / "results", "--out", tmp_path / "f\x1b[31m"],
+        ["models", tmp_path / "f\x1b[31m"],
+        ["card", tmp_path / "f\x1b[31m", "--client", clients[2]],
+        ["predict", tmp_path / "f\x1b[31m", path],
+        ["forget", run, "--client", f"n\n{FORGED}\x1b", "--out", tmp_path / "g"],
         ["models", run],
         ["models", run, "--client", clients[1]],
         ["models", tmp_path / "results"],
@@ -214,7 +222,34 @@ def test_commands_on_a_hostile_table(hostile_table, hostile_run, tmp_path, capsy
         found = capsys.readouterr()
         assert harmless(found.out) and harmless(found.err), line
         assert "fault of fedtailor" not in found.err, line
-    assert done.count(0) >= 16, list(zip(lines, done, strict=True))
+    assert done.count(0) >= 23, list(zip(lines, done, strict=True))
+    written = [it for it in tmp_path.rglob("*") if it.suffix in (".md", ".tex", ".csv")]
+    assert len(written) > 10
+    for file in written:
+        assert harmless(file.read_text("utf-8")), file
+
+
+def test_warnings_of_libraries_are_clean(monkeypatch, capsys):
+    """Matplotlib's, of a character that it cannot draw, quotes it."""
+    import sys
+    import warnings
+
+    from fedtailor.cli import registry
+
+    def warn(arguments):
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.warn(f"glyph \x1b[2J\n{FORGED}", stacklevel=1)
+        return 0
+
+    def to_standard_error(message, category, *where, **options):
+        print(f"{category.__name__}: {message}", file=sys.stderr)
+
+    monkeypatch.setattr(warnings, "showwarning", to_standard_error)
+    monkeypatch.setattr(registry, "find", lambda name: warn)
+    assert main(["anything"]) == 0
+    shown = capsys.readouterr().err
+    assert harmless(shown) and shown.startswith("UserWarning: glyph")
 
 
 def test_progress_in_lines(capsys):

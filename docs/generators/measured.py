@@ -14,7 +14,7 @@ from typing import Any
 from scipy.stats import t as student
 
 from fedtailor.algorithms.find import find_algorithm
-from fedtailor.experiments.document import read
+from fedtailor.experiments.document import read_document
 
 ROOT = Path(__file__).parents[2]
 RESULTS, EXPERIMENTS = ROOT / "results", ROOT / "experiments"
@@ -73,7 +73,7 @@ def methods_of(experiment: str) -> dict[str, str]:
     file = EXPERIMENTS / f"{base_name(experiment)}.toml"
     if not file.exists():
         return {}
-    entries = read(file).content["algorithms"]
+    entries = read_document(file).content["algorithms"]
     return {
         label: find_algorithm(entry.get("use") or label).about.name
         for label, entry in entries.items()

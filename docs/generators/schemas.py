@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 
-from fedtailor.diagnosis.recommend import Recommendation
+from fedtailor.diagnosis.recommend import RaceEntry
 from fedtailor.protocol import About
 from fedtailor.runs import Summary
 
@@ -97,7 +97,7 @@ class Recommended(Record):
     bytes_up: int
 
 
-assert {field.name for field in fields(Recommendation)} == set(Recommended.model_fields)
+assert {field.name for field in fields(RaceEntry)} == set(Recommended.model_fields)
 
 
 class DiagnosedClient(Record):

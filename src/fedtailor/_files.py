@@ -46,6 +46,9 @@ def atomic_write(path: Path) -> Iterator[Path]:
 def publish(source: Path, path: Path) -> None:
     """Move a finished file or folder to `path`, in the same file system.
 
+    An older folder there is replaced by two renames: whenever the process is killed, one
+    of both is there as a whole, or neither is.
+
     Raises:
         OSError: the file cannot be written.
     """
@@ -54,8 +57,16 @@ def publish(source: Path, path: Path) -> None:
         source.chmod(_default_file_mode(source.parent))
     sync_tree(source)
     if source.is_dir() and path.is_dir():
-        # A folder that is not empty cannot be replaced in one step.
-        shutil.rmtree(path)
+        with private_folder(path.parent, "replaced") as folder:
+            older = folder / path.name
+            path.replace(older)
+            try:
+                source.replace(path)
+            except BaseException:
+                older.replace(path)
+                raise
+            _sync(path.parent)
+        return
     source.replace(path)
     _sync(path.parent)
 

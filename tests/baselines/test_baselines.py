@@ -15,6 +15,7 @@ from fedtailor.baselines import (
     evaluate,
     find_baseline,
 )
+from fedtailor.baselines.federated import independent_inputs
 from fedtailor.federation import from_arrays
 from fedtailor.mixed import ClientMoments, fit_mixed_model
 from fedtailor.models import linear
@@ -186,3 +187,23 @@ def test_clients_may_have_no_rows_in_a_split(tmp_path, classes):
         stored = StoredRun(tmp_path / name)
         assert stored.rows is not None and stored.is_tested
         assert len(stored.rows) == federation.sizes["test"].sum()
+
+
+def test_the_mixed_model_leaves_out_inputs_that_follow_from_others():
+    """Indicators of all categories, as tables have them, add up to a constant."""
+    given = problem(classes=None)
+    expected = find_baseline("mixed").fit(given)(1, given.x[1])
+    first = [(x[:, :1] > 0).astype(float) for x in given.x]
+    both = [
+        np.column_stack([x, one, 1 - one, x[:, 1] - 2 * one[:, 0]])
+        for x, one in zip(given.x, first, strict=True)
+    ]
+    one_of_them = [
+        np.column_stack([x, one]) for x, one in zip(given.x, first, strict=True)
+    ]
+    baseline = find_baseline("mixed")
+    found = baseline.fit(replace(given, x=both))(1, both[1])
+    alike = baseline.fit(replace(given, x=one_of_them))(1, one_of_them[1])
+    np.testing.assert_allclose(found, alike, atol=1e-8)
+    assert np.abs(found - expected).max() > 1e-3
+    assert independent_inputs(both) == [0, 1, 2, 3]

@@ -7,7 +7,8 @@ import gc
 import json
 import shutil
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +21,10 @@ from fedtailor.boosting import (
     load_boosted,
     save_boosted,
 )
+from fedtailor.cli import main
 from fedtailor.deployment import model_card, open_run
 from fedtailor.deployment.calibration import calibration_at
+from fedtailor.deployment.finalizing import finalize
 from fedtailor.deployment.listing import list_models
 from fedtailor.deployment.opening import models_at, runs_of_clients
 from fedtailor.deployment.predictions import predictions
@@ -108,6 +111,59 @@ class Faults:
             assert "\n" not in str(error) and "No space left" in str(error), repr(error)
         start(directory, resume=True)
         assert measured(directory) == self.whole, f"full from change {at} to {last}"
+
+    def kill_finalize(self, rng: np.random.Generator) -> None:
+        """The process dies while final models are made: there are those of before, as a
+        whole, or the new ones, or none; and finalize makes them again.
+        """
+        at = int(rng.integers(1, self._comparison.steps + 1))
+        with self._finalizing(rng, Steps(Killed, first=at)) as check_all:
+            with suppress(Killed):
+                finalize(self._comparison.results)
+            gc.collect()
+            check_all(f"killed at change {at}")
+
+    def fill_disk_in_finalize(self, rng: np.random.Generator) -> None:
+        """The disk is full for some changes while final models are made."""
+        at = int(rng.integers(1, self._comparison.steps + 1))
+        full = Steps(
+            lambda: OSError(errno.ENOSPC, "No space left on device"),
+            first=at,
+            last=at + int(rng.integers(0, 5)),
+        )
+        with self._finalizing(rng, full) as check_all:
+            try:
+                finalize(self._comparison.results)
+            except ValueError as error:
+                text = str(error)
+                assert "\n" not in text and "No space left" in text, repr(error)
+            check_all(f"full from change {at}")
+
+    @cached_property
+    def _comparison(self) -> "Comparison":
+        return Comparison(self.folder / "comparison")
+
+    @contextmanager
+    def _finalizing(self, rng: np.random.Generator, steps: Steps):
+        """A block in which changes below a comparison's folder fail; then its final
+        models are made again without faults.
+        """
+        made = self._comparison
+        older = made.put_older() if rng.random() < 0.5 else made.remove()
+
+        def check_all(what: str) -> None:
+            _watched.close()
+            found = made.found()
+            assert found is None or found in (made.models, older), what
+            finalize(made.results)
+            assert made.found() == made.models, what
+            # Folders of a process that is gone are removed by the next one.
+            others = {path.name for path in made.folder.glob("[!.]*")}
+            assert others == {"experiment.json", "model"}, what
+
+        with ExitStack() as _watched:
+            _watched.enter_context(watching(made.folder, steps))
+            yield check_all
 
     def flip_bit_of_unfinished(self, rng: np.random.Generator) -> None:
         """A bit of a file of a run flips; resumed, the run is refused in one line or
@@ -294,9 +350,65 @@ class Faults:
         return json.dumps([summary, manifest, *frames], sort_keys=True, default=str)
 
 
+class Comparison:
+    """A comparison on a small table, whose choice is refitted.
+
+    Attributes:
+        results: its results.
+        folder: of the experiment, in which final models are.
+        models: the parameters of each client's final model, of an undisturbed call.
+        steps: changes of files in such a call.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        rng = np.random.default_rng(0)
+        rows = ["site,age,sick"]
+        for site in "abc" * 30:
+            age = rng.normal(50, 9)
+            rows.append(f"{site},{age:.1f},{'yes' if age > 50 else 'no'}")
+        (folder / "ill.csv").write_text("\n".join(rows) + "\n")
+        self.results = folder / "results"
+        options = "--client site --target sick --algorithms local fedavg --lr 0.3"
+        options += " --rounds 3 --seeds 0 --baselines"
+        command = ["compare", str(folder / "ill.csv"), *options.split()]
+        assert main([*command, "--out", str(self.results)]) == 0
+        self.folder = self.results / "ill"
+        finalize(self.results)  # compiled programs are written, too
+        self.remove()
+        counted = Steps()
+        with watching(self.folder, counted):
+            finalize(self.results)
+        self.steps, self.models = counted.count, self.found()
+        finalize(self.results, method="fedavg", out=folder / "older")
+        self._older = folder / "older"
+
+    def put_older(self) -> dict[str, bytes]:
+        """Put final models of another call there, and return their parameters."""
+        self.remove()
+        shutil.copytree(self._older, self.folder / "model")
+        found = self.found()
+        assert found is not None
+        return found
+
+    def found(self) -> dict[str, bytes] | None:
+        """The parameters of the final models that are there; None if none are."""
+        if not (self.folder / "model").exists():
+            return None
+        assert all(one.whole for one in check(self.folder / "model"))
+        models = models_at(self.folder / "model")
+        return {name: np.asarray(it.theta).tobytes() for name, it in models.items()}
+
+    def remove(self) -> None:
+        """Remove the final models."""
+        shutil.rmtree(self.folder / "model", ignore_errors=True)
+
+
 FAULTS = (
     "kill",
     "fill_disk",
+    "kill_finalize",
+    "fill_disk_in_finalize",
     "flip_bit_of_unfinished",
     "flip_bit_of_finished",
     "flip_bit_of_models",

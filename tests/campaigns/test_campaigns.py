@@ -21,7 +21,13 @@ from campaigns.unsteady import Unsteady
 from fedtailor.remote import bounded_http, flower_server, messages
 from fedtailor.remote.client_store import ClientStore
 
-TRIES = {"kill": 5, "fill_disk": 5, "flip_bit_of_opened": 10}
+TRIES = {
+    "kill": 5,
+    "fill_disk": 5,
+    "flip_bit_of_opened": 10,
+    "kill_finalize": 6,
+    "fill_disk_in_finalize": 6,
+}
 
 
 @pytest.fixture(scope="module")

@@ -166,16 +166,90 @@ def test_each_client_uses_the_run_of_its_method(copied, call):
     assert not (models["north"].theta == shared["north"].theta).all()
 
 
-def test_a_comparison_with_finalize_makes_the_models_once(copied, call):
+@pytest.fixture
+def refits(monkeypatch):
+    """The trainings on all rows that are made, by their directories."""
+    from fedtailor.deployment import finalizing
+
+    made, train = [], finalizing.run_on
+
+    def counted(executor, spec, **options):
+        made.append(options["store"])
+        return train(executor, spec, **options)
+
+    monkeypatch.setattr(finalizing, "run_on", counted)
+    return made
+
+
+def test_a_comparison_with_finalize_makes_the_models_once(copied, call, refits):
     arguments = ["compare", copied / "ill.csv", *OPTIONS]
     arguments += ["--out", copied / "results", "--finalize"]
     code, shown, error = call(*arguments)
     assert code == 0 and "refitted on all 180 rows" in shown, error
-    record = copied / "results" / "ill" / "model" / "final.json"
-    written = record.stat().st_mtime_ns
-    call(*arguments)
-    # The index says how long everything took, so that it changes with each call.
-    assert record.stat().st_mtime_ns >= written
+    made = len(refits)
+    assert made in (1, 2), "one for each method that is used"
+    code, shown, _ = call(*arguments)
+    assert code == 0 and "refitted on all 180 rows" in shown
+    assert len(refits) == made
+    # Another comparison has other models.
+    changed = [*arguments, "--test", "0.3"]
+    assert call(*changed)[0] == 0
+    assert len(refits) > made
+
+
+def test_sets_of_final_models_are_from_test_rows_of_the_comparison(copied, call):
+    results = copied / "results"
+    assert call("finalize", results)[0] == 0
+    ask = ("predict", results, copied / "ill.csv", "--client", "north")
+    code, shown, said = call(*ask, "--coverage", "0.9")
+    assert code == 0, said
+    assert "it holds for them as far as they are no worse" in said
+    table = pl.read_csv(shown.encode())
+    assert table["set"].is_in(["yes", "no", "yes | no", "no | yes"]).all()
+    # The scores are those of test rows of the first seed, by the method of the client.
+    folder = results / "ill" / "model"
+    record = json.loads((folder / "final.json").read_text())
+    calibration = json.loads((folder / "calibration.json").read_text())
+    for client, entry in record["clients"].items():
+        found = calibration["clients"][client]["scores"]
+        (run,) = (
+            path
+            for path in (results / "runs" / "table").glob(f"{entry['method']}-*")
+            if "seed = 0"
+            in (path / "manifest.toml").read_text().split("[algorithm]")[0]
+            and (path / "summary.json").exists()
+        )
+        rows = pl.read_parquet(run / "rows.parquet")
+        loss = rows.filter(pl.col("client") == client)["loss"].to_numpy()
+        np.testing.assert_allclose(found, np.sort(1 - np.exp(-loss)), atol=1e-6)
+    out = copied / "exported"
+    assert call("export", results, "--out", out)[0] == 0
+    code, again, _ = call("predict", out, *ask[2:], "--coverage", "0.9")
+    assert code == 0 and again == shown
+
+
+def test_test_rows_are_kept_back_if_asked(copied, call):
+    results, out = copied / "results", copied / "kept"
+    code, shown, _ = call("finalize", results, "--out", out, "--keep-test")
+    assert code == 0 and "refitted on 144 rows, without 36 test rows" in shown
+    ask = ("predict", out, copied / "ill.csv", "--client", "east")
+    code, shown, said = call(*ask, "--coverage", "0.9")
+    assert code == 0, said
+    assert "36 test rows, on which these models were not trained" in said
+    calibration = json.loads((out / "calibration.json").read_text())
+    found = calibration["clients"]["east"]["scores"]
+    # By hand: 1 - p(true class) of the rows that the run says are for testing.
+    record = json.loads((out / "final.json").read_text())
+    method = record["clients"]["east"]["method"]
+    from fedtailor import open as open_run
+
+    run = open_run(out / "runs" / method)
+    table = run.federation
+    client = table.client("east")
+    assert len(client.val.y) == 0 and len(client.train.y) == 48
+    probs = run.personal("east").probabilities(client.test.x)
+    expected = 1 - probs[np.arange(len(client.test.y)), client.test.y]
+    np.testing.assert_allclose(found, np.sort(expected), atol=1e-5)
 
 
 def test_what_cannot_be_finalized_is_said_in_one_line(copied, call):

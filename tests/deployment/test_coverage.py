@@ -244,6 +244,17 @@ def test_pages_have_a_line_for_each_client(numbers):
     assert twice.rows == found.rows
 
 
+def test_pages_have_sets_of_classes_too(of_many):
+    directory, federation = of_many
+    stored = StoredRun(directory)
+    found = coverage_table("sets", [stored])
+    calibration = calibration_of(open_run(directory, federation=federation))
+    expected = coverages(calibration, stored.rows, 0.9)
+    assert [row[3] for row in found.rows] == [
+        f"{100 * one.share.estimate:.1f}" for one in expected
+    ]
+
+
 def test_errors(numbers, capsys):
     table = str(numbers.parent / "table.csv")
     for coverage in ("0", "1", "90"):

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import dp_accounting
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from dp_accounting import rdp
@@ -16,7 +17,7 @@ from fedtailor.accounting.privacy import ORDERS
 from fedtailor.algorithms import SCAFFOLD, UCFL, Ditto, FedAvg, Local
 from fedtailor.pipelines import Cast, Clip, GaussianNoise, Quantize
 from fedtailor.pipelines.gaussian_noise import AdaptiveClipNorm
-from fedtailor.protocol import SGD
+from fedtailor.protocol import SGD, hyperparameters
 from fedtailor.runs import run, simulate
 from fedtailor.testing import classification, softmax_model
 from fedtailor.training import Participation, as_participation
@@ -120,6 +121,33 @@ def test_a_client_can_add_the_noise_itself():
         weights = training.population.sizes / training.population.sizes.sum()
     deviation = 3e-6 * np.sqrt(np.square(weights).sum())
     assert 0.85 < np.std(moves) / deviation < 1.15  # 300 numbers: a deviation of 4 %
+
+
+@hyperparameters
+class Rising(FedAvg):
+    """Its clients add ten to every entry."""
+
+    def client(self, state, inbox, local):
+        return state, {"model": inbox["model"][0] + 10.0}
+
+
+def test_the_norm_bounds_changes_of_large_models_before_the_noise():
+    """Entries of 2^22 are rounded to halves. If the clipped change of 0.26 were rounded
+    to a half before the noise, it would be twice as long as the norm.
+    """
+    noise = GaussianNoise(multiplier=0.05, norm=1.0, delta=0.01, by="client")
+    moves = []
+    for seed in range(10):
+        training = begun(Rising(sgd=PLAIN), noise, seed=seed)
+        start = jnp.full_like(training.server.model, 1.5 * 2**22)
+        training.server = training.server.replace(model=start)
+        answers = training.executor.exchange(next(training.next_round()))
+        moves.append(np.asarray(answers.host("model"), float) - 1.5 * 2**22)
+    moves = np.stack(moves)
+    bound = 1 / np.sqrt(moves.shape[-1])
+    assert 0.25 < bound < 0.26  # more than half a step
+    # Half of the entries are rounded up and half down, as the noise decides.
+    assert 0.9 * bound < moves.mean() < 1.35 * bound
 
 
 def test_the_norm_follows_the_quantile_of_changes():

@@ -206,6 +206,11 @@ def test_hyperparameters_are_read(tmp_path):
             "line 28: seed is [0]; input should be a valid integer",
         ),
         ("hidden = 32", "hidden = [", "is no TOML file"),
+        (
+            'use = "mlp"',
+            'use = "auto"',
+            "a job trains one model: `fedtailor compare TABLE --model auto` chooses",
+        ),
     ],
 )
 def test_mistakes_are_one_line_with_the_line_in_the_file(tmp_path, old, new, said):

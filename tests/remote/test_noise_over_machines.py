@@ -1,13 +1,16 @@
 """The noise of a client does not come off, whatever a coordinator asks."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from fedtailor import models
+from fedtailor.accounting.privacy import composed_epsilon
 from fedtailor.algorithms import MRMTL, FedAvg
 from fedtailor.pipelines import Clip, GaussianNoise
 from fedtailor.protocol import SGD
-from fedtailor.remote.account import ACCOUNT
+from fedtailor.remote.account import ACCOUNT, ClientAccount
 from fedtailor.remote.messages import Request, decode_reply, encode_request
 from fedtailor.testing import classification
 from remote.federations import EXPERIMENT, Remote
@@ -21,6 +24,15 @@ KINDS = {
     "client": (PLAIN, (NOISE,)),
     "steps": (MRMTL(sgd=PRIVATE), ()),
 }
+
+OVERFLOWING = {
+    "client": (PLAIN, (NOISE,)),
+    "kept": (MRMTL(sgd=SGD(**STEP | {"steps": 2}), lam=1.0), (NOISE,)),
+    "steps": (replace(PLAIN, sgd=PRIVATE), ()),
+}
+"""Methods whose clients train the model that they are sent, and one that trains its own
+model beside it.
+"""
 
 
 def remote(directory, algorithm=PLAIN, uplink=()):
@@ -90,3 +102,42 @@ def test_a_round_that_is_asked_twice_does_not_take_the_noise_off(kind, tmp_path)
     ours.responders = {name: ours.client(name) for name in ours.federation.names}
     again = released(ours, other)
     assert abs(np.corrcoef(noisy - again, first - second)[0, 1]) < 0.15
+
+
+@pytest.mark.parametrize("kind", OVERFLOWING)
+def test_a_model_that_overflows_on_one_row_does_not_find_it(kind, tmp_path):
+    """A refusal would be a bit about the rows, in every round, that no epsilon covers."""
+    algorithm, uplink = OVERFLOWING[kind]
+    answers = []
+    for value in (1.0, 50.0):
+        ours = remote(tmp_path / f"{value}", algorithm, uplink)
+        name = ours.federation.names[0]
+        rows = ours.shares[name]
+        rows.x[rows.train[0][0], 0] = value
+        ours.responders[name] = ours.client(name)
+        theta = np.zeros(ours.plan.model.size, np.float32)
+        theta[:200] = 1e37  # 1e37 is a number of 32 bits, and 50e37 is none
+        answers.append(released(ours, theta))
+    assert all(answer is not None for answer in answers)
+    # What is sent is noise: at most some ten of its deviations.
+    assert all(np.abs(answer[200:]).max() < 25 for answer in answers)
+
+
+def test_a_job_that_begins_anew_has_other_noise_and_goes_on_with_its_account(tmp_path):
+    """A coordinator in a new directory has another run, and the client's is the same."""
+    spent, sent = [], []
+    for run in ("a", "b"):
+        ours = remote(tmp_path, PLAIN, (NOISE,))
+        name = ours.federation.names[0]
+        theta = sent_models(ours)[0]
+        sent.append(released(ours, theta, run=run * 32))
+        account = ClientAccount(ours.store(name).client_directory)
+        spent.append(account.epsilons()["client"][0])
+        # The same question again has the same answer, and costs nothing.
+        np.testing.assert_array_equal(released(ours, theta, run=run * 32), sent[-1])
+    expected = [composed_epsilon([(NOISE.multiplier, 1.0, n)], 0.01) for n in (1, 2)]
+    np.testing.assert_allclose(spent, expected, rtol=1e-12)
+    # One noise in both would leave only the difference of the changes, which is zero.
+    difference = sent[1] - sent[0]
+    deviation = np.sqrt(2) * NOISE.multiplier * NORM
+    assert difference.std() == pytest.approx(deviation, rel=0.1)

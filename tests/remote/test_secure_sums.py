@@ -885,3 +885,68 @@ def test_sums_of_two_vectors_of_a_client_hide_it_together(scope, kinds):
         " sums, which would not hide its vector (at most 90%)"
         for name in NAMES[:4]
     ]
+
+
+THREE_SUMS = (
+    (("v", "a", "b"), [1, 1, 1]),
+    (("a", "c", "d"), [1, 1, 1]),
+    (("b", "c", "d"), [1, -1, -1]),
+)
+"""The first less the second and the third is v's vector alone, and nobody has a part in
+all of them.
+"""
+
+
+@pytest.mark.parametrize("scope", ["run", "round"])
+def test_sums_that_nobody_sees_all_of_show_nobody(scope, tmp_path):
+    """Clients know the sums that they have a part in. Before, a coordinator asked other
+    ones each time, and a combination that none of them could look at was one client.
+    """
+    names = tuple("abcdv")
+    circle = Circle(names, SecureSums(scope=scope))
+    for name in names:
+        circle.clients[name] = SecureSumClient(name, circle.settings, tmp_path / name)
+    found = []
+    for round, (among, weights) in enumerate(THREE_SUMS):
+        circle.names = tuple(sorted(among))
+        order = [among.index(name) for name in circle.names]
+        for name in names:
+            circle.clients[name] = SecureSumClient(
+                name, circle.settings, tmp_path / name
+            )
+        circle.begin(round if scope == "run" else 0)
+        with suppress(TooFewClients):
+            found.append(circle.run([np.array(weights)[order] / 3], minimum=3)[0])
+    assert len(found) == 1
+    assert len(circle.lines) >= 2
+    assert all("has a part in sums of other clients" in line for line in circle.lines)
+
+
+def test_clients_that_are_lost_for_good_leave_sums_that_go_on(tmp_path):
+    """Whoever is in the last sum has a part in all of them, and can look at all."""
+    names = tuple("abcdefg")
+    circle = Circle(names)
+    circle.run([np.full(7, 1 / 7)])
+    for round, left in enumerate(("abcdefg", "abcde", "abcde"), 1):
+        circle.names = tuple(left)
+        circle.begin(round)
+        circle.run([np.full(len(left), 1 / len(left))])
+    assert circle.lines == []
+    # Half of them would be another half's difference.
+    for left in ("abc", "abcdefg", "abcdf"):
+        circle.names = tuple(left)
+        circle.begin(9)
+        with pytest.raises(TooFewClients):
+            circle.run([np.full(len(left), 1 / len(left))])
+
+
+def test_a_client_that_was_lost_from_a_sum_is_not_asked_for_the_next():
+    """The others would refuse the sum."""
+    circle = Circle()
+    server = SecureSumServer(
+        circle.ask, NAMES, SIZE, SETTINGS, members=frozenset("abcd")
+    )
+    sums, _ = server.run(np.array(EVERYBODY))
+    assert set(circle.requests[KEYS]) == set(server.remaining) == set("abcd")
+    expected = circle.plain(EVERYBODY, without="e")
+    np.testing.assert_allclose(sums, expected, atol=10 * FixedPoint(64.0).step)

@@ -126,7 +126,7 @@ def test_a_client_that_misses_a_round_is_the_difference_of_both():
 def test_a_history_outlives_a_process_and_ends_with_its_scope(scope, tmp_path):
     path = tmp_path / "sums.json"
     released = ReleasedSums().with_sums("abc", np.array([[0.2, 0.3, 0.5]]))
-    SumHistory(scope, path).record(4, ["model", None], released)
+    SumHistory(scope, path).record(4, ["model", None], released, "abc")
     again = SumHistory(scope, path)
     assert again.released(4).names == ("a", "b", "c")
     np.testing.assert_array_equal(again.released(4).basis, released.basis)
@@ -135,9 +135,12 @@ def test_a_history_outlives_a_process_and_ends_with_its_scope(scope, tmp_path):
     assert bool(again.released(4, "other").names) == (scope == "run")
     assert again.is_past(3) == (scope == "round")
     assert not again.is_past(4) and not again.is_past(5) and not again.is_past(3, "b")
-    again.record(2, ["model", None], released, "other")
+    again.record(2, ["model", None], released, "abc", "other")
     assert again.released(4).names == ("a", "b", "c")
     assert SumHistory(scope, path).is_past(1, "other") == (scope == "round")
+    # Who was in the last sum, and how many were in the first, is kept, too.
+    assert not again.may_add("abd", 4) and not again.may_add("a", 4)
+    assert again.may_add("ab", 4) and SumHistory(scope, path).members(4) == set("abc")
     path.write_text("{}")
     with pytest.raises(ValueError, match=r"^cannot read .*sums.json: "):
         SumHistory(scope, path)

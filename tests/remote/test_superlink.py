@@ -174,9 +174,10 @@ def test_what_a_client_leaves_is_bounded_by_what_was_asked_of_it():
     an answer may be: 400 MB to a request for 1 MB, all of which the server kept.
     """
     answers, behind, statuses = AnswerBytes(lambda: 10**5), Behind(), []
-    known = {b"client a", b"client b"}
+    known, checked = {b"client a", b"client b"}, []
 
     def is_known(headers):
+        checked.append(headers)
         return base64.b64decode(headers[public_key_header()]) in known
 
     app = BoundedBodies(behind, lambda: 10**5, is_known, answers)
@@ -198,6 +199,7 @@ def test_what_a_client_leaves_is_bounded_by_what_was_asked_of_it():
     async def scene():
         sent = [await push(b"client a", 9 * 10**4) for _ in range(5)]
         assert sent == [200] * 3 + [413] * 2
+        assert len(checked) == len(sent)  # each signature once
         assert [await push(b"client a", 100) for _ in range(400)].count(200) == 300
         assert await push(b"client a", 50, "push-messages") == 413
         # Others, and other requests, go on; a stranger spends nothing of a client's.

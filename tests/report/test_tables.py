@@ -37,6 +37,15 @@ def test_headers_have_several_lines_on_a_terminal_only():
     assert "| --- | --- | ---: |" in table.markdown() and "{llr}" in table.latex()
 
 
+def test_a_row_of_latex_begins_with_no_option_of_the_row_before():
+    """`\\\\` takes a star, or a length in brackets, from the next line, too."""
+    table = ReportTable("t", ["client", "x"], [["[3cm]north", "[1]"], ["*south", "*"]])
+    assert [line for line in table.latex().splitlines() if "north" in line] == [
+        r"{}[3cm]north & {}[1] \\"
+    ]
+    assert r"{}*south & {}* \\" in table.latex()
+
+
 def test_latex_is_escaped_once():
     table = ReportTable("t", [r"a\b"], [["50 % {x}^2 ~ $1"]])
     assert r"a\textbackslash{}b \\" in table.latex()

@@ -1,5 +1,6 @@
 """Baselines that need no pooled rows: mixed models, and federated boosting."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -18,6 +19,9 @@ from fedtailor.boosting.boost import sum_over
 from fedtailor.mixed import ClientMoments, fit_mixed_model
 from fedtailor.protocol import require
 from fedtailor.tasks import Task
+
+_DEPENDENT = 1e-8
+"""An input follows from others if so small a share of its squares is left beside them."""
 
 _MOST_OWN = 200
 """The most clients that try trees of their own."""
@@ -50,11 +54,36 @@ class MixedEffects(Baseline):
 
     def fit(self, problem: Problem) -> Predict:
         require_one_target(problem)
+        kept = independent_inputs(problem.x)
         moments = [
-            ClientMoments.of(x, y) for x, y in zip(problem.x, problem.y, strict=True)
+            ClientMoments.of(x[:, kept], y)
+            for x, y in zip(problem.x, problem.y, strict=True)
         ]
         model = fit_mixed_model(moments, "diagonal")
-        return lambda client, inputs: model.predict(inputs, client)
+        return lambda client, inputs: model.predict(inputs[:, kept], client)
+
+
+def independent_inputs(clients: Sequence[NDArray[np.float64]]) -> list[int]:
+    """The inputs that do not follow from a constant and those before them.
+
+    Indicators of all categories add up to a constant, for example, and fixed effects of
+    all of them are not determined. It follows from sums of products over clients.
+
+    Args:
+        clients: the inputs [n, d] of each.
+    """
+    products = 0.0
+    for x in clients:
+        rows = np.column_stack([np.ones(len(x)), np.asarray(x, np.float64)])
+        products = products + rows.T @ rows
+    products = np.asarray(products)
+    kept = [0]  # the constant
+    for column in range(1, len(products)):
+        own, size = products[kept, column], products[column, column]
+        left = size - own @ np.linalg.solve(products[np.ix_(kept, kept)], own)
+        if left > _DEPENDENT * size:
+            kept.append(column)
+    return [column - 1 for column in kept[1:]]
 
 
 class TreesFederated(Baseline):

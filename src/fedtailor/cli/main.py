@@ -8,11 +8,12 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
-from fedtailor._printable import say, say_block, say_status
+from fedtailor._printable import one_line, say, say_block, say_status
 
 TRACEBACK = "--traceback"
 INTERRUPTED = 130
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from fedtailor.cli.failures import explain
 
     try:
-        with _resend_dropped_interrupts():
+        with _resend_dropped_interrupts(), _clean_warnings():
             code = _run(
                 [argument for argument in command_line if argument != TRACEBACK]
             )
@@ -112,6 +113,23 @@ def _print_error(message: str, *, below: bool = False) -> None:
             say_status(*(["", line] if below else [line]))
     except (OSError, ValueError):
         _redirect_to_devnull(sys.stderr)
+
+
+@contextmanager
+def _clean_warnings() -> Iterator[None]:
+    """Prints warnings of libraries, which may quote a name, as lines that do nothing."""
+    show = warnings.showwarning
+
+    def show_cleaned(
+        message: Warning | str, category: type[Warning], *where: Any, **options: Any
+    ) -> None:
+        show(one_line(message), category, *where, **options)
+
+    warnings.showwarning = show_cleaned
+    try:
+        yield
+    finally:
+        warnings.showwarning = show
 
 
 # Ctrl-C.

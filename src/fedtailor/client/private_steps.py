@@ -67,7 +67,12 @@ class PrivateSteps:
             norm = jnp.sqrt(sum(squares))
             tiny = jnp.finfo(norm.dtype).tiny
             scale = jnp.minimum(1.0, self._norm / jnp.maximum(norm, tiny))
-            return jax.tree.map(lambda g: g * scale.astype(g.dtype), grads)
+            # An example on which the model overflows adds nothing. If the step became
+            # NaN instead, one example would decide whether the client refuses.
+            is_finite = jnp.isfinite(norm)
+            return jax.tree.map(
+                lambda g: jnp.where(is_finite, g * scale.astype(g.dtype), 0), grads
+            )
 
         # The sum of the clipped gradients, in which padding has weight 0.
         numbers = jnp.arange(len(batch.y))

@@ -16,6 +16,7 @@ from fedtailor.protocol import (
     Pipeline,
     Predictor,
     encode,
+    noise_of,
 )
 
 EVALUATION_SPLITS = ("val", "test")
@@ -57,7 +58,14 @@ def client_task(
         return {"update": algorithm.probe(inbox, local)}
     if task == "client":
         algorithm_state, uplink_state = state
+        before = algorithm_state
         algorithm_state, update = algorithm.client(algorithm_state, inbox, local)
+        if noise_of(uplink, by="client") is not None:
+            # The client's noise has to hide, too, that training overflowed.
+            is_finite = all_finite((algorithm_state, update))
+            algorithm_state = jax.tree.map(
+                lambda new, old: jnp.where(is_finite, new, old), algorithm_state, before
+            )
         update, uplink_state = encode(uplink, update, inbox, uplink_state, local)
         # The server needs this number for its privacy accounting.
         if local.context.private_steps_taken is not None:

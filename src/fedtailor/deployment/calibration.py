@@ -10,25 +10,54 @@ from fedtailor.deployment.opening import OpenedRun, final_folder, is_export, ope
 from fedtailor.models import Model
 from fedtailor.protocol import require
 from fedtailor.report.coverage import calibration_of_rows
-from fedtailor.storage.calibration_file import read_calibration
+from fedtailor.storage.calibration_file import CALIBRATION, read_calibration
+from fedtailor.storage.final_models import read_final
 from fedtailor.tasks import cross_entropy, squared_error, task_of
 
 
 def calibration_at(directory: Path | str) -> Calibration:
-    """The calibration of a run, or of exported models.
+    """The calibration of a run, of final or of exported models.
 
     Raises:
         ValueError: there is none.
     """
     path = Path(directory)
-    is_final = path.is_dir() and final_folder(path) is not None
+    final = final_folder(path) if path.is_dir() else None
+    if final is None:
+        if is_export(path):
+            return read_calibration(path)
+        return calibration_of(open_run(path))
     require(
-        not is_final,
-        f"{path} holds models that were refitted on all rows, and none are left for sets"
-        " and intervals; predict with a run of the comparison (`fedtailor models RESULTS`"
-        " lists them)",
+        (final / CALIBRATION).exists(),
+        f"{final} holds no {CALIBRATION}, which sets and intervals are from: its models"
+        " predict neither classes nor one number, or an older version made them"
+        " (`fedtailor finalize` again)",
     )
-    return read_calibration(path) if is_export(path) else calibration_of(open_run(path))
+    return read_calibration(final)
+
+
+def statement_of_final(directory: Path | str) -> str | None:
+    """What sets and intervals of final models promise, in a line; None for others.
+
+    Raises:
+        ValueError: the record is damaged.
+    """
+    path = Path(directory)
+    final = final_folder(path) if path.is_dir() else None
+    if final is None:
+        return None
+    record = read_final(final)
+    if record.kept:
+        return (
+            f"sets and intervals are from {record.kept:,} test rows, on which these models"
+            " were not trained and nothing was chosen"
+        )
+    return (
+        "sets and intervals are from the test rows of the comparison's first split, and"
+        " their promise is one of the models that it trained without them; these were"
+        " refitted on all rows, and it holds for them as far as they are no worse"
+        " (finalize --keep-test: a promise of their own)"
+    )
 
 
 def calibration_of(run: OpenedRun) -> Calibration:

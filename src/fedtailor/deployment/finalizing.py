@@ -1,25 +1,32 @@
 """`finalize`: refits what a comparison chose on all rows, for use."""
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
+import polars as pl
+
 from fedtailor._documentation import see
 from fedtailor._files import file_digest, private_folder, publish, reason
+from fedtailor.conformal import Calibration
 from fedtailor.deployment.settings import spec_of
 from fedtailor.executors import Settings
 from fedtailor.models import Model
 from fedtailor.protocol import Diverged, check_choice, require
 from fedtailor.report.comparison import slug
+from fedtailor.report.coverage import calibration_of_rows, predicted_kind
 from fedtailor.report.decision import decide
 from fedtailor.report.experiment import StoredExperiment, experiments
 from fedtailor.report.stored import StoredRun
 from fedtailor.report.verdict import ClientVerdict, Verdict
-from fedtailor.runs import run_on
+from fedtailor.runs import Run, run_on
 from fedtailor.runs.run import Store, executor_of
+from fedtailor.storage.calibration_file import write_calibration
+from fedtailor.storage.digests import DIGEST_KEY, with_digest
 from fedtailor.storage.final_models import (
     DEFAULT_FOLDER,
     RECORD,
@@ -44,6 +51,7 @@ def finalize(
     method: str | None = None,
     use: Literal["per-client", "for-all"] = "per-client",
     table: Path | None = None,
+    keep_test: bool = False,
     settings: Settings = Settings(),  # noqa: B008 (frozen)
     follow: Follow | None = None,
 ) -> tuple[Path, FinalModels]:
@@ -52,6 +60,10 @@ def finalize(
     Training, validation and test rows are all trained on, with the settings that were
     chosen, for as many rounds as the runs of the comparison took (their median). The
     preprocessing is fitted to all rows, too.
+
+    Sets and intervals of classes and numbers are from test rows of the comparison's first
+    split, on which nothing was chosen: of models that the comparison trained without
+    them or, with `keep_test`, of the final models, which then do not train on them.
 
     Args:
         results: the result directory of a comparison on a table.
@@ -62,6 +74,7 @@ def finalize(
         use: "per-client": what the decision says of each client; "for-all": the method
             that it recommends for all.
         table: path of the table, if the file was moved.
+        keep_test: do not train on the test rows of the first split.
         settings: devices and other settings of the executor.
         follow: shows the progress of each training.
 
@@ -80,7 +93,7 @@ def finalize(
     folder = results / experiment.index.name
     target = folder / DEFAULT_FOLDER if out is None else out
     _require_free(target, is_default=out is None)
-    data = _table_of(experiment, scenario, table)
+    data = _table_of(experiment, scenario, table, keep_test)
     labels = list(dict.fromkeys([used[None], *used.values()]))
     folders = {label: _folder_name(label, labels) for label in labels}
     try:
@@ -88,9 +101,15 @@ def finalize(
         # The final directory is as deep as the temporary one, since runs hold the path of
         # their table relative to their own.
         with private_folder(target.parent, "finalize") as temporary:
+            tested = {label: runs[label][0].rows for label in labels}
             for label in labels:
                 where = temporary / RUNS / folders[label]
-                _train(label, runs[label], data, where, settings, follow)
+                trained = _train(label, runs[label], data, where, settings, follow)
+                if keep_test:
+                    tested[label] = trained.row_outcomes()
+            calibration = _calibration(runs, used, tested)
+            if calibration is not None:
+                write_calibration(calibration, temporary)
             record = FinalModels(
                 run=folders[used[None]],
                 clients={
@@ -99,8 +118,9 @@ def finalize(
                 },
                 metric=_metric(experiment, scenario),
                 splits=len(experiment.index.seeds),
-                rows=len(data.x),
-                digest_of=file_digest(folder / COMPARISON_INDEX),
+                rows=int(data.sizes["train"].sum()),
+                digest_of=_digest_of_index(folder / COMPARISON_INDEX),
+                kept=int(data.sizes["test"].sum()),
             )
             record.write(temporary)
             publish(temporary, target)
@@ -120,7 +140,18 @@ def is_current(experiment_folder: Path) -> bool:
         record = read_final(folder)
     except ValueError:
         return False
-    return record.digest_of == file_digest(experiment_folder / COMPARISON_INDEX)
+    return record.digest_of == _digest_of_index(experiment_folder / COMPARISON_INDEX)
+
+
+def _digest_of_index(path: Path) -> str:
+    """A digest of what was compared: not of how long that took, and on which machine."""
+    content = json.loads(path.read_bytes())
+    kept = {name: content[name] for name in content if name not in _OF_THE_CALL}
+    return with_digest(kept)[DIGEST_KEY]
+
+
+_OF_THE_CALL = ("seconds", "machine", DIGEST_KEY)
+"""What an index says of the call that wrote it."""
 
 
 def _experiment(results: Path, name: str | None) -> StoredExperiment:
@@ -185,8 +216,10 @@ def _require_free(target: Path, *, is_default: bool) -> None:
     )
 
 
-def _table_of(experiment: StoredExperiment, scenario: str, moved: Path | None) -> Any:
-    """The table of a comparison, all of whose rows train."""
+def _table_of(
+    experiment: StoredExperiment, scenario: str, moved: Path | None, keep_test: bool
+) -> Any:
+    """The table of a comparison, all of whose rows train, or all but the test rows."""
     arguments = dict(experiment.index.scenarios[scenario].arguments)
     path = Path(arguments.pop("path")) if moved is None else moved
     arguments.pop("path", None)
@@ -202,7 +235,44 @@ def _table_of(experiment: StoredExperiment, scenario: str, moved: Path | None) -
         f"{path} is not the table that was compared on (its digest differs); compare"
         " again on the new one",
     )
-    return from_table(path, seed=first.seed, all_rows=True, **arguments)
+    if not keep_test:
+        return from_table(path, seed=first.seed, all_rows=True, **arguments)
+    data = from_table(path, seed=first.seed, **{**arguments, "val": 0.0})
+    require(
+        data.sizes["test"].sum() > 0 and data.sizes["val"].sum() == 0,
+        "the test rows can be kept back where they are drawn, and a column of the table"
+        " says which rows are for validation; leave out --keep-test",
+    )
+    return data
+
+
+def _calibration(
+    runs: Mapping[str, Sequence[StoredRun]],
+    used: Mapping[str | None, str],
+    tested: Mapping[str, pl.DataFrame | None],
+) -> Calibration | None:
+    """Sets and intervals from test rows, of each client by its own method.
+
+    Args:
+        runs: label -> runs of the comparison.
+        used: client -> label of its method.
+        tested: label -> outcomes of test rows.
+
+    Returns:
+        None if the models predict neither classes nor one number, or no rows were kept.
+    """
+    parts = []
+    for client, label in used.items():
+        rows = tested[label]
+        if client is not None and rows is not None:
+            parts.append(rows.filter(pl.col("client") == client))
+    first = runs[used[None]][0]
+    rows = pl.concat(parts, how="diagonal") if parts else None
+    kind = predicted_kind(rows, first.manifest["model"]["loss"])
+    if kind is None:
+        return None
+    assert rows is not None
+    return calibration_of_rows(rows, first.clients, kind == "classes")
 
 
 def _train(
@@ -212,8 +282,8 @@ def _train(
     directory: Path,
     settings: Settings,
     follow: Follow | None,
-) -> None:
-    """Train a method on all rows, with the settings of its runs."""
+) -> Run:
+    """Train a method on the rows that are to train, with the settings of its runs."""
     first = runs[0]
     rounds = round(median(run.summary["rounds"] for run in runs))
     spec = spec_of(first.manifest, rounds)
@@ -226,7 +296,7 @@ def _train(
     try:
         with shown as after_round:
             callbacks = [] if after_round is None else [AfterRound(after_round)]
-            run_on(executor, spec, callbacks=callbacks, store=Store(directory))
+            return run_on(executor, spec, callbacks=callbacks, store=Store(directory))
     except Diverged as error:
         raise ValueError(
             f"{first.method} diverges on all rows with the settings that were chosen"

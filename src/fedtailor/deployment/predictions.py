@@ -20,6 +20,7 @@ from fedtailor.tables.problems import first_row
 from fedtailor.tables.reading import read
 from fedtailor.tables.target import label_text
 from fedtailor.tasks import DiscreteTime, Task
+from fedtailor.tasks.task import Decode
 
 ARRAYS = ".npy"
 BETWEEN_LABELS = " | "
@@ -305,16 +306,29 @@ def _predict(
         probabilities=choice.probabilities,
     )
     columns |= survival_columns(task, out, times)
-    if threshold is None:
-        return pl.DataFrame(columns)
-    if task.predicts_classes:
-        # Thresholds are of the model's own probabilities, before a temperature.
-        labels = list(decode(np.arange(out.shape[-1])))
-        columns["set"] = _sets(task.probabilities(out), threshold, labels)
-    else:
-        columns["low"] = columns["prediction"] - threshold
-        columns["high"] = columns["prediction"] + threshold
+    if threshold is not None:
+        columns |= columns_of_threshold(
+            task, out, threshold, decode, columns.get("prediction")
+        )
     return pl.DataFrame(columns)
+
+
+def columns_of_threshold(
+    task: Task, outputs: NDArray[Any], threshold: float, decode: Decode, prediction: Any
+) -> dict[str, Any]:
+    """The set of classes of each row, or the ends of its interval.
+
+    Args:
+        task: what is predicted.
+        outputs: of the model, before a temperature.
+        threshold: the largest score that is taken in.
+        decode: converts class numbers to labels.
+        prediction: the predicted numbers, in the unit of the threshold.
+    """
+    if task.predicts_classes:
+        labels = list(decode(np.arange(outputs.shape[-1])))
+        return {"set": _sets(task.probabilities(outputs), threshold, labels)}
+    return {"low": prediction - threshold, "high": prediction + threshold}
 
 
 def _sets(probs: NDArray[Any], threshold: float, labels: Sequence[Any]) -> list[str]:

@@ -156,14 +156,38 @@ class GaussianNoise(Transform):
         )
         # `announce` sends a clip norm only if it is adaptive.
         clip_norm = inbox.scalars.get(CLIP_NORM, self.norm)
+        if self.by == "client":
+            return self._with_own_noise(update, inbox, clip_norm, local), state
         update, change_norm = clipped(update, inbox, clip_norm, fixed_reference)
         if self.quantile is not None:
             # The server adds noise to the number of these clients.
             is_within = change_norm <= clip_norm
             update[WITHIN_CLIP_NORM] = is_within.astype(change_norm.dtype)
-        if self.by == "client":
-            update = _add_client_noise(update, self.multiplier * clip_norm, local)
         return update, state
+
+    def _with_own_noise(
+        self,
+        update: ClientUpdate,
+        inbox: Inbox,
+        clip_norm: ScalarLike,
+        local: LocalTrainer,
+    ) -> ClientUpdate:
+        """The update with a clipped change and the client's noise.
+
+        The server may have sent any model. The noise is added to the change and not to
+        the model, which is rounded to steps as large as its entries: such a rounding
+        before the noise could make the change longer than the norm. And a change that
+        became NaN or infinite is zero: a refusal would say that the model overflows on
+        this client's rows.
+        """
+        start, change = {}, {}
+        for kind, value in update.items():
+            start[kind] = fixed_reference(kind, value, inbox)
+            difference = value - start[kind]
+            change[kind] = jnp.where(jnp.isfinite(difference).all(), difference, 0)
+        change, _ = clipped(change, inbox, clip_norm, _zero_reference)
+        noisy = _add_client_noise(change, self.multiplier * clip_norm, local)
+        return {kind: start[kind] + noisy[kind] for kind in noisy}
 
     # on the server
     # ----------------------------------------------------------------------------------
@@ -301,6 +325,11 @@ class AdaptiveClipNorm(NamedTuple):
         share_within = noisy_sum / self.expected + 0.5
         # C <- C exp( -eta_C (share within - quantile) )
         return clip_norm * math.exp(-self.rate * (share_within - self.quantile))
+
+
+def _zero_reference(kind: str, value: Array, inbox: Inbox) -> Array:
+    """The reference of a change itself."""
+    return jnp.zeros_like(value)
 
 
 def _add_client_noise(

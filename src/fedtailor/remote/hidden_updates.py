@@ -84,9 +84,10 @@ class HiddenUpdates:
                 minimum=self._minimum,
                 log=self._log,
                 earlier=self._history.released(self._round),
+                members=self._history.members(self._round),
             )
             sums = server.run(weights[:, self._reporting])
-            self._history.record(self._round, vector, server.released)
+            self._history.record(self._round, vector, server.released, server.remaining)
             return sums
 
         return HiddenRows(

@@ -305,7 +305,7 @@ def _job(document: Document) -> Job:
         host=host,
         port=port,
         schema=_schema(_table(_Data, content, "data")),
-        model=architecture(content["model"], ("model",)),
+        model=_model(content["model"]),
         algorithm=algorithm,
         rounds=training.rounds,
         seed=training.seed,
@@ -317,6 +317,19 @@ def _job(document: Document) -> Job:
         sums=_sums(privacy, algorithm, uplink, participation),
         content=content,
     )
+
+
+def _model(table: Mapping[str, Any]) -> Architecture:
+    if table.get("use") == "auto":
+        # Both would have to be trained over the machines, which doubles what clients
+        # send and spend, and whoever chose would see all clients' measurements of both.
+        raise ConfigError(
+            ("model", "use"),
+            "a job trains one model: `fedtailor compare TABLE --model auto` chooses between"
+            " linear and mlp on validation data; name what it chose (over machines a choice"
+            " would cost each client both trainings)",
+        )
+    return architecture(table, ("model",))
 
 
 @contextmanager

@@ -427,6 +427,19 @@ class SecureSumClient:
             for name, is_there in zip(session.neighbours, there, strict=True)
             if not is_there
         ]
+        # Of more clients than it adds with, some are no neighbours.
+        members = [
+            name
+            for name, column in zip(session.columns, session.weights.T, strict=True)
+            if name not in absent and (name in session.neighbours or column.any())
+        ]
+        refuse_unless(
+            self._history.may_add(members, self._round, self._run),
+            Refusal.UNSAFE_SUM,
+            "it has a part in sums of other clients: those of a sum have to be among"
+            " those of the sum before, and more than half of those of the first, so that"
+            " somebody knows all sums that may be combined",
+        )
         weights = session.weights.copy()
         weights[:, [name in absent for name in session.columns]] = 0
         # Its neighbours hide this client's vector, as their keys are theirs. Whether the
@@ -445,7 +458,9 @@ class SecureSumClient:
         refuse_unless(not line, Refusal.UNSAFE_SUM, line)
         # A client that is not asked to unmask a sum does not learn whether it was
         # computed. So the sum counts from when the vector is sent.
-        self._history.record(self._round, session.vector_name, together, self._run)
+        self._history.record(
+            self._round, session.vector_name, together, members, self._run
+        )
 
     def _reveal_shares(
         self, session: _Session, arrays: Mapping[str, np.ndarray]

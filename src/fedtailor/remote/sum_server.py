@@ -8,7 +8,7 @@ vectors stay masked: nothing is unmasked before the last stage.
 
 import random
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,9 +107,12 @@ class SecureSumServer:
         neighbours: maximum number of other clients with which a client shares masks and
             secrets.
         earlier: the sums with which those of this run may be combined.
+        members: the clients of these; others would be refused by them, and are lost from
+            the beginning. None = everybody may take part.
 
     Attributes:
         released: `earlier` and the sums of this run, when it is done.
+        remaining: the clients whose vectors are in the sums, when it is done.
     """
 
     def __init__(
@@ -123,12 +126,17 @@ class SecureSumServer:
         log: Callable[[str], None] = lambda line: None,
         neighbours: int = MAX_NEIGHBOURS,
         earlier: ReleasedSums | None = None,
+        members: Collection[str] | None = None,
     ) -> None:
         self._run_stage, self._names = run_stage, tuple(names)
         self._size, self._settings = size, settings
         self._minimum, self._log = max(minimum, MIN_CLIENTS), log
         self._max_neighbours = neighbours
         self.released = ReleasedSums() if earlier is None else earlier
+        self.remaining: tuple[str, ...] = ()
+        self._asked = [
+            name for name in self._names if members is None or name in members
+        ]
         self._session = secrets.token_hex(8)
         self._mask_session = self._session  # by which masks are derived
         # By client, from the first two stages.
@@ -190,6 +198,7 @@ class SecureSumServer:
         if line:
             raise TooFewClients(f"{line}, as others are lost; the round does not count")
         self.released = self.released.with_sums(self._names, arrived)
+        self.remaining = tuple(masked)
         total = FixedPoint(self._settings.range).decode(self._unmask(masked, shares))
         # Rescale each sum from its surviving weights to the weights asked for.
         remaining = np.abs(np.where(surviving, scaled, 0.0)).sum(axis=1)
@@ -213,8 +222,8 @@ class SecureSumServer:
     def _advertise_keys(self) -> Mapping[str, NamedArrays]:
         """Ask each client for its two public keys."""
         key = ArraySpec((KEY_BYTES,), "uint8")
-        arrays: dict[str, NamedArrays] = {name: {} for name in self._names}
-        specs = {name: {"masking": key, "sealing": key} for name in self._names}
+        arrays: dict[str, NamedArrays] = {name: {} for name in self._asked}
+        specs = {name: {"masking": key, "sealing": key} for name in self._asked}
         answers = self._run_stage(SumStage(KEYS, self._session, arrays, specs))
         self._check_enough(answers)
         return answers

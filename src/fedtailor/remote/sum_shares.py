@@ -11,10 +11,10 @@ one sum it is |w_i| / sum_j |w_j|. It depends on the row space of W only.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -157,12 +157,33 @@ class ReleasedSums:
         return float(shares[client]), self.names[client]
 
 
+class _Kept(NamedTuple):
+    """What is kept of the sums of a round, or of all.
+
+    Attributes:
+        round: the last round.
+        sums: the sums by the vector.
+        first: number of clients of the first sum.
+        members: names of the clients of the last one.
+    """
+
+    round: int
+    sums: dict[str, ReleasedSums]
+    first: int = 0
+    members: frozenset[str] = frozenset()
+
+
 class SumHistory:
     """The sums that a server may combine, by the vectors that they add.
 
     Sums of different vectors of a client may be combined, too: one vector often follows
     from another. What SCAFFOLD's clients send beside their models is the change of these,
     times a number that the server knows; two models that begin alike stay alike.
+
+    A client knows the sums that it has a part in. So that some client knows all that may
+    be combined, the clients of each sum are among those of the one before, and more than
+    half of those of the first: any two sums then share clients, and whoever is in the
+    last one is in all.
 
     Args:
         scope: "run" for the sums of all rounds, also of other runs of the job; "round"
@@ -175,8 +196,7 @@ class SumHistory:
 
     def __init__(self, scope: str, path: Path | None = None) -> None:
         self._scope, self._path = scope, path
-        # The last round of each run, and its sums by the vector.
-        self._runs: dict[str, tuple[int, dict[str, ReleasedSums]]] = {}
+        self._runs: dict[str, _Kept] = {}
         if path is not None and path.exists():
             try:
                 content = json.loads(path.read_text("utf-8"))
@@ -189,7 +209,15 @@ class SumHistory:
                             bool(np.isfinite(basis).all()), "a weight is not finite"
                         )
                         released[key] = ReleasedSums(names, basis)
-                    self._runs[run] = int(entry["round"]), released
+                    # Files of earlier versions do not say who had a part in the sums.
+                    everybody = [
+                        name for sums in released.values() for name in sums.names
+                    ]
+                    members = frozenset(map(str, entry.get("members", everybody)))
+                    first = int(entry.get("first", len(members)))
+                    self._runs[run] = _Kept(
+                        int(entry["round"]), released, first, members
+                    )
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ValueError(
                     f"cannot read {path}: {error}; it says which sums this client has a"
@@ -203,7 +231,7 @@ class SumHistory:
     def is_past(self, round: int, run: str = "") -> bool:
         """Whether the sums of a round are not known any more, as a later one was added."""
         run, round = self._place(run, round)
-        return run in self._runs and round < self._runs[run][0]
+        return run in self._runs and round < self._runs[run].round
 
     def released(self, round: int, run: str = "") -> ReleasedSums:
         """The sums, of any vectors, that may be combined with those of a round.
@@ -213,21 +241,38 @@ class SumHistory:
             run: identity of the run.
         """
         together = ReleasedSums()
-        for sums in self._of(round, run).values():
+        for sums in self._of(round, run).sums.values():
             together = together.with_sums(sums.names, sums.basis)
         return together
 
     def vectors(self, round: int, run: str = "") -> list[Any]:
         """The names of the vectors of which there are sums."""
-        return [json.loads(key) for key in self._of(round, run)]
+        return [json.loads(key) for key in self._of(round, run).sums]
 
-    def _of(self, round: int, run: str) -> dict[str, ReleasedSums]:
+    def members(self, round: int, run: str = "") -> frozenset[str] | None:
+        """The clients of whom there may be further sums; None if there is no sum yet."""
+        kept = self._of(round, run)
+        return kept.members if kept.first else None
+
+    def may_add(self, members: Collection[str], round: int, run: str = "") -> bool:
+        """Whether a further sum of these clients may be combined with those before."""
+        kept = self._of(round, run)
+        return not kept.first or (
+            kept.members.issuperset(members) and 2 * len(members) > kept.first
+        )
+
+    def _of(self, round: int, run: str) -> _Kept:
         run, round = self._place(run, round)
-        last, sums = self._runs.get(run, (round, {}))
-        return sums if last == round else {}
+        kept = self._runs.get(run)
+        return kept if kept is not None and kept.round == round else _Kept(round, {})
 
     def record(
-        self, round: int, vector: Any, sums: ReleasedSums, run: str = ""
+        self,
+        round: int,
+        vector: Any,
+        sums: ReleasedSums,
+        members: Collection[str],
+        run: str = "",
     ) -> None:
         """Replace the sums of a vector, for `released` in this round and later ones.
 
@@ -235,21 +280,34 @@ class SumHistory:
             round, run: see `released`.
             vector: names the vectors that are added, as plain values.
             sums: `released`, and further sums of this vector.
+            members: the clients of the last sum; they `may_add`.
         """
-        before = self._of(round, run).get(json.dumps(vector))
-        if before is not None and len(before.basis) == len(sums.basis):
+        kept, key, remaining = (
+            self._of(round, run),
+            json.dumps(vector),
+            frozenset(members),
+        )
+        before = kept.sums.get(key)
+        is_old = before is not None and len(before.basis) == len(sums.basis)
+        if is_old and remaining == kept.members:
             return  # nothing is new
-        kept = self._of(round, run) | {json.dumps(vector): sums}
+        all_sums = kept.sums if is_old else kept.sums | {key: sums}
         run, round = self._place(run, round)
-        self._runs[run] = round, kept
+        first = kept.first or len(remaining)
+        self._runs[run] = _Kept(round, all_sums, first, remaining)
         if self._path is None:
             return
         stored = {}
-        for name, (last, released) in self._runs.items():
+        for name, (last, released, first, remaining) in self._runs.items():
             content = {
                 key: {"names": sums.names, "basis": sums.basis.tolist()}
                 for key, sums in released.items()
             }
-            stored[name] = {"round": last, "sums": content}
+            stored[name] = {
+                "round": last,
+                "sums": content,
+                "first": first,
+                "members": sorted(remaining),
+            }
         with atomic_write(self._path) as temporary:
             temporary.write_text(json.dumps({"runs": stored}), "utf-8")

@@ -14,8 +14,9 @@ import numpy as np
 
 from fedtailor._files import private_folder, reason
 from fedtailor.client.private_steps import private_settings
+from fedtailor.conformal import Calibration
 from fedtailor.executors import DeviceExecutor, Settings
-from fedtailor.federation import Federation
+from fedtailor.federation import Federation, Split
 from fedtailor.protocol import (
     PRIVATE_STEPS,
     Algorithm,
@@ -42,9 +43,11 @@ from fedtailor.remote.secure_sums import STAGES, SUM, hidden_kinds
 from fedtailor.remote.sum_client import SecureSumClient
 from fedtailor.remote.vector_cache import INITIAL
 from fedtailor.remote.wire import WORK, named, read_downlink
+from fedtailor.storage.calibration_file import write_calibration
 from fedtailor.storage.export import export_models
 from fedtailor.storage.personal_model import PersonalModel
 from fedtailor.tables.encoding import MIN_ROWS
+from fedtailor.tasks import cross_entropy, squared_error, task_of
 from fedtailor.training.privacy import delta_of
 
 MODE = "mode"
@@ -107,6 +110,9 @@ class RoundHandler:
         # The state that `init_unseen` returned, and its (round, phase). It is needed
         # for the next requests only, and not written to disk.
         self._newcomer: tuple[tuple[int, int], Any] = ((-1, -1), None)
+        # By phase, computed once.
+        self._initial_states: dict[int, Any] = {}
+        self._descriptions: dict[int, dict[str, Any]] = {}
         # Results of a canonical executor do not depend on this machine's devices.
         self._executor = DeviceExecutor(
             federation, plan.model, Settings(devices=1, canonical=True)
@@ -176,7 +182,7 @@ class RoundHandler:
             isinstance(phase, int)
             and phase in phases
             and mode in ("", *plan.phase(phase).modes)
-            and description == plan.describe(phase),
+            and description == self._description(phase),
             Refusal.OTHER_METHOD,
             "the coordinator asks for another method, hyper-parameter or seed than this"
             " job's",
@@ -205,6 +211,12 @@ class RoundHandler:
         )
         self._check_rounds(request)
         return phase
+
+    def _description(self, phase: int) -> dict[str, Any]:
+        """What a request of a phase has to say about the method."""
+        if phase not in self._descriptions:
+            self._descriptions[phase] = self._plan.describe(phase)
+        return self._descriptions[phase]
 
     def _check_rounds(self, request: Request) -> None:
         """Check the numbers of rounds in a request.
@@ -355,15 +367,25 @@ class RoundHandler:
     def _initial_state(self, request: Request, algorithm: Algorithm) -> Any:
         """The state of a client that has not taken part in this phase."""
         plan, initial = self._plan, request.arrays.get(INITIAL)
-        theta = jnp.asarray(plan.initial() if initial is None else initial)
-        size = plan.model.size
-        refuse_unless(
-            theta.shape == (size,),
-            Refusal.MALFORMED,
-            f"the initial model has shape {theta.shape}; it must be ({size},)",
-        )
-        state = algorithm.init_state(theta, plan.model)
-        return state, init_pipeline(plan.uplink, theta)
+        if initial is not None:
+            size = plan.model.size
+            refuse_unless(
+                initial.shape == (size,),
+                Refusal.MALFORMED,
+                f"the initial model has shape {initial.shape}; it must be ({size},)",
+            )
+            return self._begun(jnp.asarray(initial), algorithm)
+        # Drawing the initial model takes longer than answering with a small one.
+        phase = request.algorithm["phase"]
+        if phase not in self._initial_states:
+            theta = jnp.asarray(plan.initial())
+            self._initial_states[phase] = self._begun(theta, algorithm)
+        return self._initial_states[phase]
+
+    def _begun(self, theta: jax.Array, algorithm: Algorithm) -> Any:
+        """The states of a method and of the uplink that begin with a model."""
+        state = algorithm.init_state(theta, self._plan.model)
+        return state, init_pipeline(self._plan.uplink, theta)
 
     def _save(self, round: int, states: Any) -> None:
         """Save the client's state (leaves [1, ...]), if the method has states."""
@@ -386,10 +408,34 @@ class RoundHandler:
         )
         with private_folder(self._store.directory, PERSONAL) as folder:
             export_models([model], folder / "new", own_examples=True)
+            calibration = own_calibration(model, federation.client(0).val)
+            if calibration is not None:
+                write_calibration(calibration, folder / "new")
             directory = self._store.directory / PERSONAL
             if directory.exists():
                 directory.rename(folder / "old")
             (folder / "new").rename(directory)
+
+
+def own_calibration(model: PersonalModel, val: Split) -> Calibration | None:
+    """What sets and intervals of a client's model are from: its own validation rows. Of
+    this nothing leaves the client.
+
+    Scores of numbers are in the unit of the model's targets.
+
+    Returns:
+        None without such rows, or where the model predicts neither classes nor one number.
+    """
+    task = model.model.task
+    if not len(val.y):
+        return None
+    if task == cross_entropy:
+        of_true = model.probabilities(val.x)[np.arange(len(val.y)), val.y]
+        return Calibration.of("classes", {model.name: 1 - of_true})
+    if task == task_of(squared_error) and model.model.outputs == 1:
+        errors = np.abs(model.outputs(val.x).reshape(-1) - val.y.reshape(-1))
+        return Calibration.of("numbers", {model.name: errors})
+    return None
 
 
 def without_small_splits(scores: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

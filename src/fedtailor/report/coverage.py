@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
@@ -12,6 +13,7 @@ from fedtailor.protocol import require
 from fedtailor.report.stored import StoredRun
 from fedtailor.report.tables import Cell, ReportTable
 from fedtailor.runs.row_outcomes import TEMPERATURE
+from fedtailor.tasks import cross_entropy, loss_of, squared_error
 
 COVERAGE = 0.9
 """The share of rows that sets and intervals of reports are to hold."""
@@ -81,6 +83,28 @@ def calibration_of_rows(
     )
 
 
+def predicted_kind(
+    rows: pl.DataFrame | None, loss: Any
+) -> Literal["classes", "numbers"] | None:
+    """What the models of stored rows predict, if there are sets or intervals for it.
+
+    Args:
+        rows: outcomes of rows.
+        loss: the loss of the models, as a manifest has it.
+    """
+    if rows is None or rows.is_empty():
+        return None
+    try:
+        trained_by = loss_of(loss)
+    except ValueError:
+        return None
+    if "correct" in rows.columns:
+        # Scores are probabilities only of models that are trained by their log loss.
+        return "classes" if trained_by == cross_entropy else None
+    is_number = rows.schema.get("target") == pl.Float32
+    return "numbers" if is_number and trained_by == squared_error else None
+
+
 def scores_of(rows: pl.DataFrame, are_classes: bool) -> np.ndarray:
     """The conformity scores of stored rows [n]."""
     if are_classes:
@@ -140,19 +164,13 @@ def coverage_table(
     """
     by_client: dict[str, list[Coverage]] = {}
     for run in seeds:
-        if run.rows is None or run.validation is None or run.rows.is_empty():
+        kind = predicted_kind(run.rows, run.manifest["model"]["loss"])
+        if kind is None or run.validation is None or run.validation.is_empty():
             continue
-        are_classes = "correct" in run.rows.columns
-        loss = run.manifest["model"]["loss"]
-        is_number = loss == "squared_error" and (
-            run.rows.schema.get("target") == pl.Float32
+        assert run.rows is not None
+        calibration = calibration_of_rows(
+            run.validation, run.clients, kind == "classes"
         )
-        if run.validation.is_empty() or not (are_classes or is_number):
-            continue
-        # Scores are probabilities only of models that are trained by their log loss.
-        if are_classes and loss != "cross_entropy":
-            continue
-        calibration = calibration_of_rows(run.validation, run.clients, are_classes)
         for found in coverages(calibration, run.rows, coverage):
             by_client.setdefault(found.client, []).append(found)
     rows = [_row(found) for found in by_client.values()]

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor._printable import one_line
 from fedtailor.protocol.diagnostics import (
     Diagnostic,
     LineDiagnostic,
@@ -300,7 +301,7 @@ def _plot_matrix(
         axis.axhline(group_boundary, color="white", linewidth=1)
         axis.axvline(group_boundary, color="white", linewidth=1)
     order_note = " (by group)" if np.ptp(groups) else ""
-    axis.set(xlabel="learns from client $j$", ylabel=f"client $i${order_note}")
+    axis.set(xlabel="learns from client j", ylabel=f"client i{order_note}")
     _use_integer_ticks(axis.xaxis, axis.yaxis)
     axis.figure.colorbar(image, ax=axis, label=diagnostic.name, shrink=0.85)
 
@@ -377,6 +378,7 @@ def _figure(
 
     matplotlib.use("agg")
     from matplotlib import pyplot as plt
+    from matplotlib.text import Text
 
     settings: dict[Any, Any] = {
         "font.size": 9,
@@ -384,6 +386,8 @@ def _figure(
         "axes.spines.right": False,
         # A fixed salt and no date make equal figures equal files.
         "svg.hashsalt": "fedtailor",
+        # Names may hold dollar signs, and what stands between them may be no formula.
+        "text.parse_math": False,
     }
     rows = -(-panels // columns)
     with plt.rc_context(settings):
@@ -398,6 +402,8 @@ def _figure(
             unused_axis.set_visible(False)
         paths: list[Path] = []
         yield list(axes.flat[:panels]), paths
+        for text in figure.findobj(Text):
+            text.set_text("\n".join(map(one_line, text.get_text().split("\n"))))
         path.parent.mkdir(parents=True, exist_ok=True)
         for suffix in (".png", ".svg"):
             target = path.with_name(path.name + suffix)

@@ -363,7 +363,9 @@ def _header_lines(headers: Sequence[str]) -> list[str]:
 
 
 def _latex_text(cell: Cell) -> str:
-    return _on_one_line(str(cell)).translate(_LATEX)
+    text = _on_one_line(str(cell)).translate(_LATEX)
+    # After the end of a row, LaTeX takes these for options of that end.
+    return f"{{}}{text}" if text.startswith(("[", "*")) else text
 
 
 _LATEX = str.maketrans(

@@ -1,6 +1,7 @@
 """The directory of models that were refitted on all rows, and its record.
 
 final.json        which client uses which run, and what a comparison says of it
+calibration.json  scores of test rows, which sets and intervals are from
 runs/<method>/    the run directories, one for each method that is used
 """
 
@@ -51,6 +52,9 @@ class FinalModels:
         splits: number of splits of the comparison.
         rows: number of rows that were trained on.
         digest_of: digest of the comparison's index.
+        kept: number of test rows that were not trained on, from which sets and intervals
+            are; 0 = all rows were trained on, and sets are from the comparison's test
+            rows.
     """
 
     run: str
@@ -59,6 +63,7 @@ class FinalModels:
     splits: int
     rows: int
     digest_of: str
+    kept: int = 0
     format: str = FORMAT
 
     def write(self, directory: Path) -> None:

@@ -40,7 +40,7 @@ class Options:
 def export(arguments: list[str]) -> int:
     """Exports the personal models with their cards."""
     options = parse(Options, arguments, "fedtailor export")
-    from fedtailor.deployment.calibration import calibration_of
+    from fedtailor.deployment.calibration import calibration_at
     from fedtailor.deployment.card import write_cards
     from fedtailor.deployment.onnx_export import export_onnx
     from fedtailor.deployment.opening import runs_of_clients
@@ -61,17 +61,15 @@ def export(arguments: list[str]) -> int:
             " are",
         )
         export_models(models, options.out)
-    first = next(iter(runs.values()))
-    if all(run is first for run in runs.values()):
-        try:
-            calibration = calibration_of(first)
-        except Damaged:
-            raise
-        except ValueError:
-            # Without validation rows there are models, and no sets of them.
-            pass
-        else:
-            write_calibration(calibration.only(list(runs)), options.out)
+    try:
+        calibration = calibration_at(options.run)
+    except Damaged:
+        raise
+    except ValueError:
+        # Without rows for it there are models, and no sets of them.
+        pass
+    else:
+        write_calibration(calibration.only(list(runs)), options.out)
     cards = write_cards(runs, options.out)
     say(
         f"{len(models)} models ({options.format}) and {len(cards)} cards:"

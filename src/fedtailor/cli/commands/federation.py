@@ -13,7 +13,7 @@ import numpy as np
 import tyro
 
 from fedtailor._memory import save_memory
-from fedtailor._printable import csv_of_frame, say, say_block
+from fedtailor._printable import csv_of_frame, say, say_block, say_status
 from fedtailor.cli.commands._federation_admin import (
     Positional,
     RenewOptions,
@@ -203,6 +203,10 @@ class PredictOptions:
     """Write the probability of every class, too."""
     times: tuple[float, ...] = ()
     """Of survival: the times at which to write the share without the event."""
+    coverage: float | None = None
+    """Write sets of classes, or intervals of a number, that are to hold the truth in this
+    share of rows, such as 0.9: from this client's own validation rows.
+    """
 
 
 @dataclass(frozen=True)
@@ -553,6 +557,9 @@ def _predict(options: PredictOptions) -> int:
         statistics,
         options.probabilities,
         options.times,
+        None
+        if options.coverage is None
+        else _threshold(path, kit.name, options.coverage),
     )
     if schema.windowing is not None:
         ends = [
@@ -564,6 +571,36 @@ def _predict(options: PredictOptions) -> int:
     return 0
 
 
+def _threshold(path: Path, name: str, coverage: float) -> float:
+    """The largest score that sets and intervals take in.
+
+    Raises:
+        ValueError: the client had no validation rows, or the coverage is none.
+    """
+    from fedtailor.conformal import (
+        conformal_rank,
+        quantile_of_scores,
+        require_coverage,
+    )
+    from fedtailor.storage.calibration_file import CALIBRATION, read_calibration
+
+    require_coverage(coverage)
+    require(
+        (path / CALIBRATION).exists(),
+        "sets and intervals are from this client's validation rows, of classes or one"
+        " number; the job has none, or an older version trained the model",
+    )
+    calibration = read_calibration(path)
+    rows = len(calibration.clients[name].scores)
+    say_status(f"sets and intervals are from {rows} validation rows of {name}")
+    if conformal_rank(rows, coverage) > rows:
+        share = f"{100 * coverage:g} %"
+        say_status(f"these are too few for {share}: everything is taken in")
+    scores = calibration.clients[name].scores
+    value = quantile_of_scores(scores, coverage)
+    return min(value, 1.0) if calibration.kind == "classes" else value
+
+
 def predictions_of(
     model: "PersonalModel",
     x: np.ndarray,
@@ -571,6 +608,7 @@ def predictions_of(
     statistics: "Statistics | None",
     probabilities: bool,
     times: Sequence[float] = (),
+    threshold: float | None = None,
 ) -> "pl.DataFrame":
     """Predictions in the columns of `fedtailor predict`.
 
@@ -581,6 +619,8 @@ def predictions_of(
         statistics: the agreed preprocessing; None if the job has none.
         probabilities: whether to return the probability of every class.
         times: of survival, when to predict the share without the event.
+        threshold: the largest score that sets and intervals take in, in the unit of the
+            model's targets; None = none are asked for.
 
     Raises:
         ValueError: probabilities are asked of a regression, or curves of a model that has
@@ -588,7 +628,11 @@ def predictions_of(
     """
     import polars as pl
 
-    from fedtailor.deployment.predictions import check_times, survival_columns
+    from fedtailor.deployment.predictions import (
+        check_times,
+        columns_of_threshold,
+        survival_columns,
+    )
 
     def decode(values: np.ndarray) -> np.ndarray:
         if schema.classes:
@@ -603,6 +647,13 @@ def predictions_of(
         out, decode, probabilities=probabilities
     )
     columns |= survival_columns(model.model.task, out, times)
+    if threshold is not None:
+        scale = 1.0
+        if statistics is not None:
+            scale = statistics.preprocessing(schema).target_scale
+        columns |= columns_of_threshold(
+            model.model.task, out, scale * threshold, decode, columns.get("prediction")
+        )
     return pl.DataFrame({"row": np.arange(1, len(out) + 1), **columns})
 
 

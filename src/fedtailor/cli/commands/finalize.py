@@ -39,6 +39,10 @@ class Options:
     """
     table: Path | None = None
     """Where the table is now, if it was moved."""
+    keep_test: bool = False
+    """Do not train on the test rows of the first split: sets and intervals (`predict
+    --coverage`) are then a promise of these models.
+    """
 
 
 def finalize(arguments: list[str]) -> int:
@@ -51,6 +55,7 @@ def finalize(arguments: list[str]) -> int:
         method=options.method,
         use=options.use,
         table=options.table,
+        keep_test=options.keep_test,
     )
     return 0
 
@@ -63,6 +68,7 @@ def write_final(
     method: str | None = None,
     use: Literal["per-client", "for-all"] = "per-client",
     table: Path | None = None,
+    keep_test: bool = False,
     quiet: bool = False,
 ) -> Path:
     """Refits the chosen methods, and says where the models are."""
@@ -77,6 +83,7 @@ def write_final(
             method=method,
             use=use,
             table=table,
+            keep_test=keep_test,
             follow=progress_of,
         )
     if not quiet:
@@ -100,8 +107,10 @@ def say_models(results: Path, experiment: str, *, is_final: bool) -> None:
 def _say_record(directory: Path, record: FinalModels) -> None:
     methods = dict.fromkeys(it.method for it in record.clients.values())
     client = next(iter(record.clients))
+    trained = f"all {record.rows:,} rows"
+    if record.kept:
+        trained = f"{record.rows:,} rows, without {record.kept:,} test rows"
     say(
-        f"The models, refitted on all {record.rows:,} rows ({', '.join(methods)}):"
-        f" {directory}",
+        f"The models, refitted on {trained} ({', '.join(methods)}): {directory}",
         f"fedtailor predict {directory} ROWS.csv --client {shlex.quote(client)}",
     )

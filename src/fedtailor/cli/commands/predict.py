@@ -48,7 +48,7 @@ class Options:
     coverage: float | None = None
     """Write sets of classes, or intervals of a number, that are to hold the truth in this
     share of rows, such as 0.9: from the client's own validation rows where it has 50, else
-    from those of its group or of all clients.
+    from those of its group or of all clients. Final models: from test rows.
     """
     calibrated: bool = False
     """Divide logits by the client's temperature, so that probabilities are as often right
@@ -63,7 +63,11 @@ class Options:
 def predict(arguments: list[str]) -> int:
     """Writes predictions as comma-separated values."""
     options = parse(Options, arguments, "fedtailor predict")
-    from fedtailor.deployment.calibration import calibration_at, notes
+    from fedtailor.deployment.calibration import (
+        calibration_at,
+        notes,
+        statement_of_final,
+    )
     from fedtailor.deployment.opening import models_at
     from fedtailor.deployment.predictions import predictions
     from fedtailor.experiments.texts import given_model
@@ -89,6 +93,8 @@ def predict(arguments: list[str]) -> int:
             times=options.times,
         )
     if options.coverage is not None and calibration is not None:
+        if statement := statement_of_final(options.run):
+            say_status(statement)
         named = table["client"].unique(maintain_order=True) if "client" in table else ()
         asked = list(named) or [options.client or next(iter(models))]
         for line in notes(calibration, asked, options.coverage):

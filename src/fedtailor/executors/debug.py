@@ -66,7 +66,13 @@ class DebugExecutor(DeviceExecutor):
         # by row.
         streams, (clients,) = self.devices.inputs([request])
         pipelines = Pipelines(exchange.uplink, exchange.received_through)
-        shared = SharedInputs(exchange.algorithm, pipelines, self.devices.pool, streams)
+        shared = SharedInputs(
+            exchange.algorithm,
+            pipelines,
+            self.devices.pool,
+            streams,
+            self.devices.frozen(self.model),
+        )
         outputs = []
         for row, client in enumerate(request.clients):
             client_inputs = jax.tree.map(

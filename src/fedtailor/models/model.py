@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Shaped
 
 from fedtailor.models.architecture import Architecture, Network
+from fedtailor.models.frozen_arrays import FrozenArrays
 from fedtailor.models.parameter_layout import (
     is_parameter,
     layout_of,
@@ -127,6 +128,13 @@ class Model:
             with jax.disable_jit(False):
                 return _compiled_vector(leaves).astype(dtype)
         return _vector(leaves).astype(dtype)
+
+    @property
+    def frozen(self) -> FrozenArrays | None:
+        """The arrays that no training changes, which are no part of theta; None if there
+        are none.
+        """
+        return self.architecture.frozen
 
     # parts
     # ----------------------------------------------------------------------------------

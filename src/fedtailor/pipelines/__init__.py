@@ -14,7 +14,9 @@ from fedtailor._renamed import old_names
 from fedtailor.pipelines.cast import Cast
 from fedtailor.pipelines.clip import Clip
 from fedtailor.pipelines.gaussian_noise import GaussianNoise
+from fedtailor.pipelines.lies import Lies
 from fedtailor.pipelines.quantize import Quantize
+from fedtailor.pipelines.robust_mean import RobustMean
 from fedtailor.pipelines.top_k import TopK
 from fedtailor.protocol import (
     Pipeline,
@@ -29,7 +31,9 @@ __all__ = [
     "Cast",
     "Clip",
     "GaussianNoise",
+    "Lies",
     "Quantize",
+    "RobustMean",
     "TopK",
     "check_stages",
     "find_transform",

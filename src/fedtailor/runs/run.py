@@ -371,6 +371,8 @@ def run_exchanges(
         else:
             # Checkpoints carry a digest of the table of clients, so it comes first.
             directory.write_table(CLIENTS, clients(data))
+            assert isinstance(spec.model, Model)
+            directory.write_frozen(spec.model)
             if data.preprocessing is not None:
                 directory.write_preprocessing(data.preprocessing)
         with interrupts() if stopped is None else nullcontext(stopped) as stop:

@@ -9,6 +9,11 @@ from typing import TYPE_CHECKING
 from fedtailor._printable import one_line, say_status
 from fedtailor.storage import Interrupted
 from fedtailor.training import Training
+from fedtailor.training.progress import (
+    SECONDS_BETWEEN_LINES,
+    progress_line,
+    score_text,
+)
 
 if TYPE_CHECKING:
     # A single run does not need them, and they take long to import.
@@ -19,8 +24,6 @@ if TYPE_CHECKING:
     )
     from fedtailor.experiments.experiment import Candidate
     from fedtailor.experiments.plan import BeforeSetting
-
-SECONDS_BETWEEN_LINES = 10.0
 
 RoundProgress = Callable[[Training, bool], None]
 """Callback after each round: (training, whether the round was evaluated)."""
@@ -37,7 +40,7 @@ def progress_of(title: str, rounds: int) -> Iterator[RoundProgress]:
         with _bar(title, rounds) as update:
 
             def show(training: Training, evaluated: bool) -> None:
-                update(training.round, _score(training), rounds)
+                update(training.round, score_text(training), rounds)
 
             yield show
     else:
@@ -111,9 +114,7 @@ def _description(method: "ComparedMethod", seed: int, training: Training | None)
     text = f"{method.label} on {method.scenario.label}, seed {seed}"
     if training is None:
         return text
-    return (
-        f"{text}: round {training.round} of {method.scenario.rounds} {_score(training)}"
-    )
+    return f"{text}: round {training.round} of {method.scenario.rounds} {score_text(training)}"
 
 
 def _comparison_lines(title: str) -> "ComparisonProgress":
@@ -133,19 +134,6 @@ def _comparison_lines(title: str) -> "ComparisonProgress":
             say_status(text)
 
     return show
-
-
-def _score(training: Training) -> str:
-    metric = training.metric.name
-    values = training.metrics.values(metric)
-    parts = [f"{metric} {values.mean():.3f}"] if len(values) else []
-    if training.privacy is not None:
-        largest = training.privacy.largest(training.round)
-        parts += [
-            f"{name.replace('_', ' ')} {epsilon:.2f}"
-            for name, epsilon in largest.items()
-        ]
-    return ", ".join(parts)
 
 
 @contextmanager
@@ -184,7 +172,6 @@ def _progress_lines(title: str, rounds: int) -> RoundProgress:
         nonlocal last_time
         if training.round == rounds or monotonic() - last_time >= SECONDS_BETWEEN_LINES:
             last_time = monotonic()
-            text = f"{title}: round {training.round} of {rounds}, {_score(training)}"
-            say_status(text)
+            say_status(progress_line(title, training, rounds))
 
     return show

@@ -39,8 +39,9 @@ def check_names(arguments: Sequence[str]) -> None:
     if scenario:
         check_choice(scenario, _scenarios(), "scenario", "fedtailor scenarios")
     for method in methods:
-        # FILE.py:CLASS is a method of the user's own.
-        if ":" not in method:
+        # FILE.py:CLASS is a method of the user's own; without the class it is refused
+        # when it is looked for.
+        if ":" not in method and not method.endswith(".py"):
             check_choice(method, _methods(), "algorithm", "fedtailor algorithms")
 
 

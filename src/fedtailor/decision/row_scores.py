@@ -28,6 +28,11 @@ class Score:
         bounds: the range of a row's score, or None if it is unbounded.
         most_outputs: the most outputs of a model for which rows determine the metric;
             None if they do for any.
+
+    Example:
+        >>> from fedtailor.decision import Score
+        >>> Score("correct", higher_is_better=True).column
+        'correct'
     """
 
     column: str

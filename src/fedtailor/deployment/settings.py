@@ -2,13 +2,14 @@
 
 import dataclasses
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import fedtailor.algorithms  # registers the methods
 import fedtailor.pipelines  # noqa: F401  (registers the transforms)
 from fedtailor.experiments.parsing import coerce
 from fedtailor.models import Architecture, Model
+from fedtailor.models.frozen_arrays import FrozenArrays
 from fedtailor.models.plain import model_from_plain
 from fedtailor.protocol import Algorithm, Pipeline, Transform, require
 from fedtailor.training import Participation, RunSpec
@@ -79,19 +80,22 @@ def spec_of(
 
 
 def model_from_config(
-    config: Mapping[str, Any], given: Model | Architecture | None = None
+    config: Mapping[str, Any],
+    given: Model | Architecture | None = None,
+    held: Iterable[FrozenArrays] = (),
 ) -> Model:
     """Make the model of a run from its entry in the manifest.
 
     Args:
         config: the entry.
         given: the model, or its network, if only the user's code knows it.
+        held: the frozen arrays beside the manifest.
 
     Raises:
         ValueError: its network or its loss is not one of fedtailor's.
     """
     try:
-        return model_from_plain(config, given)
+        return model_from_plain(config, given, held)
     except ValueError as error:
         raise ValueError(
             f"{error}; pass model=... (`--model FILE.py:NAME` on the command line)"

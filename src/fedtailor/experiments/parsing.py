@@ -136,6 +136,11 @@ def architecture(
         raise ConfigError(place, str(error)) from None
     hints = typing.get_type_hints(build)
     names = list(inspect.signature(build).parameters)
+    wrapping = {
+        key: arguments.pop(key)
+        for key in _WRAPPING
+        if key in arguments and key not in names
+    }
     for key in arguments:
         check_choice_at(key, names, (*place, key), f"argument of {name}")
     coerced = {
@@ -158,7 +163,54 @@ def architecture(
             f"{name} gives {result!r}; it must give an architecture, such as"
             " from_torch(...)",
         )
-    return result
+    return _wrapped(result, wrapping, place) if wrapping else result
+
+
+_WRAPPING: dict[str, Any] = {
+    "frozen": str,
+    "lora": int,
+    "where": str,
+    "alpha": float,
+    "train": str,
+    "freeze_a": bool,
+    "start": str,
+    "start_digest": str,
+}
+"""Keys of a model that has frozen arrays or adapters, besides its own arguments."""
+
+
+def _wrapped(
+    model: Architecture, keys: Mapping[str, Any], place: KeyPath
+) -> Architecture:
+    """A network of a file with frozen arrays (`frozen = WHERE`) or with adapters
+    (`lora = RANK`).
+
+    Raises:
+        ConfigError: a key is missing, of another type, or does not go with the others.
+    """
+    values = {
+        key: coerce(value, _WRAPPING[key], (*place, key)) for key, value in keys.items()
+    }
+    kinds = [kind for kind in ("frozen", "lora") if kind in values]
+    if len(kinds) != 1:
+        raise ConfigError(
+            place,
+            f"{', '.join(keys)}: a network has frozen arrays (frozen = a part) or"
+            " adapters (lora = a rank); name one of both",
+        )
+    (kind,) = kinds
+    digest = values.pop("start_digest", None)
+    try:
+        if "start" in values:
+            values["start"] = models.start_file(values["start"], digest)
+        if kind == "lora":
+            return models.lora(model, values.pop("lora"), **values)
+        unfit = sorted(set(values) - {"frozen", "start"})
+        if unfit:
+            raise ValueError(f"{unfit[0]} is a key of lora")
+        return models.frozen(model, values["frozen"], start=values.get("start"))
+    except ValueError as error:
+        raise ConfigError(place, str(error)) from None
 
 
 def _load_function(path: Path, name: str) -> Callable[..., Any]:

@@ -2,10 +2,11 @@
 
 import dataclasses
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from fedtailor.models.architecture import Architecture
+from fedtailor.models.frozen_arrays import FrozenArrays
 from fedtailor.models.model import Model
 from fedtailor.models.precision import dtype_from_plain, plain_dtype
 from fedtailor.models.registry import ENTRY_POINTS, find_builder
@@ -27,20 +28,25 @@ def plain_model(model: Model) -> dict[str, Any]:
 
 
 def model_from_plain(
-    plain: Mapping[str, Any], given: Model | Architecture | None = None
+    plain: Mapping[str, Any],
+    given: Model | Architecture | None = None,
+    held: Iterable[FrozenArrays] = (),
 ) -> Model:
     """Build the model that `plain_model`, or the manifest of a run, describes.
 
     Args:
         plain: the description.
         given: the model, or its network, if only the user's code knows how to make it.
+        held: the arrays of the network that a file beside the description has
+            (`Architecture.held`).
 
     Raises:
         ValueError: the network or the loss is one that only the user's code knows.
     """
     if isinstance(given, Model):
         return given
-    architecture = _architecture(plain) if given is None else given
+    known = {repr(arrays): arrays for arrays in held}
+    architecture = _architecture(plain, known) if given is None else given
     return architecture.bind(
         tuple(plain["input_shape"]),
         plain["outputs"],
@@ -49,15 +55,22 @@ def model_from_plain(
     )
 
 
-def _architecture(plain: Mapping[str, Any]) -> Architecture:
-    """The network of a description, in the notation of exports or of manifests."""
+def _architecture(
+    plain: Mapping[str, Any], known: Mapping[str, FrozenArrays]
+) -> Architecture:
+    """The network of a description, in the notation of exports or of manifests.
+
+    Args:
+        plain: the description.
+        known: the arrays that texts in it stand for.
+    """
     name, fields = plain["architecture"], plain.get("fields")
     if isinstance(name, Mapping):
         fields = {key: value for key, value in name.items() if key != "type"}
         name = name.get("type")
     kind = _kind(name)
     if kind is not None and isinstance(fields, Mapping):
-        values = {key: _value(value) for key, value in fields.items()}
+        values = {key: _value(value, known) for key, value in fields.items()}
         try:
             architecture = kind(**values)
         except (TypeError, ValueError):
@@ -104,7 +117,7 @@ def _is_read(architecture: Architecture, read: Mapping[str, Any]) -> bool:
     hints = typing.get_type_hints(type(architecture))
     for name, value in _fields(architecture).items():
         # A network within another one was checked when it was made.
-        if isinstance(read.get(name), Architecture):
+        if isinstance(read.get(name), Architecture | FrozenArrays):
             continue
         # Manifests leave out None.
         if read.get(name) != value:
@@ -121,11 +134,15 @@ def _takes_text(hint: Any) -> bool:
     return any(_takes_text(inner) for inner in typing.get_args(hint))
 
 
-def _value(value: Any) -> Any:
-    """A field of a network as it was: a network within it, or tuples in place of lists."""
+def _value(value: Any, known: Mapping[str, FrozenArrays]) -> Any:
+    """A field of a network as it was: a network within it, its frozen arrays, or tuples
+    in place of lists.
+    """
     if isinstance(value, Mapping):
         is_export = "architecture" in value
-        return _architecture(value if is_export else {"architecture": value})
+        return _architecture(value if is_export else {"architecture": value}, known)
+    if isinstance(value, str) and value in known:
+        return known[value]
     return _tuple(value)
 
 

@@ -295,6 +295,11 @@ def _job(document: Document) -> Job:
         participation = as_participation(training.participation, training.sampling)
     algorithm = _algorithm(content["method"])
     uplink = uplink_of_tables(privacy.uplink, ("privacy", "uplink"))
+    with _errors_at("privacy", "uplink"):
+        require(
+            not any(transform.stage == "lies" for transform in uplink),
+            "lies are for simulations; leave them out of a job",
+        )
     return Job(
         title=title,
         host=host,

@@ -44,6 +44,11 @@ class RunSpec:
 
     Raises:
         ValueError: a setting has a wrong type or value; the message is one line.
+
+    Example:
+        >>> from fedtailor.training import RunSpec
+        >>> RunSpec(ft.FedAvg(), ft.models.logistic(), rounds=5).seed
+        0
     """
 
     algorithm: Algorithm

@@ -50,9 +50,9 @@ class Options:
     proportion to training samples (samples); or (poisson) each with the probability
     --participation, independently of the others, as the accounting of noise assumes."""
     uplink: tuple[str, ...] = ()
-    """What happens to an update before it leaves a client: clip:0.5,
-    gaussian-noise:1.0,norm=0.5, top-k:0.01, quantize, cast:bfloat16
-    (`fedtailor.pipelines`), in this order."""
+    """What happens to an update on its way to the mean: robust-mean:median, clip:0.5,
+    gaussian-noise:1.0,norm=0.5, lies:sign-flip (in a simulation), top-k:0.01, quantize,
+    cast:bfloat16 (`fedtailor.pipelines`), in this order."""
     metrics: tuple[str, ...] = ()
     """What to measure beside loss and accuracy (roc_auc, balanced_accuracy, ...); the
     first is what the run is judged by."""

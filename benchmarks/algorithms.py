@@ -15,7 +15,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 from cells import CLASSES, DIGIT
-from measuring import load, machine, take_turns
+from measuring import load, machine, show, take_turns
 from ours import rounds_of
 from rich.console import Console
 from rich.table import Table
@@ -83,7 +83,7 @@ def main() -> None:
             f"{name}: {time / reference:.2f} times the seconds, {relative:.2f} times"
             " the work"
         )
-    console.print(table)
+    show(console, table, "algorithms", "jax")
 
 
 def available() -> dict[str, Algorithm]:

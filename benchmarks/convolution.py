@@ -14,7 +14,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from measuring import load, machine, take_turns
+from measuring import load, machine, show, take_turns
 from rich.console import Console
 from rich.table import Table
 
@@ -65,7 +65,7 @@ def main() -> None:
             f"{difference:.0e}",
             load(),
         )
-    console.print(table)
+    show(console, table, "convolution", "jax")
 
 
 def with_derivatives(

@@ -25,7 +25,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 from digits import Digits, digits
-from measuring import cores, load, machine, ratio, take_turns
+from measuring import cores, load, machine, ratio, show, take_turns
 from pytorch_loop import network, to_torch
 from rich.console import Console
 from rich.table import Table
@@ -211,7 +211,7 @@ def compare(
             *(ratio(theirs, mine) if theirs else "" for theirs, mine in kinds),
             f"{differences[contender]:.0e}",
         )
-    console.print(table)
+    show(console, table, "frameworks", "jax")
     console.print(f"load {load()}")
 
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from cells import CELLS, Cell, add_cells_argument
 from jax.sharding import NamedSharding, PartitionSpec
-from measuring import load, machine, take_turns
+from measuring import load, machine, show, take_turns
 from ours import rounds_of
 from rich.console import Console
 from rich.table import Table
@@ -70,7 +70,7 @@ def main() -> None:
             f"{rate / limit:.0%}",
             load(),
         )
-    console.print(table)
+    show(console, table, "hardware", "jax")
 
 
 @jax.jit

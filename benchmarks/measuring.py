@@ -2,13 +2,24 @@
 falls on all of them alike.
 """
 
+import json
 import os
 import platform
 import statistics
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from time import perf_counter
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+MEASURED = Path(__file__).resolve().parent / "measured"
+"""Where `show` records tables."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +73,47 @@ def machine(*packages: str) -> str:
         f"{_processor()}, {cores()} cores, load {load()}; Python"
         f" {platform.python_version()}, {versions}"
     )
+
+
+def show(console: Console, table: Table, name: str, *packages: str) -> None:
+    """Print a table. If the environment has RECORD=1, write it to measured/NAME.json,
+    from which `speed_tables.py` makes a table of a page.
+
+    Args:
+        console: where it is printed.
+        table: the table.
+        name: of the file.
+        packages: whose versions are recorded.
+    """
+    console.print(table)
+    if os.environ.get("RECORD") != "1":
+        return
+    content = {
+        "command": " ".join(["python", *(Path(sys.argv[0]).name, *sys.argv[1:])]),
+        "machine": machine("fedtailor", *packages),
+        "versions": {package: version(package) for package in packages},
+        "commit": _commit(),
+        "load": load(),
+        "note": "",
+        "columns": [str(column.header) for column in table.columns],
+        "rows": [
+            list(row) for row in zip(*(c.cells for c in table.columns), strict=True)
+        ],
+    }
+    MEASURED.mkdir(exist_ok=True)
+    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    (MEASURED / f"{name}.json").write_text(text, "utf-8")
+
+
+def _commit() -> str:
+    """The commit that stands here, with "+" if files differ from it."""
+    git = ["git", "-C", str(MEASURED.parent)]
+    commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], **_CAPTURED).stdout
+    changed = subprocess.run([*git, "status", "--porcelain"], **_CAPTURED).stdout
+    return commit.strip() + ("+" if changed.strip() else "")
+
+
+_CAPTURED: dict[str, Any] = {"capture_output": True, "text": True, "check": False}
 
 
 def cores() -> int:

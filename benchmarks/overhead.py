@@ -14,7 +14,7 @@ import argparse
 from pathlib import Path
 
 from checkouts import HERE, Checkout, in_turns
-from measuring import Times, load, machine
+from measuring import Times, load, machine, show
 from rich.console import Console
 from rich.table import Table
 
@@ -85,7 +85,7 @@ def main() -> None:
         checkout.close()
     console = Console(width=120, highlight=False)
     console.print(machine("jax"))
-    console.print(table)
+    show(console, table, "overhead", "jax")
 
 
 def in_ms(times: Times) -> str:

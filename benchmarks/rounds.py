@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from cells import CELLS, Cell, add_cells_argument
-from measuring import Times, cores, load, machine, ratio, take_turns
+from measuring import Times, cores, load, machine, ratio, show, take_turns
 from numpy.typing import NDArray
 from ours import rounds_of
 from pytorch_loop import Loop, Processes, to_torch
@@ -105,7 +105,7 @@ def main() -> None:
             f"{cell.name}: {ratio(best, ours)} (one process), {ratio(processes, ours)}"
             f" ({cores()} processes)"
         )
-    console.print(table)
+    show(console, table, "rounds", "jax")
 
 
 def measure(cell: Cell, turns: int, with_threads: bool) -> dict[str, Times]:

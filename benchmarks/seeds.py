@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 from cells import CELLS, Cell
-from measuring import load, machine, ratio, take_turns
+from measuring import load, machine, ratio, show, take_turns
 from rich.console import Console
 from rich.table import Table
 
@@ -52,7 +52,7 @@ def main() -> None:
         times = take_turns(ways, turns)
         each = [str(time.per(ROUNDS * len(SEEDS))) for time in times.values()]
         table.add_row(name, *each, ratio(times["in turn"], times["at once"]), load())
-    console.print(table)
+    show(console, table, "seeds", "jax")
 
 
 def shuffled(cell: Cell, seed: int) -> Cell:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 from cells import CLASSES, DIGIT
-from measuring import Times, load, machine, take_turns
+from measuring import Times, load, machine, show, take_turns
 from ours import bytes_of, rounds_of
 from rich.console import Console
 from rich.table import Table
@@ -46,7 +46,7 @@ def main() -> None:
                 table.add_column(heading)
         table.add_row(str(clients), *map(str, times.values()), load())
         console.print(f"{clients} clients: {summary(times)}")
-    console.print(table)
+    show(console, table, "server", "jax")
 
 
 def contenders(clients: int) -> dict[str, Callable[[], object]]:

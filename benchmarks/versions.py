@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cells import add_cells_argument
 from checkouts import Checkout, in_turns
-from measuring import Times, load, machine
+from measuring import Times, load, machine, show
 from rich.console import Console
 from rich.table import Table
 
@@ -72,7 +72,7 @@ def main() -> None:
         console.print(f"{name}: {ratio}")
     for checkout in checkouts.values():
         checkout.close()
-    console.print(table)
+    show(console, table, "versions", "jax")
 
 
 if __name__ == "__main__":

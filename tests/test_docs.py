@@ -33,8 +33,11 @@ RUN = {
     "own-data.md": 4,
     "write-an-algorithm.md": 2,
     "cluster.md": 1,
+    "liars.md": 1,
     "models.md": 4,
+    "models-in-use.md": 1,
     "models-pytorch.md": 1,
+    "models-trained.md": 1,
     "series.md": 1,
     "survival.md": 1,
 }
@@ -131,6 +134,21 @@ def test_survival(capsys):
     ]
     found = execute("survival.md", {"hospitals": hospitals})
     assert found["fit"].coefficients.shape == (3,)
+
+
+def test_models_that_come_trained(capsys):
+    found = execute("models-trained.md")
+    whole = found["whole"]
+    x = found["digits"].client(0).test.x
+    own = found["run"].personal(0)
+    np.testing.assert_allclose(whole.outputs(x), own.outputs(x), rtol=0, atol=1e-4)
+    assert own.model.size < whole.model.size
+
+
+def test_liars(capsys):
+    found = execute("liars.md")
+    assert found["lies"].sum() == 4
+    assert found["opened"].test.sizes.sum() < found["honest"].test.sizes.sum()
 
 
 @pytest.mark.slow

@@ -1,13 +1,18 @@
 """How results show themselves in notebooks, and the figures of `fedtailor.plot`."""
 
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import fedtailor as ft
 from fedtailor import _notebook
+from fedtailor.experiments.compare import Comparison
+from fedtailor.experiments.experiment import load_experiment
+from fedtailor.training import ShowProgress
 
 
 @pytest.fixture(scope="module")
@@ -106,3 +111,63 @@ def test_figures_can_be_saved(runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ft.plot.by_round(runs).savefig("by-round.png")
     assert Path("by-round.png").stat().st_size > 1000
+
+
+def test_a_comparison_shows_how_far_it_is_and_the_means(tmp_path):
+    file = tmp_path / "small.toml"
+    file.write_text(
+        'title = "small"\nseeds = [0]\n'
+        '[scenarios.digits]\nuse = "digits-rotated"\nrounds = 1\n'
+        '[algorithms.local]\nuse = "local"\n'
+    )
+    comparison = Comparison(load_experiment(file), tmp_path / "results", ft.Settings())
+    assert "0 of 1 runs are done" in comparison._repr_html_()
+    comparison.run()
+    shown = comparison._repr_html_()
+    assert "small: 1 of 1 runs are done" in shown
+    assert "<td>digits</td><td>local (accuracy)</td><td>1</td><td>0." in shown
+
+
+def train_with(callback, runs):
+    federation = runs["alone"].federation
+    ft.run(ft.Local(), federation, ft.models.logistic(), rounds=2, callbacks=[callback])
+
+
+def test_progress_in_a_log_is_plain_lines(runs, capsys):
+    train_with(ShowProgress(seconds=0), runs)
+    lines = capsys.readouterr().err.splitlines(keepends=True)
+    assert [line.partition(", ")[0] for line in lines] == [
+        "local: round 1 of 2",
+        "local: round 2 of 2",
+    ]
+    assert all(re.fullmatch(r"[ -~]+\n", line) for line in lines)
+
+
+def test_progress_in_a_log_is_rare(runs, capsys):
+    train_with(ShowProgress(), runs)
+    assert capsys.readouterr().err.startswith("local: round 2 of 2, accuracy ")
+
+
+def test_progress_in_a_notebook_is_one_line(runs, capsys, monkeypatch):
+    lines = []
+
+    class Shown:
+        def update(self, content, raw):
+            lines.append(content["text/plain"])
+
+    def display(content, raw, display_id):
+        lines.append(content["text/plain"])
+        return Shown()
+
+    shell = SimpleNamespace(kernel=object())
+    notebook = SimpleNamespace(get_ipython=lambda: shell)
+    monkeypatch.setitem(sys.modules, "IPython", notebook)
+    display_module = SimpleNamespace(display=display)
+    monkeypatch.setitem(sys.modules, "IPython.display", display_module)
+    train_with(ShowProgress(), runs)
+    assert [line.partition(", ")[0] for line in lines] == [
+        "local: round 0 of 2",
+        "local: round 1 of 2",
+        "local: round 2 of 2",
+    ]
+    assert capsys.readouterr() == ("", "")

@@ -55,18 +55,63 @@ def test_every_main_name_has_an_example(name):
     assert ">>> " in inspect.getdoc(getattr(ft, name))
 
 
-@pytest.mark.slow
-def test_the_examples_of_the_main_names_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    names = {"ft": ft}
+WITHOUT_EXAMPLE = {
+    "aggregation": {"reporter_weights", "restrict_to_reporters"},
+    "decision": {"metric_interval"},
+    "executors": {"LockstepGroup", "TorchExecutor", "guest_executor"},
+    "storage": {"Checkpoints", "manifest"},
+    "testing": {"check_algorithm"},
+    "trackers": {"MLflow", "TensorBoard", "WandB", "find_trackers"},
+}
+"""Package -> names that only programs inside fedtailor call, or that need a package
+that is not installed.
+"""
+
+
+@pytest.mark.parametrize("package", sorted(set(api.PACKAGES) - api.WITHOUT_EXAMPLE))
+def test_every_public_name_of_a_package_has_an_example(package):
+    module = import_module(f"fedtailor.{package}")
+    without = {
+        name
+        for name in api.names_of(package)
+        if ">>> " not in inspect.getdoc(getattr(module, name))
+    }
+    assert without == WITHOUT_EXAMPLE.get(package, set())
+
+
+@pytest.fixture(scope="module")
+def common():
+    """What all examples go on from."""
+    names = {}
     exec(api.BEGINNING, names)
+    return names
+
+
+def examples():
+    """The names that have an example, with their package ("" is fedtailor itself)."""
+    yield from (("", name) for name in api.main_names())
+    for package in sorted(set(api.PACKAGES) - api.WITHOUT_EXAMPLE):
+        without = WITHOUT_EXAMPLE.get(package, set())
+        names = (name for name in api.names_of(package) if name not in without)
+        yield from ((package, name) for name in names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package, name", list(examples()))
+def test_examples_run(package, name, common, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    module = import_module(f"fedtailor.{package}") if package else ft
+    doc = inspect.getdoc(getattr(module, name))
+    for needed in ("torch", "flax", "equinox"):
+        if f"import {needed}" in doc or f"from {needed} " in doc:
+            pytest.importorskip(needed)
+    names = dict(common)
+    exec(api.FURTHER_BEGINNINGS.get(package, ""), names)
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
-    parser = doctest.DocTestParser()
-    for name in api.main_names():
-        doc = inspect.getdoc(getattr(ft, name))
-        runner.run(
-            parser.get_doctest(doc, dict(names), name, None, None), clear_globs=False
-        )
+    example = doctest.DocTestParser().get_doctest(doc, names, name, None, None)
+    assert example.examples
+    runner.run(example, clear_globs=False)
     assert runner.summarize(verbose=False).failed == 0
 
 
@@ -190,6 +235,9 @@ def test_results_as_json_are_what_their_schemas_say(capsys, tmp_path, monkeypatc
             *("run", "local", "table", "--path", "t.csv"),
             *("--rounds", "1", "--out", "run"),
         ],
+        "fedtailor finalize RESULTS --json": ["finalize", "fedtailor-results"],
+        "fedtailor gives RESULTS --json": ["gives", "fedtailor-results"],
+        "fedtailor describe TABLE --json": ["describe", "t.csv"],
         "fedtailor models PATH --json": ["models", "run"],
         "fedtailor check PATH --json": ["check", "run"],
     }.items():

@@ -30,6 +30,11 @@ default that its documentation names. The number says what it computes, not whet
 good. The settings are those of the property, not the library's defaults; learned
 coefficients (APFL's) are held fixed.
 """
+NOT_INSTALLED = (
+    "FederatedScope 0.3.0 could not be installed beside these: it asks for numpy below"
+    " 1.23, scikit-learn 1.0.2 and protobuf 3.19.4, for which there are no packages for"
+    " Python 3.11. BlazeFL asks for Python 3.13; its checkout runs with 3.11."
+)
 EXPLANATIONS = {
     "one client is plain SGD": "all rounds and local steps, one client.",
     "the order of clients": "the same clients in reversed order.",
@@ -102,6 +107,7 @@ def page() -> str:
     if reasons:
         lines += ["", "Cannot be asked:", ""]
         lines += [f"* {library}: {reason}." for reason, library in sorted(reasons)]
+    lines += ["", NOT_INSTALLED]
     history = tomllib.loads((HERE / "history.toml").read_text("utf-8"))
     lines += ["", "## Why", ""]
     lines += [f"* {one['library']}: {one['what']}" for one in history["read"]]

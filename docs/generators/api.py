@@ -31,12 +31,59 @@ PACKAGES = {
 }
 """Package below fedtailor -> what it is for."""
 
-BEGINNING = """import fedtailor as ft
+BEGINNING = """import numpy as np
+
+import fedtailor as ft
 
 federation = ft.scenarios.digits_rotated(seed=0)
 run = ft.run(ft.FedAvg(), federation, ft.models.logistic(), rounds=2)
 """
-"""What the examples of the main names go on from."""
+"""What all examples go on from."""
+
+FURTHER_BEGINNINGS = {
+    "federation": """
+from fedtailor.federation import Dataset
+
+data = Dataset(np.zeros((60, 2)), np.arange(60) % 3)
+""",
+    "tables": """
+import polars as pl
+
+frame = pl.DataFrame(
+    {
+        "hospital": ["north", "south"] * 30,
+        "age": np.arange(60) % 50 + 20.0,
+        "ill": np.arange(60) % 3 == 0,
+    }
+)
+""",
+    "decision": """
+import polars as pl
+
+values = pl.DataFrame(
+    [
+        {"method": method, "client": client, "seed": seed, "value": start + 0.01 * seed}
+        for method, start in (("local", 0.7), ("fedavg", 0.8))
+        for client in "abc"
+        for seed in range(3)
+    ]
+)
+rows = pl.DataFrame(
+    [
+        {"method": method, "client": client, "seed": 0, "row": row, "correct": row > wrong}
+        for method, wrong in (("local", 15), ("fedavg", 5))
+        for client in "abc"
+        for row in range(40)
+    ]
+)
+""",
+}
+"""Package -> what the examples of its names go on from besides."""
+
+WITHOUT_EXAMPLE = {"experiments.scenarios", "protocol"}
+"""Scenarios are called alike (`fedtailor scenarios NAME` has more), and the types of
+`protocol` have their examples in docs/write-an-algorithm.md.
+"""
 
 
 def pages() -> dict[str, str]:
@@ -137,10 +184,20 @@ def _package(name: str) -> str:
         if others
         else ""
     )
-    return (
+    introduction = (
         f"# fedtailor.{name}\n\n*For whom: you write Python with fedtailor.*"
-        f" {escaped(PACKAGES[name])}\n\n" + "\n".join(blocks) + constants
+        f" {escaped(PACKAGES[name])}\n\n"
     )
+    if name not in WITHOUT_EXAMPLE:
+        introduction += (
+            f"The examples go on from\n\n```python\n{beginning(name)}```\n\n"
+        )
+    return introduction + "\n".join(blocks) + constants
+
+
+def beginning(package: str) -> str:
+    """What the examples of a package go on from."""
+    return BEGINNING + FURTHER_BEGINNINGS.get(package, "")
 
 
 def _directive(module: ModuleType, name: str) -> str:

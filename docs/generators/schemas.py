@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 from fedtailor.diagnosis.recommend import RaceEntry
 from fedtailor.protocol import About
 from fedtailor.runs import Summary
+from fedtailor.tables.description import Description
 
 
 class Record(BaseModel):
@@ -229,6 +230,68 @@ class Report(Record):
     )
 
 
+class TableDescription(Record):
+    """What the columns of a table hold, and where its clients differ."""
+
+    sentences: list[str]
+    tables: dict[str, ReportTable] = Field(description="name -> table")
+    description: Description = Field(description="all counts and sums")
+    notes: list[str]
+
+
+class Estimate(Record):
+    """A number with its interval; null where it is not defined."""
+
+    estimate: float | None
+    low: float | None
+    high: float | None
+    p: float | None
+
+
+class Contribution(Record):
+    """What the part of one client in the training is worth to the others."""
+
+    client: str
+    others_lose: Estimate = Field(description="positive if the client helps them")
+    shapley: Estimate | None
+
+
+class Contributions(Record):
+    """What each client gives (`fedtailor.deployment.giving`)."""
+
+    method: str
+    metric: str
+    seeds: int
+    trainings: int
+    gifts: list[Contribution]
+    sampled: bool = Field(description="whether Shapley values are from sampled orders")
+    sentences: list[str]
+
+
+class ClientOfFinalModels(Record):
+    """The model that a client uses, and what the comparison says of its method."""
+
+    run: str = Field(description="below `runs` of the directory")
+    method: str
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+class FinalModels(Record):
+    """Models that were refitted on all rows."""
+
+    directory: str = Field(description="what predict, export, card and enroll take")
+    run: str = Field(description="of the method for all, which serves newcomers")
+    clients: dict[str, ClientOfFinalModels]
+    metric: str
+    splits: int
+    rows: int
+    digest_of: str = Field(description="digest of the comparison's index")
+    kept: int = Field(description="test rows that were not trained on")
+    format: str
+
+
 SCHEMAS: dict[str, Any] = {
     "fedtailor algorithms --json": list[Method],
     "fedtailor algorithms NAME --json": MethodInDetail,
@@ -237,6 +300,9 @@ SCHEMAS: dict[str, Any] = {
     "fedtailor diagnose TABLE|SCENARIO --json": Diagnosis,
     "fedtailor run ALGORITHM SCENARIO --json": RunSummary,
     "fedtailor compare TABLE|EXPERIMENT --json": Report,
+    "fedtailor finalize RESULTS --json": FinalModels,
+    "fedtailor gives RESULTS --json": Contributions,
+    "fedtailor describe TABLE --json": TableDescription,
     "fedtailor models PATH --json": list[PersonalModel],
     "fedtailor check PATH --json": list[Finding],
     "fedtailor federation status DIR --json": CoordinatorStatus,

@@ -1,7 +1,18 @@
-"""Names that a user chooses from, and the error message for a mistyped one."""
+"""Requirements on what users give, and the error message for a mistyped name."""
 
 import difflib
 from collections.abc import Iterable
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise `ValueError(message)` unless the condition is True.
+
+    Args:
+        condition: what must be True.
+        message: one line that says what is wrong and what to do.
+    """
+    if not condition:
+        raise ValueError(message)
 
 
 def check_choice(

@@ -1,7 +1,9 @@
 """HTML of results in notebooks: text and tables, with names from outside escaped."""
 
 import html
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fedtailor._printable import one_line
@@ -46,6 +48,23 @@ def html_table(
 def table_of_frame(frame: "pl.DataFrame", title: str = "") -> str:
     """A polars frame as a table."""
     return html_table(frame.columns, frame.rows(), title)
+
+
+def updatable_line(text: str) -> Callable[[str], None] | None:
+    """Show a line in a notebook.
+
+    Returns:
+        A function that replaces the line by another one; None outside of notebooks.
+    """
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    # IPython on a terminal has no kernel.
+    if getattr(shell, "kernel", None) is None:
+        return None
+    # IPython is there in notebooks only, and is no dependency.
+    display = import_module("IPython.display").display
+    shown = display({"text/plain": one_line(text)}, raw=True, display_id=True)
+    return lambda text: shown.update({"text/plain": one_line(text)}, raw=True)
 
 
 def _cell(value: Any) -> object:

@@ -88,3 +88,8 @@ def test_nothing_else_is_refused(command, monkeypatch):
 
 def test_a_method_that_a_program_has_defined_is_left_to_the_command():
     typed_names.check_names(["run", "defined-in-a-notebook", "digits-rotated"])
+
+
+def test_a_file_without_a_class_is_told_what_to_name():
+    with pytest.raises(ValueError, match=r"'own\.py' is a file; .* own\.py:Method$"):
+        find_algorithm("own.py")

@@ -56,6 +56,15 @@ def test_defaults_are_left_out_so_that_older_manifests_stay_equal():
     assert set(spec().to_plain()["run"]) == {"seed", "evaluate_every", "participation"}
 
 
+def test_arrays_beside_a_table_stand_in_it_by_their_text():
+    given = ft.models.lora(ft.models.mlp(8), 2).bind((4,), 3).architecture
+    table = to_plain(given)
+    known = {repr(arrays): arrays for arrays in given.held}
+    assert from_plain(ft.models.Architecture, table, known=known) == given
+    with pytest.raises(ConfigError):
+        from_plain(ft.models.Architecture, table)
+
+
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [

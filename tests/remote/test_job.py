@@ -129,7 +129,12 @@ def test_hyperparameters_are_read(tmp_path):
         (
             "uplink = []",
             "uplink = [{ norm = 1.0 }]",
-            "line 36: a transform needs a name: use = clip | gaussian-noise",
+            "line 36: a transform needs a name: use = robust-mean | clip | gaussian-noise",
+        ),
+        (
+            "uplink = []",
+            'uplink = [{ use = "lies" }]',
+            "line 36: lies are for simulations; leave them out of a job",
         ),
         (
             "uplink = []",

@@ -258,7 +258,7 @@ def test_a_directory_has_one_writer(half, whole):
         refused
         == [
             f"{half} is in use by process {os.getpid()}; wait until it ends, or name"
-            " another directory"
+            " another directory (docs: errors#a-directory-in-use)"
         ]
         * 2
     )

@@ -45,6 +45,11 @@ class Entry:
         scalars: single numbers, counted for each client; the bytes do not include them.
         gradients: gradients of single examples that clients computed.
         forwards: forward passes of single examples without a gradient.
+
+    Example:
+        >>> entry = run.ledger.entries[0]
+        >>> entry.round, entry.direction, entry.clients
+        (0, 'down', 20)
     """
 
     round: int
@@ -79,6 +84,11 @@ class Totals:
         scalars_up: single numbers sent by clients.
         gradients: gradients of single examples.
         forwards: forward passes of single examples without a gradient.
+
+    Example:
+        >>> totals = run.ledger.totals()
+        >>> totals.models_down, totals.models_up
+        (3, 40)
     """
 
     models_down: int
@@ -97,6 +107,10 @@ class Ledger:
     """The traffic and the computation of a run.
 
     It looks at messages only, whatever the method.
+
+    Example:
+        >>> run.ledger.frame().columns[:4]
+        ['round', 'phase', 'direction', 'kind']
     """
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:

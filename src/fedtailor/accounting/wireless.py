@@ -42,6 +42,11 @@ class Wireless:
             clients.
         t_dl: the time of one model's downlink.
         uplink: whether all clients send at the same time, or one after the other.
+
+    Example:
+        >>> from fedtailor.accounting import Wireless
+        >>> Wireless(rho=2.0, t_min=1.0, mean_delay=1.0).uplink
+        'simultaneous'
     """
 
     rho: float
@@ -187,6 +192,12 @@ def accuracy_by_time(
     Returns:
         Columns round, time and accuracy, one row for each evaluation, in the order of
         rounds.
+
+    Example:
+        >>> from fedtailor.accounting import Wireless, accuracy_by_time
+        >>> system = Wireless(rho=2.0, t_min=1.0, mean_delay=1.0)
+        >>> accuracy_by_time({1: 0.5, 2: 0.7}, run.ledger.frame(), system).columns
+        ['round', 'time', 'accuracy']
     """
     import polars as pl
 
@@ -222,6 +233,12 @@ def time_to_reach(
     Returns:
         Time of the first evaluation whose accuracy is at least `target`; None if there
         is none.
+
+    Example:
+        >>> from fedtailor.accounting import Wireless, time_to_reach
+        >>> system = Wireless(rho=2.0, t_min=1.0, mean_delay=1.0)
+        >>> time_to_reach(0.7, {1: 0.5, 2: 0.7}, run.ledger.frame(), system) > 0
+        True
     """
     first = min((t for t in accuracies if accuracies[t] >= target), default=None)
     return (

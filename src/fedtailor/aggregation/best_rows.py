@@ -15,6 +15,13 @@ class BestRows:
     Attributes:
         weights: [m, m] rows that sum to 1.
         bound: [m] the minimum.
+
+    Example:
+        >>> from fedtailor.aggregation import best_rows
+        >>> best_rows(
+        ...     np.array([[0.0, 0.0]]), np.array([50, 50]), complexity=1.0
+        ... ).weights.round(2)
+        array([[0.5, 0.5]])
     """
 
     weights: Float[np.ndarray, "rows m"]
@@ -46,6 +53,14 @@ def best_rows(
 
     Raises:
         ValueError: the complexity is not above 0.
+
+    Example:
+        >>> from fedtailor.aggregation import best_rows
+        >>> best_rows(
+        ...     np.array([[0.0, 9.0], [9.0, 0.0]]), np.array([50, 50]), complexity=1.0
+        ... ).weights.round(2)
+        array([[1., 0.],
+               [0., 1.]])
     """
     require(complexity > 0, f"complexity is {complexity}; it must be above 0")
     sizes = np.asarray(sizes, np.float64)

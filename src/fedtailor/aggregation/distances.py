@@ -32,7 +32,7 @@ def gram(
     # A few columns at a time, because a copy of all models in double precision would
     # need twice the memory of the models.
     products = np.zeros((len(rows), len(rows)))
-    for block in _column_blocks(rows):
+    for block in column_blocks(rows):
         if centred:
             block -= block.mean(axis=0)
         products += block @ block.T
@@ -96,7 +96,7 @@ def cosine_similarity(rows: Float[RowMatrix, "m d"]) -> Float[np.ndarray, "m m"]
     return similarity
 
 
-def _column_blocks(rows: NDArray[np.floating]) -> Iterator[NDArray[np.float64]]:
+def column_blocks(rows: NDArray[np.floating]) -> Iterator[NDArray[np.float64]]:
     """The columns of `rows` in float64, a few at a time."""
     width = max(_BLOCK_ELEMENTS // max(len(rows), 1), 1)
     for start in range(0, rows.shape[1], width):

@@ -42,6 +42,15 @@ class Probe:
             It is not defined for a client with a single training sample: that entry is
             ignored, and the median of the other clients is used.
         sizes: [m] the numbers of training samples.
+
+    Example:
+        >>> from fedtailor.aggregation import Probe
+        >>> Probe(
+        ...     np.array([[1.0, 0.0], [0.0, 1.0]]),
+        ...     np.array([0.1, 0.1]),
+        ...     np.array([50, 50]),
+        ... ).sizes
+        array([50, 50])
     """
 
     gradients: Float[RowMatrix, "m d"]
@@ -103,6 +112,16 @@ def user_centric_weights(
 
     Returns:
         W, whose rows sum to 1.
+
+    Example:
+        >>> from fedtailor.aggregation import Probe, user_centric_weights
+        >>> probe = Probe(
+        ...     np.array([[1.0, 0.0], [0.0, 1.0]]),
+        ...     np.array([0.1, 0.1]),
+        ...     np.array([50, 50]),
+        ... )
+        >>> np.asarray(user_centric_weights(probe)).sum(axis=1).round(6)
+        array([1., 1.])
     """
     distances = squared_distances(probe.gradients)
     if kernel == "bound":
@@ -138,6 +157,16 @@ def newcomer_weights(
         Rows that sum to 1. If all weights of a newcomer are 0 in floating point,
         because it has variance 0 or is far from all clients, its nearest clients have
         weights in proportion to their samples.
+
+    Example:
+        >>> from fedtailor.aggregation import Probe, newcomer_weights
+        >>> probe = Probe(
+        ...     np.array([[1.0, 0.0], [0.0, 1.0]]),
+        ...     np.array([0.1, 0.1]),
+        ...     np.array([50, 50]),
+        ... )
+        >>> np.asarray(newcomer_weights(probe, probe)).shape
+        (2, 2)
     """
     distances = squared_distances(newcomers.gradients, seen.gradients)
     if kernel == "bound":

@@ -54,6 +54,17 @@ def mix(
 
     Raises:
         ValueError: the shapes do not fit, or a weight is not finite.
+
+    Example:
+        >>> from fedtailor.aggregation import mix
+        >>> np.asarray(
+        ...     mix(
+        ...         np.zeros((1, 2)),
+        ...         np.array([[2.0, 0.0], [0.0, 4.0]]),
+        ...         np.array([[0.5, 0.5]]),
+        ...     )
+        ... )
+        array([[1., 2.]], dtype=float32)
     """
     rows = x if isinstance(x, ClientRows) else ClientRows(x, np.arange(len(x)))
     w = np.asarray(weights, np.float64)
@@ -135,6 +146,12 @@ def weighted_sums(
 
     Raises:
         ValueError: as `mix`.
+
+    Example:
+        >>> from fedtailor.aggregation import weighted_sums
+        >>> x = np.array([[2, 0], [0, 4]], np.float32)
+        >>> np.asarray(weighted_sums(x, np.array([[0.5, 0.5]])))
+        array([[1., 2.]], dtype=float32)
     """
     sums = sums_type(x)
     zeros = jnp.zeros((len(np.asarray(weights)), x.shape[1]), sums)
@@ -177,6 +194,12 @@ def cluster_averages(
     Returns:
         A row for each cluster with its members' shares, scaled to sum 1; zeros for a
         cluster whose members have no share.
+
+    Example:
+        >>> from fedtailor.aggregation import cluster_averages
+        >>> cluster_averages(np.array([0, 0, 1]), 2, np.array([0.25, 0.25, 0.5]))
+        array([[0.5, 0.5, 0. ],
+               [0. , 0. , 1. ]])
     """
     is_member = label == np.arange(clusters)[:, None]  # [clusters, c]
     weights = is_member * share

@@ -36,6 +36,11 @@ class ServerOptimizer:
     The rules are FedAvg (plain), FedAvgM (momentum, Hsu et al. 2019), FedAdam, FedYogi
     and FedAdagrad; `_rule` has their equations. `momentum`, `second_moment` and
     `epsilon` are b1, b2 and tau of the paper.
+
+    Example:
+        >>> from fedtailor.aggregation import ServerOptimizer
+        >>> ServerOptimizer("adam", lr=0.1).kind
+        'adam'
     """
 
     kind: Literal["plain", "momentum", "adam", "yogi", "adagrad"] = "plain"

@@ -29,6 +29,10 @@ def find_algorithm(name: str) -> type[Algorithm]:
     own = named_in_file(name)
     if own is not None:
         return _from_file(*own)
+    require(
+        not name.endswith(".py"),
+        f"{name!r} is a file; name the class in it, too, as in {name}:Method",
+    )
     if name not in Algorithm.registry:
         loaded = offered(ENTRY_POINTS, name, "algorithm", Algorithm)
         # Importing it has registered it, under the name in its `about`.

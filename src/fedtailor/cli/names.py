@@ -1,7 +1,7 @@
 """Reads command lines without a dataclass: help, and lists with `[NAME] [--json]`."""
 
+from fedtailor._choice import require
 from fedtailor._printable import say_block
-from fedtailor.protocol import require
 
 
 def asks_for_help(arguments: list[str]) -> bool:

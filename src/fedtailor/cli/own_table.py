@@ -10,14 +10,12 @@ from fedtailor.algorithms.find import find_algorithm
 from fedtailor.baselines import default_baselines
 from fedtailor.experiments.document import Document
 from fedtailor.experiments.experiment import Experiment, resolve
-from fedtailor.experiments.texts import model_of_text
+from fedtailor.experiments.texts import AUTO, model_of_text
 from fedtailor.metrics import find_metrics
 from fedtailor.protocol import Algorithm, require
 from fedtailor.tables import ENDINGS, Table, TableOptions, from_table, stable_rate
 from fedtailor.training.binding import bind
 
-AUTO = "auto"
-"""The word for a choice between a linear model and a small network."""
 HIDDEN = 32
 """The width of the small network."""
 METHODS = ("local", "fedavg", "finetune", "ditto", "ucfl", "self-fl")

@@ -4,19 +4,26 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from fedtailor._printable import one_line, say_status
-from fedtailor.experiments.compare import (
-    ComparedMethod,
-    Comparison,
-    ComparisonProgress,
-)
-from fedtailor.experiments.experiment import Candidate
-from fedtailor.experiments.plan import BeforeSetting
 from fedtailor.storage import Interrupted
 from fedtailor.training import Training
+from fedtailor.training.progress import (
+    SECONDS_BETWEEN_LINES,
+    progress_line,
+    score_text,
+)
 
-SECONDS_BETWEEN_LINES = 10.0
+if TYPE_CHECKING:
+    # A single run does not need them, and they take long to import.
+    from fedtailor.experiments.compare import (
+        ComparedMethod,
+        Comparison,
+        ComparisonProgress,
+    )
+    from fedtailor.experiments.experiment import Candidate
+    from fedtailor.experiments.plan import BeforeSetting
 
 RoundProgress = Callable[[Training, bool], None]
 """Callback after each round: (training, whether the round was evaluated)."""
@@ -33,7 +40,7 @@ def progress_of(title: str, rounds: int) -> Iterator[RoundProgress]:
         with _bar(title, rounds) as update:
 
             def show(training: Training, evaluated: bool) -> None:
-                update(training.round, _score(training), rounds)
+                update(training.round, score_text(training), rounds)
 
             yield show
     else:
@@ -50,7 +57,7 @@ def explain_interrupt(message: str) -> Iterator[None]:
 
 
 @contextmanager
-def progress_over_runs(title: str, runs: int) -> Iterator[ComparisonProgress]:
+def progress_over_runs(title: str, runs: int) -> "Iterator[ComparisonProgress]":
     """Yields a callback for a comparison that displays its progress.
 
     It displays the finished runs, the current run with its round and score, and the
@@ -60,8 +67,8 @@ def progress_over_runs(title: str, runs: int) -> Iterator[ComparisonProgress]:
         with _bar(title, runs) as update:
 
             def show(
-                comparison: Comparison,
-                method: ComparedMethod,
+                comparison: "Comparison",
+                method: "ComparedMethod",
                 seed: int,
                 training: Training | None,
             ) -> None:
@@ -74,7 +81,7 @@ def progress_over_runs(title: str, runs: int) -> Iterator[ComparisonProgress]:
 
 
 @contextmanager
-def progress_over_settings(title: str, settings: int) -> Iterator[BeforeSetting]:
+def progress_over_settings(title: str, settings: int) -> "Iterator[BeforeSetting]":
     """Yields a function that is called with a method before a setting of it is timed.
 
     On a terminal it displays a bar, elsewhere a line for each method and scenario.
@@ -83,7 +90,7 @@ def progress_over_settings(title: str, settings: int) -> Iterator[BeforeSetting]
     if sys.stderr.isatty():
         with _bar(title, settings) as update:
 
-            def show(method: ComparedMethod, candidate: Candidate) -> None:
+            def show(method: "ComparedMethod", candidate: "Candidate") -> None:
                 nonlocal done
                 text = f"timing {method.label} on {method.scenario.label}"
                 update(done, text, settings)
@@ -93,7 +100,7 @@ def progress_over_settings(title: str, settings: int) -> Iterator[BeforeSetting]
     else:
         last: ComparedMethod | None = None
 
-        def print_line(method: ComparedMethod, candidate: Candidate) -> None:
+        def print_line(method: "ComparedMethod", candidate: "Candidate") -> None:
             nonlocal last
             if method is not last:
                 last = method
@@ -103,21 +110,19 @@ def progress_over_settings(title: str, settings: int) -> Iterator[BeforeSetting]
         yield print_line
 
 
-def _description(method: ComparedMethod, seed: int, training: Training | None) -> str:
+def _description(method: "ComparedMethod", seed: int, training: Training | None) -> str:
     text = f"{method.label} on {method.scenario.label}, seed {seed}"
     if training is None:
         return text
-    return (
-        f"{text}: round {training.round} of {method.scenario.rounds} {_score(training)}"
-    )
+    return f"{text}: round {training.round} of {method.scenario.rounds} {score_text(training)}"
 
 
-def _comparison_lines(title: str) -> ComparisonProgress:
+def _comparison_lines(title: str) -> "ComparisonProgress":
     last_time = -SECONDS_BETWEEN_LINES
 
     def show(
-        comparison: Comparison,
-        method: ComparedMethod,
+        comparison: "Comparison",
+        method: "ComparedMethod",
         seed: int,
         training: Training | None,
     ) -> None:
@@ -129,19 +134,6 @@ def _comparison_lines(title: str) -> ComparisonProgress:
             say_status(text)
 
     return show
-
-
-def _score(training: Training) -> str:
-    metric = training.metric.name
-    values = training.metrics.values(metric)
-    parts = [f"{metric} {values.mean():.3f}"] if len(values) else []
-    if training.privacy is not None:
-        largest = training.privacy.largest(training.round)
-        parts += [
-            f"{name.replace('_', ' ')} {epsilon:.2f}"
-            for name, epsilon in largest.items()
-        ]
-    return ", ".join(parts)
 
 
 @contextmanager
@@ -180,7 +172,6 @@ def _progress_lines(title: str, rounds: int) -> RoundProgress:
         nonlocal last_time
         if training.round == rounds or monotonic() - last_time >= SECONDS_BETWEEN_LINES:
             last_time = monotonic()
-            text = f"{title}: round {training.round} of {rounds}, {_score(training)}"
-            say_status(text)
+            say_status(progress_line(title, training, rounds))
 
     return show

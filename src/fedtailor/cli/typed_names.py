@@ -1,11 +1,10 @@
-"""Finds mistyped names of methods and scenarios before JAX is imported, which takes
-seconds.
+"""Knows the methods and scenarios before JAX is imported, which takes seconds, and finds
+mistyped names.
 
 The names are read from the package's sources and from the metadata of other packages.
 """
 
 import ast
-import re
 import sys
 from collections.abc import Sequence
 from importlib.metadata import entry_points
@@ -13,10 +12,12 @@ from importlib.resources import files
 from itertools import takewhile
 from pathlib import Path
 
+from fedtailor._about import About
 from fedtailor._choice import check_choice
 from fedtailor.cli.columns import option_values
 
-_METHOD = re.compile(r'About\(\s*name="([^"]+)"')
+_METHODS = "fedtailor.algorithms"
+"""The group of entry points of other packages' methods."""
 
 
 def check_names(arguments: Sequence[str]) -> None:
@@ -38,8 +39,9 @@ def check_names(arguments: Sequence[str]) -> None:
     if scenario:
         check_choice(scenario, _scenarios(), "scenario", "fedtailor scenarios")
     for method in methods:
-        # FILE.py:CLASS is a method of the user's own.
-        if ":" not in method:
+        # FILE.py:CLASS is a method of the user's own; without the class it is refused
+        # when it is looked for.
+        if ":" not in method and not method.endswith(".py"):
             check_choice(method, _methods(), "algorithm", "fedtailor algorithms")
 
 
@@ -65,11 +67,42 @@ def _named(arguments: Sequence[str]) -> tuple[str, list[str]]:
 
 def _methods() -> list[str]:
     """The methods of this and other packages, by name."""
-    found = _offered("fedtailor.algorithms")
+    return sorted([*built_in_methods(), *_offered(_METHODS)])
+
+
+def built_in_methods() -> dict[str, About]:
+    """The methods of this package by name, as their sources describe them.
+
+    What a source gives to `About` is text, or the name of a text above it.
+    """
+    methods: dict[str, About] = {}
     for source in (files("fedtailor") / "algorithms").iterdir():
-        if source.name.endswith(".py"):
-            found += _METHOD.findall(source.read_text(encoding="utf-8"))
-    return sorted(found)
+        text = source.read_text(encoding="utf-8") if source.is_file() else ""
+        if "About(" not in text:
+            continue
+        texts: dict[str, str] = {}
+        for node in ast.walk(ast.parse(text)):
+            match node:
+                case ast.Assign([ast.Name(name)], ast.Constant(str(value))):
+                    texts[name] = value
+                case ast.Call(ast.Name("About"), keywords=keywords):
+                    about = About(
+                        **{str(one.arg): _text(one.value, texts) for one in keywords}  # pyright: ignore[reportArgumentType]
+                    )
+                    methods[about.name] = about
+    return methods
+
+
+def others_offer_methods() -> bool:
+    """Whether an installed package offers methods."""
+    return bool(_offered(_METHODS))
+
+
+def _text(value: ast.expr, texts: dict[str, str]) -> str:
+    """The text of an argument: a constant, or the name of one."""
+    if isinstance(value, ast.Name):
+        return texts[value.id]
+    return ast.literal_eval(value)
 
 
 def _scenarios() -> list[str]:

@@ -1,4 +1,10 @@
-"""Mini-batch SGD: the local training behind most methods."""
+"""Mini-batch SGD: the local training behind most methods.
+
+`DeviceTrainer` is one class, whose long parts stand in files of their own: here, in
+`losses`, `passes` and `private_steps`. Their functions take the trainer and use what it
+has (examples, model, loops, random keys, the step that is traced). Passing these one by
+one would give each of them a dozen arguments that all come from the same object.
+"""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any

@@ -5,7 +5,6 @@ divided, so that its probabilities are as often right as they say.
 import numpy as np
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
-from scipy.special import logsumexp
 
 _BOUNDS = (1 / 20, 20.0)
 """Temperatures between which one is searched: classes that are all right have none."""
@@ -30,7 +29,9 @@ def fit_temperature(
     of_label = z[np.arange(len(z)), labels]
 
     def slope(inverse: float) -> float:
-        p = np.exp(inverse * z - logsumexp(inverse * z, axis=1, keepdims=True))
+        # No z is above 0, and one of each row is 0.
+        p = np.exp(inverse * z)
+        p /= p.sum(axis=1, keepdims=True)
         return float(((p * z).sum(axis=1) - of_label).mean())
 
     low, high = 1 / _BOUNDS[1], 1 / _BOUNDS[0]

@@ -22,6 +22,11 @@ class Choice:
         single_value: mean test value over clients and seeds with one method for all.
         gain: the interval of the mean gain of a method per client over one method for
             all, see `two_way_interval`. A positive gain means better.
+
+    Example:
+        >>> from fedtailor.decision import choose_by_validation
+        >>> choose_by_validation(values, values, higher_is_better=True).conclusion()
+        'Choosing a method for each client is not shown to differ from ...
     """
 
     chosen: pl.DataFrame
@@ -71,6 +76,11 @@ def choose_by_validation(
     Raises:
         ValueError: a column is missing, a value occurs twice, or no client has both
             validation and test data.
+
+    Example:
+        >>> from fedtailor.decision import choose_by_validation
+        >>> choose_by_validation(values, values, higher_is_better=True).chosen.columns
+        ['seed', 'client', 'method', 'val', 'test', 'single', 'single_test']
     """
     keys = ["method", "seed", "client"]
     joined = val.join(test, on=keys, suffix="_test")

@@ -35,6 +35,11 @@ def movement(rounds: ArrayLike, losses: ArrayLike) -> Movement:
         "still", "falling", "rising", or "wavering" (it moves without direction);
         "unknown" with fewer than five evaluations in the window, or if a loss is not
         finite.
+
+    Example:
+        >>> from fedtailor.decision import movement
+        >>> movement(range(1, 31), [1 / r for r in range(1, 31)])
+        'falling'
     """
     from scipy import special  # takes clients of a federation memory
 
@@ -62,5 +67,11 @@ def movement(rounds: ArrayLike, losses: ArrayLike) -> Movement:
 
 
 def stands_still(rounds: ArrayLike, losses: ArrayLike) -> bool:
-    """Whether a loss stands still, see `movement`."""
+    """Whether a loss stands still, see `movement`.
+
+    Example:
+        >>> from fedtailor.decision import stands_still
+        >>> stands_still(range(1, 31), [1.0] * 30)
+        True
+    """
     return movement(rounds, losses) == "still"

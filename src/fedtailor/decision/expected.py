@@ -51,6 +51,11 @@ def expected_metrics(
     Raises:
         ValueError: a column is missing, the metric is unknown, or a test row occurs
             twice.
+
+    Example:
+        >>> from fedtailor.decision import expected_metrics
+        >>> expected_metrics(rows).columns[:3]
+        ['client', 'method', 'value']
     """
     score = find_score(metric)
     require_columns(rows, ("method", "seed", "client", "row", *score.columns))

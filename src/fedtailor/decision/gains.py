@@ -74,6 +74,20 @@ def client_gains(
     Raises:
         ValueError: the base or a column is missing, the metric is unknown, a test row
             occurs twice, or two methods were not tested on the same rows.
+
+    Example:
+        >>> from fedtailor.decision import client_gains
+        >>> client_gains(rows).select("client", "method", "gain")
+        shape: (3, 3)
+        ┌────────┬────────┬──────┐
+        │ client ┆ method ┆ gain │
+        │ ---    ┆ ---    ┆ ---  │
+        │ str    ┆ str    ┆ f64  │
+        ╞════════╪════════╪══════╡
+        │ a      ┆ fedavg ┆ 0.25 │
+        │ b      ┆ fedavg ┆ 0.25 │
+        │ c      ┆ fedavg ┆ 0.25 │
+        └────────┴────────┴──────┘
     """
     score = find_score(metric)
     pairs = paired_rows(rows, base, score)
@@ -185,6 +199,11 @@ def shrink(
 
     Returns:
         [n] the expected true values.
+
+    Example:
+        >>> from fedtailor.decision import shrink
+        >>> shrink(np.array([0.0, 4.0]), np.array([1.0, 1.0]))
+        array([0.25, 3.75])
     """
     known = np.isfinite(variances)
     if known.sum() < 2:
@@ -239,6 +258,11 @@ def holm(p: NDArray[np.float64]) -> NDArray[np.float64]:
 
     Returns:
         [n] adjusted p-values, NaN where `p` is NaN.
+
+    Example:
+        >>> from fedtailor.decision import holm
+        >>> holm(np.array([0.01, 0.04, 0.03]))
+        array([0.03, 0.06, 0.06])
     """
     p = np.asarray(p, np.float64)
     adjusted = np.full(p.shape, np.nan)

@@ -24,6 +24,12 @@ class Interval:
     where p is below 1 - confidence. Without any data all four numbers are NaN. Where
     the data do not determine the uncertainty (one row, one client), the interval is
     infinite and p is 1.
+
+    Example:
+        >>> from fedtailor.decision import mean_interval
+        >>> found = mean_interval(np.array([1.0, 2.0, 3.0]))
+        >>> found.estimate, round(found.low, 3), round(found.high, 3)
+        (2.0, -0.484, 4.484)
     """
 
     estimate: float
@@ -69,6 +75,12 @@ def two_way_interval(
     Returns:
         The mean over clients of their means over seeds, and its interval. All values
         are NaN if there is no difference.
+
+    Example:
+        >>> from fedtailor.decision import two_way_interval
+        >>> found = two_way_interval(np.array([[1.0, 2.0], [2.0, 3.0], [1.5, 2.5]]))
+        >>> found.estimate
+        2.0
     """
     center, components = _mean_and_components(differences)
     return student_interval(center, components, confidence)

@@ -31,6 +31,13 @@ class Recommendation:
             simplest first.
         of_client: client -> another method for it alone; empty where nothing shows that
             a client needs one.
+
+    Example:
+        >>> from fedtailor.decision import Recommendation
+        >>> Recommendation(
+        ...     "fedavg", "ditto", ("fedavg", "ditto"), {"a": "local"}
+        ... ).for_client("a")
+        'local'
     """
 
     method: str
@@ -71,6 +78,12 @@ def recommend(
 
     Returns:
         None without any method that has values of all clients.
+
+    Example:
+        >>> from fedtailor.decision import recommend
+        >>> counts = {name: (40, 10) for name in ("a", "b", "c")}
+        >>> recommend(values, ["local", "fedavg"], counts, higher_is_better=True).method
+        'fedavg'
     """
     finite = values.filter(
         pl.col("value").is_not_nan() & pl.col("value").is_not_null()

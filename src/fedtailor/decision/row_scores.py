@@ -28,6 +28,11 @@ class Score:
         bounds: the range of a row's score, or None if it is unbounded.
         most_outputs: the most outputs of a model for which rows determine the metric;
             None if they do for any.
+
+    Example:
+        >>> from fedtailor.decision import Score
+        >>> Score("correct", higher_is_better=True).column
+        'correct'
     """
 
     column: str
@@ -239,7 +244,27 @@ class ExplainedScore(ErrorScore):
 
 
 @dataclass(frozen=True)
-class AreaScore(Score):
+class PairsScore(Score):
+    """A share of pairs of rows that are ranked rightly, which is no mean of rows.
+
+    Its level is the share itself.
+    """
+
+    higher_is_better: bool = True
+    bounds: tuple[float, float] | None = (0.0, 1.0)
+
+    @property
+    def is_mean_of_rows(self) -> bool:
+        return False
+
+    def level(
+        self, scores: Float[np.ndarray, " n"], truth: Float[np.ndarray, " n"]
+    ) -> tuple[float, Float[np.ndarray, " n"]]:
+        return self.worth(scores, truth)
+
+
+@dataclass(frozen=True)
+class AreaScore(PairsScore):
     """The area under the ROC curve of two classes (DeLong et al. 1988).
 
     What a row adds is the share of rows of the other class that it is ranked rightly
@@ -247,18 +272,12 @@ class AreaScore(Score):
     """
 
     column: str = "confidence"
-    higher_is_better: bool = True
-    bounds: tuple[float, float] | None = (0.0, 1.0)
     # A row holds the probability of one class only.
     most_outputs: int | None = 2
 
     @property
     def columns(self) -> tuple[str, ...]:
         return "correct", "prediction", "confidence"
-
-    @property
-    def is_mean_of_rows(self) -> bool:
-        return False
 
     def prepare(self, rows: pl.DataFrame) -> pl.DataFrame:
         # The probability of the class predicted is one half or more, so that with a
@@ -307,11 +326,6 @@ class AreaScore(Score):
             for count, others in (counts, counts[::-1])
         )
 
-    def level(
-        self, scores: Float[np.ndarray, " n"], truth: Float[np.ndarray, " n"]
-    ) -> tuple[float, Float[np.ndarray, " n"]]:
-        return self.worth(scores, truth)
-
     def rows_interval(
         self,
         level: float,
@@ -328,7 +342,7 @@ class AreaScore(Score):
 
 
 @dataclass(frozen=True)
-class ConcordanceScore(Score):
+class ConcordanceScore(PairsScore):
     """Harrell's C-index of survival (see `fedtailor.survival.comparisons`).
 
     What a row adds is what its pairs add (Hoeffding's projection of a U-statistic). The
@@ -336,16 +350,10 @@ class ConcordanceScore(Score):
     """
 
     column: str = "risk"
-    higher_is_better: bool = True
-    bounds: tuple[float, float] | None = (0.0, 1.0)
 
     @property
     def columns(self) -> tuple[str, ...]:
         return "risk", "time", "event"
-
-    @property
-    def is_mean_of_rows(self) -> bool:
-        return False
 
     def prepare(self, rows: pl.DataFrame) -> pl.DataFrame:
         time = pl.col("time").cast(pl.Float64)
@@ -381,11 +389,6 @@ class ConcordanceScore(Score):
         return 2 / (max(others, 1) ** 2 * (events + 1) * (events + 2)) + 2 / (
             (others + 1) * (others + 2) * max(events, 1) ** 2
         )
-
-    def level(
-        self, scores: Float[np.ndarray, " n"], truth: Float[np.ndarray, " n"]
-    ) -> tuple[float, Float[np.ndarray, " n"]]:
-        return self.worth(scores, truth)
 
     def rows_interval(
         self,

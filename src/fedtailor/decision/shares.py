@@ -31,6 +31,11 @@ class Hurt:
         worse: of how many the gain is negative.
         shown: of how many its interval is below 0 after correction for all of them.
         mean_gain: the mean gain.
+
+    Example:
+        >>> from fedtailor.decision import Hurt
+        >>> Hurt("fedavg", "local", clients=10, worse=2, shown=1, mean_gain=-0.1).worse
+        2
     """
 
     method: str
@@ -58,6 +63,11 @@ def hurt_clients(gains: pl.DataFrame, method: str, base: str) -> Hurt:
 
     Raises:
         ValueError: there are no gains by this method.
+
+    Example:
+        >>> from fedtailor.decision import client_gains, hurt_clients
+        >>> hurt_clients(client_gains(rows), "fedavg", "local").worse
+        0
     """
     of_method = gains.filter(pl.col("method") == method)
     require(len(of_method) > 0, f"there are no gains by {method!r}")
@@ -95,6 +105,13 @@ def shapley_values(players: int, worth: Worth) -> Float[NDArray, "players draws"
         phi_i = sum_S |S|! (m - |S| - 1)! / m! (v(S + i) - v(S))
 
     They add up to v(all) - v(nobody). Each coalition's worth is asked for once.
+
+    Example:
+        >>> from fedtailor.decision import shapley_values
+        >>> worth = lambda players: np.array([1.0 if 0 in players else 0.0])
+        >>> shapley_values(2, worth)
+        array([[1.],
+               [0.]])
     """
     worths = {members: np.asarray(worth(members)) for members in coalitions(players)}
     values = np.zeros((players, *worths[frozenset()].shape))
@@ -122,6 +139,12 @@ def sampled_shapley_values(
         worth: of coalitions; draws are averaged.
         permutations: the number of orders, an even one.
         seed: of the orders.
+
+    Example:
+        >>> from fedtailor.decision import sampled_shapley_values
+        >>> worth = lambda players: np.array([1.0 if 0 in players else 0.0])
+        >>> sampled_shapley_values(2, worth, permutations=4, seed=0).mean(axis=0)
+        array([1., 0.])
     """
     require(
         permutations >= 4 and permutations % 2 == 0,
@@ -148,7 +171,14 @@ def sampled_shapley_values(
 
 
 def mean_interval(values: Float[NDArray, " n"], confidence: float = 0.95) -> Interval:
-    """Student's interval of the mean of independent values."""
+    """Student's interval of the mean of independent values.
+
+    Example:
+        >>> from fedtailor.decision import mean_interval
+        >>> found = mean_interval(np.array([1.0, 2.0, 3.0]))
+        >>> round(found.low, 3), round(found.high, 3), round(found.p, 3)
+        (-0.484, 4.484, 0.074)
+    """
     count = len(values)
     variance = float(values.var(ddof=1)) / count if count > 1 else np.inf
     return student_interval(
@@ -178,6 +208,11 @@ def mean_gains(
 
     Returns:
         Method -> mean gain; a positive one means better.
+
+    Example:
+        >>> from fedtailor.decision import mean_gains
+        >>> mean_gains(rows, "local", "accuracy")["fedavg"].estimate > 0
+        True
     """
     score = find_score(metric)
     found = {}

@@ -33,6 +33,11 @@ def warn_small_tests(
     Args:
         test_labels: client -> labels or targets of its test rows.
         classification: whether `test_labels` holds class labels.
+
+    Example:
+        >>> from fedtailor.decision import warn_small_tests
+        >>> print(warn_small_tests({"north": [0, 1]})[0])
+        fewer than 10 test rows in one split: north; one row more or less ...
     """
     labels = {client: np.asarray(values) for client, values in test_labels.items()}
     without_rows = [client for client, values in labels.items() if not len(values)]
@@ -85,6 +90,12 @@ def warn_repeated_rows(
         test: the test rows.
         train: the training rows. With None, only repetitions among the test rows are
             looked for.
+
+    Example:
+        >>> from fedtailor.decision import warn_repeated_rows
+        >>> x, y = np.zeros((2, 3)), np.zeros(2)
+        >>> print(warn_repeated_rows({"north": (x, y)})[0])
+        1 of 2 test rows repeat another one of their client; intervals ...
     """
     warnings = []
     groups = _repetitions(test)
@@ -147,6 +158,11 @@ def warn_few_validation_rows(rows: int) -> list[str]:
 
     Args:
         rows: number of validation rows of all clients that train.
+
+    Example:
+        >>> from fedtailor.decision import warn_few_validation_rows
+        >>> print(warn_few_validation_rows(40)[0])
+        halving chose by 40 validation rows in all, by which an accuracy ...
     """
     if not 0 < rows < MIN_VALIDATION_ROWS:
         return []
@@ -167,6 +183,11 @@ def warn_grid_edges(
         chosen: setting -> chosen value.
         grid: setting -> candidate values. A grid with a single value, or with values
             that are not numbers, has no edge.
+
+    Example:
+        >>> from fedtailor.decision import warn_grid_edges
+        >>> warn_grid_edges({"sgd.lr": 0.1}, {"sgd.lr": [0.01, 0.03, 0.1]})
+        ['sgd.lr=0.1 is the largest value tried; try larger ones']
     """
     warnings = []
     for name, values in grid.items():
@@ -195,6 +216,12 @@ def warn_still_falling(curves: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> lis
 
     Args:
         curves: method -> rounds [r] and losses [r].
+
+    Example:
+        >>> from fedtailor.decision import warn_still_falling
+        >>> falling = [1 / number for number in range(1, 31)]
+        >>> print(warn_still_falling({"fedavg": (range(1, 31), falling)})[0])
+        validation loss was still falling: fedavg; train for more rounds
     """
     falling = [
         method

@@ -44,6 +44,11 @@ class Winner:
             best of several means is too good by its choice (see `shrink`). NaN if there
             is nothing to tell it by.
         alpha: significance level of the tests.
+
+    Example:
+        >>> from fedtailor.decision import best_method
+        >>> best_method(values, higher_is_better=True).means["fedavg"]
+        0.81
     """
 
     winner: str | None
@@ -152,6 +157,12 @@ def best_method(
     Raises:
         ValueError: a column is missing, there is no method, a value occurs twice, or
             two methods were never measured after the same round.
+
+    Example:
+        >>> from fedtailor.decision import best_method
+        >>> winner = best_method(values, higher_is_better=True)
+        >>> winner.leader
+        'fedavg'
     """
     _require_values(values)
     if "round" not in values.columns:

@@ -28,6 +28,7 @@ from fedtailor.storage.final_models import (
     RUNS,
     read_final,
 )
+from fedtailor.storage.frozen_file import read_frozen
 from fedtailor.storage.manifest import difference, manifest
 from fedtailor.storage.run_files import (
     MANIFEST,
@@ -218,6 +219,13 @@ class OpenedRun(Run):
     Attributes:
         path: the run directory.
         stored: the files of the run.
+
+    Example:
+        >>> kept = ft.run(
+        ...     ft.Local(), federation, ft.models.logistic(), rounds=1, directory="opened"
+        ... )
+        >>> ft.open("opened", federation=federation).summary().rounds
+        1
     """
 
     def __init__(
@@ -285,7 +293,7 @@ class OpenedRun(Run):
 
     @cached_property
     def model(self) -> Model:
-        return model_of_run(self.manifest, self._user_model)
+        return model_of_run(self.manifest, self._user_model, read_frozen(self.path))
 
     # Personal models.
 

@@ -45,6 +45,11 @@ class DebugTrainer(DeviceTrainer):
 class DebugExecutor(DeviceExecutor):
     """`DeviceExecutor` that runs the same functions in plain Python: slow, with errors
     that name client and step.
+
+    Example:
+        >>> from fedtailor.executors import executor_kind
+        >>> executor_kind(run.training.model, ft.Settings(debug=True)).__name__
+        'DebugExecutor'
     """
 
     def _order(self, cohort: Cohort) -> NDArray[np.int64]:
@@ -61,7 +66,13 @@ class DebugExecutor(DeviceExecutor):
         # by row.
         streams, (clients,) = self.devices.inputs([request])
         pipelines = Pipelines(exchange.uplink, exchange.received_through)
-        shared = SharedInputs(exchange.algorithm, pipelines, self.devices.pool, streams)
+        shared = SharedInputs(
+            exchange.algorithm,
+            pipelines,
+            self.devices.pool,
+            streams,
+            self.devices.frozen(self.model),
+        )
         outputs = []
         for row, client in enumerate(request.clients):
             client_inputs = jax.tree.map(

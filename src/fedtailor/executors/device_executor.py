@@ -64,6 +64,11 @@ class DeviceExecutor:
             equal parts.
         concurrency: how many runs are trained on the devices at the same time. A
             `LockstepGroup` sets it.
+
+    Example:
+        >>> from fedtailor.executors import DeviceExecutor
+        >>> isinstance(run.executor, DeviceExecutor)
+        True
     """
 
     states: States

@@ -31,6 +31,7 @@ from fedtailor.executors.packing import PackedInputs
 from fedtailor.executors.settings import Settings
 from fedtailor.federation import Federation
 from fedtailor.models import Model
+from fedtailor.models.frozen_arrays import FrozenArrays
 from fedtailor.protocol import NOT_SENT, Algorithm, ClientState, Exchange
 
 MEMORY_SHARE = 0.9
@@ -141,6 +142,7 @@ class Devices:
         # the host that were copied. Nearly all exchanges have the same ones.
         self._last_sources: tuple[Any, ...] = (None, None, None)
         self._last_hyperparameters: Any = None
+        self._frozen: tuple[FrozenArrays | None, tuple[Array, ...]] = (None, ())
         self.chunks: dict[Hashable, int] = {}
         self._counts_memory = free_memory(self.mesh.local_devices) < math.inf
 
@@ -160,7 +162,8 @@ class Devices:
         clients = rows[0] if len(requests) == 1 else _interleave(rows)
         clients = jax.tree.map(self._shard_rows, clients)
         algorithm, pipelines = self._hyperparameters(first)
-        shared = SharedInputs(algorithm, pipelines, self.pool, streams)
+        frozen = self.frozen(requests[0].model)
+        shared = SharedInputs(algorithm, pipelines, self.pool, streams, frozen)
         program = Program(
             first.task,
             requests[0].model,
@@ -175,6 +178,15 @@ class Devices:
         if len(requests) > 1:
             parts = self._separate(outputs, requests=len(requests))
         return [self._to_server(part) for part in parts]
+
+    def frozen(self, model: Model) -> tuple[Array, ...]:
+        """The frozen arrays of a model, once on every device."""
+        arrays = model.frozen
+        if arrays != self._frozen[0]:
+            values = () if arrays is None else arrays.values_in_order
+            copies = tuple(place(value, self.replicated) for value in values)
+            self._frozen = (arrays, copies)
+        return self._frozen[1]
 
     def inputs(
         self, requests: Sequence[ExchangeRequest]

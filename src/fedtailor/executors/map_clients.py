@@ -25,6 +25,7 @@ from fedtailor.client.tasks import Outputs, all_finite, client_task
 from fedtailor.client.trainer import DeviceTrainer
 from fedtailor.executors.packing import PackedInputs
 from fedtailor.models import Model
+from fedtailor.models.frozen_arrays import placed
 from fedtailor.protocol import (
     Algorithm,
     BatchMetric,
@@ -96,12 +97,14 @@ class SharedInputs(NamedTuple):
         pool: the examples of all clients.
         streams: kind of message ("model", "control", ...) -> the s different arrays of
             this kind that the server sends, its streams [s, ...].
+        frozen: the arrays of the model that no training changes.
     """
 
     algorithm: Algorithm
     pipelines: Pipelines
     pool: Pool
     streams: dict[str, Array]
+    frozen: tuple[Array, ...] = ()
 
 
 @partial(jax.jit, static_argnames="program")
@@ -177,6 +180,20 @@ def run_client(
         gradients and of forward passes of single examples that were computed, and 1 if
         all other outputs are finite, else 0.
     """
+    with placed(model.frozen, shared.frozen):
+        return _run_client(task, model, shared, client, trainer, metrics, mode)
+
+
+def _run_client(
+    task: ClientTask,
+    model: Model,
+    shared: SharedInputs,
+    client: ClientInputs,
+    trainer: Callable[..., DeviceTrainer],
+    metrics: tuple[BatchMetric, ...],
+    mode: str,
+) -> Outputs:
+    """As `run_client`, where the model's frozen arrays are inputs of the program."""
     packed, state, scalars = client
     local = trainer(model, shared.pool, packed.address, packed.round)
     values, received = {}, {}

@@ -15,7 +15,8 @@ import json
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor._files import reason
+from fedtailor._notebook import html_paragraphs, html_table
 from fedtailor.algorithms import Local
 from fedtailor.baselines import Baseline, find_baseline
 from fedtailor.executors import Settings
@@ -49,6 +51,7 @@ from fedtailor.experiments.run_scores import (
     stored_score,
     validation_score,
 )
+from fedtailor.experiments.sharing import Shard, Task, do_all
 from fedtailor.metrics import Metric, find_metric, find_metrics
 from fedtailor.protocol import RefusedSettings, require
 from fedtailor.storage import DirectoryLock, Unusable
@@ -96,6 +99,8 @@ class Comparison:
         track: names of trackers, in addition to those of the experiment file.
         budget: select methods and settings by successive halving, instead of training
             all of them to the end.
+        shard: share the runs with other processes, which have the same results
+            directory; None = train all.
         method_runs: entries of the index for the runs of selected candidates.
         candidates: entries of the index for all candidates that were compared.
         baselines: entries of the index for the runs of baselines.
@@ -111,8 +116,18 @@ class Comparison:
     any_version: bool = False
     track: Sequence[str] = ()
     budget: bool = False
+    shard: Shard | None = None
 
     def __post_init__(self) -> None:
+        require(
+            self.shard is None or not self.budget,
+            "a budget compares all runs after each step, which processes do not share;"
+            " leave out the budget or the shard",
+        )
+        require(
+            self.shard is None or self.at_once == 1,
+            "processes share single runs; leave out seeds at once or the shard",
+        )
         self.track = (*self.experiment.file.track, *self.track)
         find_trackers(self.track)  # raises if a tracker is not installed
         require(
@@ -133,6 +148,24 @@ class Comparison:
         )
         self._rounds = 0
         self._added_runs = 0
+
+    def _repr_html_(self) -> str:
+        """The comparison in a notebook: how far it is, and each method's mean."""
+        metrics: dict[tuple[str, str], list[float]] = {}
+        for cell in self.method_runs:
+            summary = read_summary(self.results / cell["run"] / SUMMARY)
+            if "diverged" not in summary:
+                place = (cell["scenario"], f"{cell['algorithm']} ({summary['metric']})")
+                metrics.setdefault(place, []).append(summary["mean"])
+        rows = [
+            (*place, len(means), float(np.mean(means)))
+            for place, means in metrics.items()
+        ]
+        text = [f"{self.experiment.name}: {self.done} of {self.runs} runs are done"]
+        header = ("scenario", "method", "seeds", "mean over clients and seeds")
+        return html_paragraphs([*text, f"results: {self.index.parent}"]) + html_table(
+            header, rows
+        )
 
     @property
     def runs(self) -> int:
@@ -214,10 +247,16 @@ class Comparison:
             Interrupted: Ctrl-C or SIGTERM; the last finished round is saved.
         """
         require_own_index(self.index, self.source)
+        if self.shard is not None:
+            do_all(self.shard.order(self._shared_tasks()))
+        lock = DirectoryLock(self.index.parent)
         try:
             self.index.parent.mkdir(parents=True, exist_ok=True)
-            lock = DirectoryLock(self.index.parent)
-            lock.acquire()
+            if self.shard is None:
+                lock.acquire()
+            else:
+                # All runs are finished. Each process writes the same index, in turn.
+                do_all([partial(_acquire, lock)])
         except OSError as error:
             raise Unusable(
                 f"cannot use {self.index.parent}: {reason(error)}; name another"
@@ -227,6 +266,63 @@ class Comparison:
             return self._run_all()
         finally:
             lock.release()
+
+    def _shared_tasks(self) -> Iterator[Task]:
+        """The runs that processes share: all candidates of a method on the first seed,
+        from which the one for the other seeds is chosen.
+        """
+        seeds = self.experiment.file.seeds
+        for scenario in self.experiment.scenarios:
+            methods = [
+                method
+                for method in self.experiment.methods
+                if method.scenario is scenario
+            ]
+            for method in methods:
+                # The last candidate that is done is followed by the choice.
+                done: list[Candidate] = []
+                if len(method.candidates) > 1:
+                    for candidate in method.candidates:
+                        yield partial(
+                            self._train_shared, method, candidate, seeds[0], done
+                        )
+            # Seed by seed, as each seed has data of its own.
+            for seed in seeds:
+                for method in methods:
+                    if len(method.candidates) == 1:
+                        (candidate,) = method.candidates
+                        yield partial(self._train_alone, method, candidate, seed)
+
+    def _train_shared(
+        self,
+        method: ComparedMethod,
+        candidate: Candidate,
+        seed: int,
+        done: list[Candidate],
+    ) -> list[Task]:
+        """Train one candidate; after the last of a method, the task is to choose."""
+        self._runs.train(method, candidate, seed)
+        done.append(candidate)
+        if len(done) < len(method.candidates):
+            return []
+        return [partial(self._choose_shared, method, seed)]
+
+    def _choose_shared(self, method: ComparedMethod, seed: int) -> list[Task]:
+        """Choose among candidates whose runs are finished, or bracket them."""
+        # What a choice writes down is written by `_run_all`, which makes it once more.
+        alone = replace(self, shard=None)
+        alone._runs = self._runs
+        chosen = alone._choose(method, seed)
+        if chosen is None:
+            return []
+        seeds = self.experiment.file.seeds
+        return [partial(self._train_alone, method, chosen, seed) for seed in seeds]
+
+    def _train_alone(
+        self, method: ComparedMethod, candidate: Candidate, seed: int
+    ) -> list[Task]:
+        self._runs.train(method, candidate, seed)
+        return []
 
     def _run_all(self) -> Path:
         """Choose settings on the first seed, and train them on all seeds."""
@@ -679,6 +775,12 @@ class Comparison:
         scenario_rounds = self.experiment.scenarios[0].rounds
         full += self._added_runs * scenario_rounds
         return {"rounds": self._rounds, "full": full}
+
+
+def _acquire(lock: DirectoryLock) -> list[Task]:
+    """Acquire a lock as a task."""
+    lock.acquire()
+    return []
 
 
 def _highest(scored: Sequence[Scored]) -> Candidate | None:

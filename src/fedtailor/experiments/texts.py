@@ -15,6 +15,9 @@ from fedtailor.models.plain import architecture_of
 from fedtailor.pipelines import find_transform
 from fedtailor.protocol import Pipeline, require
 
+AUTO = "auto"
+"""The word for a choice between a linear model and a small network."""
+
 _NAME = re.compile(r"(?P<name>.*\.py:\w+|[^:]*)(:(?P<settings>.*))?", re.DOTALL)
 """A name, or what stands in a file, FILE.py:NAME; its settings follow after a colon."""
 

@@ -15,6 +15,7 @@ from fedtailor.federation.partition import (
     Shards,
     Stratified,
 )
+from fedtailor.federation.poison import BackDoor, WrongLabels, liars_among
 from fedtailor.federation.sizes import LogNormal, PowerLaw, SizeLaw, Uniform
 from fedtailor.federation.storage import load, save
 from fedtailor.federation.transforms import LabelPermutations, Rotations, standardize
@@ -22,6 +23,7 @@ from fedtailor.federation.transforms import LabelPermutations, Rotations, standa
 __all__ = [
     "IID",
     "SPLITS",
+    "BackDoor",
     "ClassesPerClient",
     "Client",
     "Dataset",
@@ -40,11 +42,13 @@ __all__ = [
     "Split",
     "Stratified",
     "Uniform",
+    "WrongLabels",
     "datasets",
     "from_arrays",
     "from_frame",
     "from_npz",
     "from_partition",
+    "liars_among",
     "load",
     "save",
     "standardize",

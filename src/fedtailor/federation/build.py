@@ -67,6 +67,11 @@ def from_arrays(
     Raises:
         ValueError: the arrays are inconsistent. The message names the client and says
             what to do.
+
+    Example:
+        >>> x, y = np.arange(12.0).reshape(12, 1), np.arange(12) % 2
+        >>> ft.federation.from_arrays(x, y, ["a", "b"] * 6).names
+        ('a', 'b')
     """
     columns = {"x": x, "y": y, "client": client, "split": split, "group": group}
     for key in ("x", "y", "client"):
@@ -138,6 +143,12 @@ def from_partition(
     Raises:
         ValueError: the partitioner cannot be applied to the data. The message says what
             to do.
+
+    Example:
+        >>> from fedtailor.federation import IID
+        >>> made = ft.federation.from_partition(data, IID(clients=3), test=0.2)
+        >>> made.names
+        ('client-0', 'client-1', 'client-2')
     """
     if isinstance(test, str):
         check_choice(test, ("published", "common"), "kind of test set")

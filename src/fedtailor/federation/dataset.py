@@ -31,6 +31,12 @@ class Dataset:
     Raises:
         ValueError: the arrays differ in length or are masked, or a label is not in
             0..classes-1.
+
+    Example:
+        >>> from fedtailor.federation import Dataset
+        >>> data = Dataset(np.zeros((60, 2)), np.arange(60) % 3)
+        >>> len(data), data.classes
+        (60, None)
     """
 
     x: NDArray[Any]

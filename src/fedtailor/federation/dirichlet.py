@@ -53,6 +53,12 @@ class DirichletByClass:
         capped: a client that already has an equal share of all data gets no samples of
             the following classes.
         min_samples: repeat the draws until every client has this many samples.
+
+    Example:
+        >>> from fedtailor.federation import DirichletByClass
+        >>> owned = DirichletByClass(clients=3, alpha=1.0)(data, seed=0)
+        >>> sum(len(rows) for rows in owned)
+        60
     """
 
     clients: int
@@ -120,6 +126,12 @@ class DirichletByClient:
             frequencies of the data set.
         use_all: scale the sizes so that all data are used.
         min_samples: smallest number of samples of a client.
+
+    Example:
+        >>> from fedtailor.federation import DirichletByClient
+        >>> owned = DirichletByClient(clients=3, alpha=0.5)(data, seed=0)
+        >>> len(owned)
+        3
     """
 
     clients: int

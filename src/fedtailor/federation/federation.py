@@ -30,6 +30,12 @@ class Ragged:
 
     Raises:
         ValueError: the offsets do not fit the rows.
+
+    Example:
+        >>> from fedtailor.federation import Ragged
+        >>> ragged = Ragged.of([np.array([0, 2]), np.array([1])])
+        >>> ragged.rows.tolist(), ragged.offsets.tolist()
+        ([0, 2, 1], [0, 2, 3])
     """
 
     rows: NDArray[np.int32]
@@ -133,7 +139,13 @@ class Ragged:
 
 
 class Split(NamedTuple):
-    """The examples of a client's split, not normalized: x [n, ...] and y [n, ...]."""
+    """The examples of a client's split, not normalized: x [n, ...] and y [n, ...].
+
+    Example:
+        >>> train = federation.client(0).train
+        >>> len(train.y) == len(train.x)
+        True
+    """
 
     x: NDArray[Any]
     y: NDArray[Any]
@@ -141,7 +153,13 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Client:
-    """A client of a federation. Each access to a split copies it from the pool."""
+    """A client of a federation. Each access to a split copies it from the pool.
+
+    Example:
+        >>> client = federation.client(0)
+        >>> client.name, client.train.x.shape
+        ('client-00', (72, 8, 8))
+    """
 
     federation: "Federation"
     index: int

@@ -50,6 +50,16 @@ def from_npz(path: str | os.PathLike[str], **options: Any) -> Federation:
     Raises:
         ValueError: the file is missing or damaged, an array is missing, or the arrays
             are inconsistent.
+
+    Example:
+        >>> np.savez(
+        ...     "own.npz",
+        ...     x=np.arange(12.0)[:, None],
+        ...     y=np.arange(12) % 2,
+        ...     client=["a", "b"] * 6,
+        ... )
+        >>> len(ft.federation.from_npz("own.npz"))
+        2
     """
     path = existing_file(path)
     with translate_read_errors(path):
@@ -115,6 +125,14 @@ def from_frame(
     Raises:
         ValueError: the file is missing or unreadable, a column is missing, incomplete
             or not numeric, or the columns are inconsistent.
+
+    Example:
+        >>> import polars as pl
+        >>> frame = pl.DataFrame(
+        ...     {"client": ["a", "b"] * 6, "x": range(12), "label": [0, 0, 1] * 4}
+        ... )
+        >>> ft.federation.from_frame(frame).names
+        ('a', 'b')
     """
     if isinstance(source, pl.DataFrame):
         frame, where = source, "the frame"

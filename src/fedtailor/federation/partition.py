@@ -22,7 +22,13 @@ RowNumbers = NDArray[np.integer[Any]]
 
 
 class Partitioner(Protocol):
-    """Assigns the examples of a data set to clients."""
+    """Assigns the examples of a data set to clients.
+
+    Example:
+        >>> from fedtailor.federation import IID  # a partitioner
+        >>> len(IID(clients=3)(data, seed=0))
+        3
+    """
 
     def __call__(self, data: Dataset, seed: int) -> list[RowNumbers]:
         """Return one array of row numbers per client."""
@@ -82,6 +88,11 @@ class IID:
         sizes: distribution of the clients' sizes; None = equal sizes that use all data.
         use_all: scale the sizes so that all data are used.
         min_samples: smallest number of samples of a client.
+
+    Example:
+        >>> from fedtailor.federation import IID
+        >>> [len(rows) for rows in IID(clients=3)(data, seed=0)]
+        [20, 20, 20]
     """
 
     clients: int
@@ -111,6 +122,12 @@ class Stratified:
 
     Attributes:
         clients: number of clients.
+
+    Example:
+        >>> from fedtailor.federation import Stratified
+        >>> owned = Stratified(clients=3)(data, seed=0)
+        >>> [np.bincount(data.y[rows]).tolist() for rows in owned]
+        [[7, 7, 6], [7, 6, 7], [6, 7, 7]]
     """
 
     clients: int
@@ -170,6 +187,12 @@ class ClassesPerClient:
         min_samples: smallest number of samples of each class that a client holds.
         stride: distance between the first classes of successive clients; None = a
             random choice of classes.
+
+    Example:
+        >>> from fedtailor.federation import ClassesPerClient
+        >>> owned = ClassesPerClient(clients=3, classes=1)(data, seed=0)
+        >>> [sorted(set(data.y[rows].tolist())) for rows in owned]
+        [[1], [0], [2]]
     """
 
     clients: int
@@ -262,6 +285,11 @@ class Shards:
         clients: number of clients.
         shards: number of shards per client. Most clients then have at most this many
             classes.
+
+    Example:
+        >>> from fedtailor.federation import Shards
+        >>> [len(rows) for rows in Shards(clients=3, shards=2)(data, seed=0)]
+        [20, 20, 20]
     """
 
     clients: int
@@ -296,6 +324,16 @@ class Natural:
 
     Attributes:
         min_samples: clients with fewer samples are left out.
+
+    Example:
+        >>> from fedtailor.federation import Dataset, Natural
+        >>> own = Dataset(
+        ...     np.zeros((4, 2)),
+        ...     np.array([0, 1, 0, 1]),
+        ...     client=np.array(["a", "a", "b", "b"]),
+        ... )
+        >>> [rows.tolist() for rows in Natural()(own, seed=0)]
+        [[0, 1], [2, 3]]
     """
 
     min_samples: int = 1

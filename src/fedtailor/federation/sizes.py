@@ -11,7 +11,13 @@ from fedtailor.protocol import require
 
 
 class SizeLaw(Protocol):
-    """A distribution of positive sizes, in samples."""
+    """A distribution of positive sizes, in samples.
+
+    Example:
+        >>> from fedtailor.federation import IID, Uniform  # a size law
+        >>> len(IID(clients=3, sizes=Uniform(5, 10))(data, seed=0))
+        3
+    """
 
     def draw(self, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
         """Draw `count` independent sizes."""
@@ -23,6 +29,14 @@ class Uniform:
     """Sizes uniform in [low, high] samples.
 
     Tang et al. 2021, section 6: 400 to 5,000.
+
+    Example:
+        >>> from fedtailor.federation import IID, Uniform
+        >>> sizes = [
+        ...     len(rows) for rows in IID(clients=3, sizes=Uniform(5, 10))(data, seed=0)
+        ... ]
+        >>> min(sizes) >= 5 and max(sizes) <= 10
+        True
     """
 
     low: float
@@ -47,6 +61,11 @@ class LogNormal:
     LogNormal(4, 2, offset=50), that of pFedMe the same with factor 5, the letters of
     FedProx LogNormal(4, 1, offset=5), and the digits of FedProx LogNormal(0, 2) for
     each class of a client.
+
+    Example:
+        >>> from fedtailor.federation import IID, LogNormal
+        >>> len(IID(clients=3, sizes=LogNormal(mu=2.0, sigma=0.5))(data, seed=0))
+        3
     """
 
     mu: float = 4.0
@@ -68,7 +87,13 @@ class LogNormal:
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """Sizes in [low, high] with density ~ n^-exponent (bounded Pareto)."""
+    """Sizes in [low, high] with density ~ n^-exponent (bounded Pareto).
+
+    Example:
+        >>> from fedtailor.federation import IID, PowerLaw
+        >>> len(IID(clients=3, sizes=PowerLaw(low=5, high=20))(data, seed=0))
+        3
+    """
 
     exponent: float = 2.0
     low: float = 10.0

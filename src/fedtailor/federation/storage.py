@@ -46,6 +46,10 @@ def save(federation: Federation, path: AnyPath) -> Path:
     Raises:
         ValueError: the file cannot be written, or only the user's code knows the loss;
             an existing file is unchanged.
+
+    Example:
+        >>> ft.federation.save(federation, "digits.npz").name
+        'digits.npz'
     """
     arrays: dict[str, NDArray[Any]] = {
         "x": federation.x,
@@ -87,6 +91,11 @@ def load(path: AnyPath) -> Federation:
     Raises:
         ValueError: the file is missing, cannot be read, is damaged or holds no
             federation.
+
+    Example:
+        >>> path = ft.federation.save(federation, "digits.npz")
+        >>> len(ft.federation.load(path))
+        20
     """
     path = existing_file(path)
     try:

@@ -41,6 +41,12 @@ class Rotations:
 
     Attributes:
         turns: number of quarter turns of each group, counterclockwise.
+
+    Example:
+        >>> from fedtailor.federation import Rotations
+        >>> turned = Rotations()(ft.scenarios.digits_rotated(seed=0), seed=0)
+        >>> len(turned)
+        20
     """
 
     turns: tuple[int, ...] = (0, 1, 2, 3)
@@ -94,6 +100,11 @@ class LabelPermutations:
 
     Attributes:
         groups: number of groups. Their permutations are different.
+
+    Example:
+        >>> from fedtailor.federation import LabelPermutations
+        >>> len(LabelPermutations(groups=2)(federation, seed=0))
+        20
     """
 
     groups: int = 4
@@ -170,6 +181,11 @@ def standardize(federation: Federation) -> Federation:
 
     Raises:
         ValueError: the inputs are token ids.
+
+    Example:
+        >>> rows = ft.federation.standardize(federation).client(0).train.x
+        >>> rows.shape
+        (72, 8, 8)
     """
     if federation.x.dtype == np.int32:
         raise ValueError(

@@ -16,6 +16,12 @@ class Accuracy(Metric):
     """Share of samples that are classified correctly; NaN without samples.
 
     The prediction is the class with the highest score, the first one on ties.
+
+    Example:
+        >>> from fedtailor.metrics import Accuracy
+        >>> metric = Accuracy()
+        >>> metric.name, metric.higher_is_better
+        ('accuracy', True)
     """
 
     name: ClassVar[str] = "accuracy"

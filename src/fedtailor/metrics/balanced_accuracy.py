@@ -15,6 +15,12 @@ class BalancedAccuracy(Metric):
     """Mean recall over the classes that have samples; NaN without samples.
 
     As `sklearn.metrics.balanced_accuracy_score`.
+
+    Example:
+        >>> from fedtailor.metrics import BalancedAccuracy
+        >>> metric = BalancedAccuracy()
+        >>> metric.name, metric.higher_is_better
+        ('balanced_accuracy', True)
     """
 
     name: ClassVar[str] = "balanced_accuracy"

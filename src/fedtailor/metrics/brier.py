@@ -15,6 +15,12 @@ class Brier(Metric):
 
     For two classes it is half of this, (p_1 - y)^2 in [0, 1], as usual and as in
     `sklearn.metrics.brier_score_loss`.
+
+    Example:
+        >>> from fedtailor.metrics import Brier
+        >>> metric = Brier()
+        >>> metric.name, metric.higher_is_better
+        ('brier', False)
     """
 
     name: ClassVar[str] = "brier"

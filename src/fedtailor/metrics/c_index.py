@@ -27,6 +27,12 @@ class CIndex(Metric):
     and risks by bins 3 % wide, so that the statistic is a sum: pairs within one interval
     of the grid are left out, and pairs within one bin of risk are ties. Decisions are made
     by the exact C-index of the test rows (`fedtailor.survival.harrell`).
+
+    Example:
+        >>> from fedtailor.metrics import CIndex
+        >>> metric = CIndex()
+        >>> metric.name, metric.higher_is_better
+        ('c_index', True)
     """
 
     name: ClassVar[str] = "c_index"
@@ -64,6 +70,12 @@ class UnoCIndex(CIndex):
     the share of training rows that are not censored at the time t of its event, so that
     it does not depend on who is censored. Pairs whose event is later than all training
     rows under observation are left out.
+
+    Example:
+        >>> from fedtailor.metrics import UnoCIndex
+        >>> metric = UnoCIndex()
+        >>> metric.name, metric.higher_is_better
+        ('uno', True)
     """
 
     name: ClassVar[str] = "uno"

@@ -29,6 +29,12 @@ class CalibrationError(Metric):
 
     Attributes:
         bins: number of bins.
+
+    Example:
+        >>> from fedtailor.metrics import CalibrationError
+        >>> metric = CalibrationError()
+        >>> metric.name, metric.higher_is_better
+        ('calibration_error', False)
     """
 
     name: ClassVar[str] = "calibration_error"

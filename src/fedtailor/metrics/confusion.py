@@ -18,6 +18,12 @@ class Confusion(Metric):
 
     `result` is the share of samples off the diagonal; NaN without samples. Every client
     sends classes^2 numbers.
+
+    Example:
+        >>> from fedtailor.metrics import Confusion
+        >>> metric = Confusion()
+        >>> metric.name, metric.higher_is_better
+        ('confusion', False)
     """
 
     name: ClassVar[str] = "confusion"

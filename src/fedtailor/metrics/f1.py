@@ -16,6 +16,12 @@ class F1Macro(Metric):
     the prediction of a sample; NaN without samples.
 
     As `sklearn.metrics.f1_score(average="macro")`.
+
+    Example:
+        >>> from fedtailor.metrics import F1Macro
+        >>> metric = F1Macro()
+        >>> metric.name, metric.higher_is_better
+        ('f1_macro', True)
     """
 
     name: ClassVar[str] = "f1_macro"

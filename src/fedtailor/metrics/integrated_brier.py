@@ -22,6 +22,12 @@ class IntegratedBrier(Metric):
     their event, or at the time of the score for who lives longer. Ends of intervals at
     which no training row is under observation are left out; a client's mean is over its
     rows. With one end it is the score at that time.
+
+    Example:
+        >>> from fedtailor.metrics import IntegratedBrier
+        >>> metric = IntegratedBrier()
+        >>> metric.name, metric.higher_is_better
+        ('integrated_brier', False)
     """
 
     name: ClassVar[str] = "integrated_brier"

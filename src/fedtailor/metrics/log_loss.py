@@ -16,6 +16,12 @@ class LogLoss(Metric):
     with; NaN without samples.
 
     As `sklearn.metrics.log_loss`, but infinite if a label has probability 0.
+
+    Example:
+        >>> from fedtailor.metrics import LogLoss
+        >>> metric = LogLoss()
+        >>> metric.name, metric.higher_is_better
+        ('log_loss', False)
     """
 
     name: ClassVar[str] = "log_loss"

@@ -15,6 +15,12 @@ from fedtailor.tasks import Task
 class Loss(Metric):
     """Mean of the model's own loss over samples, without penalties; NaN without
     samples.
+
+    Example:
+        >>> from fedtailor.metrics import Loss
+        >>> metric = Loss()
+        >>> metric.name, metric.higher_is_better
+        ('loss', False)
     """
 
     name: ClassVar[str] = "loss"

@@ -19,6 +19,12 @@ class MAE(Metric):
     targets. NaN without samples.
 
     As `sklearn.metrics.mean_absolute_error`.
+
+    Example:
+        >>> from fedtailor.metrics import MAE
+        >>> metric = MAE()
+        >>> metric.name, metric.higher_is_better
+        ('mae', False)
     """
 
     name: ClassVar[str] = "mae"

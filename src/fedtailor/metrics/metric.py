@@ -71,6 +71,11 @@ class Metric(ABC):
     A metric with settings is a frozen dataclass. Metrics of the same class with equal
     settings are equal, and share compiled programs. A subclass that sets `name` registers
     itself.
+
+    Example:
+        >>> from fedtailor.metrics import find_metric
+        >>> find_metric("f1_macro").higher_is_better
+        True
     """
 
     name: ClassVar[str]
@@ -190,6 +195,11 @@ def find_metric(name: str) -> Metric:
     Raises:
         ValueError: neither fedtailor nor an installed package has a metric of that
             name, or the package's is broken.
+
+    Example:
+        >>> from fedtailor.metrics import find_metric
+        >>> find_metric("accuracy").name
+        'accuracy'
     """
     return find_registered(Metric.registry, name, "metric", ENTRY_POINTS, base=Metric)()
 
@@ -210,6 +220,14 @@ def find_metrics(
     Raises:
         ValueError: a metric is unknown, not defined for the model, or given twice with
             different settings.
+
+    Example:
+        >>> from fedtailor.metrics import find_metrics
+        >>> [
+        ...     metric.name
+        ...     for metric in find_metrics(["loss", "accuracy"], run.training.model)
+        ... ]
+        ['loss', 'accuracy']
     """
     metrics: dict[str, Metric] = {}
     if isinstance(names, str) or not isinstance(names, Sequence):
@@ -247,6 +265,11 @@ def _applicable_names(model: Model) -> list[str]:
 def default_metrics(model: Model) -> tuple[Metric, ...]:
     """The metrics that are always measured: the loss and, for classifications, the
     accuracy.
+
+    Example:
+        >>> from fedtailor.metrics import default_metrics
+        >>> [metric.name for metric in default_metrics(run.training.model)]
+        ['loss', 'accuracy']
     """
     return find_metrics(model.task.metrics, model)
 

@@ -15,6 +15,12 @@ from fedtailor.tasks import Classification, TokenCrossEntropy, cross_entropy
 class Perplexity(Metric):
     """exp of the mean of -log p over tokens (not over sequences), or over the labels of a
     classification. NaN without tokens or labels.
+
+    Example:
+        >>> from fedtailor.metrics import Perplexity
+        >>> metric = Perplexity()
+        >>> metric.name, metric.higher_is_better
+        ('perplexity', False)
     """
 
     name: ClassVar[str] = "perplexity"

@@ -22,6 +22,12 @@ class R2(Metric):
     which in single precision has an error of about 1e-7 of the first one. Targets whose
     variance is less than 0.0003 of their mean square therefore count as constant:
     standardise such targets.
+
+    Example:
+        >>> from fedtailor.metrics import R2
+        >>> metric = R2()
+        >>> metric.name, metric.higher_is_better
+        ('r2', True)
     """
 
     name: ClassVar[str] = "r2"

@@ -19,6 +19,12 @@ class RMSE(Metric):
     over targets. NaN without samples.
 
     As `sklearn.metrics.root_mean_squared_error`.
+
+    Example:
+        >>> from fedtailor.metrics import RMSE
+        >>> metric = RMSE()
+        >>> metric.name, metric.higher_is_better
+        ('rmse', False)
     """
 
     name: ClassVar[str] = "rmse"

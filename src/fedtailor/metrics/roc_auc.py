@@ -49,6 +49,12 @@ class ROCAUC(Metric):
     others) that are in the same bin, which `error_bound` computes. For scores that have
     a density of any scale from 0.01 to 100, the bound is below 0.001, and the error
     itself is much smaller, as errors of both signs cancel.
+
+    Example:
+        >>> from fedtailor.metrics import ROCAUC
+        >>> metric = ROCAUC()
+        >>> metric.name, metric.higher_is_better
+        ('roc_auc', True)
     """
 
     name: ClassVar[str] = "roc_auc"

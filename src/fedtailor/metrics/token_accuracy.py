@@ -11,7 +11,14 @@ from fedtailor.tasks import TokenCrossEntropy
 
 
 class TokenAccuracy(Metric):
-    """Share of tokens predicted correctly, without padding; NaN without tokens."""
+    """Share of tokens predicted correctly, without padding; NaN without tokens.
+
+    Example:
+        >>> from fedtailor.metrics import TokenAccuracy
+        >>> metric = TokenAccuracy()
+        >>> metric.name, metric.higher_is_better
+        ('token_accuracy', True)
+    """
 
     name: ClassVar[str] = "token_accuracy"
     title: ClassVar[str] = "Accuracy per token"

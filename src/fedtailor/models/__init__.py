@@ -11,6 +11,9 @@ from fedtailor.models.architecture import Architecture
 from fedtailor.models.cnn_5x5 import cnn_5x5
 from fedtailor.models.equinox import from_equinox
 from fedtailor.models.flax import from_linen
+from fedtailor.models.frozen_arrays import FrozenArrays, start_file
+from fedtailor.models.frozen_network import frozen, merged
+from fedtailor.models.low_rank import lora
 from fedtailor.models.model import Model
 from fedtailor.models.parts import Part
 from fedtailor.models.precision import Precision
@@ -41,6 +44,7 @@ from fedtailor.tasks import (
 __all__ = [
     "Architecture",
     "Classification",
+    "FrozenArrays",
     "LossFunction",
     "Model",
     "Part",
@@ -57,16 +61,20 @@ __all__ = [
     "from_function",
     "from_linen",
     "from_torch",
+    "frozen",
     "gru",
     "lenet5",
     "linear",
     "logistic",
+    "lora",
     "lstm",
+    "merged",
     "mlp",
     "register",
     "resnet",
     "save_state_dict",
     "squared_error",
+    "start_file",
     "state_dict",
     "token_cross_entropy",
     "tutorial_cnn",

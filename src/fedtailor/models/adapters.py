@@ -37,5 +37,13 @@ def from_function(
 
     Returns:
         The architecture; `bind` it to inputs, or pass it to `run`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> model = ft.models.from_function(
+        ...     lambda key: jnp.zeros((4, 3)), lambda w, x: x @ w
+        ... )
+        >>> model.bind((4,), 3).size
+        12
     """
     return Functions(init, apply)

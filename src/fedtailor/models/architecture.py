@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from jaxtyping import Array, Float, PyTree, Shaped
 
+from fedtailor.models.frozen_arrays import FrozenArrays
 from fedtailor.models.part_finder import LayerInfo
 from fedtailor.models.precision import DType, Precision
 from fedtailor.tasks import LossFunction, cross_entropy
@@ -30,6 +31,10 @@ class Architecture(ABC):
             fit into the cache; the gradients are added up. None = the whole batch.
         in_python: whether the network runs step by step in Python, and cannot be part of a
             compiled program.
+
+    Example:
+        >>> isinstance(ft.models.mlp(hidden=64), ft.models.Architecture)
+        True
     """
 
     micro_batch: int | None = None
@@ -56,6 +61,18 @@ class Architecture(ABC):
             x: a batch of inputs.
             key: the random key of a training step, for dropout; None = evaluation mode.
         """
+
+    @property
+    def frozen(self) -> FrozenArrays | None:
+        """The arrays of the network that no training changes, and that are no part of
+        theta; None if there are none.
+        """
+        return None
+
+    @property
+    def held(self) -> tuple[FrozenArrays, ...]:
+        """The arrays without which a file does not describe this architecture."""
+        return ()
 
     def is_stochastic(self, network: Network) -> bool:
         """Whether training needs random numbers (dropout).

@@ -68,6 +68,10 @@ def cnn_5x5(
     Raises:
         ValueError: a width is below 1, there are not two convolutions, or (when bound)
             the inputs are no images of 16x16 or more.
+
+    Example:
+        >>> ft.models.cnn_5x5().bind((28, 28), 10).size
+        582026
     """
     widths = (hidden,) if isinstance(hidden, int) else tuple(hidden)
     if len(channels) != 2:

@@ -329,6 +329,12 @@ def from_equinox(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Equinox
     Raises:
         ValueError: an argument cannot be hashed, or (when bound) the module keeps state
             other than BatchNorm's.
+
+    Example:
+        >>> import equinox as eqx
+        >>> model = ft.models.from_equinox(eqx.nn.Linear, 4, 3)
+        >>> model.bind((4,), 3).size
+        15
     """
     architecture = EquinoxModule(make, args, tuple(sorted(kwargs.items())))
     try:

@@ -261,6 +261,11 @@ def from_linen(module: Any, input_dtype: str = "float32") -> LinenModule:
     Raises:
         ValueError: Flax is missing, this is no linen module, or (when bound) it has
             variables of other collections.
+
+    Example:
+        >>> from flax import linen
+        >>> ft.models.from_linen(linen.Dense(3)).bind((4,), 3).size
+        15
     """
     try:
         from flax import linen

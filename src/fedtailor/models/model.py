@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Shaped
 
 from fedtailor.models.architecture import Architecture, Network
+from fedtailor.models.frozen_arrays import FrozenArrays
 from fedtailor.models.parameter_layout import (
     is_parameter,
     layout_of,
@@ -47,6 +48,11 @@ class Model:
     Raises:
         ValueError: the architecture does not fit the input, or has state that is neither
             parameters nor running statistics.
+
+    Example:
+        >>> model = ft.models.mlp(hidden=8).bind((4,), 3)
+        >>> model.size, model.outputs
+        (67, 3)
     """
 
     architecture: Architecture
@@ -125,6 +131,13 @@ class Model:
             with jax.disable_jit(False):
                 return _compiled_vector(leaves).astype(dtype)
         return _vector(leaves).astype(dtype)
+
+    @property
+    def frozen(self) -> FrozenArrays | None:
+        """The arrays that no training changes, which are no part of theta; None if there
+        are none.
+        """
+        return self.architecture.frozen
 
     # parts
     # ----------------------------------------------------------------------------------

@@ -124,6 +124,17 @@ class PartFinder:
             )
         return self._to_part(name, self._select(name))
 
+    def paths_of(self, name: str) -> tuple[str, ...]:
+        """The paths of the arrays that a name selects, in the order of theta.
+
+        Raises:
+            ValueError: as `find`.
+        """
+        selected = self._select(name)
+        return tuple(
+            parameter.path for parameter in self.parameters if parameter in selected
+        )
+
     def _select(self, name: str) -> AbstractSet[Parameter]:
         """The parameters that a name selects, by the rules of `find`."""
         all_parameters = frozenset(self.parameters)
@@ -177,6 +188,12 @@ class PartFinder:
         norms = self.layer_info.norms
         named["norm"] = {p for p in self.parameters if any(map(p.is_in, norms))}
         named["bias"] = {p for p in self.parameters if "bias" in p.name}
+        # The two factors of low-rank adapters.
+        for factor in ("lora_a", "lora_b"):
+            with_factor = {p for p in self.parameters if p.name == factor}
+            if with_factor:
+                named[factor] = with_factor
+                named["adapter"] = named.get("adapter", set()) | with_factor
         for count, layers in enumerate(self._last_layers(), 1):
             named[f"last{count}"] = {p for p in self.parameters if p.layer in layers}
         return named

@@ -30,6 +30,11 @@ class Part:
         slices: (start, end) of each contiguous slice of theta that belongs to the part,
             in ascending order. Slices neither overlap nor touch.
         d: the number of entries of theta.
+
+    Example:
+        >>> model = ft.models.mlp(hidden=8).bind((4,), 3)
+        >>> model.part("head").size
+        27
     """
 
     name: str

@@ -2,11 +2,14 @@
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedtailor.models.architecture import Architecture
+from fedtailor.models.frozen_arrays import FrozenArrays, start_file
+from fedtailor.models.frozen_network import frozen
+from fedtailor.models.low_rank import lora
 from fedtailor.models.model import Model
 from fedtailor.models.precision import FileDType, dtype_from_plain, plain_dtype
 from fedtailor.models.registry import ENTRY_POINTS, builders, find_builder
@@ -43,13 +46,17 @@ def plain_model(model: Model) -> dict[str, Any]:
 
 
 def model_from_plain(
-    plain: Mapping[str, Any], given: Model | Architecture | None = None
+    plain: Mapping[str, Any],
+    given: Model | Architecture | None = None,
+    held: Iterable[FrozenArrays] = (),
 ) -> Model:
     """Build the model that `plain_model`, or the manifest of a run, describes.
 
     Args:
         plain: the description.
         given: the model, or its network, if only the user's code knows how to make it.
+        held: the arrays of the network that a file beside the description has
+            (`Architecture.held`).
 
     Raises:
         ValueError: the network or the loss is one that only the user's code knows.
@@ -57,7 +64,8 @@ def model_from_plain(
     if isinstance(given, Model):
         return given
     network = _network(plain["architecture"], plain.get("fields"))
-    return (_read(network) if given is None else given).bind(
+    known = {repr(arrays): arrays for arrays in held}
+    return (_read(network, known) if given is None else given).bind(
         tuple(plain["input_shape"]),
         plain["outputs"],
         loss=loss_of(plain["loss"]),
@@ -65,15 +73,20 @@ def model_from_plain(
     )
 
 
-def _read(network: Any) -> Architecture:
-    """The network of a table."""
+def _read(network: Any, known: Mapping[str, FrozenArrays]) -> Architecture:
+    """The network of a table.
+
+    Args:
+        network: the table.
+        known: the arrays that texts in it stand for.
+    """
     name = network.get("type") if isinstance(network, Mapping) else network
     if isinstance(network, Mapping):
         for is_loaded in (False, True):
             if is_loaded:
                 load_offered(ENTRY_POINTS, find_builder)
             try:
-                return from_plain(Architecture, network)
+                return from_plain(Architecture, network, known=known)
             except ConfigError:
                 continue
     raise ValueError(f"the network {name!r} is one that only your code knows")
@@ -126,6 +139,11 @@ def architecture_of(
     if PRECISION in arguments and PRECISION not in names:
         key_path = (*place, PRECISION)
         precision = parse(FileDType, arguments.pop(PRECISION), key_path)
+    wrapping = {
+        key: arguments.pop(key)
+        for key in _WRAPPING
+        if key in arguments and key not in names
+    }
     names.append(PRECISION)
     for key in arguments:
         check_choice_at(key, names, (*place, key), f"argument of {name}")
@@ -149,7 +167,56 @@ def architecture_of(
             f"{name} gives {result!r}; it must give an architecture, such as"
             " from_torch(...)",
         )
+    if wrapping:
+        result = _wrapped(result, wrapping, place)
     return result if precision is None else result.in_precision(precision)
+
+
+_WRAPPING: dict[str, Any] = {
+    "frozen": str,
+    "lora": int,
+    "where": str,
+    "alpha": float,
+    "train": str,
+    "freeze_a": bool,
+    "start": str,
+    "start_digest": str,
+}
+"""Keys of a model that has frozen arrays or adapters, besides its own arguments."""
+
+
+def _wrapped(
+    model: Architecture, keys: Mapping[str, Any], place: KeyPath
+) -> Architecture:
+    """A network of a file with frozen arrays (`frozen = WHERE`) or with adapters
+    (`lora = RANK`).
+
+    Raises:
+        ConfigError: a key is missing, of another type, or does not go with the others.
+    """
+    values = {
+        key: parse(_WRAPPING[key], value, (*place, key)) for key, value in keys.items()
+    }
+    kinds = [kind for kind in ("frozen", "lora") if kind in values]
+    if len(kinds) != 1:
+        raise ConfigError(
+            place,
+            f"{', '.join(keys)}: a network has frozen arrays (frozen = a part) or"
+            " adapters (lora = a rank); name one of both",
+        )
+    (kind,) = kinds
+    digest = values.pop("start_digest", None)
+    try:
+        if "start" in values:
+            values["start"] = start_file(values["start"], digest)
+        if kind == "lora":
+            return lora(model, values.pop("lora"), **values)
+        unfit = sorted(set(values) - {"frozen", "start"})
+        if unfit:
+            raise ValueError(f"{unfit[0]} is a key of lora")
+        return frozen(model, values["frozen"], start=values.get("start"))
+    except ValueError as error:
+        raise ConfigError(place, str(error)) from None
 
 
 def _load_function(path: Path, name: str) -> Callable[..., Any]:

@@ -18,6 +18,10 @@ class Precision:
         parameters: of the vector theta: in messages, in files and at the server.
         compute: of the network's activations and their derivatives.
         sums: of losses, metrics, the steps of local training, and averages over clients.
+
+    Example:
+        >>> ft.models.Precision("bfloat16", "bfloat16").sums
+        'float32'
     """
 
     parameters: DType = "float32"

@@ -21,6 +21,13 @@ def register(build: Builder) -> Builder:
 
     Raises:
         ValueError: the name is taken by another function.
+
+    Example:
+        >>> @ft.models.register
+        ... def wide():
+        ...     return ft.models.mlp(hidden=256)
+        >>> "wide" in ft.models.builders()
+        True
     """
     name = build.__name__
     old = _BUILDERS.setdefault(name, build)
@@ -32,7 +39,12 @@ def register(build: Builder) -> Builder:
 
 
 def builders() -> dict[str, Callable[..., Architecture]]:
-    """All registered functions by name, in the order of registration."""
+    """All registered functions by name, in the order of registration.
+
+    Example:
+        >>> sorted(ft.models.builders())[:3]
+        ['cnn', 'cnn_5x5', 'conv1d']
+    """
     return dict(_BUILDERS)
 
 
@@ -42,5 +54,9 @@ def find_builder(name: str) -> Callable[..., Architecture]:
     Raises:
         ValueError: neither fedtailor nor an installed package has a model of that name,
             or the package's is broken.
+
+    Example:
+        >>> ft.models.find_builder("mlp")(hidden=8)
+        MLP(hidden=(8,))
     """
     return find_registered(_BUILDERS, name, "model", ENTRY_POINTS)

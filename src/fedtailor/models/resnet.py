@@ -131,6 +131,10 @@ def resnet(
     Raises:
         ValueError: the depth is no 6 n + 2, the normalisation is unknown, or (when
             bound) the inputs are no images of 8x8 or more.
+
+    Example:
+        >>> ft.models.resnet(depth=8, norm="group").bind((32, 32, 3), 10).size
+        75290
     """
     if depth < 8 or depth % 6 != 2:
         raise ValueError(

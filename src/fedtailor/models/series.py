@@ -140,6 +140,10 @@ def conv1d(channels: int | Sequence[int] = (32, 64), size: int = 5) -> Conv1dNet
     Raises:
         ValueError: a number is below 1, or (when bound) inputs are no series or shorter
             than the kernels.
+
+    Example:
+        >>> ft.models.conv1d(channels=16).bind((32, 6), 4).size
+        564
     """
     widths = (channels,) if isinstance(channels, int) else tuple(channels)
     for name, value in (("size", size), *(("channels", width) for width in widths)):
@@ -208,6 +212,10 @@ def gru(hidden: int = 64, layers: int = 1) -> SeriesGRU:
 
     Raises:
         ValueError: a number is below 1, or (when bound) inputs are no series.
+
+    Example:
+        >>> ft.models.gru(hidden=16).bind((32, 6), 4).size
+        1220
     """
     for name, value in (("hidden", hidden), ("layers", layers)):
         if value < 1:

@@ -91,13 +91,22 @@ def linear() -> Linear:
     What its training rows do not determine stays near 0, as a penalty would have it.
     From PyTorch's initial weights, where `logistic` starts, thousands of steps do not
     undo them in directions in which a client's rows hardly vary.
+
+    Example:
+        >>> ft.models.linear().bind((4,), 3).size
+        15
     """
     return Linear()
 
 
 @register
 def logistic() -> MLP:
-    """Multinomial logistic regression (its l2 term is the weight decay of `SGD`)."""
+    """Multinomial logistic regression (its l2 term is the weight decay of `SGD`).
+
+    Example:
+        >>> ft.models.logistic().bind((4,), 3).size
+        15
+    """
     return MLP(())
 
 
@@ -108,6 +117,10 @@ def mlp(hidden: int | Sequence[int] = 64) -> MLP:
 
     Raises:
         ValueError: a width is below 1.
+
+    Example:
+        >>> ft.models.mlp(hidden=(64, 32)).bind((4,), 3).size
+        2499
     """
     widths = (hidden,) if isinstance(hidden, int) else tuple(hidden)
     for width in widths:
@@ -191,6 +204,10 @@ def lenet5(
     Raises:
         ValueError: the pooling or the normalisation is unknown, or (when bound) the
             inputs are no images of 16x16 or more.
+
+    Example:
+        >>> ft.models.lenet5().bind((32, 32, 3), 10).size
+        62006
     """
     if pool not in ("average", "max"):
         raise ValueError(f"pool is {pool!r}; choose 'average' or 'max'")
@@ -208,6 +225,10 @@ def tutorial_cnn(
 
     62,006 parameters for 32x32 colour images and ten classes. Arguments and errors as
     for `lenet5`.
+
+    Example:
+        >>> ft.models.tutorial_cnn().bind((32, 32, 3), 10).size
+        62006
     """
     return lenet5("max", image_shape, norm)
 
@@ -268,6 +289,10 @@ def cnn(dropout: bool = False, image_shape: Sequence[int] | None = None) -> CNN:
 
     Raises:
         ValueError: (when bound) the inputs are no images of 6x6 or more.
+
+    Example:
+        >>> ft.models.cnn().bind((28, 28), 62).size
+        1206590
     """
     return CNN(dropout, None if image_shape is None else tuple(image_shape))
 
@@ -366,6 +391,10 @@ def lstm(
     Raises:
         ValueError: a number is below 1 (the vocabulary: 2), or (when bound) the inputs
             are no sequences of ids.
+
+    Example:
+        >>> ft.models.lstm(vocabulary=100).bind((25,), 2).size
+        28162
     """
     for name, value, minimum in (
         ("vocabulary", vocabulary, 2),
@@ -409,5 +438,9 @@ def density() -> Density:
 
     Raises:
         ValueError: (when bound) the examples have inputs, which would be ignored.
+
+    Example:
+        >>> ft.models.density().bind((0,), 10).size
+        10
     """
     return Density()

@@ -14,7 +14,9 @@ from fedtailor._renamed import old_names
 from fedtailor.pipelines.cast import Cast
 from fedtailor.pipelines.clip import Clip
 from fedtailor.pipelines.gaussian_noise import GaussianNoise
+from fedtailor.pipelines.lies import Lies
 from fedtailor.pipelines.quantize import Quantize
+from fedtailor.pipelines.robust_mean import RobustMean
 from fedtailor.pipelines.top_k import TopK
 from fedtailor.protocol import (
     Pipeline,
@@ -29,7 +31,9 @@ __all__ = [
     "Cast",
     "Clip",
     "GaussianNoise",
+    "Lies",
     "Quantize",
+    "RobustMean",
     "TopK",
     "check_stages",
     "find_transform",
@@ -48,6 +52,11 @@ def find_transform(name: str) -> type[Transform]:
     Raises:
         ValueError: neither fedtailor nor an installed package has a transform of that
             name, or the package's is broken.
+
+    Example:
+        >>> from fedtailor.pipelines import find_transform
+        >>> find_transform("clip").__name__
+        'Clip'
     """
     return find_registered(
         Transform.registry, name, "uplink transform", ENTRY_POINTS, base=Transform
@@ -57,6 +66,11 @@ def find_transform(name: str) -> type[Transform]:
 def transform_names() -> list[str]:
     """The names of all transforms, in the order of their stages. Transforms without a
     stage come last.
+
+    Example:
+        >>> from fedtailor.pipelines import transform_names
+        >>> transform_names()
+        ['clip', 'gaussian-noise', 'top-k', 'cast', 'quantize']
     """
     stages = [*get_args(Stage), None]
     return sorted(
@@ -71,6 +85,10 @@ def check_stages(uplink: Pipeline) -> None:
 
     Raises:
         ValueError: two transforms are in the wrong order, or have the same stage.
+
+    Example:
+        >>> from fedtailor.pipelines import Clip, GaussianNoise, check_order
+        >>> check_order((Clip(), GaussianNoise()))
     """
     stages = get_args(Stage)
     # Transforms without a stage may be anywhere.

@@ -30,6 +30,14 @@ TYPES = ("float16", "bfloat16")
 class Cast(Transform):
     """Vectors of the model's size are sent as 16-bit numbers, which halves the bytes;
     clients and server compute in full precision.
+
+    Example:
+        >>> from fedtailor.pipelines import Cast
+        >>> short = ft.run(
+        ...     ft.FedAvg(), federation, ft.models.logistic(), rounds=1, uplink=(Cast(),)
+        ... )
+        >>> short.summary().bytes_up < run.summary().bytes_up / 2
+        True
     """
 
     name: ClassVar[str] = "cast"

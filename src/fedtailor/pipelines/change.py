@@ -198,3 +198,34 @@ def received_rows(
         stream = np.take_along_axis(recipients, flat, axis=1).reshape(index.shape)
     is_received = stream[..., None] >= 0
     return jnp.where(is_received, thetas[np.maximum(stream, 0)], 0)
+
+
+def common_start(kind: str, downlink: Downlink, what: str) -> Any:
+    """The vector that every client's change is measured from: the only model sent, or
+    zero for gradients and controls.
+
+    Args:
+        kind: "model", "gradient" or "control".
+        downlink: what the clients received.
+        what: needs the common vector, for the message.
+
+    Raises:
+        ValueError: clients were sent different models, or none.
+    """
+    if kind != "model":
+        return 0.0
+    model = only_model_sent(downlink)
+    require(model is not None, f"{what} needs clients that all start from one model")
+    return jnp.asarray(model)
+
+
+def only_model_sent(downlink: Downlink) -> np.ndarray | None:
+    """The model that all clients received; None if they received none, or several."""
+    sent = downlink.streams.get("model")
+    if sent is None:
+        return None
+    # The streams that were sent to any client, perhaps with `NOT_SENT`
+    streams = np.unique(sent.recipients)
+    if len(streams) != 1 or streams[0] == NOT_SENT:
+        return None
+    return np.asarray(sent.values)[streams[0]]

@@ -27,6 +27,18 @@ class Clip(Transform):
     The change is the difference between a model and the nearest one that the client
     received; gradients and controls are changes themselves. If a client sends several
     vectors, the norm is that of all of them together.
+
+    Example:
+        >>> from fedtailor.pipelines import Clip
+        >>> short = ft.run(
+        ...     ft.FedAvg(),
+        ...     federation,
+        ...     ft.models.logistic(),
+        ...     rounds=1,
+        ...     uplink=(Clip(norm=0.5),),
+        ... )
+        >>> short.summary().rounds
+        1
     """
 
     name: ClassVar[str] = "clip"

@@ -14,11 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree, ScalarLike
 
-from fedtailor.pipelines.change import fixed_reference
+from fedtailor.pipelines.change import common_start, fixed_reference
 from fedtailor.pipelines.clip import clipped, smaller_bound
 from fedtailor.protocol import (
     MODEL_KINDS,
-    NOT_SENT,
     Algorithm,
     ClientRows,
     ClientUpdate,
@@ -87,6 +86,19 @@ class GaussianNoise(Transform):
     server uses a noisy count of these clients (`AdaptiveClipNorm`). More noise is added
     to the changes, so that changes and count together cost as much privacy as
     `multiplier` says.
+
+    Example:
+        >>> from fedtailor.pipelines import GaussianNoise
+        >>> noise = GaussianNoise(multiplier=1.0, norm=1.0)
+        >>> short = ft.run(
+        ...     ft.FedAvg(weights="uniform"),
+        ...     federation,
+        ...     ft.models.logistic(),
+        ...     rounds=1,
+        ...     uplink=(noise,),
+        ... )
+        >>> short.summary().client_epsilon > 0
+        True
     """
 
     name: ClassVar[str] = "gaussian-noise"
@@ -258,7 +270,7 @@ class GaussianNoise(Transform):
         rng = cohort.rng("gaussian noise", among_reporters=True)
         rows = _noisy_rows(
             update[kind],
-            start=_common_start(kind, downlink),
+            start=common_start(kind, downlink, "noise on a sum"),
             clip_norm=clip_norm,
             deviation=multiplier * clip_norm,
             reporters=int(cohort.reporting.sum()),
@@ -385,34 +397,6 @@ def _clipped_rows(
     squared_norm = jnp.square(change).sum(axis=all_but_clients, keepdims=True)
     tiny = jnp.finfo(change.dtype).tiny
     return change * jnp.minimum(1.0, norm / jnp.maximum(jnp.sqrt(squared_norm), tiny))
-
-
-def _common_start(kind: str, downlink: Downlink) -> Any:
-    """The vector that every client's change is measured from: the only model sent, or
-    zero for gradients.
-
-    Raises:
-        ValueError: clients were sent different models, or none.
-    """
-    if kind != "model":
-        return 0.0
-    model = _only_model_sent(downlink)
-    require(
-        model is not None, "noise on a sum needs clients that all start from one model"
-    )
-    return jnp.asarray(model)
-
-
-def _only_model_sent(downlink: Downlink) -> np.ndarray | None:
-    """The model that all clients received; None if they received none, or several."""
-    sent = downlink.streams.get("model")
-    if sent is None:
-        return None
-    # The streams that were sent to any client, perhaps with `NOT_SENT`
-    streams = np.unique(sent.recipients)
-    if len(streams) != 1 or streams[0] == NOT_SENT:
-        return None
-    return np.asarray(sent.values)[streams[0]]
 
 
 def zero_update(downlink: Downlink) -> Update:

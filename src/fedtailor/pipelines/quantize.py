@@ -48,6 +48,18 @@ class Quantize(Transform):
     An entry takes one byte, and a block 4 more: about a quarter of 32-bit numbers.
     Gradients and controls are changes themselves. After `TopK`, the entries that it has
     selected are rounded.
+
+    Example:
+        >>> from fedtailor.pipelines import Quantize
+        >>> short = ft.run(
+        ...     ft.FedAvg(),
+        ...     federation,
+        ...     ft.models.logistic(),
+        ...     rounds=1,
+        ...     uplink=(Quantize(),),
+        ... )
+        >>> short.summary().bytes_up < run.summary().bytes_up / 4
+        True
     """
 
     name: ClassVar[str] = "quantize"

@@ -47,6 +47,18 @@ class TopK(Transform):
     A value takes 4 bytes, and its index 2, or 4 in models of more than 65,536
     parameters. For entries that are not sent, the server uses those of the model that the
     client received; for gradients and controls, zero.
+
+    Example:
+        >>> from fedtailor.pipelines import TopK
+        >>> short = ft.run(
+        ...     ft.FedAvg(),
+        ...     federation,
+        ...     ft.models.logistic(),
+        ...     rounds=1,
+        ...     uplink=(TopK(0.1),),
+        ... )
+        >>> short.summary().bytes_up < run.summary().bytes_up / 4
+        True
     """
 
     name: ClassVar[str] = "top-k"

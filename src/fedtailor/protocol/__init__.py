@@ -4,9 +4,9 @@ Begin with `Algorithm` (algorithm.py), whose docstrings explain the rest. This p
 imports nothing else of fedtailor but what needs no JAX (modules with an underscore).
 """
 
-from fedtailor._choice import check_choice
+from fedtailor._about import About, Sees
+from fedtailor._choice import check_choice, require
 from fedtailor._renamed import old_names
-from fedtailor.protocol.about import About, Sees
 from fedtailor.protocol.algorithm import Algorithm, GlobalModel, Init
 from fedtailor.protocol.axes import along_axis, sums_type
 from fedtailor.protocol.cohort import Clients, Cohort, Examples, Population
@@ -47,7 +47,6 @@ from fedtailor.protocol.hyperparameters import (
     hyperparameters,
     is_hyperparameters,
     is_off,
-    require,
 )
 from fedtailor.protocol.keys import (
     client_ids,

@@ -11,8 +11,7 @@ from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any, TypeVar
 
-from fedtailor._choice import check_choice
-from fedtailor.protocol.hyperparameters import require
+from fedtailor._choice import check_choice, require
 
 T = TypeVar("T")
 

@@ -23,6 +23,7 @@ from typing import Annotated, Any, TypeGuard, TypeVar, dataclass_transform
 import jax
 import numpy as np
 
+from fedtailor._choice import require
 from fedtailor.protocol.field_docs import DocWithFields, doc_without_fields
 
 # Markers in the metadata of `Annotated` types.
@@ -60,17 +61,6 @@ def is_off(value: object) -> TypeGuard[float]:
     This is known while JAX traces, so that the compiled program can leave the term out.
     """
     return isinstance(value, float) and value == 0.0
-
-
-def require(condition: bool, message: str) -> None:
-    """Raise `ValueError(message)` unless the condition is True.
-
-    Args:
-        condition: what must be True.
-        message: one line that says what is wrong and what to do.
-    """
-    if not condition:
-        raise ValueError(message)
 
 
 @dataclass_transform(frozen_default=True)

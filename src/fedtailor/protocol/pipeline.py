@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from jaxtyping import Array, Float, PyTree
 
+from fedtailor._choice import require
 from fedtailor.protocol.cohort import Cohort, Population
 from fedtailor.protocol.exchange import ClientRows
-from fedtailor.protocol.hyperparameters import require
 from fedtailor.protocol.local_trainer import LocalTrainer
 from fedtailor.protocol.messages import ClientUpdate, Downlink, Inbox
 
@@ -26,9 +26,10 @@ clients send in addition if `SGD` is private.
 
 Update = Mapping[str, ClientRows]
 
-Stage = Literal["bound", "noise", "entries", "numbers"]
+Stage = Literal["mean", "bound", "noise", "lies", "entries", "numbers"]
 """What a transform does to an update. An uplink has at most one transform of each stage,
-in this order: noise must come after a bound and before compression.
+in this order: noise must come after a bound and before compression. The server undoes them
+in the opposite order, so that what takes the place of its mean comes last.
 """
 
 

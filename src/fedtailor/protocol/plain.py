@@ -142,13 +142,21 @@ def _with_held_values(value: Any) -> Any:
 # --------------------------------------------------------------------------------------
 
 
-def from_plain(base: type[T], table: Mapping[str, Any], place: KeyPath = ()) -> T:
+def from_plain(
+    base: type[T],
+    table: Mapping[str, Any],
+    place: KeyPath = (),
+    *,
+    known: Mapping[str, Any] = types.MappingProxyType({}),
+) -> T:
     """Make the value of a table; the inverse of `to_plain`.
 
     Args:
         base: the class of the value, or a base of it, if the table says which.
         table: what `to_plain` returned.
         place: key path of the table, for errors.
+        known: values by the texts that stand for them in the table, as they lie elsewhere,
+            such as arrays in a file beside it.
 
     Raises:
         ConfigError: the class is not known here, an entry is unknown, missing or not
@@ -166,7 +174,9 @@ def from_plain(base: type[T], table: Mapping[str, Any], place: KeyPath = ()) -> 
         # Tables leave out what is None.
         may_be_none = type(None) in typing.get_args(annotations[name])
         if name in table or may_be_none or fields[name].default is None:
-            values[name] = _read(table.get(name), annotations[name], (*place, name))
+            values[name] = _read(
+                table.get(name), annotations[name], (*place, name), known
+            )
         elif name not in _later_fields(kind):
             raise ConfigError(place, f"{name} is missing")
     try:
@@ -208,10 +218,12 @@ def subclasses(kind: type[Any]) -> Iterator[type[Any]]:
         yield from subclasses(inner)
 
 
-def _read(plain: Any, annotation: Any, place: KeyPath) -> Any:
+def _read(plain: Any, annotation: Any, place: KeyPath, known: Mapping[str, Any]) -> Any:
     """Make the value of a field from its entry in a table."""
     if plain is None:
         return None
+    if isinstance(plain, str) and plain in known:
+        return known[plain]
     bases = [
         kind for kind in _classes(annotation) if kind not in (str, int, float, bool)
     ]
@@ -221,11 +233,11 @@ def _read(plain: Any, annotation: Any, place: KeyPath) -> Any:
                 class_of(base, plain, place)
             except ConfigError:
                 continue
-            return from_plain(base, plain, place)
-        return from_plain(bases[0], plain, place)
+            return from_plain(base, plain, place, known=known)
+        return from_plain(bases[0], plain, place, known=known)
     if isinstance(plain, list) and any(isinstance(part, Mapping) for part in plain):
         parts = [
-            _read(part, annotation, (*place, str(number)))
+            _read(part, annotation, (*place, str(number)), known)
             for number, part in enumerate(plain)
         ]
         return tuple(parts)

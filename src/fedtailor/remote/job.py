@@ -318,6 +318,11 @@ def _spec(content: Mapping[str, Any], training: _Training) -> RunSpec:
             find_metric(name)
     algorithm = _algorithm(content["method"])
     transforms = uplink_of_tables(uplink, ("privacy", "uplink"))
+    with _errors_at("privacy", "uplink"):
+        require(
+            not any(transform.stage == "lies" for transform in transforms),
+            "lies are for simulations; leave them out of a job",
+        )
     model = _model(content["model"])
     with _errors_at("privacy", "secure_aggregation"):
         return RunSpec(

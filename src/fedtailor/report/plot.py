@@ -38,6 +38,9 @@ def by_round(
 
     Raises:
         ValueError: a run has not measured the metric on the split.
+
+    Example:
+        >>> ft.plot.by_round({"FedAvg": run}).savefig("rounds.png")
     """
     labelled, metric = _labelled(runs), _metric(runs, metric)
     figure, axes = _axes("round", f"mean {split} {metric}")
@@ -60,6 +63,9 @@ def by_client(
 
     Raises:
         ValueError: a run has not measured the metric on the split.
+
+    Example:
+        >>> ft.plot.by_client(run).savefig("clients.png")
     """
     labelled, metric = _labelled(runs), _metric(runs, metric)
     figure, axes = _axes("clients, in order of what they reach", f"{split} {metric}")
@@ -83,6 +89,11 @@ def beside(
     Raises:
         ValueError: a run has not measured the metric on the split, or the clients of
             both differ.
+
+    Example:
+        >>> alone = ft.run(ft.Local(), federation, ft.models.logistic(), rounds=2)
+        >>> figure = ft.plot.beside(run, alone)
+        >>> figure.savefig("beside.png")
     """
     metric = _metric(run, metric)
     names, others = run.executor.data.names, other.executor.data.names
@@ -108,6 +119,12 @@ def who_learns_from_whom(run: Run) -> "Figure":
 
     Raises:
         ValueError: the method has no such weights.
+
+    Example:
+        >>> streams = ft.run(
+        ...     ft.UCFL(streams=2, warm=0), federation, ft.models.logistic(), rounds=2
+        ... )
+        >>> ft.plot.who_learns_from_whom(streams).savefig("who.png")
     """
     found = [
         diagnostic

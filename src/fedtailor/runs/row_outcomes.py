@@ -21,6 +21,7 @@ from fedtailor.executors import DeviceExecutor
 from fedtailor.federation import Federation
 from fedtailor.metrics.rows import row_scores, rows_frame
 from fedtailor.models import Model
+from fedtailor.models.frozen_arrays import frozen_inputs, placed
 from fedtailor.protocol import Exchanges, Predictor
 from fedtailor.training import Training
 from fedtailor.training.personal import personal_models
@@ -130,7 +131,13 @@ def _client_scores(
         with jax.disable_jit(model.in_python):
             is_row = np.arange(_BLOCK) < len(block_rows)
             scored, out = _block_scores(
-                model, predictor, normalization, federation.x[block], y, is_row
+                model,
+                predictor,
+                normalization,
+                federation.x[block],
+                y,
+                is_row,
+                frozen_inputs(model),
             )
         logits.append(np.asarray(out)[: len(block_rows)])
         blocks.append(
@@ -157,11 +164,13 @@ def _block_scores(
     x: ArrayLike,
     y: ArrayLike,
     is_row: ArrayLike,
+    frozen: tuple[Array, ...],
 ) -> tuple[dict[str, Array], Array]:
     """`row_scores` of a block of rows and the outputs for them, as one program for all
     blocks and clients.
     """
     predictor = jax.tree.map(jnp.asarray, predictor)
-    out = outputs(model, predictor)(normalization(jnp.asarray(x)))
+    with placed(model.frozen, frozen):
+        out = outputs(model, predictor)(normalization(jnp.asarray(x)))
     weight = jnp.asarray(is_row, model.precision.sums)
     return row_scores(model, out, jnp.asarray(y), weight), out

@@ -67,7 +67,14 @@ _MAX_KEPT_BYTES = 1 << 25
 
 @dataclass(frozen=True)
 class Store:
-    """Where a run is kept, and what of it; the attributes are arguments of `run`."""
+    """Where a run is kept, and what of it; the attributes are arguments of `run`.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from fedtailor.runs import Store
+        >>> Store(Path("run"), resume=True).checkpoint_every
+        10
+    """
 
     directory: Path
     resume: bool = False
@@ -214,6 +221,13 @@ def run_on(
 
     Raises:
         ValueError, Diverged, Interrupted: as `run`.
+
+    Example:
+        >>> from fedtailor.runs import run_on
+        >>> from fedtailor.training import RunSpec
+        >>> spec = RunSpec(ft.Local(), run.training.model, rounds=1)
+        >>> run_on(run.executor, spec).summary().algorithm
+        'local'
     """
     exchanges = run_exchanges(spec, executor, callbacks=callbacks, store=store)
     return drive(exchanges, executor)
@@ -270,6 +284,12 @@ def simulate(
     Returns:
         A `Training` whose `executor` simulates the federation. `directory` holds the file
         of states that do not fit into memory.
+
+    Example:
+        >>> from fedtailor.runs import simulate
+        >>> training = simulate(ft.FedAvg(), federation, ft.models.logistic())
+        >>> training.round
+        0
     """
     spec = RunSpec(
         algorithm,
@@ -322,6 +342,14 @@ def run_exchanges(
 
     Returns:
         The exchanges of the whole run, whose return value is the finished `Run`.
+
+    Example:
+        >>> from fedtailor.protocol import drive
+        >>> from fedtailor.runs import run_exchanges
+        >>> from fedtailor.training import RunSpec
+        >>> spec = RunSpec(ft.Local(), run.training.model, rounds=1)
+        >>> drive(run_exchanges(spec, run.executor), run.executor).summary().rounds
+        1
     """
     data = executor.data
     spec = spec.bound(data.default_metrics)
@@ -350,6 +378,8 @@ def run_exchanges(
         else:
             # Checkpoints carry a digest of the table of clients, so it comes first.
             directory.write_table(CLIENTS, clients(data))
+            assert isinstance(spec.model, Model)
+            directory.write_frozen(spec.model)
             if data.preprocessing is not None:
                 directory.write_preprocessing(data.preprocessing)
         with interrupts() if stopped is None else nullcontext(stopped) as stop:
@@ -424,6 +454,14 @@ def train_until(
     Raises:
         ValueError: the training is already past `rounds`.
         Interrupted: `stopped` was set; the callbacks have seen the last round.
+
+    Example:
+        >>> from fedtailor.protocol import drive
+        >>> from fedtailor.runs import simulate, train_until
+        >>> training = simulate(ft.FedAvg(), federation, ft.models.logistic())
+        >>> drive(train_until(training, rounds=2), training.executor)
+        >>> training.round
+        2
     """
     require(
         training.round <= rounds,

@@ -39,6 +39,11 @@ class Summary:
         client_epsilon, example_epsilon: the privacy spent, the largest epsilon of a
             client: for whole clients, and for single examples; None if the run does not
             promise this kind of privacy.
+
+    Example:
+        >>> result = run.summary()
+        >>> result.algorithm, result.rounds, result.clients
+        ('fedavg', 2, 20)
     """
 
     algorithm: str

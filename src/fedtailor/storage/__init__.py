@@ -1,7 +1,7 @@
 """Run directories with exact resume, checkpoints, manifests and exported models."""
 
 from fedtailor.storage.check import Finding, check
-from fedtailor.storage.errors import Damaged, Unusable
+from fedtailor.storage.errors import Damaged, InUse, Unusable
 from fedtailor.storage.export import export_models, load_models
 from fedtailor.storage.interrupts import Interrupted, interrupts
 from fedtailor.storage.lock import DirectoryLock
@@ -14,6 +14,7 @@ __all__ = [
     "Damaged",
     "DirectoryLock",
     "Finding",
+    "InUse",
     "Interrupted",
     "PersonalModel",
     "RunDirectory",

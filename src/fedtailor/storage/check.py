@@ -46,6 +46,12 @@ class Finding:
         path: the file or directory.
         what: a description of its content, or an error message, in one line.
         whole: whether the check has passed.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from fedtailor.storage import Finding
+        >>> Finding(Path("run"), "a run", True).whole
+        True
     """
 
     path: Path
@@ -65,6 +71,19 @@ def check(path: Path) -> list[Finding]:
 
     Raises:
         ValueError: the directory contains none of these.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from fedtailor.storage import check
+        >>> kept = ft.run(
+        ...     ft.Local(),
+        ...     federation,
+        ...     ft.models.logistic(),
+        ...     rounds=1,
+        ...     directory="checked",
+        ... )
+        >>> [finding.whole for finding in check(Path("checked"))]
+        [True]
     """
     if path.is_file():
         return [_finding(path, _check_federation)]

@@ -7,8 +7,34 @@ class Unusable(ValueError):
     It is in use, has other content, is damaged, or cannot be written. This error stops
     a comparison. Any other `ValueError` of a run means that the method refuses its
     settings, and the comparison goes on with the next run.
+
+    Example:
+        >>> from fedtailor.storage import Unusable
+        >>> issubclass(Unusable, ValueError)
+        True
     """
 
 
 class Damaged(Unusable):
-    """A file is missing, or its content is not what was written."""
+    """A file is missing, or its content is not what was written.
+
+    Example:
+        >>> from fedtailor.storage import Damaged
+        >>> issubclass(Damaged, ValueError)
+        True
+    """
+
+
+class InUse(Unusable):
+    """Another process writes to a directory.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from fedtailor.storage import DirectoryLock, InUse
+        >>> with DirectoryLock(Path(".")):
+        ...     try:
+        ...         DirectoryLock(Path(".")).acquire()
+        ...     except InUse:
+        ...         print("in use")
+        in use
+    """

@@ -6,7 +6,7 @@ else that prediction needs) and, if the models were trained on a table,
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,11 @@ from fedtailor._files import (
 from fedtailor._tensors import read_tensors
 from fedtailor.federation.storage import arrays_digest
 from fedtailor.models import Architecture, Model
+from fedtailor.models.frozen_arrays import FrozenArrays
 from fedtailor.models.plain import model_from_plain, plain_model
 from fedtailor.protocol import Mixture, NearestNeighbors, Predictor, require
 from fedtailor.storage.digests import DIGEST_KEY, has_valid_digest, with_digest
+from fedtailor.storage.frozen_file import FROZEN, read_frozen, write_frozen
 from fedtailor.storage.personal_model import PersonalModel
 from fedtailor.tables import Preprocessing
 
@@ -62,6 +64,11 @@ def export_models(
     Raises:
         ValueError: the directory is not empty or cannot be written, there are no
             models, or a model needs its client's examples and `own_examples` is False.
+
+    Example:
+        >>> from fedtailor.storage import export_models
+        >>> export_models([run.personal(0)], "exported").name
+        'exported'
     """
     models = list(personal)
     path = Path(directory)
@@ -132,6 +139,9 @@ def write_models(
                 first.preprocessing.save(folder / PREPROCESSING)
             )
             files.insert(0, PREPROCESSING)
+        if write_frozen(first.model, folder):
+            manifest["frozen"] = file_digest(folder / FROZEN)
+            files.insert(0, FROZEN)
         (folder / manifest_name).write_text(
             json.dumps(with_digest(manifest), indent=2) + "\n", "utf-8"
         )
@@ -169,7 +179,11 @@ def load_models(
     manifest, arrays = _read(path, manifest_name)
     try:
         return _build_models(
-            manifest, arrays, _read_preprocessing(path, manifest), model
+            manifest,
+            arrays,
+            _read_preprocessing(path, manifest),
+            model,
+            _read_frozen(path, manifest),
         )
     # Manifests of fedtailor 0.1 have no digests, so a changed one may get here.
     except (KeyError, TypeError, AttributeError, IndexError) as error:
@@ -189,6 +203,18 @@ def _read_preprocessing(path: Path, manifest: dict[str, Any]) -> Preprocessing |
         f"{file} is missing or damaged (its digest is wrong); export the models again",
     )
     return Preprocessing.load(file)
+
+
+def _read_frozen(path: Path, manifest: dict[str, Any]) -> Sequence[FrozenArrays]:
+    """Read the frozen arrays of an export; empty if it has none."""
+    if "frozen" not in manifest:
+        return ()
+    file = path / FROZEN
+    require(
+        file.is_file() and file_digest(file) == manifest["frozen"],
+        f"{file} is missing or damaged (its digest is wrong); export the models again",
+    )
+    return read_frozen(path)
 
 
 def read_export_manifest(path: Path, manifest_name: str = MANIFEST) -> dict[str, Any]:
@@ -248,6 +274,7 @@ def check_export(path: Path) -> tuple[int, bool]:
     """
     manifest, _ = _read(path)
     _read_preprocessing(path, manifest)
+    _read_frozen(path, manifest)
     return len(manifest["clients"]), manifest["format"] == _FORMAT
 
 
@@ -304,13 +331,14 @@ def _build_models(
     arrays: dict[str, Any],
     preprocessing: Preprocessing | None,
     model: Model | Architecture | None,
+    frozen: Sequence[FrozenArrays],
 ) -> dict[str, PersonalModel]:
     """Build the personal models of an export, by client name.
 
     `model` is as for `load_models`.
     """
     try:
-        model = model_from_plain(manifest["model"], model)
+        model = model_from_plain(manifest["model"], model, frozen)
     except ValueError as error:
         raise ValueError(
             f"{error}; pass model=... to load these models (`--model FILE.py:NAME` on"

@@ -18,6 +18,11 @@ class Interrupted(KeyboardInterrupt):
     Attributes:
         code: the conventional exit code for the signal: 130 for Ctrl-C, 143 for
             SIGTERM.
+
+    Example:
+        >>> from fedtailor.storage import Interrupted
+        >>> issubclass(Interrupted, KeyboardInterrupt)
+        True
     """
 
     code: ClassVar[int] = 128 + signal.SIGINT
@@ -28,6 +33,12 @@ def interrupts() -> Iterator[threading.Event]:
     """An event that Ctrl-C or SIGTERM sets, so that the current round can finish.
 
     A second signal raises `KeyboardInterrupt` immediately.
+
+    Example:
+        >>> from fedtailor.storage import interrupts
+        >>> with interrupts() as stopped:
+        ...     print(stopped.is_set())
+        False
     """
     stopped = threading.Event()
     # Only the main thread can install handlers; in others nothing sets the event.

@@ -16,7 +16,7 @@ from jax.experimental import multihost_utils
 
 from fedtailor._documentation import see
 from fedtailor.protocol import require
-from fedtailor.storage.errors import Unusable
+from fedtailor.storage.errors import InUse
 
 LOCK = ".lock"
 _UNKNOWN = -1
@@ -70,6 +70,14 @@ class DirectoryLock:
 
     The lock is also released when the process ends. In a distributed run the process
     with index 0 holds the lock for all processes.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from fedtailor.storage import DirectoryLock
+        >>> Path("results").mkdir(exist_ok=True)
+        >>> with DirectoryLock(Path("results")):
+        ...     print("nobody else writes here")
+        nobody else writes here
     """
 
     def __init__(self, directory: Path) -> None:
@@ -80,7 +88,7 @@ class DirectoryLock:
         """Acquire the lock.
 
         Raises:
-            Unusable: another process, or another run of this process, holds the lock.
+            InUse: another process, or another run of this process, holds the lock.
             OSError: the directory cannot be written.
         """
         # If the lock is taken, all processes of the run must fail; otherwise some would
@@ -90,7 +98,7 @@ class DirectoryLock:
             holder = int(multihost_utils.broadcast_one_to_all(np.int32(holder)))
         if holder:
             who = "another process" if holder == _UNKNOWN else f"process {holder}"
-            raise Unusable(
+            raise InUse(
                 f"{self._directory} is in use by {who}; wait until it ends, or name"
                 f" another directory{see('errors#a-directory-in-use')}"
             )

@@ -1,6 +1,6 @@
 """`PersonalModel`: the model of one client after training."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 from fedtailor.client.losses import outputs
 from fedtailor.client.pool import Normalization
 from fedtailor.models import Architecture, Model
+from fedtailor.models.frozen_arrays import frozen_inputs, placed
+from fedtailor.models.frozen_network import merged
 from fedtailor.protocol import Mixture, NearestNeighbors, Predictor, require
 from fedtailor.tables import Preprocessing
 
@@ -91,7 +93,10 @@ class PersonalModel:
             self.shift, self.scale, self.model.precision.sums
         )
         with jax.disable_jit(self.model.in_python):
-            return np.asarray(_outputs(self.model, self.predictor, normalization, x))
+            found = _outputs(
+                self.model, self.predictor, normalization, x, frozen_inputs(self.model)
+            )
+            return np.asarray(found)
 
     def probabilities(self, x: ArrayLike) -> NDArray[Any]:
         """Class probabilities [n, classes] for inputs x [n, ...]."""
@@ -157,6 +162,18 @@ class PersonalModel:
             " such places in as they were in training, or leave these rows out"
         )
 
+    def merged(self) -> "PersonalModel":
+        """This model as one of the whole network, with frozen arrays and adapters in its
+        vector; the model itself if it has none.
+
+        Raises:
+            ValueError: the client predicts with more than one model.
+        """
+        if self.model.frozen is None:
+            return self
+        model, theta = merged(self.model, self.theta)
+        return replace(self, model=model, predictor=theta)
+
     # files
     # ----------------------------------------------------------------------------------
 
@@ -198,7 +215,12 @@ class PersonalModel:
 
 @partial(jax.jit, static_argnums=0)
 def _outputs(
-    model: Model, predictor: Predictor, normalization: Normalization, x: ArrayLike
+    model: Model,
+    predictor: Predictor,
+    normalization: Normalization,
+    x: ArrayLike,
+    frozen: tuple[Array, ...],
 ) -> Array:
     predictor = jax.tree.map(jnp.asarray, predictor)
-    return outputs(model, predictor)(normalization(jnp.asarray(x)))
+    with placed(model.frozen, frozen):
+        return outputs(model, predictor)(normalization(jnp.asarray(x)))

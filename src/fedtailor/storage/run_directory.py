@@ -53,6 +53,7 @@ from fedtailor._files import (
 from fedtailor._parquet import write_parquet
 from fedtailor._printable import one_line
 from fedtailor.accounting import Ledger
+from fedtailor.models import Model
 from fedtailor.protocol import PreprocessingFacts
 from fedtailor.protocol.diagnostics import Diagnostic
 from fedtailor.storage.checkpoint import (
@@ -66,6 +67,7 @@ from fedtailor.storage.diagnostics import write_diagnostics
 from fedtailor.storage.digests import frame_digest, with_digest
 from fedtailor.storage.errors import Damaged, Unusable
 from fedtailor.storage.export import MODELS, PREPROCESSING, write_models
+from fedtailor.storage.frozen_file import write_frozen
 from fedtailor.storage.lock import DirectoryLock
 from fedtailor.storage.manifest import difference, environment_changes
 from fedtailor.storage.personal_model import PersonalModel
@@ -94,7 +96,14 @@ _log = logging.getLogger("fedtailor")
 
 
 class RunDirectory:
-    """The files of one run."""
+    """The files of one run.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from fedtailor.storage import RunDirectory
+        >>> RunDirectory(Path("run")).path.name
+        'run'
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -310,6 +319,16 @@ class RunDirectory:
         """
         with self._disk_errors():
             self._write_text(PREPROCESSING, preprocessing.to_json())
+
+    def write_frozen(self, model: Model) -> None:
+        """Write the frozen arrays of the model, if it has any.
+
+        Raises:
+            Unusable: it cannot be written.
+        """
+        if jax.process_index() == 0:
+            with self._disk_errors():
+                write_frozen(model, self.path)
 
     def write_diagnostics(self, diagnostics: Sequence[Diagnostic]) -> None:
         """Write the method's diagnostics.

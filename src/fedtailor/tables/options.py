@@ -15,6 +15,11 @@ class TableOptions:
     """Options for building a federation from a table.
 
     They define the roles of columns, the splits, and the format of cells.
+
+    Example:
+        >>> from fedtailor.tables import TableOptions
+        >>> TableOptions(client="hospital", target="ill", drop=("id",)).drop
+        ('id',)
     """
 
     client: str = "client"

@@ -50,6 +50,11 @@ class Preprocessing:
         decorrelation: a linear map that is applied to the encoded columns; None = no
             map.
         windowing: how rows become windows, which are the model's inputs; None = rows are.
+
+    Example:
+        >>> table = ft.tables.from_table(frame, client="hospital", target="ill")
+        >>> table.preprocessing.transform(frame.head(2)).shape
+        (2, 1)
     """
 
     columns: tuple[ColumnEncoding, ...]

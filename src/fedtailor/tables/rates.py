@@ -23,6 +23,12 @@ def stable_rate(federation: Federation) -> float:
 
     Args:
         federation: a federation; its inputs are flattened.
+
+    Example:
+        >>> from fedtailor.tables import stable_rate
+        >>> table = ft.tables.from_table(frame, client="hospital", target="age")
+        >>> stable_rate(table) > 0
+        True
     """
     bound = 2.0 if federation.classes is None else 0.5
     if isinstance(federation.task, Survival):

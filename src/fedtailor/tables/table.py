@@ -71,6 +71,12 @@ class TableOrigin:
         digest: SHA-256 of the file.
         seed: random seed of the splits.
         options: the options that differ from the defaults of `TableOptions`.
+
+    Example:
+        >>> frame.write_csv("own.csv")
+        >>> table = ft.tables.from_table("own.csv", client="hospital", target="ill")
+        >>> table.origin.path.name, table.origin.seed
+        ('own.csv', 0)
     """
 
     path: Path
@@ -95,6 +101,13 @@ class Table(Federation):
         notes: what was detected, imputed and left out, in sentences.
         origin: the file and the options, with which the table can be read again; None
             if it was read from a frame.
+
+    Example:
+        >>> table = ft.tables.from_table(frame, client="hospital", target="ill")
+        >>> table.names
+        ('north', 'south')
+        >>> table.preprocessing.target.classes
+        (False, True)
     """
 
     preprocessing: Preprocessing | None = None
@@ -176,8 +189,10 @@ def from_table(
             message lists.
 
     Example:
-        >>> table = ft.tables.from_table("heart.csv", client="hospital", target="num", positive=">0")
-        >>> run = ft.run(ft.Ditto(), table, ft.models.logistic(), rounds=50)
+        >>> table = ft.tables.from_table(frame, client="hospital", target="ill")
+        >>> own = ft.run(ft.Ditto(), table, ft.models.logistic(), rounds=2)
+        >>> own.personal("north").predict_rows(frame.head(3)).shape
+        (3,)
     """
     settings = make_options(options)
     table = _build(read(source, settings), settings, seed, all_rows)

@@ -20,6 +20,11 @@ class Classification(Task):
 
     Attributes:
         function: (outputs [b, classes], labels [b]) -> [b].
+
+    Example:
+        >>> model = ft.models.logistic().bind((4,), 3)
+        >>> isinstance(model.loss, ft.models.Classification)
+        True
     """
 
     function: LossFunction

@@ -20,6 +20,12 @@ def squared_error(
 
     Raises:
         ValueError: an example's outputs and targets differ in number.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> outputs, y = jnp.array([[1.0], [3.0]]), jnp.array([1.0, 1.0])
+        >>> ft.models.squared_error(outputs, y).tolist()
+        [0.0, 4.0]
     """
     _require_match(outputs, y)
     targets = y.reshape(outputs.shape).astype(outputs.dtype)

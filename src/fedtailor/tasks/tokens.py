@@ -18,6 +18,12 @@ class TokenCrossEntropy(Task):
 
     Attributes:
         ignore: the target that marks padding. A sequence of padding only has loss 0.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> loss = ft.models.TokenCrossEntropy(ignore=0)
+        >>> round(float(loss(jnp.zeros((1, 2, 4)), jnp.array([[1, 0]]))[0]), 3)
+        1.386
     """
 
     ignore: int = -1

@@ -71,6 +71,11 @@ def quadratic_model(size: int, init: Any = zeros) -> Model:
     """The model theta [size] for `quadratics`, with the loss `quadratic_loss`.
 
     All problems of one size share one compiled program.
+
+    Example:
+        >>> from fedtailor.testing import quadratic_model
+        >>> quadratic_model(2).size
+        2
     """
     return models.from_function(_INITS[init, size], constant).bind(
         (0,), size, loss=quadratic_loss, dtype="float64"
@@ -97,6 +102,11 @@ def quadratics(
         sizes: numbers of samples. By default they differ and are not multiples of
             `BATCH`.
         groups, unseen, names: see `Federation`.
+
+    Example:
+        >>> from fedtailor.testing import quadratics
+        >>> len(quadratics([[0.0, 1.0], [2.0, 3.0]]))
+        2
     """
     a = np.atleast_2d(np.asarray(a, float).T).T
     curvature = np.broadcast_to(
@@ -139,6 +149,11 @@ def classification(
         test: test samples of each client.
         val: validation samples of each client.
         same: whether all clients have the same data.
+
+    Example:
+        >>> from fedtailor.testing import classification
+        >>> len(classification(clients=3))
+        3
     """
     rng = np.random.default_rng(seed)
     sizes = np.asarray([11 + 6 * i for i in range(clients)] if sizes is None else sizes)
@@ -171,7 +186,13 @@ def classification(
 
 
 def softmax_model(dtype: Literal["float32", "float64"] = "float64") -> Model:
-    """Softmax regression for `classification`."""
+    """Softmax regression for `classification`.
+
+    Example:
+        >>> from fedtailor.testing import softmax_model
+        >>> softmax_model("float32").size
+        15
+    """
     return models.logistic().bind((4,), 3, dtype=dtype)
 
 
@@ -190,7 +211,16 @@ def train(
     participation: Participation | None = None,
     **settings: Any,
 ) -> Training[DeviceExecutor]:
-    """Runs the probe and `rounds` rounds of a training, without evaluations."""
+    """Runs the probe and `rounds` rounds of a training, without evaluations.
+
+    Example:
+        >>> from fedtailor.testing import quadratic_model, quadratics, train
+        >>> import jax
+        >>> with jax.enable_x64(True):
+        ...     clients, model = quadratics([[0.0], [2.0]]), quadratic_model(1)
+        ...     print(train(ft.FedAvg(), clients, model, rounds=2).round)
+        2
+    """
     participation = participation or Participation()
     training = simulate(
         algorithm,
@@ -216,6 +246,14 @@ def predictors(training: Training[DeviceExecutor]) -> list[NDArray[Any]]:
 
     Returns:
         The arrays [m, ...] of the predictors.
+
+    Example:
+        >>> from fedtailor.testing import predictors, quadratic_model, quadratics, train
+        >>> import jax
+        >>> with jax.enable_x64(True):
+        ...     clients, model = quadratics([[0.0], [2.0]]), quadratic_model(1)
+        ...     print(len(predictors(train(ft.Local(), clients, model, rounds=2))))
+        1
     """
     executor, by_client = training.executor, None
     for table in (executor.seen, executor.unseen):

@@ -43,6 +43,13 @@ class Tracker(Callback):
     With a run directory, the file `tracker-NAME.json` holds the tracker's id of the run
     and the last round that was logged. A resumed run continues there, and a round that
     is repeated after a kill is logged once.
+
+    Example:
+        >>> from fedtailor.trackers import Tracker
+        >>> class Print(Tracker):
+        ...     pass
+        >>> Print.__name__
+        'Print'
     """
 
     name: ClassVar[str]
@@ -218,6 +225,11 @@ def find_tracker(name: str) -> type[Tracker]:
     Raises:
         ValueError: neither fedtailor nor an installed package has a tracker of that
             name, or the package cannot be imported.
+
+    Example:
+        >>> from fedtailor.trackers import find_tracker
+        >>> find_tracker("tensorboard").__name__
+        'TensorBoard'
     """
     return find_registered(
         Tracker.registry, name, "tracker", ENTRY_POINTS, base=Tracker

@@ -10,6 +10,7 @@ from fedtailor.training.callbacks import (
 )
 from fedtailor.training.metrics import Metrics
 from fedtailor.training.participation import Participation, Sampling, as_participation
+from fedtailor.training.progress import ShowProgress
 from fedtailor.training.spec import MOST_ROUNDS, Privacy, RoundCount, RunSpec
 from fedtailor.training.training import Training
 
@@ -24,6 +25,7 @@ __all__ = [
     "RoundCount",
     "RunSpec",
     "Sampling",
+    "ShowProgress",
     "StandsStill",
     "Training",
     "as_participation",

@@ -11,7 +11,21 @@ from fedtailor.training.training import Training
 
 
 class Callback:
-    """Subclass it and override what you need; every method has an empty default."""
+    """Subclass it and override what you need; every method has an empty default.
+
+    Example:
+        >>> from fedtailor.training import Callback
+        >>> class Count(Callback):
+        ...     rounds = 0
+        ...     def after_round(self, training, evaluated):
+        ...         self.rounds += 1
+        >>> count = Count()
+        >>> short = ft.run(
+        ...     ft.Local(), federation, ft.models.logistic(), rounds=2, callbacks=[count]
+        ... )
+        >>> count.rounds
+        2
+    """
 
     def on_start(self, training: Training, rounds: int) -> bool | None:
         """Called before the first round. A resumed training has already done some
@@ -47,6 +61,18 @@ class StandsStill(Callback):
     (`fedtailor.decision.movement` states the rule).
 
     A run without validation data is not stopped.
+
+    Example:
+        >>> from fedtailor.training import StandsStill
+        >>> short = ft.run(
+        ...     ft.Local(),
+        ...     federation,
+        ...     ft.models.logistic(),
+        ...     rounds=2,
+        ...     callbacks=[StandsStill()],
+        ... )
+        >>> short.summary().rounds
+        2
     """
 
     def on_start(self, training: Training, rounds: int) -> bool:
@@ -68,7 +94,18 @@ class StandsStill(Callback):
 
 
 class AfterRound(Callback):
-    """A plain function as a callback."""
+    """A plain function as a callback.
+
+    Example:
+        >>> from fedtailor.training import AfterRound
+        >>> seen = []
+        >>> stop = AfterRound(lambda training, evaluated: seen.append(training.round))
+        >>> short = ft.run(
+        ...     ft.Local(), federation, ft.models.logistic(), rounds=2, callbacks=[stop]
+        ... )
+        >>> seen
+        [1, 2]
+    """
 
     def __init__(self, function: Callable[[Training, bool], bool | None]) -> None:
         """`function(training, evaluated)` is called after every round; True stops."""

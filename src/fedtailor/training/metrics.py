@@ -68,7 +68,14 @@ class Evaluation:
 
 @dataclass
 class Metrics:
-    """Evaluations in the order in which they were made."""
+    """Evaluations in the order in which they were made.
+
+    Example:
+        >>> run.metrics.frame(federation.names).columns
+        ['round', 'client', 'unseen', 'split', 'metric', 'value']
+        >>> run.metrics.values("accuracy").shape
+        (20,)
+    """
 
     evaluations: list[Evaluation] = field(default_factory=list)
 

@@ -153,6 +153,11 @@ def as_participation(
 
     Raises:
         ValueError: the number is neither a share nor a number of clients.
+
+    Example:
+        >>> from fedtailor.training import as_participation
+        >>> as_participation(0.5).fraction
+        0.5
     """
     if isinstance(value, Participation):
         return value

@@ -186,6 +186,11 @@ def privacy_account(
             "noise on updates needs to know the models that clients start from: leave"
             " out downlink",
         )
+        require(
+            not any(transform.stage == "mean" for transform in uplink),
+            "a robust mean cannot tell liars from noise, and noise on the mean is no"
+            " noise on a robust one: leave out robust-mean or gaussian-noise",
+        )
         for method in methods:
             _check_noise(noise, method, participation, clients)
     private = [settings for method in methods for settings in private_settings(method)]

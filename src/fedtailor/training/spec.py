@@ -1,6 +1,6 @@
 """`RunSpec`: what a run is, as one value."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -12,6 +12,7 @@ import fedtailor.pipelines  # noqa: F401  (registers the transforms)
 from fedtailor.aggregation.secure_sums import SecureSums
 from fedtailor.metrics import Metric, find_metrics
 from fedtailor.models import Architecture, Model
+from fedtailor.models.frozen_arrays import FrozenArrays
 from fedtailor.models.plain import model_from_plain
 from fedtailor.protocol import (
     Algorithm,
@@ -133,6 +134,11 @@ class RunSpec:
 
     Raises:
         ValueError: a setting has a wrong type or value; the message is one line.
+
+    Example:
+        >>> from fedtailor.training import RunSpec
+        >>> RunSpec(ft.FedAvg(), ft.models.logistic(), rounds=5).seed
+        0
     """
 
     algorithm: Algorithm
@@ -287,19 +293,22 @@ def pipeline_of_run(manifest: Mapping[str, Any], name: str) -> Pipeline:
 
 
 def model_of_run(
-    manifest: Mapping[str, Any], given: Model | Architecture | None = None
+    manifest: Mapping[str, Any],
+    given: Model | Architecture | None = None,
+    held: Iterable[FrozenArrays] = (),
 ) -> Model:
     """The model of a run from its manifest.
 
     Args:
         manifest: of the run.
         given: the model, or its network, if only the user's code knows it.
+        held: the frozen arrays beside the manifest.
 
     Raises:
         ValueError: its network or its loss is not one of fedtailor's.
     """
     try:
-        return model_from_plain(manifest["model"], given)
+        return model_from_plain(manifest["model"], given, held)
     except ValueError as error:
         raise ValueError(
             f"{error}; pass model=... (`--model FILE.py:NAME` on the command line)"

@@ -52,6 +52,10 @@ class ServedClients:
 class Training(Rounds[ExecutorT]):
     """Trains one algorithm for the clients of one executor, round by round, and serves
     and measures the clients.
+
+    Example:
+        >>> run.training.round
+        2
     """
 
     # serving clients

@@ -4,21 +4,18 @@ hyper-parameters.
 
 import dataclasses
 import json
+import sys
 import textwrap
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
+from fedtailor._about import About, ModelsReceived, Sees
+from fedtailor._choice import check_choice, require
 from fedtailor._printable import output_width, say, say_block, say_status
-from fedtailor.algorithms.find import find_algorithm, load_installed_algorithms
-from fedtailor.cli.hyper import parameters
 from fedtailor.cli.names import parse_name_and_json
-from fedtailor.protocol import (
-    About,
-    Algorithm,
-    check_choice,
-    doc_without_fields,
-    require,
-)
-from fedtailor.protocol.about import ModelsReceived, Sees
+from fedtailor.cli.typed_names import built_in_methods, others_offer_methods
+
+if TYPE_CHECKING:
+    from fedtailor.protocol import Algorithm
 
 USAGE = (
     "usage: fedtailor algorithms [NAME] [--by travels|keeps|sees|validation] [--json]"
@@ -75,18 +72,33 @@ def algorithms(arguments: list[str]) -> int:
     name, as_json = parse_name_and_json(remaining, USAGE)
     require(name is None or fact is None, USAGE)
     if name is not None:
+        from fedtailor.algorithms.find import find_algorithm
+
         _print_method(find_algorithm(name), as_json)
         return 0
-    for problem in load_installed_algorithms():
-        say_status(f"not listed: {problem}")
-    other_names = sorted(name for name in Algorithm.registry if name not in ORDER)
-    names = [name for name in ORDER if name in Algorithm.registry] + other_names
-    methods = [Algorithm.registry[name].about for name in names]
+    known = _known_methods()
+    other_names = sorted(name for name in known if name not in ORDER)
+    names = [name for name in ORDER if name in known] + other_names
+    methods = [known[name] for name in names]
     if as_json:
         say_block(json.dumps([as_dict(about) for about in methods], indent=2))
     else:
         say_block(_format_list(methods, fact or "travels"))
     return 0
+
+
+def _known_methods() -> dict[str, About]:
+    """All methods by name. Those that cannot be loaded are said."""
+    # Importing JAX takes seconds. A program that has imported it may have methods of its
+    # own.
+    if "jax" not in sys.modules and not others_offer_methods():
+        return built_in_methods()
+    from fedtailor.algorithms.find import load_installed_algorithms
+    from fedtailor.protocol import Algorithm
+
+    for problem in load_installed_algorithms():
+        say_status(f"not listed: {problem}")
+    return {name: method.about for name, method in Algorithm.registry.items()}
 
 
 def _parse_fact(arguments: list[str]) -> tuple[str | None, list[str]]:
@@ -107,8 +119,11 @@ def _parse_fact(arguments: list[str]) -> tuple[str | None, list[str]]:
     return words[index + 1], words[:index] + words[index + 2 :]
 
 
-def _print_method(method: type[Algorithm], as_json: bool) -> None:
+def _print_method(method: "type[Algorithm]", as_json: bool) -> None:
     """Prints the facts and the hyper-parameters of a method."""
+    from fedtailor.cli.hyper import parameters
+    from fedtailor.protocol import doc_without_fields
+
     rows, doc = parameters(method()), doc_without_fields(method)
     if as_json:
         content = {**as_dict(method.about), "doc": doc, "parameters": rows}

@@ -31,6 +31,7 @@ from fedtailor.executors import Settings
 from fedtailor.experiments.compare import Comparison
 from fedtailor.experiments.experiment import in_precision, load_experiment
 from fedtailor.experiments.plan import PlannedRuns
+from fedtailor.experiments.sharing import Shard
 from fedtailor.models.precision import FileDType
 from fedtailor.protocol import require
 from fedtailor.report.comparison import format_parameters
@@ -58,6 +59,10 @@ class Options:
     budget: bool = False
     """Choose settings after a twelfth and two methods after three eighths of the
     rounds, on validation data: about a third of all rounds."""
+    shard: str | None = None
+    """Share the runs with other processes on this machine or others that see OUT: 2/4 is
+    the second of four. Each ends when all runs are done.
+    """
     any_version: bool = False
     """Take runs that another version of fedtailor made, too; otherwise they are made
     anew.
@@ -147,6 +152,7 @@ def compare(arguments: list[str]) -> int:
         any_version=options.any_version,
         track=options.track,
         budget=options.budget,
+        shard=None if options.shard is None else Shard.parse(options.shard),
     )
     if options.plan:
         return _print_plan(comparison, options)

@@ -1,7 +1,8 @@
 """`fedtailor finalize RESULTS`: what a comparison chose, refitted on all rows."""
 
+import json
 import shlex
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,6 +10,7 @@ import tyro
 
 from fedtailor._printable import say
 from fedtailor.cli.options import parse
+from fedtailor.cli.output import write_text
 from fedtailor.storage.final_models import DEFAULT_FOLDER, FinalModels, read_final
 from fedtailor.storage.run_files import COMPARISON_INDEX
 
@@ -43,12 +45,14 @@ class Options:
     """Do not train on the test rows of the first split: sets and intervals (`predict
     --coverage`) are then a promise of these models.
     """
+    json: bool = False
+    """Print one JSON object: where the models are, and which client uses which."""
 
 
 def finalize(arguments: list[str]) -> int:
     """Refits the chosen methods on all rows."""
     options = parse(Options, arguments, "fedtailor finalize")
-    write_final(
+    directory = write_final(
         options.results,
         options.experiment,
         out=options.out,
@@ -56,7 +60,11 @@ def finalize(arguments: list[str]) -> int:
         use=options.use,
         table=options.table,
         keep_test=options.keep_test,
+        quiet=options.json,
     )
+    if options.json:
+        content = {"directory": str(directory), **asdict(read_final(directory))}
+        write_text(json.dumps(content, allow_nan=False, indent=1), None)
     return 0
 
 

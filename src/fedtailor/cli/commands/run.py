@@ -11,13 +11,12 @@ from fedtailor.algorithms.find import find_algorithm
 from fedtailor.cli.advice import as_typed
 from fedtailor.cli.names import print_help_or_raise
 from fedtailor.cli.options import check_counts, check_seeds, parse
-from fedtailor.cli.own_table import AUTO
 from fedtailor.cli.progress import explain_interrupt, progress_of
 from fedtailor.cli.sizes import sizes_of, with_sizes
 from fedtailor.executors import Settings
 from fedtailor.experiments import scenarios
 from fedtailor.experiments.scenario import Scenario
-from fedtailor.experiments.texts import architecture_of_text, uplink_of_texts
+from fedtailor.experiments.texts import AUTO, architecture_of_text, uplink_of_texts
 from fedtailor.models.precision import FileDType
 from fedtailor.protocol import Algorithm, check_trains, is_hyperparameters, require
 from fedtailor.runs import Run
@@ -54,9 +53,9 @@ class Options:
     proportion to training samples (samples); or (poisson) each with the probability
     --participation, independently of the others, as the accounting of noise assumes."""
     uplink: tuple[str, ...] = ()
-    """What happens to an update before it leaves a client: clip:0.5,
-    gaussian-noise:1.0,norm=0.5, top-k:0.01, quantize, cast:bfloat16
-    (`fedtailor.pipelines`), in this order."""
+    """What happens to an update on its way to the mean: robust-mean:median, clip:0.5,
+    gaussian-noise:1.0,norm=0.5, lies:sign-flip (in a simulation), top-k:0.01, quantize,
+    cast:bfloat16 (`fedtailor.pipelines`), in this order."""
     metrics: tuple[str, ...] = ()
     """What to measure beside loss and accuracy (roc_auc, balanced_accuracy, ...); the
     first is what the run is judged by."""

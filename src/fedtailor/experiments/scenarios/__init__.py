@@ -13,6 +13,7 @@ from fedtailor.experiments.scenarios.cgpfl import (
 )
 from fedtailor.experiments.scenarios.digits import (
     digits_label_shift,
+    digits_liars,
     digits_permuted,
     digits_rotated,
 )
@@ -79,6 +80,7 @@ __all__ = [
     "cifar_three_classes",
     "density",
     "digits_label_shift",
+    "digits_liars",
     "digits_permuted",
     "digits_rotated",
     "emnist_label_shift",

@@ -9,22 +9,25 @@ Scale and local training were chosen on training and validation data of other se
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Literal, get_args
 
 import fedtailor.algorithms as methods
 from fedtailor.aggregation import ServerOptimizer
 from fedtailor.experiments.scenario import Scenario, defaults_with
 from fedtailor.federation import (
+    BackDoor,
     DirichletByClass,
     Federation,
     LabelPermutations,
     Rotations,
     Stratified,
+    WrongLabels,
     datasets,
     from_partition,
     standardize,
 )
 from fedtailor.models import mlp
-from fedtailor.protocol import SGD, Algorithm
+from fedtailor.protocol import SGD, Algorithm, require
 
 SCALE = 0.5
 
@@ -107,6 +110,49 @@ def digits_permuted(
     permute = LabelPermutations(groups)
     even = _even(seed, clients, test, val)
     return _normalize(permute(even, seed=seed), "digits-permuted")
+
+
+Attack = Literal["flip-labels", "random-labels", "back-door", "none"]
+
+
+def digits_liars(
+    seed: int = 0,
+    *,
+    attack: Attack = "flip-labels",
+    liars: float = 0.2,
+    clients: int = 20,
+    alpha: float = 1.0,
+    test: float = 0.2,
+    val: float = 0.0,
+) -> Federation:
+    """Label shift, and clients that train on poisoned data (their test data stay true).
+
+    Args:
+        seed: random seed of the partition, the splits and the choice of liars.
+        attack: what the liars train on (`fedtailor.federation.WrongLabels` and
+            `BackDoor`). With `--uplink lies:...` of the same share the same clients also
+            send something else than they train.
+        liars: share of the clients that lie.
+        clients: number of clients.
+        alpha: concentration parameter of Dirichlet's distribution.
+        test, val: fractions of each client's images.
+
+    Raises:
+        ValueError: too many clients for the data, or an unknown attack.
+    """
+    honest = digits_label_shift(seed, clients=clients, alpha=alpha, test=test, val=val)
+    if attack == "back-door":
+        poisoned = BackDoor(liars)(honest, seed=seed)
+    elif attack == "none":
+        poisoned = honest
+    else:
+        require(
+            attack in ("flip-labels", "random-labels"),
+            f"attack is {attack!r}; it must be one of {', '.join(get_args(Attack))}",
+        )
+        labels = "flip" if attack == "flip-labels" else "random"
+        poisoned = WrongLabels(liars, labels)(honest, seed=seed)
+    return replace(poisoned, name="digits-liars")
 
 
 def _even(seed: int, clients: int, test: float, val: float) -> Federation:
@@ -198,5 +244,10 @@ SCENARIOS = (
         "digits-permuted",
         "20 clients in 4 groups that name the digits by other permutations",
         digits_permuted,
+    ),
+    _scenario(
+        "digits-liars",
+        "20 clients with other shares of labels, a fifth of which lie",
+        digits_liars,
     ),
 )

@@ -81,6 +81,12 @@ def from_torch(
             names the operation), or the result differs from PyTorch's; or, with
             `engine="torch"`, it has parameters that are not float32 on the CPU, fails
             on the example or does not give one tensor [b, ...].
+
+    Example:
+        >>> import torch
+        >>> model = ft.models.from_torch(lambda: torch.nn.Linear(4, 3), torch.zeros(1, 4))
+        >>> model.bind((4,), 3).size
+        15
     """
     torch = pytorch()
     check_choice(engine, ENGINES, "engine")
@@ -211,6 +217,12 @@ def state_dict(model: Model, theta: ArrayLike) -> dict[str, NDArray[Any]]:
 
     Raises:
         ValueError: the model does not come from `from_torch`.
+
+    Example:
+        >>> import torch
+        >>> model = ft.models.from_torch(lambda: torch.nn.Linear(4, 3), torch.zeros(1, 4))
+        >>> list(ft.models.state_dict(model.bind((4,), 3), np.zeros(15)))
+        ['weight', 'bias']
     """
     if not isinstance(model.architecture, TorchModule | TorchEngine):
         raise ValueError(
@@ -234,6 +246,16 @@ def save_state_dict(model: Model, theta: ArrayLike, path: Path | str) -> Path:
     Raises:
         ValueError: as `state_dict`, the path has an ending of another format, or the
             file cannot be written.
+
+    Example:
+        >>> import torch
+        >>> model = ft.models.from_torch(lambda: torch.nn.Linear(4, 3), torch.zeros(1, 4))
+        >>> from pathlib import Path
+        >>> path = ft.models.save_state_dict(
+        ...     model.bind((4,), 3), np.zeros(15), "own.safetensors"
+        ... )
+        >>> Path("own.safetensors").exists()
+        True
     """
     from safetensors.numpy import save_file
 

@@ -1,6 +1,7 @@
 """PyTorch modules that are converted to JAX and trained by this library's own engine."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
 from fedtailor.models.architecture import Architecture
+from fedtailor.models.frozen_arrays import FrozenArrays
 from fedtailor.models.part_finder import LayerInfo
 from fedtailor.models.pytorch.convert import (
     has_randomness,
@@ -16,7 +18,7 @@ from fedtailor.models.pytorch.convert import (
 )
 from fedtailor.models.pytorch.layout import Value
 from fedtailor.models.pytorch.operations import Context
-from fedtailor.models.pytorch.program import ModuleProgram
+from fedtailor.models.pytorch.program import Constants, ModuleProgram
 from fedtailor.models.pytorch.start import Start, reshape_inputs
 
 MICRO_BATCH = 20
@@ -34,6 +36,10 @@ class TorchModule(Architecture):
     example_shape: tuple[int, ...]
     input_dtype: str
     micro_batch: int | None
+
+    @property
+    def frozen(self) -> FrozenArrays | None:
+        return _frozen(self.training.constants, self.evaluation.constants)
 
     def build(
         self, input_shape: tuple[int, ...], outputs: int, key: Array
@@ -121,7 +127,16 @@ class TorchModule(Architecture):
         weight: Float[Array, " b"] | None = None,
     ) -> Context:
         dtype = jnp.result_type(*network.values()) if network else jnp.float32
-        return Context(dtype, weight, key)
+        frozen = self.frozen
+        present = {} if frozen is None else frozen.present()
+        return Context(dtype, weight, key, frozen=present)
+
+
+@lru_cache(maxsize=64)
+def _frozen(training: Constants, evaluation: Constants) -> FrozenArrays | None:
+    """The large constants of both programs, once."""
+    arrays = {**training.large, **evaluation.large}
+    return FrozenArrays(arrays) if arrays else None
 
 
 def _head_input(program: ModuleProgram) -> str:

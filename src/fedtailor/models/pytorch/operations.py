@@ -9,7 +9,7 @@ arguments and arrays in its layout. Those that are registered with `layout=True`
     def my_op(context, x): ...
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -61,6 +61,7 @@ class Context:
         new_statistics: new running statistics by path.
         operation: the operation that runs now.
         draws: how many keys have been drawn from `key`.
+        frozen: large constants that are inputs of the compiled program, by digest.
     """
 
     dtype: DTypeLike
@@ -69,6 +70,7 @@ class Context:
     new_statistics: dict[str, Array] = field(default_factory=dict)
     operation: Operation | None = None
     draws: int = 0
+    frozen: Mapping[str, Array] = field(default_factory=dict)
 
     @property
     def operation_name(self) -> str:

@@ -12,6 +12,9 @@ from fedtailor.models.pytorch.layout import Value, torch_layout
 from fedtailor.models.pytorch.operations import OPERATIONS, Context, Operation, Ref
 from fedtailor.models.pytorch.start import start_digest
 
+LARGE = 1 << 16
+"""The size from which a constant is an input of compiled programs."""
+
 
 class Constants(Mapping[str, np.ndarray]):
     """Arrays that training does not change. Two instances with the same content are
@@ -20,10 +23,11 @@ class Constants(Mapping[str, np.ndarray]):
 
     def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
         self._arrays = dict(arrays)
-        content = []
-        for name, array in sorted(self._arrays.items()):
-            content.append((name, array.shape, str(array.dtype), array.tobytes()))
-        self._content = tuple(content)
+        self._content = {
+            name: start_digest({"": array})
+            for name, array in sorted(self._arrays.items())
+        }
+        self._hash = hash(tuple(self._content.items()))
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self._arrays[name]
@@ -39,7 +43,25 @@ class Constants(Mapping[str, np.ndarray]):
         return f"Constants({start_digest(self._arrays)})"
 
     def __hash__(self) -> int:
-        return hash(self._content)
+        return self._hash
+
+    @property
+    def large(self) -> dict[str, np.ndarray]:
+        """By their digests, the arrays of floats that are too large to be constants of
+        compiled programs: parameters that are frozen.
+        """
+        return {
+            self._content[name]: array
+            for name, array in self._arrays.items()
+            if array.dtype == np.float32 and array.size >= LARGE
+        }
+
+    def present(self, frozen: Mapping[str, Array]) -> dict[str, Any]:
+        """The arrays by name, or what takes their place in `frozen`, by digest."""
+        return {
+            name: frozen.get(self._content[name], array)
+            for name, array in self._arrays.items()
+        }
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Constants) and self._content == other._content
@@ -110,7 +132,7 @@ class ModuleProgram:
         values: dict[str, Any] = {name: network[path] for name, path in self.names}
         values |= {
             name: jax.numpy.asarray(array, _dtype(array, context))
-            for name, array in self.constants.items()
+            for name, array in self.constants.present(context.frozen).items()
         }
         values[self.input] = x
         replaced, replacement = replace or ("", None)

@@ -1,0 +1,191 @@
+"""`FrozenArrays`: the arrays of a network that no training changes, which are no part of
+theta.
+
+They exist once: on the host in this object, and once on each device of an executor, which
+hands them to its compiled programs as an input (`placed`). Programs that are not given
+them hold them as constants.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+from numpy.typing import NDArray
+
+_PLACED: ContextVar[Mapping[str, Sequence[Array]]] = ContextVar(
+    "placed", default=MappingProxyType({})
+)
+"""Digest -> the arrays in the program that is being traced, in the order of the names."""
+
+
+class FrozenArrays(Mapping[str, NDArray[Any]]):
+    """Arrays by name, which cannot be written to. Equal content is equal.
+
+    Attributes:
+        digest: of names, shapes and numbers.
+    """
+
+    def __init__(self, arrays: Mapping[str, Any]) -> None:
+        """Take arrays, those of double precision in single precision."""
+        self._arrays: dict[str, NDArray[Any]] = {}
+        sha256 = hashlib.sha256()
+        for name in sorted(arrays):
+            array = np.asarray(arrays[name])
+            if array.dtype == np.float64:
+                array = array.astype(np.float32)
+            array = np.ascontiguousarray(array).view()
+            array.flags.writeable = False
+            self._arrays[name] = array
+            sha256.update(f"{name} {array.dtype} {array.shape}\n".encode())
+            sha256.update(array.tobytes() if array.dtype.kind == "V" else array.data)
+        self.digest = sha256.hexdigest()[:32]
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FrozenArrays) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __repr__(self) -> str:
+        """Equal in every process, as files hold it."""
+        return f"FrozenArrays({self.size:,} numbers, {self.digest})"
+
+    @property
+    def size(self) -> int:
+        """The number of entries of all arrays."""
+        return sum(array.size for array in self._arrays.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Their memory in bytes."""
+        return sum(array.nbytes for array in self._arrays.values())
+
+    @property
+    def values_in_order(self) -> tuple[NDArray[Any], ...]:
+        """The arrays in the order of their names."""
+        return tuple(self._arrays.values())
+
+    def present(self) -> dict[str, Array]:
+        """The arrays by name, for use in a network: inputs of the program that is being
+        traced if it was given them (`placed`), else constants.
+        """
+        inputs = _PLACED.get().get(self.digest, self.values_in_order)
+        return dict(zip(self._arrays, map(jnp.asarray, inputs), strict=True))
+
+    @cached_property
+    def on_device(self) -> tuple[Array, ...]:
+        """The arrays on the default device, in the order of their names."""
+        return tuple(map(jnp.asarray, self._arrays.values()))
+
+    def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """The shapes by name."""
+        return {
+            name: jax.ShapeDtypeStruct(array.shape, array.dtype)
+            for name, array in self._arrays.items()
+        }
+
+
+@contextmanager
+def placed(frozen: FrozenArrays | None, arrays: Sequence[Array]) -> Iterator[None]:
+    """Let networks that are run inside the context use these arrays.
+
+    Args:
+        frozen: whose arrays they are; None = there are none.
+        arrays: inputs of the program that is being traced, in the order of the names;
+            empty = networks use constants.
+    """
+    if frozen is None or not len(arrays):
+        yield
+        return
+    token = _PLACED.set({**_PLACED.get(), frozen.digest: tuple(arrays)})
+    try:
+        yield
+    finally:
+        _PLACED.reset(token)
+
+
+def frozen_inputs(model: Any) -> tuple[Array, ...]:
+    """The frozen arrays of a model on the default device, as inputs of one program;
+    empty if it has none.
+    """
+    frozen = model.frozen
+    if frozen is None:
+        return ()
+    return frozen.on_device
+
+
+def start_file(path: str | Path, digest: str | None) -> FrozenArrays:
+    """The arrays of a safetensors file, from which both sides of a federation start.
+
+    Args:
+        path: the file.
+        digest: what its `FrozenArrays.digest` must be; None = anything.
+
+    Raises:
+        ValueError: the file cannot be read, or is another one.
+    """
+    arrays = FrozenArrays(arrays_by_path(path))
+    if digest not in (None, arrays.digest):
+        raise ValueError(
+            f"{path} holds other arrays than asked for (its digest is"
+            f" {arrays.digest}, not {digest}); get the file of the others"
+        )
+    return arrays
+
+
+def arrays_by_path(source: Any) -> dict[str, NDArray[Any]]:
+    """Arrays by path, such as "layers.2.weight".
+
+    Args:
+        source: a mapping from paths to arrays, a safetensors file, or a network (an
+            Equinox module, a tree of Flax's parameters).
+
+    Raises:
+        ValueError: the file cannot be read, or there are no arrays.
+    """
+    from fedtailor.models.parameter_layout import is_parameter
+    from fedtailor.models.tree_paths import path_of
+
+    if isinstance(source, str | Path):
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+
+        try:
+            return dict(load_file(source))
+        except (OSError, SafetensorError) as error:
+            raise ValueError(
+                f"cannot read arrays from {source} ({error}); name a safetensors file"
+            ) from None
+    leaves = jax.tree_util.tree_leaves_with_path(source)
+    arrays = {path_of(path): leaf for path, leaf in leaves if is_parameter(leaf)}
+    if isinstance(source, Mapping) and not any(
+        isinstance(value, Mapping) for value in source.values()
+    ):
+        # Paths with dots are keys already.
+        arrays = {
+            str(name): array for name, array in source.items() if is_parameter(array)
+        }
+    if not arrays:
+        raise ValueError(
+            "there are no arrays to start from; give a network, arrays by path, or a"
+            " safetensors file"
+        )
+    return {name: np.asarray(array) for name, array in arrays.items()}

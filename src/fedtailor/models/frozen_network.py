@@ -1,0 +1,357 @@
+"""Networks of which a part is frozen: only the rest is theta."""
+
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Shaped
+from numpy.typing import ArrayLike, NDArray
+
+from fedtailor.models.architecture import Architecture, InPrecision, Network
+from fedtailor.models.frozen_arrays import FrozenArrays, arrays_by_path
+from fedtailor.models.model import Model
+from fedtailor.models.parameter_layout import layout_of, part_finder_of
+from fedtailor.models.part_finder import LayerInfo
+from fedtailor.models.precision import DType, Precision
+from fedtailor.models.tree_paths import path_of
+from fedtailor.protocol import require
+from fedtailor.tasks import LossFunction, cross_entropy
+
+
+@dataclass(frozen=True)
+class Frozen(Architecture):
+    """The architecture of `frozen`. Its network is that of `inner` with None in the place
+    of the frozen arrays.
+
+    Attributes:
+        inner: the whole network.
+        where: which of its arrays are frozen (`Model.part`).
+        seed: of frozen arrays that were not given.
+        given: arrays to start from, by path.
+        arrays: the frozen arrays by path; None before it is bound to a shape.
+    """
+
+    inner: Architecture
+    where: str
+    seed: int = 0
+    given: FrozenArrays | None = None
+    arrays: FrozenArrays | None = None
+
+    @property
+    def micro_batch(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.inner.micro_batch
+
+    @property
+    def frozen(self) -> FrozenArrays | None:
+        return self.arrays
+
+    @property
+    def held(self) -> tuple[FrozenArrays, ...]:
+        return tuple(each for each in (self.arrays, self.given) if each is not None)
+
+    def bind(
+        self,
+        input_shape: tuple[int, ...],
+        outputs: int,
+        loss: LossFunction = cross_entropy,
+        dtype: DType | Precision = "float32",
+    ) -> Model:
+        bound = self
+        whole = self.inner.bind(input_shape, outputs, loss, dtype)
+        if self.arrays is None:
+            paths = frozen_paths(whole, self.where)
+            arrays = start_of(whole, self.given, self.seed)
+            kept = FrozenArrays({path: arrays[path] for path in paths})
+            bound = replace(self, arrays=kept, given=rest_of(self.given, kept))
+        else:
+            check_shapes(whole, self.arrays)
+        return Model(bound, tuple(input_shape), outputs, loss, dtype)
+
+    def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Network:
+        network = self.inner.build(input_shape, outputs, key)
+        return without(with_start(network, self.given), self._arrays)
+
+    def apply(
+        self, network: Network, x: Shaped[Array, "b ..."], key: Array | None
+    ) -> Float[Array, "b ..."]:
+        return self.inner.apply(self._whole(network), x, key)
+
+    def is_stochastic(self, network: Network) -> bool:
+        return self.inner.is_stochastic(self._whole_shapes(network))
+
+    def statistics(self, network: Network) -> tuple[str, ...]:
+        return self.inner.statistics(self._whole_shapes(network))
+
+    def train(
+        self,
+        network: Network,
+        x: Shaped[Array, "b ..."],
+        key: Array | None,
+        weight: Float[Array, " b"],
+    ) -> tuple[Float[Array, "b ..."], Network]:
+        outputs, whole = self.inner.train(self._whole(network), x, key, weight)
+        return outputs, without(whole, self._arrays)
+
+    def layer_info(self, network: Network, input_shape: tuple[int, ...]) -> LayerInfo:
+        return self.inner.layer_info(self._whole_shapes(network), input_shape)
+
+    def features(
+        self,
+        network: Network,
+        layer_info: LayerInfo,
+        x: Shaped[Array, "b ..."],
+        key: Array | None,
+    ) -> Float[Array, "b ..."]:
+        return self.inner.features(self._whole(network), layer_info, x, key)
+
+    def train_features(
+        self,
+        network: Network,
+        layer_info: LayerInfo,
+        x: Shaped[Array, "b ..."],
+        key: Array | None,
+        weight: Float[Array, " b"],
+    ) -> Float[Array, "b ..."]:
+        whole = self._whole(network)
+        return self.inner.train_features(whole, layer_info, x, key, weight)
+
+    def head_outputs(
+        self,
+        network: Network,
+        layer_info: LayerInfo,
+        features: Float[Array, "b ..."],
+        input_shape: tuple[int, ...],
+    ) -> Float[Array, "b ..."]:
+        return self.inner.head_outputs(
+            self._whole(network), layer_info, features, input_shape
+        )
+
+    def merged(self, network: Network) -> Network:
+        """The network of `inner`, with the frozen arrays in it."""
+        return self._whole(network)
+
+    @property
+    def _arrays(self) -> FrozenArrays:
+        assert self.arrays is not None, "it is bound to a shape before it is used"
+        return self.arrays
+
+    def _whole(self, network: Network) -> Network:
+        return filled(network, self._arrays.present())
+
+    def _whole_shapes(self, network: Network) -> Network:
+        return filled(network, self._arrays.shapes())
+
+
+def frozen(
+    model: Architecture, where: str, *, start: Any = None, seed: int = 0
+) -> Frozen:
+    """A model of which a part is frozen: its arrays are no part of theta. They lie once on
+    each device, do not travel, and are stored once beside a run and its exports. For
+    example
+
+        ft.models.frozen(ft.models.resnet(18), where="not head", start="resnet18.safetensors")
+
+    Args:
+        model: the whole network (of the zoo, `from_equinox` or `from_linen`).
+        where: the arrays to freeze: a part or a pattern on paths, as `Model.part` takes
+            them ("not head", "layers.0,layers.2", "conv*"). Running statistics are never
+            frozen.
+        start: trained values: arrays by path, a network (an Equinox module, a tree of
+            Flax's parameters) or a safetensors file of them. Arrays that train begin with
+            them, too, where they are given. None = random ones.
+        seed: of frozen arrays that are random. They are the same in all runs.
+
+    Returns:
+        The architecture; `bind` it to inputs, or pass it to `run`.
+
+    Raises:
+        ValueError: `start` cannot be read, or (when bound) does not fit the network, or
+            `where` is nothing or everything of it. In PyTorch modules,
+            `requires_grad_(False)` freezes parameters.
+    """
+    check_inner(model, "frozen")
+    return Frozen(model, where, seed, given_arrays(start))
+
+
+def merged(model: Model, theta: ArrayLike) -> tuple[Model, NDArray[Any]]:
+    """The whole network of a model with frozen arrays or adapters.
+
+    Args:
+        model: such a model.
+        theta: its vector [d].
+
+    Returns:
+        The model of the whole network, and its vector. Other models are returned as they
+        are.
+    """
+    architecture = model.architecture
+    if not hasattr(architecture, "merged"):
+        return model, np.asarray(theta)
+    inner: Any = architecture
+    whole = Model(
+        inner.inner, model.input_shape, model.outputs, model.loss, model.dtype
+    )
+    network = inner.merged(model.network(jnp.asarray(theta)))
+    layout = layout_of(whole)
+    leaves = {
+        path_of(path): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(network)
+    }
+    vector = [np.asarray(leaves[path]).reshape(-1) for path in layout.paths]
+    return whole, np.concatenate(vector).astype(np.asarray(theta).dtype)
+
+
+# what frozen networks and networks with adapters have in common
+# --------------------------------------------------------------------------------------
+
+
+def check_inner(model: object, name: str) -> None:
+    """Refuse what cannot be wrapped.
+
+    Raises:
+        ValueError: it is no architecture, it is bound already, also to a precision, or
+            PyTorch's.
+    """
+    require(
+        not isinstance(model, Model),
+        f"{name} takes a network before it is bound to a shape, such as"
+        " ft.models.mlp(64); leave out bind",
+    )
+    require(
+        isinstance(model, Architecture),
+        f"{name} takes a model of fedtailor.models, not {model!r}",
+    )
+    assert isinstance(model, Architecture)
+    require(
+        not isinstance(model, InPrecision),
+        f"{name} takes a network before in_precision; call in_precision on what {name}"
+        " gives",
+    )
+    require(
+        not hasattr(model, "merged"),
+        f"{name} takes the whole network, and this one has frozen arrays already; give"
+        " one pattern for all of them",
+    )
+    require(
+        not model.in_python,
+        f"{name} takes networks that JAX runs; in a PyTorch module that PyTorch trains,"
+        " requires_grad_(False) freezes parameters",
+    )
+
+
+def given_arrays(start: Any) -> FrozenArrays | None:
+    """The arrays that a user gives to start from; None if there are none."""
+    return None if start is None else FrozenArrays(arrays_by_path(start))
+
+
+def frozen_paths(whole: Model, where: str) -> tuple[str, ...]:
+    """The paths of the arrays that `where` selects, without running statistics, in the
+    order of theta.
+
+    Raises:
+        ValueError: they are none, or all.
+    """
+    statistics = layout_of(whole).statistics
+    selected = part_finder_of(whole).paths_of(where)
+    paths = tuple(path for path in selected if path not in statistics)
+    require(
+        len(paths) > 0,
+        f"{where!r} holds running statistics only, which are not frozen",
+    )
+    return paths
+
+
+def rest_of(given: FrozenArrays | None, frozen: FrozenArrays) -> FrozenArrays | None:
+    """The given arrays that are not frozen, from which training starts."""
+    rest = {name: array for name, array in (given or {}).items() if name not in frozen}
+    return FrozenArrays(rest) if rest else None
+
+
+def check_shapes(whole: Model, given: Mapping[str, Any]) -> None:
+    """Refuse arrays that do not fit a network.
+
+    Raises:
+        ValueError: a given array is not one of the network, or has another shape.
+    """
+    layout = layout_of(whole)
+    shapes = dict(zip(layout.paths, layout.shapes, strict=True))
+    for name, array in given.items():
+        require(
+            name in shapes,
+            f"the network has no array {name!r}; it has"
+            f" {', '.join(list(shapes)[:6])}, ...; rename or leave it out",
+        )
+        require(
+            array.shape == shapes[name],
+            f"{name!r} has the shape {array.shape}, and the network's is"
+            f" {shapes[name]}; leave it out of the arrays to start from new ones",
+        )
+
+
+def start_of(
+    whole: Model, given: FrozenArrays | None, seed: int
+) -> dict[str, NDArray[Any]]:
+    """The arrays of a network by path: those that are given, and random ones.
+
+    Raises:
+        ValueError: a given array is not one of the network, or has another shape.
+    """
+    layout = layout_of(whole)
+    shapes = dict(zip(layout.paths, layout.shapes, strict=True))
+    check_shapes(whole, given or {})
+    arrays = dict(given or {})
+    if len(arrays) < len(shapes):
+        theta = np.asarray(whole.init(jax.random.key(seed)), np.float32)
+        starts = (0, *layout.ends)
+        for path, begin, end in zip(layout.paths, starts, layout.ends, strict=False):
+            arrays.setdefault(path, theta[begin:end].reshape(shapes[path]))
+    return arrays
+
+
+def with_start(network: Network, given: FrozenArrays | None) -> Network:
+    """A network with other values where some are given."""
+    if given is None:
+        return network
+    return map_paths(
+        network,
+        lambda path, leaf: (
+            jnp.asarray(given[path], leaf.dtype) if path in given else leaf
+        ),
+    )
+
+
+def without(network: Network, paths: Mapping[str, Any] | Set[str]) -> Network:
+    """A network with None in the place of some arrays."""
+    return map_paths(network, lambda path, leaf: None if path in paths else leaf)
+
+
+def filled(network: Network, arrays: Mapping[str, Any]) -> Network:
+    """The inverse of `without`. Arrays get the type of those that are there."""
+    floats = [
+        leaf.dtype
+        for leaf in jax.tree.leaves(network)
+        if hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
+    ]
+    dtype = floats[0] if floats else None
+
+    def fill(path: str, leaf: Any) -> Any:
+        if leaf is not None or path not in arrays:
+            return leaf
+        array = arrays[path]
+        if dtype is None or isinstance(array, jax.ShapeDtypeStruct):
+            return array
+        return array.astype(dtype)
+
+    return map_paths(network, fill)
+
+
+def map_paths(network: Network, function: Callable[[str, Any], Any]) -> Network:
+    """Replace the leaves of a network, None among them, by a function of their paths."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: function(path_of(path), leaf),
+        network,
+        is_leaf=lambda leaf: leaf is None,
+    )

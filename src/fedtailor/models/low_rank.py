@@ -1,0 +1,369 @@
+"""Low-rank adapters (LoRA) beside frozen weights."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Shaped
+
+from fedtailor.models.architecture import Architecture, Network
+from fedtailor.models.frozen_arrays import FrozenArrays
+from fedtailor.models.frozen_network import (
+    check_inner,
+    check_shapes,
+    filled,
+    frozen_paths,
+    given_arrays,
+    map_paths,
+    rest_of,
+    start_of,
+    with_start,
+    without,
+)
+from fedtailor.models.layers import Conv, ConvPool, Dense
+from fedtailor.models.model import Model
+from fedtailor.models.parameter_layout import layout_of, part_finder_of
+from fedtailor.models.part_finder import LayerInfo
+from fedtailor.models.precision import DType, Precision
+from fedtailor.models.tree_paths import path_of, paths_of
+from fedtailor.protocol import require
+from fedtailor.tasks import LossFunction, cross_entropy
+
+BASE, ADAPTERS = "base", "adapters"
+A, B = "lora_a", "lora_b"
+
+
+@dataclass(frozen=True)
+class Lora(Architecture):
+    """The architecture of `lora`.
+
+    Its network is {"base": the trained rest of `inner`, "adapters": {path: {"lora_a": A,
+    "lora_b": B}}}, with dots in paths replaced by "/".
+
+    Attributes:
+        inner: the whole network without adapters.
+        where: which of its weights have adapters.
+        rank: r, the largest one; a weight with fewer rows or columns has as many.
+        alpha: adapters are multiplied by alpha / r.
+        train_whole: the part of `inner` that is trained as a whole.
+        freeze_a: whether A is frozen, too.
+        seed: of frozen arrays that were not given.
+        given: arrays to start from, by path.
+        arrays: the frozen arrays by path; None before it is bound to a shape.
+        adapted: (path, inputs, outputs, whether outputs are the last axis) of each weight
+            with an adapter; empty before it is bound.
+    """
+
+    inner: Architecture
+    where: str
+    rank: int
+    alpha: float
+    train_whole: str = "nothing"
+    freeze_a: bool = False
+    seed: int = 0
+    given: FrozenArrays | None = None
+    arrays: FrozenArrays | None = None
+    adapted: tuple[tuple[str, int, int, bool], ...] = ()
+
+    @property
+    def micro_batch(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.inner.micro_batch
+
+    @property
+    def frozen(self) -> FrozenArrays | None:
+        return self.arrays
+
+    @property
+    def held(self) -> tuple[FrozenArrays, ...]:
+        return tuple(each for each in (self.arrays, self.given) if each is not None)
+
+    def bind(
+        self,
+        input_shape: tuple[int, ...],
+        outputs: int,
+        loss: LossFunction = cross_entropy,
+        dtype: DType | Precision = "float32",
+    ) -> Model:
+        bound = self
+        whole = self.inner.bind(input_shape, outputs, loss, dtype)
+        if self.arrays is not None:
+            base = {
+                path: array
+                for path, array in self.arrays.items()
+                if not path.endswith(f".{A}")
+            }
+            check_shapes(whole, base)
+        else:
+            adapted = _adapted(whole, self.where)
+            arrays = start_of(whole, self.given, self.seed)
+            finder = part_finder_of(whole)
+            trained = finder.paths_of(self.train_whole)
+            both = [path for path, *_ in adapted if path in trained]
+            require(
+                not both,
+                f"{both[0] if both else ''} is trained as a whole and has an adapter;"
+                " change where or train",
+            )
+            statistics = layout_of(whole).statistics
+            kept = {
+                path: array
+                for path, array in arrays.items()
+                if path not in trained and path not in statistics
+            }
+            if self.freeze_a:
+                kept |= _first_factors(adapted, self.rank, self.seed)
+            frozen = FrozenArrays(kept)
+            bound = replace(
+                self,
+                arrays=frozen,
+                adapted=adapted,
+                given=rest_of(self.given, frozen),
+            )
+        return Model(bound, tuple(input_shape), outputs, loss, dtype)
+
+    def build(self, input_shape: tuple[int, ...], outputs: int, key: Array) -> Network:
+        network = self.inner.build(input_shape, outputs, key)
+        adapters = {}
+        for index, (path, fan_in, fan_out, _) in enumerate(self.adapted):
+            rank = min(self.rank, fan_in, fan_out)
+            adapter = {B: jnp.zeros((fan_out, rank), jnp.float32)}
+            if not self.freeze_a:
+                own_key = jax.random.fold_in(key, index)
+                normal = jax.random.normal(own_key, (rank, fan_in), jnp.float32)
+                adapter[A] = normal / math.sqrt(fan_in)
+            adapters[path.replace(".", "/")] = adapter
+        base = without(with_start(network, self.given), self._arrays)
+        return {BASE: base, ADAPTERS: adapters}
+
+    def merged(self, network: Network) -> Network:
+        """The network of `inner`, with W + alpha / r B A in the place of W."""
+        present = self._arrays.present()
+        base = filled(network[BASE], present)
+        if not jax.tree.leaves(network[BASE]):
+            # Nothing of the base trains, so that the adapters tell the type.
+            leaf = jax.tree.leaves(network[ADAPTERS])[0]
+            base = jax.tree.map(
+                lambda array: (
+                    array.astype(leaf.dtype) if hasattr(array, "astype") else array
+                ),
+                base,
+            )
+        weights = {}
+        for path, _, _, is_last in self.adapted:
+            adapter = network[ADAPTERS][path.replace(".", "/")]
+            b = adapter[B]
+            a = present[f"{path}.{A}"].astype(b.dtype) if self.freeze_a else adapter[A]
+            product = (self.alpha / self.rank) * (b @ a)
+            weights[path] = product.T if is_last else product
+
+        def add(path: str, leaf: Any) -> Any:
+            return leaf + weights[path].reshape(leaf.shape) if path in weights else leaf
+
+        return map_paths(base, add)
+
+    def apply(
+        self, network: Network, x: Shaped[Array, "b ..."], key: Array | None
+    ) -> Float[Array, "b ..."]:
+        return self.inner.apply(self.merged(network), x, key)
+
+    def is_stochastic(self, network: Network) -> bool:
+        return self.inner.is_stochastic(self._whole_shapes(network))
+
+    def statistics(self, network: Network) -> tuple[str, ...]:
+        inner = self.inner.statistics(self._whole_shapes(network))
+        return tuple(f"{BASE}.{path}" for path in inner)
+
+    def train(
+        self,
+        network: Network,
+        x: Shaped[Array, "b ..."],
+        key: Array | None,
+        weight: Float[Array, " b"],
+    ) -> tuple[Float[Array, "b ..."], Network]:
+        outputs, whole = self.inner.train(self.merged(network), x, key, weight)
+        return outputs, {**network, BASE: without(whole, self._arrays)}
+
+    def layer_info(self, network: Network, input_shape: tuple[int, ...]) -> LayerInfo:
+        info = self.inner.layer_info(self._whole_shapes(network), input_shape)
+        return replace(
+            info,
+            head=None if info.head is None else f"{BASE}.{info.head}",
+            norms=tuple(f"{BASE}.{path}" for path in info.norms),
+            order=tuple(f"{BASE}.{path}" for path in info.order),
+        )
+
+    def features(
+        self,
+        network: Network,
+        layer_info: LayerInfo,
+        x: Shaped[Array, "b ..."],
+        key: Array | None,
+    ) -> Float[Array, "b ..."]:
+        return self.inner.features(self.merged(network), _inner(layer_info), x, key)
+
+    def train_features(
+        self,
+        network: Network,
+        layer_info: LayerInfo,
+        x: Shaped[Array, "b ..."],
+        key: Array | None,
+        weight: Float[Array, " b"],
+    ) -> Float[Array, "b ..."]:
+        return self.inner.train_features(
+            self.merged(network), _inner(layer_info), x, key, weight
+        )
+
+    def head_outputs(
+        self,
+        network: Network,
+        layer_info: LayerInfo,
+        features: Float[Array, "b ..."],
+        input_shape: tuple[int, ...],
+    ) -> Float[Array, "b ..."]:
+        return self.inner.head_outputs(
+            self.merged(network), _inner(layer_info), features, input_shape
+        )
+
+    @property
+    def _arrays(self) -> FrozenArrays:
+        assert self.arrays is not None, "it is bound to a shape before it is used"
+        return self.arrays
+
+    def _whole_shapes(self, network: Network) -> Network:
+        return filled(network[BASE], self._arrays.shapes())
+
+
+def lora(
+    model: Architecture,
+    rank: int = 8,
+    where: str = "re:(weight|kernel)$",
+    *,
+    alpha: float | None = None,
+    train: str = "nothing",
+    freeze_a: bool = False,
+    start: Any = None,
+    seed: int = 0,
+) -> Lora:
+    """A model with low-rank adapters (Hu et al. 2022): W + alpha / r B A in the place of
+    each weight W, where A [r, inputs] and B [outputs, r] are trained and W is frozen.
+
+        ft.models.lora(ft.models.mlp(256), rank=8, where="layers.*.weight", start="base.safetensors")
+
+    B starts at 0, so that the model begins as the base. theta holds the parts "lora_a",
+    "lora_b" and what `train` names; all else is frozen (see `frozen`). The kernel of a
+    convolution counts as a matrix with one row for each output channel.
+
+    FedSA-LoRA (Guo et al. 2025: A is averaged, B stays with the client) is
+    `FedPer(part="lora_b")`; FFA-LoRA (Sun et al. 2024) is any method with
+    `freeze_a=True`.
+
+    Args:
+        model: the whole network (of the zoo, `from_equinox` or `from_linen`).
+        rank: r, 1 or more; a weight with fewer rows or columns has a full rank.
+        where: the weights that get adapters, as `Model.part` takes them; arrays with
+            fewer than two axes are passed over.
+        alpha: the scale; None = r, so that adapters are B A.
+        train: a part of the network that is trained as a whole, such as "head".
+        freeze_a: freeze A at its random start.
+        start: trained values, as for `frozen`.
+        seed: of frozen arrays that are random.
+
+    Returns:
+        The architecture; `bind` it to inputs, or pass it to `run`. `merged` gives the
+        network without adapters back.
+
+    Raises:
+        ValueError: a setting is out of range, or (when bound) does not fit the network.
+    """
+    check_inner(model, "lora")
+    require(
+        isinstance(rank, int) and rank >= 1, f"rank is {rank}; it must be 1 or more"
+    )
+    scale = float(rank if alpha is None else alpha)
+    require(scale > 0, f"alpha is {alpha}; it must be above 0")
+    return Lora(model, where, rank, scale, train, freeze_a, seed, given_arrays(start))
+
+
+def _adapted(whole: Model, where: str) -> tuple[tuple[str, int, int, bool], ...]:
+    """The weights that get adapters; see `Lora.adapted`.
+
+    Raises:
+        ValueError: none has two axes.
+    """
+    layout = layout_of(whole)
+    shapes = dict(zip(layout.paths, layout.shapes, strict=True))
+    outputs_last = _outputs_last(whole)
+    adapted = []
+    for path in frozen_paths(whole, where):
+        shape = shapes[path]
+        if len(shape) < 2:
+            continue
+        is_last = path in outputs_last
+        fan_out = shape[-1] if is_last else shape[0]
+        adapted.append((path, math.prod(shape) // fan_out, fan_out, is_last))
+    require(
+        len(adapted) > 0,
+        f"{where!r} names no matrix of the network; name weights, such as"
+        f" {', '.join(path for path in shapes if len(shapes[path]) > 1) or 'none'}",
+    )
+    return tuple(adapted)
+
+
+def _outputs_last(whole: Model) -> frozenset[str]:
+    """The paths of weights whose last axis are the outputs: of Flax, and of the zoo."""
+    network: Any = jax.eval_shape(
+        lambda key: _leaves_only(
+            whole.architecture.build(whole.input_shape, whole.outputs, key)
+        ),
+        jax.random.key(0),
+    )
+    found = {
+        path_of(path)
+        for path, _ in jax.tree_util.tree_leaves_with_path(network)
+        if path_of(path).rpartition(".")[2] == "kernel"
+    }
+    static = layout_of(whole).static
+    for path in paths_of(static, (Dense, Conv, ConvPool)):
+        found.add(f"{path}.weight")
+
+    def mark(keys: Any, node: Any) -> None:
+        if isinstance(node, Dense) and node.transposed:
+            found.discard(f"{path_of(keys)}.weight")
+
+    jax.tree_util.tree_map_with_path(
+        mark, static, is_leaf=lambda node: isinstance(node, Dense)
+    )
+    return frozenset(found)
+
+
+def _leaves_only(network: Network) -> Any:
+    """A network with nothing but arrays in it, for `eval_shape`."""
+    return jax.tree.map(lambda leaf: leaf if hasattr(leaf, "dtype") else None, network)
+
+
+def _first_factors(
+    adapted: tuple[tuple[str, int, int, bool], ...], rank: int, seed: int
+) -> dict[str, np.ndarray]:
+    """The frozen A of every adapter, by path."""
+    factors = {}
+    for index, (path, fan_in, fan_out, _) in enumerate(adapted):
+        key = jax.random.fold_in(jax.random.key(seed), index)
+        shape = (min(rank, fan_in, fan_out), fan_in)
+        normal = jax.random.normal(key, shape, jnp.float32)
+        factors[f"{path}.{A}"] = np.asarray(normal) / np.float32(math.sqrt(fan_in))
+    return factors
+
+
+def _inner(info: LayerInfo) -> LayerInfo:
+    def inner(path: str) -> str:
+        return path.removeprefix(f"{BASE}.")
+
+    return replace(
+        info,
+        head=None if info.head is None else inner(info.head),
+        norms=tuple(map(inner, info.norms)),
+        order=tuple(map(inner, info.order)),
+    )
